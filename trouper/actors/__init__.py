@@ -1,0 +1,1 @@
+"""Six actors and the graph that wires them. Trio; never MLX, never Quart."""

@@ -1,0 +1,1 @@
+"""What travels: messages, plans, requests, replies, settings. Imports nothing of ours."""

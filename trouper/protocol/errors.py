@@ -1,0 +1,37 @@
+"""What can go wrong for one request, in the four keys that OpenAI clients know."""
+
+from __future__ import annotations
+
+import attrs
+
+
+@attrs.frozen
+class Problem:
+    """Why a request failed. `status` is the HTTP status it would have before a response began."""
+
+    status: int
+    message: str
+    type: str = "invalid_request_error"
+    param: str | None = None
+    code: str | None = None
+    retry_after_s: int | None = None
+
+
+class RequestFailed(Exception):
+    """A request was refused, timed out or lost its engine. Carries the `Problem`; costs nobody else anything."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.message)
+        self.problem = problem
+
+
+class ModelUnusable(Exception):
+    """A model that cannot be loaded. The message is one line for a person: what, where, and the remedy."""
+
+
+class SettingsInvalid(ValueError):
+    """A setting that cannot be. The message names the flag and the remedy."""
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> RequestFailed:
+    return RequestFailed(Problem(400, message, "invalid_request_error", param, code))

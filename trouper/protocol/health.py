@@ -1,0 +1,61 @@
+"""What the actors publish about themselves: frozen snapshots, the newest replaces the last."""
+
+from __future__ import annotations
+
+import attrs
+
+
+@attrs.frozen(kw_only=True)
+class SchedulerFacts:
+    """Counters since the server started (they survive a restart of the engine group) and gauges of now."""
+
+    active_sequences: int = 0
+    queued_requests: int = 0
+    prefilling_sequences: int = 0
+    tokens_generated: int = 0
+    total_prefill_tokens: int = 0
+    total_cached_tokens: int = 0
+    requests_completed: int = 0
+    requests_errored: int = 0
+    requests_withdrawn: int = 0
+    total_requests: int = 0
+    steps: int = 0
+    stalled_since: float | None = None
+    """trio.current_time() of the plan that has been unanswered for too long."""
+
+
+@attrs.frozen(kw_only=True)
+class MemoryStatus:
+    """What CacheJanitor last saw."""
+
+    active_bytes: int = 0
+    spare_bytes: int = 0
+    limit_bytes: int = 0
+    under_pressure: bool = False
+    releases: int = 0
+    """How often spare buffers were given back."""
+
+
+@attrs.frozen(kw_only=True)
+class DirectoryFacts:
+    """What SSDWriter knows of the cache directory."""
+
+    path: str = ""
+    files: int = 0
+    bytes: int = 0
+    free_disk_bytes: int = 0
+    swept_files: int = 0
+    attached: bool = False
+    reason: str = ""
+    """Why the directory is not in use, if it is not."""
+
+
+@attrs.frozen(kw_only=True)
+class ActorFacts:
+    """What supervision knows of one actor or group."""
+
+    name: str
+    state: str = "starting"
+    """starting, running, restarting, degraded, stopped."""
+    restarts: int = 0
+    last_error: str = ""

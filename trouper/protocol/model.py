@@ -1,0 +1,82 @@
+"""What the rest of the server knows of a loaded model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import attrs
+import trio
+
+from trouper.protocol.plans import Plan, Stepped
+
+
+class Tokenizer(Protocol):
+    """Text to tokens and back. Pure and safe from any thread."""
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Every id that ends a turn, of the tokenizer, the model's config and its generation config (F16)."""
+
+    @property
+    def has_chat_template(self) -> bool: ...
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """The tokenizer's default, special tokens included."""
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> tuple[int, ...]:
+        """The chat template's tokens, once (F1). Raises `RequestFailed` (400) if the template refuses."""
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that a token adds to the visible text; b"" for special tokens. One char may span tokens."""
+
+    def token_text(self, token: int) -> str:
+        """A printable form of one token, for logprobs; special tokens by name."""
+
+
+@attrs.frozen(kw_only=True)
+class ModelCard:
+    """The facts of a loaded model."""
+
+    id: str
+    created: int
+    """Unix seconds."""
+    context_length: int
+    vocab_size: int
+    architecture: str
+    dtype: str
+    weights_bytes: int
+    device: str
+    batching: str
+    """How rows share a step: "batched", or "row by row" with the reason."""
+
+
+@attrs.frozen
+class LoadedModel:
+    card: ModelCard
+    tokenizer: Tokenizer
+
+
+@attrs.frozen(kw_only=True)
+class MemoryFacts:
+    """Bytes, from the device itself (R14)."""
+
+    active_bytes: int
+    spare_bytes: int
+    """Held by the allocator for reuse."""
+    limit_bytes: int
+
+
+class Engine(Protocol):
+    """What ModelStepper drives. The real one has an OS thread for life; the simulated one is async."""
+
+    async def load(self) -> LoadedModel:
+        """Load the model, once. Raises `ModelUnusable`."""
+
+    async def step(self, plans: trio.MemoryReceiveChannel[Plan], results: trio.MemorySendChannel[Stepped]) -> None:
+        """Answer plans until their channel ends, starting with no rows. May be called again after it raised."""
+
+    def memory(self) -> MemoryFacts: ...
+
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Own the thread (or nothing) until cancelled."""

@@ -1,0 +1,68 @@
+"""What a client hears: Accepted, Started, any number of Deltas, then exactly one terminal event."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import attrs
+
+from trouper.protocol.errors import Problem
+
+FinishReason = Literal["stop", "length"]
+
+
+@attrs.frozen
+class Accepted:
+    """The request was admitted to the queue. Before this nothing was promised (400, 429, 503 come instead)."""
+
+    prompt_tokens: tuple[int, ...]
+    max_tokens: int
+
+
+@attrs.frozen
+class Started:
+    """The request left the queue and its prompt is being prefilled; so many tokens came from a cache."""
+
+    cached_tokens: int
+
+
+@attrs.frozen
+class TokenLogprobs:
+    """Natural-log probabilities at one position, from the raw logits. `top` is sorted, most likely first."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@attrs.frozen
+class Delta:
+    """More of the answer. Text never splits a character, never holds a stop string or a part of one that matched.
+
+    `tokens` are all tokens committed since the last Delta; their text may come in a later one.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@attrs.frozen
+class Finished:
+    """The answer is complete."""
+
+    reason: FinishReason
+    completion_tokens: int
+    matched_stop: str | int | None = None
+
+
+@attrs.frozen
+class Failed:
+    """The answer ends here, with this problem."""
+
+    problem: Problem
+
+
+Reply = Accepted | Started | Delta | Finished | Failed
+REPLIES_BEYOND_TOKENS = 4
+"""Accepted, Started, a last Delta of held-back text, and the terminal event."""

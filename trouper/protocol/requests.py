@@ -1,0 +1,66 @@
+"""What a client asks for: one prompt, one answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from trouper.protocol.sampling import Sampling
+
+
+@attrs.frozen
+class TextPrompt:
+    """Plain text, tokenized as the tokenizer does by default (special tokens included)."""
+
+    text: str
+
+
+@attrs.frozen
+class TokenPrompt:
+    """Token ids, used as they are."""
+
+    tokens: tuple[int, ...]
+
+
+@attrs.frozen
+class ChatPrompt:
+    """Messages for the model's chat template, whose own tokens are used once (F1)."""
+
+    messages: tuple[Mapping[str, Any], ...]
+    template_kwargs: Mapping[str, Any] = attrs.field(factory=dict)
+
+
+Prompt = TextPrompt | TokenPrompt | ChatPrompt
+
+
+@attrs.frozen(kw_only=True)
+class Timeouts:
+    """Seconds; None is no limit. Each has its own error, so a client knows which one it met."""
+
+    queue_s: float | None = None
+    first_token_s: float | None = None
+    between_tokens_s: float | None = None
+    request_s: float | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Generate:
+    """One prompt to answer. Several choices or prompts are several of these.
+
+    `max_tokens` None means: what is left of the context. `seed` None in the request becomes a
+    drawn seed in `sampling` before this is made. `logprobs` None: none wanted; k: the sampled
+    token's and the k most likely tokens' log-probabilities at each position.
+    """
+
+    request_id: str
+    prompt: Prompt
+    sampling: Sampling = Sampling()
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    timeouts: Timeouts | None = None
+    """None: the runtime's own defaults."""

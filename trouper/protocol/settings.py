@@ -1,0 +1,113 @@
+"""Every setting, once: its default, its bounds, its flag and its help. The CLI and the README table are made from this."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from trouper.protocol.errors import SettingsInvalid
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _within(low: float, high: float | None = None) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
+    def check(_: object, attribute: attrs.Attribute[Any], value: float | None) -> None:
+        if value is None:
+            return
+        if not low <= value or (high is not None and value > high):
+            bound = f"at least {low:g}" if high is None else f"between {low:g} and {high:g}"
+            raise SettingsInvalid(f"{_flag(attribute.name)} must be {bound}, not {value:g}")
+
+    return check
+
+
+def setting(default: Any, help: str, low: float | None = None, high: float | None = None, **more: Any) -> Any:
+    """One setting. `more`: `secret` hides it when printed, `repeat` lets the flag be given several times."""
+    check = None if low is None else _within(low, high)
+    return attrs.field(default=default, validator=check, metadata={"help": help, **more})
+
+
+def default_cache_dir() -> Path:
+    """Where converted models and cached blocks live unless told otherwise."""
+    import os
+
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trouper"
+
+
+@attrs.frozen(kw_only=True)
+class Settings:
+    """The runtime: model, batch, cache, time. Enough to embed it without HTTP."""
+
+    model: str | None = setting(None, "Local directory or hub id. Nothing: the embedded SmolLM2-135M-Instruct.")
+    adapter_path: str | None = setting(None, "Directory of LoRA adapters to apply to the model.")
+    completion_batch_size: int = setting(32, "Rows that decode together.", 1, 4096)
+    max_batch_size: int | None = setting(None, "Older name for a bound on rows; the smaller of the two counts.", 1, 4096)
+    prefill_batch_size: int = setting(4, "Prompts that prefill together.", 1, 256)
+    prefill_step_size: int = setting(2048, "Most prompt tokens of one prefill chunk.", 1, 65536)
+    decode_stall_ms: float = setting(200.0, "Longest pause that prefill may put between two tokens of a running stream.", 1)
+    max_queue_size: int = setting(128, "Requests that may wait for a row; more are answered 429.", 0)
+    default_max_tokens: int = setting(512, "Length of an answer when the request names none.", 1)
+    max_prompt_tokens: int = setting(32768, "Longer prompts are refused.", 1)
+    max_kv_size: int | None = setting(None, "Most tokens (prompt and answer) of one row. Default: the model's context.", 2)
+    queue_timeout_s: float = setting(60.0, "Longest wait for a row; 0: no limit.", 0)
+    first_token_timeout_s: float = setting(120.0, "Longest prefill; 0: no limit.", 0)
+    token_timeout_s: float = setting(60.0, "Longest pause between two tokens; 0: no limit.", 0)
+    request_timeout_s: float = setting(120.0, "Longest whole request; 0: no limit.", 0)
+    stall_timeout_s: float = setting(60.0, "A step that takes longer makes /readyz 503; ten times as long ends the process.", 0.1)
+    block_size: int = setting(16, "Tokens of one cache block.", 1, 1024)
+    num_blocks: int = setting(2048, "Blocks of the prefix cache.", 1)
+    kv_bits: int = setting(8, "Bits of cached keys and values: 8, 4, or 0 for the model's own.", 0, 8)
+    kv_group_size: int = setting(64, "Values that share one quantization scale.", 32, 128)
+    sequence_cache_size: int = setting(50, "Whole sequences kept for reuse.", 0)
+    ssd_cache_dir: Path = setting(None, "Directory of the SSD tier.")
+    ssd_ttl_days: float = setting(7.0, "Files unused for so long are removed.", 0)
+    no_ssd: bool = setting(False, "Keep nothing on disk.")
+    memory_fraction: float = setting(0.9, "Part of the device's memory that may be in use before requests wait.", 0.05, 1)
+    janitor_interval_s: float = setting(5.0, "How often memory and disk are looked at.", 0.05)
+    seed: int | None = setting(None, "Seed for requests that name none; default: drawn for each.")
+
+    def __attrs_post_init__(self) -> None:
+        if self.kv_bits not in (0, 4, 8):
+            raise SettingsInvalid(f"--kv-bits must be 8, 4 or 0, not {self.kv_bits}")
+        if self.kv_group_size not in (32, 64, 128):
+            raise SettingsInvalid(f"--kv-group-size must be 32, 64 or 128, not {self.kv_group_size}")
+        if self.ssd_cache_dir is None:
+            object.__setattr__(self, "ssd_cache_dir", default_cache_dir() / "blocks")
+
+    @property
+    def rows(self) -> int:
+        """Rows that decode together."""
+        return min(self.completion_batch_size, self.max_batch_size or self.completion_batch_size)
+
+
+@attrs.frozen(kw_only=True)
+class ServerSettings:
+    """The HTTP server."""
+
+    host: str = setting("127.0.0.1", "Address to listen on. Anything but loopback needs --api-key or --allow-no-key.")
+    port: int = setting(8000, "Port to listen on; 0 takes a free one.", 0, 65535)
+    api_key: tuple[str, ...] = setting((), "Key that clients must send. Or TROUPER_API_KEY.", repeat=True, secret=True)
+    api_key_file: Path | None = setting(None, "File with one key a line.")
+    allow_no_key: bool = setting(False, "Listen beyond loopback although anybody may then use the model.")
+    served_model_name: str | None = setting(None, "Name of the model in the API. Default: what --model says.")
+    drain_timeout_s: float = setting(10.0, "On SIGTERM, how long running requests may finish.", 0)
+    heartbeat_s: float = setting(5.0, "A silent stream gets a comment this often.", 0.05)
+    write_timeout_s: float = setting(30.0, "A client that reads nothing for so long is cut off.", 0.05)
+    header_timeout_s: float = setting(20.0, "A client has so long to send a request's headers.", 0.05)
+    body_timeout_s: float = setting(30.0, "A client has so long to send a request's body.", 0.05)
+    keep_alive_timeout_s: float = setting(75.0, "An idle connection is closed after so long.", 0.05)
+    max_body_bytes: int = setting(16 * 2**20, "Larger request bodies are refused (413).", 1024)
+    max_connections: int = setting(1000, "Connections at a time; more wait.", 1)
+
+    def __attrs_post_init__(self) -> None:
+        loopback = self.host in ("localhost", "::1") or self.host.startswith("127.")
+        if not (loopback or self.api_key or self.api_key_file or self.allow_no_key):
+            raise SettingsInvalid(
+                f"--host {self.host} lets other machines in: give --api-key (or TROUPER_API_KEY, --api-key-file), "
+                "or --allow-no-key if anybody may use the model"
+            )

@@ -1,0 +1,23 @@
+"""The latest value of something that one actor knows and others may look at."""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+import attrs
+
+T = TypeVar("T")
+
+
+@attrs.define(eq=False)
+class Watch(Generic[T]):
+    """An outward edge that holds one value: a newer one replaces an older one.
+
+    One actor publishes frozen values; anyone may look, and nobody waits. This is the best-effort
+    edge for facts (health, pressure): asking an actor a question would have to wait for its step.
+    """
+
+    latest: T
+
+    def publish(self, value: T) -> None:
+        self.latest = value
