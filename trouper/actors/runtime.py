@@ -31,3 +31,201 @@ class Health:
     @property
     def ready(self) -> bool:
         return self.status == "ok"
+
+
+def timed_out(kind: str, seconds: float, param: str) -> RequestFailed:
+    status = 503 if kind == "queue_timeout" else 504
+    said = {
+        "queue_timeout": f"no row became free within {seconds:g} s",
+        "first_token_timeout": f"the first token did not come within {seconds:g} s",
+        "token_timeout": f"no further token came within {seconds:g} s",
+        "request_timeout": f"the request took longer than {seconds:g} s",
+    }[kind]
+    retry = 1 if status == 503 else None
+    return RequestFailed(Problem(status, f"{said} ({param})", "timeout_error", None, kind, retry))
+
+
+@attrs.define(eq=False)
+class Answer:
+    """The client's end of one request. Close it (or leave its `with`) to withdraw: the row is gone within one step.
+
+    Times out by itself: each phase (queue, prefill, between tokens) and the whole have their limit,
+    and meeting one raises `RequestFailed` with its own code. The caller may add its own timeouts.
+    """
+
+    request_id: str
+    accepted: Accepted
+    _replies: trio.MemoryReceiveChannel[Reply]
+    _timeouts: Timeouts
+    _began: float
+    """trio.current_time() at submission."""
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    finished: Finished | None = None
+    _kept: Reply | None = None
+    """A reply that `next_nowait` took and that was not a Delta."""
+    _phase: Literal["queue", "prefill", "decode"] = "queue"
+    _phase_began: float = attrs.field(factory=trio.current_time)
+
+    async def next(self) -> Delta | Finished:
+        """The next piece, or the end (again and again once it came). Raises `RequestFailed`. Safe to cancel."""
+        while self.finished is None:
+            reply = await self._receive()
+            match reply:
+                case Started(cached_tokens=cached):
+                    self.cached_tokens = cached
+                    self._enter("prefill")
+                case Delta(tokens=tokens):
+                    self.completion_tokens += len(tokens)
+                    self._enter("decode")
+                    return reply
+                case Finished():
+                    self.finished = reply
+                    self.completion_tokens = reply.completion_tokens
+                    self.close()
+                case Failed(problem=problem):
+                    self.close()
+                    raise RequestFailed(problem)
+                case Accepted():
+                    raise AssertionError("accepted twice")
+        return self.finished
+
+    def next_nowait(self) -> Delta | None:
+        """A Delta that already waits, else None; lets a writer put several into one write. Never a terminal event."""
+        if self._kept is None and self.finished is None:
+            try:
+                self._kept = self._replies.receive_nowait()
+            except (trio.WouldBlock, trio.EndOfChannel, trio.ClosedResourceError):
+                return None
+        if not isinstance(self._kept, Delta):
+            return None
+        delta, self._kept = self._kept, None
+        self.completion_tokens += len(delta.tokens)
+        self._enter("decode")
+        return delta
+
+    def __aiter__(self) -> Answer:
+        return self
+
+    async def __anext__(self) -> Delta:
+        piece = await self.next()
+        if isinstance(piece, Finished):
+            raise StopAsyncIteration
+        return piece
+
+    def close(self) -> None:
+        """Withdraw. Synchronous, idempotent, cannot be lost."""
+        self._replies.close()
+
+    def __enter__(self) -> Answer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _enter(self, phase: Literal["prefill", "decode"]) -> None:
+        self._phase, self._phase_began = phase, trio.current_time()
+
+    async def _receive(self) -> Reply:
+        if self._kept is not None:
+            await trio.lowlevel.checkpoint()
+            kept, self._kept = self._kept, None
+            return kept
+        deadline, limit, kind, flag = self._limits()
+        with trio.move_on_at(deadline):
+            try:
+                return await self._replies.receive()
+            except trio.EndOfChannel:
+                raise AssertionError(f"{self.request_id}: the owner left without a terminal event") from None
+        self.close()
+        raise timed_out(kind, limit, flag)
+
+    def _limits(self) -> tuple[float, float, str, str]:
+        """(deadline, seconds, code, flag) of whichever limit comes first."""
+        limits = self._timeouts
+        phase_limit, kind, flag = {
+            "queue": (limits.queue_s, "queue_timeout", "--queue-timeout-s"),
+            "prefill": (limits.first_token_s, "first_token_timeout", "--first-token-timeout-s"),
+            "decode": (limits.between_tokens_s, "token_timeout", "--token-timeout-s"),
+        }[self._phase]
+        in_phase = (self._phase_began + (phase_limit or float("inf")), phase_limit or 0.0, kind, flag)
+        whole = (self._began + (limits.request_s or float("inf")), limits.request_s or 0.0, "request_timeout", "--request-timeout-s")
+        return min(in_phase, whole)
+
+
+@attrs.define(eq=False)
+class Runtime:
+    """A running graph, as its clients see it."""
+
+    settings: Settings
+    model: ModelCard
+    tokenizer: Tokenizer
+    _requests: trio.MemorySendChannel[Submission]
+    _watches: Watches
+    _scope: trio.CancelScope
+    finished: trio.Event = attrs.field(factory=trio.Event)
+    """Set when every actor has ended."""
+    draining: bool = False
+
+    async def submit(self, request: Generate) -> Answer:
+        """Admit a request. Returns once it is in the queue; raises `RequestFailed` (400, 429, 503) before that."""
+        if self.draining:
+            raise RequestFailed(Problem(503, "the server is shutting down", "server_error", None, "draining", 1))
+        began = trio.current_time()
+        limits = request.timeouts or default_timeouts(self.settings)
+        submission, replies = open_submission(request, self.settings)
+        answer = Answer(request.request_id, Accepted((), 0), replies, limits, began)
+        try:
+            await self._deliver(submission, limits.queue_s)
+            first = await answer._receive()  # the same class family: admission is the answer's first phase
+            match first:
+                case Accepted():
+                    answer.accepted = first
+                    return answer
+                case Failed(problem=problem):
+                    raise RequestFailed(problem)
+                case _:
+                    raise AssertionError(f"{first!r} before Accepted")
+        except BaseException:
+            answer.close()
+            raise
+
+    async def _deliver(self, submission: Submission, limit_s: float | None) -> None:
+        """Undelivered, it is still ours to close. A full inbox means that intake itself is behind."""
+        try:
+            with trio.move_on_after(limit_s or float("inf")):
+                await self._requests.send(submission)
+                return
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            submission.replies.close()
+            raise RequestFailed(Problem(503, "the server is shutting down", "server_error", None, "draining", 1)) from None
+        except BaseException:
+            submission.replies.close()
+            raise
+        submission.replies.close()
+        raise timed_out("queue_timeout", limit_s or 0.0, "--queue-timeout-s")
+
+    def health(self) -> Health:
+        """What the actors last published. Never waits."""
+        return self._watches.health(self.draining)
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Refuse new requests (503), let the admitted ones finish, then end. False: the time ran out and what was left
+        got an error event. Either way every actor has ended when this returns."""
+        self.draining = True
+        self._requests.close()
+        with trio.move_on_after(timeout_s):
+            await self.finished.wait()
+            return True
+        self._scope.cancel()
+        await self.finished.wait()
+        return False
+
+
+def default_timeouts(settings: Settings) -> Timeouts:
+    return Timeouts(
+        queue_s=settings.queue_timeout_s or None,
+        first_token_s=settings.first_token_timeout_s or None,
+        between_tokens_s=settings.token_timeout_s or None,
+        request_s=settings.request_timeout_s or None,
+    )
