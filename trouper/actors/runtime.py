@@ -8,29 +8,13 @@ from typing import Literal
 import attrs
 import trio
 
+from trouper.actors.submission import Submission, open_submission
+from trouper.actors.watches import Health, Watches
 from trouper.protocol.errors import Problem, RequestFailed
-from trouper.protocol.health import ActorFacts, DirectoryFacts, MemoryStatus, SchedulerFacts
 from trouper.protocol.model import ModelCard, Tokenizer
 from trouper.protocol.replies import Accepted, Delta, Failed, Finished, Reply, Started
 from trouper.protocol.requests import Generate, Timeouts
 from trouper.protocol.settings import Settings
-
-
-@attrs.frozen(kw_only=True)
-class Health:
-    """All that the actors publish, at one moment."""
-
-    status: Literal["ok", "loading", "restarting", "stalled", "draining", "failed"]
-    detail: str
-    """One line for a person when the status is not ok."""
-    scheduler: SchedulerFacts
-    memory: MemoryStatus
-    directory: DirectoryFacts
-    actors: tuple[ActorFacts, ...]
-
-    @property
-    def ready(self) -> bool:
-        return self.status == "ok"
 
 
 def timed_out(kind: str, seconds: float, param: str) -> RequestFailed:
@@ -70,7 +54,7 @@ class Answer:
     async def next(self) -> Delta | Finished:
         """The next piece, or the end (again and again once it came). Raises `RequestFailed`. Safe to cancel."""
         while self.finished is None:
-            reply = await self._receive()
+            reply = await self.receive_reply()
             match reply:
                 case Started(cached_tokens=cached):
                     self.cached_tokens = cached
@@ -126,7 +110,7 @@ class Answer:
     def _enter(self, phase: Literal["prefill", "decode"]) -> None:
         self._phase, self._phase_began = phase, trio.current_time()
 
-    async def _receive(self) -> Reply:
+    async def receive_reply(self) -> Reply:
         if self._kept is not None:
             await trio.lowlevel.checkpoint()
             kept, self._kept = self._kept, None
@@ -177,7 +161,7 @@ class Runtime:
         answer = Answer(request.request_id, Accepted((), 0), replies, limits, began)
         try:
             await self._deliver(submission, limits.queue_s)
-            first = await answer._receive()  # the same class family: admission is the answer's first phase
+            first = await answer.receive_reply()
             match first:
                 case Accepted():
                     answer.accepted = first
@@ -207,7 +191,7 @@ class Runtime:
 
     def health(self) -> Health:
         """What the actors last published. Never waits."""
-        return self._watches.health(self.draining)
+        return self._watches.health(draining=self.draining)
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new requests (503), let the admitted ones finish, then end. False: the time ran out and what was left

@@ -6,7 +6,7 @@ import attrs
 import trio
 
 from trouper.protocol.errors import Problem
-from trouper.protocol.replies import REPLIES_BEYOND_TOKENS, Failed, Reply
+from trouper.protocol.replies import REPLIES_BEYOND_TOKENS, Accepted, Failed, Reply
 from trouper.protocol.requests import Generate
 from trouper.protocol.settings import Settings
 
@@ -29,6 +29,9 @@ class Submission:
         except trio.BrokenResourceError:
             return False
         return True
+
+    def accept(self, prompt: tuple[int, ...], max_tokens: int) -> None:
+        self.reply(Accepted(prompt, max_tokens))
 
     def end(self, event: Reply) -> None:
         """The terminal event, then the close. Synchronous, so it runs whole even in cancelled cleanup."""

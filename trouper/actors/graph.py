@@ -1,0 +1,131 @@
+"""The graph: six actors, their channels, one screen.
+
+    edge --requests--> RequestIntake --admitted--> Scheduler --plans--> RankMirror --mirrored--> ModelStepper
+                                                       ^----------------results-------------------'
+    CacheJanitor --orders--> SSDWriter           watches: facts, memory, directory, actors (latest value, nobody waits)
+
+Blocking sends point inwards (requests, admitted); outward edges have room by contract; the rest sheds.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import attrs
+import trio
+
+from trouper.actors.intake import Admitted, take_in_requests
+from trouper.actors.janitor import keep_tidy
+from trouper.actors.mirror import mirror_plans
+from trouper.actors.runtime import Runtime
+from trouper.actors.scheduler import SchedulerEdges, schedule
+from trouper.actors.stepper import step_model
+from trouper.actors.submission import Submission
+from trouper.actors.supervision import RestartLimit, supervise
+from trouper.actors.watches import Watches
+from trouper.actors.writer import write_to_disk
+from trouper.protocol.errors import Problem
+from trouper.protocol.model import Engine, LoadedModel
+from trouper.protocol.plans import PLANS_IN_FLIGHT, Plan, Stepped
+from trouper.protocol.settings import Settings
+from trouper.protocol.work import DiskOrder
+
+
+@attrs.frozen
+class Edge:
+    """A channel's contract; docs/actors.md repeats these and a test compares."""
+
+    source: str
+    target: str
+    capacity: int
+    policy: str
+
+
+CHANNELS = {
+    "requests": Edge("edge", "RequestIntake", 16, "blocks"),
+    "admitted": Edge("RequestIntake", "Scheduler", 16, "blocks"),
+    "plans": Edge("Scheduler", "RankMirror", PLANS_IN_FLIGHT, "never full"),
+    "mirrored": Edge("RankMirror", "ModelStepper", PLANS_IN_FLIGHT, "never full"),
+    "results": Edge("ModelStepper", "Scheduler", PLANS_IN_FLIGHT, "never full"),
+    "orders": Edge("CacheJanitor", "SSDWriter", 1, "sheds"),
+}
+
+
+def open_channel(name: str) -> tuple[trio.MemorySendChannel[Any], trio.MemoryReceiveChannel[Any]]:
+    return trio.open_memory_channel[Any](CHANNELS[name].capacity)
+
+
+async def run_graph(
+    settings: Settings,
+    engine: Engine,
+    *,
+    limit: RestartLimit | None = None,
+    task_status: trio.TaskStatus[Runtime] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Load the model, start the actors, hand out the `Runtime`; return when it was drained. Raises `ModelUnusable`."""
+    async with trio.open_nursery() as thread:
+        await thread.start(engine.run)
+        await _run_actors(settings, engine, await engine.load(), limit or RestartLimit(), task_status)
+        thread.cancel_scope.cancel()
+
+
+async def _run_actors(
+    settings: Settings, engine: Engine, model: LoadedModel, limit: RestartLimit, task_status: trio.TaskStatus[Runtime]
+) -> None:
+    requests, requests_in = open_channel("requests")
+    admitted, admitted_in = open_channel("admitted")
+    orders, orders_in = open_channel("orders")
+    watches = Watches(settings)
+    scope = trio.CancelScope()
+    runtime = Runtime(settings, model.card, model.tokenizer, requests, watches, scope)
+
+    async def group() -> None:
+        """Scheduler, RankMirror and ModelStepper share fate."""
+        plans, plans_in = open_channel("plans")
+        mirrored, mirrored_in = open_channel("mirrored")
+        results, results_in = open_channel("results")
+        edges = SchedulerEdges(
+            admitted=admitted_in, plans=plans, results=results_in, facts=watches.facts, memory=watches.memory
+        )
+        async with trio.open_nursery() as together:
+            together.start_soon(schedule, edges, model.tokenizer, settings)
+            together.start_soon(mirror_plans, plans_in, mirrored)
+            together.start_soon(step_model, mirrored_in, results, engine)
+
+    async def intake() -> None:
+        await take_in_requests(requests_in, admitted, model, settings)
+        admitted.close()
+
+    janitor = partial(keep_tidy, orders, engine.memory, watches.memory, settings)
+    writer = partial(write_to_disk, orders_in, None if settings.no_ssd else settings.ssd_cache_dir, watches.directory)
+    try:
+        with scope:
+            async with trio.open_nursery() as helpers:
+                helpers.start_soon(partial(supervise, janitor, watches.janitor, limit, needed=False))
+                helpers.start_soon(partial(supervise, writer, watches.writer, limit, needed=False))
+                async with trio.open_nursery() as actors:
+                    actors.start_soon(partial(supervise, intake, watches.intake, limit, needed=True))
+                    actors.start_soon(partial(supervise, group, watches.group, limit, needed=True))
+                    task_status.started(runtime)
+                helpers.cancel_scope.cancel()
+    finally:
+        runtime.draining = True
+        requests.close()
+        _answer_undelivered(requests_in, admitted_in)
+        runtime.finished.set()
+
+
+def _answer_undelivered(
+    requests: trio.MemoryReceiveChannel[Submission], admitted: trio.MemoryReceiveChannel[Admitted]
+) -> None:
+    """What still lies in a channel when the graph ends belongs to nobody else (rule 7)."""
+    gone = Problem(503, "the server is shutting down", "server_error", None, "draining", 1)
+    with requests, admitted:
+        for channel in (requests, admitted):
+            while True:
+                try:
+                    left: Submission | Admitted = channel.receive_nowait()
+                except (trio.WouldBlock, trio.EndOfChannel):
+                    break
+                (left if isinstance(left, Submission) else left.submission).fail(gone)

@@ -1,0 +1,103 @@
+"""RequestIntake. Waits on requests from the edge; owns validation against the model and tokenizing."""
+
+from __future__ import annotations
+
+import logging
+
+import attrs
+import trio
+
+from trouper.actors.submission import Submission
+from trouper.protocol.errors import Problem, RequestFailed, bad_request
+from trouper.protocol.model import LoadedModel, Tokenizer
+from trouper.protocol.requests import ChatPrompt, Generate, Prompt, TextPrompt, TokenPrompt
+from trouper.protocol.settings import Settings
+
+log = logging.getLogger("trouper.intake")
+
+LONG_TEXT = 20_000
+"""Characters beyond which tokenizing leaves the event loop: about 5 ms of it."""
+
+
+@attrs.frozen(eq=False)
+class Admitted:
+    """A request that the model can answer: its tokens, and how many more it may have."""
+
+    submission: Submission
+    prompt: tuple[int, ...]
+    max_tokens: int
+
+
+async def take_in_requests(
+    requests: trio.MemoryReceiveChannel[Submission],
+    admitted: trio.MemorySendChannel[Admitted],
+    model: LoadedModel,
+    settings: Settings,
+) -> None:
+    """The actor. Ends when the edge closes `requests`; the request in hand is always answered."""
+    async for submission in requests:
+        try:
+            message = await prepare(submission, model, settings)
+            await admitted.send(message)
+        except RequestFailed as refused:
+            submission.fail(refused.problem)
+        except trio.Cancelled:
+            submission.fail(Problem(503, "the server is shutting down", "server_error", None, "draining", 1))
+            raise
+        except BaseException:
+            submission.fail(Problem(500, "the request could not be prepared", "server_error", None, "intake_failed"))
+            raise
+
+
+async def prepare(submission: Submission, model: LoadedModel, settings: Settings) -> Admitted:
+    """Raises `RequestFailed` (400) naming the parameter."""
+    request = submission.request
+    prompt = await tokenize(request.prompt, model.tokenizer)
+    check_tokens(request, prompt, model.card.vocab_size)
+    return Admitted(submission, prompt, room(request, len(prompt), model.card.context_length, settings))
+
+
+async def tokenize(prompt: Prompt, tokenizer: Tokenizer) -> tuple[int, ...]:
+    match prompt:
+        case TokenPrompt(tokens=tokens):
+            return tokens
+        case TextPrompt(text=text):
+            if len(text) > LONG_TEXT:
+                return await trio.to_thread.run_sync(tokenizer.encode, text)
+            return tokenizer.encode(text)
+        case ChatPrompt(messages=messages, template_kwargs=kwargs):
+            if not tokenizer.has_chat_template:
+                raise bad_request("this model has no chat template; use /v1/completions", "messages", "no_chat_template")
+            if sum(len(str(message.get("content", ""))) for message in messages) > LONG_TEXT:
+                return await trio.to_thread.run_sync(lambda: tokenizer.encode_chat(messages, **kwargs))
+            return tokenizer.encode_chat(messages, **kwargs)
+
+
+def check_tokens(request: Generate, prompt: tuple[int, ...], vocab_size: int) -> None:
+    if not prompt:
+        raise bad_request("the prompt is empty; send at least one token", "prompt", "empty_prompt")
+    if not 0 <= min(prompt) <= max(prompt) < vocab_size:
+        raise bad_request(f"token ids must be between 0 and {vocab_size - 1}", "prompt", "invalid_token")
+    for token, _ in request.sampling.logit_bias:
+        if not 0 <= token < vocab_size:
+            raise bad_request(f"token {token} is not between 0 and {vocab_size - 1}", "logit_bias", "invalid_token")
+
+
+def room(request: Generate, prompt_tokens: int, context_length: int, settings: Settings) -> int:
+    """How many tokens the answer may have."""
+    if prompt_tokens > settings.max_prompt_tokens:
+        raise bad_request(
+            f"the prompt has {prompt_tokens} tokens, more than --max-prompt-tokens {settings.max_prompt_tokens}",
+            "prompt" if not isinstance(request.prompt, ChatPrompt) else "messages",
+            "context_length_exceeded",
+        )
+    context = min(context_length, settings.max_kv_size or context_length)
+    left = context - prompt_tokens
+    if left < 1 or (request.max_tokens or 0) > left:
+        raise bad_request(
+            f"the context holds {context} tokens; {prompt_tokens} of prompt and {request.max_tokens or 1} of answer are "
+            "more: shorten the prompt or lower max_tokens",
+            "max_tokens" if left >= 1 else ("messages" if isinstance(request.prompt, ChatPrompt) else "prompt"),
+            "context_length_exceeded",
+        )
+    return request.max_tokens or min(settings.default_max_tokens, left)

@@ -1,0 +1,61 @@
+"""Scheduling policy: pure, so that it is tested without a clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+from trouper.protocol.plans import Chunk, RowId
+
+IDLE_STEP_S = 0.5
+"""Length of a prefill step when no stream waits: long enough to be efficient, short enough that a newcomer, a
+withdrawal or a shutdown is seen soon."""
+FIRST_CHUNK_TOKENS = 16
+"""Before anything was measured. It grows fourfold a step, so a fast device is not held back for long."""
+
+
+@attrs.define
+class ChunkSizer:
+    """How many prompt tokens one step may prefill so that it ends within `target_s`.
+
+    A controller, not a model: cost depends on the device, the context and the batch, and drifts.
+    It shrinks at once when a step was too long and grows while steps are short.
+    """
+
+    target_s: float
+    most: int
+    tokens: int = FIRST_CHUNK_TOKENS
+    least: int = 8
+
+    def measured(self, tokens: int, seconds: float) -> None:
+        """A step that prefilled so many tokens took so long (decode included)."""
+        if seconds <= 0 or tokens <= 0:
+            return
+        ratio = self.target_s / seconds
+        if ratio < 1:
+            self.tokens = max(self.least, min(self.tokens, int(tokens * max(ratio, 0.25))))
+        elif tokens >= self.tokens:
+            self.tokens = max(self.tokens, min(self.most, int(tokens * min(ratio * 0.9, 4.0))))
+
+
+def share_chunks(remaining: Sequence[tuple[RowId, int]], budget: int, most: int) -> tuple[Chunk, ...]:
+    """Split `budget` tokens among prefilling rows: equal parts, what a short prompt leaves goes to the others.
+
+    Equal parts keep a short prompt from waiting behind a long one, and pad least when they run
+    together. Every row gets at least one token, so none starves. `remaining`: rows oldest first.
+    """
+    chunks: dict[RowId, int] = {}
+    left = max(budget, len(remaining))
+    for place, (row, wanted) in enumerate(sorted(remaining, key=lambda pair: pair[1])):
+        share = max(1, left // (len(remaining) - place))
+        chunks[row] = min(wanted, share, most)
+        left -= chunks[row]
+    return tuple(Chunk(row, chunks[row]) for row, _ in remaining)
+
+
+def free_rows(admitted: int, prefilling: int, rows: int, prefill_rows: int, under_pressure: bool) -> int:
+    """How many queued requests may enter now. Under memory pressure only an empty batch takes one, to make progress."""
+    if under_pressure:
+        return 1 if admitted == 0 else 0
+    return max(0, min(rows - admitted, prefill_rows - prefilling))

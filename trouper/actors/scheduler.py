@@ -1,0 +1,257 @@
+"""Scheduler. Waits on admitted requests when idle, and on the plan that is owed when busy; owns rows, fairness and
+stop conditions."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from itertools import count
+
+import attrs
+import numpy as np
+import trio
+
+from trouper.actors.intake import Admitted
+from trouper.actors.policy import IDLE_STEP_S, ChunkSizer, free_rows, share_chunks
+from trouper.actors.rows import Row
+from trouper.actors.watches import STUCK_FACTOR
+from trouper.protocol.errors import Problem
+from trouper.protocol.health import MemoryStatus, SchedulerFacts
+from trouper.protocol.model import Tokenizer
+from trouper.protocol.plans import PLANS_IN_FLIGHT, Admit, Chunk, Plan, RowId, Stepped
+from trouper.protocol.settings import Settings
+from trouper.protocol.watch import Watch
+
+log = logging.getLogger("trouper.scheduler")
+
+@attrs.frozen(kw_only=True, eq=False)
+class SchedulerEdges:
+    """The channels and watches of the scheduler."""
+
+    admitted: trio.MemoryReceiveChannel[Admitted]
+    plans: trio.MemorySendChannel[Plan]
+    results: trio.MemoryReceiveChannel[Stepped]
+    facts: Watch[SchedulerFacts]
+    memory: Watch[MemoryStatus]
+
+
+async def schedule(edges: SchedulerEdges, tokenizer: Tokenizer, settings: Settings) -> None:
+    """The actor. Ends when no request can come and none is left; then the plans end too."""
+    scheduler = Scheduler(edges, tokenizer, settings)
+    try:
+        with edges.plans, edges.results:
+            await scheduler.run()
+    finally:
+        scheduler.fail_all(Problem(503, "the engine stopped before the answer was complete", "server_error", None, "engine_stopped", 1))
+
+
+class Scheduler:
+    """The actor's state. Every method but `run` and its two waits is synchronous."""
+
+    def __init__(self, edges: SchedulerEdges, tokenizer: Tokenizer, settings: Settings) -> None:
+        self._edges = edges
+        self._tokenizer = tokenizer
+        self._settings = settings
+        self._waiting: deque[Admitted] = deque()
+        self._rows: dict[RowId, Row] = {}
+        self._drops: list[RowId] = []
+        self._unanswered: deque[Plan] = deque()
+        self._ids = count()
+        self._steps = count()
+        self._open = True
+        self._busy_chunks = ChunkSizer(settings.decode_stall_ms / 1000 * 0.85, settings.prefill_step_size)
+        self._idle_chunks = ChunkSizer(IDLE_STEP_S, settings.prefill_step_size)
+        self._releases_seen = edges.memory.latest.releases
+        self._count = edges.facts.latest
+
+    async def run(self) -> None:
+        while True:
+            self._take_requests()
+            self._drop_withdrawn()
+            self._send_plans()
+            self._publish()
+            if self._unanswered:
+                self._take_result(await self._owed())
+            elif self._open:
+                await self._next_request()
+            else:
+                return
+
+    # -- requests --------------------------------------------------------------------------------
+
+    def _take_requests(self) -> None:
+        """All that wait in the inbox, so that whoever sends never waits long."""
+        while self._open:
+            try:
+                self._enqueue(self._edges.admitted.receive_nowait())
+            except trio.WouldBlock:
+                return
+            except trio.EndOfChannel:
+                self._open = False
+
+    async def _next_request(self) -> None:
+        try:
+            self._enqueue(await self._edges.admitted.receive())
+        except trio.EndOfChannel:
+            self._open = False
+
+    def _enqueue(self, admitted: Admitted) -> None:
+        submission = admitted.submission
+        self._add(total_requests=1)
+        room = self._settings.rows - len(self._rows)
+        if len(self._waiting) >= self._settings.max_queue_size + room:
+            self._add(requests_errored=1)
+            submission.fail(queue_full(self._settings.max_queue_size))
+            return
+        submission.accept(admitted.prompt, admitted.max_tokens)
+        self._waiting.append(admitted)
+
+    def _drop_withdrawn(self) -> None:
+        """Whoever closed the reply channel is gone within one step, queued, prefilling or decoding (D4)."""
+        gone = [waiting for waiting in self._waiting if waiting.submission.withdrawn]
+        for waiting in gone:
+            self._waiting.remove(waiting)
+            waiting.submission.replies.close()
+        left = [row for row in self._rows.values() if row.withdrawn]
+        for row in left:
+            self._remove(row)
+        if gone or left:
+            self._add(requests_withdrawn=len(gone) + len(left))
+
+    def _remove(self, row: Row) -> None:
+        """The one place that removes rows (F20). The drop travels with the next plan."""
+        del self._rows[row.id]
+        self._drops.append(row.id)
+        row.admitted.submission.replies.close()
+
+    def fail_all(self, problem: Problem) -> None:
+        """Exactly one terminal event for everybody who is still here."""
+        left = [row.admitted.submission for row in self._rows.values()] + [w.submission for w in self._waiting]
+        for submission in left:
+            submission.fail(problem)
+        self._add(requests_errored=len(left))
+        self._rows.clear()
+        self._waiting.clear()
+        self._publish()
+
+    # -- plans -----------------------------------------------------------------------------------
+
+    def _send_plans(self) -> None:
+        """Keep the engine two plans ahead while there is work; one empty plan flushes the last that worked."""
+        while len(self._unanswered) < PLANS_IN_FLIGHT:
+            plan = self._compose()
+            flushes = bool(self._unanswered) and self._unanswered[-1].has_work
+            if not (plan.has_work or plan.drop or plan.release_memory or flushes):
+                return
+            self._drops.clear()
+            self._edges.plans.send_nowait(plan)
+            self._unanswered.append(plan)
+            if not plan.has_work:
+                return
+
+    def _compose(self) -> Plan:
+        """One step: whoever can decode does, and prefill gets what the stall bound leaves."""
+        admits = self._admit()
+        decode = tuple(row.id for row in self._rows.values() if row.wants_token)
+        chunks = self._chunks(busy=bool(decode))
+        for row_id in decode:
+            self._rows[row_id].planned += 1
+        for chunk in chunks:
+            self._plan_chunk(chunk)
+        return Plan(next(self._steps), tuple(self._drops), admits, decode, chunks, self._release_memory())
+
+    def _admit(self) -> tuple[Admit, ...]:
+        prefilling = sum(row.unplanned > 0 for row in self._rows.values())
+        pressure = self._edges.memory.latest.under_pressure
+        free = free_rows(len(self._rows), prefilling, self._settings.rows, self._settings.prefill_batch_size, pressure)
+        return tuple(self._enter(self._waiting.popleft()) for _ in range(min(free, len(self._waiting))))
+
+    def _enter(self, admitted: Admitted) -> Admit:
+        row = Row.of(RowId(next(self._ids)), admitted, self._tokenizer)
+        self._rows[row.id] = row
+        row.start(cached_tokens=0)
+        request = admitted.submission.request
+        prompt = np.asarray(admitted.prompt, dtype="<i4").tobytes()
+        return Admit(row.id, prompt, request.sampling, request.logprobs)
+
+    def _chunks(self, *, busy: bool) -> tuple[Chunk, ...]:
+        remaining = [(row.id, row.unplanned) for row in self._rows.values() if row.unplanned > 0]
+        if not remaining:
+            return ()
+        sizer = self._busy_chunks if busy else self._idle_chunks
+        return share_chunks(remaining, sizer.tokens, self._settings.prefill_step_size)
+
+    def _plan_chunk(self, chunk: Chunk) -> None:
+        row = self._rows[chunk.row]
+        row.unplanned -= chunk.tokens
+        if row.unplanned == 0:
+            row.planned = 1
+
+    def _release_memory(self) -> bool:
+        """True once for each time that the janitor asked."""
+        asked = self._edges.memory.latest.releases
+        release, self._releases_seen = asked != self._releases_seen, asked
+        return release
+
+    # -- results ---------------------------------------------------------------------------------
+
+    async def _owed(self) -> Stepped:
+        """The answer to the oldest plan. A late one is published, so that readiness is progress (D11, F27)."""
+        since = trio.current_time()
+        with trio.move_on_after(self._settings.stall_timeout_s):
+            return await self._edges.results.receive()
+        log.error("the engine has not finished a step for %g s", self._settings.stall_timeout_s)
+        self._count = attrs.evolve(self._count, stalled_since=since)
+        self._publish()
+        with trio.move_on_at(since + STUCK_FACTOR * self._settings.stall_timeout_s):
+            return await self._edges.results.receive()
+        self.fail_all(Problem(503, "the device does not answer", "server_error", None, "device_stuck", 30))
+        return await self._edges.results.receive()
+
+    def _take_result(self, stepped: Stepped) -> None:
+        plan = self._unanswered.popleft()
+        assert plan.step == stepped.step, f"plan {plan.step} was answered by step {stepped.step}"
+        self._count = attrs.evolve(self._count, stalled_since=None)
+        self._measure(plan, stepped)
+        logprobs = dict(stepped.logprobs)
+        committed = 0
+        for row_id, token in zip(stepped.rows, stepped.tokens, strict=True):
+            row = self._rows.get(row_id)
+            if row is None:  # It ended while this step was in flight.
+                continue
+            committed += 1
+            finished = row.take(token, logprobs.get(row_id))
+            if finished is not None:
+                row.admitted.submission.reply(finished)
+                self._remove(row)
+                self._add(requests_completed=1)
+        self._add(
+            steps=int(plan.has_work),
+            tokens_generated=committed,
+            total_prefill_tokens=sum(chunk.tokens for chunk in plan.prefill),
+        )
+
+    def _measure(self, plan: Plan, stepped: Stepped) -> None:
+        prefilled = sum(chunk.tokens for chunk in plan.prefill)
+        if prefilled:
+            (self._busy_chunks if plan.decode else self._idle_chunks).measured(prefilled, stepped.seconds)
+
+    # -- facts -----------------------------------------------------------------------------------
+
+    def _add(self, **more: int) -> None:
+        self._count = attrs.evolve(self._count, **{name: getattr(self._count, name) + n for name, n in more.items()})
+
+    def _publish(self) -> None:
+        self._count = attrs.evolve(
+            self._count,
+            active_sequences=len(self._rows),
+            queued_requests=len(self._waiting),
+            prefilling_sequences=sum(row.unplanned > 0 for row in self._rows.values()),
+        )
+        self._edges.facts.publish(self._count)
+
+
+def queue_full(size: int) -> Problem:
+    return Problem(
+        429, f"{size} requests are waiting already (--max-queue-size); try again soon", "rate_limit_error", None, "queue_full", 1
+    )

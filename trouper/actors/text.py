@@ -1,0 +1,67 @@
+"""From tokens' bytes to text that may be shown: whole characters, and never a stop string. Pure."""
+
+from __future__ import annotations
+
+import codecs
+
+import attrs
+
+
+@attrs.frozen
+class Shown:
+    """Text that is safe to send, and the stop string that ended it, if one did."""
+
+    text: str
+    stop: str | None = None
+
+
+class TextStream:
+    """One answer's text as it grows.
+
+    The stop string that *completes* first wins (of two that complete together, the longer), so the
+    result does not depend on how tokens cut the text, and streaming equals not streaming (F4). What
+    might still become a stop string is held back: at most the longest one minus one character.
+    """
+
+    def __init__(self, stops: tuple[str, ...] = ()) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._stops = stops
+        self._held = ""
+
+    def push(self, data: bytes) -> Shown:
+        """More bytes; after a stop was found nothing may be pushed."""
+        return self._show(self._decoder.decode(data))
+
+    def flush(self) -> Shown:
+        """The end: a torn character becomes U+FFFD, and what was held back is shown unless it completes a stop."""
+        shown = self._show(self._decoder.decode(b"", final=True))
+        rest, self._held = self._held, ""
+        return shown if shown.stop else Shown(shown.text + rest)
+
+    def _show(self, new: str) -> Shown:
+        if not self._stops:
+            return Shown(new)
+        text = self._held + new
+        found = first_stop(text, self._stops)
+        if found is not None:
+            start, stop = found
+            self._held = ""
+            return Shown(text[:start], stop)
+        keep = len(text) - held_length(text, self._stops)
+        self._held = text[keep:]
+        return Shown(text[:keep])
+
+
+def first_stop(text: str, stops: tuple[str, ...]) -> tuple[int, str] | None:
+    """(start, stop) of the stop that completes first in `text`."""
+    found = [(start + len(stop), start, stop) for stop in stops if (start := text.find(stop)) >= 0]
+    if not found:
+        return None
+    _, start, stop = min(found)
+    return start, stop
+
+
+def held_length(text: str, stops: tuple[str, ...]) -> int:
+    """How long a tail of `text` could be the beginning of a stop."""
+    longest = min(max(map(len, stops)) - 1, len(text))
+    return next((n for n in range(longest, 0, -1) if any(stop.startswith(text[-n:]) for stop in stops)), 0)

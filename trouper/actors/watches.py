@@ -1,0 +1,78 @@
+"""What the actors publish, gathered for whoever looks."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import attrs
+import trio
+
+from trouper.protocol.health import ActorFacts, DirectoryFacts, MemoryStatus, SchedulerFacts
+from trouper.protocol.settings import Settings
+from trouper.protocol.watch import Watch
+
+STUCK_FACTOR = 10
+"""A step this many times longer than --stall-timeout-s is taken for a dead device."""
+
+Status = Literal["ok", "restarting", "stalled", "stuck", "draining", "failed"]
+
+
+@attrs.frozen(kw_only=True)
+class Health:
+    """All that the actors publish, at one moment."""
+
+    status: Status
+    detail: str
+    """One line for a person when the status is not ok."""
+    scheduler: SchedulerFacts
+    memory: MemoryStatus
+    directory: DirectoryFacts
+    actors: tuple[ActorFacts, ...]
+
+    @property
+    def ready(self) -> bool:
+        return self.status == "ok"
+
+
+def _actor(name: str) -> Watch[ActorFacts]:
+    return Watch(ActorFacts(name=name))
+
+
+@attrs.frozen(eq=False)
+class Watches:
+    """One watch for each thing that one actor knows."""
+
+    settings: Settings
+    facts: Watch[SchedulerFacts] = attrs.field(factory=lambda: Watch(SchedulerFacts()))
+    memory: Watch[MemoryStatus] = attrs.field(factory=lambda: Watch(MemoryStatus()))
+    directory: Watch[DirectoryFacts] = attrs.field(factory=lambda: Watch(DirectoryFacts()))
+    intake: Watch[ActorFacts] = attrs.field(factory=lambda: _actor("RequestIntake"))
+    group: Watch[ActorFacts] = attrs.field(factory=lambda: _actor("Scheduler+RankMirror+ModelStepper"))
+    janitor: Watch[ActorFacts] = attrs.field(factory=lambda: _actor("CacheJanitor"))
+    writer: Watch[ActorFacts] = attrs.field(factory=lambda: _actor("SSDWriter"))
+
+    def health(self, *, draining: bool) -> Health:
+        status, detail = self._status(draining=draining)
+        return Health(
+            status=status,
+            detail=detail,
+            scheduler=self.facts.latest,
+            memory=self.memory.latest,
+            directory=self.directory.latest,
+            actors=tuple(watch.latest for watch in (self.intake, self.group, self.janitor, self.writer)),
+        )
+
+    def _status(self, *, draining: bool) -> tuple[Status, str]:
+        """Readiness is progress (D11, F27)."""
+        group, since = self.group.latest, self.facts.latest.stalled_since
+        if draining:
+            return "draining", "the server is shutting down"
+        if "failed" in (group.state, self.intake.latest.state):
+            return "failed", group.last_error or self.intake.latest.last_error
+        if group.state != "running" or self.intake.latest.state != "running":
+            return "restarting", group.last_error or self.intake.latest.last_error
+        if since is not None:
+            waited = trio.current_time() - since
+            stuck = waited > STUCK_FACTOR * self.settings.stall_timeout_s
+            return ("stuck" if stuck else "stalled"), f"the engine has not finished a step for {waited:.0f} s"
+        return "ok", ""

@@ -1,0 +1,1 @@
+"""Bytes and paths: the cache directory. Neither Trio nor MLX."""
