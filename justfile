@@ -1,0 +1,47 @@
+# Each recipe sets up what it needs, from uv.lock, into .venv: a fresh clone needs only `pip install uv rust-just`.
+
+set positional-arguments
+
+# The python that is there; nothing is fetched but packages. Override in the environment.
+export UV_PYTHON_DOWNLOADS := env("UV_PYTHON_DOWNLOADS", "never")
+export UV_PYTHON_PREFERENCE := env("UV_PYTHON_PREFERENCE", "only-system")
+
+# Which build of MLX: `cpu` on Linux, or TROUPER_EXTRA=cuda; a Mac has only one.
+accelerator := env("TROUPER_EXTRA", if os() == "linux" { "cpu" } else { "" })
+extras := if accelerator == "" { "--extra demo" } else { "--extra demo --extra " + accelerator }
+
+_default:
+    @just --list --unsorted
+
+# Packages into .venv; quiet unless it takes a while
+_setup *groups:
+    @uv sync --frozen --quiet --inexact {{ extras }} {{ groups }}
+
+# Run the server; further flags go to `trouper serve`, as in `just serve --port 8123 --model DIR`
+[no-exit-message]
+serve *flags: (_setup "--no-dev")
+    @exec .venv/bin/trouper serve "$@"
+
+# Run the tests; further flags go to pytest
+test *flags: _setup
+    @.venv/bin/python -m pytest "$@"
+
+# Formatting, lint, types and import rules
+check: _setup
+    .venv/bin/ruff format --check
+    .venv/bin/ruff check
+    .venv/bin/mypy
+    .venv/bin/lint-imports
+
+# Format, and fix what can be fixed
+fmt: _setup
+    .venv/bin/ruff format
+    .venv/bin/ruff check --fix
+
+# Throughput and latency through HTTP, against the bare loop and mlx_lm.server
+bench *flags: _setup
+    @.venv/bin/python -m benchmarks "$@"
+
+# Simulated worlds with seeds 0 to N-1 under a virtual clock
+sim worlds="100" *flags: _setup
+    @.venv/bin/python -m tests.sim "$@"
