@@ -1,0 +1,85 @@
+"""Which models may share a forward pass among rows, and how. What mlx-lm's models need is known here and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import mlx.nn as nn
+from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
+
+from trouper.engine.slots import FullSlots, RingSlots
+from trouper.engine.states import StateSlots
+
+GROUPED_SCORES = frozenset({"gemma2"})
+"""Attention that computes (rows, kv heads, repeats, queries, keys) scores itself: a 4-D mask of several rows would be
+broadcast along the wrong axis (mlx-lm 0.32.2: ValueError at 3 rows, silently wrong when rows == kv heads)."""
+
+ROW_BY_ROW = frozenset({"deepseek_v32", "minimax_m3_vl"})
+"""Models that write into the cache's own buffers, which therefore must be mlx-lm's own."""
+
+
+class ListSlots:
+    """The counterpart of mlx-lm's CacheList: several caches of one layer."""
+
+    def __init__(self, *caches: Any) -> None:
+        self.caches = caches
+
+    def __getitem__(self, place: int) -> Any:
+        return view(self.caches[place])
+
+
+def view(cache: Any) -> Any:
+    """What the model is given for this cache: recurrent state goes as mlx-lm's own ArraysCache."""
+    return cache.view if isinstance(cache, StateSlots) else cache
+
+
+@attrs.frozen
+class Batching:
+    """How rows of a model share a step. `reason` is "" when they do."""
+
+    together: bool
+    prefill_together: bool
+    reason: str = ""
+
+    @property
+    def description(self) -> str:
+        if not self.together:
+            return f"row by row ({self.reason})"
+        return "batched" if self.prefill_together else "batched, prompts prefill one by one (recurrent state)"
+
+
+def batching_of(model: nn.Module) -> Batching:
+    """Decide from the caches that the model itself makes."""
+    kinds = {type(cache) for cache in flatten(make_prompt_cache(model))}
+    unknown = kinds - {KVCache, RotatingKVCache, ArraysCache}
+    model_type = getattr(model, "model_type", "")
+    if unknown:
+        return Batching(False, False, f"cache {', '.join(sorted(kind.__name__ for kind in unknown))}")
+    if model_type in ROW_BY_ROW:
+        return Batching(False, False, f"{model_type} writes into its cache's buffers")
+    return Batching(True, ArraysCache not in kinds)
+
+
+def flatten(caches: Sequence[Any]) -> list[Any]:
+    """Nested caches, one by one."""
+    return [
+        leaf for cache in caches for leaf in (flatten(cache.caches) if isinstance(cache, CacheList | ListSlots) else [cache])
+    ]
+
+
+def slot_caches(model: nn.Module) -> list[Any]:
+    """One slot cache for each cache that the model makes for a single row."""
+    mask_rank = 5 if getattr(model, "model_type", "") in GROUPED_SCORES else 4
+
+    def counterpart(cache: Any) -> Any:
+        if isinstance(cache, CacheList):
+            return ListSlots(*map(counterpart, cache.caches))
+        if isinstance(cache, ArraysCache):
+            return StateSlots(len(cache.cache))
+        if isinstance(cache, RotatingKVCache):
+            return RingSlots(cache.max_size, mask_rank=mask_rank)
+        return FullSlots(mask_rank)
+
+    return [counterpart(cache) for cache in make_prompt_cache(model)]

@@ -1,0 +1,114 @@
+"""The engine's thread: one OS thread for life, which loads the model and answers plans."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TypeVar
+
+import mlx.core as mx
+import trio
+
+from trouper.engine.device import memory_facts
+from trouper.engine.loading import Loaded, load
+from trouper.engine.step import Launched, StepEngine
+from trouper.protocol.model import LoadedModel, MemoryFacts
+from trouper.protocol.plans import Plan, Stepped
+from trouper.protocol.settings import Settings
+
+log = logging.getLogger("trouper.engine")
+T = TypeVar("T")
+Job = Callable[[], None]
+
+
+class MlxEngine:
+    """Implements `trouper.protocol.model.Engine` on MLX.
+
+    Streams and lazy arrays belong to the thread that made them, so everything MLX happens on one
+    thread; other threads get evaluated numbers. The thread takes jobs (load, a session of plans)
+    one after another; a job that raises costs its caller, not the thread.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._jobs, self._inbox = trio.open_memory_channel[Job](0)
+        self._loaded: Loaded | None = None
+
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """The thread's life. Ends when cancelled, after the step in hand: a thread is never abandoned (F18)."""
+        self._token = trio.lowlevel.current_trio_token()
+        task_status.started()
+        await trio.to_thread.run_sync(self._work, limiter=trio.CapacityLimiter(1))
+
+    def _work(self) -> None:
+        while True:
+            try:
+                job = trio.from_thread.run(self._inbox.receive)
+            except trio.EndOfChannel:
+                return
+            job()
+
+    async def load(self) -> LoadedModel:
+        self._loaded = await self._on_thread(lambda: load(self._settings, log.info))
+        card = self._loaded.card
+        log.info("model %s: %s, %s, %.0f MB on %s", card.id, card.architecture, card.dtype, card.weights_bytes / 1e6, card.device)
+        return LoadedModel(card, self._loaded.tokenizer)
+
+    async def step(self, plans: trio.MemoryReceiveChannel[Plan], results: trio.MemorySendChannel[Stepped]) -> None:
+        await self._on_thread(lambda: self._session(plans, results))
+
+    def memory(self) -> MemoryFacts:
+        return memory_facts()
+
+    async def _on_thread(self, work: Callable[[], T]) -> T:
+        """Run `work` on the engine's thread and wait for its end, whatever it is."""
+        done = trio.Event()
+        outcome: list[T | BaseException] = []
+
+        def job() -> None:
+            try:
+                outcome.append(work())
+            except BaseException as error:
+                outcome.append(error)
+            self._token.run_sync_soon(done.set)  # Unlike from_thread, also when this thread's task is cancelled.
+
+        await self._jobs.send(job)
+        with trio.CancelScope(shield=True):  # The work itself is cancelled through its channels.
+            await done.wait()
+        [result] = outcome
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    def _session(self, plans: trio.MemoryReceiveChannel[Plan], results: trio.MemorySendChannel[Stepped]) -> None:
+        """Answer plans until they end. A new session has no rows: after a crash nothing of them can be trusted."""
+        assert self._loaded is not None, "load() comes first"
+        engine = StepEngine(self._loaded.model, self._loaded.card.vocab_size)
+        try:
+            self._answer(engine, plans, results)
+        finally:
+            del engine
+            mx.clear_cache()
+
+    def _answer(
+        self, engine: StepEngine, plans: trio.MemoryReceiveChannel[Plan], results: trio.MemorySendChannel[Stepped]
+    ) -> None:
+        """Launch plan n, then read plan n-1 (see protocol/plans.py)."""
+        pending: Launched | None = None
+        while True:
+            try:
+                plan = trio.from_thread.run(plans.receive)
+            except trio.EndOfChannel:
+                if pending is not None:  # The group ended in the middle: leave nothing running on the device.
+                    engine.collect(pending)
+                return
+            launched = engine.launch(plan)
+            finished = [launched] if pending is None and not plan.has_work else []
+            if pending is not None:
+                finished = [pending] if plan.has_work else [pending, launched]
+            pending = launched if plan.has_work else None
+            for step in finished:
+                try:
+                    trio.from_thread.run_sync(results.send_nowait, engine.collect(step))
+                except trio.BrokenResourceError:  # Nobody is owed it any more.
+                    return

@@ -1,0 +1,57 @@
+"""Log-probabilities, for the rows that asked and for nobody else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import mlx.core as mx
+
+from trouper.engine.sampler import top_candidates
+from trouper.protocol.plans import RowId
+from trouper.protocol.replies import TokenLogprobs
+
+
+@attrs.frozen
+class PendingLogprobs:
+    """Lazy: (n,) the sampled token's, (n, k) ids and values of the most likely."""
+
+    rows: tuple[RowId, ...]
+    wanted: tuple[int, ...]
+    sampled: mx.array
+    tokens: mx.array
+    top_ids: mx.array
+    top: mx.array
+
+    def arrays(self) -> list[mx.array]:
+        return [self.sampled, self.tokens, self.top_ids, self.top]
+
+    def read(self) -> tuple[tuple[RowId, TokenLogprobs], ...]:
+        """Waits for the device."""
+        sampled, tokens = self.sampled.tolist(), self.tokens.tolist()
+        ids, values = self.top_ids.tolist(), self.top.tolist()
+        return tuple(
+            (row, TokenLogprobs(tokens[i], sampled[i], tuple(zip(ids[i][:k], values[i][:k], strict=True))))
+            for i, (row, k) in enumerate(zip(self.rows, self.wanted, strict=True))
+        )
+
+
+def logprobs_of(
+    logits: mx.array, tokens: mx.array, rows: Sequence[tuple[int, RowId, int]]
+) -> PendingLogprobs | None:
+    """From the raw logits (n, V): before bias, penalties and temperature. `rows`: (place, row, how many of the top)."""
+    if not rows:
+        return None
+    places = mx.array([place for place, _, _ in rows])
+    chosen = logits[places].astype(mx.float32)
+    total = mx.logsumexp(chosen, axis=-1, keepdims=True)
+    taken = tokens[places]
+    ids, values = top_candidates(chosen)
+    return PendingLogprobs(
+        tuple(row for _, row, _ in rows),
+        tuple(wanted for _, _, wanted in rows),
+        (mx.take_along_axis(chosen, taken[:, None], axis=-1) - total)[:, 0],
+        taken,
+        ids,
+        values - total,
+    )

@@ -1,0 +1,42 @@
+"""Gumbel noise keyed by (seed, position, token id): the same draw alone, in any batch, in any order, on any rank.
+
+Sampling is argmax(logits / temperature + noise) (the Gumbel-max trick), so a draw needs no generator
+with a state that rows would share (D2), and noise for a few candidates costs as much as they are few.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+MASK = 0xFFFFFFFF
+
+
+def mix(value: int) -> int:
+    """SplitMix64's finalizer, which spreads any integer (folded to 64 bits) over 64 bits."""
+    value &= 0xFFFFFFFFFFFFFFFF
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    return value ^ (value >> 31)
+
+
+def stream_keys(seeds: NDArray[np.uint64], positions: NDArray[np.uint64]) -> mx.array:
+    """(n, 2) uint32: one key for each (seed, position), made on the host for all rows at once."""
+    value = seeds ^ (positions + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    value ^= value >> np.uint64(31)
+    halves = np.stack([value & np.uint64(MASK), value >> np.uint64(32)], axis=1)
+    return mx.array(halves.astype(np.uint32))
+
+
+def gumbel(keys: mx.array, ids: mx.array) -> mx.array:
+    """keys (n, 2) uint32, ids (n, k) or (k,) uint32; float32 noise (n, k). MurmurHash3's finalizer, keyed twice."""
+    bits = (ids * 0x9E3779B1) ^ keys[:, :1]
+    bits = (bits ^ (bits >> 16)) * 0x85EBCA6B
+    bits = ((bits ^ (bits >> 13)) + keys[:, 1:]) * 0xC2B2AE35
+    bits = (bits ^ (bits >> 15)) * 0x27D4EB2F
+    bits = bits ^ (bits >> 16)
+    uniform = ((bits >> 8).astype(mx.float32) + 0.5) * (1 / (1 << 24))
+    return -mx.log(-mx.log(uniform))

@@ -1,0 +1,51 @@
+"""Which slots one forward pass is about, and where each row stands: computed once, shared by every layer's cache."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int32]
+
+
+class Region:
+    """Slots [start, stop) for one forward pass of `width` tokens a row.
+
+    lengths: (n,) tokens that each row's KV holds before the pass. counts: (n,) how many of the `width`
+    tokens are the row's own; the rest is padding on the right, whose KV is never attended to and is
+    overwritten later. All on the host: shapes and masks follow from them without asking the device.
+    """
+
+    def __init__(self, start: int, lengths: Ints, counts: Ints, width: int) -> None:
+        self.start, self.stop, self.width = start, start + len(lengths), width
+        self.lengths, self.counts = lengths, counts
+        self.longest = int(lengths.max()) + width
+        self.uniform = bool((lengths == lengths[0]).all() and (counts == width).all())
+
+    @cached_property
+    def offset(self) -> mx.array:
+        """(n,) int32: what rope calls the offset, one for each row."""
+        return mx.array(self.lengths)
+
+    @cached_property
+    def after(self) -> mx.array:
+        return mx.array(self.lengths + self.width)
+
+    @cached_property
+    def slots(self) -> mx.array:
+        """(n, 1) int32, to index a buffer of slots."""
+        return mx.array(np.arange(self.start, self.stop, dtype=np.int32)[:, None])
+
+    @cached_property
+    def positions(self) -> mx.array:
+        """(n, width) int32: the absolute position of each token."""
+        return mx.array(self.lengths[:, None] + np.arange(self.width, dtype=np.int32))
+
+    def ring_positions(self, ring: int) -> mx.array:
+        """(n, width) int32: where in a ring each token goes; `ring` itself (one past its end) for what is not kept."""
+        steps = np.arange(self.width, dtype=np.int32)
+        kept = (steps < self.counts[:, None]) & (steps >= self.counts[:, None] - ring)
+        return mx.array(np.where(kept, (self.lengths[:, None] + steps) % ring, ring).astype(np.int32))

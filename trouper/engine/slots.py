@@ -1,0 +1,204 @@
+"""KV of many rows in one buffer a layer: a slot for each row, left-aligned, with its own length.
+
+mlx-lm's batch caches pad on the left: a row that joins, leaves or takes tokens back copies everybody's
+KV. Here a row's tokens begin at 0 of its slot, so joining is writing into one slot, leaving is moving
+one row, and taking back is a smaller length. The interface towards the models is mlx-lm's.
+
+One forward pass sees a contiguous range of slots: a `Region`. Buffers: (slots, heads, tokens, head_dim).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+
+from trouper.engine.region import Region
+
+STEP = 256
+"""Tokens by which buffers grow, as in mlx-lm's caches."""
+
+
+class SlotCache:
+    """What every layer's cache shares: the region of the pass, and buffers that grow."""
+
+    def __init__(self, mask_rank: int = 4) -> None:
+        self.keys: mx.array | None = None
+        self.values: mx.array | None = None
+        self._region: Region | None = None
+        self._updated = False
+        self._mask_rank = mask_rank
+
+    def begin(self, region: Region) -> None:
+        """The next forward pass is about these slots."""
+        self._region, self._updated = region, False
+
+    def finish(self) -> None:
+        """The pass is built: keep no view, or the next write would have to copy the buffer."""
+        self._region = None
+
+    @property
+    def region(self) -> Region:
+        assert self._region is not None, "the cache is used outside of a forward pass"
+        return self._region
+
+    @property
+    def offset(self) -> mx.array:
+        return self.region.after if self._updated else self.region.offset
+
+    def move(self, source: int, target: int) -> None:
+        """Copy a row to another slot; what was there is gone. A gather, since a view would keep the buffer from being
+        updated in place."""
+        for buffer in self.state():
+            buffer[target : target + 1] = buffer[mx.array([source])]
+
+    def swap(self, a: int, b: int) -> None:
+        for buffer in self.state():
+            buffer[mx.array([a, b])] = buffer[mx.array([b, a])]
+
+    def state(self) -> list[mx.array]:
+        """The buffers. A row that no pass has touched yet may lie beyond their end, and then has nothing to move."""
+        return [buffer for buffer in (self.keys, self.values) if buffer is not None]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(buffer.nbytes for buffer in self.state())
+
+    def clear(self) -> None:
+        self.keys = self.values = None
+
+    def hold(self, slots: int) -> None:
+        """Make room for so many slots, so that rows without KV can be moved like others."""
+        self.keys, self.values = (
+            None if buffer is None else _grown(buffer, slots, buffer.shape[2], buffer) for buffer in (self.keys, self.values)
+        )
+
+    def fit(self, slots: int, tokens: int) -> None:
+        """Give back what is four times too large: a burst of rows or one long row has left."""
+        for name in ("keys", "values"):
+            buffer = getattr(self, name)
+            if buffer is None:
+                continue
+            keep_slots = 2 * slots if buffer.shape[0] > max(4 * slots, 8) else buffer.shape[0]
+            enough = self._capacity(tokens)
+            keep_tokens = enough if buffer.shape[2] > 4 * enough else buffer.shape[2]
+            if (keep_slots, keep_tokens) != (buffer.shape[0], buffer.shape[2]):
+                setattr(self, name, mx.contiguous(buffer[:keep_slots, :, :keep_tokens]))
+
+    def _capacity(self, tokens: int) -> int:
+        return -(-tokens // STEP) * STEP
+
+    def _reserve(self, keys: mx.array, values: mx.array, tokens: int) -> None:
+        self.keys = _grown(self.keys, self.region.stop, self._capacity(tokens), keys)
+        self.values = _grown(self.values, self.region.stop, self._capacity(tokens), values)
+
+    def _shape_mask(self, mask: mx.array) -> mx.array:
+        """(n, queries, keys) bool to the rank that the model's attention broadcasts."""
+        return mask.reshape(mask.shape[0], *([1] * (self._mask_rank - 3)), *mask.shape[1:])
+
+
+def _grown(buffer: mx.array | None, slots: int, tokens: int, like: mx.array) -> mx.array:
+    """At least so many slots and tokens; slots double, so that a growing batch copies each row a few times at most."""
+    if buffer is not None and buffer.shape[0] >= slots and buffer.shape[2] >= tokens:
+        return buffer
+    have = (0, 0) if buffer is None else (buffer.shape[0], buffer.shape[2])
+    capacity = have[0] if have[0] >= slots else max(slots, min(2 * have[0], have[0] + 16))
+    new = mx.zeros((capacity, like.shape[1], max(have[1], tokens), like.shape[3]), like.dtype)
+    if buffer is not None:
+        new[: have[0], :, : have[1]] = buffer
+    return new
+
+
+class FullSlots(SlotCache):
+    """Attention over everything: the counterpart of mlx-lm's KVCache."""
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """(n, heads, width, dim) in; (n, heads, longest, dim) out, of which the mask hides what is not a row's own."""
+        region = self.region
+        self._reserve(keys, values, region.longest)
+        assert self.keys is not None and self.values is not None
+        if region.uniform:
+            first = int(region.lengths[0])
+            self.keys[region.start : region.stop, :, first : first + region.width] = keys
+            self.values[region.start : region.stop, :, first : first + region.width] = values
+        else:
+            self.keys[region.slots, :, region.positions] = keys.transpose(0, 2, 1, 3)
+            self.values[region.slots, :, region.positions] = values.transpose(0, 2, 1, 3)
+        self._updated = True
+        return self.keys_and_values()
+
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        assert self.keys is not None and self.values is not None
+        rows, tokens = slice(self.region.start, self.region.stop), slice(0, self.region.longest)
+        return self.keys[rows, :, tokens], self.values[rows, :, tokens]
+
+    def make_mask(self, width: int, return_array: bool = False, window_size: int | None = None) -> Any:
+        region = self.region
+        windowed = window_size is not None and region.longest > window_size
+        if region.uniform and not windowed and (width == 1 or not return_array):
+            return None if width == 1 else "causal"
+        query = region.positions[:, :, None]
+        key = mx.arange(region.longest, dtype=mx.int32)
+        mask = key <= query
+        if windowed:
+            mask = mask & (key > query - window_size)
+        return self._shape_mask(mask)
+
+
+class RingSlots(SlotCache):
+    """Attention over the last `window` tokens: the counterpart of mlx-lm's RotatingKVCache.
+
+    The token at position p lies at p % ring. One place more than the ring takes what need not be kept.
+    """
+
+    def __init__(self, window: int, slack: int = 0, mask_rank: int = 4) -> None:
+        super().__init__(mask_rank)
+        self.window = window
+        self.ring = window + slack
+        self._fetched: tuple[mx.array, mx.array] | None = None
+
+    def finish(self) -> None:
+        super().finish()
+        self._fetched = None
+
+    def _capacity(self, tokens: int) -> int:
+        return self.ring + 1
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """One token: the ring after it was written. More: what the ring held before, then the new tokens."""
+        region = self.region
+        self._reserve(keys, values, 0)
+        assert self.keys is not None and self.values is not None
+        if region.width > 1:
+            before_keys, before_values = self._held()
+            self._fetched = mx.concatenate([before_keys, keys], 2), mx.concatenate([before_values, values], 2)
+        places = region.ring_positions(self.ring)
+        self.keys[region.slots, :, places] = keys.transpose(0, 2, 1, 3)
+        self.values[region.slots, :, places] = values.transpose(0, 2, 1, 3)
+        self._updated = True
+        return self.keys_and_values()
+
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        return self._fetched or self._held()
+
+    def _held_tokens(self) -> int:
+        """How much of the ring any row of the region may use."""
+        width = self.region.width
+        return min(self.ring, self.region.longest - (width if width > 1 else 0))
+
+    def _held(self) -> tuple[mx.array, mx.array]:
+        assert self.keys is not None and self.values is not None
+        rows, tokens = slice(self.region.start, self.region.stop), slice(0, self._held_tokens())
+        return self.keys[rows, :, tokens], self.values[rows, :, tokens]
+
+    def make_mask(self, width: int, return_array: bool = False, window_size: int | None = None) -> mx.array:
+        window = min(window_size or self.window, self.window)
+        query = self.region.positions[:, :, None]
+        place = mx.arange(self._held_tokens(), dtype=mx.int32)
+        last = query if width == 1 else self.region.offset[:, None, None] - 1
+        position = last - (last - place) % self.ring
+        mask = (position >= 0) & (position > query - window)
+        if width > 1:
+            key = self.region.positions[:, None, :]
+            mask = mx.concatenate([mask, (key <= query) & (key > query - window)], axis=-1)
+        return self._shape_mask(mask)

@@ -1,0 +1,75 @@
+"""Recurrent state of many rows. It has no positions, so padding cannot be masked: rows prefill one at a time."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+from mlx_lm.models.cache import ArraysCache
+
+from trouper.engine.region import Region
+
+
+class StateSlots:
+    """Decoding rows share one ArraysCache, in slot order; each prefilling row has its own.
+
+    mlx-lm's own batch prefill is wrong for the models that ignore lengths (jamba, rwkv7,
+    recurrent_gemma, bailing_moe_linear) and for "no state yet", which some treat unlike zeros.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._decoding = ArraysCache(size)
+        self._decoding_rows = 0
+        self._prefilling: list[ArraysCache] = []
+        self._current: ArraysCache = self._decoding
+
+    @property
+    def view(self) -> ArraysCache:
+        """What the model gets for the pass."""
+        return self._current
+
+    def begin(self, region: Region) -> None:
+        if region.stop <= self._decoding_rows:
+            assert region.start == 0, "all decoding rows step together"
+            self._current = self._decoding
+        else:
+            assert region.stop - region.start == 1, "recurrent rows prefill one at a time"
+            self._current = self._prefilling[region.start - self._decoding_rows]
+
+    def finish(self) -> None:
+        self._current = self._decoding
+
+    def open(self) -> None:
+        """A new row, at the end."""
+        self._prefilling.append(ArraysCache(self._size))
+
+    def promote(self, place: int) -> None:
+        """The prefilling row at `place` (counted among them) becomes the last decoding row; the first takes its place."""
+        rows = self._prefilling
+        rows[0], rows[place] = rows[place], rows[0]
+        row = rows.pop(0)
+        if self._decoding_rows == 0:
+            self._decoding = row
+        else:
+            self._decoding.cache = [mx.concatenate(pair) for pair in zip(self._decoding.cache, row.cache, strict=True)]
+        self._decoding_rows += 1
+
+    def keep(self, decoding: list[int], prefilling: list[int]) -> None:
+        """Only these rows stay, in this order (places counted within each kind)."""
+        self._prefilling = [self._prefilling[place] for place in prefilling]
+        if not decoding:
+            self._decoding = ArraysCache(self._size)
+        elif decoding != list(range(self._decoding_rows)):
+            order = mx.array(decoding)
+            self._decoding.cache = [state[order] for state in self._decoding.cache]
+        self._decoding_rows = len(decoding)
+
+    def state(self) -> list[mx.array]:
+        caches = [self._decoding, *self._prefilling]
+        return [state for cache in caches for state in cache.cache if state is not None]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(state.nbytes for state in self.state())
+
+    def clear(self) -> None:
+        self.keep([], [])

@@ -1,0 +1,190 @@
+"""The engine step: a plan becomes one lazy graph, launched before the tokens of the plan before it are read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import attrs
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from trouper.engine.logprobs import PendingLogprobs, logprobs_of
+from trouper.engine.penalties import Bias, History, Penalties
+from trouper.engine.rows import rows_for
+from trouper.engine.sampler import BatchSampler
+from trouper.protocol.plans import Admit, Plan, RowId, Stepped
+from trouper.protocol.sampling import Sampling
+
+
+@attrs.define(eq=False)
+class RowState:
+    """What the engine keeps of one row besides its KV."""
+
+    prompt: np.ndarray[tuple[int], np.dtype[np.int32]]
+    sampling: Sampling
+    logprobs: int | None
+    prefilled: int = 0
+    drawn: int = 0
+    """Tokens sampled so far: the position that keys the next draw."""
+    history: History | None = None
+
+
+@attrs.define(eq=False)
+class Launched:
+    """A step on its way: nothing of it has been read."""
+
+    plan: Plan
+    at: float
+    rows: tuple[RowId, ...]
+    tokens: mx.array | None
+    logprobs: PendingLogprobs | None
+    prefilled: mx.array | None
+    """There when the step's prefill is done."""
+
+
+class StepEngine:
+    """Rows, their sampling state, and the tokens of the last step, still lazy. Lives on one thread."""
+
+    def __init__(self, model: nn.Module, vocabulary: int) -> None:
+        self._rows, self.batching = rows_for(model)
+        self._vocabulary = vocabulary
+        self._state: dict[RowId, RowState] = {}
+        self._members: tuple[RowId, ...] = ()
+        """The rows that `_tokens` and the sampler are about, in order."""
+        self._tokens: mx.array | None = None
+        self._fresh: dict[RowId, int] = {}
+        """Rows that decode for the first time: their last prompt token."""
+        self._drawn = np.zeros(0, np.uint64)
+        self._last_read = 0.0
+
+    # -- launch ----------------------------------------------------------------------------------
+
+    def launch(self, plan: Plan) -> Launched:
+        """Build and start the step. Returns at once where the device is asynchronous."""
+        at = time.perf_counter()
+        if plan.release_memory:
+            mx.clear_cache()
+        self._drop(plan.drop)
+        for admit in plan.admit:
+            self._admit(admit)
+        prefilled, alone = self._prefill(plan)
+        if not (self._rows.decoding or alone):
+            return Launched(plan, at, (), None, None, prefilled)
+        tokens, logprobs = self._decode(alone)
+        expected = {*plan.decode, *(chunk.row for chunk in plan.prefill)}
+        assert expected.issuperset(self._members), "a row decodes that the plan does not name"
+        return Launched(plan, at, self._members, tokens, logprobs, prefilled)
+
+    def _drop(self, rows: Sequence[RowId]) -> None:
+        for row in rows:
+            del self._state[row]
+        self._rows.drop(rows)
+
+    def _admit(self, admit: Admit) -> None:
+        prompt = np.frombuffer(admit.prompt, "<i4")
+        history = History(prompt, self._vocabulary) if admit.sampling.penalized else None
+        self._state[admit.row] = RowState(prompt, admit.sampling, admit.logprobs, history=history)
+        self._rows.open(admit.row)
+
+    def _prefill(self, plan: Plan) -> tuple[mx.array | None, list[RowId]]:
+        """Run the chunks. A prompt's last token is not prefilled but decoded, so that no logits are computed for the
+        rest. Returns the rows whose first token must run alone."""
+        chunks: dict[RowId, Sequence[int]] = {}
+        complete: list[RowId] = []
+        for chunk in plan.prefill:
+            state = self._state[chunk.row]
+            end = state.prefilled + chunk.tokens
+            assert end <= len(state.prompt), "a plan prefills more than the prompt"
+            if end == len(state.prompt):
+                complete.append(chunk.row)
+            tokens = state.prompt[state.prefilled : min(end, len(state.prompt) - 1)]
+            if len(tokens):
+                chunks[chunk.row] = tokens.tolist()
+            state.prefilled = end
+        prefilled = self._rows.prefill(chunks)
+        alone = [row for row in complete if not self._rows.decodes_from_nothing(row)]
+        for row in complete:
+            if row not in alone:
+                self._fresh[row] = int(self._state[row].prompt[-1])
+                self._rows.promote(row)
+        return prefilled, alone
+
+    def _decode(self, alone: list[RowId]) -> tuple[mx.array, PendingLogprobs | None]:
+        parts = []
+        if self._rows.decoding:
+            parts.append(self._rows.decode(self._inputs()))
+        for row in alone:
+            parts.append(self._rows.first(row, int(self._state[row].prompt[-1])))
+            self._rows.promote(row)
+        logits = parts[0] if len(parts) == 1 else mx.concatenate(parts)
+        self._join()
+        return self._sample(logits)
+
+    def _inputs(self) -> mx.array:
+        """(n,) the next input of each decoding row: its last sampled token, or its last prompt token."""
+        rows = self._rows.decoding
+        if tuple(rows) == self._members and self._tokens is not None:
+            return self._tokens
+        places = {row: place for place, row in enumerate(self._members)}
+        fresh = mx.array([self._fresh.get(row, 0) for row in rows], mx.uint32)
+        if not any(row in places for row in rows):
+            return fresh
+        assert self._tokens is not None
+        old = self._tokens[mx.array([places.get(row, 0) for row in rows])]
+        return mx.where(mx.array([row in places for row in rows]), old, fresh)
+
+    def _join(self) -> None:
+        """Build the samplers anew if the members changed: the only work here that grows with the rows."""
+        rows = tuple(self._rows.decoding)
+        self._fresh.clear()
+        if rows == self._members:
+            return
+        self._keep_states()
+        self._members = rows
+        states = [self._state[row] for row in rows]
+        samplings = [state.sampling for state in states]
+        self._sampler = BatchSampler(samplings, self._vocabulary)
+        self._bias = Bias(samplings)
+        self._penalties = Penalties(samplings, [state.history for state in states])
+        self._drawn = np.array([state.drawn for state in states], np.uint64)
+        self._asked = [(place, row, k) for place, row in enumerate(rows) if (k := self._state[row].logprobs) is not None]
+
+    def _keep_states(self) -> None:
+        """Give the rows of the last membership back what the step's arrays hold of them."""
+        if self._members:
+            self._penalties.unstack()
+        for row, drawn in zip(self._members, self._drawn.tolist(), strict=True):
+            if row in self._state:
+                self._state[row].drawn = drawn
+
+    def _sample(self, logits: mx.array) -> tuple[mx.array, PendingLogprobs | None]:
+        shaped = self._penalties(self._bias(logits))
+        tokens = self._sampler(shaped, self._drawn)
+        self._penalties.took(tokens)
+        self._drawn += np.uint64(1)
+        logprobs = logprobs_of(logits, tokens, self._asked)
+        mx.async_eval(tokens, self._penalties.state(), logprobs.arrays() if logprobs else [])
+        self._tokens = tokens
+        return tokens, logprobs
+
+    # -- collect ---------------------------------------------------------------------------------
+
+    def collect(self, launched: Launched) -> Stepped:
+        """Wait for the step and read its tokens."""
+        if launched.prefilled is not None:
+            mx.eval(launched.prefilled)
+        tokens = () if launched.tokens is None else tuple(launched.tokens.tolist())
+        logprobs = launched.logprobs.read() if launched.logprobs else ()
+        now = time.perf_counter()
+        seconds, self._last_read = now - max(launched.at, self._last_read), now
+        return Stepped(launched.plan.step, launched.rows, tokens, logprobs, seconds)
+
+    def lengths(self) -> dict[RowId, int]:
+        """Tokens in each row's KV, for checks."""
+        return self._rows.lengths()
+
+    @property
+    def nbytes(self) -> int:
+        return self._rows.nbytes
