@@ -26,4 +26,5 @@ def keep_large_buffers() -> bool:
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "gnu_get_libc_version"):
         return False
-    return all([libc.mallopt(option, size) == 1 for name, option, size in WISHES if name not in os.environ])
+    taken = [libc.mallopt(option, size) == 1 for name, option, size in WISHES if name not in os.environ]
+    return all(taken)

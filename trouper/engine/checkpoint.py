@@ -1,0 +1,118 @@
+"""Whether a directory holds a model that can be loaded, found out before MLX maps a byte of it.
+
+MLX's own errors for these come late, and a truncated file may even end the process. Headers of
+safetensors are small and say all: https://huggingface.co/docs/safetensors
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import attrs
+from mlx_lm.utils import MODEL_REMAPPING
+
+from trouper.engine import device
+from trouper.protocol.errors import ModelUnusable
+
+PACKED = ("U32", "I32")
+"""Quantized weights are packed into words."""
+QUANTIZATION = (".scales", ".biases")
+LONGEST_HEADER_BYTES = 100_000_000
+
+
+@attrs.frozen
+class Checkpoint:
+    """A directory that passed: its config as written, and what its tensors take."""
+
+    directory: Path
+    config: dict[str, Any]
+    stored_bytes: int
+    float32_bytes: int
+
+    @property
+    def architecture(self) -> str:
+        return str(self.config["model_type"])
+
+
+def inspect(directory: Path) -> Checkpoint:
+    """Raises `ModelUnusable`, naming what is missing, truncated or not supported."""
+    config = read_json(directory / "config.json")
+    _require_supported(directory, config)
+    files = _weight_files(directory)
+    bits = (config.get("quantization") or {}).get("bits", 4)
+    headers = [_header(path) for path in files]
+    tensors = {name: tensor for header in headers for name, tensor in header.items() if name != "__metadata__"}
+    return Checkpoint(
+        directory,
+        config,
+        sum(tensor["data_offsets"][1] - tensor["data_offsets"][0] for tensor in tensors.values()),
+        sum(_float32_bytes(tensor, bits) for name, tensor in tensors.items() if not name.endswith(QUANTIZATION)),
+    )
+
+
+def require_memory(needed_bytes: int, directory: Path) -> None:
+    limit = device.memory_limit_bytes()
+    if needed_bytes > limit:
+        raise ModelUnusable(
+            f"{directory} needs {needed_bytes / 2**30:.1f} GiB for its weights, and {device.name()} has "
+            f"{limit / 2**30:.1f} GiB: use a smaller or a quantized model"
+        )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelUnusable(f"{path.parent} has no {path.name}: it is not a model directory") from None
+    except (OSError, ValueError) as error:
+        raise ModelUnusable(f"{path} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelUnusable(f"{path} is not a JSON object")
+    return content
+
+
+def _require_supported(directory: Path, config: dict[str, Any]) -> None:
+    kind = config.get("model_type")
+    if not isinstance(kind, str):
+        raise ModelUnusable(f"{directory}/config.json names no model_type")
+    module = MODEL_REMAPPING.get(kind, kind)
+    if not module.isidentifier() or find_spec(f"mlx_lm.models.{module}") is None:
+        raise ModelUnusable(f"{directory} is of model_type {kind!r}, which this version of mlx-lm does not support")
+
+
+def _weight_files(directory: Path) -> list[Path]:
+    """What mlx-lm would load, and what the index of a sharded checkpoint promises."""
+    present = sorted(directory.glob("model*.safetensors"))
+    index = directory / "model.safetensors.index.json"
+    promised = set(read_json(index).get("weight_map", {}).values()) if index.exists() else set()
+    missing = sorted(promised - {path.name for path in present})
+    if missing or not present:
+        what = ", ".join(missing) or "weights (model*.safetensors)"
+        raise ModelUnusable(f"{directory} has no {what}: download it again, or convert it by `mlx_lm.convert`")
+    return present
+
+
+def _header(path: Path) -> dict[str, Any]:
+    size = path.stat().st_size
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(length)) if length <= min(size, LONGEST_HEADER_BYTES) else None
+        if isinstance(header, dict):
+            end = max(
+                (tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"), default=0
+            )
+            if size >= 8 + length + end:
+                return header
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        raise ModelUnusable(f"{path} is not a safetensors file: {error}") from error
+    raise ModelUnusable(f"{path} is truncated ({size} bytes): download it again")
+
+
+def _float32_bytes(tensor: dict[str, Any], bits: int) -> int:
+    values = math.prod(tensor["shape"])
+    return 4 * (values * 32 // bits if tensor["dtype"] in PACKED else values)

@@ -1,0 +1,53 @@
+"""What the device says of itself. Capabilities are asked for; no platform or product is named."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+import mlx.core as mx
+
+from trouper.protocol.model import MemoryFacts
+
+CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+"""A container's share of the machine, in cgroup version 2 and 1."""
+RECOMMENDED, TOTAL = "max_recommended_working_set_size", ("total_memory", "memory_size")
+"""Keys of `mx.device_info`: Metal's working set; a CUDA device's memory, by version."""
+
+
+def is_cpu() -> bool:
+    return bool(mx.default_device().type == mx.DeviceType.cpu)
+
+
+def name() -> str:
+    info = mx.device_info()
+    return str(info.get("device_name") or info.get("architecture") or platform.machine())
+
+
+def memory_limit_bytes() -> int:
+    """What may be in use: the accelerator's own limit, or the memory of the machine or container."""
+    info = mx.device_info()
+    known = (info.get(key) for key in (RECOMMENDED, *TOTAL))
+    return next((int(size) for size in known if size), 0) or _main_memory_bytes()
+
+
+def memory() -> MemoryFacts:
+    return MemoryFacts(
+        active_bytes=mx.get_active_memory(),
+        spare_bytes=mx.get_cache_memory(),
+        limit_bytes=memory_limit_bytes(),
+    )
+
+
+def _main_memory_bytes() -> int:
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([machine, *(limit for path in CGROUP_LIMITS if (limit := _read_limit(path)))])
+
+
+def _read_limit(path: Path) -> int | None:
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None

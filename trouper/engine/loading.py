@@ -1,0 +1,153 @@
+"""From settings to a model that can run: found, checked, loaded, adapted, in the device's best precision."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import mlx.core as mx
+from mlx import nn
+from mlx.utils import tree_flatten
+from mlx_lm.utils import load_adapters, load_model
+
+from trouper.engine import checkpoint, device, embedded, precision, tokenizer
+from trouper.engine.resolve import resolve
+from trouper.protocol.errors import ModelUnusable
+from trouper.protocol.model import ModelCard, Tokenizer
+from trouper.protocol.settings import Settings
+
+CONTEXT_KEYS = (
+    "max_position_embeddings",
+    "model_max_length",
+    "max_sequence_length",
+    "max_seq_len",
+    "seq_length",
+    "n_positions",
+    "n_ctx",
+)
+UNBOUNDED_CONTEXT = 32768
+"""For configs that name no limit: recurrent models, which have none."""
+ONE_EVALUATION_BYTES = 2**28
+"""Parameters are evaluated in groups of this size: dequantizing all at once would hold both forms of all."""
+
+
+@attrs.frozen(eq=False)
+class Loaded:
+    """A model whose every parameter is evaluated, on the thread that called `load`."""
+
+    model: nn.Module
+    card: ModelCard
+    tokenizer: Tokenizer
+    directory: Path
+    config: dict[str, Any]
+
+
+def load(settings: Settings, report: Callable[[str], None]) -> Loaded:
+    """Load what the settings name. `report` hears one line for each stage. Raises `ModelUnusable` with one line."""
+    directory = resolve(settings.model, report)
+    found = checkpoint.inspect(directory)
+    generation = _generation_config(directory)
+    words = tokenizer.load(directory, found.config, generation)
+    float32 = device.is_cpu()
+    size = found.float32_bytes if float32 else found.stored_bytes
+    checkpoint.require_memory(size, directory)
+    report(f"loading {found.architecture} from {directory}: {size / 2**20:.0f} MiB on {device.name()}")
+    model, config = _model(directory)
+    if settings.adapter_path is not None:
+        report(f"applying the adapter {settings.adapter_path}")
+        _adapt(model, settings.adapter_path)
+    if float32:
+        precision.to_float32(model)
+    _evaluate(model, directory)
+    return Loaded(model, _card(settings, found, model, config), words, directory, config)
+
+
+def _generation_config(directory: Path) -> dict[str, Any]:
+    path = directory / "generation_config.json"
+    return checkpoint.read_json(path) if path.exists() else {}
+
+
+def _model(directory: Path) -> tuple[nn.Module, dict[str, Any]]:
+    """Lazily: nothing is read yet but shapes."""
+    try:
+        model, config = load_model(directory, lazy=True)
+    except Exception as error:  # any architecture's code over any file: whatever it raises, the model is unusable
+        raise ModelUnusable(f"{directory}: the weights and config.json do not make a model: {_line(error)}") from error
+    return model, config
+
+
+def _adapt(model: nn.Module, path: str) -> None:
+    try:
+        load_adapters(model, path)
+    except Exception as error:  # as above
+        raise ModelUnusable(f"--adapter-path {path} does not fit the model: {_line(error)}") from error
+    model.eval()
+
+
+def _evaluate(model: nn.Module, directory: Path) -> None:
+    try:
+        for group in _groups(parameter for _, parameter in tree_flatten(model.parameters())):
+            mx.eval(group)
+    except (RuntimeError, MemoryError) as error:
+        raise ModelUnusable(f"{directory}: the weights cannot be read into memory: {_line(error)}") from error
+    mx.clear_cache()
+
+
+def _groups(parameters: Iterable[mx.array]) -> Iterable[list[mx.array]]:
+    group: list[mx.array] = []
+    for parameter in parameters:
+        group.append(parameter)
+        if sum(array.nbytes for array in group) >= ONE_EVALUATION_BYTES:
+            yield group
+            group = []
+    yield group
+
+
+def _line(error: Exception) -> str:
+    """Errors of MLX have a list below a headline that ends in a colon: one line says it."""
+    lines = (str(error).strip() or type(error).__name__).splitlines()
+    text = " ".join(line.strip() for line in lines[:2])
+    kind = "" if isinstance(error, (ValueError, RuntimeError, OSError)) else f"{type(error).__name__}: "
+    return kind + (text if len(text) <= 300 else text[:300] + " ...")
+
+
+def _card(settings: Settings, found: checkpoint.Checkpoint, model: nn.Module, config: dict[str, Any]) -> ModelCard:
+    parameters = [parameter for _, parameter in tree_flatten(model.parameters())]
+    return ModelCard(
+        id=settings.model or embedded.NAME,
+        created=int((found.directory / "config.json").stat().st_mtime),
+        context_length=_context_length(config),
+        vocab_size=_nested(config, ("vocab_size",)) or 0,
+        architecture=found.architecture,
+        dtype=_dtype(parameters),
+        weights_bytes=sum(parameter.nbytes for parameter in parameters),
+        device=device.name(),
+        batching="batched",
+    )
+
+
+def _context_length(config: dict[str, Any]) -> int:
+    return _nested(config, CONTEXT_KEYS) or UNBOUNDED_CONTEXT
+
+
+def _nested(config: dict[str, Any], keys: Iterable[str]) -> int | None:
+    for level in (config, config.get("text_config") or {}):
+        for key in keys:
+            if isinstance(value := level.get(key), int) and value > 0:
+                return value
+    return None
+
+
+def _dtype(parameters: Iterable[mx.array]) -> str:
+    """The type of most floats, and whether weights are packed."""
+    sizes: Counter[str] = Counter()
+    packed = False
+    for parameter in parameters:
+        packed |= parameter.dtype == mx.uint32
+        if mx.issubdtype(parameter.dtype, mx.floating):
+            sizes[str(parameter.dtype).rsplit(".", 1)[-1]] += parameter.nbytes
+    (most, _), *_ = sizes.most_common(1) or [("none", 0)]
+    return f"{most}, quantized weights" if packed else most

@@ -1,0 +1,72 @@
+"""A Hugging Face tokenizer as the rest of the server knows one: text to tokens, and tokens to bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+from jinja2 import TemplateError
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from mlx_lm.utils import load_tokenizer
+
+from trouper.engine.token_bytes import token_table
+from trouper.protocol.errors import ModelUnusable, bad_request
+
+TEMPLATE_FAULTS = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
+"""What a template may raise over messages that it was not made for; `raise_exception` raises TemplateError."""
+Config = Mapping[str, Any]
+
+
+@attrs.frozen(eq=False)
+class HubTokenizer:
+    """Implements `protocol.model.Tokenizer`."""
+
+    eos_token_ids: frozenset[int]
+    has_chat_template: bool
+    _wrapped: TokenizerWrapper
+    _bytes: tuple[bytes, ...]
+    _specials: Mapping[int, str]
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self._wrapped.encode(text))
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> tuple[int, ...]:
+        """The template itself writes the special tokens, so none are added to its text (F1)."""
+        options = {"add_generation_prompt": True, **kwargs, "tokenize": True}
+        try:
+            return tuple(self._wrapped.apply_chat_template([dict(message) for message in messages], **options))
+        except TEMPLATE_FAULTS as error:
+            raise bad_request(f"the model's chat template refuses these messages: {error}", "messages") from error
+
+    def token_bytes(self, token: int) -> bytes:
+        return self._bytes[token] if 0 <= token < len(self._bytes) else b""
+
+    def token_text(self, token: int) -> str:
+        return self._specials.get(token) or self.token_bytes(token).decode(errors="backslashreplace")
+
+
+def load(directory: Path, *configs: Config) -> HubTokenizer:
+    """The directory's tokenizer. `configs` may name further tokens that end a turn. Raises `ModelUnusable`."""
+    try:
+        wrapped = load_tokenizer(directory)
+        table = token_table(wrapped)
+    except Exception as error:  # files of any kind, read by code of any kind: whatever it raises, they are unusable
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelUnusable(f"{directory} has no usable tokenizer: {reason}") from error
+    return HubTokenizer(
+        eos_token_ids=frozenset(wrapped.eos_token_ids).union(*map(eos_ids, configs)),
+        has_chat_template=bool(wrapped.has_chat_template),
+        wrapped=wrapped,
+        bytes=table.pieces,
+        specials=table.specials,
+    )
+
+
+def eos_ids(config: Config) -> frozenset[int]:
+    """An id, a list of them, or nothing; models of several modalities nest theirs (F16)."""
+    named = config.get("eos_token_id")
+    own = {named} if isinstance(named, int) else set(named or ())
+    nested = config.get("text_config")
+    return frozenset(own) | (eos_ids(nested) if isinstance(nested, Mapping) else frozenset())
