@@ -101,7 +101,7 @@ def _header(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length)) if length <= min(size, LONGEST_HEADER_BYTES) else None
+            header = json.loads(file.read(length)) if 8 + length <= min(size, LONGEST_HEADER_BYTES) else None
         if isinstance(header, dict):
             end = max(
                 (tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"), default=0

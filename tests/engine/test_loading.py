@@ -1,0 +1,247 @@
+"""Models that load: quantized, adapted, sharded. Models that cannot: one clear line for each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx import nn
+from mlx.utils import tree_flatten
+
+from tests.families import FAMILIES, build, prompts, reference, save, write_json
+from trouper.engine import checkpoint, device, loading, precision
+from trouper.engine.loading import Loaded, load
+from trouper.protocol.errors import ModelUnusable
+from trouper.protocol.settings import Settings
+
+PROMPT = prompts()[1]
+on_cpu = pytest.mark.skipif(not device.is_cpu(), reason="elsewhere the checkpoint's own precision is kept")
+
+
+def load_from(directory: Path, **settings: Any) -> Loaded:
+    return load(Settings(model=str(directory), **settings), lambda line: None)
+
+
+def edit_config(directory: Path, **changes: Any) -> None:
+    path = directory / "config.json"
+    kept = {**json.loads(path.read_text()), **changes}
+    write_json(path, {key: value for key, value in kept.items() if value is not None})
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    return save("llama", tmp_path / "llama")
+
+
+def test_loads_and_answers_as_built(llama: Path) -> None:
+    said: list[str] = []
+    loaded = load(Settings(model=str(llama)), said.append)
+    assert reference(loaded.model, PROMPT, 8) == reference(build("llama"), PROMPT, 8)
+    assert loaded.directory == llama
+    assert (loaded.card.id, loaded.card.architecture, loaded.card.context_length) == (str(llama), "llama", 2048)
+    assert loaded.card.weights_bytes == sum(array.nbytes for _, array in tree_flatten(loaded.model.parameters()))
+    assert any("MiB" in line for line in said)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe", "deepseek_v3", "gemma3_text"])
+@pytest.mark.parametrize(("bits", "group_size"), [(4, 32), (8, 64)])
+@on_cpu
+def test_quantized_layers_become_float32(tmp_path: Path, name: str, bits: int, group_size: int) -> None:
+    """Linear, embedding, experts and MLA's heads. The tokens are the quantized model's own."""
+    directory = save(name, tmp_path)
+    model = build(name)
+
+    def fits(path: str, module: nn.Module) -> bool:
+        return hasattr(module, "to_quantized") and module.weight.shape[-1] % group_size == 0
+
+    nn.quantize(model, group_size=group_size, bits=bits, class_predicate=fits)
+    mx.save_safetensors(str(directory / "model.safetensors"), dict(tree_flatten(model.parameters())))
+    edit_config(directory, quantization={"group_size": group_size, "bits": bits})
+    loaded = load_from(directory)
+    assert {array.dtype for _, array in tree_flatten(loaded.model.parameters())} == {mx.float32}
+    assert loaded.card.dtype == "float32"
+    logits = [
+        each(mx.array([PROMPT]), cache=each.make_cache() if hasattr(each, "make_cache") else None)
+        for each in (model, loaded.model)
+    ]
+    assert mx.allclose(*logits, rtol=1e-3, atol=1e-3)
+
+
+@on_cpu
+def test_bfloat16_becomes_float32_and_integers_stay(llama: Path) -> None:
+    model = build("llama")
+    model.set_dtype(mx.bfloat16)
+    mx.save_safetensors(str(llama / "model.safetensors"), dict(tree_flatten(model.parameters())))
+    assert load_from(llama).card.dtype == "float32"
+
+
+def test_elsewhere_the_checkpoints_precision_is_kept(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build("llama")
+    nn.quantize(model, group_size=32, bits=4)
+    model.set_dtype(mx.bfloat16)
+    mx.save_safetensors(str(llama / "model.safetensors"), dict(tree_flatten(model.parameters())))
+    edit_config(llama, quantization={"group_size": 32, "bits": 4})
+    monkeypatch.setattr(device, "is_cpu", lambda: False)
+    loaded = load_from(llama)
+    assert loaded.card.dtype == "bfloat16, quantized weights"
+    assert isinstance(loaded.model.layers[0].self_attn.q_proj, nn.QuantizedLinear)
+
+
+def test_a_sharded_checkpoint_and_one_that_lacks_a_shard(llama: Path) -> None:
+    whole = mx.load(str(llama / "model.safetensors"))
+    mx.eval(whole)
+    names = sorted(whole)
+    shards = {"model-1-of-2.safetensors": names[:9], "model-2-of-2.safetensors": names[9:]}
+    for file, part in shards.items():
+        mx.save_safetensors(str(llama / file), {name: whole[name] for name in part})
+    (llama / "model.safetensors").unlink()
+    write_json(
+        llama / "model.safetensors.index.json",
+        {"weight_map": {name: file for file, part in shards.items() for name in part}},
+    )
+    assert reference(load_from(llama).model, PROMPT, 4) == reference(build("llama"), PROMPT, 4)
+    (llama / "model-2-of-2.safetensors").unlink()
+    with pytest.raises(ModelUnusable, match=r"has no model-2-of-2\.safetensors"):
+        load_from(llama)
+
+
+def save_lora(model: nn.Module, directory: Path, rank: int = 4) -> Path:
+    """A LoRA on the query projections of the last two layers, strong enough to be heard."""
+    directory.mkdir()
+    write_json(
+        directory / "adapter_config.json",
+        {
+            "fine_tune_type": "lora",
+            "num_layers": 2,
+            "lora_parameters": {"rank": rank, "scale": 20.0, "dropout": 0.0, "keys": ["self_attn.q_proj"]},
+        },
+    )
+    layers = range(len(model.layers) - 2, len(model.layers))
+    hidden = FAMILIES["llama"]["hidden_size"]
+    weights = {}
+    for i in layers:
+        path = f"model.layers.{i}.self_attn.q_proj"
+        weights[f"{path}.lora_a"] = mx.random.normal((hidden, 4), key=mx.random.key(i))
+        weights[f"{path}.lora_b"] = mx.random.normal((4, hidden), key=mx.random.key(i + 9))
+    mx.save_safetensors(str(directory / "adapters.safetensors"), weights)
+    return directory
+
+
+def test_an_adapter_changes_the_answer(llama: Path, tmp_path: Path) -> None:
+    plain = load_from(llama)
+    adapter = save_lora(plain.model, tmp_path / "lora")
+    adapted = load_from(llama, adapter_path=str(adapter))
+    again = load_from(llama, adapter_path=str(adapter))
+    assert reference(adapted.model, PROMPT, 8) != reference(plain.model, PROMPT, 8)
+    assert reference(adapted.model, PROMPT, 8) == reference(again.model, PROMPT, 8)
+
+
+def test_an_adapter_that_does_not_fit(llama: Path, tmp_path: Path) -> None:
+    adapter = save_lora(build("llama"), tmp_path / "lora", rank=8)
+    assert "--adapter-path" in complaint(llama, adapter_path=str(adapter))
+    assert "--adapter-path" in complaint(llama, adapter_path=str(tmp_path / "nowhere"))
+
+
+def complaint(directory: Path | str, **settings: Any) -> str:
+    with pytest.raises(ModelUnusable) as unusable:
+        load(Settings(model=str(directory), **settings), lambda line: None)
+    line = str(unusable.value)
+    assert "\n" not in line
+    return line
+
+
+def cut(directory: Path) -> None:
+    path = directory / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def scribble(directory: Path) -> None:
+    (directory / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0not JSON at all!")
+
+
+BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no config": (lambda d: (d / "config.json").unlink(), "has no config.json"),
+    "config is not JSON": (lambda d: (d / "config.json").write_text("{"), "config.json cannot be read"),
+    "config is a list": (lambda d: (d / "config.json").write_text("[]"), "not a JSON object"),
+    "no model_type": (lambda d: edit_config(d, model_type=None), "names no model_type"),
+    "unsupported": (lambda d: edit_config(d, model_type="warp9"), "'warp9'"),
+    "unsupported, odd": (lambda d: edit_config(d, model_type="../llama"), "'../llama'"),
+    "config lacks a key": (lambda d: edit_config(d, num_attention_heads=None), "num_attention_heads"),
+    "no weights": (lambda d: (d / "model.safetensors").unlink(), "has no weights"),
+    "truncated": (cut, "is truncated"),
+    "empty": (lambda d: (d / "model.safetensors").write_bytes(b""), "is truncated"),
+    "not safetensors": (scribble, "not a safetensors file"),
+    "other shapes": (lambda d: edit_config(d, intermediate_size=96), "do not make a model"),
+    "fewer layers": (lambda d: edit_config(d, num_hidden_layers=3), "do not make a model"),
+    "more layers": (lambda d: edit_config(d, num_hidden_layers=5), "do not make a model"),
+    "no tokenizer": (lambda d: (d / "tokenizer.json").unlink(), "no usable tokenizer"),
+    "model code": (lambda d: edit_config(d, model_file="evil.py"), "do not make a model"),
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_a_broken_model_is_one_line(llama: Path, fault: str) -> None:
+    break_it, said = BROKEN[fault]
+    break_it(llama)
+    line = complaint(llama)
+    assert said in line
+    assert str(llama) in line
+
+
+def test_no_such_directory(tmp_path: Path) -> None:
+    assert "no such directory" in complaint(tmp_path / "nowhere")
+    (tmp_path / "model.gguf").touch()
+    assert "is a file" in complaint(tmp_path / "model.gguf")
+
+
+def test_a_hub_id_without_a_hub() -> None:
+    """HF_HUB_OFFLINE is set for all tests."""
+    assert "the model hub cannot be reached" in complaint("nobody/not-cached-anywhere")
+
+
+def test_too_large_for_the_device(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "memory_limit_bytes", lambda: 2**18)
+    assert "GiB for its weights" in complaint(llama)
+
+
+@on_cpu
+def test_size_is_known_before_loading(tmp_path: Path) -> None:
+    model = build("qwen3_moe")
+    plain = sum(array.nbytes for _, array in tree_flatten(model.parameters()))
+    directory = save("qwen3_moe", tmp_path)
+    nn.quantize(model, group_size=32, bits=4)
+    mx.save_safetensors(str(directory / "model.safetensors"), dict(tree_flatten(model.parameters())))
+    edit_config(directory, quantization={"group_size": 32, "bits": 4})
+    assert checkpoint.inspect(directory).float32_bytes == plain
+
+
+def test_the_devices_own_limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """R14: what the device recommends, else what it has, else what the machine or container has."""
+    info: dict[str, Any] = {"max_recommended_working_set_size": 7, "memory_size": 9, "device_name": "M9"}
+    monkeypatch.setattr(mx, "device_info", lambda: info)
+    assert (device.memory_limit_bytes(), device.name()) == (7, "M9")
+    info.pop("max_recommended_working_set_size")
+    assert device.memory_limit_bytes() == 9
+    info.clear()
+    monkeypatch.setattr(device, "CGROUP_LIMITS", ())
+    machine = device.memory_limit_bytes()
+    assert machine > 2**28
+    (tmp_path / "memory.max").write_text("12345678\n")
+    (tmp_path / "none").write_text("max\n")
+    monkeypatch.setattr(device, "CGROUP_LIMITS", (tmp_path / "memory.max", tmp_path / "none", tmp_path / "missing"))
+    assert device.memory_limit_bytes() == 12345678
+
+
+def test_context_lengths() -> None:
+    assert loading._context_length({"text_config": {"max_position_embeddings": 99}}) == 99
+    assert loading._context_length({"n_positions": 7, "text_config": {}}) == 7
+    assert loading._context_length({"model_type": "mamba2"}) == loading.UNBOUNDED_CONTEXT
+
+
+def test_every_quantizable_layer_has_its_plain_form() -> None:
+    for quantized, plain in precision.PLAIN.items():
+        assert type(plain()).__name__ == quantized.__name__.removeprefix("Quantized")

@@ -1,0 +1,163 @@
+"""Tokens to bytes, for each kind of tokenizer, made here; chat templates; the ends of a turn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+from tests.families import save_tokenizer, write_json
+from trouper.engine.token_bytes import BYTE_OF, byte_level, sentencepiece
+from trouper.engine.tokenizer import HubTokenizer, eos_ids, load
+from trouper.protocol.errors import ModelUnusable, RequestFailed
+
+USER = {"role": "user", "content": "hi"}
+
+
+def saved(backend: Backend, directory: Path, **config: Any) -> HubTokenizer:
+    backend.save(str(directory / "tokenizer.json"))
+    write_json(directory / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **config})
+    return load(directory)
+
+
+@pytest.fixture
+def byte_bpe(tmp_path: Path) -> HubTokenizer:
+    save_tokenizer(tmp_path)
+    return load(tmp_path)
+
+
+@pytest.fixture
+def spm(tmp_path: Path) -> HubTokenizer:
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "▁a", "▁ab"]
+    backend = Backend(
+        models.BPE(
+            vocab={piece: i for i, piece in enumerate(pieces)},
+            merges=[("▁", "a"), ("▁a", "b")],
+            unk_token="<unk>",
+            byte_fallback=True,
+        )
+    )
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return saved(backend, tmp_path, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+
+
+@pytest.fixture
+def wordpiece(tmp_path: Path) -> HubTokenizer:
+    pieces = ["[UNK]", "a", "play", "##ing", "now"]
+    backend = Backend(models.WordPiece(vocab={piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.decoder = decoders.WordPiece()
+    return saved(backend, tmp_path, unk_token="[UNK]")
+
+
+def text_of(tokenizer: HubTokenizer, tokens: tuple[int, ...]) -> bytes:
+    return b"".join(map(tokenizer.token_bytes, tokens))
+
+
+@pytest.mark.parametrize("text", ["plain", " ab", "\n\ttab", "é – 日本語 🫖", "\x00\x7f"])
+def test_bytes_of_byte_level_tokens(byte_bpe: HubTokenizer, text: str) -> None:
+    assert text_of(byte_bpe, byte_bpe.encode(text)) == text.encode()
+
+
+@pytest.mark.parametrize("text", [" ab", "ab  a", "é🫖"])
+def test_bytes_of_sentencepiece_tokens(spm: HubTokenizer, text: str) -> None:
+    assert text_of(spm, spm.encode(text)) == text.encode()
+
+
+def test_bytes_of_wordpiece_tokens(wordpiece: HubTokenizer) -> None:
+    assert text_of(wordpiece, wordpiece.encode("playing now")) == b" playing now"
+
+
+@given(st.binary())
+def test_byte_characters_are_a_bijection(data: bytes) -> None:
+    character_of = {byte: character for character, byte in BYTE_OF.items()}
+    assert len(character_of) == 256
+    assert byte_level("".join(character_of[byte] for byte in data)) == data
+
+
+def test_pieces() -> None:
+    assert sentencepiece("▁the") == b" the"
+    assert sentencepiece("<0xE2>") == b"\xe2"
+    assert byte_level("日本") == "日本".encode()  # an added token, not in the table
+
+
+def test_special_tokens_are_silent_and_added_text_is_not(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path)
+    backend = Backend.from_file(str(tmp_path / "tokenizer.json"))
+    backend.add_tokens([AddedToken("<think>", special=False, normalized=False)])
+    tokenizer = saved(backend, tmp_path, eos_token="<|end|>")
+    (think,) = tokenizer.encode("<think>")
+    assert tokenizer.token_bytes(think) == b"<think>"
+    assert (tokenizer.token_bytes(511), tokenizer.token_text(511)) == (b"", "<|end|>")
+
+
+def test_ids_beyond_the_vocabulary_add_nothing(byte_bpe: HubTokenizer) -> None:
+    """Models pad their vocabulary to a multiple of something."""
+    assert byte_bpe.token_bytes(512) == b""
+    assert byte_bpe.token_bytes(-1) == b""
+
+
+def test_half_a_character_is_printable(byte_bpe: HubTokenizer) -> None:
+    first = byte_bpe.encode("é")[0]
+    assert byte_bpe.token_text(first) == "\\xc3"
+
+
+def test_a_templates_tokens_come_once(spm: HubTokenizer, tmp_path: Path) -> None:
+    """F1: a template that writes <s> itself, and a tokenizer that adds one to plain text."""
+    from tokenizers.processors import TemplateProcessing
+
+    backend = Backend.from_file(str(tmp_path / "tokenizer.json"))
+    backend.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    template = "<s>{{ messages[0]['content'] }}{% if add_generation_prompt %}b{% endif %}"
+    tokenizer = saved(backend, tmp_path, bos_token="<s>", eos_token="</s>", chat_template=template)
+    assert tokenizer.encode(" a").count(1) == 1
+    assert tokenizer.encode_chat([{"role": "user", "content": " a"}]).count(1) == 1
+    with_prompt = tokenizer.encode_chat([USER])
+    assert tokenizer.encode_chat([USER], add_generation_prompt=False) == with_prompt[:-1]
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ raise_exception('roles must alternate') }}",
+        "{{ messages[0].content + 1 }}",
+        "{{ messages[7].content.strip() }}",
+        "{% for %}",
+    ],
+)
+def test_a_template_that_refuses_is_a_bad_request(tmp_path: Path, template: str) -> None:
+    save_tokenizer(tmp_path)
+    backend = Backend.from_file(str(tmp_path / "tokenizer.json"))
+    tokenizer = saved(backend, tmp_path, chat_template=template)
+    with pytest.raises(RequestFailed) as failed:
+        tokenizer.encode_chat([USER])
+    assert (failed.value.problem.status, failed.value.problem.param) == (400, "messages")
+
+
+def test_every_end_of_a_turn(tmp_path: Path) -> None:
+    """F16: the tokenizer's own, an int, a list, and one that is nested."""
+    save_tokenizer(tmp_path)
+    found = load(tmp_path, {"eos_token_id": 3}, {"eos_token_id": [4, 5]}, {"text_config": {"eos_token_id": 6}}, {})
+    assert found.eos_token_ids == {511, 3, 4, 5, 6}
+    assert eos_ids({"eos_token_id": 0}) == {0}
+
+
+def test_chat_template_or_none(byte_bpe: HubTokenizer, tmp_path: Path) -> None:
+    assert byte_bpe.has_chat_template
+    assert not saved(Backend.from_file(str(tmp_path / "tokenizer.json")), tmp_path).has_chat_template
+
+
+@pytest.mark.parametrize("content", [None, "{", "{}"])
+def test_no_usable_tokenizer_is_one_line(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(ModelUnusable) as unusable:
+        load(tmp_path)
+    assert str(tmp_path) in str(unusable.value)
+    assert "\n" not in str(unusable.value)
