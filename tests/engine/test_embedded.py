@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 
 from tests.families import reference
-from trouper.engine import embedded
+from trouper.engine import embedded, gguf
 from trouper.engine.loading import Loaded, load
 from trouper.protocol.errors import ModelUnusable
 from trouper.protocol.settings import Settings
@@ -63,7 +63,7 @@ def test_float32_on_a_cpu(smollm: Loaded) -> None:
 CONVERT = """
 import sys
 from pathlib import Path
-from trouper.engine import embedded
+from trouper.engine import embedded, gguf
 print(embedded.directory(Path(sys.argv[1])))
 """
 
@@ -88,7 +88,7 @@ def test_a_torn_conversion_is_never_used(tmp_path: Path, monkeypatch: pytest.Mon
         raise OSError("no space left")
 
     with monkeypatch.context() as patch:
-        patch.setattr(embedded.gguf, "convert", half)
+        patch.setattr(gguf, "convert", half)
         with pytest.raises(ModelUnusable, match="no space left"):
             embedded.directory(tmp_path)
     assert list((tmp_path / "models").iterdir()) == []

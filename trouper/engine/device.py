@@ -32,7 +32,7 @@ def memory_limit_bytes() -> int:
     return next((int(size) for size in known if size), 0) or _main_memory_bytes()
 
 
-def memory() -> MemoryFacts:
+def memory_facts() -> MemoryFacts:
     return MemoryFacts(
         active_bytes=mx.get_active_memory(),
         spare_bytes=mx.get_cache_memory(),

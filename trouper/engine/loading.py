@@ -11,6 +11,7 @@ import attrs
 import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten
+from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_adapters, load_model
 
 from trouper.engine import checkpoint, device, embedded, precision, tokenizer
@@ -120,13 +121,18 @@ def _card(settings: Settings, found: checkpoint.Checkpoint, model: nn.Module, co
         id=settings.model or embedded.NAME,
         created=int((found.directory / "config.json").stat().st_mtime),
         context_length=_context_length(config),
-        vocab_size=_nested(config, ("vocab_size",)) or 0,
+        vocab_size=_logits(model),
         architecture=found.architecture,
         dtype=_dtype(parameters),
         weights_bytes=sum(parameter.nbytes for parameter in parameters),
         device=device.name(),
         batching="batched",
     )
+
+
+def _logits(model: nn.Module) -> int:
+    """How many there are, by the model itself: configs nest it, omit it, or forget the padding. Nothing is computed."""
+    return int(model(mx.array([[0]]), cache=make_prompt_cache(model)).shape[-1])
 
 
 def _context_length(config: dict[str, Any]) -> int:
