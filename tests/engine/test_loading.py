@@ -69,7 +69,7 @@ def test_quantized_layers_become_float32(tmp_path: Path, name: str, bits: int, g
 
 
 def logits(model: nn.Module) -> mx.array:
-    return model(mx.array([PROMPT]), cache=make_prompt_cache(model))  # type: ignore[no-any-return]
+    return model(mx.array([PROMPT]), cache=make_prompt_cache(model))
 
 
 @on_cpu

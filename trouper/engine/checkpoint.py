@@ -19,8 +19,7 @@ from trouper.engine import device
 from trouper.protocol.errors import ModelUnusable
 
 PACKED = ("U32", "I32")
-"""Quantized weights are packed into words."""
-QUANTIZATION = (".scales", ".biases")
+"""Quantized weights are packed into words, each layer with its own number of bits."""
 LONGEST_HEADER_BYTES = 100_000_000
 
 
@@ -43,14 +42,14 @@ def inspect(directory: Path) -> Checkpoint:
     config = read_json(directory / "config.json")
     _require_supported(directory, config)
     files = _weight_files(directory)
-    bits = (config.get("quantization") or {}).get("bits", 4)
+    group_size = (config.get("quantization") or {}).get("group_size", 64)
     headers = [_header(path) for path in files]
     tensors = {name: tensor for header in headers for name, tensor in header.items() if name != "__metadata__"}
     return Checkpoint(
         directory,
         config,
         sum(tensor["data_offsets"][1] - tensor["data_offsets"][0] for tensor in tensors.values()),
-        sum(_float32_bytes(tensor, bits) for name, tensor in tensors.items() if not name.endswith(QUANTIZATION)),
+        sum(_float32_bytes(name, tensor, group_size) for name, tensor in tensors.items()),
     )
 
 
@@ -113,6 +112,9 @@ def _header(path: Path) -> dict[str, Any]:
     raise ModelUnusable(f"{path} is truncated ({size} bytes): download it again")
 
 
-def _float32_bytes(tensor: dict[str, Any], bits: int) -> int:
+def _float32_bytes(name: str, tensor: dict[str, Any], group_size: int) -> int:
+    """A quantized weight has `group_size` values for each of its scales; biases only move those."""
+    if tensor["dtype"] in PACKED or name.endswith(".biases"):
+        return 0
     values = math.prod(tensor["shape"])
-    return 4 * (values * 32 // bits if tensor["dtype"] in PACKED else values)
+    return 4 * values * (group_size if name.endswith(".scales") else 1)
