@@ -1,0 +1,218 @@
+"""The command: flags, errors in one line, signals. The real process where that is what matters."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import click
+import pytest
+import trio
+import trio.testing
+from click.testing import CliRunner
+from rich.console import Console
+
+from tests.families import save
+from trouper import ModelUnusable, ServerSettings, Settings, cli
+from trouper.flags import flags_of, settings_from
+
+TROUPER = (sys.executable, "-c", "from trouper.cli import main; main()")
+ALL_FIELDS: list[attrs.Attribute[Any]] = [*attrs.fields(Settings), *attrs.fields(ServerSettings)]
+
+
+def flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def test_every_setting_is_a_flag_with_its_help() -> None:
+    command = cli.main.commands["serve"]  # type: ignore[attr-defined]
+    options = {option.name: option for option in command.params}
+    for field in ALL_FIELDS:
+        option = options[field.name]
+        assert option.opts == [flag(field.name)]
+        assert option.help == field.metadata["help"]
+        assert option.envvar == f"TROUPER_{field.name.upper()}"
+
+
+def test_flags_and_variables_become_settings() -> None:
+    taken: list[Any] = []
+
+    @click.command()
+    @flags_of(Settings)
+    @flags_of(ServerSettings)
+    def collect(**given: Any) -> None:
+        taken.extend((settings_from(Settings, given), settings_from(ServerSettings, given)))
+
+    arguments = ["--kv-bits", "4", "--no-ssd", "--ssd-cache-dir", "x", "--api-key", "a", "--api-key", "b"]
+    outcome = CliRunner().invoke(collect, arguments, env={"TROUPER_PORT": "81", "TROUPER_MAX_BATCH_SIZE": "3"})
+    assert outcome.exit_code == 0, outcome.output
+    settings, server = taken
+    assert (settings.kv_bits, settings.no_ssd, settings.ssd_cache_dir, settings.rows) == (4, True, Path("x"), 3)
+    assert (server.api_key, server.port) == (("a", "b"), 81)
+    taken.clear()
+    CliRunner().invoke(collect, [], env={"TROUPER_API_KEY": "secret"})
+    assert taken == [Settings(), ServerSettings(api_key=("secret",))]
+
+
+def test_version() -> None:
+    assert CliRunner().invoke(cli.main, ["--version"]).output.startswith("trouper ")
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--kv-bits", "7"], "--kv-bits must be 8, 4 or 0, not 7"),
+        (["--port", "70000"], "--port must be between 0 and 65535"),
+        (["--host", "0.0.0.0"], "--api-key"),
+        (["--model", "/no/such/model", "--port", "0"], "/no/such/model: no such directory"),
+        (["--host", "192.0.2.1", "--allow-no-key"], "cannot listen on 192.0.2.1:8000"),
+    ],
+)
+def test_what_cannot_be_is_one_line(arguments: list[str], said: str) -> None:
+    refused(arguments, said)
+
+
+def test_a_taken_port_is_one_line(taken_port: int) -> None:
+    refused(["--port", str(taken_port)], f"127.0.0.1:{taken_port}: Address already in use; choose another --port")
+
+
+def refused(arguments: list[str], said: str) -> None:
+    outcome = subprocess.run([*TROUPER, "serve", *arguments], capture_output=True, text=True, check=False)
+    assert outcome.returncode == cli.USAGE_ERROR
+    *log, last = outcome.stderr.splitlines()
+    assert said in last
+    assert "Traceback" not in outcome.stderr
+    assert all(" INFO " in line for line in log)
+    assert outcome.stdout == ""
+
+
+@attrs.define
+class Stage:
+    """Stands for the runtime and the server: writes down what the command does with them."""
+
+    loads: bool = True
+    drained: bool = True
+    events: list[str] = attrs.field(factory=list)
+    ready: trio.Event = attrs.field(factory=trio.Event)
+    draining: trio.Event = attrs.field(factory=trio.Event)
+    may_finish: trio.Event = attrs.field(factory=trio.Event)
+
+    async def run_runtime(self, settings: Settings, *, task_status: trio.TaskStatus[Any]) -> None:
+        try:
+            self.ready.set()
+            if not self.loads:
+                await trio.sleep_forever()
+            task_status.started(self)
+            await self.may_finish.wait()
+        finally:
+            self.events.append("runtime ended")
+
+    async def drain(self, timeout_s: float) -> bool:
+        self.events.append(f"drain {timeout_s:g}")
+        self.draining.set()
+        await self.may_finish.wait()
+        return self.drained
+
+    async def serve_http(
+        self, runtime: object, settings: ServerSettings, *, shutdown: trio.Event, task_status: trio.TaskStatus[Any]
+    ) -> None:
+        task_status.started(["http://127.0.0.1:1"])
+        await shutdown.wait()
+        self.events.append("server ended")
+
+
+@pytest.fixture
+def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
+    stage = Stage()
+    monkeypatch.setattr(cli, "run_runtime", stage.run_runtime)
+    monkeypatch.setattr(cli, "serve_http", stage.serve_http)
+    monkeypatch.setattr(cli, "_announce", lambda *_: stage.events.append("announced"))
+    return stage
+
+
+def start(nursery: trio.Nursery) -> None:
+    nursery.start_soon(cli.run, Settings(), ServerSettings(port=0, drain_timeout_s=3), Console(quiet=True))
+
+
+async def test_the_first_signal_drains_then_ends_the_server(stage: Stage) -> None:
+    async with trio.open_nursery() as nursery:
+        start(nursery)
+        await trio.testing.wait_all_tasks_blocked()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await stage.draining.wait()
+        assert stage.events == ["announced", "drain 3"], "HTTP still answers while requests finish"
+        stage.may_finish.set()
+    assert sorted(stage.events[2:]) == ["runtime ended", "server ended"]
+
+
+async def test_the_second_signal_ends_at_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+
+    def end(number: int) -> None:
+        ended.append(number)
+        stage.may_finish.set()
+
+    monkeypatch.setattr(cli, "_end_at_once", end)
+    async with trio.open_nursery() as nursery:
+        start(nursery)
+        await trio.testing.wait_all_tasks_blocked()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await stage.draining.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+    assert ended == [signal.SIGINT]
+
+
+async def test_a_signal_while_loading_ends_it(stage: Stage) -> None:
+    stage.loads = False
+    async with trio.open_nursery() as nursery:
+        start(nursery)
+        await stage.ready.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+    assert stage.events == ["runtime ended"]
+
+
+async def test_an_unusable_model_comes_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def cannot(settings: Settings, *, task_status: trio.TaskStatus[Any]) -> None:
+        await trio.lowlevel.checkpoint()
+        raise ModelUnusable("no weights")
+
+    monkeypatch.setattr(cli, "run_runtime", cannot)
+    with pytest.RaisesGroup(ModelUnusable, flatten_subgroups=True):
+        await cli.run(Settings(), ServerSettings(port=0), Console(quiet=True))
+
+
+@contextlib.contextmanager
+def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    command = [*TROUPER, "serve", "--port", "0", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_serves_says_where_and_leaves(tmp_path: Path, number: signal.Signals) -> None:
+    with running("--model", str(save("llama", tmp_path / "tiny"))) as process:
+        assert process.stdout is not None
+        assert "ready at http://127.0.0.1:" in process.stdout.readline()
+        assert process.stdout.readline().startswith("curl http://127.0.0.1:")
+        process.send_signal(number)
+        _, log = process.communicate(timeout=30)
+        assert process.returncode == 0, log
+        assert f"{number.name}: leaving" in log
