@@ -33,7 +33,7 @@ def flag(name: str) -> str:
 
 
 def test_every_setting_is_a_flag_with_its_help() -> None:
-    command = cli.main.commands["serve"]  # type: ignore[attr-defined]
+    command = cli.main.commands["serve"]
     options = {option.name: option for option in command.params}
     for field in ALL_FIELDS:
         option = options[field.name]
