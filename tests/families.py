@@ -19,9 +19,10 @@ from mlx import nn
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models.cache import make_prompt_cache
 
-from tests.family_configs import FAMILIES as FAMILIES
-from tests.family_configs import VOCABULARY
+from tests.family_configs import FAMILIES, VOCABULARY
 from tests.family_weights import draw
+
+__all__ = ["END", "FAMILIES", "LENGTHS", "build", "prompts", "reference", "save", "save_tokenizer", "write_json"]
 
 SEEDS = {
     "llama": 2,
