@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
 import trio
 
 from trouper.protocol.model import LoadedModel, MemoryFacts, ModelCard
-from trouper.protocol.plans import Plan, RowId, Stepped
+from trouper.protocol.plans import Chunk, Plan, RowId, Stepped
 from trouper.protocol.replies import TokenLogprobs
 
 EOS = 256
@@ -34,19 +34,23 @@ class ByteTokenizer:
         return chr(token) if token < EOS else "<eos>"
 
 
+TokenAt = Callable[[int, int], int]
+"""(a number made of the prompt, position) to the token there."""
+
+
+def letters(key: int, position: int) -> int:
+    return 97 + (key + 7 * position) % 26
+
+
 @attrs.define
 class FakeRow:
     """A row whose next token depends on its prompt and position only."""
 
-    prompt: bytes
+    prompt_tokens: int
+    key: int
     logprobs: int | None
     prefilled: int = 0
     position: int = 0
-
-    def next_token(self) -> int:
-        token = 97 + (sum(self.prompt) + 7 * self.position) % 26
-        self.position += 1
-        return token
 
 
 def card(context_length: int = 4096) -> ModelCard:
@@ -63,10 +67,11 @@ class FakeEngine:
     `before_step` is awaited before each plan with work: sleep there to be slow, raise there to crash.
     """
 
-    before_step: Callable[[Plan], Any] | None = None
+    before_step: Callable[[Plan], Awaitable[None]] | None = None
+    token_at: TokenAt = letters
     tokenizer: ByteTokenizer = attrs.field(factory=ByteTokenizer)
     rows: dict[RowId, FakeRow] = attrs.field(factory=dict)
-    facts: MemoryFacts = MemoryFacts(active_bytes=0, spare_bytes=0, limit_bytes=1)
+    facts: MemoryFacts = attrs.field(factory=lambda: MemoryFacts(active_bytes=0, spare_bytes=0, limit_bytes=1))
     plans_seen: list[Plan] = attrs.field(factory=list)
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
@@ -81,6 +86,13 @@ class FakeEngine:
 
     async def step(self, plans: trio.MemoryReceiveChannel[Plan], results: trio.MemorySendChannel[Stepped]) -> None:
         self.rows.clear()
+        try:
+            await self._answer(plans, results)
+            assert not self.rows, "the scheduler ended without dropping every row"
+        finally:
+            self.rows.clear()
+
+    async def _answer(self, plans: trio.MemoryReceiveChannel[Plan], results: trio.MemorySendChannel[Stepped]) -> None:
         pending: Stepped | None = None
         async for plan in plans:
             self.plans_seen.append(plan)
@@ -96,23 +108,29 @@ class FakeEngine:
         assert pending is None, "the scheduler ended without flushing the pipeline"
 
     def _compute(self, plan: Plan, seconds: float) -> Stepped:
-        for row in plan.drop:
-            del self.rows[row]
+        for dropped in plan.drop:
+            del self.rows[dropped]
         for admit in plan.admit:
-            self.rows[admit.row] = FakeRow(admit.prompt, admit.logprobs)
-        produced = [row for row in plan.decode]
-        for chunk in plan.prefill:
-            fake = self.rows[chunk.row]
-            fake.prefilled += chunk.tokens
-            assert fake.prefilled <= len(fake.prompt) // 4, "more prefill than prompt"
-            if fake.prefilled == len(fake.prompt) // 4:
-                produced.append(chunk.row)
+            self.rows[admit.row] = FakeRow(len(admit.prompt) // 4, sum(admit.prompt), admit.logprobs)
         for row in plan.decode:
-            assert self.rows[row].prefilled == len(self.rows[row].prompt) // 4, "decode before the prompt was prefilled"
-        tokens = tuple(self.rows[row].next_token() for row in produced)
+            assert self.rows[row].position > 0, "decode before the prompt was prefilled"
+        produced = plan.decode + tuple(chunk.row for chunk in plan.prefill if self._prefill(chunk))
+        tokens = tuple(self._next_token(self.rows[row]) for row in produced)
         wanted = tuple(
             (row, TokenLogprobs(token, -0.5, tuple((97 + k, -0.5 - k) for k in range(n))))
             for row, token in zip(produced, tokens, strict=True)
             if (n := self.rows[row].logprobs) is not None
         )
-        return Stepped(plan.step, tuple(produced), tokens, wanted, seconds)
+        return Stepped(plan.step, produced, tokens, wanted, seconds)
+
+    def _prefill(self, chunk: Chunk) -> bool:
+        """Whether the prompt ended in this step."""
+        row = self.rows[chunk.row]
+        row.prefilled += chunk.tokens
+        assert chunk.tokens > 0
+        assert row.prefilled <= row.prompt_tokens, "more prefill than prompt"
+        return row.prefilled == row.prompt_tokens
+
+    def _next_token(self, row: FakeRow) -> int:
+        row.position += 1
+        return self.token_at(row.key, row.position - 1)

@@ -27,9 +27,8 @@ from trouper.actors.watches import Watches
 from trouper.actors.writer import write_to_disk
 from trouper.protocol.errors import Problem
 from trouper.protocol.model import Engine, LoadedModel
-from trouper.protocol.plans import PLANS_IN_FLIGHT, Plan, Stepped
+from trouper.protocol.plans import PLANS_IN_FLIGHT
 from trouper.protocol.settings import Settings
-from trouper.protocol.work import DiskOrder
 
 
 @attrs.frozen
@@ -112,6 +111,8 @@ async def _run_actors(
     finally:
         runtime.draining = True
         requests.close()
+        orders.close()
+        orders_in.close()
         _answer_undelivered(requests_in, admitted_in)
         runtime.finished.set()
 

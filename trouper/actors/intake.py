@@ -67,7 +67,9 @@ async def tokenize(prompt: Prompt, tokenizer: Tokenizer) -> tuple[int, ...]:
             return tokenizer.encode(text)
         case ChatPrompt(messages=messages, template_kwargs=kwargs):
             if not tokenizer.has_chat_template:
-                raise bad_request("this model has no chat template; use /v1/completions", "messages", "no_chat_template")
+                raise bad_request(
+                    "this model has no chat template; use /v1/completions", "messages", "no_chat_template"
+                )
             if sum(len(str(message.get("content", ""))) for message in messages) > LONG_TEXT:
                 return await trio.to_thread.run_sync(lambda: tokenizer.encode_chat(messages, **kwargs))
             return tokenizer.encode_chat(messages, **kwargs)

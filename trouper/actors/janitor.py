@@ -26,18 +26,18 @@ async def keep_tidy(
     memory: Watch[MemoryStatus],
     settings: Settings,
 ) -> None:
-    """The actor. Never ends by itself. A full `sweeps` sheds: the writer has one to do already."""
+    """The actor. Never ends by itself. A full `sweeps` sheds: the writer has one to do already. `sweeps` outlives a
+    crash, so the graph closes it, not this."""
     next_sweep = trio.current_time()
-    with sweeps:
-        while True:
-            memory.publish(judge(look(), memory.latest, settings.memory_fraction))
-            if trio.current_time() >= next_sweep:
-                next_sweep = trio.current_time() + SWEEP_EVERY_S
-                try:
-                    sweeps.send_nowait(Sweep(settings.ssd_ttl_days * 86400))
-                except trio.WouldBlock:
-                    log.debug("a sweep waits already")
-            await trio.sleep(settings.janitor_interval_s)
+    while True:
+        memory.publish(judge(look(), memory.latest, settings.memory_fraction))
+        if trio.current_time() >= next_sweep:
+            next_sweep = trio.current_time() + SWEEP_EVERY_S
+            try:
+                sweeps.send_nowait(Sweep(settings.ssd_ttl_days * 86400))
+            except trio.WouldBlock:
+                log.debug("a sweep waits already")
+        await trio.sleep(settings.janitor_interval_s)
 
 
 def judge(facts: MemoryFacts, last: MemoryStatus, fraction: float) -> MemoryStatus:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Literal
+from typing import Literal, Self
 
 import attrs
 import trio
@@ -101,10 +101,12 @@ class Answer:
         """Withdraw. Synchronous, idempotent, cannot be lost."""
         self._replies.close()
 
-    def __enter__(self) -> Answer:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def _enter(self, phase: Literal["prefill", "decode"]) -> None:
@@ -133,7 +135,12 @@ class Answer:
             "decode": (limits.between_tokens_s, "token_timeout", "--token-timeout-s"),
         }[self._phase]
         in_phase = (self._phase_began + (phase_limit or float("inf")), phase_limit or 0.0, kind, flag)
-        whole = (self._began + (limits.request_s or float("inf")), limits.request_s or 0.0, "request_timeout", "--request-timeout-s")
+        whole = (
+            self._began + (limits.request_s or float("inf")),
+            limits.request_s or 0.0,
+            "request_timeout",
+            "--request-timeout-s",
+        )
         return min(in_phase, whole)
 
 
@@ -182,7 +189,9 @@ class Runtime:
                 return
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             submission.replies.close()
-            raise RequestFailed(Problem(503, "the server is shutting down", "server_error", None, "draining", 1)) from None
+            raise RequestFailed(
+                Problem(503, "the server is shutting down", "server_error", None, "draining", 1)
+            ) from None
         except BaseException:
             submission.replies.close()
             raise

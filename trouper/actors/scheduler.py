@@ -24,6 +24,7 @@ from trouper.protocol.watch import Watch
 
 log = logging.getLogger("trouper.scheduler")
 
+
 @attrs.frozen(kw_only=True, eq=False)
 class SchedulerEdges:
     """The channels and watches of the scheduler."""
@@ -42,7 +43,9 @@ async def schedule(edges: SchedulerEdges, tokenizer: Tokenizer, settings: Settin
         with edges.plans, edges.results:
             await scheduler.run()
     finally:
-        scheduler.fail_all(Problem(503, "the engine stopped before the answer was complete", "server_error", None, "engine_stopped", 1))
+        scheduler.fail_all(
+            Problem(503, "the engine stopped before the answer was complete", "server_error", None, "engine_stopped", 1)
+        )
 
 
 class Scheduler:
@@ -62,7 +65,7 @@ class Scheduler:
         self._busy_chunks = ChunkSizer(settings.decode_stall_ms / 1000 * 0.85, settings.prefill_step_size)
         self._idle_chunks = ChunkSizer(IDLE_STEP_S, settings.prefill_step_size)
         self._releases_seen = edges.memory.latest.releases
-        self._count = edges.facts.latest
+        self._count = attrs.evolve(edges.facts.latest, stalled_since=None)
 
     async def run(self) -> None:
         while True:
@@ -130,6 +133,7 @@ class Scheduler:
         for submission in left:
             submission.fail(problem)
         self._add(requests_errored=len(left))
+        self._drops.extend(self._rows)
         self._rows.clear()
         self._waiting.clear()
         self._publish()
@@ -253,5 +257,10 @@ class Scheduler:
 
 def queue_full(size: int) -> Problem:
     return Problem(
-        429, f"{size} requests are waiting already (--max-queue-size); try again soon", "rate_limit_error", None, "queue_full", 1
+        429,
+        f"{size} requests are waiting already (--max-queue-size); try again soon",
+        "rate_limit_error",
+        None,
+        "queue_full",
+        1,
     )

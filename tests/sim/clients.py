@@ -1,0 +1,140 @@
+"""The clients of a world: whoever streams, dawdles, stalls for ever, leaves or times out."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any, Literal
+
+import attrs
+import trio
+
+from tests.fakes import EOS
+from tests.policy.reference import reference
+from tests.sim.weather import POISON, Weather, token_at
+from trouper import Answer, Finished, Generate, RequestFailed, Runtime, TextPrompt, Timeouts, TokenPrompt
+
+FOREVER = float("inf")
+STOPS = ("end", "the end", "🦜", "ïve", "rots", "✂ c", "then ", "zz")
+
+
+@attrs.define(eq=False)
+class Client:
+    """One client: what it will do, and what it met."""
+
+    name: int
+    request: Generate
+    arrives_s: float
+    patience_s: float
+    pause_s: float
+    """Between two reads."""
+    stalls_after: float
+    """So many reads, then it never reads again and never leaves."""
+    coalesces: bool
+    text: str = ""
+    tokens: int = 0
+    met: list[Finished | RequestFailed | Literal["left"]] = attrs.field(factory=list)
+    stalled: Answer | None = None
+    settled: trio.Event = attrs.field(factory=trio.Event)
+    """It met its end, or it stalled."""
+
+    @classmethod
+    def draw(cls, name: int, chance: Random, weather: Weather) -> Client:
+        pick = chance.choice
+        return cls(
+            name=name,
+            request=draw_request(name, chance, weather),
+            arrives_s=chance.random() * weather.rush_s,
+            patience_s=pick((FOREVER, FOREVER, FOREVER, chance.random() * 0.1, chance.random() * 3)),
+            pause_s=pick((0, 0, 0, 0.05, 3)),
+            stalls_after=pick((0, 2)) if chance.random() < 0.08 else FOREVER,
+            coalesces=chance.random() < 0.3,
+        )
+
+    async def live(self, runtime: Runtime, trace: list[Any]) -> None:
+        await trio.sleep(self.arrives_s)
+        with trio.move_on_after(self.patience_s) as leaving:
+            try:
+                with await runtime.submit(self.request) as answer:
+                    self.met.append(await self._read(answer))
+            except RequestFailed as failed:
+                self.met.append(failed)
+        if leaving.cancelled_caught:
+            self.met.append("left")
+        self.settled.set()
+        trace.append((trio.current_time(), self.name, self.tokens, self.text, self.outcome))
+
+    async def _read(self, answer: Answer) -> Finished:
+        reads = 0
+        while True:
+            if reads >= self.stalls_after:
+                self.stalled = answer
+                self.settled.set()
+                await trio.sleep_forever()
+            piece = await answer.next()
+            if isinstance(piece, Finished):
+                return piece
+            while piece is not None:
+                self.text += piece.text
+                self.tokens += len(piece.tokens)
+                assert len(piece.logprobs) == (len(piece.tokens) if self.request.logprobs is not None else 0)
+                piece = answer.next_nowait() if self.coalesces else None
+            reads += 1
+            await trio.sleep(self.pause_s)
+
+    @property
+    def outcome(self) -> str:
+        match self.met:
+            case [Finished(reason=reason)]:
+                return reason
+            case [RequestFailed() as failed]:
+                return str(failed.problem.code)
+            case ["left"]:
+                return "left"
+            case []:
+                return "stalled" if self.stalled else "nothing"
+            case more:
+                return f"too much: {more}"
+
+    def check(self) -> None:
+        """One end, and the right one: neither neighbours nor withdrawals nor restarts change an answer."""
+        if self.outcome in ("stop", "length"):
+            text, reason, tokens = expected(self.request)
+            assert (self.text, self.outcome, self.tokens) == (text, reason, tokens), self
+        else:
+            assert len(self.met) == 1 or self.stalled, self
+
+
+def draw_request(name: int, chance: Random, weather: Weather) -> Generate:
+    length = chance.choice((1, 5, 30, 30, 30, 600))
+    prompt = TokenPrompt(tuple(chance.randrange(256) for _ in range(length)))
+    small = Timeouts(
+        queue_s=chance.choice((None, 0.01, 1)),
+        first_token_s=chance.choice((None, 0.01, 1)),
+        between_tokens_s=chance.choice((None, 0.01, 1)),
+        request_s=chance.choice((None, 0.05, 3)),
+    )
+    return Generate(
+        request_id=str(name),
+        prompt=TextPrompt(POISON) if chance.random() < weather.poison else prompt,
+        max_tokens=chance.choice((None, 1, 2, 10, 40)),
+        stop=tuple(chance.sample(STOPS, chance.choice((0, 0, 1, 2)))),
+        stop_token_ids=(ord("t"),) if chance.random() < 0.1 else (),
+        ignore_eos=chance.random() < 0.1,
+        logprobs=chance.choice((None, None, 0, 2)),
+        timeouts=small if chance.random() < 0.2 else None,
+    )
+
+
+def expected(request: Generate) -> tuple[str, str, int]:
+    """(text, finish reason, completion tokens) of the whole answer."""
+    assert isinstance(request.prompt, TokenPrompt)
+    key = sum(request.prompt.tokens)
+    ends = set(request.stop_token_ids) | (set() if request.ignore_eos else {EOS})
+    pieces: list[bytes] = []
+    ended = False
+    while not ended and len(pieces) < (request.max_tokens or 20):
+        token = token_at(key, len(pieces))
+        ended = token in ends
+        pieces.append(b"" if ended or token == EOS else bytes([token]))
+    text, stop, used = reference(pieces, request.stop)
+    return text, "stop" if ended or stop else "length", used

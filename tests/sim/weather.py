@@ -1,0 +1,117 @@
+"""What a seed makes of a world: the engine's speed and faults, the settings, the moment of the end. All drawn once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+from typing import Any
+
+import attrs
+import trio
+
+from tests.fakes import EOS, ByteTokenizer, FakeEngine
+from trouper.actors.supervision import RestartLimit
+from trouper.protocol.model import MemoryFacts
+from trouper.protocol.plans import Plan
+from trouper.protocol.settings import Settings
+
+STALL_TIMEOUT_S = 0.4
+SAID = "naïve 🦜 parrots say: the end, then ✂ cut. ".encode()
+POISON = "poison"
+"""A prompt that crashes RequestIntake."""
+
+
+class SimulatedCrash(Exception):
+    """The device died, or something else that is a bug and not a bad request."""
+
+
+def token_at(key: int, position: int) -> int:
+    """Bytes of many lengths of character, from somewhere in the middle; some answers end by themselves."""
+    return EOS if position > 3 and (key + position) % 37 == 0 else SAID[(key + position) % len(SAID)]
+
+
+class SimTokenizer(ByteTokenizer):
+    def encode(self, text: str) -> tuple[int, ...]:
+        if text == POISON:
+            raise SimulatedCrash("the tokenizer died")
+        return super().encode(text)
+
+
+@attrs.frozen(kw_only=True)
+class Weather:
+    """The chances are per step of the engine, per look of the janitor, per client."""
+
+    settings: Settings
+    limit: RestartLimit
+    step_s: tuple[float, ...]
+    crash: float
+    hang: float
+    pressure: float
+    janitor_crash: float
+    poison: float
+    rush_s: float
+    """All clients arrive within so many seconds."""
+    drain_at_s: float | None
+    """None: when all clients are done."""
+    drain_s: float
+
+    @classmethod
+    def draw(cls, chance: Random) -> Weather:
+        pick = chance.choice
+        settings = Settings(
+            completion_batch_size=pick((1, 2, 4, 8, 32)),
+            prefill_batch_size=pick((1, 4)),
+            prefill_step_size=pick((4, 64, 2048)),
+            max_queue_size=pick((0, 8, 128, 128)),
+            default_max_tokens=20,
+            stall_timeout_s=STALL_TIMEOUT_S,
+            queue_timeout_s=pick((0, 5)),
+            first_token_timeout_s=pick((0, 5)),
+            token_timeout_s=pick((0, 5)),
+            request_timeout_s=pick((0, 20)),
+            janitor_interval_s=pick((0.1, 5)),
+            no_ssd=True,
+        )
+        forgiving = RestartLimit(most=10**6, pause_s=0.01)
+        return cls(
+            settings=settings,
+            limit=pick((forgiving, forgiving, forgiving, RestartLimit())),
+            step_s=pick(((0.01,), (0.001, 0.05), (0.01, 0.5))),
+            crash=pick((0, 0, 0, 0.005, 0.05)),
+            hang=pick((0, 0, 0, 0.01)),
+            pressure=pick((0, 0, 0.3, 1)),
+            janitor_crash=pick((0, 0, 0, 0.1)),
+            poison=pick((0, 0, 0, 0.1)),
+            rush_s=pick((0.01, 3, 20)),
+            drain_at_s=pick((None, None, None, chance.random() * 5)),
+            drain_s=pick((0, 0.5, 60, 1000)),
+        )
+
+
+class SimEngine(FakeEngine):
+    """The fake engine in this weather. Counts what it did to the actors, so that no other crash goes unseen."""
+
+    def __init__(self, weather: Weather, chance: Random, trace: list[Any]) -> None:
+        super().__init__(before_step=self._suffer, token_at=token_at, tokenizer=SimTokenizer())
+        self.crashes: Counter[str] = Counter()
+        self._weather = weather
+        self._chance = chance
+        self._trace = trace
+
+    async def _suffer(self, plan: Plan) -> None:
+        weather, fate = self._weather, self._chance.random()
+        self._trace.append((trio.current_time(), plan.step, plan.drop, len(plan.decode), plan.prefill))
+        prefilled = sum(chunk.tokens for chunk in plan.prefill)
+        await trio.sleep(self._chance.choice(weather.step_s) + 0.0005 * prefilled)
+        if fate < weather.crash:
+            self.crashes["group"] += 1
+            raise SimulatedCrash("the device died")
+        if fate < weather.crash + weather.hang:
+            await trio.sleep(STALL_TIMEOUT_S * self._chance.choice((1.5, 9, 25)))
+
+    def memory(self) -> MemoryFacts:
+        if self._chance.random() < self._weather.janitor_crash:
+            self.crashes["janitor"] += 1
+            raise SimulatedCrash("the device does not say")
+        used = 95 if self._chance.random() < self._weather.pressure else 50
+        return MemoryFacts(active_bytes=used, spare_bytes=self._chance.randrange(10), limit_bytes=100)

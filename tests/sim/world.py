@@ -1,0 +1,140 @@
+"""One simulated world: the whole graph, a fake engine, 40 clients, one seed. Virtual time, so it takes milliseconds."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from random import Random
+from typing import Any
+from unittest import mock
+
+import attrs
+import trio
+
+from tests.sim.clients import Client
+from tests.sim.seeded import run_seeded
+from tests.sim.weather import SimEngine, SimulatedCrash, Weather
+from trouper import Answer, Generate, Runtime, Settings
+from trouper.actors import runtime as runtime_module
+from trouper.actors.graph import run_graph
+from trouper.actors.submission import Submission, open_submission
+from trouper.protocol.replies import Failed, Finished, Reply
+
+CLIENTS = 40
+TOO_LONG_S = 10_000
+
+
+@attrs.define(eq=False)
+class World:
+    weather: Weather
+    engine: SimEngine
+    clients: list[Client]
+    trace: list[Any]
+    submissions: list[Submission] = attrs.field(factory=list)
+    died: bool = False
+    """Too many crashes: the graph ended by itself."""
+
+    async def run(self) -> None:
+        with trio.fail_after(TOO_LONG_S):
+            async with trio.open_nursery() as outer:
+                runtime: Runtime = await outer.start(self._graph)
+                async with trio.open_nursery() as stalled:
+                    await self._until_drained(runtime, stalled)
+                    for client in self.clients:
+                        await client.settled.wait()
+                    self._check_stalled()
+                    stalled.cancel_scope.cancel()
+        self._check(runtime)
+
+    async def _graph(self, *, task_status: trio.TaskStatus[Runtime]) -> None:
+        try:
+            await run_graph(self.weather.settings, self.engine, limit=self.weather.limit, task_status=task_status)
+        except* SimulatedCrash:
+            self.died = True
+        except* trio.EndOfChannel:  # What the crash of ModelStepper looks like to Scheduler, beside the crash itself.
+            assert self.engine.crashes
+
+    async def _until_drained(self, runtime: Runtime, stalled: trio.Nursery) -> None:
+        async with trio.open_nursery() as others:
+            for client in self.clients:
+                nursery = others if client.stalls_after == float("inf") else stalled
+                nursery.start_soon(client.live, runtime, self.trace)
+            if self.weather.drain_at_s is not None:
+                await trio.sleep(self.weather.drain_at_s)
+                self._note_drained(await runtime.drain(self.weather.drain_s))
+        if self.weather.drain_at_s is None:
+            self._note_drained(await runtime.drain(self.weather.drain_s))
+
+    def _note_drained(self, whole: bool) -> None:
+        self.trace.append((trio.current_time(), "drained", whole))
+
+    def _check_stalled(self) -> None:
+        """Nothing was lost on who never read: the whole answer lies there, with one end."""
+        for client in self.clients:
+            if client.stalled is None or client.outcome != "stalled":
+                continue
+            waiting = list(_what_waits(client.stalled))
+            assert isinstance(waiting[-1], Finished | Failed), (client, waiting)
+            assert not any(isinstance(reply, Finished | Failed) for reply in waiting[:-1]), (client, waiting)
+
+    def _check(self, runtime: Runtime) -> None:
+        for client in self.clients:
+            client.check()
+        assert runtime.finished.is_set()
+        assert not self.engine.rows
+        for submission in self.submissions:
+            state = submission.replies.statistics()
+            assert (state.open_send_channels, state.open_receive_channels) == (0, 0), submission
+        facts = runtime.health().scheduler
+        assert (facts.active_sequences, facts.queued_requests, facts.prefilling_sequences) == (0, 0, 0), facts
+        ended = facts.requests_completed + facts.requests_errored + facts.requests_withdrawn
+        assert facts.total_requests == ended, facts
+        poisoned = sum(client.outcome == "intake_failed" for client in self.clients)
+        intake, group, janitor, writer = (actor.restarts for actor in runtime.health().actors)
+        assert intake >= poisoned, "a request died without a crash"
+        assert (group, janitor, writer) == (self.engine.crashes["group"], self.engine.crashes["janitor"], 0)
+
+    @property
+    def outcomes(self) -> Counter[str]:
+        return Counter(client.outcome for client in self.clients) + Counter(died=self.died)
+
+
+def _what_waits(answer: Answer) -> Iterator[Reply]:
+    if answer._kept is not None:
+        yield answer._kept
+    while True:
+        try:
+            yield answer._replies.receive_nowait()
+        except trio.EndOfChannel:
+            return
+
+
+@contextmanager
+def _watched(submissions: list[Submission]) -> Iterator[None]:
+    """Remember every reply channel that is opened; keep the crashes that we cause out of the log."""
+
+    def remember(request: Generate, settings: Settings) -> tuple[Submission, trio.MemoryReceiveChannel[Reply]]:
+        submission, replies = open_submission(request, settings)
+        submissions.append(submission)
+        return submission, replies
+
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with mock.patch.object(runtime_module, "open_submission", remember):
+            yield
+    finally:
+        logging.disable(before)
+
+
+def run_world(seed: int) -> World:
+    """Raises, whatever is wrong with it."""
+    chance = Random(seed)
+    weather, trace = Weather.draw(chance), list[Any]()
+    clients = [Client.draw(name, chance, weather) for name in range(CLIENTS)]
+    world = World(weather, SimEngine(weather, chance, trace), clients, trace)
+    with _watched(world.submissions):
+        run_seeded(seed, world.run)
+    return world
