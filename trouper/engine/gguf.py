@@ -35,7 +35,7 @@ SPECIAL = 3
 
 def convert(source: Path, target: Path) -> None:
     """Write an mlx-lm model directory. Raises RuntimeError or KeyError for a file that is not what it should be."""
-    weights, metadata = mx.load(str(source), return_metadata=True)
+    weights, metadata = _read(source)
     config = _config(metadata)
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     renamed = dict(_rename(name, array, heads) for name, array in weights.items())
@@ -45,6 +45,12 @@ def convert(source: Path, target: Path) -> None:
     _write(target / "generation_config.json", {"eos_token_id": config["eos_token_id"]})
     _write(target / "tokenizer_config.json", _tokenizer_config(metadata))
     _write(target / "tokenizer.json", _tokenizer(metadata))
+
+
+def _read(source: Path) -> tuple[dict[str, mx.array], Metadata]:
+    loaded: Any = mx.load(str(source), return_metadata=True)  # the stubs know no format with metadata of several types
+    weights, metadata = loaded
+    return weights, metadata
 
 
 def _rename(name: str, array: mx.array, heads: Mapping[str, int]) -> tuple[str, mx.array]:
