@@ -25,6 +25,8 @@ class Row:
     """Prompt tokens that no plan prefills yet."""
     planned: int = 0
     produced: int = 0
+    dropped: bool = False
+    """A plan told the engine, or the next one will, to forget it."""
 
     @classmethod
     def of(cls, row: RowId, admitted: Admitted, tokenizer: Tokenizer) -> Row:

@@ -124,8 +124,13 @@ class Scheduler:
     def _remove(self, row: Row) -> None:
         """The one place that removes rows (F20). The drop travels with the next plan."""
         del self._rows[row.id]
-        self._drops.append(row.id)
+        self._drop(row)
         row.admitted.submission.replies.close()
+
+    def _drop(self, row: Row) -> None:
+        if not row.dropped:
+            row.dropped = True
+            self._drops.append(row.id)
 
     def fail_all(self, problem: Problem) -> None:
         """Exactly one terminal event for everybody who is still here."""
@@ -133,7 +138,8 @@ class Scheduler:
         for submission in left:
             submission.fail(problem)
         self._add(requests_errored=len(left))
-        self._drops.extend(self._rows)
+        for row in self._rows.values():
+            self._drop(row)
         self._rows.clear()
         self._waiting.clear()
         self._publish()
@@ -147,14 +153,15 @@ class Scheduler:
             flushes = bool(self._unanswered) and self._unanswered[-1].has_work
             if not (plan.has_work or plan.drop or plan.release_memory or flushes):
                 return
-            self._drops.clear()
             self._edges.plans.send_nowait(plan)
             self._unanswered.append(plan)
             if not plan.has_work:
                 return
 
     def _compose(self) -> Plan:
-        """One step: whoever can decode does, and prefill gets what the stall bound leaves."""
+        """One step: whoever can decode does, and prefill gets what the stall bound leaves. A row whose last token is
+        planned here leaves the engine with the next plan, before that token is read."""
+        drops, self._drops = tuple(self._drops), []
         admits = self._admit()
         decode = tuple(row.id for row in self._rows.values() if row.wants_token)
         chunks = self._chunks(busy=bool(decode))
@@ -162,12 +169,16 @@ class Scheduler:
             self._rows[row_id].planned += 1
         for chunk in chunks:
             self._plan_chunk(chunk)
-        return Plan(next(self._steps), tuple(self._drops), admits, decode, chunks, self._release_memory())
+        for row in self._rows.values():
+            if row.planned == row.admitted.max_tokens:
+                self._drop(row)
+        return Plan(next(self._steps), drops, admits, decode, chunks, self._release_memory())
 
     def _admit(self) -> tuple[Admit, ...]:
         prefilling = sum(row.unplanned > 0 for row in self._rows.values())
         pressure = self._edges.memory.latest.under_pressure
-        free = free_rows(len(self._rows), prefilling, self._settings.rows, self._settings.prefill_batch_size, pressure)
+        held = sum(not row.dropped for row in self._rows.values())
+        free = free_rows(held, prefilling, self._settings.rows, self._settings.prefill_batch_size, pressure)
         return tuple(self._enter(self._waiting.popleft()) for _ in range(min(free, len(self._waiting))))
 
     def _enter(self, admitted: Admitted) -> Admit:
