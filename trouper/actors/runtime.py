@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from math import inf
 from types import TracebackType
 from typing import Literal, Self
 
@@ -113,35 +115,39 @@ class Answer:
         self._phase, self._phase_began = phase, trio.current_time()
 
     async def receive_reply(self) -> Reply:
-        if self._kept is not None:
-            await trio.lowlevel.checkpoint()
-            kept, self._kept = self._kept, None
-            return kept
-        deadline, limit, kind, flag = self._limits()
-        with trio.move_on_at(deadline):
-            try:
-                return await self._replies.receive()
-            except trio.EndOfChannel:
-                raise AssertionError(f"{self.request_id}: the owner left without a terminal event") from None
+        """The next reply. One that already came is not late, whatever its phase's limit says: a reader that dawdles
+        has not been kept waiting. Only the limit of the whole request counts then."""
+        try:
+            self._look()
+            deadline, limit, kind, flag = self._limits()
+            with trio.move_on_at(deadline):
+                if self._kept is None:
+                    self._kept = await self._replies.receive()
+                else:
+                    await trio.lowlevel.checkpoint()
+                kept, self._kept = self._kept, None
+                return kept
+        except trio.EndOfChannel:
+            raise AssertionError(f"{self.request_id}: the owner left without a terminal event") from None
         self.close()
         raise timed_out(kind, limit, flag)
+
+    def _look(self) -> None:
+        if self._kept is None:
+            with suppress(trio.WouldBlock):
+                self._kept = self._replies.receive_nowait()
 
     def _limits(self) -> tuple[float, float, str, str]:
         """(deadline, seconds, code, flag) of whichever limit comes first."""
         limits = self._timeouts
-        phase_limit, kind, flag = {
-            "queue": (limits.queue_s, "queue_timeout", "--queue-timeout-s"),
-            "prefill": (limits.first_token_s, "first_token_timeout", "--first-token-timeout-s"),
-            "decode": (limits.between_tokens_s, "token_timeout", "--token-timeout-s"),
+        whole = (self._began, limits.request_s, "request_timeout", "--request-timeout-s")
+        in_phase = {
+            "queue": (self._phase_began, limits.queue_s, "queue_timeout", "--queue-timeout-s"),
+            "prefill": (self._phase_began, limits.first_token_s, "first_token_timeout", "--first-token-timeout-s"),
+            "decode": (self._phase_began, limits.between_tokens_s, "token_timeout", "--token-timeout-s"),
         }[self._phase]
-        in_phase = (self._phase_began + (phase_limit or float("inf")), phase_limit or 0.0, kind, flag)
-        whole = (
-            self._began + (limits.request_s or float("inf")),
-            limits.request_s or 0.0,
-            "request_timeout",
-            "--request-timeout-s",
-        )
-        return min(in_phase, whole)
+        counting = (whole,) if self._kept is not None else (in_phase, whole)
+        return min((since + (s or inf), s or 0.0, kind, flag) for since, s, kind, flag in counting)
 
 
 @attrs.define(eq=False)
@@ -167,7 +173,7 @@ class Runtime:
         submission, replies = open_submission(request, self.settings)
         answer = Answer(request.request_id, Accepted((), 0), replies, limits, began)
         try:
-            await self._deliver(submission, limits.queue_s)
+            await self._deliver(submission, answer)
             first = await answer.receive_reply()
             match first:
                 case Accepted():
@@ -181,10 +187,11 @@ class Runtime:
             answer.close()
             raise
 
-    async def _deliver(self, submission: Submission, limit_s: float | None) -> None:
+    async def _deliver(self, submission: Submission, answer: Answer) -> None:
         """Undelivered, it is still ours to close. A full inbox means that intake itself is behind."""
+        deadline, limit, kind, flag = answer._limits()
         try:
-            with trio.move_on_after(limit_s or float("inf")):
+            with trio.move_on_at(deadline):
                 await self._requests.send(submission)
                 return
         except (trio.BrokenResourceError, trio.ClosedResourceError):
@@ -196,7 +203,7 @@ class Runtime:
             submission.replies.close()
             raise
         submission.replies.close()
-        raise timed_out("queue_timeout", limit_s or 0.0, "--queue-timeout-s")
+        raise timed_out(kind, limit, flag)
 
     def health(self) -> Health:
         """What the actors last published. Never waits."""
