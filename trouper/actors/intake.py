@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 import attrs
 import trio
@@ -62,6 +63,7 @@ async def tokenize(prompt: Prompt, tokenizer: Tokenizer) -> tuple[int, ...]:
         case TokenPrompt(tokens=tokens):
             return tokens
         case TextPrompt(text=text):
+            check_text(text, "prompt")
             if len(text) > LONG_TEXT:
                 return await trio.to_thread.run_sync(tokenizer.encode, text)
             return tokenizer.encode(text)
@@ -70,9 +72,26 @@ async def tokenize(prompt: Prompt, tokenizer: Tokenizer) -> tuple[int, ...]:
                 raise bad_request(
                     "this model has no chat template; use /v1/completions", "messages", "no_chat_template"
                 )
+            check_text((messages, kwargs), "messages")
             if sum(len(str(message.get("content", ""))) for message in messages) > LONG_TEXT:
                 return await trio.to_thread.run_sync(lambda: tokenizer.encode_chat(messages, **kwargs))
             return tokenizer.encode_chat(messages, **kwargs)
+
+
+def check_text(value: object, param: str) -> None:
+    """JSON's "\\ud800" makes a string that is no text and that crashes tokenizers: a user's mistake, not a bug."""
+    inside: list[object] = [value]
+    while inside:
+        match inside.pop():
+            case str() as text:
+                try:
+                    text.encode()
+                except UnicodeEncodeError:
+                    raise bad_request("half of a surrogate pair is no text", param, "invalid_text") from None
+            case Mapping() as mapping:
+                inside += (*mapping.keys(), *mapping.values())
+            case list() | tuple() as parts:
+                inside += parts
 
 
 def check_tokens(request: Generate, prompt: tuple[int, ...], vocab_size: int) -> None:

@@ -1,0 +1,158 @@
+"""RequestIntake alone: what it refuses, and that the request in hand is always answered."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from tests.actors.bench import Opened, Replies, code, generate, heard
+from tests.fakes import EOS, ByteTokenizer, card
+from trouper import ChatPrompt, Generate, RequestFailed, Sampling, Settings, TextPrompt, TokenPrompt
+from trouper.actors.intake import LONG_TEXT, Admitted, prepare, take_in_requests
+from trouper.protocol.errors import Problem
+from trouper.protocol.model import LoadedModel
+
+MODEL = LoadedModel(card(context_length=100), ByteTokenizer())
+HELLO = ({"role": "user", "content": "hello"},)
+
+
+class BrokenTokenizer(ByteTokenizer):
+    def encode(self, text: str) -> tuple[int, ...]:
+        raise RuntimeError("the tokenizer died")
+
+
+class WithoutTemplate(ByteTokenizer):
+    has_chat_template = False
+
+
+async def prepared(
+    opened: Opened, request: Generate, model: LoadedModel = MODEL, settings: Settings | None = None
+) -> Admitted:
+    submission, _ = opened.submission(request)
+    try:
+        return await prepare(submission, model, settings or Settings(max_prompt_tokens=80))
+    finally:
+        submission.replies.close()
+
+
+async def refused(opened: Opened, request: Generate, model: LoadedModel = MODEL) -> Problem:
+    with pytest.raises(RequestFailed) as failed:
+        await prepared(opened, request, model)
+    assert failed.value.problem.status == 400
+    return failed.value.problem
+
+
+async def test_f1_a_chats_tokens_are_the_templates_own(opened: Opened) -> None:
+    admitted = await prepared(opened, generate(prompt=ChatPrompt(HELLO)))
+    assert bytes(admitted.prompt) == b"<user>hello<assistant>"
+
+
+@pytest.mark.parametrize(
+    ("more", "param", "error"),
+    [
+        ({"prompt": TokenPrompt(())}, "prompt", "empty_prompt"),
+        ({"prompt": TextPrompt("")}, "prompt", "empty_prompt"),
+        ({"prompt": TokenPrompt((1, -1))}, "prompt", "invalid_token"),
+        ({"prompt": TokenPrompt((1, EOS + 1))}, "prompt", "invalid_token"),
+        ({"prompt": TokenPrompt((1, 2**70))}, "prompt", "invalid_token"),
+        ({"sampling": Sampling(logit_bias=((EOS + 1, 1.0),))}, "logit_bias", "invalid_token"),
+        ({"prompt": TokenPrompt((1,) * 81)}, "prompt", "context_length_exceeded"),
+        ({"prompt": ChatPrompt(({"role": "user", "content": "x" * 81},))}, "messages", "context_length_exceeded"),
+        ({"max_tokens": 98}, "max_tokens", "context_length_exceeded"),
+        ({"prompt": TextPrompt("lone \ud800 surrogate")}, "prompt", "invalid_text"),
+        ({"prompt": ChatPrompt(({"role": "user", "content": "\udfff"},))}, "messages", "invalid_text"),
+        ({"prompt": ChatPrompt(({"role": "user", "content": [{"text": "\udfff"}]},))}, "messages", "invalid_text"),
+    ],
+)
+async def test_what_is_wrong_is_named(opened: Opened, more: dict[str, Any], param: str, error: str) -> None:
+    problem = await refused(opened, generate(**more))
+    assert (problem.param, problem.code) == (param, error)
+
+
+async def test_a_prompt_that_fills_the_context_is_refused_by_name(opened: Opened) -> None:
+    settings = Settings()
+    for prompt, param in ((TokenPrompt((1,) * 100), "prompt"), (ChatPrompt(HELLO * 10), "messages")):
+        with pytest.raises(RequestFailed) as failed:
+            await prepared(opened, generate(prompt=prompt), settings=settings)
+        assert failed.value.problem.param == param
+
+
+async def test_a_model_without_a_chat_template_refuses_chats(opened: Opened) -> None:
+    problem = await refused(opened, generate(prompt=ChatPrompt(HELLO)), LoadedModel(card(), WithoutTemplate()))
+    assert (problem.param, problem.code) == ("messages", "no_chat_template")
+
+
+@pytest.mark.parametrize(("asked", "most"), [(None, 40), (7, 7), (97, 97)])
+async def test_how_long_an_answer_may_be(opened: Opened, asked: int | None, most: int) -> None:
+    settings = Settings(default_max_tokens=40)
+    admitted = await prepared(opened, generate(max_tokens=asked), settings=settings)
+    assert admitted.max_tokens == most
+
+
+async def test_the_default_length_ends_where_the_context_does(opened: Opened) -> None:
+    settings = Settings(default_max_tokens=500, max_kv_size=50)
+    assert (await prepared(opened, generate(tokens=10), settings=settings)).max_tokens == 40
+
+
+@pytest.mark.parametrize("chat", [False, True])
+async def test_a_long_text_leaves_the_event_loop(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch, *, chat: bool
+) -> None:
+    threads = []
+    real = trio.to_thread.run_sync
+    monkeypatch.setattr(trio.to_thread, "run_sync", lambda *args: (threads.append(args), real(*args))[1])
+    text = "x" * (LONG_TEXT + 1)
+    prompt = ChatPrompt(({"role": "user", "content": text},)) if chat else TextPrompt(text)
+    model = LoadedModel(card(context_length=100_000), ByteTokenizer())
+    admitted = await prepared(opened, generate(prompt=prompt), model, Settings())
+    assert len(admitted.prompt) > LONG_TEXT
+    assert len(threads) == 1
+
+
+async def intake_with(
+    opened: Opened, nursery: trio.Nursery, room: int, tokenizer: ByteTokenizer, *requests: Generate
+) -> tuple[list[Replies], trio.MemoryReceiveChannel[Admitted]]:
+    outside, inbox = trio.open_memory_channel[Any](len(requests))
+    admitted, admitted_in = trio.open_memory_channel[Admitted](room)
+    answers = []
+    for request in requests:
+        submission, answer = opened.submission(request)
+        outside.send_nowait(submission)
+        answers.append(answer)
+    outside.close()
+    model = LoadedModel(card(), tokenizer)
+    nursery.start_soon(partial(take_in_requests, inbox, admitted, model, Settings()))
+    return answers, admitted_in
+
+
+async def test_a_refusal_costs_nobody_else_anything(opened: Opened) -> None:
+    async with trio.open_nursery() as nursery:
+        requests = (generate("bad", tokens=0), generate("good"))
+        [bad, _], admitted = await intake_with(opened, nursery, 2, ByteTokenizer(), *requests)
+        good = await admitted.receive()
+        assert good.submission.request.request_id == "good"
+        assert code(heard(bad)) == "empty_prompt"
+        good.submission.replies.close()
+
+
+async def test_the_request_in_hand_is_answered_when_intake_crashes(opened: Opened) -> None:
+    with pytest.raises(ExceptionGroup) as crash:  # noqa: PT012
+        async with trio.open_nursery() as nursery:
+            request = generate(prompt=TextPrompt("hello"))
+            [answer], _ = await intake_with(opened, nursery, 1, BrokenTokenizer(), request)
+            await trio.sleep_forever()
+    assert crash.group_contains(RuntimeError)
+    assert code(heard(answer)) == "intake_failed"
+
+
+async def test_the_request_in_hand_is_answered_when_intake_is_cancelled(opened: Opened) -> None:
+    """It waits for the scheduler then, whose inbox is full; undelivered, it is still intake's."""
+    async with trio.open_nursery() as nursery:
+        [answer], _ = await intake_with(opened, nursery, 0, ByteTokenizer(), generate())
+        await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel(reason="the test")
+    assert code(heard(answer)) == "draining"
