@@ -18,6 +18,8 @@ log = logging.getLogger("trouper.janitor")
 
 SWEEP_EVERY_S = 600.0
 """TTL is counted in days; orphaned temporary files are rare."""
+WORTH_RELEASING = 0.01
+"""Of the device's limit. Spare buffers are what makes the allocator fast; a few of them are always there."""
 
 
 async def keep_tidy(
@@ -29,8 +31,13 @@ async def keep_tidy(
     """The actor. Never ends by itself. A full `sweeps` sheds: the writer has one to do already. `sweeps` outlives a
     crash, so the graph closes it, not this."""
     next_sweep = trio.current_time()
+    kept_bytes = 0
     while True:
-        memory.publish(judge(look(), memory.latest, settings.memory_fraction))
+        facts, last = look(), memory.latest
+        kept_bytes = min(kept_bytes, facts.spare_bytes)
+        memory.publish(judge(facts, last, settings.memory_fraction, kept_bytes))
+        if memory.latest.releases > last.releases:
+            kept_bytes = facts.spare_bytes
         if trio.current_time() >= next_sweep:
             next_sweep = trio.current_time() + SWEEP_EVERY_S
             try:
@@ -40,16 +47,18 @@ async def keep_tidy(
         await trio.sleep(settings.janitor_interval_s)
 
 
-def judge(facts: MemoryFacts, last: MemoryStatus, fraction: float) -> MemoryStatus:
-    """Pressure is what is in use against the device's own limit (R14, F25). Spare buffers are given back before
-    requests have to wait, and only when that helps: spare memory exists and the bound is passed."""
+def judge(facts: MemoryFacts, last: MemoryStatus, fraction: float, kept_bytes: int = 0) -> MemoryStatus:
+    """Pressure is what is in use against the device's own limit (R14). Spare buffers are asked back before requests
+    have to wait, but never for ever (F25): only when the bound is passed and there is spare memory worth having beyond
+    `kept_bytes`, which is what was there when it was last asked for and has not been given since."""
     bound = facts.limit_bytes * fraction
     too_much = facts.active_bytes + facts.spare_bytes > bound
+    helps = facts.spare_bytes - kept_bytes > facts.limit_bytes * WORTH_RELEASING
     return attrs.evolve(
         last,
         active_bytes=facts.active_bytes,
         spare_bytes=facts.spare_bytes,
         limit_bytes=facts.limit_bytes,
         under_pressure=facts.active_bytes > bound,
-        releases=last.releases + (too_much and facts.spare_bytes > 0),
+        releases=last.releases + (too_much and helps),
     )
