@@ -50,7 +50,7 @@ class Row:
         """Commit one token. The Finished that it caused, already preceded by the last text. The one place that decides."""
         self.produced += 1
         if token in self.ends:
-            return self._finish("stop", (token,), logprobs, None if token in self.tokenizer.eos_token_ids else token)
+            return self._finish("stop", (token,), None, None if token in self.tokenizer.eos_token_ids else token)
         shown = self.text.push(self.tokenizer.token_bytes(token))
         if shown.stop is not None:
             self._say(shown.text, (token,), logprobs)

@@ -1,0 +1,174 @@
+"""From running answers to responses: collected whole, or as server-sent events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from types import TracebackType
+
+import attrs
+import msgspec
+import trio
+from quart.wrappers.response import ResponseBody
+
+from trouper.actors.runtime import Answer
+from trouper.protocol.errors import RequestFailed
+from trouper.protocol.replies import Delta, Finished, TokenLogprobs
+from trouper.web.errors import error_body
+from trouper.web.openai.shapes import Choice, Shape, Usage
+
+HEARTBEAT = b": keep-alive\n\n"
+"""A comment; an event without data would crash clients."""
+DONE = b"data: [DONE]\n\n"
+
+
+def usage_of(answer: Answer) -> Usage:
+    return Usage(len(answer.accepted.prompt_tokens), answer.completion_tokens, answer.cached_tokens)
+
+
+async def collect(answer: Answer, *, logprobs: bool) -> Choice:
+    """The whole answer. Raises `RequestFailed`; a part of an answer is never returned as if it were whole (F13)."""
+    texts: list[str] = []
+    seen: list[TokenLogprobs] = []
+    async for delta in answer:
+        texts.append(delta.text)
+        seen.extend(delta.logprobs)
+    assert answer.finished is not None
+    return Choice("".join(texts), tuple(seen) if logprobs else None, answer.finished, usage_of(answer))
+
+
+async def collect_all(answers: Sequence[Answer], *, logprobs: bool) -> list[Choice]:
+    """Side by side. The first failure ends the others."""
+    choices: dict[int, Choice] = {}
+    failures: list[RequestFailed] = []
+
+    async def one(index: int, answer: Answer) -> None:
+        try:
+            choices[index] = await collect(answer, logprobs=logprobs)
+        except RequestFailed as failed:
+            failures.append(failed)
+            nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        for index, answer in enumerate(answers):
+            nursery.start_soon(one, index, answer)
+    if failures:
+        raise failures[0]
+    return [choices[index] for index in range(len(answers))]
+
+
+@attrs.frozen
+class Piece:
+    """What one answer said, and which one it was."""
+
+    index: int
+    said: Delta | Finished | RequestFailed
+
+
+async def pump(index: int, answer: Answer, pieces: trio.MemorySendChannel[Piece]) -> None:
+    """Carry one of several answers into their common stream. A slow reader slows it; the answer's own channel holds."""
+    with pieces:
+        try:
+            while True:
+                said = await answer.next()
+                await pieces.send(Piece(index, said))
+                if isinstance(said, Finished):
+                    return
+        except RequestFailed as failed:
+            await pieces.send(Piece(index, failed))
+        except trio.BrokenResourceError:
+            return
+
+
+class EventStream(ResponseBody):
+    """The body of a streamed response. Leaving it withdraws the answers, synchronously."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        answers: Sequence[Answer],
+        *,
+        include_usage: bool,
+        heartbeat_s: float,
+        nursery: trio.Nursery,
+    ) -> None:
+        self._shape, self._answers = shape, answers
+        self._include_usage, self._heartbeat_s = include_usage, heartbeat_s
+        self._nursery = nursery
+        self._pieces: trio.MemoryReceiveChannel[Piece] | None = None
+        self._open = set(range(len(answers)))
+        self._over = False
+        self._began = False
+
+    async def __aenter__(self) -> AsyncIterator[bytes]:
+        if len(self._answers) > 1:
+            sending, self._pieces = trio.open_memory_channel[Piece](0)
+            with sending:
+                for index, answer in enumerate(self._answers):
+                    self._nursery.start_soon(pump, index, answer, sending.clone())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._pieces is not None:
+            self._pieces.close()
+        for answer in self._answers:
+            answer.close()
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        """One write: whatever is there, so that a busy server sends fewer, larger ones."""
+        if self._over:
+            raise StopAsyncIteration
+        if not self._began:
+            self._began = True
+            openings = [self._shape.opening(index) for index in self._open]
+            if any(openings):
+                return b"".join(_event(chunk) for chunk in openings if chunk is not None)
+        with trio.move_on_after(self._heartbeat_s):
+            return self._written(await self._next())
+        return HEARTBEAT
+
+    async def _next(self) -> Piece:
+        if self._pieces is not None:
+            return await self._pieces.receive()
+        try:
+            return Piece(0, await self._answers[0].next())
+        except RequestFailed as failed:
+            return Piece(0, failed)
+
+    def _written(self, piece: Piece) -> bytes:
+        match piece.said:
+            case Delta() as delta:
+                return self._deltas(piece.index, delta)
+            case Finished() as finished:
+                self._open.discard(piece.index)
+                return _event(self._shape.ending(piece.index, finished)) + self._end()
+            case RequestFailed() as failed:
+                self._over = True
+                return _event(msgspec.json.encode(error_body(failed.problem)))
+
+    def _deltas(self, index: int, delta: Delta) -> bytes:
+        """This one and those that already wait behind it, as events in one write."""
+        events = []
+        more: Delta | None = delta
+        while more is not None:
+            if more.text or more.logprobs:
+                events.append(_event(self._shape.text(index, more.text, more.logprobs)))
+            more = self._answers[0].next_nowait() if self._pieces is None else None
+        return b"".join(events) or b""
+
+    def _end(self) -> bytes:
+        if self._open:
+            return b""
+        self._over = True
+        if not self._include_usage:
+            return DONE
+        usage = sum((usage_of(answer) for answer in self._answers), Usage(0, 0, 0))
+        return _event(self._shape.usage(usage)) + DONE
+
+
+def _event(data: bytes) -> bytes:
+    return b"data: " + data + b"\n\n"

@@ -1,0 +1,50 @@
+"""API keys."""
+
+from __future__ import annotations
+
+import hmac
+from hashlib import sha256
+
+import attrs
+
+from trouper.protocol.errors import Problem, SettingsInvalid
+from trouper.protocol.settings import ServerSettings
+
+OPEN_PATHS = frozenset({"/health", "/livez", "/readyz"})
+
+
+@attrs.frozen
+class Keys:
+    """Digests of the keys that are let in; none: everybody is."""
+
+    _digests: tuple[bytes, ...]
+
+    @classmethod
+    def of(cls, settings: ServerSettings) -> Keys:
+        """Raises `SettingsInvalid` if the key file cannot be read or holds no key."""
+        keys = list(settings.api_key)
+        if settings.api_key_file is not None:
+            try:
+                lines = settings.api_key_file.read_text().splitlines()
+            except OSError as error:
+                raise SettingsInvalid(f"--api-key-file {settings.api_key_file}: {error.strerror}") from None
+            keys += [line.strip() for line in lines if line.strip()]
+            if not keys:
+                raise SettingsInvalid(f"--api-key-file {settings.api_key_file} holds no key")
+        return cls(tuple(sha256(key.encode()).digest() for key in keys))
+
+    def problem(self, path: str, authorization: str | None, api_key: str | None) -> Problem | None:
+        """Why this request is not let in, if it is not."""
+        if not self._digests or path in OPEN_PATHS:
+            return None
+        scheme, _, bearer = (authorization or "").partition(" ")
+        given = bearer.strip() if scheme.lower() == "bearer" and bearer.strip() else api_key
+        if given and self._known(given):
+            return None
+        said = "the API key is wrong" if given else "an API key is needed: send `Authorization: Bearer KEY`"
+        return Problem(401, said, "authentication_error", None, "invalid_api_key")
+
+    def _known(self, key: str) -> bool:
+        """Constant time: every digest is compared, whether or not one matched."""
+        digest = sha256(key.encode("utf-8", "surrogatepass")).digest()
+        return any([hmac.compare_digest(digest, known) for known in self._digests])

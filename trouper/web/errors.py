@@ -1,0 +1,42 @@
+"""Errors in OpenAI's shape: four keys, always."""
+
+from __future__ import annotations
+
+import msgspec
+from quart import Response
+
+from trouper.protocol.errors import Problem, RequestFailed
+
+KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+def error_body(problem: Problem) -> dict[str, dict[str, str | None]]:
+    return {
+        "error": {
+            "message": problem.message,
+            "type": problem.type,
+            "param": problem.param,
+            "code": problem.code,
+        }
+    }
+
+
+def error_response(problem: Problem) -> Response:
+    response = Response(msgspec.json.encode(error_body(problem)), problem.status, content_type="application/json")
+    if problem.retry_after_s is not None:
+        response.headers["Retry-After"] = str(problem.retry_after_s)
+    if problem.status == 401:
+        response.headers["WWW-Authenticate"] = "Bearer"
+    return response
+
+
+def http_problem(status: int, message: str, code: str | None = None) -> Problem:
+    """For what the HTTP layer itself refuses."""
+    kind = KINDS.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    return Problem(status, message, kind, None, code)
+
+
+def model_not_found(model: str, served: str) -> RequestFailed:
+    return RequestFailed(
+        Problem(404, f"the model {model!r} is not served here; {served!r} is", "invalid_request_error", "model", "model_not_found")
+    )

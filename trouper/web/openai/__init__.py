@@ -1,0 +1,1 @@
+"""OpenAI's dialect: one file for each thing that travels."""

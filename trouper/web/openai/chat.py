@@ -1,0 +1,138 @@
+"""POST /v1/chat/completions: the request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from trouper.protocol.errors import bad_request
+from trouper.protocol.requests import ChatPrompt, Generate
+from trouper.web.openai.parameters import (
+    NOT_SUPPORTED, Parameters, length_of, sampling_of, stops_of,
+)  # fmt: skip
+from trouper.web.parsing import between, json_type, structure
+
+ROLES = ("system", "developer", "user", "assistant")
+MAX_TOP_LOGPROBS = 20
+
+REFUSED: dict[str, tuple[Any, ...]] = NOT_SUPPORTED | {
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "reasoning_effort": (),
+    "verbosity": (),
+    "web_search_options": (),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "echo": (False,),
+}
+
+
+@attrs.frozen(kw_only=True)
+class ChatRequest(Parameters):
+    messages: Any
+    max_completion_tokens: int | None = None
+    logprobs: bool = False
+    top_logprobs: int | None = None
+    chat_template_kwargs: Any = None
+    metadata: Any = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+
+
+def parse_chat(body: dict[str, Any]) -> ChatRequest:
+    return structure(body, ChatRequest, REFUSED)
+
+
+def chat_to_generate(request: ChatRequest, request_id: str, default_seed: int | None) -> Generate:
+    """Raises `RequestFailed` (400) naming the parameter."""
+    limit = request.max_completion_tokens
+    name = "max_tokens" if limit is None else "max_completion_tokens"
+    return Generate(
+        request_id=request_id,
+        prompt=ChatPrompt(messages_of(request.messages), template_kwargs(request.chat_template_kwargs)),
+        sampling=sampling_of(request, default_seed),
+        max_tokens=length_of(request.max_tokens if limit is None else limit, name),
+        stop=stops_of(request.stop),
+        stop_token_ids=request.stop_token_ids,
+        ignore_eos=request.ignore_eos,
+        logprobs=_top_logprobs(request),
+    )
+
+
+def _top_logprobs(request: ChatRequest) -> int | None:
+    if request.top_logprobs is not None:
+        between("top_logprobs", request.top_logprobs, 0, MAX_TOP_LOGPROBS)
+        if not request.logprobs:
+            raise bad_request("top_logprobs needs logprobs: true", "top_logprobs", "invalid_value")
+    return (request.top_logprobs or 0) if request.logprobs else None
+
+
+def template_kwargs(value: Any) -> dict[str, Any]:
+    if value is None:
+        return {}
+    name = "chat_template_kwargs"
+    if not isinstance(value, dict):
+        raise bad_request(f"{name} must be an object, not {json_type(value)}", name, "invalid_type")
+    for key in ("tokenize", "messages", "conversation", "chat_template", "return_dict", "return_tensors"):
+        if key in value:
+            raise bad_request(f"{name}.{key} cannot be set", f"{name}.{key}", "invalid_value")
+    return value
+
+
+def messages_of(value: Any) -> tuple[dict[str, Any], ...]:
+    if not isinstance(value, list):
+        raise bad_request(f"messages must be an array, not {json_type(value)}", "messages", "invalid_type")
+    if not value:
+        raise bad_request("messages is empty; send at least one", "messages", "invalid_value")
+    return tuple(_message(message, f"messages.{place}") for place, message in enumerate(value))
+
+
+def _message(message: Any, path: str) -> dict[str, Any]:
+    if not isinstance(message, dict):
+        raise bad_request(f"{path} must be an object, not {json_type(message)}", path, "invalid_type")
+    role = message.get("role")
+    if role not in ROLES:
+        known = ", ".join(ROLES)
+        raise bad_request(f"{path}.role must be one of {known}, not {role!r}", f"{path}.role", "invalid_value")
+    for name, value in message.items():
+        if name in ("role", "content", "name") or value is None or (name == "tool_calls" and value == []):
+            continue
+        raise bad_request(f"{path}.{name} is not supported here", f"{path}.{name}", "unsupported_parameter")
+    # Templates know "system"; "developer" is what newer clients call it.
+    plain = {"role": "system" if role == "developer" else role, "content": _content(message.get("content"), f"{path}.content")}
+    return plain if message.get("name") is None else plain | {"name": str(message["name"])}
+
+
+def _content(value: Any, path: str) -> str:
+    if isinstance(value, str):
+        return _whole(value, path)
+    if not isinstance(value, list):
+        raise bad_request(f"{path} must be a string or an array of parts, not {json_type(value)}", path, "invalid_type")
+    return "".join(_part(part, f"{path}.{place}") for place, part in enumerate(value))
+
+
+def _part(part: Any, path: str) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind != "text":
+        raise bad_request(f"{path}: only parts of type text are supported, not {kind!r}", path, "unsupported_content")
+    if not isinstance(part.get("text"), str):
+        raise bad_request(f"{path}.text must be a string", f"{path}.text", "invalid_type")
+    return _whole(part["text"], f"{path}.text")
+
+
+def _whole(text: str, path: str) -> str:
+    """A lone surrogate is no text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise bad_request(f"{path} holds a lone surrogate", path, "invalid_value") from None
+    return text

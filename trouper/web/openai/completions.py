@@ -1,0 +1,92 @@
+"""POST /v1/completions: the request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from trouper.protocol.errors import bad_request
+from trouper.protocol.requests import Generate, Prompt, TextPrompt, TokenPrompt
+from trouper.web.openai.parameters import (
+    NOT_SUPPORTED, Parameters, length_of, sampling_of, stops_of,
+)  # fmt: skip
+from trouper.web.parsing import between, structure
+
+MAX_PROMPTS = 128
+MAX_LOGPROBS = 20
+DEFAULT_MAX_TOKENS = 16
+"""OpenAI's own default for this endpoint."""
+
+REFUSED: dict[str, tuple[Any, ...]] = NOT_SUPPORTED | {
+    "echo": (False,),
+    "suffix": ("",),
+    "response_format": ({"type": "text"},),
+}
+
+
+@attrs.frozen(kw_only=True)
+class CompletionRequest(Parameters):
+    prompt: Any
+    logprobs: int | None = None
+    max_tokens: int | None = DEFAULT_MAX_TOKENS
+
+
+def parse_completion(body: dict[str, Any]) -> CompletionRequest:
+    return structure(body, CompletionRequest, REFUSED)
+
+
+def completion_to_generate(request: CompletionRequest, request_id: str, default_seed: int | None) -> tuple[Generate, ...]:
+    """One for each prompt. Raises `RequestFailed` (400) naming the parameter."""
+    if request.logprobs is not None:
+        between("logprobs", request.logprobs, 0, MAX_LOGPROBS)
+    prompts = prompts_of(request.prompt)
+    sampling = sampling_of(request, default_seed)
+    return tuple(
+        Generate(
+            request_id=request_id if len(prompts) == 1 else f"{request_id}-{place}",
+            prompt=prompt,
+            sampling=sampling,
+            max_tokens=length_of(request.max_tokens, "max_tokens"),
+            stop=stops_of(request.stop),
+            stop_token_ids=request.stop_token_ids,
+            ignore_eos=request.ignore_eos,
+            logprobs=request.logprobs,
+        )
+        for place, prompt in enumerate(prompts)
+    )
+
+
+def prompts_of(value: Any) -> tuple[Prompt, ...]:
+    """A string, strings, token ids, or arrays of token ids."""
+    if isinstance(value, str):
+        return (_text(value),)
+    if not isinstance(value, list) or not value:
+        raise bad_request("prompt must be a string, an array of strings or token ids; not empty", "prompt", "invalid_type")
+    if all(type(item) is int for item in value):
+        return (_tokens(value),)
+    if len(value) > MAX_PROMPTS:
+        raise bad_request(f"prompt may hold {MAX_PROMPTS} prompts, not {len(value)}", "prompt", "invalid_value")
+    return tuple(_one(item, place) for place, item in enumerate(value))
+
+
+def _one(item: Any, place: int) -> Prompt:
+    if isinstance(item, str):
+        return _text(item)
+    if isinstance(item, list) and all(type(token) is int for token in item):
+        return _tokens(item)
+    raise bad_request(f"prompt.{place} must be a string or an array of token ids", f"prompt.{place}", "invalid_type")
+
+
+def _text(text: str) -> TextPrompt:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise bad_request("prompt holds a lone surrogate", "prompt", "invalid_value") from None
+    return TextPrompt(text)
+
+
+def _tokens(tokens: list[int]) -> TokenPrompt:
+    if any(not 0 <= token < 2**31 for token in tokens):
+        raise bad_request("token ids must be between 0 and 2^31 - 1", "prompt", "invalid_token")
+    return TokenPrompt(tuple(tokens))

@@ -1,0 +1,145 @@
+"""The parameters that chat and completions share, and what they become."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+import attrs
+
+from trouper.protocol.errors import bad_request
+from trouper.protocol.sampling import Sampling
+from trouper.web.parsing import between, json_type
+
+MAX_STOPS = 16
+MAX_BIASES = 1024
+HUGE = 2**63
+
+HARMLESS_OBJECTS = ("metadata",)
+
+
+@attrs.frozen(kw_only=True)
+class StreamOptions:
+    include_usage: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class Parameters:
+    """Sampling and length; `Any` fields have several JSON types and are checked by hand."""
+
+    model: str | None = None
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Any = None
+    seed: int | None = None
+    stop: Any = None
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+
+
+def sampling_of(parameters: Parameters, default_seed: int | None) -> Sampling:
+    """Raises `RequestFailed` (400) naming the parameter."""
+    between("temperature", parameters.temperature, 0, 2)
+    between("top_p", parameters.top_p, 0, 1, open_low=True)
+    between("top_k", parameters.top_k, -1, HUGE)
+    between("min_p", parameters.min_p, 0, 1)
+    between("repetition_penalty", parameters.repetition_penalty, 0, 100, open_low=True)
+    between("presence_penalty", parameters.presence_penalty, -2, 2)
+    between("frequency_penalty", parameters.frequency_penalty, -2, 2)
+    return Sampling(
+        temperature=parameters.temperature,
+        top_p=parameters.top_p,
+        top_k=min(max(parameters.top_k, 0), 2**30),
+        min_p=parameters.min_p,
+        repetition_penalty=parameters.repetition_penalty,
+        presence_penalty=parameters.presence_penalty,
+        frequency_penalty=parameters.frequency_penalty,
+        logit_bias=biases(parameters.logit_bias),
+        seed=drawn_seed(parameters.seed, default_seed),
+    )
+
+
+def drawn_seed(asked: int | None, default: int | None) -> int:
+    """Randomness enters here, as data: the engine only hashes it."""
+    if asked is not None:
+        return asked
+    return default if default is not None else secrets.randbits(63)
+
+
+def biases(value: Any) -> tuple[tuple[int, float], ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, dict):
+        raise bad_request(f"logit_bias must be an object, not {json_type(value)}", "logit_bias", "invalid_type")
+    if len(value) > MAX_BIASES:
+        raise bad_request(f"logit_bias may have {MAX_BIASES} entries, not {len(value)}", "logit_bias", "invalid_value")
+    return tuple(_bias(token, bias) for token, bias in value.items())
+
+
+def _bias(token: str, bias: Any) -> tuple[int, float]:
+    name = f"logit_bias.{token}"
+    if not (token.isascii() and token.isdigit() and len(token) < 10):
+        raise bad_request(f"logit_bias keys are token ids, not {token!r}", name, "invalid_value")
+    if type(bias) not in (int, float):
+        raise bad_request(f"{name} must be a number, not {json_type(bias)}", name, "invalid_type")
+    between(name, bias, -100, 100)
+    return int(token), float(bias)
+
+
+def stops_of(value: Any) -> tuple[str, ...]:
+    """A string or up to 16 of them, none empty."""
+    stops = [value] if isinstance(value, str) else value
+    if stops is None:
+        return ()
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise bad_request("stop must be a string or an array of strings", "stop", "invalid_type")
+    if len(stops) > MAX_STOPS:
+        raise bad_request(f"stop may have {MAX_STOPS} strings, not {len(stops)}", "stop", "invalid_value")
+    if "" in stops:
+        raise bad_request("a stop string may not be empty", "stop", "invalid_value")
+    return tuple(dict.fromkeys(stops))
+
+
+def length_of(value: int | None, name: str) -> int | None:
+    if value is not None:
+        between(name, value, 1, HUGE)
+    return value
+
+
+def wants_usage(parameters: Parameters) -> bool:
+    options = parameters.stream_options
+    if options is not None and not parameters.stream:
+        raise bad_request("stream_options needs stream: true", "stream_options", "invalid_value")
+    return options is not None and options.include_usage
+
+
+NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "store": (False, True),
+    "service_tier": ("auto", "default"),
+    "min_tokens": (0,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "return_token_ids": (False,),
+    "length_penalty": (1, 1.0),
+    "use_beam_search": (False,),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "priority": (0,),
+    "truncate_prompt_tokens": (),
+    "cache_salt": (),
+}
+"""Parameters that clients send to either endpoint, and the values that ask for nothing."""

@@ -1,0 +1,200 @@
+"""What an answer looks like on the wire: chat and completions, whole and in chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import attrs
+import msgspec
+
+from trouper.protocol.model import Tokenizer
+from trouper.protocol.replies import Finished, TokenLogprobs
+
+Json = dict[str, Any]
+encode = msgspec.json.encode
+
+
+@attrs.frozen
+class Usage:
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+    def body(self) -> Json:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.cached_tokens + other.cached_tokens,
+        )
+
+
+@attrs.frozen
+class Choice:
+    """One complete answer."""
+
+    text: str
+    logprobs: tuple[TokenLogprobs, ...] | None
+    finished: Finished
+    usage: Usage
+
+
+@attrs.frozen(kw_only=True)
+class Envelope:
+    """What every object of one response shares."""
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str
+    tokenizer: Tokenizer
+
+    def around(self, kind: str, choices: list[Json], usage: Usage | None = None) -> Json:
+        body: Json = {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+            "choices": choices,
+        }
+        return body if usage is None else body | {"usage": usage.body()}
+
+    def token(self, token: int, logprob: float) -> Json:
+        text = self.tokenizer.token_text(token)
+        data = self.tokenizer.token_bytes(token)
+        return {"token": text, "logprob": logprob, "bytes": list(data) if data else None}
+
+
+class Shape(Protocol):
+    """An endpoint's dialect. Chunks are whole JSON objects as bytes."""
+
+    envelope: Envelope
+
+    def body(self, choices: Sequence[Choice]) -> Json: ...
+
+    def opening(self, index: int) -> bytes | None:
+        """The chunk before the first text, if the dialect has one."""
+
+    def text(self, index: int, text: str, logprobs: Sequence[TokenLogprobs]) -> bytes: ...
+
+    def ending(self, index: int, finished: Finished) -> bytes: ...
+
+    def usage(self, usage: Usage) -> bytes: ...
+
+
+def total(choices: Sequence[Choice]) -> Usage:
+    return sum((choice.usage for choice in choices), Usage(0, 0, 0))
+
+
+class ChatShape:
+    """chat.completion and chat.completion.chunk."""
+
+    def __init__(self, envelope: Envelope) -> None:
+        self.envelope = envelope
+        whole = encode(self._chunk(0, {"content": "\0"}))
+        self._before, self._after = whole.split(encode("\0"))
+
+    def body(self, choices: Sequence[Choice]) -> Json:
+        return self.envelope.around(
+            "chat.completion", [self._choice(index, choice) for index, choice in enumerate(choices)], total(choices)
+        )
+
+    def _choice(self, index: int, choice: Choice) -> Json:
+        return {
+            "index": index,
+            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "logprobs": None if choice.logprobs is None else self._logprobs(choice.logprobs),
+            "finish_reason": choice.finished.reason,
+        }
+
+    def _logprobs(self, logprobs: Sequence[TokenLogprobs]) -> Json:
+        token = self.envelope.token
+        return {
+            "content": [
+                token(at.token, at.logprob) | {"top_logprobs": [token(other, value) for other, value in at.top]}
+                for at in logprobs
+            ],
+            "refusal": None,
+        }
+
+    def _chunk(self, index: int, delta: Json, finish_reason: str | None = None, logprobs: Json | None = None) -> Json:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+        return self.envelope.around("chat.completion.chunk", [choice])
+
+    def opening(self, index: int) -> bytes | None:
+        return encode(self._chunk(index, {"role": "assistant", "content": "", "refusal": None}))
+
+    def text(self, index: int, text: str, logprobs: Sequence[TokenLogprobs]) -> bytes:
+        if index == 0 and not logprobs:  # The hot path: everything but the text was encoded once.
+            return b"".join((self._before, encode(text), self._after))
+        return encode(self._chunk(index, {"content": text}, None, self._logprobs(logprobs) if logprobs else None))
+
+    def ending(self, index: int, finished: Finished) -> bytes:
+        return encode(self._chunk(index, {}, finished.reason))
+
+    def usage(self, usage: Usage) -> bytes:
+        return encode(self.envelope.around("chat.completion.chunk", [], usage))
+
+
+class CompletionShape:
+    """text_completion, whole and in chunks, which look alike."""
+
+    def __init__(self, envelope: Envelope) -> None:
+        self.envelope = envelope
+        self._offsets: dict[int, int] = {}
+        whole = encode(self._object([self._choice(0, "\0", None, None)]))
+        self._before, self._after = whole.split(encode("\0"))
+
+    def _object(self, choices: list[Json], usage: Usage | None = None) -> Json:
+        return self.envelope.around("text_completion", choices, usage)
+
+    def _choice(self, index: int, text: str, finish_reason: str | None, logprobs: Json | None) -> Json:
+        return {"text": text, "index": index, "logprobs": logprobs, "finish_reason": finish_reason}
+
+    def body(self, choices: Sequence[Choice]) -> Json:
+        bodies = [
+            self._choice(
+                index,
+                choice.text,
+                choice.finished.reason,
+                None if choice.logprobs is None else self._logprobs(index, choice.logprobs),
+            )
+            for index, choice in enumerate(choices)
+        ]
+        return self._object(bodies, total(choices))
+
+    def _logprobs(self, index: int, logprobs: Sequence[TokenLogprobs]) -> Json:
+        text = self.envelope.tokenizer.token_text
+        offsets = []
+        for at in logprobs:
+            offsets.append(self._offsets.get(index, 0))
+            self._offsets[index] = offsets[-1] + len(text(at.token))
+        return {
+            "tokens": [text(at.token) for at in logprobs],
+            "token_logprobs": [at.logprob for at in logprobs],
+            "top_logprobs": [{text(token): value for token, value in at.top} for at in logprobs],
+            "text_offset": offsets,
+        }
+
+    def opening(self, index: int) -> bytes | None:
+        return None
+
+    def text(self, index: int, text: str, logprobs: Sequence[TokenLogprobs]) -> bytes:
+        if index == 0 and not logprobs:
+            return b"".join((self._before, encode(text), self._after))
+        return encode(self._object([self._choice(index, text, None, self._logprobs(index, logprobs) if logprobs else None)]))
+
+    def ending(self, index: int, finished: Finished) -> bytes:
+        return encode(self._object([self._choice(index, "", finished.reason, None)]))
+
+    def usage(self, usage: Usage) -> bytes:
+        return encode(self._object([], usage))

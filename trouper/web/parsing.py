@@ -1,0 +1,106 @@
+"""From a request's body to typed fields: strict, and every fault names its parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import attrs
+import cattrs
+import msgspec
+from cattrs.preconf.msgspec import make_converter
+
+from trouper.protocol.errors import Problem, RequestFailed, bad_request
+
+T = TypeVar("T")
+MAX_DEPTH = 64
+
+
+def _strict() -> cattrs.Converter:
+    """cattrs coerces by default ("false" -> True, 3.9 -> 3); here a value has its type or is refused."""
+    converter = make_converter(forbid_extra_keys=True, detailed_validation=True)
+
+    def accept(kind: type, *types: type) -> None:
+        def hook(value: Any, _: Any) -> Any:
+            if type(value) not in types:
+                raise TypeError(f"expected {NAMES[kind]}, got {json_type(value)}")
+            return kind(value)
+
+        converter.register_structure_hook(kind, hook)
+
+    accept(str, str)
+    accept(bool, bool)
+    accept(int, int)
+    accept(float, int, float)
+    return converter
+
+
+NAMES: Mapping[type, str] = {str: "a string", bool: "a boolean", int: "an integer", float: "a number"}
+CONVERTER = _strict()
+
+
+def json_type(value: object) -> str:
+    """What a JSON value is called."""
+    if value is None:
+        return "null"
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        return "an array"
+    return NAMES.get(type(value), type(value).__name__)
+
+
+def parse_json(body: bytes) -> dict[str, Any]:
+    """Raises `RequestFailed` (400)."""
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise bad_request(f"the body is not valid JSON: {error}", None, "invalid_json") from None
+    if not isinstance(value, dict):
+        raise bad_request(f"the body must be a JSON object, not {json_type(value)}", None, "invalid_json")
+    return value
+
+
+def structure(body: Mapping[str, Any], kind: type[T], refused: Mapping[str, tuple[Any, ...]]) -> T:
+    """Build `kind` from `body`. `refused`: parameters of the API that are not supported, and the values that mean
+    nothing; any other value would be ignored, so it is refused by name (D13). Null means absent."""
+    known = {field.name for field in attrs.fields(kind)}  # type: ignore[arg-type]
+    fields: dict[str, Any] = {}
+    for name, value in body.items():
+        if name in refused:
+            if value is not None and not any(type(value) is type(neutral) and value == neutral for neutral in refused[name]):
+                raise bad_request(f"{name!r} is not supported here; leave it out", name, "unsupported_parameter")
+        elif name not in known:
+            raise bad_request(f"unknown parameter {name!r}", name, "unknown_parameter")
+        elif value is not None:
+            fields[name] = value
+    try:
+        return CONVERTER.structure(fields, kind)
+    except cattrs.BaseValidationError as error:
+        raise _fault(error) from None
+
+
+def _fault(error: BaseException) -> RequestFailed:
+    """The first fault, with its path as the parameter."""
+    said, _, place = cattrs.transform_error(error)[0].partition(" @ ")
+    param = place.removeprefix("$.").replace("[", ".").replace("]", "").replace("'", "") if place != "$" else None
+    leaf = error
+    while isinstance(leaf, BaseExceptionGroup) and leaf.exceptions:
+        leaf = leaf.exceptions[0]
+    if isinstance(leaf, TypeError | ValueError) and str(leaf).startswith("expected"):
+        said = str(leaf)
+    if said.startswith("required field missing"):
+        return bad_request(f"{param} is required", param, "missing_required_parameter")
+    return bad_request(f"{param}: {said}" if param else said, param, "invalid_type")
+
+
+def between(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
+    """Raises `RequestFailed` (400) unless low <= value <= high (low < value if `open_low`)."""
+    if not (low < value if open_low else low <= value) or value > high:
+        least = "more than" if open_low else "at least"
+        most = "" if high == float("inf") else f" and at most {high:g}"
+        raise bad_request(f"{name} must be {least} {low:g}{most}, not {value:g}", name, "invalid_value")
+
+
+def too_large(limit: int) -> Problem:
+    return Problem(413, f"the body is larger than {limit} bytes (--max-body-bytes)", "invalid_request_error", None, "body_too_large")

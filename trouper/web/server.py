@@ -1,0 +1,115 @@
+"""Listening: accept, hand to a guarded connection, and stop in bounded time."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from functools import partial
+
+import trio
+from hypercorn.config import Config
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import AppWrapper
+from hypercorn.utils import wrap_app
+
+from trouper.actors.runtime import Runtime
+from trouper.protocol.errors import SettingsInvalid
+from trouper.protocol.settings import ServerSettings
+from trouper.web.app import create_app
+from trouper.web.guard import Connection
+
+log = logging.getLogger("trouper.web")
+
+LAST_BYTES_S = 1.0
+"""At shutdown the runtime was drained before, so responses are only writing their last bytes."""
+
+
+async def serve_http(
+    runtime: Runtime,
+    settings: ServerSettings,
+    *,
+    shutdown: trio.Event,
+    task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve until `shutdown`, then end within two seconds. Starts with the URLs; raises `SettingsInvalid` for a taken port."""
+    listeners = await _listen(settings)
+    config = Config()
+    config.h11_max_incomplete_size = 64 * 1024
+    server = _Server(wrap_app(create_app(runtime, settings), config.wsgi_max_body_size, "asgi"), config, settings)
+    async with trio.open_nursery() as connections, trio.open_nursery() as accepting:
+        for listener in listeners:
+            accepting.start_soon(server.accept, listener, connections)
+        task_status.started([_url(settings.host, listener) for listener in listeners])
+        await shutdown.wait()
+        accepting.cancel_scope.cancel()
+        connections.start_soon(partial(server.finish, connections.cancel_scope))
+
+
+class _Server:
+    """The connections that are open."""
+
+    def __init__(self, app: AppWrapper, config: Config, settings: ServerSettings) -> None:
+        self._app, self._config, self._settings = app, config, settings
+        self._context = WorkerContext(None)
+        self._open: set[Connection] = set()
+        self._room = trio.Semaphore(settings.max_connections)
+
+    async def accept(self, listener: trio.SocketListener, connections: trio.Nursery) -> None:
+        """More connections than there is room for wait in the kernel's backlog."""
+        async with listener:
+            while True:
+                await self._room.acquire()
+                try:
+                    stream = await listener.accept()
+                except BaseException as error:
+                    self._room.release()
+                    if not _passes(error):
+                        raise
+                    log.warning("cannot accept a connection: %s", error)
+                    await trio.sleep(0.1)
+                else:
+                    connections.start_soon(self._hold, stream)
+
+    async def _hold(self, stream: trio.SocketStream) -> None:
+        connection = Connection(self._app, self._config, self._context, self._settings, stream)
+        self._open.add(connection)
+        try:
+            await connection.run()
+        finally:
+            connection.cut()
+            self._open.discard(connection)
+            self._room.release()
+
+    async def finish(self, scope: trio.CancelScope) -> None:
+        """Idle connections now, busy ones after their response, the rest when their time is over."""
+        await self._context.terminated.set()
+        for connection in tuple(self._open):
+            connection.retire()
+        with trio.move_on_after(LAST_BYTES_S):
+            while self._open:
+                await trio.sleep(0.01)
+        for connection in tuple(self._open):
+            connection.cut()
+        scope.cancel()
+
+
+def _passes(error: BaseException) -> bool:
+    """Whether accepting may go on: too many open files, a client that went away while it was accepted."""
+    return isinstance(error, OSError) and error.errno in (
+        errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED, errno.EPROTO,
+    )  # fmt: skip
+
+
+async def _listen(settings: ServerSettings) -> list[trio.SocketListener]:
+    try:
+        return await trio.open_tcp_listeners(settings.port, host=settings.host, backlog=1024)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise SettingsInvalid(f"port {settings.port} is in use; choose another with --port, or 0 for a free one") from None
+        raise SettingsInvalid(f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}") from None
+
+
+def _url(host: str, listener: trio.SocketListener) -> str:
+    port = listener.socket.getsockname()[1]
+    name = f"[{host}]" if ":" in host else host
+    return f"http://{name}:{port}"
