@@ -14,6 +14,8 @@ end the server nor hold its shutdown:
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
+from socket import SHUT_WR
 
 import h11
 import trio
@@ -96,7 +98,7 @@ class Connection:
             with self._patience:
                 await self._read()
             await self._protocol.handle(Closed())
-            await self._close()
+            self._close()
 
     async def _read(self) -> None:
         while True:
@@ -125,7 +127,7 @@ class Connection:
                 if idle and self._context.terminated.is_set():
                     self._patience.cancel()
             case Closed():
-                await self._close()
+                self._close()
                 await self._protocol.handle(Closed())
 
     async def _write(self, data: bytes) -> None:
@@ -143,12 +145,10 @@ class Connection:
                     raise
         self._lifetime.cancel()
 
-    async def _close(self) -> None:
-        """Say goodbye politely; `cut` makes sure."""
-        try:
-            await self._stream.send_eof()
-        except (trio.BrokenResourceError, trio.BusyResourceError, trio.ClosedResourceError):
-            pass
+    def _close(self) -> None:
+        """Say goodbye, then close. Synchronous: trio's send_eof would collide with a write in progress."""
+        with suppress(OSError):
+            self._stream.socket.shutdown(SHUT_WR)
         self.cut()
 
     def retire(self) -> None:
