@@ -79,7 +79,7 @@ async def tokenize(prompt: Prompt, tokenizer: Tokenizer) -> tuple[int, ...]:
 
 
 def check_text(value: object, param: str) -> None:
-    """JSON's "\\ud800" makes a string that is no text and that crashes tokenizers: a user's mistake, not a bug."""
+    r"""JSON's "\ud800" makes a string that is no text and that crashes tokenizers: a user's mistake, not a bug."""
     inside: list[object] = [value]
     while inside:
         match inside.pop():

@@ -1,0 +1,165 @@
+"""Restarts: how often, how fast, and what is said of them. Of one actor, and of the whole graph."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import attrs
+import pytest
+import trio
+from trio.testing import MockClock
+
+from tests.actors.bench import Opened, generate, running
+from tests.fakes import FakeEngine
+from trouper import RequestFailed, Settings, run_runtime
+from trouper.actors.supervision import RestartLimit, innermost, supervise
+from trouper.protocol.health import ActorFacts
+from trouper.protocol.model import MemoryFacts
+from trouper.protocol.plans import Plan
+from trouper.protocol.watch import Watch
+
+
+class Crash(Exception):
+    """Simulated."""
+
+
+@attrs.define(eq=False)
+class Fragile:
+    """Crashes at the given moments after it was started; then it lives."""
+
+    crashes_after_s: list[float]
+    starts: list[float] = attrs.field(factory=list)
+
+    async def run(self) -> None:
+        self.starts.append(trio.current_time())
+        if len(self.starts) <= len(self.crashes_after_s):
+            await trio.sleep(self.crashes_after_s[len(self.starts) - 1])
+            raise Crash("boom")
+
+
+async def test_what_ends_by_itself_is_not_started_again(autojump_clock: MockClock) -> None:
+    actor, facts = Fragile([]), Watch(ActorFacts(name="it"))
+    await supervise(actor.run, facts, RestartLimit(), needed=True)
+    assert (len(actor.starts), facts.latest.state, facts.latest.restarts) == (1, "stopped", 0)
+
+
+async def test_each_restart_waits_twice_as_long(autojump_clock: MockClock) -> None:
+    actor, facts = Fragile([0, 0, 0]), Watch(ActorFacts(name="it"))
+    await supervise(actor.run, facts, RestartLimit(most=3, pause_s=1), needed=True)
+    assert actor.starts == [0, 1, 3, 7]
+    assert (facts.latest.restarts, facts.latest.last_error) == (3, "Crash: boom")
+
+
+async def test_a_fourth_crash_within_a_minute_goes_up(autojump_clock: MockClock) -> None:
+    actor, facts = Fragile([0] * 9), Watch(ActorFacts(name="it"))
+    with pytest.raises(ExceptionGroup) as up:
+        await supervise(actor.run, facts, RestartLimit(), needed=True)
+    assert up.group_contains(Crash)
+    assert (len(actor.starts), facts.latest.state) == (4, "failed")
+
+
+async def test_what_the_server_can_do_without_ends_degraded_and_says_so(autojump_clock: MockClock) -> None:
+    actor, facts = Fragile([0] * 9), Watch(ActorFacts(name="it"))
+    await supervise(actor.run, facts, RestartLimit(), needed=False)
+    assert (len(actor.starts), facts.latest.state, facts.latest.last_error) == (4, "degraded", "Crash: boom")
+
+
+async def test_crashes_far_apart_are_forgiven(autojump_clock: MockClock) -> None:
+    actor, facts = Fragile([30] * 9), Watch(ActorFacts(name="it"))
+    await supervise(actor.run, facts, RestartLimit(), needed=True)
+    assert (len(actor.starts), facts.latest.state) == (10, "stopped")
+
+
+async def test_a_cancel_is_not_a_crash(autojump_clock: MockClock) -> None:
+    facts = Watch(ActorFacts(name="it"))
+    with trio.move_on_after(1):
+        await supervise(trio.sleep_forever, facts, RestartLimit(), needed=True)
+    assert (facts.latest.state, facts.latest.restarts) == ("running", 0)
+
+
+def test_the_innermost_error_names_the_cause() -> None:
+    cause = Crash("why")
+    nested = ExceptionGroup("", [ExceptionGroup("", [cause, ValueError()]), trio.EndOfChannel()])
+    assert innermost(nested) is cause
+
+
+# -- in the graph ------------------------------------------------------------------------------------
+
+
+def crashing_engine(*steps: int) -> FakeEngine:
+    """The device dies at these steps with work, counted over its whole life."""
+    count = iter(range(10**9))
+
+    async def before_step(_: Plan) -> None:
+        await trio.sleep(0.01)
+        if next(count) in steps:
+            raise Crash("the device died")
+
+    return FakeEngine(before_step=before_step)
+
+
+async def test_r13_a_crash_ends_the_running_answers_and_the_next_is_served(
+    opened: Opened, autojump_clock: MockClock
+) -> None:
+    async with running(crashing_engine(40)) as runtime:
+        answers = [await runtime.submit(generate(str(n), max_tokens=90)) for n in range(8)]
+        for answer in answers:
+            with answer, pytest.raises(RequestFailed) as failed:
+                _ = [delta async for delta in answer]
+            assert (failed.value.problem.status, failed.value.problem.code) == (503, "engine_stopped")
+        assert runtime.health().status == "restarting", "readiness is 503 meanwhile"
+        assert "the device died" in runtime.health().detail
+        with await runtime.submit(generate("next", max_tokens=3)) as answer:
+            assert len([delta async for delta in answer]) == 3
+        assert runtime.health().ready
+        assert runtime.health().actors[1].restarts == 1
+
+
+async def test_too_many_crashes_end_the_runtime_and_answer_everybody(opened: Opened, autojump_clock: MockClock) -> None:
+    engine = crashing_engine(*range(100))
+    problems = []
+    with pytest.raises(ExceptionGroup) as up:  # noqa: PT012
+        async with trio.open_nursery() as nursery:
+            start = partial(run_runtime, Settings(no_ssd=True), engine=engine)
+            runtime = await nursery.start(start)
+            with trio.CancelScope(shield=True):
+                for n in range(6):
+                    try:
+                        with await runtime.submit(generate(str(n))) as answer:
+                            await answer.next()
+                    except RequestFailed as failed:
+                        problems.append(failed.problem.code)
+    assert up.group_contains(Crash)
+    assert problems == ["engine_stopped"] * 4 + ["draining"] * 2
+
+
+async def test_a_janitor_that_crashed_is_back_and_the_writer_still_hears_it(
+    opened: Opened, autojump_clock: MockClock
+) -> None:
+    """Its channel to the writer must outlive it."""
+    looks = iter(range(10**9))
+
+    class Engine(FakeEngine):
+        def memory(self) -> MemoryFacts:
+            if next(looks) == 3:
+                raise Crash("no memory facts today")
+            return super().memory()
+
+    async with running(Engine(), janitor_interval_s=1) as runtime:
+        await trio.sleep(100)
+        _, _, janitor, writer = runtime.health().actors
+        assert (janitor.state, janitor.restarts) == ("running", 1)
+        assert (writer.state, writer.restarts) == ("running", 0)
+
+
+async def test_without_its_janitor_the_server_goes_on(opened: Opened, autojump_clock: MockClock) -> None:
+    class Engine(FakeEngine):
+        def memory(self) -> MemoryFacts:
+            raise Crash("never")
+
+    async with running(Engine()) as runtime:
+        await trio.sleep(100)
+        assert runtime.health().actors[2].state == "degraded"
+        assert runtime.health().ready
+        with await runtime.submit(generate(max_tokens=2)) as answer:
+            assert len([delta async for delta in answer]) == 2
