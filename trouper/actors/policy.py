@@ -28,6 +28,9 @@ class ChunkSizer:
     tokens: int = FIRST_CHUNK_TOKENS
     least: int = 8
 
+    def __attrs_post_init__(self) -> None:
+        self.tokens, self.least = min(self.tokens, self.most), min(self.least, self.most)
+
     def measured(self, tokens: int, seconds: float) -> None:
         """A step that prefilled so many tokens took so long (decode included)."""
         if seconds <= 0 or tokens <= 0:

@@ -1,0 +1,95 @@
+"""How much prompt one step prefills, and whose."""
+
+from __future__ import annotations
+
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from trouper.actors.policy import ChunkSizer, free_rows, share_chunks
+from trouper.protocol.plans import RowId
+
+COSTS = st.floats(1e-6, 0.01)
+
+
+@given(fixed_s=st.floats(0, 0.15), per_token_s=COSTS, most=st.integers(1, 4096))
+def test_the_stall_bound_is_met_and_nearly_used(fixed_s: float, per_token_s: float, most: int) -> None:
+    """For any device whose step costs something fixed (decode, launch) and something per token."""
+    sizer = ChunkSizer(0.2, most)
+    for _ in range(100):
+        sizer.measured(sizer.tokens, fixed_s + per_token_s * sizer.tokens)
+        assert 1 <= sizer.tokens <= most
+    settled = fixed_s + per_token_s * sizer.tokens
+    assert settled <= 0.2 * 1.01 or sizer.tokens == sizer.least
+    fits = (0.2 - fixed_s) / per_token_s
+    assert sizer.tokens >= min(most, fits * 0.5) or sizer.tokens <= sizer.least + 1
+
+
+@given(st.lists(st.tuples(st.integers(0, 5000), st.floats(0, 100)), max_size=50), st.integers(1, 4096))
+@example([(1, 1.0)], 1)
+@example([], 4)
+def test_it_never_starves_and_never_exceeds_the_most(steps: list[tuple[int, float]], most: int) -> None:
+    sizer = ChunkSizer(0.2, most)
+    assert 1 <= sizer.tokens <= most
+    for tokens, seconds in steps:
+        sizer.measured(tokens, seconds)
+        assert 1 <= sizer.tokens <= most
+
+
+@given(COSTS, COSTS)
+def test_it_follows_a_device_that_changes_its_speed(before_s: float, after_s: float) -> None:
+    sizer = ChunkSizer(0.2, 4096)
+    for per_token_s in [before_s] * 50 + [after_s] * 50:
+        sizer.measured(sizer.tokens, per_token_s * sizer.tokens)
+    assert after_s * sizer.tokens <= 0.2 * 1.01 or sizer.tokens == sizer.least
+    assert sizer.tokens >= min(4096, 0.2 / after_s * 0.5)
+
+
+def test_a_short_prompts_step_says_nothing_of_longer_chunks() -> None:
+    sizer = ChunkSizer(0.2, 4096, tokens=1000)
+    sizer.measured(3, 0.001)
+    assert sizer.tokens == 1000
+
+
+REMAINING = st.lists(st.integers(1, 3000), min_size=1, max_size=12)
+
+
+@given(REMAINING, st.integers(0, 4096), st.integers(1, 4096))
+def test_r1_every_prompt_gets_on(wanted: list[int], budget: int, most: int) -> None:
+    rows = [(RowId(n), tokens) for n, tokens in enumerate(wanted)]
+    chunks = share_chunks(rows, budget, most)
+    assert [chunk.row for chunk in chunks] == [row for row, _ in rows]
+    assert all(1 <= chunk.tokens <= min(tokens, most) for chunk, (_, tokens) in zip(chunks, rows, strict=True))
+    assert sum(chunk.tokens for chunk in chunks) <= max(budget, len(rows))
+
+
+@given(REMAINING, st.integers(0, 4096))
+def test_the_whole_budget_is_used(wanted: list[int], budget: int) -> None:
+    chunks = share_chunks([(RowId(n), tokens) for n, tokens in enumerate(wanted)], budget, most=4096)
+    assert sum(chunk.tokens for chunk in chunks) == min(max(budget, len(wanted)), sum(wanted))
+
+
+@given(REMAINING, st.integers(0, 4096))
+def test_a_short_prompt_does_not_wait_behind_a_long_one(wanted: list[int], budget: int) -> None:
+    """Whoever gets less than another has got all that it wanted, up to rounding."""
+    chunks = share_chunks([(RowId(n), tokens) for n, tokens in enumerate(wanted)], budget, most=4096)
+    largest = max(chunk.tokens for chunk in chunks)
+    for chunk, tokens in zip(chunks, wanted, strict=True):
+        assert chunk.tokens == tokens or chunk.tokens >= largest - 1
+
+
+SMALL = st.integers(0, 40)
+
+
+@given(SMALL, SMALL, st.integers(1, 40), st.integers(1, 8))
+def test_rows_enter_while_there_is_room(admitted: int, prefilling: int, rows: int, prefill_rows: int) -> None:
+    assume(prefilling <= admitted)
+    free = free_rows(admitted, prefilling, rows, prefill_rows, under_pressure=False)
+    assert 0 <= free <= prefill_rows
+    assert free == 0 or admitted + free <= rows
+    assert free == 0 or prefilling + free <= prefill_rows
+    assert free_rows(0, 0, rows, prefill_rows, under_pressure=False) >= 1, "an empty batch always takes one"
+
+
+@given(SMALL, SMALL)
+def test_r14_under_pressure_one_row_at_a_time_makes_progress(admitted: int, prefilling: int) -> None:
+    assert free_rows(admitted, prefilling, 8, 4, under_pressure=True) == (admitted == 0)

@@ -1,0 +1,106 @@
+"""When an answer ends, and what is said last."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.actors.bench import Replies, generate, heard
+from tests.fakes import EOS, ByteTokenizer
+from tests.policy.reference import reference
+from trouper import Settings
+from trouper.actors.intake import Admitted
+from trouper.actors.rows import Row
+from trouper.actors.submission import open_submission
+from trouper.protocol.plans import RowId
+from trouper.protocol.replies import Delta, Finished, TokenLogprobs
+
+
+def a_row(max_tokens: int = 100, **more: Any) -> tuple[Row, Replies]:
+    submission, answer = open_submission(generate(max_tokens=max_tokens, **more), Settings())
+    return Row.of(RowId(0), Admitted(submission, (1, 2, 3), max_tokens), ByteTokenizer()), answer
+
+
+def take(row: Row, tokens: list[int]) -> Finished | None:
+    for token in tokens:
+        if (finished := row.take(token, None)) is not None:
+            return finished
+    return None
+
+
+def spoken(answer: Replies) -> list[Delta]:
+    deltas = [reply for reply in heard(answer) if isinstance(reply, Delta)]
+    answer.close()
+    return deltas
+
+
+def test_f16_eos_is_known_by_its_id_whatever_its_text() -> None:
+    row, answer = a_row()
+    assert take(row, [*b"<eos>", EOS]) == Finished("stop", 6)
+    assert "".join(delta.text for delta in spoken(answer)) == "<eos>"
+
+
+def test_f16_ignore_eos_goes_on() -> None:
+    row, answer = a_row(max_tokens=3, ignore_eos=True)
+    assert take(row, [EOS, EOS, 97]) == Finished("length", 3)
+    assert [delta.text for delta in spoken(answer)] == ["", "", "a"]
+
+
+def test_a_stop_token_is_named_and_not_shown() -> None:
+    row, answer = a_row(stop_token_ids=(98,))
+    assert take(row, [97, 98]) == Finished("stop", 2, 98)
+    assert [(delta.text, delta.tokens) for delta in spoken(answer)] == [("a", (97,)), ("", (98,))]
+
+
+def test_a_stop_that_completes_with_the_last_token_is_no_length() -> None:
+    row, answer = a_row(max_tokens=3, stop=("bc",))
+    assert take(row, list(b"abc")) == Finished("stop", 3, "bc")
+    assert "".join(delta.text for delta in spoken(answer)) == "a"
+
+
+def test_f4_what_is_held_back_is_said_before_the_end() -> None:
+    for last, finished in ((EOS, Finished("stop", 3)), (98, Finished("length", 3))):
+        row, answer = a_row(max_tokens=3, stop=("abx", "bby"))
+        assert take(row, [97, 98, last]) == finished
+        deltas = spoken(answer)
+        assert "".join(delta.text for delta in deltas) == "ab" + ("" if last == EOS else "b")
+        assert [delta.tokens for delta in deltas] == [(97,), (98,), (last,)]
+
+
+def test_a_torn_character_at_the_end_may_be_a_stop() -> None:
+    row, _ = a_row(max_tokens=1, stop=("\ufffd",))
+    assert take(row, [0xF0]) == Finished("stop", 1, "\ufffd")
+
+
+def test_logprobs_travel_with_their_token() -> None:
+    row, answer = a_row(max_tokens=2)
+    for token in (97, 98):
+        row.take(token, TokenLogprobs(token, -0.5))
+    assert [[one.token for one in delta.logprobs] for delta in spoken(answer)] == [[97], [98]]
+
+
+@given(
+    tokens=st.lists(st.sampled_from([*"ab✂".encode(), EOS, 0xF0]), min_size=1, max_size=30),
+    stops=st.lists(st.text("ab✂", min_size=1, max_size=4), max_size=2),
+    max_tokens=st.integers(1, 20),
+    stop_ids=st.sampled_from([(), (98,)]),
+)
+def test_f4_f16_one_end_with_the_right_text_and_count(
+    tokens: list[int], stops: list[str], max_tokens: int, stop_ids: tuple[int, ...]
+) -> None:
+    row, answer = a_row(max_tokens=max_tokens, stop=tuple(stops), stop_token_ids=stop_ids)
+    tokens += [EOS]
+    finished = take(row, tokens)
+    assert finished is not None
+    used = tokens[:max_tokens]
+    ended = next((n for n, token in enumerate(used) if token in (EOS, *stop_ids)), None)
+    pieces = [bytes([token]) for token in used[:ended]] + ([b""] if ended is not None else [])
+    text, stop, count = reference(pieces, stops)
+    deltas = spoken(answer)
+    assert "".join(delta.text for delta in deltas) == text
+    assert finished.completion_tokens == count == sum(len(delta.tokens) for delta in deltas)
+    assert finished.reason == ("stop" if stop is not None or ended is not None else "length")
+    assert not isinstance(finished.matched_stop, str) or finished.matched_stop == stop
+    assert len(deltas) <= max_tokens, "the reply channel has room for one Delta a token"
