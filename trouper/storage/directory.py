@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import time
@@ -13,6 +14,11 @@ import attrs
 TEMPORARY_SUFFIX = ".tmp"
 ORPHAN_AGE_S = 3600.0
 """A temporary file older than this has no writer: the slowest write takes seconds."""
+TAG = "CACHEDIR.TAG"
+TAG_TEXT = (
+    b"Signature: 8a477f597d28d172789f06886806bc55\n# Trouper's KV blocks; safe to remove. https://bford.info/cachedir\n"
+)
+"""Backup programs skip a directory with this tag. Ours also says that the files in it are ours to remove."""
 
 
 @attrs.frozen
@@ -26,12 +32,27 @@ class Measured:
 
 
 def prepare(directory: Path) -> None:
-    """Make the directory, readable by its owner only: its files hold users' text. Raises `OSError`."""
+    """Make the directory, readable by its owner only: its files hold users' text. Raises `OSError`, also for a
+    directory with files that are not ours: a sweep would remove them."""
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _adopt(directory)
     directory.chmod(0o700)
     probe = directory / f"probe-{os.getpid()}{TEMPORARY_SUFFIX}"
     probe.write_bytes(b"")
     probe.unlink()
+
+
+def _adopt(directory: Path) -> None:
+    tag = directory / TAG
+    used = any(not path.name.endswith(TEMPORARY_SUFFIX) for path in directory.iterdir())
+    if tag.exists() and tag.read_bytes() == TAG_TEXT:  # Looked at last: another server may be adopting it, too.
+        return
+    if used:
+        why = "is not empty and was not made by trouper; name a new or an empty directory"
+        raise OSError(errno.ENOTEMPTY, why, str(directory))
+    temporary = directory / f"{TAG}-{os.getpid()}{TEMPORARY_SUFFIX}"
+    temporary.write_bytes(TAG_TEXT)
+    temporary.replace(tag)
 
 
 def sweep(directory: Path, ttl_s: float) -> Measured:
@@ -53,6 +74,8 @@ def _files(directory: Path) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]
     with os.scandir(directory) as entries:
         for entry in entries:
             try:
+                if entry.name == TAG:
+                    continue
                 if entry.is_dir(follow_symlinks=False):
                     yield from _files(Path(entry.path))
                 elif entry.is_file(follow_symlinks=False):
