@@ -129,7 +129,7 @@ class Bench:
 
     async def play(self, token: int = 97, most: int = 10_000) -> list[Plan]:
         """Answer as an engine does until the scheduler has nothing left to do; every plan, in order."""
-        played = []
+        played: list[Plan] = []
         for _ in range(most):
             await self.new_plans()
             if not self.unanswered:
@@ -141,12 +141,12 @@ class Bench:
 
 
 @asynccontextmanager
-async def scheduling(opened: Opened, **more: Any) -> AsyncIterator[Bench]:
-    """At the end the scheduler is cancelled, unless it ended before."""
+async def scheduling(opened: Opened, facts: Watch[SchedulerFacts] | None = None, **more: Any) -> AsyncIterator[Bench]:
+    """At the end the scheduler is cancelled, unless it ended before. `facts`: those of one that crashed."""
     admitted, admitted_in = open_channel("admitted")
     plans, plans_in = open_channel("plans")
     results, results_in = open_channel("results")
-    facts, memory = Watch(SchedulerFacts()), Watch(MemoryStatus())
+    facts, memory = facts or Watch(SchedulerFacts()), Watch(MemoryStatus())
     edges = SchedulerEdges(admitted=admitted_in, plans=plans, results=results_in, facts=facts, memory=memory)
     bench = Bench(admitted, plans_in, results, facts, memory, opened)
 

@@ -104,7 +104,12 @@ async def test_a_long_text_leaves_the_event_loop(
 ) -> None:
     threads = []
     real = trio.to_thread.run_sync
-    monkeypatch.setattr(trio.to_thread, "run_sync", lambda *args: (threads.append(args), real(*args))[1])
+
+    async def counted(*args: Any) -> Any:
+        threads.append(args)
+        return await real(*args)
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", counted)
     text = "x" * (LONG_TEXT + 1)
     prompt = ChatPrompt(({"role": "user", "content": text},)) if chat else TextPrompt(text)
     model = LoadedModel(card(context_length=100_000), ByteTokenizer())

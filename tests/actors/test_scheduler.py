@@ -8,7 +8,7 @@ import trio
 from tests.actors.bench import Bench, Opened, code, ends, heard, scheduling
 from tests.fakes import EOS
 from trouper.protocol.health import MemoryStatus
-from trouper.protocol.plans import Plan, Stepped
+from trouper.protocol.plans import Stepped
 from trouper.protocol.replies import Accepted, Delta, Failed, Finished, Started
 
 
@@ -216,26 +216,11 @@ async def wait_for_end_of(bench: Bench) -> None:
 
 async def test_counters_survive_a_restart_but_not_the_stall(opened: Opened, autojump_clock: trio.abc.Clock) -> None:
     """A restarted group is ready again at once: readiness must not wait for the next request, which it would keep away."""
-    from tests.fakes import ByteTokenizer
-    from trouper import Settings
-    from trouper.actors.scheduler import SchedulerEdges, schedule
-
-    async with scheduling(opened, stall_timeout_s=1) as bench:
-        answer = await bench.ask()
+    async with scheduling(opened, stall_timeout_s=1) as crashed:
+        answer = await crashed.ask()
         await trio.sleep(2)
-        assert bench.facts.latest.stalled_since is not None
-    admitted, admitted_in = trio.open_memory_channel[object](1)
-    plans, _ = trio.open_memory_channel[Plan](2)
-    _, results = trio.open_memory_channel[Stepped](2)
-    edges = SchedulerEdges(
-        admitted=admitted_in,  # type: ignore[arg-type]
-        plans=plans,
-        results=results,
-        facts=bench.facts,
-        memory=bench.memory,
-    )
-    admitted.close()
-    await schedule(edges, ByteTokenizer(), Settings())
-    assert bench.facts.latest.stalled_since is None
-    assert bench.facts.latest.requests_errored == 1
+        assert crashed.facts.latest.stalled_since is not None
     assert code(heard(answer)) == "engine_stopped"
+    async with scheduling(opened, facts=crashed.facts) as restarted:
+        assert restarted.facts.latest.stalled_since is None
+        assert restarted.facts.latest.requests_errored == 1

@@ -11,7 +11,7 @@ import trio
 from tests.fakes import EOS
 from tests.policy.reference import reference
 from tests.sim.weather import POISON, Weather, token_at
-from trouper import Answer, Finished, Generate, RequestFailed, Runtime, TextPrompt, Timeouts, TokenPrompt
+from trouper import Answer, Delta, Finished, Generate, RequestFailed, Runtime, TextPrompt, Timeouts, TokenPrompt
 
 FOREVER = float("inf")
 STOPS = ("end", "the end", "🦜", "ïve", "rots", "✂ c", "then ", "zz")
@@ -73,13 +73,18 @@ class Client:
             piece = await answer.next()
             if isinstance(piece, Finished):
                 return piece
-            while piece is not None:
-                self.text += piece.text
-                self.tokens += len(piece.tokens)
-                assert len(piece.logprobs) == (len(piece.tokens) if self.request.logprobs is not None else 0)
-                piece = answer.next_nowait() if self.coalesces else None
+            self._hear(piece)
+            while self.coalesces and (more := answer.next_nowait()) is not None:
+                self._hear(more)
             reads += 1
             await trio.sleep(self.pause_s)
+
+    def _hear(self, delta: Delta) -> None:
+        self.text += delta.text
+        self.tokens += len(delta.tokens)
+        visible = [token for token in delta.tokens if token not in ends(self.request)]
+        wanted = visible if self.request.logprobs is not None else []
+        assert [one.token for one in delta.logprobs] == wanted, "of each token but the one that ends the answer"
 
     @property
     def outcome(self) -> str:
@@ -125,16 +130,19 @@ def draw_request(name: int, chance: Random, weather: Weather) -> Generate:
     )
 
 
+def ends(request: Generate) -> set[int]:
+    return set(request.stop_token_ids) | (set() if request.ignore_eos else {EOS})
+
+
 def expected(request: Generate) -> tuple[str, str, int]:
     """(text, finish reason, completion tokens) of the whole answer."""
     assert isinstance(request.prompt, TokenPrompt)
     key = sum(request.prompt.tokens)
-    ends = set(request.stop_token_ids) | (set() if request.ignore_eos else {EOS})
     pieces: list[bytes] = []
     ended = False
     while not ended and len(pieces) < (request.max_tokens or 20):
         token = token_at(key, len(pieces))
-        ended = token in ends
+        ended = token in ends(request)
         pieces.append(b"" if ended or token == EOS else bytes([token]))
     text, stop, used = reference(pieces, request.stop)
     return text, "stop" if ended or stop else "length", used

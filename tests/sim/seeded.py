@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 @contextmanager
 def _seeded_scheduling(seed: int) -> Iterator[None]:
-    scheduler: Any = trio._core._run  # type: ignore[attr-defined]
+    scheduler: Any = trio._core._run
     before = scheduler._ALLOW_DETERMINISTIC_SCHEDULING
     state = scheduler._r.getstate()
     scheduler._ALLOW_DETERMINISTIC_SCHEDULING = True

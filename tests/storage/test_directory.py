@@ -99,7 +99,7 @@ def test_files_and_directories_may_vanish_meanwhile(cache: Path, monkeypatch: py
             (cache / "b").rmdir()
         return real(path)
 
-    monkeypatch.setattr(disk.os, "scandir", racing)
+    monkeypatch.setattr(os, "scandir", racing)
     unlink = Path.unlink
 
     def unlink_twice(path: Path, *, missing_ok: bool = False) -> None:
@@ -138,7 +138,7 @@ def test_a_file_that_vanishes_before_it_is_looked_at_is_no_error(cache: Path, mo
 
         def __exit__(self, *_: object) -> None: ...
 
-    monkeypatch.setattr(disk.os, "scandir", Scan)
+    monkeypatch.setattr(os, "scandir", Scan)
     assert disk.sweep(cache, DAY_S).files == 0
 
 
