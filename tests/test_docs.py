@@ -1,0 +1,39 @@
+"""docs/actors.md says what the graph is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import attrs
+
+from trouper.actors.graph import CHANNELS, Edge
+from trouper.actors.watches import Watches
+from trouper.protocol.watch import Watch
+
+ACTORS = Path(__file__).parent.parent / "docs" / "actors.md"
+
+
+def table_below(heading: str) -> list[list[str]]:
+    section = ACTORS.read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("|")]
+    return rows[2:]
+
+
+def test_the_table_of_channels_is_the_graph() -> None:
+    documented = {
+        name.strip("`"): Edge(source, target, int(capacity), policy)
+        for name, source, target, capacity, policy in table_below("Channels")
+    }
+    assert documented == CHANNELS
+
+
+def test_every_actor_of_the_graph_is_described_and_no_other() -> None:
+    wired = {end for edge in CHANNELS.values() for end in (edge.source, edge.target)} - {"edge"}
+    assert {row[0] for row in table_below("Who is who")} == wired
+
+
+def test_every_watch_is_described_and_no_other() -> None:
+    described = {name for row in table_below("Watches") for name in re.findall(r"`(\w+)`", row[0])}
+    assert described == {field.name for field in attrs.fields(Watches) if "Watch" in str(field.type)}
+    assert Watch.__doc__
