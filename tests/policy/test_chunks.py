@@ -20,8 +20,8 @@ def test_the_stall_bound_is_met_and_nearly_used(fixed_s: float, per_token_s: flo
         assert 1 <= sizer.tokens <= most
     settled = fixed_s + per_token_s * sizer.tokens
     assert settled <= 0.2 * 1.01 or sizer.tokens == sizer.least
-    fits = (0.2 - fixed_s) / per_token_s
-    assert sizer.tokens >= min(most, fits * 0.5) or sizer.tokens <= sizer.least + 1
+    one_more = sizer.tokens / (sizer.tokens + 1)
+    assert sizer.tokens == most or settled >= 0.2 * 0.9 * one_more * 0.999, "nine tenths of the bound, up to one token"
 
 
 @given(st.lists(st.tuples(st.integers(0, 5000), st.floats(0, 100)), max_size=50), st.integers(1, 4096))
@@ -41,7 +41,7 @@ def test_it_follows_a_device_that_changes_its_speed(before_s: float, after_s: fl
     for per_token_s in [before_s] * 50 + [after_s] * 50:
         sizer.measured(sizer.tokens, per_token_s * sizer.tokens)
     assert after_s * sizer.tokens <= 0.2 * 1.01 or sizer.tokens == sizer.least
-    assert sizer.tokens >= min(4096, 0.2 / after_s * 0.5)
+    assert sizer.tokens >= min(4096, int(0.2 / after_s * 0.5))
 
 
 def test_a_short_prompts_step_says_nothing_of_longer_chunks() -> None:
