@@ -22,7 +22,7 @@ from rich.console import Console
 
 from tests.families import save
 from trouper import ModelUnusable, ServerSettings, Settings, cli
-from trouper.flags import flags_of, settings_from
+from trouper.cli import flags_of, settings_from
 
 TROUPER = (sys.executable, "-c", "from trouper.cli import main; main()")
 ALL_FIELDS: list[attrs.Attribute[Any]] = [*attrs.fields(Settings), *attrs.fields(ServerSettings)]

@@ -13,29 +13,71 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from types import NoneType
+from typing import Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
+import attrs
 import click
 import trio
 from rich.console import Console
 from rich.logging import RichHandler
 
 from trouper import ModelUnusable, Runtime, ServerSettings, Settings, SettingsInvalid, run_runtime
-from trouper.flags import flags_of, settings_from
 from trouper.web.server import serve_http
 
 logger = logging.getLogger("trouper")
 USAGE_ERROR = 2
 """Exit code when what was asked for cannot be: a flag, a model, a port. (click's own, too.)"""
+DEVICE_STUCK = 70
+"""Exit code when the device never finished a step (EX_SOFTWARE): a supervisor should start the process again."""
+STUCK_POLL_S = 1.0
 LEVELS = ("debug", "info", "warning", "error")
+
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+S = TypeVar("S", bound=attrs.AttrsInstance)
 
 
 class CannotListenError(Exception):
     """The address is taken, not ours, or not allowed."""
+
+
+def flags_of(cls: type[attrs.AttrsInstance]) -> Callable[[Command], Command]:
+    """A flag, and a variable TROUPER_<NAME>, for each setting: type, default and help are the setting's own."""
+
+    def add(command: Command) -> Command:
+        types = get_type_hints(cls)
+        for field in reversed(attrs.fields(cls)):
+            command = _flag(field, types[field.name])(command)
+        return command
+
+    return add
+
+
+def _flag(field: attrs.Attribute[Any], hint: Any) -> Callable[[Command], Command]:
+    kind = next(part for part in (get_args(hint) or (hint,)) if part not in (NoneType, Ellipsis))
+    many = get_origin(hint) is tuple
+    return click.option(
+        "--" + field.name.replace("_", "-"),
+        field.name,
+        type=click.Path(path_type=Path) if kind is Path else kind,
+        is_flag=kind is bool,
+        multiple=many,
+        default=field.default,
+        envvar=f"TROUPER_{field.name.upper()}",
+        help=field.metadata["help"],
+        show_default=field.default not in (None, False, ()),
+        show_envvar=bool(field.metadata.get("secret")),
+    )
+
+
+def settings_from(cls: type[S], given: Mapping[str, Any]) -> S:
+    """The settings, of what click collected. Raises `SettingsInvalid`."""
+    return cls(**{field.name: given[field.name] for field in attrs.fields(cls)})
 
 
 @click.group()
@@ -93,6 +135,7 @@ async def run(settings: Settings, server_settings: ServerSettings, console: Cons
                 with loading, _spinner(settings, console):
                     runtime: Runtime = await nursery.start(run_runtime, settings)
                 if not loading.cancelled_caught:
+                    watching.start_soon(_watch_device, runtime)
                     await _serve(nursery, runtime, server_settings, leaving)
             watching.cancel_scope.cancel(reason="everything has ended")
 
@@ -101,17 +144,27 @@ async def _watch_signals(signals: AsyncIterator[int], leaving: trio.Event, loadi
     """While loading there is nobody to drain: loading is cancelled. Later that is a no-op."""
     async for number in signals:
         if leaving.is_set():
-            _end_at_once(number)
+            _end_at_once(128 + number)
         logger.info("%s: leaving; once more ends at once", signal.Signals(number).name)
         leaving.set()
         loading.cancel(reason="a signal")
 
 
-def _end_at_once(number: int) -> NoReturn:
+async def _watch_device(runtime: Runtime) -> None:
+    """A thread inside the device cannot be cancelled: when it is given up (F18, F27), clients have had their errors,
+    so give those a moment to go out, and end the process."""
+    while runtime.health().status != "stuck":  # noqa: ASYNC110 - health is looked at; it does not announce itself.
+        await trio.sleep(STUCK_POLL_S)
+    logger.critical("%s; ending the process", runtime.health().detail)
+    await trio.sleep(STUCK_POLL_S)
+    _end_at_once(DEVICE_STUCK)
+
+
+def _end_at_once(code: int) -> NoReturn:
     """Without unwinding: what would have to be waited for is what did not end."""
     logging.shutdown()
     sys.stdout.flush()
-    os._exit(128 + number)
+    os._exit(code)
 
 
 def _spinner(settings: Settings, console: Console) -> AbstractContextManager[object]:

@@ -97,7 +97,7 @@ async def _run_actors(
         admitted.close()
 
     janitor = partial(keep_tidy, orders, engine.memory, watches.memory, settings)
-    writer = partial(write_to_disk, orders_in, None if settings.no_ssd else settings.ssd_cache_dir, watches.directory)
+    writer = partial(write_to_disk, orders_in, settings.blocks_dir, watches.directory)
     try:
         with scope:
             async with trio.open_nursery() as helpers:

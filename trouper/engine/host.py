@@ -6,9 +6,11 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
+import attrs
 import mlx.core as mx
 import trio
 
+from trouper.engine.architecture import batching_of
 from trouper.engine.device import memory_facts
 from trouper.engine.loading import Loaded, load
 from trouper.engine.step import Launched, StepEngine
@@ -50,8 +52,15 @@ class MlxEngine:
 
     async def load(self) -> LoadedModel:
         self._loaded = await self._on_thread(lambda: load(self._settings, log.info))
-        card = self._loaded.card
-        log.info("model %s: %s, %s, %.0f MB on %s", card.id, card.architecture, card.dtype, card.weights_bytes / 1e6, card.device)
+        card = attrs.evolve(self._loaded.card, batching=batching_of(self._loaded.model).description)
+        log.info(
+            "model %s: %s, %s, %.0f MB on %s",
+            card.id,
+            card.architecture,
+            card.dtype,
+            card.weights_bytes / 1e6,
+            card.device,
+        )
         return LoadedModel(card, self._loaded.tokenizer)
 
     async def step(self, plans: trio.MemoryReceiveChannel[Plan], results: trio.MemorySendChannel[Stepped]) -> None:
@@ -68,7 +77,7 @@ class MlxEngine:
         def job() -> None:
             try:
                 outcome.append(work())
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - raised again where the work was ordered.
                 outcome.append(error)
             self._token.run_sync_soon(done.set)  # Unlike from_thread, also when this thread's task is cancelled.
 

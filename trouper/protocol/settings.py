@@ -46,28 +46,38 @@ class Settings:
     model: str | None = setting(None, "Local directory or hub id. Nothing: the embedded SmolLM2-135M-Instruct.")
     adapter_path: str | None = setting(None, "Directory of LoRA adapters to apply to the model.")
     completion_batch_size: int = setting(32, "Rows that decode together.", 1, 4096)
-    max_batch_size: int | None = setting(None, "Older name for a bound on rows; the smaller of the two counts.", 1, 4096)
+    max_batch_size: int | None = setting(
+        None, "Older name for a bound on rows; the smaller of the two counts.", 1, 4096
+    )
     prefill_batch_size: int = setting(4, "Prompts that prefill together.", 1, 256)
     prefill_step_size: int = setting(2048, "Most prompt tokens of one prefill chunk.", 1, 65536)
-    decode_stall_ms: float = setting(200.0, "Longest pause that prefill may put between two tokens of a running stream.", 1)
+    decode_stall_ms: float = setting(
+        250.0, "Longest pause that prefill may put between two tokens of a running stream.", 1
+    )
     max_queue_size: int = setting(128, "Requests that may wait for a row; more are answered 429.", 0)
     default_max_tokens: int = setting(512, "Length of an answer when the request names none.", 1)
     max_prompt_tokens: int = setting(32768, "Longer prompts are refused.", 1)
-    max_kv_size: int | None = setting(None, "Most tokens (prompt and answer) of one row. Default: the model's context.", 2)
+    max_kv_size: int | None = setting(
+        None, "Most tokens (prompt and answer) of one row. Default: the model's context.", 2
+    )
     queue_timeout_s: float = setting(60.0, "Longest wait for a row; 0: no limit.", 0)
     first_token_timeout_s: float = setting(120.0, "Longest prefill; 0: no limit.", 0)
     token_timeout_s: float = setting(60.0, "Longest pause between two tokens; 0: no limit.", 0)
     request_timeout_s: float = setting(120.0, "Longest whole request; 0: no limit.", 0)
-    stall_timeout_s: float = setting(60.0, "A step that takes longer makes /readyz 503; ten times as long ends the process.", 0.1)
+    stall_timeout_s: float = setting(
+        60.0, "A step that takes longer makes /readyz 503; ten times as long ends the process.", 0.1
+    )
     block_size: int = setting(16, "Tokens of one cache block.", 1, 1024)
     num_blocks: int = setting(2048, "Blocks of the prefix cache.", 1)
     kv_bits: int = setting(8, "Bits of cached keys and values: 8, 4, or 0 for the model's own.", 0, 8)
     kv_group_size: int = setting(64, "Values that share one quantization scale.", 32, 128)
     sequence_cache_size: int = setting(50, "Whole sequences kept for reuse.", 0)
-    ssd_cache_dir: Path = setting(None, "Directory of the SSD tier.")
+    ssd_cache_dir: Path | None = setting(None, "Directory of the SSD tier. Default: in the user's cache directory.")
     ssd_ttl_days: float = setting(7.0, "Files unused for so long are removed.", 0)
     no_ssd: bool = setting(False, "Keep nothing on disk.")
-    memory_fraction: float = setting(0.9, "Part of the device's memory that may be in use before requests wait.", 0.05, 1)
+    memory_fraction: float = setting(
+        0.9, "Part of the device's memory that may be in use before requests wait.", 0.05, 1
+    )
     janitor_interval_s: float = setting(5.0, "How often memory and disk are looked at.", 0.05)
     seed: int | None = setting(None, "Seed for requests that name none; default: drawn for each.")
 
@@ -76,8 +86,11 @@ class Settings:
             raise SettingsInvalid(f"--kv-bits must be 8, 4 or 0, not {self.kv_bits}")
         if self.kv_group_size not in (32, 64, 128):
             raise SettingsInvalid(f"--kv-group-size must be 32, 64 or 128, not {self.kv_group_size}")
-        if self.ssd_cache_dir is None:
-            object.__setattr__(self, "ssd_cache_dir", default_cache_dir() / "blocks")
+
+    @property
+    def blocks_dir(self) -> Path | None:
+        """The cache directory; None without an SSD tier."""
+        return None if self.no_ssd else self.ssd_cache_dir or default_cache_dir() / "blocks"
 
     @property
     def rows(self) -> int:

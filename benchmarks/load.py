@@ -1,0 +1,90 @@
+"""Clients: streams over raw sockets, so that the load costs as little as possible on the machine it shares."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import attrs
+import trio
+
+WORDS = "river stone light window garden paper winter market bridge silver forest letter morning island engine captain".split()
+
+
+@attrs.define
+class Stream:
+    """When each piece of text came."""
+
+    sent: float = 0.0
+    times: list[float] = attrs.field(factory=list)
+    tokens: int = 0
+
+    @property
+    def ttft_s(self) -> float:
+        return self.times[0] - self.sent
+
+    def gaps_s(self) -> list[float]:
+        return [b - a for a, b in zip(self.times, self.times[1:], strict=False)]
+
+
+def prompt(seed: int, words: int) -> str:
+    """Different from its first word on, so that no prefix cache helps."""
+    return " ".join(WORDS[(seed * 7 + k * (seed + 3)) % len(WORDS)] + str(seed) for k in range(words)) + " Tell a long story."
+
+
+async def stream(port: int, text: str, max_tokens: int, stream: Stream, **more: object) -> Stream:
+    """One streamed completion; every `data:` line with text is one moment."""
+    body = json.dumps(
+        {"prompt": text, "max_tokens": max_tokens, "temperature": 0, "stream": True, "logit_bias": None}
+        | {"stream_options": {"include_usage": True}}
+        | more
+    ).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    connection = await trio.open_tcp_stream("127.0.0.1", port)
+    async with connection:
+        stream.sent = time.perf_counter()
+        await connection.send_all(head.encode() + body)
+        rest = b""
+        while data := await connection.receive_some(65536):
+            *lines, rest = (rest + data).split(b"\n")
+            _take(lines, stream)
+    return stream
+
+
+def _take(lines: list[bytes], stream: Stream) -> None:
+    now = time.perf_counter()
+    for line in lines:
+        if not line.startswith(b"data: {"):
+            continue
+        chunk = json.loads(line[6:])
+        if "error" in chunk:
+            raise RuntimeError(chunk["error"])
+        if chunk.get("usage"):
+            stream.tokens = chunk["usage"]["completion_tokens"]
+        if chunk["choices"] and chunk["choices"][0].get("text"):
+            stream.times.append(now)
+
+
+async def together(port: int, prompts: list[str], max_tokens: int) -> list[Stream]:
+    streams = [Stream() for _ in prompts]
+    async with trio.open_nursery() as nursery:
+        for text, one in zip(prompts, streams, strict=True):
+            nursery.start_soon(stream, port, text, max_tokens, one)
+    return streams
+
+
+def quantile(values: list[float], q: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(q * len(ordered)))] if ordered else float("nan")
+
+
+def decode_rate(streams: list[Stream]) -> float:
+    """Tokens a second while all streams decode: from the last first token to the first last one."""
+    begin, end = max(s.times[0] for s in streams), min(s.times[-1] for s in streams)
+    moments = sum(sum(begin < t <= end for t in s.times) * s.tokens / len(s.times) for s in streams)
+    return moments / (end - begin) if end > begin else float("nan")
+
+
+def throughput(streams: list[Stream]) -> float:
+    """Tokens a second from the first request to the last token, prefill included."""
+    return sum(s.tokens for s in streams) / (max(s.times[-1] for s in streams) - min(s.sent for s in streams))

@@ -1,0 +1,117 @@
+"""The servers that are compared, each in a process of its own, on the same weights and the same BLAS."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import attrs
+import psutil
+
+MLX_LM_SERVER = "import trouper.engine; from mlx_lm.server import main; main()"
+"""Importing our engine room loads OpenBLAS before MLX, so that both servers multiply with the same library."""
+
+
+@attrs.frozen
+class Server:
+    name: str
+    port: int
+    process: psutil.Process
+
+    def cpu_s(self) -> float:
+        times = self.process.cpu_times()
+        return times.user + times.system
+
+    def resident_bytes(self) -> int:
+        return int(self.process.memory_info().rss)
+
+
+def float32_copy(source: Path) -> Path:
+    """The embedded model as a float32 directory: what Trouper computes with on CPU, for a server that does not convert."""
+    target = Path(tempfile.gettempdir()) / "trouper-bench" / f"{source.name}-float32"
+    if not target.is_dir():
+        _run(f"from benchmarks.models import save_float32; save_float32({str(source)!r}, {str(target)!r})")
+    return target
+
+
+def tiny_copy(source: Path) -> Path:
+    """Two layers with the vocabulary and tokenizer of `source`: there the runtime is what is measured."""
+    target = Path(tempfile.gettempdir()) / "trouper-bench" / f"{source.name}-tiny"
+    if not target.is_dir():
+        _run(f"from benchmarks.models import save_tiny; save_tiny({str(source)!r}, {str(target)!r})")
+    return target
+
+
+def embedded() -> Path:
+    out = _run("import trouper.engine; from trouper.engine.embedded import directory; print(directory())")
+    return Path(out.strip().splitlines()[-1])
+
+
+def _run(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+
+
+@contextmanager
+def trouper(model: Path, *flags: str) -> Iterator[Server]:
+    port = free_port()
+    command = [shutil.which("trouper", path=str(Path(sys.executable).parent)) or "trouper", "serve", "--model", str(model)]
+    with _serving("trouper", [*command, "--port", str(port), "--request-timeout-s", "0", *flags], port) as server:
+        yield server
+
+
+@contextmanager
+def mlx_lm(model: Path) -> Iterator[Server]:
+    port = free_port()
+    command = [sys.executable, "-c", MLX_LM_SERVER, "--model", str(model), "--port", str(port), "--log-level", "WARNING"]
+    with _serving("mlx_lm.server", command, port) as server:
+        yield server
+
+
+@contextmanager
+def _serving(name: str, command: list[str], port: int) -> Iterator[Server]:
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+        try:
+            _wait_until_it_answers(port, process)
+            yield Server(name, port, psutil.Process(process.pid))
+        except BaseException:
+            log.seek(0)
+            print(log.read().decode(errors="replace")[-2000:], file=sys.stderr)
+            raise
+        finally:
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _wait_until_it_answers(port: int, process: subprocess.Popen[bytes]) -> None:
+    body = json.dumps({"prompt": "Hello", "max_tokens": 2, "temperature": 0}).encode()
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/completions", body, {"Content-Type": "application/json"})
+    for _ in range(600):
+        if process.poll() is not None:
+            raise RuntimeError(f"the server ended with {process.returncode}")
+        try:
+            urllib.request.urlopen(request, timeout=60).read()
+        except (urllib.error.URLError, ConnectionError):
+            time.sleep(0.2)
+        else:
+            return
+    raise RuntimeError("the server does not answer")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
