@@ -1,0 +1,166 @@
+"""The command as a process: real sockets, real signals, a real (tiny) model."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from tests.families import save
+
+PATIENCE_S = 60.0
+RUN = "from trouper.cli import main; main()"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("llama")
+    save("llama", directory)
+    return directory
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Look again and again: a process announces its states only in /health."""
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+
+
+@contextmanager
+def serving(model: Path, port: int, *flags: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", RUN, "serve", "--model", str(model), "--port", str(port), "--no-ssd"]
+    process = subprocess.Popen(
+        [*command, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    try:
+        assert "is ready at" in process.stdout.readline(), process.stderr and process.stderr.read()
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def get(port: int, path: str) -> tuple[int, Any]:
+    with closing(HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)) as connection:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.status, json.loads(response.read())
+
+
+class Client(Thread):
+    """One completion; what came of it is read after `join`. A connection that breaks leaves the status 0."""
+
+    def __init__(self, port: int, **body: object) -> None:
+        super().__init__(daemon=True)
+        self._port, self._body = port, body
+        self.status = 0
+        self.text = ""
+        self.start()
+
+    def run(self) -> None:
+        with (
+            suppress(OSError, HTTPException),
+            closing(HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_S)) as connection,
+        ):
+            connection.request(
+                "POST", "/v1/completions", json.dumps(self._body | {"temperature": 0, "ignore_eos": True})
+            )
+            response = connection.getresponse()
+            self.status = response.status
+            self.text = response.read().decode()
+
+    @property
+    def failed(self) -> bool:
+        return self.status >= 500 or '"error"' in self.text
+
+
+def stats(port: int) -> dict[str, int]:
+    return dict(get(port, "/health")[1]["cache_stats"])
+
+
+def end(process: subprocess.Popen[str], number: signal.Signals) -> int:
+    process.send_signal(number)
+    return process.wait(PATIENCE_S)
+
+
+def test_sigterm_with_a_request_in_each_state_ends_each_with_an_error_and_the_process_with_0(model: Path) -> None:
+    """R13, F18. Decoding, prefilling and queued requests, streamed and not; the port is free at once."""
+    port = free_port()
+    flags = ("--completion-batch-size", "3", "--prefill-step-size", "1", "--drain-timeout-s", "0.3")
+    with serving(model, port, *flags) as process:
+        decoding = [Client(port, prompt="a", max_tokens=1900, stream=stream) for stream in (True, False)]
+        until(lambda: stats(port)["tokens_generated"] > 4)
+        prefilling = Client(port, prompt="b" * 1500, max_tokens=8, stream=True)
+        until(lambda: stats(port)["active_sequences"] == 3)
+        queued = Client(port, prompt="c", max_tokens=8, stream=True)
+        until(lambda: stats(port)["queued_requests"] == 1)
+        assert end(process, signal.SIGTERM) == 0
+        for client in (*decoding, prefilling, queued):
+            client.join(PATIENCE_S)
+            assert client.failed, (client.status, client.text[-300:])
+            assert "[DONE]" not in client.text
+    with serving(model, port) as process:
+        assert get(port, "/readyz")[0] == 200
+        assert end(process, signal.SIGINT) == 0
+
+
+def test_a_drain_lets_running_requests_finish_and_refuses_new_ones(model: Path) -> None:
+    port = free_port()
+    with serving(model, port, "--drain-timeout-s", "60") as process:
+        running = Client(port, prompt="a", max_tokens=400, stream=True)
+        until(lambda: stats(port)["tokens_generated"] > 4)
+        process.send_signal(signal.SIGTERM)
+        until(lambda: get(port, "/readyz")[0] == 503)
+        late = Client(port, prompt="b", max_tokens=4)
+        late.join(PATIENCE_S)
+        assert late.status == 503
+        assert process.wait(PATIENCE_S) == 0
+        running.join(PATIENCE_S)
+        assert "[DONE]" in running.text
+
+
+def test_a_second_signal_ends_at_once(model: Path) -> None:
+    port = free_port()
+    with serving(model, port, "--drain-timeout-s", "600") as process:
+        Client(port, prompt="a", max_tokens=1900, stream=True)
+        until(lambda: stats(port)["tokens_generated"] > 4)
+        process.send_signal(signal.SIGTERM)
+        until(lambda: get(port, "/readyz")[0] == 503)
+        assert end(process, signal.SIGTERM) == 128 + signal.SIGTERM
+
+
+def test_clients_that_leave_cost_nothing_d4(model: Path) -> None:
+    """200 streams of 1900 tokens, all cut by the client; one new request answers and nothing is left."""
+    port = free_port()
+    with serving(model, port, "--max-queue-size", "400") as process:
+        body = json.dumps({"prompt": "a", "max_tokens": 1900, "stream": True, "ignore_eos": True}).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(200)]
+        for one in sockets:
+            one.sendall(head + body)
+        until(lambda: (now := stats(port))["active_sequences"] + now["queued_requests"] == 200)
+        for one in sockets:
+            one.close()
+        new = Client(port, prompt="b", max_tokens=4)
+        new.join(5)
+        assert new.status == 200
+        until(lambda: (now := stats(port))["active_sequences"] + now["queued_requests"] == 0)
+        assert end(process, signal.SIGTERM) == 0
