@@ -67,11 +67,11 @@ class Settings:
     stall_timeout_s: float = setting(
         60.0, "A step that takes longer makes /readyz 503; ten times as long ends the process.", 0.1
     )
-    block_size: int = setting(16, "Tokens of one cache block.", 1, 1024)
-    num_blocks: int = setting(2048, "Blocks of the prefix cache.", 1)
-    kv_bits: int = setting(8, "Bits of cached keys and values: 8, 4, or 0 for the model's own.", 0, 8)
-    kv_group_size: int = setting(64, "Values that share one quantization scale.", 32, 128)
-    sequence_cache_size: int = setting(50, "Whole sequences kept for reuse.", 0)
+    block_size: int = setting(16, "Tokens of one cache block. No effect yet.", 1, 1024)
+    num_blocks: int = setting(2048, "Blocks of the prefix cache. No effect yet.", 1)
+    kv_bits: int = setting(8, "Bits of cached keys and values: 8, 4, or 0 for the model's own. No effect yet.", 0, 8)
+    kv_group_size: int = setting(64, "Values that share one quantization scale. No effect yet.", 32, 128)
+    sequence_cache_size: int = setting(50, "Whole sequences kept for reuse. No effect yet.", 0)
     ssd_cache_dir: Path | None = setting(None, "Directory of the SSD tier. Default: in the user's cache directory.")
     ssd_ttl_days: float = setting(7.0, "Files unused for so long are removed.", 0)
     no_ssd: bool = setting(False, "Keep nothing on disk.")
