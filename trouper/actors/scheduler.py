@@ -12,7 +12,7 @@ import numpy as np
 import trio
 
 from trouper.actors.intake import Admitted
-from trouper.actors.policy import IDLE_STEP_S, ChunkSizer, free_rows, share_chunks
+from trouper.actors.policy import IDLE_STEP_S, LEAST_IDLE_TOKENS, ChunkSizer, free_rows, share_chunks
 from trouper.actors.rows import Row
 from trouper.actors.watches import STUCK_FACTOR
 from trouper.protocol.errors import Problem
@@ -63,7 +63,7 @@ class Scheduler:
         self._steps = count()
         self._open = True
         self._busy_chunks = ChunkSizer(settings.decode_stall_ms / 1000 * 0.85, settings.prefill_step_size)
-        self._idle_chunks = ChunkSizer(IDLE_STEP_S, settings.prefill_step_size)
+        self._idle_chunks = ChunkSizer(IDLE_STEP_S, settings.prefill_step_size, LEAST_IDLE_TOKENS, LEAST_IDLE_TOKENS)
         self._releases_seen = edges.memory.latest.releases
         self._count = attrs.evolve(edges.facts.latest, stalled_since=None)
 
