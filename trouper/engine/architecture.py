@@ -65,7 +65,9 @@ def batching_of(model: nn.Module) -> Batching:
 def flatten(caches: Sequence[Any]) -> list[Any]:
     """Nested caches, one by one."""
     return [
-        leaf for cache in caches for leaf in (flatten(cache.caches) if isinstance(cache, CacheList | ListSlots) else [cache])
+        leaf
+        for cache in caches
+        for leaf in (flatten(cache.caches) if isinstance(cache, CacheList | ListSlots) else [cache])
     ]
 
 

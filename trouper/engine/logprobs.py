@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import attrs
 import mlx.core as mx
@@ -28,17 +29,15 @@ class PendingLogprobs:
 
     def read(self) -> tuple[tuple[RowId, TokenLogprobs], ...]:
         """Waits for the device."""
-        sampled, tokens = self.sampled.tolist(), self.tokens.tolist()
-        ids, values = self.top_ids.tolist(), self.top.tolist()
+        sampled, tokens = cast(list[float], self.sampled.tolist()), cast(list[int], self.tokens.tolist())
+        ids, values = cast(list[list[int]], self.top_ids.tolist()), cast(list[list[float]], self.top.tolist())
         return tuple(
             (row, TokenLogprobs(tokens[i], sampled[i], tuple(zip(ids[i][:k], values[i][:k], strict=True))))
             for i, (row, k) in enumerate(zip(self.rows, self.wanted, strict=True))
         )
 
 
-def logprobs_of(
-    logits: mx.array, tokens: mx.array, rows: Sequence[tuple[int, RowId, int]]
-) -> PendingLogprobs | None:
+def logprobs_of(logits: mx.array, tokens: mx.array, rows: Sequence[tuple[int, RowId, int]]) -> PendingLogprobs | None:
     """From the raw logits (n, V): before bias, penalties and temperature. `rows`: (place, row, how many of the top)."""
     if not rows:
         return None

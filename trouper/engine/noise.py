@@ -32,11 +32,25 @@ def stream_keys(seeds: NDArray[np.uint64], positions: NDArray[np.uint64]) -> mx.
 
 
 def gumbel(keys: mx.array, ids: mx.array) -> mx.array:
-    """keys (n, 2) uint32, ids (n, k) or (k,) uint32; float32 noise (n, k). MurmurHash3's finalizer, keyed twice."""
+    """keys (n, 2) uint32, ids (n, k) or (k,) uint32; float32 noise (n, k)."""
+    return gumbel_of(hashed(keys, ids))
+
+
+def hashed(keys: mx.array, ids: mx.array) -> mx.array:
+    """(n, k) uint32: MurmurHash3's finalizer, keyed twice."""
     bits = (ids * 0x9E3779B1) ^ keys[:, :1]
     bits = (bits ^ (bits >> 16)) * 0x85EBCA6B
     bits = ((bits ^ (bits >> 13)) + keys[:, 1:]) * 0xC2B2AE35
     bits = (bits ^ (bits >> 15)) * 0x27D4EB2F
-    bits = bits ^ (bits >> 16)
-    uniform = ((bits >> 8).astype(mx.float32) + 0.5) * (1 / (1 << 24))
-    return -mx.log(-mx.log(uniform))
+    return bits ^ (bits >> 16)
+
+
+def gumbel_of(bits: mx.array) -> mx.array:
+    """32 random bits to a Gumbel variate in [-2.9, 22.9]: minus the logarithm of an exponential waiting time.
+
+    The shortest waits win, so they need a float's full precision. Minus the logarithm of a float near 1
+    has none, and a float that rounds to 1 would win always: once in 2^24 tokens, whatever its logit.
+    """
+    uniform = mx.minimum((bits.astype(mx.float32) + 0.5) * (1 / (1 << 32)), 1 - 2**-24)
+    wait = mx.where(uniform < 2**-10, uniform + 0.5 * uniform * uniform, -mx.log(1 - uniform))
+    return -mx.log(wait)

@@ -44,7 +44,9 @@ class Penalties:
     """
 
     def __init__(self, rows: Sequence[Sampling], histories: Sequence[History | None]) -> None:
-        kept = [(place, row, history) for place, (row, history) in enumerate(zip(rows, histories, strict=True)) if history]
+        kept = [
+            (place, row, history) for place, (row, history) in enumerate(zip(rows, histories, strict=True)) if history
+        ]
         self._histories = [history for _, _, history in kept]
         if kept:
             self._places = mx.array([place for place, _, _ in kept])

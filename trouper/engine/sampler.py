@@ -28,7 +28,7 @@ GROUP = 32
 
 def top_candidates(logits: mx.array, k: int = CANDIDATES) -> tuple[mx.array, mx.array]:
     """(n, V) to the k best, best first: ids (n, k) uint32 and values (n, k) float32."""
-    rows, vocabulary = logits.shape
+    vocabulary = logits.shape[1]
     k = min(k, vocabulary)
     if vocabulary > 4 * k * GROUP:
         ids = _grouped_candidates(logits, k)
@@ -153,17 +153,17 @@ class BatchSampler:
     def __init__(self, rows: Sequence[Sampling], vocabulary: int) -> None:
         self._tiers = tiers_of(rows, vocabulary)
         self._seeds = np.array([mix(row.seed) for row in rows], np.uint64)
-        self._greedy = all(row.greedy for row in rows)
+        self._no_keys = mx.zeros((len(rows), 2), mx.uint32) if all(row.greedy for row in rows) else None
         together = [place for tier in self._tiers for place in tier.rows]
         self._back = mx.array(np.argsort(together).astype(np.int32))
 
     def __call__(self, logits: mx.array, positions: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> mx.array:
         """logits (n, V), after bias and penalties; positions (n,): how many tokens each row has drawn. Tokens (n,) uint32."""
-        keys = None if self._greedy else stream_keys(self._seeds, positions)
+        keys = stream_keys(self._seeds, positions) if self._no_keys is None else self._no_keys
         if len(self._tiers) == 1:
             return self._tiers[0].choose(logits, keys)
         parts = []
         for tier in self._tiers:
             rows = mx.array(tier.rows)
-            parts.append(tier.choose(logits[rows], None if keys is None else keys[rows]))
+            parts.append(tier.choose(logits[rows], keys[rows]))
         return mx.concatenate(parts)[self._back]

@@ -28,6 +28,8 @@ class SlotCache:
         self._region: Region | None = None
         self._updated = False
         self._mask_rank = mask_rank
+        self._slots = 0
+        """Rows that there are, with KV or still without: buffers have a slot for each."""
 
     def begin(self, region: Region) -> None:
         """The next forward pass is about these slots."""
@@ -57,7 +59,7 @@ class SlotCache:
             buffer[mx.array([a, b])] = buffer[mx.array([b, a])]
 
     def state(self) -> list[mx.array]:
-        """The buffers. A row that no pass has touched yet may lie beyond their end, and then has nothing to move."""
+        """The buffers, each with a slot for every row."""
         return [buffer for buffer in (self.keys, self.values) if buffer is not None]
 
     @property
@@ -66,15 +68,20 @@ class SlotCache:
 
     def clear(self) -> None:
         self.keys = self.values = None
+        self._slots = 0
 
     def hold(self, slots: int) -> None:
-        """Make room for so many slots, so that rows without KV can be moved like others."""
+        """Make room for so many slots, now and whenever buffers are made: rows without KV are moved like others, and an
+        index beyond a buffer's end is not an error in MLX but somebody else's memory."""
+        self._slots = slots
         self.keys, self.values = (
-            None if buffer is None else _grown(buffer, slots, buffer.shape[2], buffer) for buffer in (self.keys, self.values)
+            None if buffer is None else _grown(buffer, slots, buffer.shape[2], buffer)
+            for buffer in (self.keys, self.values)
         )
 
     def fit(self, slots: int, tokens: int) -> None:
         """Give back what is four times too large: a burst of rows or one long row has left."""
+        self._slots = slots
         for name in ("keys", "values"):
             buffer = getattr(self, name)
             if buffer is None:
@@ -89,8 +96,9 @@ class SlotCache:
         return -(-tokens // STEP) * STEP
 
     def _reserve(self, keys: mx.array, values: mx.array, tokens: int) -> None:
-        self.keys = _grown(self.keys, self.region.stop, self._capacity(tokens), keys)
-        self.values = _grown(self.values, self.region.stop, self._capacity(tokens), values)
+        slots, capacity = max(self._slots, self.region.stop), self._capacity(tokens)
+        self.keys = _grown(self.keys, slots, capacity, keys)
+        self.values = _grown(self.values, slots, capacity, values)
 
     def _shape_mask(self, mask: mx.array) -> mx.array:
         """(n, queries, keys) bool to the rank that the model's attention broadcasts."""
@@ -140,7 +148,7 @@ class FullSlots(SlotCache):
         query = region.positions[:, :, None]
         key = mx.arange(region.longest, dtype=mx.int32)
         mask = key <= query
-        if windowed:
+        if window_size is not None and windowed:
             mask = mask & (key > query - window_size)
         return self._shape_mask(mask)
 
@@ -161,7 +169,7 @@ class RingSlots(SlotCache):
         super().finish()
         self._fetched = None
 
-    def _capacity(self, tokens: int) -> int:
+    def _capacity(self, tokens: int) -> int:  # noqa: ARG002  A ring is as long as it is.
         return self.ring + 1
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
@@ -191,7 +199,12 @@ class RingSlots(SlotCache):
         rows, tokens = slice(self.region.start, self.region.stop), slice(0, self._held_tokens())
         return self.keys[rows, :, tokens], self.values[rows, :, tokens]
 
-    def make_mask(self, width: int, return_array: bool = False, window_size: int | None = None) -> mx.array:
+    def make_mask(
+        self,
+        width: int,
+        return_array: bool = False,  # noqa: ARG002  It always is one.
+        window_size: int | None = None,
+    ) -> mx.array:
         window = min(window_size or self.window, self.window)
         query = self.region.positions[:, :, None]
         place = mx.arange(self._held_tokens(), dtype=mx.int32)

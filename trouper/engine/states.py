@@ -50,7 +50,9 @@ class StateSlots:
         if self._decoding_rows == 0:
             self._decoding = row
         else:
-            self._decoding.cache = [mx.concatenate(pair) for pair in zip(self._decoding.cache, row.cache, strict=True)]
+            self._decoding.cache = [
+                mx.concatenate([*pair]) for pair in zip(self._decoding.cache, row.cache, strict=True)
+            ]
         self._decoding_rows += 1
 
     def keep(self, decoding: list[int], prefilling: list[int]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import cast
 
 import attrs
 import mlx.core as mx
@@ -149,7 +150,9 @@ class StepEngine:
         self._bias = Bias(samplings)
         self._penalties = Penalties(samplings, [state.history for state in states])
         self._drawn = np.array([state.drawn for state in states], np.uint64)
-        self._asked = [(place, row, k) for place, row in enumerate(rows) if (k := self._state[row].logprobs) is not None]
+        self._asked = [
+            (place, row, k) for place, row in enumerate(rows) if (k := self._state[row].logprobs) is not None
+        ]
 
     def _keep_states(self) -> None:
         """Give the rows of the last membership back what the step's arrays hold of them."""
@@ -175,7 +178,7 @@ class StepEngine:
         """Wait for the step and read its tokens."""
         if launched.prefilled is not None:
             mx.eval(launched.prefilled)
-        tokens = () if launched.tokens is None else tuple(launched.tokens.tolist())
+        tokens = () if launched.tokens is None else tuple(cast(list[int], launched.tokens.tolist()))
         logprobs = launched.logprobs.read() if launched.logprobs else ()
         now = time.perf_counter()
         seconds, self._last_read = now - max(launched.at, self._last_read), now

@@ -1,0 +1,145 @@
+"""StepEngine driven from a script, synchronously: who joins and leaves at which step, in which chunks.
+
+Obeys trouper/protocol/plans.py: plan n is launched before plan n-1 is collected, and a row is dropped
+with the plan after the one that holds its last token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import attrs
+import numpy as np
+
+from trouper.engine.step import Launched, StepEngine
+from trouper.protocol.plans import Admit, Chunk, Plan, RowId, Stepped
+from trouper.protocol.replies import TokenLogprobs
+from trouper.protocol.sampling import Sampling
+
+GREEDY = Sampling(temperature=0)
+
+
+@attrs.frozen
+class Request:
+    """A row's part in the script. It leaves when it has `tokens`, or with the plan of step `leave`, whatever it is
+    doing then."""
+
+    prompt: Sequence[int]
+    tokens: int
+    sampling: Sampling = GREEDY
+    join: int = 0
+    leave: int | None = None
+    logprobs: int | None = None
+
+
+@attrs.define
+class Row:
+    """One request on its way."""
+
+    id: RowId
+    request: Request
+    prefilled: int = 0
+    planned: int = 0
+    tokens: list[int] = attrs.field(factory=list)
+    logprobs: list[TokenLogprobs] = attrs.field(factory=list)
+
+    @property
+    def in_kv(self) -> int:
+        """Tokens that its KV holds once all plans so far are done: all but the newest, which is not fed yet. A prompt's
+        last token is fed with the plan that completes it."""
+        return self.prefilled + max(self.planned - 1, 0)
+
+    def ended(self, step: int) -> bool:
+        return self.planned == self.request.tokens or (self.request.leave is not None and step >= self.request.leave)
+
+    def chunk(self, tokens: int) -> Chunk:
+        taken = min(tokens, len(self.request.prompt) - self.prefilled)
+        self.prefilled += taken
+        if self.prefilled == len(self.request.prompt):
+            self.planned = 1
+        return Chunk(self.id, taken)
+
+
+ChunkSize = Callable[[int], int]
+"""From the step to how many tokens of each prompt it prefills."""
+
+
+class Driver:
+    """Plays scripts on one engine and checks after each launch that KV lengths are token counts."""
+
+    def __init__(self, engine: StepEngine, chunk: int | ChunkSize = 32) -> None:
+        self.engine = engine
+        self._chunk: ChunkSize = chunk if callable(chunk) else lambda _: chunk
+        self._step = 0
+        self._rows: dict[RowId, Row] = {}
+        self._next = 0
+        self._pending: Launched | None = None
+
+    def play(self, requests: Sequence[Request]) -> list[Row]:
+        """All of them to their end. Steps of `join` and `leave` count from now."""
+        began = self._step
+        waiting = sorted(range(len(requests)), key=lambda place: requests[place].join)
+        rows: dict[int, Row] = {}
+        while waiting or self._rows:
+            now = self._step - began
+            dropped = [row for row in self._rows.values() if row.ended(now)]
+            for row in dropped:
+                del self._rows[row.id]
+            entering = [place for place in waiting if requests[place].join <= now]
+            waiting = [place for place in waiting if requests[place].join > now]
+            for place in entering:
+                rows[place] = self._enter(requests[place])
+            self._take(self._plan(dropped, [rows[place] for place in entering], now), _by_id(rows))
+        self._take(Plan(self._step), _by_id(rows))
+        assert self.engine.lengths() == {}
+        assert self.engine.nbytes == 0
+        return [rows[place] for place in range(len(requests))]
+
+    def _enter(self, request: Request) -> Row:
+        row = Row(RowId(self._next), request)
+        self._next += 1
+        return row
+
+    def _plan(self, dropped: list[Row], entering: list[Row], now: int) -> Plan:
+        decode = [row for row in self._rows.values() if row.planned]
+        for row in decode:
+            row.planned += 1
+        self._rows |= {row.id: row for row in entering}
+        chunks = [row.chunk(self._chunk(now)) for row in self._rows.values() if not row.planned]
+        return Plan(
+            self._step,
+            tuple(row.id for row in dropped),
+            tuple(
+                Admit(row.id, np.array(row.request.prompt, "<i4").tobytes(), row.request.sampling, row.request.logprobs)
+                for row in entering
+            ),
+            tuple(row.id for row in decode),
+            tuple(chunks),
+        )
+
+    def _take(self, plan: Plan, rows: dict[RowId, Row]) -> None:
+        self._step += 1
+        launched = self.engine.launch(plan)
+        assert self.engine.lengths() == {row.id: row.in_kv for row in self._rows.values()}
+        finished = [self._pending] if self._pending is not None else []
+        self._pending = launched if plan.has_work else None
+        if not plan.has_work:
+            finished.append(launched)
+        for step in finished:
+            self._read(self.engine.collect(step), rows)
+
+    def _read(self, stepped: Stepped, rows: dict[RowId, Row]) -> None:
+        assert len(set(stepped.rows)) == len(stepped.rows) == len(stepped.tokens)
+        for row, token in zip(stepped.rows, stepped.tokens, strict=True):
+            rows[row].tokens.append(token)
+        for row, logprobs in stepped.logprobs:
+            rows[row].logprobs.append(logprobs)
+
+
+def _by_id(rows: dict[int, Row]) -> dict[RowId, Row]:
+    return {row.id: row for row in rows.values()}
+
+
+def answers(engine: StepEngine, requests: Sequence[Request], chunk: int | ChunkSize = 32) -> list[list[int]]:
+    """The tokens of each request."""
+    return [row.tokens for row in Driver(engine, chunk).play(requests)]
