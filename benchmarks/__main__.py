@@ -57,7 +57,12 @@ async def long_prompt(port: int, seed: int) -> Row:
         while not all(len(one.times) > 8 or one.tokens for one in running):
             await trio.sleep(0.02)
         await load.stream(port, " ".join(load.WORDS[(seed + k * 5) % 16] for k in range(600)), 4, late)
-    gaps = [b - a for one in running for a, b in zip(one.times, one.times[1:], strict=False) if b > late.sent and a < late.times[0]]
+    gaps = [
+        b - a
+        for one in running
+        for a, b in zip(one.times, one.times[1:], strict=False)
+        if b > late.sent and a < late.times[0]
+    ]
     return {"longest_gap_s": max(gaps), "late_ttft_s": late.ttft_s}
 
 
@@ -99,7 +104,10 @@ def compare(model: Path, streams: int, tokens: int, rounds: int, console: Consol
     results: dict[str, list[Row]] = {"bare": [], "trouper": [], "mlx_lm": []}
     for number in range(rounds):
         results["bare"].append(bare(model, streams, min(tokens, 40)))
-        for name, opened in {"trouper": partial(servers.trouper, model), "mlx_lm": partial(servers.mlx_lm, model)}.items():
+        for name, opened in {
+            "trouper": partial(servers.trouper, model),
+            "mlx_lm": partial(servers.mlx_lm, model),
+        }.items():
             with opened() as server:
                 rates(server, streams, 8, seed=1000)
                 results[name].append(rates(server, streams, tokens, seed=100 * number + streams))
@@ -136,7 +144,11 @@ def main() -> None:
     wanted = set(options.only or ["rates", "tiny", "long", "idle", "growth"])
     console = Console(width=220)
     model = servers.float32_copy(servers.embedded())
-    report: Row = {"machine": platform.processor() or platform.machine(), "python": platform.python_version(), "rates": []}
+    report: Row = {
+        "machine": platform.processor() or platform.machine(),
+        "python": platform.python_version(),
+        "rates": [],
+    }
     if "rates" in wanted:
         report["rates"] += [compare(model, n, options.tokens, options.rounds, console) for n in options.streams]
     if "tiny" in wanted:
@@ -145,7 +157,10 @@ def main() -> None:
     if report["rates"]:
         show(report["rates"], console)
     if "long" in wanted:
-        for name, opened in {"trouper": partial(servers.trouper, model), "mlx_lm": partial(servers.mlx_lm, model)}.items():
+        for name, opened in {
+            "trouper": partial(servers.trouper, model),
+            "mlx_lm": partial(servers.mlx_lm, model),
+        }.items():
             with opened() as server:
                 report[f"long prompt, {name}"] = [run(long_prompt, server.port, 50 * k) for k in range(options.rounds)]
             console.print(f"a 600-word prompt among 4 streams, {name}: {report[f'long prompt, {name}']}")
@@ -155,7 +170,9 @@ def main() -> None:
             console.print(f"idle: {report['idle_cpu_percent']:.2f} % of a core")
         if "growth" in wanted:
             report["growth"] = growth(server)
-            console.print(f"after {report['growth']['requests']} short requests: {report['growth']['growth_mb']:+.1f} MB resident")
+            console.print(
+                f"after {report['growth']['requests']} short requests: {report['growth']['growth_mb']:+.1f} MB resident"
+            )
     options.out.write_text(json.dumps(report, indent=1))
     console.print(f"written to {options.out}")
 

@@ -37,7 +37,11 @@ def main() -> None:
         last = following
     mx.eval(last)
     seconds = time.perf_counter() - began
-    print(json.dumps({"tokens_per_s": rows * tokens / seconds, "cpu_ms_per_token": (cpu_s() - used) / rows / tokens * 1000}))
+    print(
+        json.dumps(
+            {"tokens_per_s": rows * tokens / seconds, "cpu_ms_per_token": (cpu_s() - used) / rows / tokens * 1000}
+        )
+    )
 
 
 main()

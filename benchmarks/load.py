@@ -29,7 +29,10 @@ class Stream:
 
 def prompt(seed: int, words: int) -> str:
     """Different from its first word on, so that no prefix cache helps."""
-    return " ".join(WORDS[(seed * 7 + k * (seed + 3)) % len(WORDS)] + str(seed) for k in range(words)) + " Tell a long story."
+    return (
+        " ".join(WORDS[(seed * 7 + k * (seed + 3)) % len(WORDS)] + str(seed) for k in range(words))
+        + " Tell a long story."
+    )
 
 
 async def stream(port: int, text: str, max_tokens: int, stream: Stream, **more: object) -> Stream:

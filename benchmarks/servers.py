@@ -64,7 +64,12 @@ def _run(code: str) -> str:
 @contextmanager
 def trouper(model: Path, *flags: str) -> Iterator[Server]:
     port = free_port()
-    command = [shutil.which("trouper", path=str(Path(sys.executable).parent)) or "trouper", "serve", "--model", str(model)]
+    command = [
+        shutil.which("trouper", path=str(Path(sys.executable).parent)) or "trouper",
+        "serve",
+        "--model",
+        str(model),
+    ]
     with _serving("trouper", [*command, "--port", str(port), "--request-timeout-s", "0", *flags], port) as server:
         yield server
 
@@ -72,7 +77,17 @@ def trouper(model: Path, *flags: str) -> Iterator[Server]:
 @contextmanager
 def mlx_lm(model: Path) -> Iterator[Server]:
     port = free_port()
-    command = [sys.executable, "-c", MLX_LM_SERVER, "--model", str(model), "--port", str(port), "--log-level", "WARNING"]
+    command = [
+        sys.executable,
+        "-c",
+        MLX_LM_SERVER,
+        "--model",
+        str(model),
+        "--port",
+        str(port),
+        "--log-level",
+        "WARNING",
+    ]
     with _serving("mlx_lm.server", command, port) as server:
         yield server
 
@@ -98,7 +113,9 @@ def _serving(name: str, command: list[str], port: int) -> Iterator[Server]:
 
 def _wait_until_it_answers(port: int, process: subprocess.Popen[bytes]) -> None:
     body = json.dumps({"prompt": "Hello", "max_tokens": 2, "temperature": 0}).encode()
-    request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/completions", body, {"Content-Type": "application/json"})
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/completions", body, {"Content-Type": "application/json"}
+    )
     for _ in range(600):
         if process.poll() is not None:
             raise RuntimeError(f"the server ended with {process.returncode}")

@@ -152,7 +152,7 @@ async def scheduling(opened: Opened, facts: Watch[SchedulerFacts] | None = None,
 
     async def actor() -> None:
         try:
-            await schedule(edges, ByteTokenizer(), Settings(**more))
+            await schedule(edges, ByteTokenizer(), Settings(**{"gather_ms": 0, **more}))
         finally:
             bench.ended.set()
 
@@ -167,7 +167,7 @@ async def scheduling(opened: Opened, facts: Watch[SchedulerFacts] | None = None,
 @asynccontextmanager
 async def running(engine: FakeEngine | None = None, **more: Any) -> AsyncIterator[Runtime]:
     """The whole graph around a fake engine; drained at the end."""
-    settings = Settings(**{"no_ssd": True, **more})
+    settings = Settings(**{"no_ssd": True, "gather_ms": 0, **more})
     async with trio.open_nursery() as nursery:
         runtime: Runtime = await nursery.start(partial(run_runtime, settings, engine=engine or FakeEngine()))
         yield runtime

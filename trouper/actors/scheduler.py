@@ -25,6 +25,10 @@ from trouper.protocol.watch import Watch
 log = logging.getLogger("trouper.scheduler")
 
 
+GATHER_AT_MOST_S = 0.05
+"""However steadily requests come."""
+
+
 @attrs.frozen(kw_only=True, eq=False)
 class SchedulerEdges:
     """The channels and watches of the scheduler."""
@@ -93,10 +97,24 @@ class Scheduler:
                 self._open = False
 
     async def _next_request(self) -> None:
-        try:
-            self._enqueue(await self._edges.admitted.receive())
-        except trio.EndOfChannel:
-            self._open = False
+        """Wait for one, then for those that come on its heels: prompts that begin together prefill at full speed, while
+        one that came a moment late would have to prefill beside the others' streams."""
+        await self._receive_by(float("inf"))
+        gap_s, end = self._settings.gather_ms / 1000, trio.current_time() + GATHER_AT_MOST_S
+        while 0 < len(self._waiting) < self._settings.rows and gap_s > 0:
+            if not await self._receive_by(min(trio.current_time() + gap_s, end)):
+                return
+
+    async def _receive_by(self, deadline: float) -> bool:
+        """Whether a request came in time."""
+        with trio.move_on_at(deadline):
+            try:
+                self._enqueue(await self._edges.admitted.receive())
+            except trio.EndOfChannel:
+                self._open = False
+                return False
+            return True
+        return False
 
     def _enqueue(self, admitted: Admitted) -> None:
         submission = admitted.submission

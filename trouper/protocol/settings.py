@@ -49,10 +49,16 @@ class Settings:
     max_batch_size: int | None = setting(
         None, "Older name for a bound on rows; the smaller of the two counts.", 1, 4096
     )
-    prefill_batch_size: int = setting(4, "Prompts that prefill together.", 1, 256)
+    prefill_batch_size: int = setting(32, "Prompts that prefill together.", 1, 256)
     prefill_step_size: int = setting(2048, "Most prompt tokens of one prefill chunk.", 1, 65536)
     decode_stall_ms: float = setting(
-        250.0, "Longest pause that prefill may put between two tokens of a running stream.", 1
+        350.0, "Longest pause that prefill may put between two tokens of a running stream.", 1
+    )
+    gather_ms: float = setting(
+        3.0,
+        "An idle engine waits so long for another request, so that a burst prefills together; 0: not at all.",
+        0,
+        50,
     )
     max_queue_size: int = setting(128, "Requests that may wait for a row; more are answered 429.", 0)
     default_max_tokens: int = setting(512, "Length of an answer when the request names none.", 1)

@@ -1,0 +1,51 @@
+"""An idle engine gathers a burst, and a lone request pays no more than the gap."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from tests.fakes import FakeEngine
+from trouper import Generate, Runtime, Settings, TextPrompt, run_runtime
+
+pytestmark = pytest.mark.usefixtures("autojump_clock")
+
+
+async def ask(runtime: Runtime, name: str, after_s: float) -> None:
+    await trio.sleep(after_s)
+    with await runtime.submit(Generate(request_id=name, prompt=TextPrompt("hello"), max_tokens=3)) as answer:
+        async for _ in answer:
+            pass
+
+
+async def admitted_in_each_plan(arrivals_s: list[float], gather_ms: float) -> list[int]:
+    engine = FakeEngine()
+    async with trio.open_nursery() as nursery:
+        runtime: Runtime = await nursery.start(_run, Settings(no_ssd=True, gather_ms=gather_ms), engine)
+        async with trio.open_nursery() as clients:
+            for place, after_s in enumerate(arrivals_s):
+                clients.start_soon(ask, runtime, str(place), after_s)
+        await runtime.drain(10)
+    return [len(plan.admit) for plan in engine.plans_seen if plan.admit]
+
+
+async def _run(settings: Settings, engine: FakeEngine, *, task_status: trio.TaskStatus[Runtime]) -> None:
+    await run_runtime(settings, engine=engine, task_status=task_status)
+
+
+async def test_a_burst_begins_together() -> None:
+    assert await admitted_in_each_plan([1.0, 1.002, 1.004], gather_ms=3) == [3]
+
+
+async def test_one_that_comes_later_is_not_waited_for() -> None:
+    assert await admitted_in_each_plan([1.0, 1.004], gather_ms=3) == [1, 1]
+
+
+async def test_without_gathering_each_begins_at_once() -> None:
+    assert await admitted_in_each_plan([1.0, 1.002], gather_ms=0) == [1, 1]
+
+
+async def test_a_steady_trickle_is_waited_for_50_ms_at_most(autojump_clock: MockClock) -> None:
+    first, *_ = await admitted_in_each_plan([1 + 0.002 * place for place in range(40)], gather_ms=3)
+    assert 24 <= first <= 27
