@@ -1,0 +1,131 @@
+"""The whole graph with a fake engine behind real sockets, and a raw client to be rude with."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+import attrs
+import trio
+
+from tests.fakes import FakeEngine
+from trouper import Runtime, ServerSettings, Settings, run_runtime
+from trouper.web.server import serve_http
+
+PATIENCE_S = 20.0
+STEP_S = 0.002
+
+
+@attrs.frozen
+class Served:
+    port: int
+    runtime: Runtime
+    engine: FakeEngine
+    shutdown: trio.Event
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    @property
+    def busy(self) -> int:
+        facts = self.runtime.health().scheduler
+        return facts.active_sequences + facts.queued_requests
+
+    async def connect(self) -> trio.SocketStream:
+        return await trio.open_tcp_stream("127.0.0.1", self.port)
+
+
+async def pace(_: object) -> None:
+    """A step takes a little time, as on a device; otherwise the fake engine never lets a client in between."""
+    await trio.sleep(STEP_S)
+
+
+@asynccontextmanager
+async def serving(
+    engine: FakeEngine | None = None, settings: dict[str, Any] | None = None, **server: Any
+) -> AsyncIterator[Served]:
+    """Shut down at the end, which must take less than two seconds and leave no task and no file behind."""
+    engine = engine or FakeEngine(before_step=pace)
+    shutdown = trio.Event()
+    before = open_files()
+    async with trio.open_nursery() as nursery:
+        chosen = Settings(**{"no_ssd": True, "gather_ms": 0} | (settings or {}))
+        runtime: Runtime = await nursery.start(partial(run_runtime, chosen, engine=engine))
+        start = partial(serve_http, runtime, ServerSettings(port=0, **server), shutdown=shutdown)
+        [url] = await nursery.start(start)
+        yield Served(int(url.rsplit(":", 1)[1]), runtime, engine, shutdown)
+        with trio.fail_after(2):
+            await runtime.drain(0)
+            shutdown.set()
+            while nursery.child_tasks:
+                await trio.sleep(0.005)
+    assert open_files() <= before + 1
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    """Look until it is so; the clock is real and sockets announce nothing."""
+    with trio.fail_after(PATIENCE_S):
+        while not condition():
+            await trio.sleep(0.005)
+
+
+def post(path: str, body: object, headers: str = "") -> bytes:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n{headers}\r\n"
+    return head.encode() + data
+
+
+def get(path: str, headers: str = "") -> bytes:
+    return f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}\r\n".encode()
+
+
+async def receive_all(stream: trio.SocketStream) -> bytes:
+    received = b""
+    with trio.fail_after(PATIENCE_S):
+        try:
+            while data := await stream.receive_some():
+                received += data
+        except trio.BrokenResourceError:
+            pass
+    return received
+
+
+async def exchange(served: Served, request: bytes) -> tuple[int, dict[str, str], bytes]:
+    """One request on a connection of its own: status, headers, body (as it came, chunked or not)."""
+    async with await served.connect() as stream:
+        await stream.send_all(request.replace(b"Host: x\r\n", b"Host: x\r\nConnection: close\r\n", 1))
+        head, _, body = (await receive_all(stream)).partition(b"\r\n\r\n")
+    status, *lines = head.decode().split("\r\n")
+    headers = dict(line.lower().split(": ", 1) for line in lines)
+    return int(status.split()[1]), headers, body
+
+
+async def ask(served: Served, body: object, path: str = "/v1/completions", headers: str = "") -> tuple[int, Any]:
+    """Status and JSON."""
+    status, _, data = await exchange(served, post(path, body, headers))
+    return status, json.loads(data)
+
+
+STREAM = {"prompt": "hello", "max_tokens": 4000, "stream": True, "ignore_eos": True}
+
+
+@asynccontextmanager
+async def a_stream_that_goes_on(served: Served) -> AsyncIterator[None]:
+    """Another client, whose stream must still run when the body is over."""
+    async with await served.connect() as stream:
+        await stream.send_all(post("/v1/completions", STREAM))
+        with trio.fail_after(PATIENCE_S):
+            while b"data: " not in await stream.receive_some():
+                pass
+            yield
+            for _ in range(3):
+                assert b"data: " in await stream.receive_some()
