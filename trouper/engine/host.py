@@ -84,10 +84,15 @@ class MlxEngine:
         await self._jobs.send(job)
         with trio.CancelScope(shield=True):  # The work itself is cancelled through its channels.
             await done.wait()
-        [result] = outcome
-        if isinstance(result, BaseException):
-            raise result
-        return result
+        result = outcome.pop()
+        try:
+            if isinstance(result, BaseException):
+                raise result
+            return result
+        finally:
+            del (
+                result
+            )  # Else the error holds this frame, which holds the error, whose traceback holds all the rows' KV.
 
     def _session(self, plans: trio.MemoryReceiveChannel[Plan], results: trio.MemorySendChannel[Stepped]) -> None:
         """Answer plans until they end. A new session has no rows: after a crash nothing of them can be trusted."""
