@@ -7,7 +7,9 @@ import resource
 import sys
 import time
 
-import trouper.engine  # noqa: F401  OpenBLAS before MLX
+import trouper.engine  # noqa: F401 - OpenBLAS before MLX
+
+# isort: split
 import mlx.core as mx
 from mlx_lm.models.cache import BatchKVCache
 

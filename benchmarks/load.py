@@ -8,7 +8,24 @@ import time
 import attrs
 import trio
 
-WORDS = "river stone light window garden paper winter market bridge silver forest letter morning island engine captain".split()
+WORDS = [
+    "river",
+    "stone",
+    "light",
+    "window",
+    "garden",
+    "paper",
+    "winter",
+    "market",
+    "bridge",
+    "silver",
+    "forest",
+    "letter",
+    "morning",
+    "island",
+    "engine",
+    "captain",
+]
 
 
 @attrs.define

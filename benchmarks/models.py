@@ -6,7 +6,9 @@ import json
 import shutil
 from pathlib import Path
 
-import trouper.engine  # noqa: F401  OpenBLAS before MLX
+import trouper.engine  # noqa: F401 - OpenBLAS before MLX
+
+# isort: split
 import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.models import llama

@@ -14,7 +14,17 @@ from hypothesis import strategies as st
 
 from tests.fakes import FakeEngine
 from tests.web.serving import (
-    PATIENCE_S, STREAM, Served, a_stream_that_goes_on, ask, eventually, exchange, get, pace, post, serving,
+    PATIENCE_S,
+    STREAM,
+    Served,
+    a_stream_that_goes_on,
+    ask,
+    eventually,
+    exchange,
+    get,
+    pace,
+    post,
+    serving,
 )  # fmt: skip
 from trouper import ServerSettings, SettingsInvalid
 from trouper.protocol.plans import Plan
@@ -64,7 +74,11 @@ async def test_keys(tmp_path: Path) -> None:
             assert (await exchange(served, get("/v1/models", f"X-Api-Key: {key}\r\n")))[0] == 200
         for headers in ("", "Authorization: Bearer wrong\r\n", "Authorization: Basic first\r\n", "X-Api-Key: f\r\n"):
             status, said, body = await exchange(served, get("/v1/models", headers))
-            assert (status, said["www-authenticate"], json.loads(body)["error"]["code"]) == (401, "bearer", "invalid_api_key")
+            assert (status, said["www-authenticate"], json.loads(body)["error"]["code"]) == (
+                401,
+                "bearer",
+                "invalid_api_key",
+            )
         assert [(await exchange(served, get(path)))[0] for path in ("/health", "/livez", "/readyz")] == [200] * 3
         assert (await ask(served, {"prompt": "a"}))[0] == 401
 
@@ -85,26 +99,24 @@ async def test_request_ids() -> None:
 
 
 async def test_r11_a_full_queue_is_429_with_retry_after() -> None:
-    async with serving(settings={"completion_batch_size": 1, "max_queue_size": 1}) as served:
-        async with a_stream_that_goes_on(served), await served.connect() as queued:
-            await queued.send_all(post("/v1/completions", STREAM))
-            await eventually(lambda: served.busy == 2)
-            status, headers, body = await exchange(served, post("/v1/completions", STREAM))
-            assert (status, headers["retry-after"], json.loads(body)["error"]["code"]) == (429, "1", "queue_full")
+    tight = {"completion_batch_size": 1, "max_queue_size": 1}
+    async with serving(settings=tight) as served, a_stream_that_goes_on(served), await served.connect() as queued:
+        await queued.send_all(post("/v1/completions", STREAM))
+        await eventually(lambda: served.busy == 2)
+        status, headers, body = await exchange(served, post("/v1/completions", STREAM))
+        assert (status, headers["retry-after"], json.loads(body)["error"]["code"]) == (429, "1", "queue_full")
 
 
 async def test_a_draining_server_is_503() -> None:
-    async with serving() as served:
-        async with trio.open_nursery() as nursery:
-            async with await served.connect() as stream:
-                await stream.send_all(post("/v1/completions", STREAM))
-                await eventually(lambda: served.busy == 1)
-                nursery.start_soon(served.runtime.drain, 60)
-                await eventually(lambda: served.runtime.draining)
-                status, answer = await ask(served, {"prompt": "a"})
-                assert (status, answer["error"]["code"]) == (503, "draining")
-                assert (await exchange(served, get("/readyz")))[0] == 503
-                assert (await exchange(served, get("/livez")))[0] == 200
+    async with serving() as served, trio.open_nursery() as nursery, await served.connect() as stream:
+        await stream.send_all(post("/v1/completions", STREAM))
+        await eventually(lambda: served.busy == 1)
+        nursery.start_soon(served.runtime.drain, 60)
+        await eventually(lambda: served.runtime.draining)
+        status, answer = await ask(served, {"prompt": "a"})
+        assert (status, answer["error"]["code"]) == (503, "draining")
+        assert (await exchange(served, get("/readyz")))[0] == 503
+        assert (await exchange(served, get("/livez")))[0] == 200
 
 
 @pytest.mark.parametrize(
@@ -117,7 +129,9 @@ async def test_a_draining_server_is_503() -> None:
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-async def test_r12_f13_f17_each_limit_has_its_own_error(limit: dict[str, Any], status: int, code: str, stream: bool) -> None:
+async def test_r12_f13_f17_each_limit_has_its_own_error(
+    limit: dict[str, Any], status: int, code: str, stream: bool
+) -> None:
     """Never a part of an answer as if it were whole, and the row is gone."""
     hang = {"first_token_timeout": 1, "token_timeout": 4}.get(code)
 
@@ -192,7 +206,7 @@ async def test_d4_f14_a_client_that_leaves_frees_its_row(stream: bool) -> None:
     shape = {"completion_batch_size": 3, "prefill_step_size": 1}
     async with serving(FakeEngine(before_step=before), settings=shape) as served, a_stream_that_goes_on(served):
         clients = []
-        for busy, prompt in ((2, "a"), (3, "long" * 500), (4, "queued")):
+        for busy, prompt in ((2, "a"), (3, "long" * 20), (4, "queued")):
             client = await served.connect()
             await client.send_all(post("/v1/completions", STREAM | {"prompt": prompt, "stream": stream}))
             await eventually(partial(lambda n: served.busy == n, busy))
@@ -217,7 +231,12 @@ async def test_d4_200_streams_cut_by_their_clients() -> None:
 
 async def test_several_prompts_stream_side_by_side() -> None:
     async with serving() as served:
-        body = {"prompt": ["a", "bb", "ccc"], "max_tokens": 20, "stream": True, "stream_options": {"include_usage": True}}
+        body = {
+            "prompt": ["a", "bb", "ccc"],
+            "max_tokens": 20,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
         _, _, answer = await exchange(served, post("/v1/completions", body))
     events = [json.loads(line[6:]) for line in answer.split(b"\n") if line.startswith(b"data: {")]
     assert events[-1]["usage"]["completion_tokens"] == 60
@@ -252,7 +271,16 @@ names = st.sampled_from(["prompt", "messages", "model", "max_tokens", "temperatu
 
 async def test_fuzzed_bodies_never_break_anything() -> None:
     """Always an error of OpenAI's shape with 400 or 404 (or a real answer), never 422 or 500."""
-    bodies: list[bytes] = [b"", b"[]", b"{", b'{"a":', b"[" * 5000, b'{"prompt": "\\ud800"}', b'{"prompt": NaN}', b"\xff\xfe"]
+    bodies: list[bytes] = [
+        b"",
+        b"[]",
+        b"{",
+        b'{"a":',
+        b"[" * 5000,
+        b'{"prompt": "\\ud800"}',
+        b'{"prompt": NaN}',
+        b"\xff\xfe",
+    ]
 
     @settings(max_examples=150, database=None, suppress_health_check=list(HealthCheck), deadline=None)
     @given(st.dictionaries(names, json_values, max_size=5))
@@ -280,5 +308,3 @@ async def test_a_failed_admission_of_one_prompt_leaves_none_of_the_others() -> N
         status, answer = await ask(served, {"prompt": ["a", "b", ""], "max_tokens": 1000, "ignore_eos": True})
         assert (status, answer["error"]["code"]) == (400, "empty_prompt")
         await eventually(lambda: served.busy == 0)
-
-

@@ -110,7 +110,7 @@ class Api:
 
     def _request_id(self) -> str:
         """The client's own if it is sane, else a new one; the same throughout the request."""
-        state = cast("dict[str, Any]", request.scope["state"])  # type: ignore[index]
+        state = cast("dict[str, Any]", request.scope["state"])
         if "request_id" not in state:
             given = request.headers.get("X-Request-Id", "")
             state["request_id"] = given if REQUEST_ID.fullmatch(given) else uuid4().hex
@@ -120,7 +120,9 @@ class Api:
         if isinstance(error, RequestEntityTooLarge):
             return error_response(too_large(self._settings.max_body_bytes))
         if isinstance(error, RequestTimeout):
-            return error_response(http_problem(408, "the body did not arrive in time (--body-timeout-s)", "body_timeout"))
+            return error_response(
+                http_problem(408, "the body did not arrive in time (--body-timeout-s)", "body_timeout")
+            )
         status = error.code or 500
         said = {
             404: f"there is nothing at {request.path}",
@@ -136,18 +138,20 @@ class Api:
 
     async def crashed(self, error: Exception) -> Response:
         log.error("request %s failed", self._request_id(), exc_info=error)
-        return error_response(http_problem(500, "an internal error; the log has it under the request id", "internal_error"))
+        return error_response(
+            http_problem(500, "an internal error; the log has it under the request id", "internal_error")
+        )
 
     # -- generation ------------------------------------------------------------------------------
 
     async def chat(self) -> Response:
-        parsed = parse_chat(parse_json(await request.get_data()))
+        parsed = parse_chat(parse_json(await request.get_data(as_text=False)))
         self._check_model(parsed.model)
         wanted = chat_to_generate(parsed, self._request_id(), self._runtime.settings.seed)
         return await self._answer(ChatShape(self._envelope("chatcmpl-")), parsed, (wanted,))
 
     async def completions(self) -> Response:
-        parsed = parse_completion(parse_json(await request.get_data()))
+        parsed = parse_completion(parse_json(await request.get_data(as_text=False)))
         self._check_model(parsed.model)
         wanted = completion_to_generate(parsed, self._request_id(), self._runtime.settings.seed)
         return await self._answer(CompletionShape(self._envelope("cmpl-")), parsed, wanted)
@@ -178,7 +182,7 @@ class Api:
         return answer
 
     def _state(self) -> dict[str, Any]:
-        return cast("dict[str, Any]", request.scope["state"])  # type: ignore[index]
+        return cast("dict[str, Any]", request.scope["state"])
 
     def _envelope(self, prefix: str) -> Envelope:
         return Envelope(

@@ -38,5 +38,11 @@ def http_problem(status: int, message: str, code: str | None = None) -> Problem:
 
 def model_not_found(model: str, served: str) -> RequestFailed:
     return RequestFailed(
-        Problem(404, f"the model {model!r} is not served here; {served!r} is", "invalid_request_error", "model", "model_not_found")
+        Problem(
+            404,
+            f"the model {model!r} is not served here; {served!r} is",
+            "invalid_request_error",
+            "model",
+            "model_not_found",
+        )
     )

@@ -64,7 +64,12 @@ class Connection:
     """One client. `run` returns when it is over, whatever happened."""
 
     def __init__(
-        self, app: AppWrapper, config: Config, context: WorkerContext, settings: ServerSettings, stream: trio.SocketStream
+        self,
+        app: AppWrapper,
+        config: Config,
+        context: WorkerContext,
+        settings: ServerSettings,
+        stream: trio.SocketStream,
     ) -> None:
         self._app, self._config, self._context, self._settings = app, config, context, settings
         self._stream = stream

@@ -68,7 +68,9 @@ def structure(body: Mapping[str, Any], kind: type[T], refused: Mapping[str, tupl
     fields: dict[str, Any] = {}
     for name, value in body.items():
         if name in refused:
-            if value is not None and not any(type(value) is type(neutral) and value == neutral for neutral in refused[name]):
+            if value is not None and not any(
+                type(value) is type(neutral) and value == neutral for neutral in refused[name]
+            ):
                 raise bad_request(f"{name!r} is not supported here; leave it out", name, "unsupported_parameter")
         elif name not in known:
             raise bad_request(f"unknown parameter {name!r}", name, "unknown_parameter")
@@ -103,4 +105,10 @@ def between(name: str, value: float, low: float, high: float, *, open_low: bool 
 
 
 def too_large(limit: int) -> Problem:
-    return Problem(413, f"the body is larger than {limit} bytes (--max-body-bytes)", "invalid_request_error", None, "body_too_large")
+    return Problem(
+        413,
+        f"the body is larger than {limit} bytes (--max-body-bytes)",
+        "invalid_request_error",
+        None,
+        "body_too_large",
+    )

@@ -86,7 +86,7 @@ class _Server:
         for connection in tuple(self._open):
             connection.retire()
         with trio.move_on_after(LAST_BYTES_S):
-            while self._open:
+            while self._open:  # noqa: ASYNC110 - a second at most, once in a server's life
                 await trio.sleep(0.01)
         for connection in tuple(self._open):
             connection.cut()
@@ -105,7 +105,9 @@ async def _listen(settings: ServerSettings) -> list[trio.SocketListener]:
         return await trio.open_tcp_listeners(settings.port, host=settings.host, backlog=1024)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise SettingsInvalid(f"port {settings.port} is in use; choose another with --port, or 0 for a free one") from None
+            raise SettingsInvalid(
+                f"port {settings.port} is in use; choose another with --port, or 0 for a free one"
+            ) from None
         raise SettingsInvalid(f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}") from None
 
 

@@ -9,7 +9,11 @@ import attrs
 from trouper.protocol.errors import bad_request
 from trouper.protocol.requests import ChatPrompt, Generate
 from trouper.web.openai.parameters import (
-    NOT_SUPPORTED, Parameters, length_of, sampling_of, stops_of,
+    NOT_SUPPORTED,
+    Parameters,
+    length_of,
+    sampling_of,
+    stops_of,
 )  # fmt: skip
 from trouper.web.parsing import between, json_type, structure
 
@@ -108,7 +112,10 @@ def _message(message: Any, path: str) -> dict[str, Any]:
             continue
         raise bad_request(f"{path}.{name} is not supported here", f"{path}.{name}", "unsupported_parameter")
     # Templates know "system"; "developer" is what newer clients call it.
-    plain = {"role": "system" if role == "developer" else role, "content": _content(message.get("content"), f"{path}.content")}
+    plain = {
+        "role": "system" if role == "developer" else role,
+        "content": _content(message.get("content"), f"{path}.content"),
+    }
     return plain if message.get("name") is None else plain | {"name": str(message["name"])}
 
 

@@ -9,7 +9,11 @@ import attrs
 from trouper.protocol.errors import bad_request
 from trouper.protocol.requests import Generate, Prompt, TextPrompt, TokenPrompt
 from trouper.web.openai.parameters import (
-    NOT_SUPPORTED, Parameters, length_of, sampling_of, stops_of,
+    NOT_SUPPORTED,
+    Parameters,
+    length_of,
+    sampling_of,
+    stops_of,
 )  # fmt: skip
 from trouper.web.parsing import between, structure
 
@@ -36,7 +40,9 @@ def parse_completion(body: dict[str, Any]) -> CompletionRequest:
     return structure(body, CompletionRequest, REFUSED)
 
 
-def completion_to_generate(request: CompletionRequest, request_id: str, default_seed: int | None) -> tuple[Generate, ...]:
+def completion_to_generate(
+    request: CompletionRequest, request_id: str, default_seed: int | None
+) -> tuple[Generate, ...]:
     """One for each prompt. Raises `RequestFailed` (400) naming the parameter."""
     if request.logprobs is not None:
         between("logprobs", request.logprobs, 0, MAX_LOGPROBS)
@@ -62,7 +68,9 @@ def prompts_of(value: Any) -> tuple[Prompt, ...]:
     if isinstance(value, str):
         return (_text(value),)
     if not isinstance(value, list) or not value:
-        raise bad_request("prompt must be a string, an array of strings or token ids; not empty", "prompt", "invalid_type")
+        raise bad_request(
+            "prompt must be a string, an array of strings or token ids; not empty", "prompt", "invalid_type"
+        )
     if all(type(item) is int for item in value):
         return (_tokens(value),)
     if len(value) > MAX_PROMPTS:

@@ -185,13 +185,15 @@ class CompletionShape:
             "text_offset": offsets,
         }
 
-    def opening(self, index: int) -> bytes | None:
+    def opening(self, index: int) -> bytes | None:  # noqa: ARG002 - the shape's signature
         return None
 
     def text(self, index: int, text: str, logprobs: Sequence[TokenLogprobs]) -> bytes:
         if index == 0 and not logprobs:
             return b"".join((self._before, encode(text), self._after))
-        return encode(self._object([self._choice(index, text, None, self._logprobs(index, logprobs) if logprobs else None)]))
+        return encode(
+            self._object([self._choice(index, text, None, self._logprobs(index, logprobs) if logprobs else None)])
+        )
 
     def ending(self, index: int, finished: Finished) -> bytes:
         return encode(self._object([self._choice(index, "", finished.reason, None)]))
