@@ -1,11 +1,11 @@
 """Trouper: an LLM server on MLX and Trio, and the runtime to embed.
 
-    async with trio.open_nursery() as nursery:
-        runtime = await nursery.start(run_runtime, Settings())
-        with await runtime.submit(Generate(request_id="1", prompt=TextPrompt("Once"))) as answer:
-            async for delta in answer:
-                print(delta.text, end="")
-        await runtime.drain(10)
+async with trio.open_nursery() as nursery:
+    runtime = await nursery.start(run_runtime, Settings())
+    with await runtime.submit(Generate(request_id="1", prompt=TextPrompt("Once"))) as answer:
+        async for delta in answer:
+            print(delta.text, end="")
+    await runtime.drain(10)
 """
 
 from __future__ import annotations

@@ -88,6 +88,11 @@ def as_json(body: Any, status: int = 200) -> Response:
     return Response(msgspec.json.encode(body), status, content_type="application/json")
 
 
+async def body_bytes() -> bytes:
+    """The request's body. Too slow or too large, it raises werkzeug's 408 or 413."""
+    return cast("bytes", await request.get_data(as_text=False))
+
+
 class Api:
     """The handlers, and the little they share."""
 
@@ -145,13 +150,13 @@ class Api:
     # -- generation ------------------------------------------------------------------------------
 
     async def chat(self) -> Response:
-        parsed = parse_chat(parse_json(await request.get_data(as_text=False)))
+        parsed = parse_chat(parse_json(await body_bytes()))
         self._check_model(parsed.model)
         wanted = chat_to_generate(parsed, self._request_id(), self._runtime.settings.seed)
         return await self._answer(ChatShape(self._envelope("chatcmpl-")), parsed, (wanted,))
 
     async def completions(self) -> Response:
-        parsed = parse_completion(parse_json(await request.get_data(as_text=False)))
+        parsed = parse_completion(parse_json(await body_bytes()))
         self._check_model(parsed.model)
         wanted = completion_to_generate(parsed, self._request_id(), self._runtime.settings.seed)
         return await self._answer(CompletionShape(self._envelope("cmpl-")), parsed, wanted)
