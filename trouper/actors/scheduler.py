@@ -66,7 +66,9 @@ class Scheduler:
         self._ids = count()
         self._steps = count()
         self._open = True
-        self._busy_chunks = ChunkSizer(settings.decode_stall_ms / 1000 * 0.85, settings.prefill_step_size)
+        self._stall_s = settings.decode_stall_ms / 1000 * 0.85
+        self._decode_s = 0.0
+        self._busy_chunks = ChunkSizer(self._stall_s, settings.prefill_step_size)
         self._idle_chunks = ChunkSizer(IDLE_STEP_S, settings.prefill_step_size, LEAST_IDLE_TOKENS, LEAST_IDLE_TOKENS)
         self._releases_seen = edges.memory.latest.releases
         self._count = attrs.evolve(edges.facts.latest, stalled_since=None)
@@ -265,8 +267,13 @@ class Scheduler:
         )
 
     def _measure(self, plan: Plan, stepped: Stepped) -> None:
+        """Where decoding alone comes near the stall bound (a large batch, a busy machine), prefill may take as long
+        again: with less it would hardly move, and its client would wait for minutes."""
         prefilled = sum(chunk.tokens for chunk in plan.prefill)
-        if prefilled:
+        if plan.decode and not prefilled:
+            self._decode_s += 0.2 * (stepped.seconds - self._decode_s)
+            self._busy_chunks.target_s = max(self._stall_s, 2 * self._decode_s)
+        elif prefilled:
             (self._busy_chunks if plan.decode else self._idle_chunks).measured(prefilled, stepped.seconds)
 
     # -- facts -----------------------------------------------------------------------------------
