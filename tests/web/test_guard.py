@@ -118,7 +118,7 @@ async def test_h2c_upgrade_is_ignored() -> None:
 
 async def test_websocket_upgrade_and_one_byte() -> None:
     async with (
-        serving(keep_alive_timeout_s=0.5) as served,
+        serving(header_timeout_s=0.5) as served,
         a_stream_that_goes_on(served),
         await served.connect() as client,
     ):

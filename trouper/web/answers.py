@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from types import TracebackType
 
 import attrs
@@ -18,6 +19,8 @@ from trouper.web.openai.shapes import Choice, Shape, Usage
 
 HEARTBEAT = b": keep-alive\n\n"
 """A comment; an event without data would crash clients."""
+MOST_EVENTS = 256
+"""In one write, so that a client that reads again after a pause gets its text in bits."""
 DONE = b"data: [DONE]\n\n"
 
 
@@ -128,7 +131,10 @@ class EventStream(ResponseBody):
             if any(openings):
                 return b"".join(_event(chunk) for chunk in openings if chunk is not None)
         with trio.move_on_after(self._heartbeat_s):
-            return self._written(await self._next())
+            written = b""
+            while not written:  # Tokens without text so far are silence for the client.
+                written = self._written(await self._next())
+            return written + self._what_waits()
         return HEARTBEAT
 
     async def _next(self) -> Piece:
@@ -141,8 +147,8 @@ class EventStream(ResponseBody):
 
     def _written(self, piece: Piece) -> bytes:
         match piece.said:
-            case Delta() as delta:
-                return self._deltas(piece.index, delta)
+            case Delta(text=text, logprobs=logprobs):
+                return _event(self._shape.text(piece.index, text, logprobs)) if text or logprobs else b""
             case Finished() as finished:
                 self._open.discard(piece.index)
                 return _event(self._shape.ending(piece.index, finished)) + self._end()
@@ -150,15 +156,20 @@ class EventStream(ResponseBody):
                 self._over = True
                 return _event(msgspec.json.encode(error_body(failed.problem)))
 
-    def _deltas(self, index: int, delta: Delta) -> bytes:
-        """This one and those that already wait behind it, as events in one write."""
-        events = []
-        more: Delta | None = delta
-        while more is not None:
-            if more.text or more.logprobs:
-                events.append(_event(self._shape.text(index, more.text, more.logprobs)))
-            more = self._answers[0].next_nowait() if self._pieces is None else None
-        return b"".join(events) or b""
+    def _what_waits(self) -> bytes:
+        """The events of what is already there, to be part of the same write."""
+        events: list[bytes] = []
+        while not self._over and len(events) < MOST_EVENTS and (piece := self._waiting()) is not None:
+            events.append(self._written(piece))
+        return b"".join(events)
+
+    def _waiting(self) -> Piece | None:
+        if self._pieces is None:
+            delta = self._answers[0].next_nowait()
+            return None if delta is None else Piece(0, delta)
+        with suppress(trio.WouldBlock):
+            return self._pieces.receive_nowait()
+        return None
 
     def _end(self) -> bytes:
         if self._open:

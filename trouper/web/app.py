@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import msgspec
 import trio
-from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable
+from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, ConnectionState
 from quart import Response, request
 from quart_trio import QuartTrio
 from quart_trio.asgi import TrioASGIHTTPConnection
@@ -52,7 +52,7 @@ class HTTPConnection(TrioASGIHTTPConnection):
 
         async with trio.open_nursery() as nursery:
             with ExitStack() as owned:
-                state = cast("dict[str, Any]", self.scope["state"])
+                state = cast("dict[str, Any]", self.scope.setdefault("state", ConnectionState({})))
                 state["owned"], state["nursery"] = owned, nursery
                 await super().__call__(receive, cast("ASGISendCallable", finish))
             nursery.cancel_scope.cancel()

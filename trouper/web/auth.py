@@ -23,11 +23,15 @@ class Keys:
     def of(cls, settings: ServerSettings) -> Keys:
         """Raises `SettingsInvalid` if the key file cannot be read or holds no key."""
         keys = list(settings.api_key)
+        if "" in keys:
+            raise SettingsInvalid("--api-key is empty; give a key, or leave the flag out")
         if settings.api_key_file is not None:
             try:
-                lines = settings.api_key_file.read_text().splitlines()
+                lines = settings.api_key_file.read_text("utf-8").splitlines()
             except OSError as error:
                 raise SettingsInvalid(f"--api-key-file {settings.api_key_file}: {error.strerror}") from None
+            except UnicodeDecodeError:
+                raise SettingsInvalid(f"--api-key-file {settings.api_key_file} is not a text file") from None
             keys += [line.strip() for line in lines if line.strip()]
             if not keys:
                 raise SettingsInvalid(f"--api-key-file {settings.api_key_file} holds no key")

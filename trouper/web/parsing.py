@@ -13,7 +13,6 @@ from cattrs.preconf.msgspec import make_converter
 from trouper.protocol.errors import Problem, RequestFailed, bad_request
 
 T = TypeVar("T")
-MAX_DEPTH = 64
 
 
 def _strict() -> cattrs.Converter:
@@ -24,10 +23,19 @@ def _strict() -> cattrs.Converter:
         def hook(value: Any, _: Any) -> Any:
             if type(value) not in types:
                 raise TypeError(f"expected {NAMES[kind]}, got {json_type(value)}")
-            return kind(value)
+            try:
+                return kind(value)
+            except OverflowError:
+                raise ValueError("expected a number that fits 64 bits") from None
 
         converter.register_structure_hook(kind, hook)
 
+    def array_of_integers(value: Any, _: Any) -> tuple[int, ...]:
+        if not isinstance(value, list) or any(type(item) is not int for item in value):
+            raise TypeError("expected an array of integers")
+        return tuple(value)
+
+    converter.register_structure_hook_func(lambda kind: kind == tuple[int, ...], array_of_integers)
     accept(str, str)
     accept(bool, bool)
     accept(int, int)
@@ -61,9 +69,10 @@ def parse_json(body: bytes) -> dict[str, Any]:
     return value
 
 
-def structure(body: Mapping[str, Any], kind: type[T], refused: Mapping[str, tuple[Any, ...]]) -> T:
+def structure(body: Mapping[str, Any], kind: type[T], refused: Mapping[str, tuple[Any, ...]], *, within: str = "") -> T:
     """Build `kind` from `body`. `refused`: parameters of the API that are not supported, and the values that mean
-    nothing; any other value would be ignored, so it is refused by name (D13). Null means absent."""
+    nothing; any other value would be ignored, so it is refused by name (D13). Null means absent. `within` is the path
+    of an object inside the body."""
     known = {field.name for field in attrs.fields(kind)}  # type: ignore[arg-type]
     fields: dict[str, Any] = {}
     for name, value in body.items():
@@ -71,21 +80,23 @@ def structure(body: Mapping[str, Any], kind: type[T], refused: Mapping[str, tupl
             if value is not None and not any(
                 type(value) is type(neutral) and value == neutral for neutral in refused[name]
             ):
-                raise bad_request(f"{name!r} is not supported here; leave it out", name, "unsupported_parameter")
+                path = within + name
+                raise bad_request(f"{path!r} is not supported here; leave it out", path, "unsupported_parameter")
         elif name not in known:
-            raise bad_request(f"unknown parameter {name!r}", name, "unknown_parameter")
+            raise bad_request(f"unknown parameter {within + name!r}", within + name, "unknown_parameter")
         elif value is not None:
             fields[name] = value
     try:
         return CONVERTER.structure(fields, kind)
     except cattrs.BaseValidationError as error:
-        raise _fault(error) from None
+        raise _fault(error, within) from None
 
 
-def _fault(error: BaseException) -> RequestFailed:
+def _fault(error: BaseException, within: str) -> RequestFailed:
     """The first fault, with its path as the parameter."""
     said, _, place = cattrs.transform_error(error)[0].partition(" @ ")
     param = place.removeprefix("$.").replace("[", ".").replace("]", "").replace("'", "") if place != "$" else None
+    param = within + param if param else param
     leaf = error
     while isinstance(leaf, BaseExceptionGroup) and leaf.exceptions:
         leaf = leaf.exceptions[0]
@@ -100,8 +111,9 @@ def between(name: str, value: float, low: float, high: float, *, open_low: bool 
     """Raises `RequestFailed` (400) unless low <= value <= high (low < value if `open_low`)."""
     if not (low < value if open_low else low <= value) or value > high:
         least = "more than" if open_low else "at least"
-        most = "" if high == float("inf") else f" and at most {high:g}"
-        raise bad_request(f"{name} must be {least} {low:g}{most}, not {value:g}", name, "invalid_value")
+        # A huge integer is no float, and nobody wants to read its digits.
+        given = f"{value:g}" if abs(value) < 1e300 else "that"
+        raise bad_request(f"{name} must be {least} {low:g} and at most {high:g}, not {given}", name, "invalid_value")
 
 
 def too_large(limit: int) -> Problem:

@@ -35,10 +35,13 @@ async def serve_http(
     listeners = await _listen(settings)
     config = Config()
     config.h11_max_incomplete_size = 64 * 1024
+    config.errorlog = log  # Or Hypercorn adds a handler of its own: logging is the program's business.
+    config.include_server_header = False
     server = _Server(wrap_app(create_app(runtime, settings), config.wsgi_max_body_size, "asgi"), config, settings)
     async with trio.open_nursery() as connections, trio.open_nursery() as accepting:
         for listener in listeners:
             accepting.start_soon(server.accept, listener, connections)
+        connections.start_soon(server.cut_when_cancelled)
         task_status.started([_url(settings.host, listener) for listener in listeners])
         await shutdown.wait()
         accepting.cancel_scope.cancel()
@@ -80,6 +83,17 @@ class _Server:
             self._open.discard(connection)
             self._room.release()
 
+    async def cut_when_cancelled(self) -> None:
+        """The last write of a response is shielded; only its socket's end ends it."""
+        try:
+            await trio.sleep_forever()
+        finally:
+            self._cut()
+
+    def _cut(self) -> None:
+        for connection in tuple(self._open):
+            connection.cut()
+
     async def finish(self, scope: trio.CancelScope) -> None:
         """Idle connections now, busy ones after their response, the rest when their time is over."""
         await self._context.terminated.set()
@@ -88,8 +102,7 @@ class _Server:
         with trio.move_on_after(LAST_BYTES_S):
             while self._open:  # noqa: ASYNC110 - a second at most, once in a server's life
                 await trio.sleep(0.01)
-        for connection in tuple(self._open):
-            connection.cut()
+        self._cut()
         scope.cancel()
 
 
@@ -108,7 +121,9 @@ async def _listen(settings: ServerSettings) -> list[trio.SocketListener]:
             raise SettingsInvalid(
                 f"port {settings.port} is in use; choose another with --port, or 0 for a free one"
             ) from None
-        raise SettingsInvalid(f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}") from None
+        raise SettingsInvalid(
+            f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}; see --host and --port"
+        ) from None
 
 
 def _url(host: str, listener: trio.SocketListener) -> str:

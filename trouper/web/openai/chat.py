@@ -13,10 +13,18 @@ from trouper.web.openai.parameters import (
     Parameters,
     length_of,
     sampling_of,
+    stop_tokens_of,
     stops_of,
 )  # fmt: skip
 from trouper.web.parsing import between, json_type, structure
 
+NOT_FOR_TEMPLATES = frozenset({
+    "self", "messages", "conversation", "chat_template", "tokenize", "tokenizer_kwargs", "sanitize_control_tokens",
+    "padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask",
+})  # fmt: skip
+"""Arguments of the tokenizer's own call, not variables of a template: to pad to 10^9 tokens takes all memory."""
+PART_KEYS = frozenset({"type", "text", "cache_control", "prompt_cache_breakpoint"})
+"""The last two ask for caching, which changes no output."""
 ROLES = ("system", "developer", "user", "assistant")
 MAX_TOP_LOGPROBS = 20
 
@@ -66,7 +74,7 @@ def chat_to_generate(request: ChatRequest, request_id: str, default_seed: int | 
         sampling=sampling_of(request, default_seed),
         max_tokens=length_of(request.max_tokens if limit is None else limit, name),
         stop=stops_of(request.stop),
-        stop_token_ids=request.stop_token_ids,
+        stop_token_ids=stop_tokens_of(request.stop_token_ids),
         ignore_eos=request.ignore_eos,
         logprobs=_top_logprobs(request),
     )
@@ -86,8 +94,8 @@ def template_kwargs(value: Any) -> dict[str, Any]:
     name = "chat_template_kwargs"
     if not isinstance(value, dict):
         raise bad_request(f"{name} must be an object, not {json_type(value)}", name, "invalid_type")
-    for key in ("tokenize", "messages", "conversation", "chat_template", "return_dict", "return_tensors"):
-        if key in value:
+    for key in value:
+        if not key.isidentifier() or key in NOT_FOR_TEMPLATES:
             raise bad_request(f"{name}.{key} cannot be set", f"{name}.{key}", "invalid_value")
     return value
 
@@ -116,7 +124,12 @@ def _message(message: Any, path: str) -> dict[str, Any]:
         "role": "system" if role == "developer" else role,
         "content": _content(message.get("content"), f"{path}.content"),
     }
-    return plain if message.get("name") is None else plain | {"name": str(message["name"])}
+    name = message.get("name")
+    if name is None:
+        return plain
+    if not isinstance(name, str):
+        raise bad_request(f"{path}.name must be a string, not {json_type(name)}", f"{path}.name", "invalid_type")
+    return plain | {"name": _whole(name, f"{path}.name")}
 
 
 def _content(value: Any, path: str) -> str:
@@ -133,6 +146,9 @@ def _part(part: Any, path: str) -> str:
         raise bad_request(f"{path}: only parts of type text are supported, not {kind!r}", path, "unsupported_content")
     if not isinstance(part.get("text"), str):
         raise bad_request(f"{path}.text must be a string", f"{path}.text", "invalid_type")
+    for name in part:
+        if name not in PART_KEYS:
+            raise bad_request(f"{path}.{name} is not supported here", f"{path}.{name}", "unsupported_parameter")
     return _whole(part["text"], f"{path}.text")
 
 

@@ -13,6 +13,7 @@ from trouper.web.openai.parameters import (
     Parameters,
     length_of,
     sampling_of,
+    stop_tokens_of,
     stops_of,
 )  # fmt: skip
 from trouper.web.parsing import between, structure
@@ -43,19 +44,19 @@ def parse_completion(body: dict[str, Any]) -> CompletionRequest:
 def completion_to_generate(
     request: CompletionRequest, request_id: str, default_seed: int | None
 ) -> tuple[Generate, ...]:
-    """One for each prompt. Raises `RequestFailed` (400) naming the parameter."""
+    """One for each prompt, each with a seed of its own unless one was given: the same prompt twice asks for two answers.
+    Raises `RequestFailed` (400) naming the parameter."""
     if request.logprobs is not None:
         between("logprobs", request.logprobs, 0, MAX_LOGPROBS)
     prompts = prompts_of(request.prompt)
-    sampling = sampling_of(request, default_seed)
     return tuple(
         Generate(
             request_id=request_id if len(prompts) == 1 else f"{request_id}-{place}",
             prompt=prompt,
-            sampling=sampling,
+            sampling=sampling_of(request, default_seed),
             max_tokens=length_of(request.max_tokens, "max_tokens"),
             stop=stops_of(request.stop),
-            stop_token_ids=request.stop_token_ids,
+            stop_token_ids=stop_tokens_of(request.stop_token_ids),
             ignore_eos=request.ignore_eos,
             logprobs=request.logprobs,
         )

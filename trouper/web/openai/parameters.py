@@ -9,18 +9,23 @@ import attrs
 
 from trouper.protocol.errors import bad_request
 from trouper.protocol.sampling import Sampling
-from trouper.web.parsing import between, json_type
+from trouper.web.parsing import between, json_type, structure
 
 MAX_STOPS = 16
 MAX_BIASES = 1024
+MAX_STOP_TOKENS = 1024
 HUGE = 2**63
-
-HARMLESS_OBJECTS = ("metadata",)
 
 
 @attrs.frozen(kw_only=True)
 class StreamOptions:
     include_usage: bool = False
+
+
+STREAM_OPTIONS_REFUSED: dict[str, tuple[Any, ...]] = {
+    "include_obfuscation": (False,),
+    "continuous_usage_stats": (False,),
+}
 
 
 @attrs.frozen(kw_only=True)
@@ -42,7 +47,7 @@ class Parameters:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     stream: bool = False
-    stream_options: StreamOptions | None = None
+    stream_options: Any = None
     user: str | None = None
 
 
@@ -87,7 +92,7 @@ def biases(value: Any) -> tuple[tuple[int, float], ...]:
 
 def _bias(token: str, bias: Any) -> tuple[int, float]:
     name = f"logit_bias.{token}"
-    if not (token.isascii() and token.isdigit() and len(token) < 10):
+    if not (token.isascii() and token.isdigit() and len(token) < 10 and str(int(token)) == token):
         raise bad_request(f"logit_bias keys are token ids, not {token!r}", name, "invalid_value")
     if type(bias) not in (int, float):
         raise bad_request(f"{name} must be a number, not {json_type(bias)}", name, "invalid_type")
@@ -109,6 +114,15 @@ def stops_of(value: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(stops))
 
 
+def stop_tokens_of(tokens: tuple[int, ...]) -> tuple[int, ...]:
+    if len(tokens) > MAX_STOP_TOKENS:
+        said = f"stop_token_ids may have {MAX_STOP_TOKENS} entries, not {len(tokens)}"
+        raise bad_request(said, "stop_token_ids", "invalid_value")
+    for place, token in enumerate(tokens):
+        between(f"stop_token_ids.{place}", token, 0, 2**31 - 1)
+    return tokens
+
+
 def length_of(value: int | None, name: str) -> int | None:
     if value is not None:
         between(name, value, 1, HUGE)
@@ -116,10 +130,14 @@ def length_of(value: int | None, name: str) -> int | None:
 
 
 def wants_usage(parameters: Parameters) -> bool:
-    options = parameters.stream_options
-    if options is not None and not parameters.stream:
-        raise bad_request("stream_options needs stream: true", "stream_options", "invalid_value")
-    return options is not None and options.include_usage
+    name, options = "stream_options", parameters.stream_options
+    if options is None:
+        return False
+    if not isinstance(options, dict):
+        raise bad_request(f"{name} must be an object, not {json_type(options)}", name, "invalid_type")
+    if not parameters.stream:
+        raise bad_request(f"{name} needs stream: true", name, "invalid_value")
+    return structure(options, StreamOptions, STREAM_OPTIONS_REFUSED, within=f"{name}.").include_usage
 
 
 NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
