@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import psutil
 import trio
 
 from tests.fakes import FakeEngine
@@ -36,6 +37,14 @@ class Served:
     def busy(self) -> int:
         facts = self.runtime.health().scheduler
         return facts.active_sequences + facts.queued_requests
+
+    @property
+    def connections(self) -> int:
+        """How many the server holds: sockets of this process that are bound to its port and connected."""
+        return sum(
+            connection.laddr.port == self.port and connection.status != psutil.CONN_LISTEN
+            for connection in psutil.Process().net_connections("tcp")
+        )
 
     async def connect(self) -> trio.SocketStream:
         return await trio.open_tcp_stream("127.0.0.1", self.port)

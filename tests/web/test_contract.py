@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.fakes import FakeEngine
+from tests.fakes import EOS, FakeEngine
 from tests.web.serving import (
     PATIENCE_S,
     STREAM,
@@ -24,10 +25,13 @@ from tests.web.serving import (
     get,
     pace,
     post,
+    receive_all,
     serving,
 )  # fmt: skip
 from trouper import ServerSettings, SettingsInvalid
 from trouper.protocol.plans import Plan
+from trouper.web.auth import Keys
+from trouper.web.openai.completions import completion_to_generate, parse_completion
 
 
 async def test_routes_and_methods_that_are_not_there() -> None:
@@ -163,6 +167,54 @@ async def test_a_silent_stream_gets_comments() -> None:
     events = [event for event in body.split(b"\n\n") if b": keep-alive" in event]
     assert len(events) >= 2
     assert body.count(b"data: [DONE]") == 1
+
+
+async def test_tokens_without_text_are_silence_too() -> None:
+    """R12. The client hears comments although the engine is busy."""
+
+    async def before(_: Plan) -> None:
+        await trio.sleep(0.02)
+
+    engine = FakeEngine(before_step=before, token_at=lambda _, position: EOS if position < 20 else 97)
+    async with serving(engine, heartbeat_s=0.05) as served:
+        request = {"prompt": "a", "max_tokens": 21, "stream": True, "ignore_eos": True}
+        _, _, body = await exchange(served, post("/v1/completions", request))
+    assert body.count(b": keep-alive") >= 2
+    assert body.count(b'"text":"a"') == 1
+
+
+async def test_each_prompt_draws_its_own_seed() -> None:
+    """Unless one was asked: the same prompt twice asks for two answers."""
+    for asked, seeds in (({}, 2), ({"seed": 1}, 1)):
+        parsed = parse_completion({"prompt": ["a", "a"]} | asked)
+        assert len({wanted.sampling.seed for wanted in completion_to_generate(parsed, "id", None)}) == seeds
+        assert {wanted.sampling.seed for wanted in completion_to_generate(parsed, "id", 7)} == {asked.get("seed", 7)}
+
+
+async def test_http_that_is_none_gets_an_error_in_the_same_shape() -> None:
+    async with serving() as served, await served.connect() as client:
+        await client.send_all(b"GET /livez HTTP/1.1\r\nContent-Length: x\r\n\r\n")
+        head, _, body = (await receive_all(client)).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 400")
+        assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_the_server_does_not_configure_logging() -> None:
+    async with serving() as served:
+        assert (await exchange(served, get("/livez")))[0] == 200
+    assert not logging.getLogger("hypercorn.error").handlers
+
+
+def test_keys_that_cannot_be(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    for broken, said in ((b"", "no key"), (b"\xff\xfe\x00", "not a text file")):
+        file.write_bytes(broken)
+        with pytest.raises(SettingsInvalid, match=said):
+            Keys.of(ServerSettings(api_key_file=file))
+    with pytest.raises(SettingsInvalid, match="empty"):
+        Keys.of(ServerSettings(api_key=("",)))
+    with pytest.raises(SettingsInvalid, match="--api-key-file"):
+        Keys.of(ServerSettings(api_key_file=tmp_path / "none"))
 
 
 async def test_the_engine_crashes_in_the_middle_of_8_streams() -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import struct
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from typing import Any
 
 import h2.config
 import h2.connection
@@ -12,33 +16,51 @@ import h2.events
 import pytest
 import trio
 import trio.testing
+from quart import Response
 
-from tests.web.serving import STREAM, a_stream_that_goes_on, eventually, exchange, get, post, receive_all, serving
+from tests.fakes import FakeEngine
+from tests.web.serving import (
+    PATIENCE_S,
+    STREAM,
+    a_stream_that_goes_on,
+    eventually,
+    exchange,
+    get,
+    open_files,
+    pace,
+    post,
+    receive_all,
+    serving,
+)  # fmt: skip
 from trouper import ServerSettings, SettingsInvalid
+from trouper.protocol.plans import Plan
+from trouper.web.app import create_app
 from trouper.web.server import serve_http
+
+
+@contextmanager
+def stalled_reader(port: int) -> Iterator[None]:
+    """A client that asks for much and reads nothing."""
+    with socket.socket() as stalled:
+        stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        stalled.connect(("127.0.0.1", port))
+        stalled.sendall(post("/v1/completions", STREAM | {"prompt": ["a"] * 16, "logprobs": 20}))
+        yield
 
 
 async def test_a_reader_that_never_reads_is_cut_off() -> None:
     """R11. Its row is freed, although the socket stays open."""
     async with serving(write_timeout_s=0.3) as served, a_stream_that_goes_on(served):
-        stalled = socket.socket()
-        stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        stalled.connect(("127.0.0.1", served.port))
-        prompts = ["a"] * 16
-        stalled.sendall(post("/v1/completions", STREAM | {"prompt": prompts, "logprobs": 20}))
-        await eventually(lambda: served.busy == 17)
-        await eventually(lambda: served.busy == 1)
-        stalled.close()
+        with stalled_reader(served.port):
+            await eventually(lambda: served.busy == 17)
+            await eventually(lambda: served.busy == 1)
 
 
 async def test_a_stalled_writer_does_not_hold_shutdown() -> None:
-    async with serving(write_timeout_s=60) as served:
-        stalled = socket.socket()
-        stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        stalled.connect(("127.0.0.1", served.port))
-        stalled.sendall(post("/v1/completions", STREAM | {"prompt": ["a"] * 16, "logprobs": 20}))
-        await eventually(lambda: served.busy == 16)
-    stalled.close()
+    with ExitStack() as stack:
+        async with serving(write_timeout_s=60) as served:
+            stack.enter_context(stalled_reader(served.port))
+            await eventually(lambda: served.busy == 16)
 
 
 async def test_slow_loris() -> None:
@@ -75,16 +97,107 @@ async def test_junk(junk: bytes) -> None:
         assert (await receive_all(client))[:12] in (b"", b"HTTP/1.1 400", b"HTTP/1.1 431", b"HTTP/1.1 505")
 
 
-async def test_pipelined_junk_behind_a_stream_and_a_disconnect() -> None:
-    """Bytes behind a request pause the reader; only the heartbeat or the next write finds out that the client left."""
-    async with (
-        serving(heartbeat_s=0.1) as served,
-        a_stream_that_goes_on(served),
-        await served.connect() as client,
-    ):
-        await client.send_all(post("/v1/completions", STREAM) + b"\x00junk\r\n\r\n")
-        await eventually(lambda: served.busy == 2)
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("headers", "behind"), [("", b"\x00junk\r\n\r\n"), ("", get("/livez")), ("Upgrade: h2c\r\n", b"")]
+)
+async def test_pipelined_junk_and_a_disconnect(stream: bool, headers: str, behind: bytes) -> None:
+    """Bytes behind a request pause the protocol, and so does an `Upgrade` (Java's client sends one). The engine is held
+    still here: no token and no heartbeat tells that the client left."""
+    still = trio.Event()
+
+    async def before(plan: Plan) -> None:
+        await (still.wait() if len(plan.decode) == 1 else pace(plan))
+
+    async with serving(FakeEngine(before_step=before), heartbeat_s=60) as served:
+        async with await served.connect() as client:
+            await client.send_all(post("/v1/completions", STREAM | {"stream": stream}, headers) + behind)
+            await eventually(lambda: served.runtime.health().scheduler.active_sequences == 1)
+            assert served.connections == 1
+        await eventually(lambda: served.connections == 0)
+        still.set()
+        await eventually(lambda: served.busy == 0)
+
+
+async def test_a_flood_behind_a_request_is_cut_off() -> None:
+    async with serving() as served, a_stream_that_goes_on(served), await served.connect() as client:
+        with suppress(trio.BrokenResourceError), trio.fail_after(PATIENCE_S):
+            await client.send_all(post("/v1/completions", STREAM))
+            while True:
+                await client.send_all(b"x" * 2**16)
         await eventually(lambda: served.busy == 1)
+
+
+async def test_who_is_refused_while_sending_can_read_why() -> None:
+    """The socket is not closed over unread bytes, which would reset it; nor read for ever."""
+    async with serving(max_body_bytes=2000) as served, a_stream_that_goes_on(served), await served.connect() as client:
+        whole = post("/v1/completions", {"prompt": "x" * 4_000_000})
+        half = len(whole) // 2
+        await client.send_all(whole[:half])
+        await eventually(lambda: served.connections == 2)
+        await client.send_all(whole[half:])
+        assert (await receive_all(client)).startswith(b"HTTP/1.1 413")
+
+
+async def test_who_never_stops_sending_is_cut_off() -> None:
+    async with serving(max_body_bytes=2000) as served, await served.connect() as client:
+        with suppress(trio.BrokenResourceError), trio.fail_after(PATIENCE_S):
+            await client.send_all(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999\r\n\r\n")
+            while True:
+                await client.send_all(b"x" * 2**16)
+        await eventually(lambda: served.connections == 0)
+
+
+async def test_slow_loris_on_a_later_request() -> None:
+    async with serving(header_timeout_s=0.2) as served, await served.connect() as client:
+        await client.send_all(get("/livez").replace(b"Connection: close\r\n", b"") + b"GET /li")
+        assert b'"alive"' in await receive_all(client)
+
+
+async def test_the_gap_between_a_handler_and_its_body() -> None:
+    """A client that leaves after the handler returned and before the body began: nobody but the request owns the answer."""
+    async with serving() as served:
+        app, gap = create_app(served.runtime, ServerSettings()), trio.Event()
+        body = json.dumps(STREAM).encode()
+
+        async def hold(response: Response) -> Response:
+            gap.set()
+            await trio.sleep_forever()
+            return response
+
+        async def receive() -> Any:
+            if not requested:
+                requested.append(True)
+                return {"type": "http.request", "body": body, "more_body": False}
+            await gap.wait()
+            assert served.runtime.health().scheduler.total_requests == 1
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            raise AssertionError(f"{message} to a client that left")
+
+        requested: list[bool] = []
+        app.after_request(hold)
+        scope: Any = {
+            "type": "http", "asgi": {}, "http_version": "1.1", "method": "POST", "scheme": "http", "headers": [],
+            "path": "/v1/completions", "raw_path": b"/v1/completions", "query_string": b"", "root_path": "",
+            "client": None, "server": None, "extensions": {},
+        }  # fmt: skip
+        with trio.fail_after(PATIENCE_S):
+            await app(scope, receive, send)
+        await eventually(lambda: served.busy == 0)
+
+
+async def test_a_stalled_reader_does_not_hold_a_cancel() -> None:
+    """The whole server is cancelled, as a program that embeds it may do."""
+    async with serving() as served:
+        with stalled_reader(served.port), trio.fail_after(PATIENCE_S):
+            async with trio.open_nursery() as nursery:
+                settings = ServerSettings(port=0, write_timeout_s=60)
+                [url] = await nursery.start(partial(serve_http, served.runtime, settings, shutdown=trio.Event()))
+                with stalled_reader(int(url.rsplit(":", 1)[1])):
+                    await eventually(lambda: served.busy == 32)
+                    nursery.cancel_scope.cancel()
 
 
 async def test_pipelined_requests_are_answered_in_order() -> None:
@@ -128,8 +241,9 @@ async def test_websocket_upgrade_and_one_byte() -> None:
 
 
 async def test_1000_connects_and_drops() -> None:
-    """Half of them with a reset. Nothing is left: the fixture counts files, the nursery tasks."""
+    """Half of them with a reset. Nothing is left, while the server runs on."""
     async with serving() as served, a_stream_that_goes_on(served):
+        files, tasks = open_files(), trio.lowlevel.current_statistics().tasks_living
         for _ in range(20):
             clients = [await served.connect() for _ in range(50)]
             for place, client in enumerate(clients):
@@ -137,6 +251,9 @@ async def test_1000_connects_and_drops() -> None:
                     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 client.socket.close()
         assert (await exchange(served, get("/livez")))[0] == 200
+        await eventually(lambda: served.connections == 1)
+        await eventually(lambda: trio.lowlevel.current_statistics().tasks_living == tasks)
+        assert open_files() == files
 
 
 async def test_an_idle_connection_is_closed_also_after_its_first_request() -> None:
