@@ -160,10 +160,9 @@ async def test_the_gap_between_a_handler_and_its_body() -> None:
         app, gap = create_app(served.runtime, ServerSettings()), trio.Event()
         body = json.dumps(STREAM).encode()
 
-        async def hold(response: Response) -> Response:
+        async def hold(_: Response) -> Response:
             gap.set()
             await trio.sleep_forever()
-            return response
 
         async def receive() -> Any:
             if not requested:
