@@ -184,7 +184,7 @@ async def test_tokens_without_text_are_silence_too() -> None:
 
 
 async def test_each_prompt_draws_its_own_seed() -> None:
-    """Unless one was asked: the same prompt twice asks for two answers."""
+    """Unless one was given: the same prompt twice asks for two answers."""
     for asked, seeds in (({}, 2), ({"seed": 1}, 1)):
         parsed = parse_completion({"prompt": ["a", "a"]} | asked)
         assert len({wanted.sampling.seed for wanted in completion_to_generate(parsed, "id", None)}) == seeds

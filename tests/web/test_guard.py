@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import socket
 import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import h2.config
 import h2.connection
@@ -16,6 +16,7 @@ import h2.events
 import pytest
 import trio
 import trio.testing
+from hypercorn.config import Config
 from quart import Response
 
 from tests.fakes import FakeEngine
@@ -35,7 +36,7 @@ from tests.web.serving import (
 from trouper import ServerSettings, SettingsInvalid
 from trouper.protocol.plans import Plan
 from trouper.web.app import create_app
-from trouper.web.server import serve_http
+from trouper.web.server import _Server, serve_http
 
 
 @contextmanager
@@ -184,19 +185,65 @@ async def test_the_gap_between_a_handler_and_its_body() -> None:
         }  # fmt: skip
         with trio.fail_after(PATIENCE_S):
             await app(scope, receive, send)
-        await eventually(lambda: served.busy == 0)
+        await eventually(lambda: served.runtime.health().scheduler.requests_withdrawn == 1)
 
 
 async def test_a_stalled_reader_does_not_hold_a_cancel() -> None:
-    """The whole server is cancelled, as a program that embeds it may do."""
-    async with serving() as served:
-        with stalled_reader(served.port), trio.fail_after(PATIENCE_S):
-            async with trio.open_nursery() as nursery:
-                settings = ServerSettings(port=0, write_timeout_s=60)
-                [url] = await nursery.start(partial(serve_http, served.runtime, settings, shutdown=trio.Event()))
-                with stalled_reader(int(url.rsplit(":", 1)[1])):
-                    await eventually(lambda: served.busy == 32)
-                    nursery.cancel_scope.cancel()
+    """A program that embeds the server may cancel it, also while a shielded last write waits for the reader."""
+    writing = trio.Event()
+
+    async def flood(_scope: Any, _receive: Any, send: Any, *_: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        with trio.CancelScope(shield=True):
+            writing.set()
+            await send({"type": "http.response.body", "body": b"x" * 2**26})
+
+    server = _Server(cast(Any, flood), Config(), ServerSettings(write_timeout_s=60))
+    [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    with trio.fail_after(PATIENCE_S), socket.socket() as stalled:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(server.accept, listener, nursery)
+            nursery.start_soon(server.cut_when_cancelled)
+            stalled.connect(listener.socket.getsockname())
+            stalled.sendall(get("/"))
+            await writing.wait()
+            nursery.cancel_scope.cancel()
+
+
+class NoFileLeft(trio.abc.Listener[trio.SocketStream]):
+    """Fails the first time, as accept does when the process has as many files open as it may."""
+
+    def __init__(self, listener: trio.SocketListener) -> None:
+        self._listener = listener
+        self._failed = False
+
+    async def accept(self) -> trio.SocketStream:
+        if not self._failed:
+            self._failed = True
+            raise OSError(errno.EMFILE, "Too many open files")
+        return await self._listener.accept()
+
+    async def aclose(self) -> None:
+        await self._listener.aclose()
+
+
+async def test_no_file_left_to_accept_with(caplog: pytest.LogCaptureFixture) -> None:
+    """Who knocks waits until there is one."""
+
+    async def answer(_scope: Any, _receive: Any, send: Any, *_: Any) -> None:
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    server = _Server(cast(Any, answer), Config(), ServerSettings())
+    [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(server.accept, NoFileLeft(listener), nursery)
+            async with await trio.open_tcp_stream(*listener.socket.getsockname()) as client:
+                await client.send_all(get("/"))
+                assert (await receive_all(client)).startswith(b"HTTP/1.1 204")
+            nursery.cancel_scope.cancel()
+    assert "cannot accept" in caplog.text
 
 
 async def test_pipelined_requests_are_answered_in_order() -> None:

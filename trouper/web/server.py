@@ -57,7 +57,7 @@ class _Server:
         self._open: set[Connection] = set()
         self._room = trio.Semaphore(settings.max_connections)
 
-    async def accept(self, listener: trio.SocketListener, connections: trio.Nursery) -> None:
+    async def accept(self, listener: trio.abc.Listener[trio.SocketStream], connections: trio.Nursery) -> None:
         """More connections than there is room for wait in the kernel's backlog."""
         async with listener:
             while True:
