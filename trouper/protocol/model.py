@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import attrs
 import trio
 
+from trouper.protocol.kv import KvLayout
 from trouper.protocol.plans import Plan, Stepped
 
 
@@ -49,6 +50,9 @@ class ModelCard:
     device: str
     batching: str
     """How rows share a step: "batched", or "row by row" with the reason."""
+    kv: KvLayout = KvLayout(cached=False)
+    fingerprint: str = ""
+    """Of the weights' content, adapter, architecture and dtype, as hex; "" if nothing may be kept on disk."""
 
 
 @attrs.frozen

@@ -13,13 +13,47 @@ from typing import NewType
 
 import attrs
 
+from trouper.protocol.blocks import Payload
 from trouper.protocol.replies import TokenLogprobs
 from trouper.protocol.sampling import Sampling
 
 RowId = NewType("RowId", int)
+BlockId = NewType("BlockId", int)
+"""Names a stored block, or a stored snapshot. Never used again for another."""
 
 PLANS_IN_FLIGHT = 2
 """One that computes and one whose tokens are about to be read."""
+
+
+@attrs.frozen
+class Store:
+    """Copy what a live row's KV holds, before this plan changes anything. blocks[i] gets sizes[i] tokens, from `start` on."""
+
+    row: RowId
+    start: int
+    sizes: tuple[int, ...]
+    blocks: tuple[BlockId, ...]
+    snapshot: BlockId | None = None
+    """A copy of rings and states as they are now: after start + sum(sizes) tokens, which must be the row's length."""
+
+
+@attrs.frozen
+class Restore:
+    """What of a new row's prompt need not be computed: `tokens` of it, from blocks (the last perhaps in part), then from
+    the KV of a live row."""
+
+    tokens: int
+    blocks: tuple[BlockId, ...] = ()
+    source: RowId | None = None
+    snapshot: BlockId | None = None
+
+
+@attrs.frozen
+class Load:
+    """Bytes from disk become a block, or a snapshot."""
+
+    block: BlockId
+    payload: Payload
 
 
 @attrs.frozen
@@ -30,6 +64,7 @@ class Admit:
     prompt: bytes
     sampling: Sampling
     logprobs: int | None = None
+    restore: Restore | None = None
 
 
 @attrs.frozen
@@ -42,7 +77,8 @@ class Chunk:
 
 @attrs.frozen
 class Plan:
-    """One step. Order within it: drop, admit, decode one token for each of `decode`, prefill the chunks."""
+    """One step. Order within it: evict, store, drop, load, admit, decode one token for each of `decode`, prefill the
+    chunks, persist."""
 
     step: int
     drop: tuple[RowId, ...] = ()
@@ -51,6 +87,12 @@ class Plan:
     prefill: tuple[Chunk, ...] = ()
     release_memory: bool = False
     """Give the allocator's spare buffers back to the system before this step."""
+    evict: tuple[BlockId, ...] = ()
+    """Blocks and snapshots to forget."""
+    store: tuple[Store, ...] = ()
+    load: tuple[Load, ...] = ()
+    persist: tuple[BlockId, ...] = ()
+    """Blocks and snapshots whose bytes are wanted with the answer."""
 
     @property
     def has_work(self) -> bool:
@@ -71,3 +113,5 @@ class Stepped:
     logprobs: tuple[tuple[RowId, TokenLogprobs], ...] = ()
     seconds: float = 0.0
     """From launch, or from the end of the previous step if that was later, to this step's tokens."""
+    persisted: tuple[Payload, ...] = ()
+    """One for each of the plan's `persist`, in order."""

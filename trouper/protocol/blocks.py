@@ -1,0 +1,21 @@
+"""The content of one block of KV, or of one snapshot, as bytes: what travels between engine and disk."""
+
+from __future__ import annotations
+
+import attrs
+
+
+@attrs.frozen(eq=False)
+class Tensor:
+    """Raw bytes, row-major. `dtype` is safetensors' name of it: F32, F16, BF16, U32, U8."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes | memoryview
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.data) if isinstance(self.data, bytes) else self.data.nbytes
+
+
+Payload = tuple[Tensor, ...]
