@@ -44,6 +44,7 @@ def rates(server: servers.Server, streams: int, tokens: int, seed: int) -> Row:
         "gap_max_s": max(gaps),
         "cpu_ms_per_token": (server.cpu_s() - cpu) / produced * 1000,
         "tokens": produced,
+        "prompt_tokens": statistics.median(one.prompt_tokens for one in done),
     }
 
 
@@ -67,7 +68,8 @@ async def long_prompt(port: int, seed: int) -> Row:
 
 
 def idle(server: servers.Server, seconds: float = 10) -> float:
-    """Per cent of a core while nobody asks."""
+    """Per cent of a core while nobody asks, once starting is over."""
+    time.sleep(10)
     before = server.cpu_s()
     time.sleep(seconds)
     return (server.cpu_s() - before) / seconds * 100
@@ -93,8 +95,8 @@ def growth(server: servers.Server, requests: int = 2000) -> Row:
     return {"requests": requests, "growth_mb": (server.resident_bytes() - before) / 1e6}
 
 
-def bare(model: Path, rows: int, tokens: int) -> Row:
-    command = [sys.executable, "-m", "benchmarks.bare", str(model), str(rows), str(tokens)]
+def bare(model: Path, rows: int, prompt: int, tokens: int) -> Row:
+    command = [sys.executable, "-m", "benchmarks.bare", str(model), str(rows), str(prompt), str(tokens)]
     out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return dict(json.loads(out.strip().splitlines()[-1]))
 
@@ -103,7 +105,6 @@ def compare(model: Path, streams: int, tokens: int, rounds: int, console: Consol
     """Each round measures all three one after another, so that what else the machine does hits them alike."""
     results: dict[str, list[Row]] = {"bare": [], "trouper": [], "mlx_lm": []}
     for number in range(rounds):
-        results["bare"].append(bare(model, streams, min(tokens, 40)))
         for name, opened in {
             "trouper": partial(servers.trouper, model),
             "mlx_lm": partial(servers.mlx_lm, model),
@@ -111,6 +112,7 @@ def compare(model: Path, streams: int, tokens: int, rounds: int, console: Consol
             with opened() as server:
                 rates(server, streams, 8, seed=1000)
                 results[name].append(rates(server, streams, tokens, seed=100 * number + streams))
+        results["bare"].append(bare(model, streams, int(results["trouper"][-1]["prompt_tokens"]), tokens))
         console.print(f"  {model.name}, {streams} streams, round {number + 1} of {rounds}")
     row: Row = {"model": model.name, "streams": streams}
     for name, runs in results.items():

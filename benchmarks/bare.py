@@ -1,4 +1,4 @@
-"""The bare loop: the model and argmax, nothing else. `python -m benchmarks.bare MODEL ROWS TOKENS` prints JSON."""
+"""The bare loop: the model and argmax, nothing else. `python -m benchmarks.bare MODEL ROWS PROMPT TOKENS` prints JSON."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def cpu_s() -> float:
 
 
 def main() -> None:
-    path, rows, tokens = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    path, (rows, prompt, tokens) = sys.argv[1], map(int, sys.argv[2:])
     model = load(Settings(model=path), lambda _: None).model
     cache = [BatchKVCache([0] * rows) for _ in model.layers]
     mx.random.seed(0)
-    last = mx.argmax(model(mx.random.randint(1000, 40000, (rows, 40)), cache=cache)[:, -1], -1)
+    last = mx.argmax(model(mx.random.randint(1000, 40000, (rows, prompt)), cache=cache)[:, -1], -1)
     for _ in range(3):
         last = mx.argmax(model(last[:, None], cache=cache)[:, -1], -1)
     mx.eval(last)

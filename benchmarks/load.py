@@ -35,6 +35,7 @@ class Stream:
     sent: float = 0.0
     times: list[float] = attrs.field(factory=list)
     tokens: int = 0
+    prompt_tokens: int = 0
 
     @property
     def ttft_s(self) -> float:
@@ -81,6 +82,7 @@ def _take(lines: list[bytes], stream: Stream) -> None:
             raise RuntimeError(chunk["error"])
         if chunk.get("usage"):
             stream.tokens = chunk["usage"]["completion_tokens"]
+            stream.prompt_tokens = chunk["usage"]["prompt_tokens"]
         if chunk["choices"] and chunk["choices"][0].get("text"):
             stream.times.append(now)
 

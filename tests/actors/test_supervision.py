@@ -106,7 +106,7 @@ async def test_r13_a_crash_ends_the_running_answers_and_the_next_is_served(
         for answer in answers:
             with answer, pytest.raises(RequestFailed) as failed:
                 _ = [delta async for delta in answer]
-            assert (failed.value.problem.status, failed.value.problem.code) == (503, "engine_stopped")
+            assert (failed.value.problem.status, failed.value.problem.code) == (500, "engine_stopped")
         assert runtime.health().status == "restarting", "readiness is 503 meanwhile"
         assert "the device died" in runtime.health().detail
         with await runtime.submit(generate("next", max_tokens=3)) as answer:

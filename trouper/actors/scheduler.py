@@ -47,9 +47,7 @@ async def schedule(edges: SchedulerEdges, tokenizer: Tokenizer, settings: Settin
         with edges.plans, edges.results:
             await scheduler.run()
     finally:
-        scheduler.fail_all(
-            Problem(503, "the engine stopped before the answer was complete", "server_error", None, "engine_stopped", 1)
-        )
+        scheduler.fail_all(scheduler.last_words())
 
 
 class Scheduler:
@@ -151,6 +149,12 @@ class Scheduler:
         if not row.dropped:
             row.dropped = True
             self._drops.append(row.id)
+
+    def last_words(self) -> Problem:
+        """For those who are left when the actor ends: 503 if the server is leaving, 500 if the engine crashed."""
+        said = "the engine stopped before the answer was complete"
+        status, retry_s = (500, None) if self._open else (503, 1)
+        return Problem(status, said, "server_error", None, "engine_stopped", retry_s)
 
     def fail_all(self, problem: Problem) -> None:
         """Exactly one terminal event for everybody who is still here."""

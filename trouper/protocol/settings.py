@@ -52,7 +52,7 @@ class Settings:
     prefill_batch_size: int = setting(32, "Prompts that prefill together.", 1, 256)
     prefill_step_size: int = setting(2048, "Most prompt tokens of one prefill chunk.", 1, 65536)
     decode_stall_ms: float = setting(
-        350.0, "Longest pause that prefill may put between two tokens of a running stream.", 1
+        300.0, "Longest pause that prefill may put between two tokens of a running stream.", 1
     )
     gather_ms: float = setting(
         3.0,

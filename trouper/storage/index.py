@@ -1,0 +1,446 @@
+"""The prefix index: which tokens' KV is kept, where, and what may go. Pure: no clock, no disk, no arrays.
+
+One tree serves both ways to find something. Full blocks are found by key, one dictionary lookup each.
+Where they end, the children of the last one are sorted by their tokens, so the one that shares the
+most with the rest of a prompt is a neighbour of where the rest would be inserted: that gives reuse at
+token granularity - a prompt that departs inside a block, or ends in one, or a text whose last block is
+not full - without a second index to keep in step with the first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count
+from typing import NamedTuple
+
+import attrs
+import numpy as np
+
+from trouper.protocol.plans import BlockId
+
+TOKEN_BYTES = 4
+NODE_COST = 1024
+"""Bytes that a node takes in this process besides its KV, so that even empty blocks are bounded."""
+NEIGHBOURS = 8
+"""How many children left of the insertion point may be prefixes of the rest, each with a snapshot of its own."""
+
+Digest = Callable[[bytes], bytes]
+
+
+def sha256(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
+
+
+def token_bytes(tokens: Iterable[int]) -> bytes:
+    """Tokens as big-endian int32: bytes compare as tokens do, so children can be sorted by them."""
+    return np.fromiter(tokens, ">i4").tobytes()
+
+
+def common(a: bytes, b: bytes) -> int:
+    """How many tokens two token strings share from their beginning."""
+    size = min(len(a), len(b))
+    a, b = a[:size], b[:size]
+    if a == b:
+        return size // TOKEN_BYTES
+    if size <= 16 * TOKEN_BYTES:
+        differ = int.from_bytes(a, "big") ^ int.from_bytes(b, "big")
+        return (size - (differ.bit_length() + 7) // 8) // TOKEN_BYTES
+    return int(np.argmax(np.frombuffer(a, ">i4") != np.frombuffer(b, ">i4")))
+
+
+@attrs.define(eq=False)
+class Node:
+    """Some tokens after others. Usable while its block is in memory or on disk."""
+
+    key: bytes
+    parent: Node | None
+    tokens: bytes
+    end: int
+    """Tokens from the root to the end of this node."""
+    block: BlockId | None = None
+    snapshot: BlockId | None = None
+    on_disk: bool = False
+    snapshot_on_disk: bool = False
+    pins: int = 0
+    below: int = 0
+    """Children whose block is in memory."""
+    used: int = 0
+    snapshot_used: int = 0
+    _order: list[tuple[bytes, Node]] = attrs.field(factory=list)
+    """Children by their tokens."""
+
+    def __lt__(self, other: Node) -> bool:  # Siblings never have equal tokens; heaps never equal stamps.
+        return self.key < other.key
+
+    @property
+    def size(self) -> int:
+        return len(self.tokens) // TOKEN_BYTES
+
+    @property
+    def start(self) -> int:
+        return self.end - self.size
+
+    @property
+    def usable(self) -> bool:
+        return self.block is not None or self.on_disk
+
+    @property
+    def has_snapshot(self) -> bool:
+        return self.snapshot is not None or self.snapshot_on_disk
+
+    @property
+    def children(self) -> Iterator[Node]:
+        return (node for _, node in self._order)
+
+    def adopt(self, child: Node) -> None:
+        insort(self._order, (child.tokens, child))
+
+    def disown(self, child: Node) -> None:
+        del self._order[bisect_left(self._order, (child.tokens, child))]
+
+    def nearest(self, rest: bytes) -> tuple[int, Node | None]:
+        """The usable child that shares the most tokens with `rest`, and how many."""
+        place = bisect_left(self._order, (rest,))
+        found = [(common(rest, tokens), node) for tokens, node in self._order[max(0, place - 1) : place + 1]]
+        return max(((n, node) for n, node in found if n and node.usable), default=(0, None))
+
+    def continued(self, rest: bytes) -> Node | None:
+        """The longest usable child that is a prefix of `rest` and has a snapshot."""
+        place = bisect_left(self._order, (rest,))
+        for tokens, node in reversed(self._order[max(0, place - NEIGHBOURS) : place + 1]):
+            if node.usable and node.has_snapshot and rest.startswith(tokens):
+                return node
+        return None
+
+
+class Chain:
+    """The tokens of one text, and the keys of its full blocks, computed once and only as far as somebody looks (F7)."""
+
+    def __init__(self, root: Node, tokens: bytes, block_size: int, digest: Digest = sha256) -> None:
+        self.root, self.tokens = root, tokens
+        self._step = block_size * TOKEN_BYTES
+        self._digest = digest
+        self._keys: list[bytes] = []
+
+    def __len__(self) -> int:
+        return len(self.tokens) // TOKEN_BYTES
+
+    def part(self, start: int, end: int) -> bytes:
+        return self.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES]
+
+    def key(self, place: int) -> bytes:
+        """Of full block number `place`."""
+        keys, step = self._keys, self._step
+        while len(keys) <= place:
+            start = len(keys) * step
+            parent = keys[-1] if keys else self.root.key
+            keys.append(self._digest(parent + self.tokens[start : start + step]))
+        return keys[place]
+
+
+class Match(NamedTuple):
+    """What of a text is there. `nodes` from the root on; the last may be used in part."""
+
+    nodes: tuple[Node, ...]
+    tokens: int
+    last: Node
+    """The last full block that matched (or the root): whoever computes more continues here."""
+
+
+@attrs.frozen(kw_only=True)
+class Sizes:
+    """Bytes of KV: what decides how much fits."""
+
+    block_size: int
+    token_bytes: int
+    snapshot_bytes: int
+    capacity_bytes: int
+    capacity_blocks: int | None = None
+
+
+@attrs.define
+class Counts:
+    """Since the start."""
+
+    evicted_blocks: int = 0
+    evicted_snapshots: int = 0
+    refused: int = 0
+    """Stores for which everything else was in use."""
+    collisions: int = 0
+    """Keys that were equal for other tokens: misses."""
+
+
+class Index:
+    """The tree. Ids of blocks and snapshots are handed out here, and come back in `freed` when they may be forgotten."""
+
+    def __init__(self, namespace: bytes, sizes: Sizes, digest: Digest = sha256) -> None:
+        self.namespace, self.sizes = namespace, sizes
+        self.counts = Counts()
+        self._digest = digest
+        self._nodes: dict[bytes, Node] = {}
+        self._roots: dict[bytes, Node] = {}
+        self._ids = count()
+        self._clock = count(1)
+        self._old: list[tuple[int, int, Node]] = []
+        """Candidates for eviction, oldest first: (stamp, 0 for a snapshot or 1 for a block, node). Entries whose stamp
+        is no longer the node's are void."""
+        self._freed: list[BlockId] = []
+        self.bytes = 0
+        self.blocks = 0
+        self.snapshots = 0
+
+    # -- finding ---------------------------------------------------------------------------------
+
+    def root(self, salt: str = "") -> Node:
+        """Where texts of this salt begin. Texts of different salts never meet."""
+        key = self._digest(self.namespace + salt.encode())
+        if key not in self._roots:
+            self._roots[key] = Node(key, None, b"", 0, pins=1)
+        return self._roots[key]
+
+    def chain(self, tokens: bytes, salt: str = "") -> Chain:
+        return Chain(self.root(salt), tokens, self.sizes.block_size, self._digest)
+
+    def match(self, chain: Chain, limit: int, *, at_snapshot: bool = False) -> Match:
+        """The longest beginning of `chain`, at most `limit` tokens, that is in memory or on disk; with `at_snapshot`
+        the longest at whose end there is a snapshot, too."""
+        nodes = list(self._full_blocks(chain, limit))
+        last = nodes[-1] if nodes else chain.root
+        rest = chain.part(last.end, limit)
+        if at_snapshot:
+            more = last.continued(rest)
+            nodes += [more] if more else []
+            while nodes and not nodes[-1].has_snapshot:
+                nodes.pop()
+            return Match(tuple(nodes), nodes[-1].end if nodes else 0, last)
+        shared, child = last.nearest(rest)
+        if child is not None:
+            nodes.append(child)
+        return Match(tuple(nodes), last.end + shared, last)
+
+    def _full_blocks(self, chain: Chain, limit: int) -> Iterator[Node]:
+        parent, size = chain.root, self.sizes.block_size
+        for place in range(limit // size):
+            node = self._nodes.get(chain.key(place))
+            if node is None or not node.usable:
+                return
+            if node.parent is not parent or node.tokens != chain.part(parent.end, parent.end + size):
+                self.counts.collisions += 1
+                return
+            yield node
+            parent = node
+
+    def child(self, parent: Node, tokens: bytes) -> Node | None:
+        """The node of exactly these tokens, wherever its bytes are."""
+        node = self._nodes.get(self._digest(parent.key + tokens))
+        return node if node is not None and node.parent is parent and node.tokens == tokens else None
+
+    # -- keeping ---------------------------------------------------------------------------------
+
+    def insert(self, parent: Node, tokens: bytes) -> Node | None:
+        """The node of these tokens, with a block in memory: one that was there, or a new id that the caller must fill.
+        None: no room can be made, or another text has its key."""
+        key = self._digest(parent.key + tokens)
+        node = self._nodes.get(key)
+        if node is not None and (node.parent is not parent or node.tokens != tokens):
+            self.counts.collisions += 1
+            return None
+        if node is not None and node.block is not None:
+            self.touch((node,))
+            return node
+        size = len(tokens) // TOKEN_BYTES
+        with _Pinned(parent), _Pinned(node):
+            if not self.make_room(self._cost(size), blocks=1):
+                self.counts.refused += 1
+                return None
+        node = node or self._add(key, parent, tokens)
+        node.block = BlockId(next(self._ids))
+        self._count(node, 1)
+        self.touch((node,))
+        return node
+
+    def add_snapshot(self, node: Node) -> BlockId | None:
+        """The id of a new snapshot of this node; None if it has one, or there is no room."""
+        if node.snapshot is not None:
+            return None
+        with _Pinned(node):
+            if not self.make_room(self.sizes.snapshot_bytes):
+                self.counts.refused += 1
+                return None
+        node.snapshot = BlockId(next(self._ids))
+        self.bytes += self.sizes.snapshot_bytes
+        self.snapshots += 1
+        self.used_snapshot(node)
+        return node.snapshot
+
+    def touch(self, nodes: Iterable[Node]) -> None:
+        """They were of use just now."""
+        stamp = next(self._clock)
+        for node in nodes:
+            node.used = stamp
+            self._offer(node)
+
+    def used_snapshot(self, node: Node) -> None:
+        node.snapshot_used = next(self._clock)
+        heapq.heappush(self._old, (node.snapshot_used, 0, node))
+
+    def pin(self, node: Node) -> None:
+        """In use: neither it nor what it continues is evicted."""
+        node.pins += 1
+
+    def unpin(self, node: Node) -> None:
+        node.pins -= 1
+        assert node.pins >= 0, "unpinned more often than pinned"
+        self._offer(node)
+        if node.snapshot is not None:
+            heapq.heappush(self._old, (node.snapshot_used, 0, node))
+        self._prune(node)
+
+    def freed(self) -> tuple[BlockId, ...]:
+        """Ids that nobody refers to any more, since the last call."""
+        freed, self._freed = tuple(self._freed), []
+        return freed
+
+    # -- forgetting ------------------------------------------------------------------------------
+
+    def make_room(self, cost: int, blocks: int = 0) -> bool:
+        """Evict the least recently used until so much more fits. False if what is left is in use."""
+        most, most_blocks = self.sizes.capacity_bytes, self.sizes.capacity_blocks
+        if cost > most:
+            return False
+        while self.bytes + cost > most or (most_blocks is not None and self.blocks + blocks > most_blocks):
+            if not self._evict_oldest():
+                return False
+        return True
+
+    def shrink(self, excess: int) -> int:
+        """Evict so many bytes, or what can be; how many it was. For memory pressure."""
+        before = self.bytes
+        while before - self.bytes < excess and self._evict_oldest():
+            pass
+        return before - self.bytes
+
+    def _evict_oldest(self) -> bool:
+        while self._old:
+            stamp, kind, node = heapq.heappop(self._old)
+            if kind == 0 and node.snapshot is not None and stamp == node.snapshot_used and not node.pins:
+                self._forget_snapshot(node)
+                self.counts.evicted_snapshots += 1
+                self._prune(node)
+                return True
+            if kind == 1 and stamp == node.used and self._evictable(node):
+                self._forget_block(node)
+                self.counts.evicted_blocks += 1
+                self._prune(node)
+                return True
+        return False
+
+    def _evictable(self, node: Node) -> bool:
+        return node.block is not None and not node.pins and not node.below
+
+    def _offer(self, node: Node) -> None:
+        if self._evictable(node):
+            heapq.heappush(self._old, (node.used, 1, node))
+        if len(self._old) > 64 + 4 * (self.blocks + self.snapshots):
+            self._old = [entry for entry in self._old if self._valid(entry)]
+            heapq.heapify(self._old)
+
+    def _valid(self, entry: tuple[int, int, Node]) -> bool:
+        stamp, kind, node = entry
+        if kind == 0:
+            return node.snapshot is not None and stamp == node.snapshot_used
+        return stamp == node.used and self._evictable(node)
+
+    def _forget_block(self, node: Node) -> None:
+        assert node.block is not None
+        self._freed.append(node.block)
+        node.block = None
+        self._count(node, -1)
+        if node.parent is not None:
+            self._offer(node.parent)
+        if node.snapshot is not None and not node.on_disk:
+            self._forget_snapshot(node)
+
+    def _forget_snapshot(self, node: Node) -> None:
+        assert node.snapshot is not None
+        self._freed.append(node.snapshot)
+        node.snapshot = None
+        self.bytes -= self.sizes.snapshot_bytes
+        self.snapshots -= 1
+
+    def _prune(self, node: Node) -> None:
+        """Remove nodes that are nowhere and lead nowhere."""
+        while (parent := node.parent) is not None and not (
+            node.usable or node.pins or node._order or self._nodes.get(node.key) is not node
+        ):
+            del self._nodes[node.key]
+            parent.disown(node)
+            node = parent
+
+    def _add(self, key: bytes, parent: Node, tokens: bytes) -> Node:
+        node = Node(key, parent, tokens, parent.end + len(tokens) // TOKEN_BYTES)
+        assert parent.size in (0, self.sizes.block_size), "only full blocks are continued"
+        self._nodes[key] = node
+        parent.adopt(node)
+        return node
+
+    def _cost(self, size: int) -> int:
+        return size * self.sizes.token_bytes + NODE_COST
+
+    def _count(self, node: Node, sign: int) -> None:
+        self.bytes += sign * self._cost(node.size)
+        self.blocks += sign
+        if node.parent is not None:
+            node.parent.below += sign
+
+    # -- the disk --------------------------------------------------------------------------------
+
+    def on_disk(self, parent_key: bytes, key: bytes, tokens: bytes, *, payload: bool, snapshot: bool) -> Node | None:
+        """The disk has this. None if what it continues is unknown, or another text has its key: then it is of no use."""
+        parent = self._nodes.get(parent_key) or self._roots.get(parent_key)
+        node = self._nodes.get(key)
+        if parent is None or parent.size not in (0, self.sizes.block_size):
+            return None
+        if node is None:
+            if self._digest(parent_key + tokens) != key:
+                return None
+            node = self._add(key, parent, tokens)
+        elif node.parent is not parent or node.tokens != tokens:
+            return None
+        node.on_disk |= payload
+        node.snapshot_on_disk |= snapshot
+        return node
+
+    def not_on_disk(self, key: bytes) -> None:
+        """The disk does not have it any more, or never had it right."""
+        node = self._nodes.get(key)
+        if node is not None:
+            node.on_disk = node.snapshot_on_disk = False
+            if node.block is None and node.snapshot is not None:
+                self._forget_snapshot(node)
+            self._prune(node)
+
+    def nodes(self) -> Iterator[Node]:
+        """Every node, for checks and for showing."""
+        return iter(self._nodes.values())
+
+    def known(self, key: bytes) -> Node | None:
+        return self._nodes.get(key)
+
+
+@attrs.frozen
+class _Pinned:
+    """For the moment: room must not be made of what is about to be continued."""
+
+    node: Node | None
+
+    def __enter__(self) -> None:
+        if self.node is not None:
+            self.node.pins += 1
+
+    def __exit__(self, *_: object) -> None:
+        if self.node is not None:
+            self.node.pins -= 1
