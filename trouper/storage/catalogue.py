@@ -1,0 +1,41 @@
+"""What a namespace's directory holds, in one file, so that a start need not open every run. It may be lost at any time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import attrs
+import msgspec
+from xxhash import xxh3_128_digest
+
+from trouper.storage.pieces import RunInfo
+
+NAME: Final = "catalogue.msgpack"
+CHECKSUM_BYTES: Final = 16
+VERSION: Final = 1
+
+
+@attrs.frozen
+class _Catalogue:
+    version: int
+    namespace: str
+    runs: list[RunInfo]
+
+
+def encode(namespace: str, runs: Iterable[RunInfo]) -> tuple[bytes, bytes]:
+    """The two parts of the file: a checksum, and what it is of."""
+    body = msgspec.msgpack.encode(_Catalogue(VERSION, namespace, list(runs)))
+    return xxh3_128_digest(body), body
+
+
+def decode(namespace: str | None, data: bytes) -> list[RunInfo]:
+    """Nothing, if it is damaged or another's. (None: of whatever namespace.)"""
+    checksum, body = data[:CHECKSUM_BYTES], data[CHECKSUM_BYTES:]
+    if xxh3_128_digest(body) != checksum:
+        return []
+    try:
+        found = msgspec.msgpack.decode(body, type=_Catalogue)
+    except msgspec.MsgspecError:
+        return []
+    return found.runs if found.version == VERSION and namespace in (None, found.namespace) else []

@@ -1,0 +1,124 @@
+"""The operations on files that runs need, one method each, so that a test can let any of them fail."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import attrs
+
+Buffer: TypeAlias = bytes | memoryview
+
+FILE_MODE: Final = 0o600
+DIRECTORY_MODE: Final = 0o700
+"""What is stored is users' text."""
+MOST_BUFFERS: Final = 1024
+"""IOV_MAX of Linux and of macOS."""
+
+
+@attrs.frozen
+class File:
+    """What a listing tells of a regular file."""
+
+    name: str
+    bytes: int
+    used_ns: int
+    """Its modification time: runs are never rewritten, so the time is ours to say when they were of use."""
+
+
+class Disk:
+    """The real one. Every method raises `OSError`.
+
+    There is no fsync: a file that did not survive a power loss in full fails its checksums and is a miss.
+    """
+
+    def open(self, path: Path) -> int:
+        """For reading. Never through a link."""
+        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+
+    def create(self, path: Path) -> int:
+        """For writing; somebody else's file of this name is an error."""
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def size(self, fd: int) -> int:
+        return os.fstat(fd).st_size
+
+    def pread(self, fd: int, count: int, offset: int) -> bytes:
+        """Perhaps less than `count`: the rest must be asked for again. Nothing: the file ends here."""
+        return os.pread(fd, count, offset)
+
+    def writev(self, fd: int, buffers: Sequence[Buffer]) -> int:
+        """How many bytes of at most `MOST_BUFFERS` buffers were written."""
+        return os.writev(fd, buffers)
+
+    def rename(self, source: Path, target: Path) -> None:
+        source.replace(target)
+
+    def unlink(self, path: Path) -> None:
+        path.unlink()
+
+    def mkdir(self, path: Path) -> None:
+        path.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
+
+    def stat(self, path: Path) -> File:
+        found = path.stat(follow_symlinks=False)
+        return File(path.name, found.st_size, found.st_mtime_ns)
+
+    def touch(self, path: Path) -> None:
+        os.utime(path, follow_symlinks=os.utime not in os.supports_follow_symlinks)
+
+    def files(self, directory: Path) -> list[File]:
+        """Regular files. Another server may remove some meanwhile."""
+        found = []
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                try:
+                    if entry.is_file(follow_symlinks=False):
+                        stat = entry.stat(follow_symlinks=False)
+                        found.append(File(entry.name, stat.st_size, stat.st_mtime_ns))
+                except FileNotFoundError:
+                    continue
+        return found
+
+    def directories(self, directory: Path) -> list[str]:
+        with os.scandir(directory) as entries:
+            return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+
+    def free_bytes(self, directory: Path) -> int:
+        return shutil.disk_usage(directory).free
+
+
+def write_all(disk: Disk, fd: int, buffers: Sequence[Buffer]) -> None:
+    """All of it, in as many calls as it takes. Raises `OSError`."""
+    rest = [view for view in map(_flat, buffers) if view.nbytes]
+    first = 0
+    while first < len(rest):
+        written = disk.writev(fd, rest[first : first + MOST_BUFFERS])
+        if written <= 0:
+            raise OSError("the disk takes nothing more")
+        while first < len(rest) and written >= rest[first].nbytes:
+            written -= rest[first].nbytes
+            first += 1
+        if written:
+            rest[first] = rest[first][written:]
+
+
+def read_all(disk: Disk, fd: int, count: int, offset: int) -> bytes:
+    """`count` bytes, or fewer where the file ends. Raises `OSError`."""
+    parts: list[bytes] = []
+    while count > 0 and (part := disk.pread(fd, count, offset)):
+        parts.append(part)
+        count -= len(part)
+        offset += len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _flat(data: Buffer) -> memoryview:
+    view = memoryview(data)
+    return view.cast("B") if view.nbytes else memoryview(b"")

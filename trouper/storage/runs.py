@@ -1,0 +1,268 @@
+"""The files of one namespace: found again, written, read, and kept within bounds.
+
+Two servers may share the directory. Runs are never rewritten, their names say what they hold, and whatever is read is
+verified, so nothing must be locked: what another server removes is a miss, what it writes is found by the next `refresh`,
+and what both write is written once. One caller at a time, except that `read` and `verify` change nothing here.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+import secrets
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from trouper.storage import catalogue
+from trouper.storage.directory import TEMPORARY_SUFFIX
+from trouper.storage.disk import Buffer, Disk, File, read_all, write_all
+from trouper.storage.layout import SUFFIX, Sealed, seal
+from trouper.storage.pieces import Damaged, Piece, PieceInfo, Reason, RunInfo, parents_first
+from trouper.storage.reading import Wanted, open_run
+
+__all__ = [
+    "Changes", "Damaged", "Disk", "Piece", "PieceInfo", "Reason", "Room", "RunInfo", "RunStore", "Sealed", "Wanted",
+]  # fmt: skip
+
+NAMESPACE_DIGITS: Final = 32
+NAMESPACE: Final = re.compile(rf"[0-9a-f]{{{NAMESPACE_DIGITS}}}")
+"""Directories of this name are ours; nothing else beside them is looked at."""
+
+
+@attrs.frozen
+class Changes:
+    """Between two looks at the directory."""
+
+    appeared: tuple[RunInfo, ...]
+    """What a run continues comes before it."""
+    vanished: tuple[RunInfo, ...]
+
+
+@attrs.frozen
+class Room:
+    """What was removed for the sake of others; `fits`: it was enough."""
+
+    fits: bool
+    removed: tuple[RunInfo, ...] = ()
+    """Of this namespace."""
+    removed_elsewhere: int = 0
+    """Files of other namespaces: the bound is one for all of them."""
+
+
+@attrs.frozen
+class _Held:
+    """A run of any namespace, as far as its age and the bound of the whole directory go."""
+
+    bytes: int
+    used_ns: int
+
+
+class RunStore:
+    """`directory`: the cache directory, prepared. `namespace`: hex digits, at least `NAMESPACE_DIGITS`."""
+
+    def __init__(self, directory: Path, namespace: str, disk: Disk | None = None) -> None:
+        self.directory, self.namespace = directory, namespace
+        self.path = directory / namespace[:NAMESPACE_DIGITS]
+        if not NAMESPACE.fullmatch(self.path.name):
+            raise ValueError(f"not a namespace: {namespace!r}")
+        self.damaged: Counter[Reason] = Counter()
+        """Files that `refresh` removed, by what was wrong with them."""
+        self.unreadable = 0
+        """Files that the disk would not read; they are left where they are."""
+        self.total_bytes = 0
+        """Of all namespaces' runs. What another server has written since the last look is not in it."""
+        self._disk = disk or Disk()
+        self._runs: dict[str, RunInfo] = {}
+        self._held: dict[Path, _Held] = {}
+        self._looked = False
+
+    # -- what there is ---------------------------------------------------------------------------
+
+    def catalogue(self) -> list[RunInfo]:
+        """Every run of the namespace; what a run continues comes before it. Opens only files that neither an earlier
+        look nor the saved catalogue knows. Raises `OSError`."""
+        self.refresh()
+        return parents_first(self._runs.values())
+
+    def refresh(self) -> Changes:
+        """Look again: other servers write and remove, too, and so do sweeps. Removes damaged files. Raises `OSError`."""
+        known = self._runs if self._looked else {run.name: run for run in self._saved()}
+        before, runs, held = self._runs, dict[str, RunInfo](), dict[Path, _Held]()
+        for path, file in self._files():
+            if path.parent == self.path:
+                run = self._recognize(path, file, known)
+                if run is None:
+                    continue
+                runs[file.name] = run
+            held[path] = _Held(file.bytes, file.used_ns)
+        self._runs, self._held, self._looked = runs, held, True
+        self.total_bytes = sum(one.bytes for one in held.values())
+        return Changes(
+            tuple(parents_first(run for name, run in runs.items() if name not in before)),
+            tuple(run for name, run in before.items() if name not in runs),
+        )
+
+    def save_catalogue(self) -> None:
+        """Raises `OSError`; then the old one is still there."""
+        self._put(self.path / catalogue.NAME, catalogue.encode(self.namespace, self._runs.values()))
+
+    def _saved(self) -> list[RunInfo]:
+        with suppress(OSError):
+            fd = self._disk.open(self.path / catalogue.NAME)
+            try:
+                return catalogue.decode(self.namespace, read_all(self._disk, fd, self._disk.size(fd), 0))
+            finally:
+                self._disk.close(fd)
+        return []
+
+    def _files(self) -> list[tuple[Path, File]]:
+        names = [name for name in self._disk.directories(self.directory) if NAMESPACE.fullmatch(name)]
+        found = []
+        for directory in (self.directory / name for name in names):
+            with suppress(FileNotFoundError):
+                found += [(directory / file.name, file) for file in self._disk.files(directory)]
+        return [(path, file) for path, file in found if path.suffix == SUFFIX]
+
+    def _recognize(self, path: Path, file: File, known: dict[str, RunInfo]) -> RunInfo | None:
+        run = known.get(file.name)
+        if run is not None and run.file_bytes == file.bytes:
+            return run
+        try:
+            with open_run(self._disk, path, self.namespace) as opened:
+                return opened.header.info
+        except Damaged as damaged:
+            self.damaged[damaged.reason] += 1
+            with suppress(OSError):
+                self._disk.unlink(path)
+        except OSError:
+            self.unreadable += 1
+        return None
+
+    # -- writing ---------------------------------------------------------------------------------
+
+    def seal(self, parent: bytes, pieces: Sequence[Piece]) -> Sealed:
+        """A run and its exact size, to make room for it before `put`. `pieces`: at least one, each the continuation of
+        the one before; `parent`: the key of what the first one continues."""
+        return seal(self.namespace, parent, pieces)
+
+    def write(self, parent: bytes, pieces: Sequence[Piece]) -> RunInfo:
+        return self.put(self.seal(parent, pieces))
+
+    def put(self, sealed: Sealed) -> RunInfo:
+        """Raises `OSError`; then nothing of it is there. A run that is there in full is not written again."""
+        run = sealed.info
+        path = self.path / run.name
+        if not self._is_there(path, run.file_bytes):
+            self._disk.mkdir(self.path)
+            self._put(path, sealed.buffers)
+        self._hold(path, _Held(run.file_bytes, time.time_ns()))
+        self._runs[run.name] = run
+        return run
+
+    def _is_there(self, path: Path, size: int) -> bool:
+        try:
+            if self._disk.stat(path).bytes != size:
+                return False
+        except FileNotFoundError:
+            return False
+        with suppress(OSError):
+            self._disk.touch(path)
+        return True
+
+    def _put(self, path: Path, buffers: Sequence[Buffer]) -> None:
+        """Beside its place, then into it: nobody ever sees half a file under its own name, except after a crash of the
+        system. Servers in different containers may have the same process id, so the temporary name is drawn."""
+        temporary = path.with_name(f"{path.stem}-{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
+        try:
+            fd = self._disk.create(temporary)
+            try:
+                write_all(self._disk, fd, buffers)
+            finally:
+                self._disk.close(fd)
+            self._disk.rename(temporary, path)
+        except BaseException:
+            with suppress(OSError):
+                self._disk.unlink(temporary)
+            raise
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    def read(self, name: str, wanted: Sequence[Wanted]) -> list[Piece]:
+        """Pieces of a run, in the order of `wanted`. Raises `Damaged`: the file is of no use and the caller should
+        `remove` it; and `OSError`: the disk is sick."""
+        with open_run(self._disk, self.path / name, self.namespace) as run:
+            return run.pieces(wanted)
+
+    def verify(self, name: str) -> RunInfo:
+        """Read all of it. Raises as `read` does."""
+        with open_run(self._disk, self.path / name, self.namespace) as run:
+            run.everything()
+            return run.header.info
+
+    def touch(self, names: Iterable[str]) -> None:
+        """They were of use just now. Raises `OSError`."""
+        for name in names:
+            path = self.path / name
+            with suppress(FileNotFoundError):
+                self._disk.touch(path)
+                if path in self._held:
+                    self._hold(path, _Held(self._held[path].bytes, time.time_ns()))
+
+    # -- removing --------------------------------------------------------------------------------
+
+    def remove(self, name: str) -> None:
+        """It may be gone already. Raises `OSError`."""
+        self._remove(self.path / name)
+
+    def make_room(self, bytes_needed: int, max_bytes: int, floor_bytes: int = 0) -> Room:
+        """Remove what was not of use for longest, until so much more fits into `max_bytes` and the disk would still have
+        `floor_bytes` free. A full disk is worse than an empty cache, so the floor may cost all of it. What cannot be
+        removed stays. Raises `OSError` if the disk does not say how full it is."""
+        if bytes_needed > max_bytes:
+            return Room(fits=False)
+        lacking = floor_bytes + bytes_needed - self._disk.free_bytes(self.directory) if floor_bytes else 0
+        target = self.total_bytes - max(self.total_bytes + bytes_needed - max_bytes, lacking)
+        removed: list[RunInfo | None] = []
+        oldest = [(held.used_ns, path) for path, held in self._held.items()]
+        heapq.heapify(oldest)
+        while self.total_bytes > target and oldest:
+            used_ns, path = heapq.heappop(oldest)
+            later_ns = self._used_since(path, used_ns)
+            if later_ns is not None:
+                heapq.heappush(oldest, (later_ns, path))
+                continue
+            with suppress(OSError):
+                removed.append(self._remove(path))
+        own = tuple(run for run in removed if run is not None)
+        return Room(self.total_bytes <= target, own, len(removed) - len(own))
+
+    def _used_since(self, path: Path, used_ns: int) -> int | None:
+        """When, if another server has used it since we last looked."""
+        with suppress(OSError):
+            file = self._disk.stat(path)
+            if file.used_ns > used_ns:
+                self._hold(path, _Held(file.bytes, file.used_ns))
+                return file.used_ns
+        return None
+
+    def _remove(self, path: Path) -> RunInfo | None:
+        with suppress(FileNotFoundError):
+            self._disk.unlink(path)
+        self._release(path)
+        return self._runs.pop(path.name, None) if path.parent == self.path else None
+
+    def _hold(self, path: Path, held: _Held) -> None:
+        self._release(path)
+        self._held[path] = held
+        self.total_bytes += held.bytes
+
+    def _release(self, path: Path) -> None:
+        held = self._held.pop(path, None)
+        if held is not None:
+            self.total_bytes -= held.bytes
