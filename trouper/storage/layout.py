@@ -222,6 +222,8 @@ def _decode(name: str, header: bytes, file_bytes: int) -> Header:
         raise Damaged(name, "torn", f"{file_bytes} bytes, not what its header says")
     checksums: dict[Part, list[str]] = {"b": metadata.payloads.split(","), "s": metadata.snapshots.split(",")}
     pieces = _piece_infos(metadata, entries, checksums["s"])
+    if len(pieces) != len(checksums["b"]):
+        raise ValueError("not one checksum for each piece")
     info = RunInfo(file_name(pieces), file_bytes, bytes.fromhex(metadata.parent), pieces)
     return Header(info, metadata.namespace, data_start, entries, checksums)
 

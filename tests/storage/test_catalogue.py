@@ -1,0 +1,187 @@
+"""Runs are found again after a restart, and in a directory that others use, too."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from xxhash import xxh3_128_digest
+
+from tests.storage.making import (
+    NAMESPACE,
+    OTHER_NAMESPACE,
+    ROOT,
+    CountingDisk,
+    Failing,
+    aged,
+    chain,
+    how_it_reads,
+    names,
+    path_of,
+    put,
+    same,
+    wanted,
+)
+from trouper.storage import catalogue, directory, reading
+from trouper.storage.runs import Disk, RunStore
+
+
+def test_a_restart_opens_the_catalogue_only(store: RunStore) -> None:
+    runs = [put(store, seed=seed)[0] for seed in range(10)]
+    store.save_catalogue()
+    disk = CountingDisk()
+    again = RunStore(store.directory, NAMESPACE, disk)
+    assert sorted(again.catalogue(), key=lambda run: run.name) == sorted(runs, key=lambda run: run.name)
+    assert disk.opened == ["catalogue.msgpack"]
+    assert again.total_bytes == sum(run.file_bytes for run in runs)
+    late, _ = put(store, seed=11)
+    again.refresh()
+    assert disk.opened[1:] == [late.name]
+
+
+def test_a_catalogue_may_lag(store: RunStore) -> None:
+    gone, _ = put(store, seed=1)
+    kept, _ = put(store, seed=2)
+    replaced, _ = put(store, seed=3)
+    store.save_catalogue()
+    late, _ = put(store, seed=4)
+    store.remove(gone.name)
+    path_of(store, replaced).write_bytes(b"torn")
+    again = RunStore(store.directory, NAMESPACE)
+    assert {run.name for run in again.catalogue()} == {kept.name, late.name}
+    assert again.damaged == {"torn": 1}
+    assert not path_of(store, replaced).exists()
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda data: b"",
+        lambda data: data[:-1],
+        lambda data: data[:40] + bytes([data[40] ^ 1]) + data[41:],
+        lambda data: bytes([data[0] ^ 1]) + data[1:],
+        lambda data: b"x" * 1000,
+    ],
+)
+def test_a_damaged_catalogue_is_built_again(store: RunStore, spoil: Callable[[bytes], bytes]) -> None:
+    run, _ = put(store)
+    store.save_catalogue()
+    path = store.path / "catalogue.msgpack"
+    path.write_bytes(spoil(path.read_bytes()))
+    again = RunStore(store.directory, NAMESPACE)
+    assert again.catalogue() == [run]
+    again.save_catalogue()
+    disk = CountingDisk()
+    assert RunStore(store.directory, NAMESPACE, disk).catalogue() == [run]
+    assert disk.opened == [path.name]
+
+
+def test_a_sound_catalogue_of_another_version_or_namespace_is_not_believed(store: RunStore) -> None:
+    run, _ = put(store)
+    for body in (b"\xc0", catalogue.encode(OTHER_NAMESPACE, [])[1]):
+        (store.path / catalogue.NAME).write_bytes(xxh3_128_digest(body) + body)
+        assert RunStore(store.directory, NAMESPACE).catalogue() == [run]
+
+
+def test_what_a_run_continues_comes_before_it(store: RunStore) -> None:
+    """Also in a branch from its middle, and whatever the names sort like."""
+    trunk = chain(4, seed=5)
+    runs = [store.write(ROOT, trunk)]
+    for place in range(4):
+        parent = trunk[place].key
+        branch = chain(2, parent=parent, seed=place)
+        runs.append(store.write(parent, branch))
+        runs.append(store.write(branch[-1].key, chain(1, parent=branch[-1].key)))
+    orphan = store.write(b"o" * 32, chain(1, parent=b"o" * 32))
+    found = RunStore(store.directory, NAMESPACE).catalogue()
+    assert len(found) == len(runs) + 1
+    assert orphan in found
+    known = {ROOT, b"o" * 32}
+    for run in found:
+        assert run.parent in known
+        known |= {info.key for info in run.pieces}
+
+
+def test_damaged_and_foreign_files_are_counted_and_removed_and_nothing_else_is(store: RunStore) -> None:
+    torn, _ = put(store, seed=1)
+    flipped, _ = put(store, seed=2)
+    kept, _ = put(store, seed=3)
+    path_of(store, torn).write_bytes(path_of(store, torn).read_bytes()[:-1])
+    data = path_of(store, flipped).read_bytes()
+    path_of(store, flipped).write_bytes(data[:100] + bytes([data[100] ^ 1]) + data[101:])
+    (store.path / "model.safetensors").write_bytes(b"\x02" + bytes(7) + b"{}")
+    ours = ["notes.txt", "other.tmp", "directory.safetensors/file"]
+    for name in ours:
+        (store.path / name).parent.mkdir(exist_ok=True)
+        (store.path / name).touch()
+    beside = store.directory / "precious.safetensors"
+    beside.touch()
+    (store.directory / "models").mkdir()
+    (store.directory / "models" / "precious.safetensors").touch()
+    again = RunStore(store.directory, NAMESPACE)
+    assert again.catalogue() == [kept]
+    assert again.damaged == {"torn": 1, "checksum": 1, "foreign": 1}
+    assert names(store) == sorted([kept.name, *(Path(name).parts[0] for name in ours)])
+    assert beside.exists() and (store.directory / "models" / "precious.safetensors").exists()
+    assert again.total_bytes == kept.file_bytes
+
+
+def test_an_empty_or_a_missing_namespace_holds_nothing(store: RunStore) -> None:
+    assert store.catalogue() == []
+    shutil.rmtree(store.directory)
+    with pytest.raises(FileNotFoundError):
+        store.catalogue()
+    with pytest.raises(FileNotFoundError):
+        put(store)
+    directory.prepare(store.directory)
+    assert store.catalogue() == []
+
+
+@pytest.mark.parametrize("namespace", ["", "../../../../etc", "A" * 64, "0" * 31])
+def test_a_namespace_is_hex_digits(cache: Path, namespace: str) -> None:
+    with pytest.raises(ValueError):
+        RunStore(cache, namespace)
+
+
+def test_each_server_finds_what_the_other_did(store: RunStore) -> None:
+    other = RunStore(store.directory, NAMESPACE)
+    run, pieces = put(store)
+    changes = other.refresh()
+    assert (changes.appeared, changes.vanished) == ((run,), ())
+    assert how_it_reads(other, run, pieces) == "right"
+    other.remove(run.name)
+    assert how_it_reads(store, run, pieces) == "vanished"
+    assert store.make_room(10, 10).fits, "what is gone takes no room"
+    changes = store.refresh()
+    assert changes.appeared == changes.vanished == ()
+    put(other)
+    put(store)
+    assert how_it_reads(other, run, pieces) == "right"
+
+
+def test_a_read_outlives_a_removal_in_its_midst(store: RunStore) -> None:
+    run, pieces = put(store)
+    with reading.open_run(Disk(), path_of(store, run), NAMESPACE) as opened:
+        store.remove(run.name)
+        assert same(opened.pieces(wanted(pieces)), pieces)
+
+
+def test_a_sweep_takes_runs_away_and_the_next_look_says_so(store: RunStore) -> None:
+    runs = aged(store, 3)
+    store.save_catalogue()
+    os.utime(path_of(store, runs[0]), (0, 0))
+    assert directory.sweep(store.directory, 86400.0).swept_files == 1
+    assert store.refresh().vanished == (runs[0],)
+
+
+def test_a_disk_that_reads_nothing_loses_nothing(store: RunStore) -> None:
+    run, _ = put(store)
+    sick = RunStore(store.directory, NAMESPACE, Failing("pread"))
+    assert sick.catalogue() == []
+    assert sick.unreadable == 1
+    with pytest.raises(OSError):
+        sick.read(run.name, [])
+    assert store.catalogue() == [run]
