@@ -6,10 +6,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
+import numpy as np
 import trio
 
+from trouper.protocol.blocks import Payload, Tensor
+from trouper.protocol.kv import KvLayout
 from trouper.protocol.model import LoadedModel, MemoryFacts, ModelCard
-from trouper.protocol.plans import Chunk, Plan, RowId, Stepped
+from trouper.protocol.plans import Admit, BlockId, Chunk, Plan, Restore, RowId, Stepped, Store
 from trouper.protocol.replies import TokenLogprobs
 
 EOS = 256
@@ -42,27 +45,40 @@ def letters(key: int, position: int) -> int:
     return 97 + (key + 7 * position) % 26
 
 
+Tokens = tuple[int, ...]
+
+
 @attrs.define
 class FakeRow:
-    """A row whose next token depends on its prompt and position only."""
+    """A row whose next token depends on its prompt and position only. Its KV is the list of tokens that were run."""
 
-    prompt_tokens: int
+    prompt: Tokens
     key: int
     logprobs: int | None
-    prefilled: int = 0
+    kv: list[int] = attrs.field(factory=list)
+    last: int = 0
+    """What the next decode step runs."""
     position: int = 0
 
 
-def card(context_length: int = 4096) -> ModelCard:
+CUTTABLE = KvLayout(token_bytes=100)
+UNCUTTABLE = KvLayout(token_bytes=100, snapshot_bytes=1000)
+
+
+def card(context_length: int = 4096, kv: KvLayout = CUTTABLE) -> ModelCard:
     return ModelCard(
         id="fake", created=1_700_000_000, context_length=context_length, vocab_size=EOS + 1, architecture="fake",
-        dtype="float32", weights_bytes=0, device="simulated", batching="batched",
+        dtype="float32", weights_bytes=0, device="simulated", batching="batched", kv=kv, cache_bytes=1_000_000,
+        fingerprint="fa4e",
     )  # fmt: skip
 
 
 @attrs.define(eq=False)
 class FakeEngine:
     """Follows the protocol of plans.py: answers plan n-1 when plan n has arrived, and counts what it holds.
+
+    KV is tokens, so that a wrong restore is seen at once: what comes from a block, a row or the disk must be the
+    prompt's own beginning.
 
     `before_step` is awaited before each plan with work: sleep there to be slow, raise there to crash.
     """
@@ -73,24 +89,37 @@ class FakeEngine:
     rows: dict[RowId, FakeRow] = attrs.field(factory=dict)
     facts: MemoryFacts = attrs.field(factory=lambda: MemoryFacts(active_bytes=0, spare_bytes=0, limit_bytes=1))
     plans_seen: list[Plan] = attrs.field(factory=list)
+    kv: KvLayout = CUTTABLE
+    blocks: dict[BlockId, Tokens] = attrs.field(factory=dict)
+    snapshots: dict[BlockId, Tokens] = attrs.field(factory=dict)
+    """All tokens up to it."""
+    restored_tokens: int = 0
+    held: tuple[int, int] = (0, 0)
+    """Blocks and snapshots when the last session ended."""
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         task_status.started()
         await trio.sleep_forever()
 
     async def load(self) -> LoadedModel:
-        return LoadedModel(card(), self.tokenizer)
+        return LoadedModel(card(kv=self.kv), self.tokenizer)
 
     def memory(self) -> MemoryFacts:
         return self.facts
 
     async def step(self, plans: trio.MemoryReceiveChannel[Plan], results: trio.MemorySendChannel[Stepped]) -> None:
-        self.rows.clear()
+        self._forget()
         try:
             await self._answer(plans, results)
             assert not self.rows, "the scheduler ended without dropping every row"
         finally:
-            self.rows.clear()
+            self._forget()
+
+    def _forget(self) -> None:
+        self.held = len(self.blocks), len(self.snapshots)
+        self.rows.clear()
+        self.blocks.clear()
+        self.snapshots.clear()
 
     async def _answer(self, plans: trio.MemoryReceiveChannel[Plan], results: trio.MemorySendChannel[Stepped]) -> None:
         pending: Stepped | None = None
@@ -108,10 +137,7 @@ class FakeEngine:
         assert pending is None, "the scheduler ended without flushing the pipeline"
 
     def _compute(self, plan: Plan, seconds: float) -> Stepped:
-        for dropped in plan.drop:
-            del self.rows[dropped]
-        for admit in plan.admit:
-            self.rows[admit.row] = FakeRow(len(admit.prompt) // 4, sum(admit.prompt), admit.logprobs)
+        self._change(plan)
         for row in plan.decode:
             assert self.rows[row].position > 0, "decode before the prompt was prefilled"
         produced = plan.decode + tuple(chunk.row for chunk in plan.prefill if self._prefill(chunk))
@@ -121,16 +147,72 @@ class FakeEngine:
             for row, token in zip(produced, tokens, strict=True)
             if (n := self.rows[row].logprobs) is not None
         )
-        return Stepped(plan.step, produced, tokens, wanted, seconds)
+        return Stepped(plan.step, produced, tokens, wanted, seconds, tuple(map(self._payload, plan.persist)))
+
+    def _change(self, plan: Plan) -> None:
+        """Everything but computing, in the order of plans.py."""
+        for block in plan.evict:
+            assert (self.blocks.pop(block, None) is None) != (self.snapshots.pop(block, None) is None)
+        for store in plan.store:
+            self._store(store)
+        for dropped in plan.drop:
+            del self.rows[dropped]
+        for load in plan.load:
+            tokens = ints(load.payload[0].data)
+            (self.snapshots if load.payload[0].dtype == "U8" else self.blocks)[load.block] = tokens
+        for admit in plan.admit:
+            row = FakeRow(prompt := ints(admit.prompt), sum(prompt), admit.logprobs)
+            if admit.restore is not None:
+                row.kv += self._restored(admit, admit.restore)
+                self.restored_tokens += admit.restore.tokens
+            self.rows[admit.row] = row
+
+    def _store(self, store: Store) -> None:
+        kv = self.rows[store.row].kv
+        end = store.start + sum(store.sizes)
+        assert end <= len(kv), "more is stored than was computed (F2)"
+        at = store.start
+        for size, block in zip(store.sizes, store.blocks, strict=True):
+            assert block not in self.blocks
+            self.blocks[block] = tuple(kv[at : at + size])
+            at += size
+        if store.snapshot is not None:
+            assert end == len(kv), "a snapshot is of now"
+            self.snapshots[store.snapshot] = tuple(kv)
+
+    def _restored(self, admit: Admit, restore: Restore) -> list[int]:
+        kv = [token for block in restore.blocks for token in self.blocks[block]]
+        if restore.source is not None:
+            kv += self.rows[restore.source].kv[len(kv) : restore.tokens]
+        assert len(kv) >= restore.tokens, "fewer tokens than promised (F6)"
+        kv = kv[: restore.tokens]
+        assert tuple(kv) == ints(admit.prompt)[: restore.tokens], "somebody else's KV"
+        assert restore.tokens < len(ints(admit.prompt)), "nothing is left to compute (F3)"
+        if self.kv.needs_snapshots:
+            assert restore.snapshot is not None and self.snapshots[restore.snapshot] == tuple(kv), "the wrong state"
+        return kv
+
+    def _payload(self, block: BlockId) -> Payload:
+        kind, tokens = ("I32", self.blocks[block]) if block in self.blocks else ("U8", self.snapshots[block])
+        return (Tensor(kind, (len(tokens),), np.asarray(tokens, "<i4").tobytes()),)
 
     def _prefill(self, chunk: Chunk) -> bool:
         """Whether the prompt ended in this step."""
         row = self.rows[chunk.row]
-        row.prefilled += chunk.tokens
         assert chunk.tokens > 0
-        assert row.prefilled <= row.prompt_tokens, "more prefill than prompt"
-        return row.prefilled == row.prompt_tokens
+        row.kv += row.prompt[len(row.kv) : len(row.kv) + chunk.tokens]
+        assert len(row.kv) <= len(row.prompt), "more prefill than prompt"
+        if len(row.kv) < len(row.prompt):
+            return False
+        row.last = row.kv.pop()  # The last one is decoded.
+        return True
 
     def _next_token(self, row: FakeRow) -> int:
+        row.kv.append(row.last)
         row.position += 1
-        return self.token_at(row.key, row.position - 1)
+        row.last = self.token_at(row.key, row.position - 1)
+        return row.last
+
+
+def ints(data: bytes | memoryview) -> Tokens:
+    return tuple(np.frombuffer(data, "<i4").tolist())

@@ -11,7 +11,7 @@ import attrs
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from tests.fakes import ByteTokenizer, FakeEngine
+from tests.fakes import ByteTokenizer, FakeEngine, card
 from trouper import Generate, Runtime, Settings, TokenPrompt, run_runtime
 from trouper.actors.graph import _answer_undelivered as answer_undelivered
 from trouper.actors.graph import open_channel
@@ -19,6 +19,7 @@ from trouper.actors.intake import Admitted
 from trouper.actors.scheduler import SchedulerEdges, schedule
 from trouper.actors.submission import Submission, open_submission
 from trouper.protocol.health import MemoryStatus, SchedulerFacts
+from trouper.protocol.model import LoadedModel
 from trouper.protocol.plans import PLANS_IN_FLIGHT, Plan, RowId, Stepped
 from trouper.protocol.replies import Failed, Finished, Reply
 from trouper.protocol.watch import Watch
@@ -112,7 +113,9 @@ class Bench:
             except (trio.WouldBlock, trio.EndOfChannel):
                 break
         for plan in new:
-            self.unprefilled |= {admit.row: len(admit.prompt) // 4 for admit in plan.admit}
+            for admit in plan.admit:
+                restored = admit.restore.tokens if admit.restore else 0
+                self.unprefilled[admit.row] = len(admit.prompt) // 4 - restored
         self.unanswered += new
         assert len(self.unanswered) <= PLANS_IN_FLIGHT
         return new
@@ -152,7 +155,7 @@ async def scheduling(opened: Opened, facts: Watch[SchedulerFacts] | None = None,
 
     async def actor() -> None:
         try:
-            await schedule(edges, ByteTokenizer(), Settings(**{"gather_ms": 0, **more}))
+            await schedule(edges, LoadedModel(card(), ByteTokenizer()), Settings(**{"gather_ms": 0, **more}))
         finally:
             bench.ended.set()
 

@@ -16,11 +16,13 @@ from trouper.actors.rows import Row
 from trouper.actors.submission import open_submission
 from trouper.protocol.plans import RowId
 from trouper.protocol.replies import Delta, Finished, TokenLogprobs
+from trouper.storage.index import Chain, Node, token_bytes
 
 
 def a_row(max_tokens: int = 100, **more: Any) -> tuple[Row, Replies]:
     submission, answer = open_submission(generate(max_tokens=max_tokens, **more), Settings())
-    return Row.of(RowId(0), Admitted(submission, (1, 2, 3), max_tokens), ByteTokenizer()), answer
+    chain = Chain(Node(b"", None, b"", 0), token_bytes((1, 2, 3)), 16)
+    return Row.of(RowId(0), Admitted(submission, (1, 2, 3), max_tokens), ByteTokenizer(), chain), answer
 
 
 def take(row: Row, tokens: list[int]) -> Finished | None:

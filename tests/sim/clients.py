@@ -111,7 +111,8 @@ class Client:
 
 def draw_request(name: int, chance: Random, weather: Weather) -> Generate:
     length = chance.choice((1, 5, 30, 30, 30, 600))
-    prompt = TokenPrompt(tuple(chance.randrange(256) for _ in range(length)))
+    root = chance.choice(weather.roots)[: chance.choice((0, 20, 40, 100, 300))]
+    prompt = TokenPrompt(root + tuple(chance.randrange(256) for _ in range(length)))
     small = Timeouts(
         queue_s=chance.choice((None, 0.01, 1)),
         first_token_s=chance.choice((None, 0.01, 1)),
@@ -125,6 +126,7 @@ def draw_request(name: int, chance: Random, weather: Weather) -> Generate:
         stop=tuple(chance.sample(STOPS, chance.choice((0, 0, 1, 2)))),
         stop_token_ids=(ord("t"),) if chance.random() < 0.1 else (),
         ignore_eos=chance.random() < 0.1,
+        cache_salt=chance.choice(("", "", "", "other")),
         logprobs=chance.choice((None, None, 0, 2)),
         timeouts=small if chance.random() < 0.2 else None,
     )

@@ -9,11 +9,12 @@ from typing import Any
 import attrs
 import trio
 
-from tests.fakes import EOS, ByteTokenizer, FakeEngine
+from tests.fakes import CUTTABLE, EOS, UNCUTTABLE, ByteTokenizer, FakeEngine
 from trouper.actors.supervision import RestartLimit
+from trouper.protocol.kv import KvLayout
 from trouper.protocol.model import MemoryFacts
 from trouper.protocol.plans import Plan
-from trouper.protocol.settings import Settings
+from trouper.protocol.settings import ByteSize, Settings
 
 STALL_TIMEOUT_S = 0.4
 SAID = "naïve 🦜 parrots say: the end, then ✂ cut. ".encode()
@@ -54,6 +55,9 @@ class Weather:
     drain_at_s: float | None
     """None: when all clients are done."""
     drain_s: float
+    kv: KvLayout
+    roots: tuple[tuple[int, ...], ...]
+    """What prompts begin with."""
 
     @classmethod
     def draw(cls, chance: Random) -> Weather:
@@ -70,6 +74,10 @@ class Weather:
             token_timeout_s=pick((0, 5)),
             request_timeout_s=pick((0, 20)),
             janitor_interval_s=pick((0.1, 5)),
+            block_size=pick((1, 4, 16, 16)),
+            cache_memory=ByteSize(pick((0, 5_000, 50_000, 1_000_000))),
+            num_blocks=pick((None, None, 3)),
+            snapshot_tokens=pick((16, 64)),
             no_ssd=True,
         )
         forgiving = RestartLimit(most=10**6, pause_s=0.01)
@@ -85,6 +93,8 @@ class Weather:
             rush_s=pick((0.01, 3, 20)),
             drain_at_s=pick((None, None, None, chance.random() * 5)),
             drain_s=pick((0, 0.5, 60, 1000)),
+            kv=pick((CUTTABLE, CUTTABLE, UNCUTTABLE)),
+            roots=tuple(tuple(chance.randrange(EOS + 1) for _ in range(300)) for _ in range(pick((1, 3)))),
         )
 
 
@@ -92,7 +102,7 @@ class SimEngine(FakeEngine):
     """The fake engine in this weather. Counts what it did to the actors, so that no other crash goes unseen."""
 
     def __init__(self, weather: Weather, chance: Random, trace: list[Any]) -> None:
-        super().__init__(before_step=self._suffer, token_at=token_at, tokenizer=SimTokenizer())
+        super().__init__(before_step=self._suffer, token_at=token_at, tokenizer=SimTokenizer(), kv=weather.kv)
         self.crashes: Counter[str] = Counter()
         self._weather = weather
         self._chance = chance

@@ -33,6 +33,8 @@ class World:
     clients: list[Client]
     trace: list[Any]
     submissions: list[Submission] = attrs.field(factory=list)
+    whole: bool = False
+    """Everybody was answered before the graph ended."""
     died: bool = False
     """Too many crashes: the graph ended by itself."""
 
@@ -68,6 +70,7 @@ class World:
             self._note_drained(await runtime.drain(self.weather.drain_s))
 
     def _note_drained(self, whole: bool) -> None:
+        self.whole = whole
         self.trace.append((trio.current_time(), "drained", whole))
 
     def _check_stalled(self) -> None:
@@ -89,6 +92,9 @@ class World:
             assert (state.open_send_channels, state.open_receive_channels) == (0, 0), submission
         facts = runtime.health().scheduler
         assert (facts.active_sequences, facts.queued_requests, facts.prefilling_sequences) == (0, 0, 0), facts
+        if self.whole and not self.engine.crashes:
+            assert self.engine.held == (facts.cache.blocks, facts.cache.snapshots), facts.cache
+        assert facts.cache.bytes <= facts.cache.capacity_bytes
         ended = facts.requests_completed + facts.requests_errored + facts.requests_withdrawn
         assert facts.total_requests == ended, facts
         poisoned = sum(client.outcome == "intake_failed" for client in self.clients)

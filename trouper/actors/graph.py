@@ -88,7 +88,7 @@ async def _run_actors(
             admitted=admitted_in, plans=plans, results=results_in, facts=watches.facts, memory=watches.memory
         )
         async with trio.open_nursery() as together:
-            together.start_soon(schedule, edges, model.tokenizer, settings)
+            together.start_soon(schedule, edges, model, settings)
             together.start_soon(mirror_plans, plans_in, mirrored)
             together.start_soon(step_model, mirrored_in, results, engine)
 

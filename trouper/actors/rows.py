@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import insort
+
 import attrs
 
 from trouper.actors.intake import Admitted
@@ -9,6 +11,7 @@ from trouper.actors.text import TextStream
 from trouper.protocol.model import Tokenizer
 from trouper.protocol.plans import RowId
 from trouper.protocol.replies import Delta, Finished, Started, TokenLogprobs
+from trouper.storage.index import Chain, Node
 
 
 @attrs.define(eq=False)
@@ -21,18 +24,71 @@ class Row:
     text: TextStream
     ends: frozenset[int]
     """Token ids that end the answer."""
+    chain: Chain
+    """Prompt and answer as the prefix cache knows them."""
     unplanned: int
     """Prompt tokens that no plan prefills yet."""
     planned: int = 0
     produced: int = 0
     dropped: bool = False
     """A plan told the engine, or the next one will, to forget it."""
+    node: Node | None = None
+    """What the index holds of it ends here; None: nothing of it is kept."""
+    boundaries: list[int] = attrs.field(factory=list)
+    """Where a prefill chunk must end, since a snapshot is wanted there; ascending."""
+    snapshot_at: int = 0
+    """Tokens at the last snapshot."""
 
     @classmethod
-    def of(cls, row: RowId, admitted: Admitted, tokenizer: Tokenizer) -> Row:
+    def of(cls, row: RowId, admitted: Admitted, tokenizer: Tokenizer, chain: Chain) -> Row:
         request = admitted.submission.request
         ends = frozenset(request.stop_token_ids) | (frozenset() if request.ignore_eos else tokenizer.eos_token_ids)
-        return cls(row, admitted, tokenizer, TextStream(request.stop), ends, len(admitted.prompt))
+        return cls(row, admitted, tokenizer, TextStream(request.stop), ends, chain, len(admitted.prompt))
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.admitted.prompt)
+
+    @property
+    def prefilling(self) -> bool:
+        return self.unplanned > 0
+
+    @property
+    def kv_tokens(self) -> int:
+        """What its KV holds once all sent plans are done."""
+        return self.prompt_tokens + (self.planned - 1 if self.unplanned == 0 else -self.unplanned)
+
+    @property
+    def known_tokens(self) -> int:
+        """Prompt and answer, as far as it was read."""
+        return self.prompt_tokens + self.produced
+
+    @property
+    def turns(self) -> list[int]:
+        """Where turns of the prompt end: after each token that would end an answer."""
+        ends = self.tokenizer.eos_token_ids
+        return [place + 1 for place, token in enumerate(self.admitted.prompt) if token in ends]
+
+    @property
+    def next_chunk(self) -> int:
+        """Prompt tokens up to its next boundary, or to its end."""
+        at = self.kv_tokens
+        return next((place - at for place in self.boundaries if place > at), self.unplanned) if self.prefilling else 0
+
+    def add_boundary(self, place: int) -> None:
+        if place not in self.boundaries:
+            insort(self.boundaries, place)
+
+    def snapshot_due(self, every: int) -> bool:
+        """Whether its rings and states are wanted as they are now."""
+        at = self.kv_tokens
+        if at == self.snapshot_at:
+            return False
+        return (
+            at in self.boundaries
+            if at < self.prompt_tokens
+            else at - max(self.snapshot_at, self.prompt_tokens) >= every
+        )
 
     @property
     def wants_token(self) -> bool:
@@ -49,6 +105,7 @@ class Row:
     def take(self, token: int, logprobs: TokenLogprobs | None) -> Finished | None:
         """Commit one token. The Finished that it caused, already preceded by the last text. The one place that decides."""
         self.produced += 1
+        self.chain.append(token)
         if token in self.ends:
             return self._finish("stop", (token,), None, None if token in self.tokenizer.eos_token_ids else token)
         shown = self.text.push(self.tokenizer.token_bytes(token))

@@ -13,14 +13,17 @@ import trio
 
 from trouper.actors.intake import Admitted
 from trouper.actors.policy import IDLE_STEP_S, LEAST_IDLE_TOKENS, ChunkSizer, free_rows, share_chunks
+from trouper.actors.prefix import Found, PrefixCache
 from trouper.actors.rows import Row
+from trouper.actors.submission import Submission
 from trouper.actors.watches import STUCK_FACTOR
 from trouper.protocol.errors import Problem
 from trouper.protocol.health import MemoryStatus, SchedulerFacts
-from trouper.protocol.model import Tokenizer
-from trouper.protocol.plans import PLANS_IN_FLIGHT, Admit, Chunk, Plan, RowId, Stepped
+from trouper.protocol.model import LoadedModel
+from trouper.protocol.plans import PLANS_IN_FLIGHT, Admit, Chunk, Plan, RowId, Stepped, Store
 from trouper.protocol.settings import Settings
 from trouper.protocol.watch import Watch
+from trouper.storage.index import Chain, token_bytes
 
 log = logging.getLogger("trouper.scheduler")
 
@@ -40,9 +43,29 @@ class SchedulerEdges:
     memory: Watch[MemoryStatus]
 
 
-async def schedule(edges: SchedulerEdges, tokenizer: Tokenizer, settings: Settings) -> None:
+@attrs.define(eq=False)
+class Waiting:
+    """A request in the queue."""
+
+    admitted: Admitted
+    chain: Chain
+    leader: Row | None = None
+    """It continues what this row prefills,"""
+    until: int = 0
+    """up to so many tokens."""
+
+    @property
+    def submission(self) -> Submission:
+        return self.admitted.submission
+
+    @property
+    def waits_for_leader(self) -> bool:
+        return self.leader is not None and self.leader.node is not None and self.leader.kv_tokens < self.until
+
+
+async def schedule(edges: SchedulerEdges, model: LoadedModel, settings: Settings) -> None:
     """The actor. Ends when no request can come and none is left; then the plans end too."""
-    scheduler = Scheduler(edges, tokenizer, settings)
+    scheduler = Scheduler(edges, model, settings)
     try:
         with edges.plans, edges.results:
             await scheduler.run()
@@ -53,19 +76,26 @@ async def schedule(edges: SchedulerEdges, tokenizer: Tokenizer, settings: Settin
 class Scheduler:
     """The actor's state. Every method but `run` and its two waits is synchronous."""
 
-    def __init__(self, edges: SchedulerEdges, tokenizer: Tokenizer, settings: Settings) -> None:
+    def __init__(self, edges: SchedulerEdges, model: LoadedModel, settings: Settings) -> None:
         self._edges = edges
-        self._tokenizer = tokenizer
+        self._tokenizer = model.tokenizer
         self._settings = settings
-        self._waiting: deque[Admitted] = deque()
+        self._cache = PrefixCache.of(model.card, settings, edges.facts.latest.cache)
+        self._waiting: deque[Waiting] = deque()
         self._rows: dict[RowId, Row] = {}
-        self._drops: list[RowId] = []
+        self._leaving: list[Row] = []
+        """Rows that the next plan drops."""
+        self._due: dict[RowId, Row] = {}
+        """Rows that may have something to store."""
         self._unanswered: deque[Plan] = deque()
         self._ids = count()
         self._steps = count()
         self._open = True
         self._stall_s = settings.decode_stall_ms / 1000 * 0.85
         self._decode_s = 0.0
+        self._prefill_rate = 0.0
+        """Tokens a second, measured."""
+        self._memory_seen = edges.memory.latest
         self._busy_chunks = ChunkSizer(self._stall_s, settings.prefill_step_size)
         self._idle_chunks = ChunkSizer(IDLE_STEP_S, settings.prefill_step_size, LEAST_IDLE_TOKENS, LEAST_IDLE_TOKENS)
         self._releases_seen = edges.memory.latest.releases
@@ -125,7 +155,8 @@ class Scheduler:
             submission.fail(queue_full(self._settings.max_queue_size))
             return
         submission.accept(admitted.prompt, admitted.max_tokens)
-        self._waiting.append(admitted)
+        chain = self._cache.chain(token_bytes(admitted.prompt), submission.request.cache_salt)
+        self._waiting.append(Waiting(admitted, chain))
 
     def _drop_withdrawn(self) -> None:
         """Whoever closed the reply channel is gone within one step, queued, prefilling or decoding (D4)."""
@@ -148,7 +179,7 @@ class Scheduler:
     def _drop(self, row: Row) -> None:
         if not row.dropped:
             row.dropped = True
-            self._drops.append(row.id)
+            self._leaving.append(row)
 
     def last_words(self) -> Problem:
         """For those who are left when the actor ends: 503 if the server is leaving, 500 if the engine crashed."""
@@ -168,6 +199,11 @@ class Scheduler:
         self._waiting.clear()
         self._publish()
 
+    def close(self) -> None:
+        """The engine's rows end with this actor, and with them what they keep in the index."""
+        for row in self._leaving:
+            self._cache.gone(row)
+
     # -- plans -----------------------------------------------------------------------------------
 
     def _send_plans(self) -> None:
@@ -175,7 +211,7 @@ class Scheduler:
         while len(self._unanswered) < PLANS_IN_FLIGHT:
             plan = self._compose()
             flushes = bool(self._unanswered) and self._unanswered[-1].has_work
-            if not (plan.has_work or plan.drop or plan.release_memory or flushes):
+            if not (plan.has_work or plan.drop or plan.evict or plan.release_memory or flushes):
                 return
             self._edges.plans.send_nowait(plan)
             self._unanswered.append(plan)
@@ -185,7 +221,9 @@ class Scheduler:
     def _compose(self) -> Plan:
         """One step: whoever can decode does, and prefill gets what the stall bound leaves. A row whose last token is
         planned here leaves the engine with the next plan, before that token is read."""
-        drops, self._drops = tuple(self._drops), []
+        self._relieve_pressure()
+        stores = self._stores()
+        drops, self._leaving = tuple(row.id for row in self._leaving), []
         admits = self._admit()
         decode = tuple(row.id for row in self._rows.values() if row.wants_token)
         chunks = self._chunks(busy=bool(decode))
@@ -196,25 +234,75 @@ class Scheduler:
         for row in self._rows.values():
             if row.planned == row.admitted.max_tokens:
                 self._drop(row)
-        return Plan(next(self._steps), drops, admits, decode, chunks, self._release_memory())
+        return Plan(
+            next(self._steps), drops, admits, decode, chunks, self._release_memory(), self._cache.freed(), stores
+        )
+
+    def _stores(self) -> tuple[Store, ...]:
+        """What the plans so far have computed, of rows that go on and of those that leave. Before anybody is admitted:
+        what makes room here is not promised to anyone yet."""
+        due, self._due = self._due, {}
+        stores: list[Store] = []
+        for row in due.values():
+            if not row.dropped:
+                stores += self._cache.computed(row)
+        for row in self._leaving:
+            stores += self._cache.leave(row)
+        return tuple(stores)
 
     def _admit(self) -> tuple[Admit, ...]:
         prefilling = sum(row.unplanned > 0 for row in self._rows.values())
         pressure = self._edges.memory.latest.under_pressure
         held = sum(not row.dropped for row in self._rows.values())
         free = free_rows(held, prefilling, self._settings.rows, self._settings.prefill_batch_size, pressure)
-        return tuple(self._enter(self._waiting.popleft()) for _ in range(min(free, len(self._waiting))))
+        admits: list[Admit] = []
+        for waiting in tuple(self._waiting) if free else ():
+            if len(admits) == free:
+                break
+            found = self._may_enter(waiting)
+            if found is not None:
+                self._waiting.remove(waiting)
+                admits.append(self._enter(waiting, found))
+        return tuple(admits)
 
-    def _enter(self, admitted: Admitted) -> Admit:
-        row = Row.of(RowId(next(self._ids)), admitted, self._tokenizer)
+    def _may_enter(self, waiting: Waiting) -> Found | None:
+        """None while it is faster to let another row compute the same; whoever comes later may overtake it."""
+        if waiting.waits_for_leader:
+            return None
+        found = self._cache.look(waiting.chain)
+        if found.leader is None or found.gain < self._worth_waiting():
+            return found
+        if waiting.leader is None:
+            self._cache.waits()
+        waiting.leader, waiting.until = found.leader, found.until
+        self._cache.wait_for(found)
+        return None
+
+    def _worth_waiting(self) -> int:
+        """Tokens whose prefill takes as long as the step that waiting may cost."""
+        return max(self._settings.block_size, int(self._decode_s * self._prefill_rate))
+
+    def _enter(self, waiting: Waiting, found: Found) -> Admit:
+        admitted = waiting.admitted
+        row = Row.of(RowId(next(self._ids)), admitted, self._tokenizer, waiting.chain)
         self._rows[row.id] = row
-        row.start(cached_tokens=0)
+        restore = self._cache.enter(row, found)
+        row.unplanned -= found.tokens
+        row.start(found.tokens)
+        self._add(total_cached_tokens=found.tokens)
         request = admitted.submission.request
         prompt = np.asarray(admitted.prompt, dtype="<i4").tobytes()
-        return Admit(row.id, prompt, request.sampling, request.logprobs)
+        return Admit(row.id, prompt, request.sampling, request.logprobs, restore)
+
+    def _relieve_pressure(self) -> None:
+        """What is cached makes room for what is needed, once for each look of the janitor."""
+        memory = self._edges.memory.latest
+        if memory.under_pressure and memory is not self._memory_seen:
+            self._cache.shrink(int(memory.active_bytes - memory.limit_bytes * self._settings.memory_fraction))
+        self._memory_seen = memory
 
     def _chunks(self, *, busy: bool) -> tuple[Chunk, ...]:
-        remaining = [(row.id, row.unplanned) for row in self._rows.values() if row.unplanned > 0]
+        remaining = [(row.id, row.next_chunk) for row in self._rows.values() if row.unplanned > 0]
         if not remaining:
             return ()
         sizer = self._busy_chunks if busy else self._idle_chunks
@@ -225,6 +313,7 @@ class Scheduler:
         row.unplanned -= chunk.tokens
         if row.unplanned == 0:
             row.planned = 1
+        self._due[row.id] = row
 
     def _release_memory(self) -> bool:
         """True once for each time that the janitor asked."""
@@ -260,7 +349,10 @@ class Scheduler:
                 continue
             committed += 1
             finished = row.take(token, logprobs.get(row_id))
-            if finished is not None:
+            if finished is None:
+                if self._cache.wants_storing(row):
+                    self._due[row_id] = row
+            else:
                 row.admitted.submission.reply(finished)
                 self._remove(row)
                 self._add(requests_completed=1)
@@ -278,6 +370,9 @@ class Scheduler:
             self._decode_s += 0.2 * (stepped.seconds - self._decode_s)
             self._busy_chunks.target_s = max(self._stall_s, 2 * self._decode_s)
         elif prefilled:
+            if stepped.seconds > 0:
+                rate = prefilled / stepped.seconds
+                self._prefill_rate += 0.2 * (rate - self._prefill_rate) if self._prefill_rate else rate
             (self._busy_chunks if plan.decode else self._idle_chunks).measured(prefilled, stepped.seconds)
 
     # -- facts -----------------------------------------------------------------------------------
@@ -288,6 +383,7 @@ class Scheduler:
     def _publish(self) -> None:
         self._count = attrs.evolve(
             self._count,
+            cache=self._cache.facts(),
             active_sequences=len(self._rows),
             queued_requests=len(self._waiting),
             prefilling_sequences=sum(row.unplanned > 0 for row in self._rows.values()),

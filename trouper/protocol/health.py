@@ -6,6 +6,34 @@ import attrs
 
 
 @attrs.frozen(kw_only=True)
+class CacheFacts:
+    """The prefix cache: counters since the server started, and what it holds now."""
+
+    hits_block: int = 0
+    """Full blocks of prompts that were there."""
+    hits_sequence: int = 0
+    """Prompts that used more than full blocks: part of one, or what a live row had."""
+    hits_disk: int = 0
+    """Blocks of prompts that came from disk."""
+    misses: int = 0
+    """Full blocks of prompts that had to be computed."""
+    waited: int = 0
+    """Requests that waited for another one's prefill instead of computing the same."""
+    blocks: int = 0
+    snapshots: int = 0
+    bytes: int = 0
+    capacity_bytes: int = 0
+    capacity_blocks: int = 0
+    evicted_blocks: int = 0
+    evicted_snapshots: int = 0
+    refused: int = 0
+    """Blocks and snapshots that were not kept, since all others were in use."""
+    collisions: int = 0
+    reason: str = ""
+    """Why nothing is cached, if nothing is."""
+
+
+@attrs.frozen(kw_only=True)
 class SchedulerFacts:
     """Counters since the server started (they survive a restart of the engine group) and gauges of now."""
 
@@ -20,6 +48,7 @@ class SchedulerFacts:
     requests_withdrawn: int = 0
     total_requests: int = 0
     steps: int = 0
+    cache: CacheFacts = attrs.field(factory=CacheFacts)
     stalled_since: float | None = None
     """trio.current_time() of the plan that has been unanswered for too long."""
 

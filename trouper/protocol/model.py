@@ -51,6 +51,8 @@ class ModelCard:
     batching: str
     """How rows share a step: "batched", or "row by row" with the reason."""
     kv: KvLayout = KvLayout(cached=False)
+    cache_bytes: int = 0
+    """What the device can spare for cached blocks, unless --cache-memory says otherwise."""
     fingerprint: str = ""
     """Of the weights' content, adapter, architecture and dtype, as hex; "" if nothing may be kept on disk."""
 

@@ -62,5 +62,7 @@ class Generate:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    cache_salt: str = ""
+    """Prompts share what is cached only with those of the same salt."""
     timeouts: Timeouts | None = None
     """None: the runtime's own defaults."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import attrs
 
@@ -30,6 +31,19 @@ def setting(default: Any, help: str, low: float | None = None, high: float | Non
     """One setting. `more`: `secret` hides it when printed, `repeat` lets the flag be given several times."""
     check = None if low is None else _within(low, high)
     return attrs.field(default=default, validator=check, metadata={"help": help, **more})
+
+
+class ByteSize(int):
+    """Bytes; as text also with a unit: 500MB, 4GB, 4GiB, 2T."""
+
+    def __new__(cls, value: int | str) -> Self:
+        if isinstance(value, int):
+            return super().__new__(cls, value)
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", value.lower())
+        if match is None:
+            raise ValueError(f"{value!r} is no size; write bytes, or a unit as in 500MB or 4GB")
+        number, unit, binary = match.groups()
+        return super().__new__(cls, int(float(number) * (1024 if binary else 1000) ** " kmgt".index(unit or " ")))
 
 
 def default_cache_dir() -> Path:
@@ -73,11 +87,21 @@ class Settings:
     stall_timeout_s: float = setting(
         60.0, "A step that takes longer makes /readyz 503; ten times as long ends the process.", 0.1
     )
-    block_size: int = setting(16, "Tokens of one cache block. No effect yet.", 1, 1024)
-    num_blocks: int = setting(2048, "Blocks of the prefix cache. No effect yet.", 1)
-    kv_bits: int = setting(8, "Bits of cached keys and values: 8, 4, or 0 for the model's own. No effect yet.", 0, 8)
-    kv_group_size: int = setting(64, "Values that share one quantization scale. No effect yet.", 32, 128)
-    sequence_cache_size: int = setting(50, "Whole sequences kept for reuse. No effect yet.", 0)
+    block_size: int = setting(16, "Tokens of one cache block.", 1, 1024)
+    cache_memory: ByteSize | None = setting(
+        None, "Memory for cached blocks, as in 4GB; 0: cache nothing. Default: from the device's own memory.", 0
+    )
+    num_blocks: int | None = setting(None, "Also a bound on cached blocks, in blocks.", 1)
+    snapshot_tokens: int = setting(
+        512, "Models with sliding windows or recurrent state keep a snapshot of it this often.", 16
+    )
+    kv_bits: int | None = setting(
+        None, "Bits of keys and values: 8, 4, or 0 for the model's own. Default: chosen for the device.", 0, 8
+    )
+    kv_group_size: int = setting(64, "Values that share one quantization scale.", 32, 128)
+    sequence_cache_size: int | None = setting(
+        None, "Older name of a bound. No effect: whole sequences are kept as blocks, under --cache-memory.", 0
+    )
     ssd_cache_dir: Path | None = setting(None, "Directory of the SSD tier. Default: in the user's cache directory.")
     ssd_ttl_days: float = setting(7.0, "Files unused for so long are removed.", 0)
     no_ssd: bool = setting(False, "Keep nothing on disk.")
@@ -88,7 +112,7 @@ class Settings:
     seed: int | None = setting(None, "Seed for requests that name none; default: drawn for each.")
 
     def __attrs_post_init__(self) -> None:
-        if self.kv_bits not in (0, 4, 8):
+        if self.kv_bits not in (None, 0, 4, 8):
             raise SettingsInvalid(f"--kv-bits must be 8, 4 or 0, not {self.kv_bits}")
         if self.kv_group_size not in (32, 64, 128):
             raise SettingsInvalid(f"--kv-group-size must be 32, 64 or 128, not {self.kv_group_size}")

@@ -120,7 +120,7 @@ class Chain:
     """The tokens of one text, and the keys of its full blocks, computed once and only as far as somebody looks (F7)."""
 
     def __init__(self, root: Node, tokens: bytes, block_size: int, digest: Digest = sha256) -> None:
-        self.root, self.tokens = root, tokens
+        self.root, self.tokens = root, bytearray(tokens)
         self._step = block_size * TOKEN_BYTES
         self._digest = digest
         self._keys: list[bytes] = []
@@ -128,8 +128,11 @@ class Chain:
     def __len__(self) -> int:
         return len(self.tokens) // TOKEN_BYTES
 
+    def append(self, token: int) -> None:
+        self.tokens += token.to_bytes(TOKEN_BYTES, "big")
+
     def part(self, start: int, end: int) -> bytes:
-        return self.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES]
+        return bytes(self.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES])
 
     def key(self, place: int) -> bytes:
         """Of full block number `place`."""
@@ -137,7 +140,7 @@ class Chain:
         while len(keys) <= place:
             start = len(keys) * step
             parent = keys[-1] if keys else self.root.key
-            keys.append(self._digest(parent + self.tokens[start : start + step]))
+            keys.append(self._digest(parent + bytes(self.tokens[start : start + step])))
         return keys[place]
 
 
@@ -159,6 +162,12 @@ class Sizes:
     snapshot_bytes: int
     capacity_bytes: int
     capacity_blocks: int | None = None
+
+    @property
+    def most_blocks(self) -> int:
+        """How many full blocks fit."""
+        fit = self.capacity_bytes // (self.block_size * self.token_bytes + NODE_COST)
+        return min(fit, self.capacity_blocks or fit)
 
 
 @attrs.define
