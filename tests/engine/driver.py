@@ -6,13 +6,16 @@ with the plan after the one that holds its last token.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import attrs
 import numpy as np
 
 from trouper.engine.step import Launched, StepEngine
-from trouper.protocol.plans import Admit, Chunk, Plan, RowId, Stepped
+from trouper.protocol.blocks import Payload
+from trouper.protocol.plans import Admit, Chunk, Plan, Restore, RowId, Stepped
 from trouper.protocol.replies import TokenLogprobs
 from trouper.protocol.sampling import Sampling
 
@@ -30,6 +33,7 @@ class Request:
     join: int = 0
     leave: int | None = None
     logprobs: int | None = None
+    restore: Restore | None = None
 
 
 @attrs.define
@@ -38,7 +42,9 @@ class Row:
 
     id: RowId
     request: Request
-    prefilled: int = 0
+    prefilled: int = attrs.field(
+        default=attrs.Factory(lambda row: row.request.restore.tokens if row.request.restore else 0, takes_self=True)
+    )
     planned: int = 0
     tokens: list[int] = attrs.field(factory=list)
     logprobs: list[TokenLogprobs] = attrs.field(factory=list)
@@ -64,11 +70,19 @@ ChunkSize = Callable[[int], int]
 """From the step to how many tokens of each prompt it prefills."""
 
 
+Orders = Mapping[int, Mapping[str, Any]]
+"""Fields of the plan of some steps (counted over all plays): what to store, persist, load and evict."""
+
+
 class Driver:
     """Plays scripts on one engine and checks after each launch that KV lengths are token counts."""
 
-    def __init__(self, engine: StepEngine, chunk: int | ChunkSize = 32) -> None:
+    def __init__(self, engine: StepEngine, chunk: int | ChunkSize = 32, orders: Orders | None = None) -> None:
         self.engine = engine
+        self.prefilled: Counter[RowId] = Counter()
+        """Prompt tokens that each row had computed."""
+        self.persisted: list[Payload] = []
+        self._orders = orders or {}
         self._chunk: ChunkSize = chunk if callable(chunk) else lambda _: chunk
         self._step = 0
         self._rows: dict[RowId, Row] = {}
@@ -106,15 +120,15 @@ class Driver:
             row.planned += 1
         self._rows |= {row.id: row for row in entering}
         chunks = [row.chunk(self._chunk(now)) for row in self._rows.values() if not row.planned]
+        for chunk in chunks:
+            self.prefilled[chunk.row] += chunk.tokens
         return Plan(
             self._step,
             tuple(row.id for row in dropped),
-            tuple(
-                Admit(row.id, np.array(row.request.prompt, "<i4").tobytes(), row.request.sampling, row.request.logprobs)
-                for row in entering
-            ),
+            tuple(map(_admit, entering)),
             tuple(row.id for row in decode),
             tuple(chunks),
+            **self._orders.get(self._step, {}),
         )
 
     def _take(self, plan: Plan, rows: dict[RowId, Row]) -> None:
@@ -129,11 +143,18 @@ class Driver:
             self._read(self.engine.collect(step), rows)
 
     def _read(self, stepped: Stepped, rows: dict[RowId, Row]) -> None:
+        self.persisted += stepped.persisted
         assert len(set(stepped.rows)) == len(stepped.rows) == len(stepped.tokens)
         for row, token in zip(stepped.rows, stepped.tokens, strict=True):
             rows[row].tokens.append(token)
         for row, logprobs in stepped.logprobs:
             rows[row].logprobs.append(logprobs)
+
+
+def _admit(row: Row) -> Admit:
+    request = row.request
+    prompt = np.array(request.prompt, "<i4").tobytes()
+    return Admit(row.id, prompt, request.sampling, request.logprobs, request.restore)
 
 
 def _by_id(rows: dict[int, Row]) -> dict[RowId, Row]:

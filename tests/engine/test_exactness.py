@@ -173,7 +173,7 @@ class TestTheComparisonCanFail:
 
     def test_a_row_whose_kv_is_a_neighbours(self) -> None:
         engine, cases = engine_of("llama"), greedy_requests("llama")
-        driver = Meddling(engine, lambda: [cache.swap(0, 1) for cache in engine._rows._leaves])  # type: ignore[attr-defined]
+        driver = Meddling(engine, lambda: engine._rows._move([(0, 1), (1, 0)]))  # type: ignore[attr-defined]
         same = [
             row.tokens == wanted
             for row, (_, wanted) in zip(driver.play([request for request, _ in cases]), cases, strict=True)

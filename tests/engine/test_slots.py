@@ -17,6 +17,7 @@ from tests.engine.driver import Driver, Request, Row
 from tests.families import build
 from tests.family_configs import VOCABULARY
 from trouper.engine import slots
+from trouper.engine.computing import copied
 from trouper.engine.region import Region
 from trouper.engine.rows import compact
 from trouper.engine.slots import FullSlots, RingSlots, SlotCache
@@ -69,15 +70,21 @@ class Pair:
         self.lengths.append(0)
         self.slots.hold(len(self.rows))
 
+    def move(self, moves: list[tuple[int, int]]) -> None:
+        """As SlotRows moves rows: all at once, each as far as it is long."""
+        rows = [copied(self.slots.row(source, self.lengths[source])) for source, _ in moves]
+        for (_, target), row in zip(moves, rows, strict=True):
+            if row:
+                self.slots.put_row(target, row)
+
     def swap(self, a: int, b: int) -> None:
-        self.slots.swap(a, b)
+        self.move([(a, b), (b, a)])
         for held in (self.rows, self.lengths):
             held[a], held[b] = held[b], held[a]
 
     def keep(self, kept: list[int]) -> None:
         moves, arranged = compact(kept, [])
-        for source, target in moves:
-            self.slots.move(source, target)
+        self.move(moves)
         self.rows = [self.rows[place] for place in arranged]
         self.lengths = [self.lengths[place] for place in arranged]
         if self.rows:

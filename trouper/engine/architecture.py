@@ -9,6 +9,7 @@ import attrs
 import mlx.nn as nn
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
 
+from trouper.engine.quantized import KvFormat, QuantizedSlots
 from trouper.engine.slots import FullSlots, RingSlots
 from trouper.engine.states import StateSlots
 
@@ -71,8 +72,9 @@ def flatten(caches: Sequence[Any]) -> list[Any]:
     ]
 
 
-def slot_caches(model: nn.Module) -> list[Any]:
-    """One slot cache for each cache that the model makes for a single row."""
+def slot_caches(model: nn.Module, kv: KvFormat) -> list[Any]:
+    """One slot cache for each cache that the model makes for a single row. Rings and states are bounded, and are
+    never quantized."""
     mask_rank = 5 if getattr(model, "model_type", "") in GROUPED_SCORES else 4
 
     def counterpart(cache: Any) -> Any:
@@ -82,6 +84,6 @@ def slot_caches(model: nn.Module) -> list[Any]:
             return StateSlots(len(cache.cache))
         if isinstance(cache, RotatingKVCache):
             return RingSlots(cache.max_size, mask_rank=mask_rank)
-        return FullSlots(mask_rank)
+        return QuantizedSlots(kv, mask_rank) if kv.bits else FullSlots(mask_rank)
 
     return [counterpart(cache) for cache in make_prompt_cache(model)]

@@ -97,7 +97,7 @@ class MlxEngine:
     def _session(self, plans: trio.MemoryReceiveChannel[Plan], results: trio.MemorySendChannel[Stepped]) -> None:
         """Answer plans until they end. A new session has no rows: after a crash nothing of them can be trusted."""
         assert self._loaded is not None, "load() comes first"
-        engine = StepEngine(self._loaded.model, self._loaded.card.vocab_size)
+        engine = StepEngine(self._loaded.model, self._loaded.card.vocab_size, self._loaded.kv)
         try:
             self._answer(engine, plans, results)
         finally:

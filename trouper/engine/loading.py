@@ -15,6 +15,8 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_adapters, load_model
 
 from trouper.engine import checkpoint, device, embedded, precision, tokenizer
+from trouper.engine.layout import kv_layout
+from trouper.engine.quantized import KvFormat, kv_format
 from trouper.engine.resolve import resolve
 from trouper.protocol.errors import ModelUnusable
 from trouper.protocol.model import ModelCard, Tokenizer
@@ -44,6 +46,7 @@ class Loaded:
     tokenizer: Tokenizer
     directory: Path
     config: dict[str, Any]
+    kv: KvFormat
 
 
 def load(settings: Settings, report: Callable[[str], None]) -> Loaded:
@@ -63,7 +66,8 @@ def load(settings: Settings, report: Callable[[str], None]) -> Loaded:
     if float32:
         precision.to_float32(model)
     _evaluate(model, directory)
-    return Loaded(model, _card(settings, found, model, config), words, directory, config)
+    kv = kv_format(settings.kv_bits, settings.kv_group_size)
+    return Loaded(model, _card(settings, found, model, config, kv), words, directory, config, kv)
 
 
 def _generation_config(directory: Path) -> dict[str, Any]:
@@ -115,7 +119,9 @@ def _line(error: Exception) -> str:
     return kind + (text if len(text) <= 300 else text[:300] + " ...")
 
 
-def _card(settings: Settings, found: checkpoint.Checkpoint, model: nn.Module, config: dict[str, Any]) -> ModelCard:
+def _card(
+    settings: Settings, found: checkpoint.Checkpoint, model: nn.Module, config: dict[str, Any], kv: KvFormat
+) -> ModelCard:
     parameters = [parameter for _, parameter in tree_flatten(model.parameters())]
     return ModelCard(
         id=settings.model or embedded.NAME,
@@ -127,6 +133,7 @@ def _card(settings: Settings, found: checkpoint.Checkpoint, model: nn.Module, co
         weights_bytes=sum(parameter.nbytes for parameter in parameters),
         device=device.name(),
         batching="batched",
+        kv=kv_layout(model, kv),
     )
 
 

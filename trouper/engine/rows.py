@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from functools import cached_property
+from typing import Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from mlx.utils import tree_flatten
-from mlx_lm.models.cache import make_prompt_cache
 
 from trouper.engine.architecture import Batching, batching_of, flatten, slot_caches, view
+from trouper.engine.computing import copied, start_computing
+from trouper.engine.layout import Layout, dealt, layout_of
+from trouper.engine.quantized import KvFormat
 from trouper.engine.region import Ints, Region
+from trouper.engine.single import SingleRows
+from trouper.engine.slots import FullSlots, RingSlots, SlotCache
 from trouper.engine.states import StateSlots
 from trouper.protocol.plans import RowId
 
@@ -54,20 +58,24 @@ class Rows(Protocol):
     def nbytes(self) -> int: ...
 
 
-def rows_for(model: nn.Module) -> tuple[Rows, Batching]:
+def rows_for(model: nn.Module, kv: KvFormat) -> tuple[Rows, Batching]:
     batching = batching_of(model)
-    return (SlotRows(model, batching) if batching.together else SingleRows(model)), batching
+    return (SlotRows(model, batching, kv) if batching.together else SingleRows(model)), batching
 
 
 class SlotRows:
     """Decoding rows fill slots [0, n), prefilling rows [n, m): each pass is over a contiguous range, so no row's KV is
     gathered. Only a row that leaves, or overtakes an older one, moves KV."""
 
-    def __init__(self, model: nn.Module, batching: Batching) -> None:
+    def __init__(self, model: nn.Module, batching: Batching, kv: KvFormat) -> None:
         self._model = model
+        self._kv = kv
         self._together = batching.prefill_together
-        self._caches = slot_caches(model)
+        self._caches = slot_caches(model, kv)
         self._leaves = flatten(self._caches)
+        self._full = [cache for cache in self._leaves if isinstance(cache, FullSlots)]
+        self._rings = [cache for cache in self._leaves if isinstance(cache, RingSlots)]
+        self._states = [cache for cache in self._leaves if isinstance(cache, StateSlots)]
         self._order: list[RowId] = []
         self._lengths = np.zeros(0, np.int32)
         self._decoding = 0
@@ -115,8 +123,8 @@ class SlotRows:
         for cache in self._leaves:
             if isinstance(cache, StateSlots):
                 cache.promote(place - first)
-            elif place != first:
-                cache.swap(place, first)
+        if place != first:
+            self._move([(place, first), (first, place)])
         self._order[place], self._order[first] = self._order[first], self._order[place]
         self._lengths[[place, first]] = self._lengths[[first, place]]
         self._decoding += 1
@@ -158,9 +166,7 @@ class SlotRows:
         for cache in self._leaves:
             if isinstance(cache, StateSlots):
                 cache.keep(arranged[:decoding], [place - first for place in arranged[decoding:]])
-            else:
-                for source, target in moves:
-                    cache.move(source, target)
+        self._move(moves)
         self._order = [self._order[place] for place in arranged]
         self._lengths = self._lengths[arranged]
         self._decoding = decoding
@@ -170,20 +176,76 @@ class SlotRows:
             elif not isinstance(cache, StateSlots):
                 cache.fit(len(self._order), int(self._lengths.max()) + 1)
 
+    def _move(self, moves: list[tuple[int, int]]) -> None:
+        """Copy rows from slot to slot, all at once. Rows without KV have nothing to copy."""
+        moves = [(source, target) for source, target in moves if self._lengths[source]]
+        caches = [cache for cache in self._leaves if isinstance(cache, SlotCache) and cache.buffers]
+        copies = iter(
+            copied(
+                view
+                for cache in caches
+                for source, _ in moves
+                for view in cache.row(source, int(self._lengths[source]))
+            )
+        )
+        for cache in caches:
+            for _, target in moves:
+                cache.put_row(target, [next(copies) for _ in cache.buffers])
+
+    # -- what is kept of a row, and comes back in another ------------------------------------------
+
+    @cached_property
+    def layout(self) -> Layout:
+        return layout_of(self._model, self._kv)
+
+    def length(self, row: RowId) -> int:
+        return int(self._lengths[self._order.index(row)])
+
+    def read(self, row: RowId, start: int, stop: int) -> list[mx.array]:
+        """(heads, stop - start, dim) views of each buffer that can be cut at a token."""
+        assert 0 <= start < stop <= self.length(row), "tokens that the row does not have"
+        slot = self._order.index(row)
+        return [view for cache in self._full for view in cache.read(slot, start, stop)]
+
+    def write(self, row: RowId, parts: Sequence[mx.array], tokens: int) -> None:
+        """`tokens` more, in the form that `read` gives."""
+        slot, start = self._order.index(row), self.length(row)
+        for cache, own in zip(self._full, dealt(parts, self.layout.full), strict=True):
+            if own:
+                cache.write(slot, start, own)
+        self._lengths[slot] += tokens
+
+    def extend(self, row: RowId, source: RowId, tokens: int) -> None:
+        """Up to `tokens`, from what another row has there."""
+        start = self.length(row)
+        self.write(row, copied(self.read(source, start, tokens)), tokens - start)
+
+    def snapshot(self, row: RowId) -> list[mx.array]:
+        """Rings, then states, in memory of their own."""
+        slot, length = self._order.index(row), self.length(row)
+        rings = [part for cache in self._rings for part in cache.snapshot(slot, length)]
+        return rings + [part for cache in self._states for part in cache.snapshot(slot)]
+
+    def restore_snapshot(self, row: RowId, parts: Sequence[mx.array]) -> None:
+        """What `snapshot` gave of a row as long as this one."""
+        slot, length = self._order.index(row), self.length(row)
+        rings = sum(map(len, self.layout.rings))
+        for ring, own in zip(self._rings, dealt(parts[:rings], self.layout.rings), strict=True):
+            if own:
+                ring.restore(slot, length, own)
+        for states, own in zip(self._states, dealt(parts[rings:], self.layout.states), strict=True):
+            states.restore(slot, own)
+
+    def start(self) -> None:
+        """Compute what was written."""
+        mx.async_eval([state for cache in self._leaves for state in cache.state()])
+
     def lengths(self) -> dict[RowId, int]:
         return dict(zip(self._order, self._lengths.tolist(), strict=True))
 
     @property
     def nbytes(self) -> int:
         return sum(cache.nbytes for cache in self._leaves)
-
-
-def start_computing(states: list[mx.array]) -> mx.array:
-    """Start the device on a prefill. Returns one value that is there when it is done: a copy of an element, since
-    holding a whole buffer would make its next update a copy of all of it."""
-    done = mx.array(0) + states[-1].reshape(-1)[:1].astype(mx.float32)
-    mx.async_eval(states, done)
-    return done
 
 
 def compact(decoding: list[int], prefilling: list[int]) -> tuple[list[tuple[int, int]], list[int]]:
@@ -204,60 +266,3 @@ def compact(decoding: list[int], prefilling: list[int]) -> tuple[list[tuple[int,
             if source != slot:
                 moves.append((source, slot))
     return moves, arranged
-
-
-class SingleRows:
-    """Rows that cannot share a pass: each has the model's own caches, and steps alone. Correct before fast."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._caches: dict[RowId, list[Any]] = {}
-        self._lengths: dict[RowId, int] = {}
-        self._decoding: list[RowId] = []
-
-    @property
-    def decoding(self) -> Sequence[RowId]:
-        return self._decoding
-
-    def open(self, row: RowId) -> None:
-        self._caches[row] = make_prompt_cache(self._model)
-        self._lengths[row] = 0
-
-    def prefill(self, chunks: Mapping[RowId, Sequence[int]]) -> mx.array | None:
-        done = None
-        for row, tokens in chunks.items():
-            if tokens:
-                self._forward(row, mx.array([tokens]))
-                states = tree_flatten([cache.state for cache in self._caches[row]])
-                done = start_computing([state for _, state in states if isinstance(state, mx.array)])
-        return done
-
-    def promote(self, row: RowId) -> None:
-        self._decoding.append(row)
-
-    def decodes_from_nothing(self, row: RowId) -> bool:  # noqa: ARG002  Each runs alone anyway.
-        return True
-
-    def first(self, row: RowId, token: int) -> mx.array:
-        return self._forward(row, mx.array([[token]]))[:, -1, :]
-
-    def decode(self, tokens: mx.array) -> mx.array:
-        rows = [self._forward(row, tokens[place : place + 1, None]) for place, row in enumerate(self._decoding)]
-        return mx.concatenate([logits[:, -1, :] for logits in rows])
-
-    def _forward(self, row: RowId, tokens: mx.array) -> mx.array:
-        self._lengths[row] += tokens.shape[1]
-        logits: mx.array = self._model(tokens, cache=self._caches[row])
-        return logits
-
-    def drop(self, rows: Sequence[RowId]) -> None:
-        for row in rows:
-            del self._caches[row], self._lengths[row]
-        self._decoding = [row for row in self._decoding if row in self._caches]
-
-    def lengths(self) -> dict[RowId, int]:
-        return dict(self._lengths)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(cache.nbytes for caches in self._caches.values() for cache in caches)

@@ -4,14 +4,16 @@ mlx-lm's batch caches pad on the left: a row that joins, leaves or takes tokens 
 KV. Here a row's tokens begin at 0 of its slot, so joining is writing into one slot, leaving is moving
 one row, and taking back is a smaller length. The interface towards the models is mlx-lm's.
 
-One forward pass sees a contiguous range of slots: a `Region`. Buffers: (slots, heads, tokens, head_dim).
+One forward pass sees a contiguous range of slots: a `Region`. Buffers: (slots, heads, tokens, dim).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from trouper.engine.region import Region
 
@@ -23,8 +25,8 @@ class SlotCache:
     """What every layer's cache shares: the region of the pass, and buffers that grow."""
 
     def __init__(self, mask_rank: int = 4) -> None:
-        self.keys: mx.array | None = None
-        self.values: mx.array | None = None
+        self.buffers: list[mx.array] = []
+        """Keys and values, once there are any; each with a slot for every row."""
         self._region: Region | None = None
         self._updated = False
         self._mask_rank = mask_rank
@@ -48,57 +50,57 @@ class SlotCache:
     def offset(self) -> mx.array:
         return self.region.after if self._updated else self.region.offset
 
-    def move(self, source: int, target: int) -> None:
-        """Copy a row to another slot; what was there is gone. A gather, since a view would keep the buffer from being
-        updated in place."""
-        for buffer in self.state():
-            buffer[target : target + 1] = buffer[mx.array([source])]
+    def row(self, slot: int, tokens: int) -> list[mx.array]:
+        """(heads, tokens, dim) views of what a row of so many tokens has in each buffer, in the buffer's order."""
+        return [buffer[slot, :, : self._places_of(tokens)] for buffer in self.buffers]
 
-    def swap(self, a: int, b: int) -> None:
-        for buffer in self.state():
-            buffer[mx.array([a, b])] = buffer[mx.array([b, a])]
+    def put_row(self, slot: int, parts: Sequence[mx.array]) -> None:
+        """Copies of what `row` gave, into another slot; what was there is gone."""
+        for buffer, part in zip(self.buffers, parts, strict=True):
+            buffer[slot, :, : part.shape[1]] = part
 
     def state(self) -> list[mx.array]:
         """The buffers, each with a slot for every row."""
-        return [buffer for buffer in (self.keys, self.values) if buffer is not None]
+        return self.buffers
 
     @property
     def nbytes(self) -> int:
-        return sum(buffer.nbytes for buffer in self.state())
+        return sum(buffer.nbytes for buffer in self.buffers)
 
     def clear(self) -> None:
-        self.keys = self.values = None
+        self.buffers = []
         self._slots = 0
 
     def hold(self, slots: int) -> None:
         """Make room for so many slots, now and whenever buffers are made: rows without KV are moved like others, and an
         index beyond a buffer's end is not an error in MLX but somebody else's memory."""
         self._slots = slots
-        self.keys, self.values = (
-            None if buffer is None else _grown(buffer, slots, buffer.shape[2], buffer)
-            for buffer in (self.keys, self.values)
-        )
+        self.buffers = [_grown(buffer, slots, buffer.shape[2], buffer) for buffer in self.buffers]
 
     def fit(self, slots: int, tokens: int) -> None:
         """Give back what is four times too large: a burst of rows or one long row has left."""
         self._slots = slots
-        for name in ("keys", "values"):
-            buffer = getattr(self, name)
-            if buffer is None:
-                continue
-            keep_slots = 2 * slots if buffer.shape[0] > max(4 * slots, 8) else buffer.shape[0]
-            enough = self._capacity(tokens)
-            keep_tokens = enough if buffer.shape[2] > 4 * enough else buffer.shape[2]
-            if (keep_slots, keep_tokens) != (buffer.shape[0], buffer.shape[2]):
-                setattr(self, name, mx.contiguous(buffer[:keep_slots, :, :keep_tokens]))
+        self.buffers = [self._fitted(buffer, slots, self._capacity(tokens)) for buffer in self.buffers]
+
+    def _fitted(self, buffer: mx.array, slots: int, tokens: int) -> mx.array:
+        keep_slots = 2 * slots if buffer.shape[0] > max(4 * slots, 8) else buffer.shape[0]
+        keep_tokens = tokens if buffer.shape[2] > 4 * tokens else buffer.shape[2]
+        if (keep_slots, keep_tokens) == (buffer.shape[0], buffer.shape[2]):
+            return buffer
+        return mx.contiguous(buffer[:keep_slots, :, :keep_tokens])
 
     def _capacity(self, tokens: int) -> int:
         return -(-tokens // STEP) * STEP
 
-    def _reserve(self, keys: mx.array, values: mx.array, tokens: int) -> None:
-        slots, capacity = max(self._slots, self.region.stop), self._capacity(tokens)
-        self.keys = _grown(self.keys, slots, capacity, keys)
-        self.values = _grown(self.values, slots, capacity, values)
+    def _places_of(self, tokens: int) -> int:
+        """How many places of its slot a row of so many tokens uses."""
+        return tokens
+
+    def _reserve(self, parts: Sequence[mx.array], slots: int, tokens: int) -> None:
+        """Room for so many slots and tokens of what `parts` are, (rows, heads, any, dim) each."""
+        slots, capacity = max(self._slots, slots), self._capacity(tokens)
+        held: Iterable[mx.array | None] = self.buffers or [None] * len(parts)
+        self.buffers = [_grown(buffer, slots, capacity, part) for buffer, part in zip(held, parts, strict=True)]
 
     def _shape_mask(self, mask: mx.array) -> mx.array:
         """(n, queries, keys) bool to the rank that the model's attention broadcasts."""
@@ -122,23 +124,39 @@ class FullSlots(SlotCache):
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """(n, heads, width, dim) in; (n, heads, longest, dim) out, of which the mask hides what is not a row's own."""
-        region = self.region
-        self._reserve(keys, values, region.longest)
-        assert self.keys is not None and self.values is not None
-        if region.uniform:
-            first = int(region.lengths[0])
-            self.keys[region.start : region.stop, :, first : first + region.width] = keys
-            self.values[region.start : region.stop, :, first : first + region.width] = values
-        else:
-            self.keys[region.slots, :, region.positions] = keys.transpose(0, 2, 1, 3)
-            self.values[region.slots, :, region.positions] = values.transpose(0, 2, 1, 3)
-        self._updated = True
+        self._put([keys, values])
         return self.keys_and_values()
 
+    def _put(self, parts: Sequence[mx.array]) -> None:
+        """The pass's tokens into the buffers. Each part (n, heads, width, any dim)."""
+        region = self.region
+        self._reserve(parts, region.stop, region.longest)
+        for buffer, part in zip(self.buffers, parts, strict=True):
+            if region.uniform:
+                first = int(region.lengths[0])
+                buffer[region.start : region.stop, :, first : first + region.width] = part
+            else:
+                buffer[region.slots, :, region.positions] = part.transpose(0, 2, 1, 3)
+        self._updated = True
+
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        assert self.keys is not None and self.values is not None
+        keys, values = self._of_region()
+        return keys, values
+
+    def _of_region(self) -> list[mx.array]:
         rows, tokens = slice(self.region.start, self.region.stop), slice(0, self.region.longest)
-        return self.keys[rows, :, tokens], self.values[rows, :, tokens]
+        return [buffer[rows, :, tokens] for buffer in self.buffers]
+
+    def read(self, slot: int, start: int, stop: int) -> list[mx.array]:
+        """(heads, stop - start, dim) views of each buffer: to be copied, and started, before a buffer changes."""
+        return [buffer[slot, :, start:stop] for buffer in self.buffers]
+
+    def write(self, slot: int, start: int, parts: Sequence[mx.array]) -> None:
+        """Tokens from `start` on, in the form that `read` gives."""
+        stop = start + parts[0].shape[1]
+        self._reserve([part[None] for part in parts], slot + 1, stop)
+        for buffer, part in zip(self.buffers, parts, strict=True):
+            buffer[slot, :, start:stop] = part
 
     def make_mask(self, width: int, return_array: bool = False, window_size: int | None = None) -> Any:
         region = self.region
@@ -172,22 +190,40 @@ class RingSlots(SlotCache):
     def _capacity(self, tokens: int) -> int:  # noqa: ARG002  A ring is as long as it is.
         return self.ring + 1
 
+    def _places_of(self, tokens: int) -> int:
+        return min(tokens, self.ring)
+
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """One token: the ring after it was written. More: what the ring held before, then the new tokens."""
-        region = self.region
-        self._reserve(keys, values, 0)
-        assert self.keys is not None and self.values is not None
+        region, parts = self.region, (keys, values)
+        self._reserve(parts, region.stop, 0)
         if region.width > 1:
             before_keys, before_values = self._held()
             self._fetched = mx.concatenate([before_keys, keys], 2), mx.concatenate([before_values, values], 2)
         places = region.ring_positions(self.ring)
-        self.keys[region.slots, :, places] = keys.transpose(0, 2, 1, 3)
-        self.values[region.slots, :, places] = values.transpose(0, 2, 1, 3)
+        for buffer, part in zip(self.buffers, parts, strict=True):
+            buffer[region.slots, :, places] = part.transpose(0, 2, 1, 3)
         self._updated = True
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         return self._fetched or self._held()
+
+    def snapshot(self, slot: int, length: int) -> list[mx.array]:
+        """(last min(length, window) tokens, heads, dim) of each buffer, oldest first, in memory of its own."""
+        places = self._places(length)
+        return [buffer[mx.full(places.shape, slot), :, places] for buffer in self.buffers]
+
+    def restore(self, slot: int, length: int, parts: Sequence[mx.array]) -> None:
+        """What `snapshot` gave of a row of so many tokens."""
+        places = self._places(length)
+        self._reserve([part.transpose(1, 0, 2)[None] for part in parts], slot + 1, 0)
+        for buffer, part in zip(self.buffers, parts, strict=True):
+            buffer[mx.full(places.shape, slot), :, places] = part
+
+    def _places(self, length: int) -> mx.array:
+        """(kept,) int32: where the newest tokens of a row lie."""
+        return mx.array((np.arange(max(length - self.window, 0), length) % self.ring).astype(np.int32))
 
     def _held_tokens(self) -> int:
         """How much of the ring any row of the region may use."""
@@ -195,9 +231,9 @@ class RingSlots(SlotCache):
         return min(self.ring, self.region.longest - (width if width > 1 else 0))
 
     def _held(self) -> tuple[mx.array, mx.array]:
-        assert self.keys is not None and self.values is not None
         rows, tokens = slice(self.region.start, self.region.stop), slice(0, self._held_tokens())
-        return self.keys[rows, :, tokens], self.values[rows, :, tokens]
+        keys, values = (buffer[rows, :, tokens] for buffer in self.buffers)
+        return keys, values
 
     def make_mask(
         self,

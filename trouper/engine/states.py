@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
 
@@ -64,6 +66,16 @@ class StateSlots:
             order = mx.array(decoding)
             self._decoding.cache = [state[order] for state in self._decoding.cache]
         self._decoding_rows = len(decoding)
+
+    def snapshot(self, place: int) -> list[mx.array]:
+        """The states (1, ...) of the row at `place`, decoding rows first, in memory of their own."""
+        decoding = place < self._decoding_rows
+        cache, row = (self._decoding, place) if decoding else (self._prefilling[place - self._decoding_rows], 0)
+        return [state[mx.array([row])] for state in cache.cache]
+
+    def restore(self, place: int, states: Sequence[mx.array]) -> None:
+        """What `snapshot` gave, for a row that prefills. Arrays of our own: models may assign to what they get."""
+        self._prefilling[place - self._decoding_rows].cache = [mx.contiguous(state) for state in states]
 
     def state(self) -> list[mx.array]:
         caches = [self._decoding, *self._prefilling]

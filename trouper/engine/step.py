@@ -11,9 +11,12 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from trouper.engine.blocks import BlockStore
 from trouper.engine.logprobs import PendingLogprobs, logprobs_of
+from trouper.engine.payloads import PendingPayload
 from trouper.engine.penalties import Bias, History, Penalties
-from trouper.engine.rows import rows_for
+from trouper.engine.quantized import PLAIN, KvFormat
+from trouper.engine.rows import SlotRows, rows_for
 from trouper.engine.sampler import BatchSampler
 from trouper.protocol.plans import Admit, Plan, RowId, Stepped
 from trouper.protocol.sampling import Sampling
@@ -43,13 +46,15 @@ class Launched:
     logprobs: PendingLogprobs | None
     prefilled: mx.array | None
     """There when the step's prefill is done."""
+    persisted: list[PendingPayload]
 
 
 class StepEngine:
     """Rows, their sampling state, and the tokens of the last step, still lazy. Lives on one thread."""
 
-    def __init__(self, model: nn.Module, vocabulary: int) -> None:
-        self._rows, self.batching = rows_for(model)
+    def __init__(self, model: nn.Module, vocabulary: int, kv: KvFormat = PLAIN) -> None:
+        self._rows, self.batching = rows_for(model, kv)
+        self._blocks = BlockStore(self._rows) if isinstance(self._rows, SlotRows) else None
         self._vocabulary = vocabulary
         self._state: dict[RowId, RowState] = {}
         self._members: tuple[RowId, ...] = ()
@@ -67,16 +72,34 @@ class StepEngine:
         at = time.perf_counter()
         if plan.release_memory:
             mx.clear_cache()
+        self._store(plan)
         self._drop(plan.drop)
+        self._load(plan)
         for admit in plan.admit:
             self._admit(admit)
         prefilled, alone = self._prefill(plan)
+        persisted = self.blocks.persist(plan.persist) if plan.persist else []
         if not (self._rows.decoding or alone):
-            return Launched(plan, at, (), None, None, prefilled)
+            return Launched(plan, at, (), None, None, prefilled, persisted)
         tokens, logprobs = self._decode(alone)
         expected = {*plan.decode, *(chunk.row for chunk in plan.prefill)}
         assert expected.issuperset(self._members), "a row decodes that the plan does not name"
-        return Launched(plan, at, self._members, tokens, logprobs, prefilled)
+        return Launched(plan, at, self._members, tokens, logprobs, prefilled, persisted)
+
+    @property
+    def blocks(self) -> BlockStore:
+        assert self._blocks is not None, "rows of this model cannot be stored"
+        return self._blocks
+
+    def _store(self, plan: Plan) -> None:
+        if plan.evict:
+            self.blocks.evict(plan.evict)
+        for store in plan.store:
+            self.blocks.store(store)
+
+    def _load(self, plan: Plan) -> None:
+        for load in plan.load:
+            self.blocks.load(load)
 
     def _drop(self, rows: Sequence[RowId]) -> None:
         for row in rows:
@@ -88,6 +111,10 @@ class StepEngine:
         history = History(prompt, self._vocabulary) if admit.sampling.penalized else None
         self._state[admit.row] = RowState(prompt, admit.sampling, admit.logprobs, history=history)
         self._rows.open(admit.row)
+        if admit.restore is not None:
+            assert admit.restore.tokens < len(prompt), "one token of a prompt must be computed"
+            self.blocks.restore(admit.row, admit.restore)
+            self._state[admit.row].prefilled = admit.restore.tokens
 
     def _prefill(self, plan: Plan) -> tuple[mx.array | None, list[RowId]]:
         """Run the chunks. A prompt's last token is not prefilled but decoded, so that no logits are computed for the
@@ -182,7 +209,8 @@ class StepEngine:
         logprobs = launched.logprobs.read() if launched.logprobs else ()
         now = time.perf_counter()
         seconds, self._last_read = now - max(launched.at, self._last_read), now
-        return Stepped(launched.plan.step, launched.rows, tokens, logprobs, seconds)
+        persisted = tuple(payload.read() for payload in launched.persisted)
+        return Stepped(launched.plan.step, launched.rows, tokens, logprobs, seconds, persisted)
 
     def lengths(self) -> dict[RowId, int]:
         """Tokens in each row's KV, for checks."""
