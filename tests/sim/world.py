@@ -92,7 +92,7 @@ class World:
             assert (state.open_send_channels, state.open_receive_channels) == (0, 0), submission
         facts = runtime.health().scheduler
         assert (facts.active_sequences, facts.queued_requests, facts.prefilling_sequences) == (0, 0, 0), facts
-        if self.whole and not self.engine.crashes:
+        if self.whole and not self.died and not self.engine.crashes:
             assert self.engine.held == (facts.cache.blocks, facts.cache.snapshots), facts.cache
         assert facts.cache.bytes <= facts.cache.capacity_bytes
         ended = facts.requests_completed + facts.requests_errored + facts.requests_withdrawn

@@ -211,7 +211,7 @@ class Scheduler:
         while len(self._unanswered) < PLANS_IN_FLIGHT:
             plan = self._compose()
             flushes = bool(self._unanswered) and self._unanswered[-1].has_work
-            if not (plan.has_work or plan.drop or plan.evict or plan.release_memory or flushes):
+            if not (plan.has_work or plan.changes or flushes):
                 return
             self._edges.plans.send_nowait(plan)
             self._unanswered.append(plan)

@@ -98,6 +98,13 @@ class Plan:
     def has_work(self) -> bool:
         return bool(self.decode or self.prefill)
 
+    @property
+    def changes(self) -> bool:
+        """Whether it does anything besides computing."""
+        return bool(
+            self.drop or self.admit or self.evict or self.store or self.load or self.persist or self.release_memory
+        )
+
 
 @attrs.frozen
 class Stepped:
