@@ -20,15 +20,16 @@ HUGE = 2**40
 Raw = tuple[tuple[str, tuple[int, ...], bytes], ...]
 
 
-def piece(parent: bytes, tokens: bytes, *, payload: bool = True, snapshot: bool = False) -> Piece:
-    """Of 16 bytes a token: a bfloat16 and a uint8 tensor, and if asked a float32 snapshot with an empty tensor in it."""
+def piece(parent: bytes, tokens: bytes, *, payload: bool = True, snapshot: bool = False, salt: bytes = b"") -> Piece:
+    """Of 16 bytes a token: a bfloat16 and a uint8 tensor, and if asked a float32 snapshot with an empty tensor in it. The
+    same key has other bytes with another `salt`."""
     key = sha256(parent + tokens).digest()
     count = len(tokens) // 4
     kv = (
-        Tensor("BF16", (2, count, 3), noise(key, b"bf16", 12 * count)),
-        Tensor("U8", (count, 4), noise(key, b"u8", 4 * count)),
+        Tensor("BF16", (2, count, 3), noise(key + salt, b"bf16", 12 * count)),
+        Tensor("U8", (count, 4), noise(key + salt, b"u8", 4 * count)),
     )
-    state = (Tensor("F32", (5,), noise(key, b"state", 20)), Tensor("F16", (0, 7), b""))
+    state = (Tensor("F32", (5,), noise(key + salt, b"state", 20)), Tensor("F16", (0, 7), b""))
     return Piece(key, tokens, kv if payload else (), state if snapshot else None)
 
 

@@ -12,7 +12,7 @@ import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -74,7 +74,7 @@ class RunStore:
         self.damaged: Counter[Reason] = Counter()
         """Files that `refresh` removed, by what was wrong with them."""
         self.unreadable = 0
-        """Files that the disk would not read; they are left where they are."""
+        """Files that the disk would not read; they are left where they are, and count as long as they are there."""
         self.total_bytes = 0
         """Of all namespaces' runs. What another server has written since the last look is not in it."""
         self._disk = disk or Disk()
@@ -83,6 +83,11 @@ class RunStore:
         self._looked = False
 
     # -- what there is ---------------------------------------------------------------------------
+
+    @property
+    def runs(self) -> Collection[RunInfo]:
+        """As of the last look, and what was written and removed here since."""
+        return self._runs.values()
 
     def catalogue(self) -> list[RunInfo]:
         """Every run of the namespace; what a run continues comes before it. Opens only files that neither an earlier
@@ -95,12 +100,16 @@ class RunStore:
         known = self._runs if self._looked else {run.name: run for run in self._saved()}
         before, runs, held = self._runs, dict[str, RunInfo](), dict[Path, _Held]()
         for path, file in self._files():
-            if path.parent == self.path:
-                run = self._recognize(path, file, known)
-                if run is None:
-                    continue
-                runs[file.name] = run
             held[path] = _Held(file.bytes, file.used_ns)
+            if path.parent != self.path:
+                continue
+            try:
+                runs[file.name] = self._recognize(path, file, known)
+            except Damaged as damaged:
+                if self._discard(path, damaged):
+                    del held[path]
+            except OSError:
+                self.unreadable += 1
         self._runs, self._held, self._looked = runs, held, True
         self.total_bytes = sum(one.bytes for one in held.values())
         return Changes(
@@ -129,20 +138,25 @@ class RunStore:
                 found += [(directory / file.name, file) for file in self._disk.files(directory)]
         return [(path, file) for path, file in found if path.suffix == SUFFIX]
 
-    def _recognize(self, path: Path, file: File, known: dict[str, RunInfo]) -> RunInfo | None:
+    def _recognize(self, path: Path, file: File, known: dict[str, RunInfo]) -> RunInfo:
         run = known.get(file.name)
         if run is not None and run.file_bytes == file.bytes:
             return run
+        with open_run(self._disk, path, self.namespace) as opened:
+            return opened.header.info
+
+    def _discard(self, path: Path, damaged: Damaged) -> bool:
+        """True if it is not there any more."""
+        if damaged.reason == "vanished":
+            return True
+        self.damaged[damaged.reason] += 1
         try:
-            with open_run(self._disk, path, self.namespace) as opened:
-                return opened.header.info
-        except Damaged as damaged:
-            self.damaged[damaged.reason] += 1
-            with suppress(OSError):
-                self._disk.unlink(path)
+            self._disk.unlink(path)
+        except FileNotFoundError:
+            return True
         except OSError:
-            self.unreadable += 1
-        return None
+            return False
+        return True
 
     # -- writing ---------------------------------------------------------------------------------
 
@@ -224,6 +238,8 @@ class RunStore:
         """Remove what was not of use for longest, until so much more fits into `max_bytes` and the disk would still have
         `floor_bytes` free. A full disk is worse than an empty cache, so the floor may cost all of it. What cannot be
         removed stays. Raises `OSError` if the disk does not say how full it is."""
+        if not self._looked:
+            self.refresh()
         if bytes_needed > max_bytes:
             return Room(fits=False)
         lacking = floor_bytes + bytes_needed - self._disk.free_bytes(self.directory) if floor_bytes else 0
