@@ -18,7 +18,7 @@ from trouper.actors.graph import open_channel
 from trouper.actors.intake import Admitted
 from trouper.actors.scheduler import SchedulerEdges, schedule
 from trouper.actors.submission import Submission, open_submission
-from trouper.protocol.health import MemoryStatus, SchedulerFacts
+from trouper.protocol.health import DirectoryFacts, MemoryStatus, SchedulerFacts
 from trouper.protocol.model import LoadedModel
 from trouper.protocol.plans import PLANS_IN_FLIGHT, Plan, RowId, Stepped
 from trouper.protocol.replies import Failed, Finished, Reply
@@ -150,12 +150,17 @@ async def scheduling(opened: Opened, facts: Watch[SchedulerFacts] | None = None,
     plans, plans_in = open_channel("plans")
     results, results_in = open_channel("results")
     facts, memory = facts or Watch(SchedulerFacts()), Watch(MemoryStatus())
-    edges = SchedulerEdges(admitted=admitted_in, plans=plans, results=results_in, facts=facts, memory=memory)
+    orders, orders_in = open_channel("orders")
+    edges = SchedulerEdges(
+        admitted=admitted_in, plans=plans, results=results_in, orders=orders, facts=facts, memory=memory,
+        directory=Watch(DirectoryFacts()),
+    )  # fmt: skip
     bench = Bench(admitted, plans_in, results, facts, memory, opened)
 
     async def actor() -> None:
         try:
-            await schedule(edges, LoadedModel(card(), ByteTokenizer()), Settings(**{"gather_ms": 0, **more}))
+            settings = Settings(**{"gather_ms": 0, "no_ssd": True, **more})
+            await schedule(edges, LoadedModel(card(), ByteTokenizer()), "fa4e", settings)
         finally:
             bench.ended.set()
 
@@ -164,6 +169,8 @@ async def scheduling(opened: Opened, facts: Watch[SchedulerFacts] | None = None,
         await wait_all_tasks_blocked()
         yield bench
         nursery.cancel_scope.cancel(reason="the test is over")
+    orders.close()
+    orders_in.close()
     answer_undelivered(trio.open_memory_channel[Submission](0)[1], admitted_in)
 
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import trio
 from trio.testing import MockClock
 
 from tests.fakes import FakeEngine
 from trouper import Generate, Runtime, Settings, TextPrompt, run_runtime
-
-pytestmark = pytest.mark.usefixtures("autojump_clock")
 
 
 async def ask(runtime: Runtime, name: str, after_s: float) -> None:
@@ -34,15 +31,15 @@ async def _run(settings: Settings, engine: FakeEngine, *, task_status: trio.Task
     await run_runtime(settings, engine=engine, task_status=task_status)
 
 
-async def test_a_burst_begins_together() -> None:
+async def test_a_burst_begins_together(autojump_clock: MockClock) -> None:
     assert await admitted_in_each_plan([1.0, 1.002, 1.004], gather_ms=3) == [3]
 
 
-async def test_one_that_comes_later_is_not_waited_for() -> None:
+async def test_one_that_comes_later_is_not_waited_for(autojump_clock: MockClock) -> None:
     assert await admitted_in_each_plan([1.0, 1.004], gather_ms=3) == [1, 1]
 
 
-async def test_without_gathering_each_begins_at_once() -> None:
+async def test_without_gathering_each_begins_at_once(autojump_clock: MockClock) -> None:
     assert await admitted_in_each_plan([1.0, 1.002], gather_ms=0) == [1, 1]
 
 

@@ -16,23 +16,23 @@ from trouper import Settings
 from trouper.actors.janitor import SWEEP_EVERY_S, keep_tidy
 from trouper.actors.mirror import mirror_plans
 from trouper.actors.stepper import step_model
-from trouper.actors.writer import write_to_disk
-from trouper.protocol.health import DirectoryFacts, MemoryStatus
+from trouper.actors.writer import WriterEdges, write_to_disk
+from trouper.protocol.health import DirectoryFacts, MemoryStatus, SchedulerFacts
 from trouper.protocol.model import MemoryFacts
 from trouper.protocol.plans import PLANS_IN_FLIGHT, Plan, Stepped
 from trouper.protocol.watch import Watch
-from trouper.protocol.work import DiskOrder, Sweep
+from trouper.protocol.work import DiskNews, DiskOrder, Sweep
 
 # -- CacheJanitor ------------------------------------------------------------------------------------
 
 
 def start_janitor(
     nursery: trio.Nursery, look: Callable[[], MemoryFacts], room: int = 1
-) -> tuple[Watch[MemoryStatus], trio.MemoryReceiveChannel[Sweep]]:
-    sweeps, sweeps_in = trio.open_memory_channel[Sweep](room)
-    memory = Watch(MemoryStatus())
-    nursery.start_soon(keep_tidy, sweeps, look, memory, Settings(janitor_interval_s=5, ssd_ttl_days=2))
-    return memory, sweeps_in
+) -> tuple[Watch[MemoryStatus], trio.MemoryReceiveChannel[DiskOrder]]:
+    orders, orders_in = trio.open_memory_channel[DiskOrder](room)
+    memory, busy = Watch(MemoryStatus()), Watch(SchedulerFacts(active_sequences=1))
+    nursery.start_soon(keep_tidy, orders, look, memory, busy, Settings(janitor_interval_s=5, ssd_ttl_days=2))
+    return memory, orders_in
 
 
 async def test_the_janitor_looks_often_and_sweeps_seldom(autojump_clock: MockClock) -> None:
@@ -90,7 +90,10 @@ async def carry_out(path: Path | None, facts: Watch[DirectoryFacts], orders: int
     for _ in range(orders):
         send.send_nowait(Sweep(86400))
     send.close()
-    await write_to_disk(receive, path, facts)
+    news, news_in = trio.open_memory_channel[DiskNews](16)
+    with news, news_in:
+        edges = WriterEdges(receive, news, facts, Watch(SchedulerFacts()))
+        await write_to_disk(edges, path, "fa4e" * 16, Settings())
     return facts.latest
 
 

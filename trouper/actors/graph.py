@@ -2,13 +2,15 @@
 
     edge --requests--> RequestIntake --admitted--> Scheduler --plans--> RankMirror --mirrored--> ModelStepper
                                                        ^----------------results-------------------'
-    CacheJanitor --orders--> SSDWriter           watches: facts, memory, directory, actors (latest value, nobody waits)
+    Scheduler, CacheJanitor --orders--> SSDWriter --admitted (news)--> Scheduler
+    watches: facts, memory, directory, actors (latest value, nobody waits)
 
 Blocking sends point inwards (requests, admitted); outward edges have room by contract; the rest sheds.
 """
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -18,17 +20,21 @@ import trio
 from trouper.actors.intake import Admitted, take_in_requests
 from trouper.actors.janitor import keep_tidy
 from trouper.actors.mirror import mirror_plans
+from trouper.actors.prefix import cache_namespace
 from trouper.actors.runtime import Runtime
-from trouper.actors.scheduler import SchedulerEdges, schedule
+from trouper.actors.scheduler import Inbox, NoMoreRequests, SchedulerEdges, schedule
 from trouper.actors.stepper import step_model
 from trouper.actors.submission import Submission
 from trouper.actors.supervision import RestartLimit, supervise
 from trouper.actors.watches import Watches
-from trouper.actors.writer import write_to_disk
+from trouper.actors.writer import WriterEdges, write_to_disk
 from trouper.protocol.errors import Problem
 from trouper.protocol.model import Engine, LoadedModel
 from trouper.protocol.plans import PLANS_IN_FLIGHT
 from trouper.protocol.settings import Settings
+
+LAST_WRITES_S = 5.0
+"""At the end, for what is on its way to the disk."""
 
 
 @attrs.frozen
@@ -43,11 +49,11 @@ class Edge:
 
 CHANNELS = {
     "requests": Edge("edge", "RequestIntake", 16, "blocks"),
-    "admitted": Edge("RequestIntake", "Scheduler", 16, "blocks"),
+    "admitted": Edge("RequestIntake, SSDWriter", "Scheduler", 16, "blocks"),
     "plans": Edge("Scheduler", "RankMirror", PLANS_IN_FLIGHT, "never full"),
     "mirrored": Edge("RankMirror", "ModelStepper", PLANS_IN_FLIGHT, "never full"),
     "results": Edge("ModelStepper", "Scheduler", PLANS_IN_FLIGHT, "never full"),
-    "orders": Edge("CacheJanitor", "SSDWriter", 1, "sheds"),
+    "orders": Edge("Scheduler, CacheJanitor", "SSDWriter", 64, "sheds"),
 }
 
 
@@ -85,40 +91,56 @@ async def _run_actors(
         mirrored, mirrored_in = open_channel("mirrored")
         results, results_in = open_channel("results")
         edges = SchedulerEdges(
-            admitted=admitted_in, plans=plans, results=results_in, facts=watches.facts, memory=watches.memory
-        )
+            admitted=admitted_in, plans=plans, results=results_in, orders=orders, facts=watches.facts,
+            memory=watches.memory, directory=watches.directory,
+        )  # fmt: skip
         async with trio.open_nursery() as together:
-            together.start_soon(schedule, edges, model, settings)
+            together.start_soon(schedule, edges, model, namespace, settings)
             together.start_soon(mirror_plans, plans_in, mirrored)
             together.start_soon(step_model, mirrored_in, results, engine)
 
     async def intake() -> None:
         await take_in_requests(requests_in, admitted, model, settings)
-        admitted.close()
+        await admitted.send(NoMoreRequests())
 
-    janitor = partial(keep_tidy, orders, engine.memory, watches.memory, settings)
-    writer = partial(write_to_disk, orders_in, settings.blocks_dir, watches.directory)
+    namespace = cache_namespace(model.card, settings)
+    disk_edges = WriterEdges(orders_in, admitted, watches.directory, watches.facts)
+    path = settings.blocks_dir if model.card.fingerprint and model.card.kv.cached else None
+    janitor = partial(keep_tidy, orders, engine.memory, watches.memory, watches.facts, settings)
+    writer = partial(write_to_disk, disk_edges, path, namespace, settings)
     try:
         with scope:
             async with trio.open_nursery() as helpers:
-                helpers.start_soon(partial(supervise, janitor, watches.janitor, limit, needed=False))
+                tidying: trio.CancelScope = await helpers.start(
+                    _in_scope, partial(supervise, janitor, watches.janitor, limit, needed=False)
+                )
                 helpers.start_soon(partial(supervise, writer, watches.writer, limit, needed=False))
                 async with trio.open_nursery() as actors:
                     actors.start_soon(partial(supervise, intake, watches.intake, limit, needed=True))
                     actors.start_soon(partial(supervise, group, watches.group, limit, needed=True))
                     task_status.started(runtime)
-                helpers.cancel_scope.cancel()
+                _answer_undelivered(requests_in, admitted_in)
+                tidying.cancel()
+                orders.close()  # The writer ends after the last order.
+                helpers.cancel_scope.deadline = trio.current_time() + LAST_WRITES_S
     finally:
         runtime.draining = True
         requests.close()
         orders.close()
         orders_in.close()
+        admitted.close()
         _answer_undelivered(requests_in, admitted_in)
         runtime.finished.set()
 
 
+async def _in_scope(run: Callable[[], Awaitable[None]], *, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
+    with trio.CancelScope() as scope:
+        task_status.started(scope)
+        await run()
+
+
 def _answer_undelivered(
-    requests: trio.MemoryReceiveChannel[Submission], admitted: trio.MemoryReceiveChannel[Admitted]
+    requests: trio.MemoryReceiveChannel[Submission], admitted: trio.MemoryReceiveChannel[Inbox]
 ) -> None:
     """What still lies in a channel when the graph ends belongs to nobody else (rule 7)."""
     gone = Problem(503, "the server is shutting down", "server_error", None, "draining", 1)
@@ -126,7 +148,13 @@ def _answer_undelivered(
         for channel in (requests, admitted):
             while True:
                 try:
-                    left: Submission | Admitted = channel.receive_nowait()
-                except (trio.WouldBlock, trio.EndOfChannel):
+                    left: Submission | Inbox = channel.receive_nowait()
+                except (trio.WouldBlock, trio.EndOfChannel, trio.ClosedResourceError):
                     break
-                (left if isinstance(left, Submission) else left.submission).fail(gone)
+                match left:
+                    case Submission():
+                        left.fail(gone)
+                    case Admitted():
+                        left.submission.fail(gone)
+                    case _:  # News of the disk.
+                        pass

@@ -8,29 +8,32 @@ from collections.abc import Callable
 import attrs
 import trio
 
-from trouper.protocol.health import MemoryStatus
+from trouper.protocol.health import MemoryStatus, SchedulerFacts
 from trouper.protocol.model import MemoryFacts
 from trouper.protocol.settings import Settings
 from trouper.protocol.watch import Watch
-from trouper.protocol.work import Sweep
+from trouper.protocol.work import DiskOrder, Inspect, Sweep
 
 log = logging.getLogger("trouper.janitor")
 
 SWEEP_EVERY_S = 600.0
 """TTL is counted in days; orphaned temporary files are rare."""
+INSPECT_EVERY_S = 60.0
+"""While nobody is served."""
 WORTH_RELEASING = 0.01
 """Of the device's limit. Spare buffers are what makes the allocator fast; a few of them are always there."""
 
 
 async def keep_tidy(
-    sweeps: trio.MemorySendChannel[Sweep],
+    orders: trio.MemorySendChannel[DiskOrder],
     look: Callable[[], MemoryFacts],
     memory: Watch[MemoryStatus],
+    scheduler: Watch[SchedulerFacts],
     settings: Settings,
 ) -> None:
-    """The actor. Never ends by itself. A full `sweeps` sheds: the writer has one to do already. `sweeps` outlives a
-    crash, so the graph closes it, not this."""
-    next_sweep = trio.current_time()
+    """The actor. Never ends by itself. A full `orders` sheds: the writer has enough to do. `orders` outlives a crash, so
+    the graph closes it, not this. While nobody is served, what lies on disk is inspected a few files at a time."""
+    next_sweep = next_look = trio.current_time()
     kept_bytes = 0
     while True:
         facts, last = look(), memory.latest
@@ -40,11 +43,18 @@ async def keep_tidy(
             kept_bytes = facts.spare_bytes
         if trio.current_time() >= next_sweep:
             next_sweep = trio.current_time() + SWEEP_EVERY_S
-            try:
-                sweeps.send_nowait(Sweep(settings.ssd_ttl_days * 86400))
-            except trio.WouldBlock:
-                log.debug("a sweep waits already")
+            _order(orders, Sweep(settings.ssd_ttl_days * 86400))
+        if trio.current_time() >= next_look and not scheduler.latest.active_sequences:
+            next_look = trio.current_time() + INSPECT_EVERY_S
+            _order(orders, Inspect())
         await trio.sleep(settings.janitor_interval_s)
+
+
+def _order(orders: trio.MemorySendChannel[DiskOrder], order: DiskOrder) -> None:
+    try:
+        orders.send_nowait(order)
+    except trio.WouldBlock:
+        log.debug("the disk has enough to do; %s must wait", order)
 
 
 def judge(facts: MemoryFacts, last: MemoryStatus, fraction: float, kept_bytes: int = 0) -> MemoryStatus:

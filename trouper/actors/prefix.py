@@ -7,20 +7,45 @@ which others copy out of the row itself.
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable
+
 import attrs
 
 from trouper.actors.rows import Row
 from trouper.protocol.health import CacheFacts
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.model import ModelCard
-from trouper.protocol.plans import BlockId, Restore, RowId, Store
+from trouper.protocol.plans import BlockId, Load, Restore, RowId, Store
 from trouper.protocol.settings import Settings
+from trouper.protocol.work import KnownPiece, Piece
+from trouper.storage.fingerprint import namespace
 from trouper.storage.index import Chain, Index, Match, Node, Sizes, common
 
 TAIL_TOKENS = 256
 """An answer's tail is stored when it is so long: leaving is never expensive, and no step copies a lot."""
+UNSAVED = 4096
+"""Chains that wait for the disk; the oldest are forgotten."""
 TURNS_KEPT = 2
 """Ends of the last turns of a prompt that get a snapshot, besides the first's: what a branch most often keeps."""
+
+
+FORMAT = 1
+"""Of what is stored. Another number, another namespace."""
+
+
+def cache_namespace(card: ModelCard, settings: Settings) -> str:
+    """Hex digits that differ wherever KV would (F9): weights, adapter and dtype are in the card's fingerprint."""
+    parts = {
+        "format": str(FORMAT),
+        "fingerprint": card.fingerprint or card.id,
+        "architecture": card.architecture,
+        "dtype": card.dtype,
+        "kv": card.kv.description,
+        "token_bytes": str(card.kv.token_bytes),
+        "block_size": str(settings.block_size),
+    }
+    return namespace(parts)
 
 
 @attrs.frozen(eq=False)
@@ -43,6 +68,18 @@ class Found:
     missing_tokens: int = 0
 
 
+@attrs.frozen(eq=False)
+class Saving:
+    """Consecutive nodes on their way to the disk. Whatever becomes of them, this stays."""
+
+    parent: bytes
+    nodes: tuple[Node, ...]
+    tokens: tuple[bytes, ...]
+    parts: tuple[tuple[bool, bool], ...]
+    """(payload, snapshot) of each."""
+    nbytes: int
+
+
 class PrefixCache:
     """The index, and the live rows' places in it."""
 
@@ -54,10 +91,15 @@ class PrefixCache:
         self._tails: dict[Node, dict[RowId, Row]] = {}
         self._fresh: list[Node] = []
         """Nodes whose block or snapshot the plan in the making stores: it cannot evict them, too."""
+        self._unsaved: deque[tuple[Node, ...]] = deque()
+        """Consecutive nodes that the disk may want."""
+        self._underway: dict[bytes, KnownPiece] = {}
+        self.saves = False
+        """Whether there is a disk."""
         self._count = facts
 
     @classmethod
-    def of(cls, card: ModelCard, settings: Settings, facts: CacheFacts) -> PrefixCache:
+    def of(cls, card: ModelCard, namespace_hex: str, settings: Settings, facts: CacheFacts) -> PrefixCache:
         """For a model, with nothing in it. The counters go on from `facts`."""
         sizes = Sizes(
             block_size=settings.block_size,
@@ -69,7 +111,7 @@ class PrefixCache:
         reason = "" if card.kv.cached else card.kv.description
         if not sizes.capacity_bytes:
             reason = "--cache-memory 0"
-        index = Index(bytes.fromhex(card.fingerprint) or card.id.encode(), sizes)
+        index = Index(bytes.fromhex(namespace_hex), sizes)
         return cls(index, card.kv, settings.snapshot_tokens, attrs.evolve(facts, reason=reason))
 
     # -- before a row ----------------------------------------------------------------------------
@@ -174,7 +216,10 @@ class PrefixCache:
             return []
         at = row.kv_tokens
         cut = at if self._by_snapshot and row.snapshot_due(self._every) and at <= row.known_tokens else None
-        return self._store(row, min(at, row.known_tokens), cut)
+        stores = self._store(row, min(at, row.known_tokens), cut)
+        if not row.prefilling:
+            self._save(row.node)
+        return stores
 
     def wants_storing(self, row: Row) -> bool:
         """Whether a decoding row has a tail that is long, or a boundary."""
@@ -190,6 +235,7 @@ class PrefixCache:
         stores: list[Store] = []
         if not self._by_snapshot or row.kv_tokens <= row.known_tokens:
             stores = self._store(row, at, at)
+            self._save(row.node)
         self.gone(row)
         return stores
 
@@ -227,6 +273,7 @@ class PrefixCache:
         if snapshot is None:
             return
         self._hold(part)
+        self._save(part)
         if stores and stores[-1].start + sum(stores[-1].sizes) == cut:
             stores[-1] = attrs.evolve(stores[-1], snapshot=snapshot)
         else:
@@ -262,6 +309,115 @@ class PrefixCache:
         if not tails:
             del self._tails[row.node]
         self._index.unpin(row.node)
+
+    # -- the disk --------------------------------------------------------------------------------
+
+    def missing_bytes(self, found: Found) -> int:
+        return sum(
+            node.size * self._index.sizes.token_bytes + snapshot * self._index.sizes.snapshot_bytes
+            for node, snapshot in self.wanted_parts(found)
+        )
+
+    def wanted_parts(self, found: Found) -> list[tuple[Node, bool]]:
+        """The nodes to bring, and whether with their snapshot: only the last one's is continued."""
+        return [(node, self._by_snapshot and node is found.missing[-1]) for node in found.missing]
+
+    def pin(self, nodes: Iterable[Node]) -> None:
+        for node in nodes:
+            self._index.pin(node)
+
+    def unpin(self, nodes: Iterable[Node]) -> None:
+        for node in nodes:
+            self._index.unpin(node)
+
+    def on_disk(self, pieces: Iterable[KnownPiece]) -> None:
+        empty = not self._index.sizes.token_bytes
+        for piece in pieces:
+            self._index.on_disk(
+                piece.parent, piece.key, piece.tokens, payload=piece.payload or empty, snapshot=piece.snapshot
+            )
+
+    def not_on_disk(self, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            self._index.not_on_disk(key)
+
+    def loaded(self, pieces: Iterable[Piece]) -> list[Load]:
+        """Blocks for what came, as far as there is room. From now on they are in memory like any other."""
+        loads: list[Load] = []
+        for piece in pieces:
+            node = self._index.known(piece.key)
+            if node is None or node.parent is None or node.tokens != piece.tokens:
+                break
+            if node.block is None:
+                made = self._index.insert(node.parent, node.tokens)
+                if made is None or made.block is None:
+                    break
+                self._hold(made)
+                loads.append(Load(made.block, piece.payload))
+                self._add(hits_disk=1)
+            if piece.snapshot is not None and (snapshot := self._index.add_snapshot(node)) is not None:
+                self._hold(node)
+                loads.append(Load(snapshot, piece.snapshot))
+        return loads
+
+    def _save(self, node: Node | None) -> None:
+        """Put what leads here on the list for the disk. A part of a block is only worth it with a snapshot."""
+        nodes: list[Node] = []
+        while self.saves and node is not None and node.parent is not None and not (node.queued or self._is_saved(node)):
+            node.queued = True
+            nodes.append(node)
+            node = node.parent
+        if nodes:
+            self._unsaved.append(tuple(reversed(nodes)))
+        while len(self._unsaved) > UNSAVED:
+            for lost in self._unsaved.popleft():
+                lost.queued = False
+
+    def _is_saved(self, node: Node) -> bool:
+        return (node.on_disk and (node.snapshot is None or node.snapshot_on_disk)) or node.key in self._underway
+
+    def next_run(self, most_bytes: int) -> Saving | None:
+        """What should go to disk next, of one chain: what is still in memory and not on disk yet."""
+        while self._unsaved:
+            nodes = self._unsaved.popleft()
+            for node in nodes:
+                node.queued = False
+            first = next((n for n, node in enumerate(nodes) if not self._is_saved(node)), len(nodes))
+            run: list[Node] = []
+            nbytes = 0
+            for node in nodes[first:]:
+                nbytes += self._saved_bytes(node)
+                if node.block is None or self._is_saved(node) or (run and nbytes > most_bytes):
+                    break
+                run.append(node)
+            if run:
+                if rest := nodes[first + len(run) :]:
+                    for node in rest:
+                        node.queued = True
+                    self._unsaved.appendleft(rest)
+                return self._saving(run)
+        return None
+
+    def _saved_bytes(self, node: Node) -> int:
+        sizes = self._index.sizes
+        return node.size * sizes.token_bytes + (node.snapshot is not None) * sizes.snapshot_bytes
+
+    def _saving(self, run: list[Node]) -> Saving:
+        parent = run[0].parent
+        assert parent is not None
+        for node in run:
+            assert node.parent is not None
+            self._underway[node.key] = KnownPiece(
+                node.parent.key, node.key, node.tokens, payload=True, snapshot=node.snapshot is not None
+            )
+        parts = tuple((True, node.snapshot is not None) for node in run)
+        tokens = tuple(node.tokens for node in run)
+        return Saving(parent.key, tuple(run), tokens, parts, sum(map(self._saved_bytes, run)))
+
+    def saved(self, keys: Iterable[bytes], *, refused: bool) -> None:
+        known = [piece for key in keys if (piece := self._underway.pop(key, None)) is not None]
+        if not refused:
+            self.on_disk(known)
 
     # -- all of it -------------------------------------------------------------------------------
 

@@ -16,13 +16,15 @@ from trouper.actors.policy import IDLE_STEP_S, LEAST_IDLE_TOKENS, ChunkSizer, fr
 from trouper.actors.prefix import Found, PrefixCache
 from trouper.actors.rows import Row
 from trouper.actors.submission import Submission
+from trouper.actors.tiers import DiskTier, Ticket
 from trouper.actors.watches import STUCK_FACTOR
 from trouper.protocol.errors import Problem
-from trouper.protocol.health import MemoryStatus, SchedulerFacts
+from trouper.protocol.health import DirectoryFacts, MemoryStatus, SchedulerFacts
 from trouper.protocol.model import LoadedModel
-from trouper.protocol.plans import PLANS_IN_FLIGHT, Admit, Chunk, Plan, RowId, Stepped, Store
+from trouper.protocol.plans import PLANS_IN_FLIGHT, Admit, Chunk, Load, Plan, RowId, Stepped, Store
 from trouper.protocol.settings import Settings
 from trouper.protocol.watch import Watch
+from trouper.protocol.work import DiskNews, DiskOrder
 from trouper.storage.index import Chain, token_bytes
 
 log = logging.getLogger("trouper.scheduler")
@@ -30,17 +32,29 @@ log = logging.getLogger("trouper.scheduler")
 
 GATHER_AT_MOST_S = 0.05
 """However steadily requests come."""
+FLUSH_S = 5.0
+"""At the end, for what is on its way to the disk."""
+
+
+@attrs.frozen
+class NoMoreRequests:
+    """From RequestIntake, when it ends. The inbox stays open for news of the disk."""
+
+
+Inbox = Admitted | NoMoreRequests | DiskNews
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class SchedulerEdges:
     """The channels and watches of the scheduler."""
 
-    admitted: trio.MemoryReceiveChannel[Admitted]
+    admitted: trio.MemoryReceiveChannel[Inbox]
     plans: trio.MemorySendChannel[Plan]
     results: trio.MemoryReceiveChannel[Stepped]
+    orders: trio.MemorySendChannel[DiskOrder]
     facts: Watch[SchedulerFacts]
     memory: Watch[MemoryStatus]
+    directory: Watch[DirectoryFacts]
 
 
 @attrs.define(eq=False)
@@ -53,19 +67,24 @@ class Waiting:
     """It continues what this row prefills,"""
     until: int = 0
     """up to so many tokens."""
+    ticket: Ticket | None = None
+    """What it asked for from disk. It asks once."""
 
     @property
     def submission(self) -> Submission:
         return self.admitted.submission
 
     @property
-    def waits_for_leader(self) -> bool:
+    def waits(self) -> bool:
+        if self.ticket is not None and not self.ticket.done:
+            return True
         return self.leader is not None and self.leader.node is not None and self.leader.kv_tokens < self.until
 
 
-async def schedule(edges: SchedulerEdges, model: LoadedModel, settings: Settings) -> None:
-    """The actor. Ends when no request can come and none is left; then the plans end too."""
-    scheduler = Scheduler(edges, model, settings)
+async def schedule(edges: SchedulerEdges, model: LoadedModel, namespace: str, settings: Settings) -> None:
+    """The actor. Ends when no request can come and none is left; then the plans end too. `namespace`: hex, of all that
+    shapes KV."""
+    scheduler = Scheduler(edges, model, namespace, settings)
     try:
         with edges.plans, edges.results:
             await scheduler.run()
@@ -76,11 +95,15 @@ async def schedule(edges: SchedulerEdges, model: LoadedModel, settings: Settings
 class Scheduler:
     """The actor's state. Every method but `run` and its two waits is synchronous."""
 
-    def __init__(self, edges: SchedulerEdges, model: LoadedModel, settings: Settings) -> None:
+    def __init__(self, edges: SchedulerEdges, model: LoadedModel, namespace: str, settings: Settings) -> None:
         self._edges = edges
         self._tokenizer = model.tokenizer
         self._settings = settings
-        self._cache = PrefixCache.of(model.card, settings, edges.facts.latest.cache)
+        self._cache = PrefixCache.of(model.card, namespace, settings, edges.facts.latest.cache)
+        self._disk = DiskTier(edges.orders, edges.directory, self._cache)
+        self._cache.saves = settings.blocks_dir is not None
+        self._loads: list[Load] = []
+        """What the next plan loads."""
         self._waiting: deque[Waiting] = deque()
         self._rows: dict[RowId, Row] = {}
         self._leaving: list[Row] = []
@@ -109,22 +132,32 @@ class Scheduler:
             self._publish()
             if self._unanswered:
                 self._take_result(await self._owed())
-            elif self._open:
+            elif self._open or self._waiting:
                 await self._next_request()
-            else:
+            elif not (self._disk.busy and await self._receive_by(trio.current_time() + FLUSH_S)):
                 return
 
     # -- requests --------------------------------------------------------------------------------
 
     def _take_requests(self) -> None:
         """All that wait in the inbox, so that whoever sends never waits long."""
-        while self._open:
+        while True:
             try:
-                self._enqueue(self._edges.admitted.receive_nowait())
+                self._hear(self._edges.admitted.receive_nowait())
             except trio.WouldBlock:
                 return
             except trio.EndOfChannel:
                 self._open = False
+                return
+
+    def _hear(self, message: Inbox) -> None:
+        match message:
+            case Admitted():
+                self._enqueue(message)
+            case NoMoreRequests():
+                self._open = False
+            case _:
+                self._loads += self._disk.hear(message)
 
     async def _next_request(self) -> None:
         """Wait for one, then for those that come on its heels: prompts that begin together prefill at full speed, while
@@ -139,7 +172,7 @@ class Scheduler:
         """Whether a request came in time."""
         with trio.move_on_at(deadline):
             try:
-                self._enqueue(await self._edges.admitted.receive())
+                self._hear(await self._edges.admitted.receive())
             except trio.EndOfChannel:
                 self._open = False
                 return False
@@ -164,6 +197,8 @@ class Scheduler:
         for waiting in gone:
             self._waiting.remove(waiting)
             waiting.submission.replies.close()
+            if waiting.ticket is not None:
+                self._disk.forget(waiting.ticket)
         left = [row for row in self._rows.values() if row.withdrawn]
         for row in left:
             self._remove(row)
@@ -222,6 +257,7 @@ class Scheduler:
         """One step: whoever can decode does, and prefill gets what the stall bound leaves. A row whose last token is
         planned here leaves the engine with the next plan, before that token is read."""
         self._relieve_pressure()
+        loads, self._loads = tuple(self._loads), []
         stores = self._stores()
         drops, self._leaving = tuple(row.id for row in self._leaving), []
         admits = self._admit()
@@ -235,8 +271,9 @@ class Scheduler:
             if row.planned == row.admitted.max_tokens:
                 self._drop(row)
         return Plan(
-            next(self._steps), drops, admits, decode, chunks, self._release_memory(), self._cache.freed(), stores
-        )
+            next(self._steps), drops, admits, decode, chunks, self._release_memory(),
+            evict=self._cache.freed(), store=stores, load=loads, persist=self._disk.pick(),
+        )  # fmt: skip
 
     def _stores(self) -> tuple[Store, ...]:
         """What the plans so far have computed, of rows that go on and of those that leave. Before anybody is admitted:
@@ -267,9 +304,13 @@ class Scheduler:
 
     def _may_enter(self, waiting: Waiting) -> Found | None:
         """None while it is faster to let another row compute the same; whoever comes later may overtake it."""
-        if waiting.waits_for_leader:
+        if waiting.waits:
             return None
         found = self._cache.look(waiting.chain)
+        if waiting.ticket is None and found.missing_tokens > found.gain:
+            waiting.ticket = self._disk.load(found, self._prefill_rate)
+            if waiting.ticket is not None:
+                return None
         if found.leader is None or found.gain < self._worth_waiting():
             return found
         if waiting.leader is None:
@@ -341,6 +382,7 @@ class Scheduler:
         assert plan.step == stepped.step, f"plan {plan.step} was answered by step {stepped.step}"
         self._count = attrs.evolve(self._count, stalled_since=None)
         self._measure(plan, stepped)
+        self._disk.persisted(stepped.persisted)
         logprobs = dict(stepped.logprobs)
         committed = 0
         for row_id, token in zip(stepped.rows, stepped.tokens, strict=True):

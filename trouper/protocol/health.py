@@ -73,7 +73,18 @@ class DirectoryFacts:
     files: int = 0
     bytes: int = 0
     free_disk_bytes: int = 0
+    blocks: int = 0
+    """Blocks and snapshots that are stored, and found again after a restart."""
     swept_files: int = 0
+    written_files: int = 0
+    written_bytes: int = 0
+    shed_writes: int = 0
+    """Runs of blocks that were not written: no room, budget spent, sick disk."""
+    read_files: int = 0
+    read_bytes: int = 0
+    damaged: int = 0
+    """Files that were removed since they could not be trusted."""
+    inspected: int = 0
     attached: bool = False
     reason: str = ""
     """Why the directory is not in use, if it is not."""

@@ -103,6 +103,9 @@ class Settings:
         None, "Older name of a bound. No effect: whole sequences are kept as blocks, under --cache-memory.", 0
     )
     ssd_cache_dir: Path | None = setting(None, "Directory of the SSD tier. Default: in the user's cache directory.")
+    ssd_max_bytes: ByteSize = setting(ByteSize("20GB"), "Most that the SSD tier holds.", 0)
+    ssd_keep_free: ByteSize = setting(ByteSize("2GB"), "Nothing is written that would leave less of the disk free.", 0)
+    ssd_write_budget: ByteSize = setting(ByteSize("50GB"), "Most that is written in an hour: disks wear.", 0)
     ssd_ttl_days: float = setting(7.0, "Files unused for so long are removed.", 0)
     no_ssd: bool = setting(False, "Keep nothing on disk.")
     memory_fraction: float = setting(

@@ -1,15 +1,117 @@
-"""Orders to SSDWriter."""
+"""Orders to SSDWriter, and its news to Scheduler."""
 
 from __future__ import annotations
 
 import attrs
 
+from trouper.protocol.blocks import Payload
+
 
 @attrs.frozen
 class Sweep:
-    """Remove orphaned temporary files, and cached files unused for `ttl_s` seconds; then measure the directory."""
+    """Remove orphaned temporary files, and cached files unused for `ttl_s` seconds; keep the bounds; look what else has
+    changed; then measure the directory."""
 
     ttl_s: float
 
 
-DiskOrder = Sweep
+@attrs.frozen
+class Inspect:
+    """Nothing else is to do: read some of what lies there and remove what is damaged."""
+
+
+@attrs.frozen
+class Announce:
+    """Tell what is there, from the beginning: whoever asks knows nothing."""
+
+
+@attrs.frozen(eq=False)
+class Piece:
+    """A block, a snapshot, or both, of one node of the index."""
+
+    key: bytes
+    tokens: bytes
+    """int32, in the byte order of whoever wrote them: here they are only compared and counted."""
+    payload: Payload
+    """() if only the snapshot is here, or if the model keeps nothing for each token."""
+    snapshot: Payload | None = None
+
+
+@attrs.frozen(eq=False)
+class Write:
+    """One chain's consecutive pieces; `parent` is the key of what the first one continues."""
+
+    parent: bytes
+    pieces: tuple[Piece, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for piece in self.pieces for tensor in (*piece.payload, *(piece.snapshot or ())))
+
+
+@attrs.frozen
+class WantedPiece:
+    """What a request would continue."""
+
+    key: bytes
+    tokens: bytes
+    payload: bool
+    snapshot: bool
+
+
+@attrs.frozen
+class Read:
+    """Bring these into memory, in this order."""
+
+    ticket: int
+    wanted: tuple[WantedPiece, ...]
+
+
+DiskOrder = Sweep | Inspect | Announce | Write | Read
+
+
+@attrs.frozen
+class KnownPiece:
+    """What lies on disk."""
+
+    parent: bytes
+    key: bytes
+    tokens: bytes
+    payload: bool
+    snapshot: bool
+
+
+@attrs.frozen
+class Catalogue:
+    """These are there; what a piece continues comes before it."""
+
+    pieces: tuple[KnownPiece, ...]
+
+
+@attrs.frozen
+class Gone:
+    """These are not there any more."""
+
+    keys: tuple[bytes, ...]
+
+
+@attrs.frozen
+class Written:
+    """An order to write was carried out, or `refused`: full, budget spent, or the disk is sick."""
+
+    keys: tuple[bytes, ...]
+    nbytes: int
+    refused: bool = False
+
+
+@attrs.frozen(eq=False)
+class Loaded:
+    """What was asked for, up to the first piece that could not be had."""
+
+    ticket: int
+    pieces: tuple[Piece, ...]
+    nbytes: int
+    seconds: float
+
+
+DiskNews = Catalogue | Gone | Written | Loaded

@@ -64,6 +64,8 @@ class Node:
     snapshot: BlockId | None = None
     on_disk: bool = False
     snapshot_on_disk: bool = False
+    queued: bool = False
+    """It is on a list of what should go to disk."""
     pins: int = 0
     below: int = 0
     """Children whose block is in memory."""
@@ -197,6 +199,8 @@ class Index:
         """Candidates for eviction, oldest first: (stamp, 0 for a snapshot or 1 for a block, node). Entries whose stamp
         is no longer the node's are void."""
         self._freed: list[BlockId] = []
+        self._orphans: dict[bytes, list[tuple[bytes, bytes, bool, bool]]] = {}
+        """On disk, by the key of what they continue, which is not known: another tenant's root, or not computed yet."""
         self.bytes = 0
         self.blocks = 0
         self.snapshots = 0
@@ -208,6 +212,7 @@ class Index:
         key = self._digest(self.namespace + salt.encode())
         if key not in self._roots:
             self._roots[key] = Node(key, None, b"", 0, pins=1)
+            self._reunite(key)
         return self._roots[key]
 
     def chain(self, tokens: bytes, salt: str = "") -> Chain:
@@ -394,6 +399,7 @@ class Index:
         assert parent.size in (0, self.sizes.block_size), "only full blocks are continued"
         self._nodes[key] = node
         parent.adopt(node)
+        self._reunite(key)
         return node
 
     def _cost(self, size: int) -> int:
@@ -407,21 +413,23 @@ class Index:
 
     # -- the disk --------------------------------------------------------------------------------
 
-    def on_disk(self, parent_key: bytes, key: bytes, tokens: bytes, *, payload: bool, snapshot: bool) -> Node | None:
-        """The disk has this. None if what it continues is unknown, or another text has its key: then it is of no use."""
+    def on_disk(self, parent_key: bytes, key: bytes, tokens: bytes, *, payload: bool, snapshot: bool) -> None:
+        """The disk has this. It is found once what it continues is known."""
         parent = self._nodes.get(parent_key) or self._roots.get(parent_key)
+        if parent is None:
+            self._orphans.setdefault(parent_key, []).append((key, tokens, payload, snapshot))
+            return
         node = self._nodes.get(key)
-        if parent is None or parent.size not in (0, self.sizes.block_size):
-            return None
-        if node is None:
-            if self._digest(parent_key + tokens) != key:
-                return None
+        if node is None and parent.size in (0, self.sizes.block_size) and self._digest(parent_key + tokens) == key:
             node = self._add(key, parent, tokens)
-        elif node.parent is not parent or node.tokens != tokens:
-            return None
-        node.on_disk |= payload
-        node.snapshot_on_disk |= snapshot
-        return node
+        if node is not None and node.parent is parent and node.tokens == tokens:
+            node.on_disk |= payload
+            node.snapshot_on_disk |= snapshot
+            self._prune(node)
+
+    def _reunite(self, key: bytes) -> None:
+        for child, tokens, payload, snapshot in self._orphans.pop(key, ()):
+            self.on_disk(key, child, tokens, payload=payload, snapshot=snapshot)
 
     def not_on_disk(self, key: bytes) -> None:
         """The disk does not have it any more, or never had it right."""

@@ -8,7 +8,9 @@ from typing import Literal
 
 import attrs
 
-from trouper.protocol.blocks import Payload
+from trouper.protocol.work import Piece
+
+__all__ = ["Damaged", "Piece", "PieceInfo", "Reason", "RunInfo", "parents_first"]
 
 Reason = Literal["torn", "checksum", "foreign", "vanished"]
 
@@ -20,18 +22,6 @@ class Damaged(Exception):
         super().__init__(f"{name}: {reason}: {detail}")
         self.name, self.reason = name, reason
         self.detail = detail
-
-
-@attrs.frozen(eq=False)
-class Piece:
-    """A block, a snapshot, or both, of one node."""
-
-    key: bytes
-    tokens: bytes
-    """Little-endian int32."""
-    payload: Payload
-    """() if only the snapshot is here."""
-    snapshot: Payload | None = None
 
 
 @attrs.frozen

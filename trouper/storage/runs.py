@@ -119,6 +119,7 @@ class RunStore:
 
     def save_catalogue(self) -> None:
         """Raises `OSError`; then the old one is still there."""
+        self._disk.mkdir(self.path)
         self._put(self.path / catalogue.NAME, catalogue.encode(self.namespace, self._runs.values()))
 
     def _saved(self) -> list[RunInfo]:

@@ -1,0 +1,176 @@
+"""The scheduler's dealings with SSDWriter: what to bring from disk, what to send there. It never waits for it.
+
+Every order may be refused and every answer may be that nothing came; then the prompt is computed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import count
+
+import attrs
+import trio
+
+from trouper.actors.prefix import Found, PrefixCache, Saving
+from trouper.protocol.blocks import Payload
+from trouper.protocol.health import DirectoryFacts
+from trouper.protocol.plans import BlockId, Load
+from trouper.protocol.watch import Watch
+from trouper.protocol.work import (
+    Announce,
+    Catalogue,
+    DiskNews,
+    DiskOrder,
+    Gone,
+    Loaded,
+    Piece,
+    Read,
+    WantedPiece,
+    Write,
+    Written,
+)
+from trouper.storage.index import Node
+
+RUN_BYTES = 32 * 2**20
+"""Of one file, about: large enough to be read at the disk's full speed, small enough to be written between two reads."""
+BACKLOG_BYTES = 4 * RUN_BYTES
+"""On their way to the disk. More is not asked from the engine."""
+FIRST_BYTES_PER_S = 500e6
+"""What a disk is taken for until it was measured: a cheap SSD."""
+LATENCY_S = 0.02
+"""Of a load, besides the bytes: two threads and a plan."""
+WORTH = 0.8
+"""A load must be expected to take at most so much of the time that computing takes."""
+
+_tickets = count()
+"""Never the same twice, so that an answer to a scheduler that crashed is not taken for one's own."""
+
+
+@attrs.define(eq=False)
+class Ticket:
+    """A load that somebody waits for."""
+
+    number: int
+    pinned: tuple[Node, ...]
+    wanted: tuple[WantedPiece, ...]
+    done: bool = False
+
+
+class DiskTier:
+    """Outstanding loads and saves."""
+
+    def __init__(
+        self, orders: trio.MemorySendChannel[DiskOrder], directory: Watch[DirectoryFacts], cache: PrefixCache
+    ) -> None:
+        self._orders, self._directory, self._cache = orders, directory, cache
+        self._loading: dict[int, Ticket] = {}
+        self._asked: deque[Saving] = deque()
+        """Persisted by a plan that is not answered yet."""
+        self._underway_bytes = 0
+        self._bytes_per_s = FIRST_BYTES_PER_S
+        self._order(Announce())
+
+    @property
+    def attached(self) -> bool:
+        return self._directory.latest.attached
+
+    @property
+    def busy(self) -> bool:
+        """Something is on its way to the disk."""
+        return self._underway_bytes > 0
+
+    def _order(self, order: DiskOrder) -> bool:
+        """False if there is no room for it, or nobody carries it out."""
+        try:
+            self._orders.send_nowait(order)
+        except (trio.WouldBlock, trio.BrokenResourceError):
+            return False
+        return True
+
+    # -- from disk -------------------------------------------------------------------------------
+
+    def load(self, found: Found, tokens_per_s: float) -> Ticket | None:
+        """Ask for what is missing, if reading it is expected to be faster than computing it (F8)."""
+        if not found.missing or not self.attached or not self._faster(found, tokens_per_s):
+            return None
+        wanted = tuple(
+            WantedPiece(node.key, node.tokens, node.block is None, snapshot)
+            for node, snapshot in self._cache.wanted_parts(found)
+        )
+        ticket = Ticket(next(_tickets), (*found.match.nodes[-1:], *found.missing), wanted)
+        if not self._order(Read(ticket.number, wanted)):
+            return None
+        self._cache.pin(ticket.pinned)
+        self._loading[ticket.number] = ticket
+        return ticket
+
+    def _faster(self, found: Found, tokens_per_s: float) -> bool:
+        if not tokens_per_s:
+            return True
+        reading_s = LATENCY_S + self._cache.missing_bytes(found) / self._bytes_per_s
+        return reading_s < WORTH * found.missing_tokens / tokens_per_s
+
+    def forget(self, ticket: Ticket) -> None:
+        """Whoever waited for it left."""
+        if not ticket.done:
+            ticket.done = True
+            del self._loading[ticket.number]
+            self._cache.unpin(ticket.pinned)
+
+    def hear(self, news: DiskNews) -> list[Load]:
+        """What the next plan loads."""
+        match news:
+            case Catalogue(pieces=pieces):
+                self._cache.on_disk(pieces)
+            case Gone(keys=keys):
+                self._cache.not_on_disk(keys)
+            case Written(keys=keys, nbytes=nbytes, refused=refused):
+                self._underway_bytes -= min(nbytes, self._underway_bytes)
+                self._cache.saved(keys, refused=refused)
+            case Loaded():
+                return self._loaded(news)
+        return []
+
+    def _loaded(self, news: Loaded) -> list[Load]:
+        ticket = self._loading.pop(news.ticket, None)
+        if ticket is None:  # Nobody waits for it any more.
+            return []
+        if news.seconds > 0 and news.nbytes > 2**20:
+            self._bytes_per_s += 0.3 * (news.nbytes / news.seconds - self._bytes_per_s)
+        got = {piece.key: piece for piece in news.pieces}
+        loads = self._cache.loaded(news.pieces)
+        self._cache.not_on_disk([wanted.key for wanted in ticket.wanted if wanted.key not in got])
+        self._cache.unpin(ticket.pinned)
+        ticket.done = True
+        return loads
+
+    # -- to disk ---------------------------------------------------------------------------------
+
+    def pick(self) -> tuple[BlockId, ...]:
+        """Blocks and snapshots whose bytes the next plan gives back: one run at a time."""
+        if not self.attached or self._underway_bytes + RUN_BYTES > BACKLOG_BYTES:
+            return ()
+        saving = self._cache.next_run(RUN_BYTES)
+        if saving is None:
+            return ()
+        self._asked.append(saving)
+        self._underway_bytes += saving.nbytes
+        ids: list[BlockId] = []
+        for node, (payload, snapshot) in zip(saving.nodes, saving.parts, strict=True):
+            ids += [node.block] if payload and node.block is not None else []
+            ids += [node.snapshot] if snapshot and node.snapshot is not None else []
+        return tuple(ids)
+
+    def persisted(self, payloads: tuple[Payload, ...]) -> None:
+        """The engine's answer to what `pick` asked for."""
+        if not payloads:
+            return
+        saving, rest = self._asked.popleft(), iter(payloads)
+        pieces = tuple(
+            Piece(node.key, tokens, next(rest) if payload else (), next(rest) if snapshot else None)
+            for node, tokens, (payload, snapshot) in zip(saving.nodes, saving.tokens, saving.parts, strict=True)
+        )
+        write = Write(saving.parent, pieces)
+        self._underway_bytes += write.nbytes - saving.nbytes
+        if not self._order(write):
+            self.hear(Written(tuple(piece.key for piece in pieces), write.nbytes, refused=True))
