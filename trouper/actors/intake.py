@@ -53,6 +53,7 @@ async def take_in_requests(
 async def prepare(submission: Submission, model: LoadedModel, settings: Settings) -> Admitted:
     """Raises `RequestFailed` (400) naming the parameter."""
     request = submission.request
+    check_text(request.cache_salt, "cache_salt")
     prompt = await tokenize(request.prompt, model.tokenizer)
     check_tokens(request, prompt, model.card.vocab_size)
     return Admitted(submission, prompt, room(request, len(prompt), model.card.context_length, settings))

@@ -15,6 +15,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_adapters, load_model
 
 from trouper.engine import checkpoint, device, embedded, precision, tokenizer
+from trouper.engine.fingerprint import fingerprint
 from trouper.engine.layout import kv_layout
 from trouper.engine.quantized import KvFormat, kv_format
 from trouper.engine.resolve import resolve
@@ -67,7 +68,10 @@ def load(settings: Settings, report: Callable[[str], None]) -> Loaded:
         precision.to_float32(model)
     _evaluate(model, directory)
     kv = kv_format(settings.kv_bits, settings.kv_group_size)
-    return Loaded(model, _card(settings, found, model, config, kv), words, directory, config, kv)
+    card = _card(settings, found, model, config, kv)
+    if settings.blocks_dir is not None and card.kv.cached:
+        card = attrs.evolve(card, fingerprint=fingerprint(directory, settings.adapter_path, report))
+    return Loaded(model, card, words, directory, config, kv)
 
 
 def _generation_config(directory: Path) -> dict[str, Any]:
@@ -134,7 +138,15 @@ def _card(
         device=device.name(),
         batching="batched",
         kv=kv_layout(model, kv),
+        cache_bytes=_cache_bytes(settings, parameters),
     )
+
+
+def _cache_bytes(settings: Settings, parameters: Iterable[mx.array]) -> int:
+    """For cached blocks, unless --cache-memory says: half of what the weights leave, and not more than a third of all."""
+    limit = device.memory_limit_bytes()
+    left = limit * settings.memory_fraction - sum(parameter.nbytes for parameter in parameters)
+    return max(0, int(min(left / 2, limit / 3)))
 
 
 def _logits(model: nn.Module) -> int:

@@ -45,6 +45,12 @@ class ByteSize(int):
         number, unit, binary = match.groups()
         return super().__new__(cls, int(float(number) * (1024 if binary else 1000) ** " kmgt".index(unit or " ")))
 
+    def __str__(self) -> str:
+        for power, unit in ((4, "TB"), (3, "GB"), (2, "MB")):
+            if self and self % 1000**power == 0:
+                return f"{self // 1000**power}{unit}"
+        return str(int(self))
+
 
 def default_cache_dir() -> Path:
     """Where converted models and cached blocks live unless told otherwise."""

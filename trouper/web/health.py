@@ -15,6 +15,7 @@ def health_body(health: Health) -> dict[str, Any]:
         "status": health.status,
         "detail": health.detail,
         "cache_stats": cache_stats(health),
+        "cache": attrs.asdict(health.scheduler.cache),
         "actors": [attrs.asdict(actor) for actor in health.actors],
         "memory": attrs.asdict(health.memory),
         "directory": attrs.asdict(health.directory),
@@ -22,20 +23,21 @@ def health_body(health: Health) -> dict[str, Any]:
 
 
 def cache_stats(health: Health) -> dict[str, int | float]:
-    """There is no prefix cache yet, so it has no blocks, no hits, and every prefilled token was a miss's."""
-    facts = health.scheduler
+    """Blocks in memory, and what they spared. Every block that is held is a cached one; `free_blocks` would still fit."""
+    facts, cache = health.scheduler, health.scheduler.cache
     prompt_tokens = facts.total_prefill_tokens + facts.total_cached_tokens
+    looked_up = cache.hits_block + cache.misses
     return {
         "active_sequences": facts.active_sequences,
         "queued_requests": facts.queued_requests,
-        "total_blocks": 0,
-        "used_blocks": 0,
-        "free_blocks": 0,
-        "cached_blocks": 0,
-        "cache_hits_block": 0,
-        "cache_hits_sequence": 0,
-        "cache_misses": 0,
-        "cache_hit_rate": 0.0,
+        "total_blocks": cache.capacity_blocks,
+        "used_blocks": cache.blocks,
+        "free_blocks": max(0, cache.capacity_blocks - cache.blocks),
+        "cached_blocks": cache.blocks,
+        "cache_hits_block": cache.hits_block,
+        "cache_hits_sequence": cache.hits_sequence,
+        "cache_misses": cache.misses,
+        "cache_hit_rate": cache.hits_block / looked_up if looked_up else 0.0,
         "cache_effectiveness": facts.total_cached_tokens / prompt_tokens if prompt_tokens else 0.0,
         "tokens_generated": facts.tokens_generated,
         "total_prefill_tokens": facts.total_prefill_tokens,

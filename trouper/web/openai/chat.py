@@ -12,6 +12,7 @@ from trouper.web.openai.parameters import (
     NOT_SUPPORTED,
     Parameters,
     length_of,
+    salt_of,
     sampling_of,
     stop_tokens_of,
     stops_of,
@@ -77,6 +78,7 @@ def chat_to_generate(request: ChatRequest, request_id: str, default_seed: int | 
         stop_token_ids=stop_tokens_of(request.stop_token_ids),
         ignore_eos=request.ignore_eos,
         logprobs=_top_logprobs(request),
+        cache_salt=salt_of(request),
     )
 
 

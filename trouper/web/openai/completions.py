@@ -12,6 +12,7 @@ from trouper.web.openai.parameters import (
     NOT_SUPPORTED,
     Parameters,
     length_of,
+    salt_of,
     sampling_of,
     stop_tokens_of,
     stops_of,
@@ -59,6 +60,7 @@ def completion_to_generate(
             stop_token_ids=stop_tokens_of(request.stop_token_ids),
             ignore_eos=request.ignore_eos,
             logprobs=request.logprobs,
+            cache_salt=salt_of(request),
         )
         for place, prompt in enumerate(prompts)
     )

@@ -14,6 +14,7 @@ from trouper.web.parsing import between, json_type, structure
 MAX_STOPS = 16
 MAX_BIASES = 1024
 MAX_STOP_TOKENS = 1024
+MAX_SALT = 1024
 HUGE = 2**63
 
 
@@ -49,6 +50,15 @@ class Parameters:
     stream: bool = False
     stream_options: Any = None
     user: str | None = None
+    cache_salt: str | None = None
+
+
+def salt_of(parameters: Parameters) -> str:
+    """Whoever sends another salt shares no cached prompt, and cannot find out by timing what others sent."""
+    salt = parameters.cache_salt or ""
+    if len(salt) > MAX_SALT:
+        raise bad_request(f"cache_salt may have {MAX_SALT} characters, not {len(salt)}", "cache_salt", "invalid_value")
+    return salt
 
 
 def sampling_of(parameters: Parameters, default_seed: int | None) -> Sampling:
@@ -158,6 +168,5 @@ NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "guided_grammar": (),
     "priority": (0,),
     "truncate_prompt_tokens": (),
-    "cache_salt": (),
 }
 """Parameters that clients send to either endpoint, and the values that ask for nothing."""
