@@ -19,7 +19,7 @@ from mlx import nn
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models.cache import make_prompt_cache
 
-from tests.family_configs import FAMILIES, VOCABULARY
+from tests.family_configs import FAMILIES, VOCABULARY, Config
 from tests.family_weights import draw
 
 __all__ = ["END", "FAMILIES", "LENGTHS", "build", "prompts", "reference", "save", "save_tokenizer", "write_json"]
@@ -52,9 +52,9 @@ END = VOCABULARY - 1
 """The token that ends a turn of a saved model."""
 
 
-def build(name: str, seed: int | None = None) -> nn.Module:
+def build(name: str, seed: int | None = None, config: Config | None = None) -> nn.Module:
     """A model whose every parameter comes from a NumPy seed: the same in each process."""
-    config = deepcopy(FAMILIES[name])
+    config = deepcopy(config or FAMILIES[name])
     module = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
     seed = SEEDS.get(name, 0) if seed is None else seed
     mx.random.seed(seed)

@@ -12,6 +12,7 @@ import pytest
 
 from tests.engine.driver import GREEDY, Driver, Orders, Request, Row
 from tests.engine.test_exactness import engine_of, every_family, model_of
+from tests.engine.test_slots import Watching
 from tests.families import build, prompts
 from tests.family_configs import VOCABULARY
 from trouper.engine import architecture, slots
@@ -363,6 +364,20 @@ class TestMemory:
         joined = (admit(21, 60, Restore(50, ids(0, 2), RowId(1))),)
         assert self.rise(engine, Plan(6, admit=joined, decode=live[1:], prefill=(Chunk(RowId(21), 10),))) < limit
         assert self.rise(engine, Plan(7, decode=(*live[1:], RowId(21)))) < limit
+
+    @pytest.mark.parametrize("name", ["llama", "gpt_oss"])
+    def test_no_buffer_is_copied_while_steps_overlap(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A row stored, a row that leaves and one that restores, each launched while the step before still runs."""
+        monkeypatch.setattr(slots, "STEP", 8192)
+        order = store(name, 0, 13)
+        requests = [Request([1 + row, 2, 3], 30, leave=9 if row == 2 else None) for row in range(8)]
+        requests.append(Request([1, 2, 3] * 5, 5, join=11, restore=restore(order, 13)))
+        driver = Watching(StepEngine(build(name), VOCABULARY), {11: {"store": (order,)}})
+        driver.play(requests)
+        first, *steps = driver.rises
+        buffer = 8 * 8192 * 2 * 16 * 4
+        assert first > buffer, "the control: this step made the buffers"
+        assert max(steps) < buffer / 4, steps
 
     def test_the_comparison_can_fail(self, engine: StepEngine) -> None:
         """A view is enough to make the next step copy its buffer."""

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
-from tests.engine.driver import Driver, Request, Row
+from tests.engine.driver import Driver, Orders, Request, Row
 from tests.families import build
 from tests.family_configs import VOCABULARY
 from trouper.engine import slots
@@ -222,8 +222,8 @@ def test_a_write_copies_no_buffer(kind: str, monkeypatch: pytest.MonkeyPatch) ->
 class Watching(Driver):
     """Notes by how much memory rose during each step, above what was held before it."""
 
-    def __init__(self, engine: StepEngine) -> None:
-        super().__init__(engine)
+    def __init__(self, engine: StepEngine, orders: Orders | None = None) -> None:
+        super().__init__(engine, orders=orders)
         self.rises: list[int] = []
 
     def _take(self, plan: Plan, rows: dict[RowId, Row]) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import mlx.core as mx
 
+from trouper.engine.computing import finish_or_start
 from trouper.engine.layout import Layout
 from trouper.engine.payloads import PendingPayload, Stored, pending, stored_from
 from trouper.engine.rows import SlotRows
@@ -44,7 +45,7 @@ class BlockStore:
         if order.snapshot is not None:
             assert stop == self._rows.length(order.row), "a snapshot is of now, not of another length"
             arrays = tuple(self._rows.snapshot(order.row))
-            mx.async_eval(arrays)
+            finish_or_start(arrays)
             self._keep(order.snapshot, Stored(stop, arrays, snapshot=True))
 
     def _keep_blocks(self, order: Store, run: Sequence[mx.array]) -> None:
@@ -56,7 +57,7 @@ class BlockStore:
             self._keep(block, Stored(size, arrays))
             made += arrays
             at += size
-        mx.async_eval(made)
+        finish_or_start(made)
 
     def _keep(self, block: BlockId, stored: Stored) -> None:
         assert block not in self._stored, "a block's id is used twice"
