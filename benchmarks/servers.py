@@ -62,8 +62,10 @@ def _run(code: str) -> str:
 
 
 @contextmanager
-def trouper(model: Path, *flags: str) -> Iterator[Server]:
+def trouper(model: Path, *flags: str, disk: Path | None = None) -> Iterator[Server]:
+    """Without `disk` nothing is kept on one: what an earlier run has cached must not help this one."""
     port = free_port()
+    flags = ("--no-ssd", *flags) if disk is None else ("--ssd-cache-dir", str(disk), *flags)
     command = [
         shutil.which("trouper", path=str(Path(sys.executable).parent)) or "trouper",
         "serve",
