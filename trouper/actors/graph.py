@@ -105,7 +105,9 @@ async def _run_actors(
 
     namespace = cache_namespace(model.card, settings)
     disk_edges = WriterEdges(orders_in, admitted, watches.directory, watches.facts)
-    path = settings.blocks_dir if model.card.fingerprint and model.card.kv.cached else None
+    path = (
+        settings.blocks_dir if model.card.fingerprint and model.card.kv.cached and settings.cache_memory != 0 else None
+    )
     janitor = partial(keep_tidy, orders, engine.memory, watches.memory, watches.facts, settings)
     writer = partial(write_to_disk, disk_edges, path, namespace, settings)
     try:

@@ -2,7 +2,7 @@
 
 Requests that wait for a read go before writes, and writes yield to decoding: after each one it rests
 so long that they take a small part of the machine. A sick disk detaches the tier and is tried again at
-the next sweep; it never costs a token.
+the next sweep or inspection; it never costs a token.
 """
 
 from __future__ import annotations
@@ -51,7 +51,6 @@ PIECES_A_MESSAGE = 1000
 INSPECTED_AT_ONCE = 4
 """Files."""
 HOUR_S = 3600.0
-WRONG_MACHINE = (errno.EIO, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENODEV)
 
 
 @attrs.frozen(eq=False)
@@ -139,7 +138,7 @@ class SSDWriter:
         try:
             if self._path is None:
                 raise OSError(errno.ENODEV, "no SSD tier")
-            store = await self._attached(self._path, again=isinstance(order, Sweep))
+            store = await self._attached(self._path, again=isinstance(order, Sweep | Inspect))
             match order:
                 case Sweep(ttl_s=ttl_s):
                     await self._sweep(store, ttl_s)
@@ -167,11 +166,12 @@ class SSDWriter:
     # -- the directory ---------------------------------------------------------------------------
 
     async def _attached(self, path: Path, *, again: bool) -> RunStore:
-        """The store. After a fault only a sweep tries the disk again."""
+        """The store. After a fault only the janitor's orders try the disk again; then the scheduler is told anew."""
         if self._store is not None:
             return self._store
-        if self._edges.facts.latest.reason and not again:
-            raise OSError(errno.ENODEV, self._edges.facts.latest.reason)
+        sick = self._edges.facts.latest.reason
+        if sick and not again:
+            raise OSError(errno.ENODEV, sick)
         store = RunStore(path, self._namespace)
         await _in_thread(lambda: _look(store))
         self._store = store
@@ -179,6 +179,9 @@ class SSDWriter:
         for run in store.runs:
             self._note(run)
         self._publish(path=str(path), attached=True, reason="", damaged=sum(store.damaged.values()))
+        if sick:
+            log.warning("the cache directory %s is in use again", path)
+            await self._announce(parents_first(store.runs))
         return store
 
     def _detach(self, path: Path, sick: OSError) -> None:
