@@ -15,6 +15,14 @@ import trouper.engine  # noqa: F401 - OpenBLAS and the allocator's settings befo
 import mlx.core as mx
 import numpy as np
 
+from trouper.engine.architecture import batching_of
+from trouper.engine.blocks import BlockStore
+from trouper.engine.loading import load
+from trouper.engine.quantized import PLAIN
+from trouper.engine.rows import SlotRows
+from trouper.protocol.plans import BlockId, Restore, RowId, Store
+from trouper.protocol.settings import Settings
+
 LAYERS, HEADS, DIM = 30, 3, 64
 SLOTS, CAPACITY = 4, 4352
 REPEATS = 7
@@ -109,6 +117,37 @@ def measure(layout: Tokens | Planes, size: int, tokens: int, buffers: Buffers) -
     return seconds(store), seconds(restore)
 
 
+def through_the_engine(size: int, tokens: int) -> tuple[float, float]:
+    """The same by the engine's own parts, with the embedded model: slots found, lengths checked, buffers in use."""
+    model = load(Settings(), lambda _: None).model
+    rows = SlotRows(model, batching_of(model), PLAIN)
+    blocks = BlockStore(rows)
+    for row in range(SLOTS):
+        rows.open(RowId(row))
+    parts = [mx.random.normal((*shape.dims[:1], tokens, DIM)) for shape in rows.layout.sliceable]
+    rows.write(RowId(0), parts, tokens)
+    rows.advance(RowId(0), tokens)
+    rows.start()
+    mx.synchronize()
+    full, known, stored, restored = tokens // size, 0, [], []
+    for _ in range(REPEATS):
+        ids = tuple(map(BlockId, range(known, known + full)))
+        stored.append(once(lambda: blocks.store(Store(RowId(0), 0, (size,) * full, ids))))  # noqa: B023
+        rows.drop([RowId(1)])
+        rows.open(RowId(1))
+        restored.append(once(lambda: blocks.restore(RowId(1), Restore(tokens, ids))))  # noqa: B023
+        blocks.evict(ids)
+        known += full
+    return statistics.median(stored), statistics.median(restored)
+
+
+def once(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    mx.synchronize()
+    return time.perf_counter() - began
+
+
 def main() -> None:
     mx.random.seed(0)
     buffers = [mx.random.normal((SLOTS, HEADS, CAPACITY, DIM)) for _ in range(2 * LAYERS)]
@@ -123,6 +162,12 @@ def main() -> None:
                     f"{layout.name:>46}, blocks of {size:3}: "
                     f"store {stored / touched:5.2f} copies, restore {restored / touched:5.2f}"
                 )
+        for size in (16, 64):
+            stored, restored = through_the_engine(size, tokens)
+            print(
+                f"{'through the engine':>46}, blocks of {size:3}: "
+                f"store {stored / touched:5.2f} copies, restore {restored / touched:5.2f}"
+            )
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ to a slot buffer would make that buffer's next write a copy of all of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import mlx.core as mx
 
@@ -15,6 +16,9 @@ from trouper.engine.layout import Layout
 from trouper.engine.payloads import PendingPayload, Stored, pending, stored_from
 from trouper.engine.rows import SlotRows
 from trouper.protocol.plans import BlockId, Load, Restore, RowId, Store
+
+RUN_BYTES = 2**26
+"""What is copied out of slots at one time, before it is cut into blocks."""
 
 
 class BlockStore:
@@ -38,26 +42,31 @@ class BlockStore:
 
     def store(self, order: Store) -> None:
         """Copy out of a live row."""
-        stop = order.start + sum(order.sizes)
-        if order.sizes:
-            run = self._layout.pack(self._rows.read(order.row, order.start, stop))
-            self._keep_blocks(order, run)
+        at = order.start
+        for blocks in batched(list(zip(order.blocks, order.sizes, strict=True)), self._bytes):
+            at = self._store_run(order.row, at, blocks)
         if order.snapshot is not None:
-            assert stop == self._rows.length(order.row), "a snapshot is of now, not of another length"
+            assert at == self._rows.length(order.row), "a snapshot is of now, not of another length"
             arrays = tuple(self._rows.snapshot(order.row))
             finish_or_start(arrays)
-            self._keep(order.snapshot, Stored(stop, arrays, snapshot=True))
+            self._keep(order.snapshot, Stored(at, arrays, snapshot=True))
 
-    def _keep_blocks(self, order: Store, run: Sequence[mx.array]) -> None:
-        """Cut (planes, all tokens, dim) into blocks. `contiguous` copies, since a view would keep the whole run."""
+    def _store_run(self, row: RowId, start: int, blocks: Sequence[tuple[BlockId, int]]) -> int:
+        """Cut (planes, tokens, dim) into blocks. `contiguous` copies, since a view would keep the whole run."""
+        stop = start + sum(size for _, size in blocks)
+        run = self._layout.pack(self._rows.read(row, start, stop))
         at, made = 0, list[mx.array]()
-        for block, size in zip(order.blocks, order.sizes, strict=True):
+        for block, size in blocks:
             assert size > 0, "an empty block"
             arrays = tuple(mx.contiguous(array[:, at : at + size]) for array in run)
             self._keep(block, Stored(size, arrays))
             made += arrays
             at += size
         finish_or_start(made)
+        return stop
+
+    def _bytes(self, block: tuple[BlockId, int]) -> int:
+        return block[1] * self._layout.token_bytes
 
     def _keep(self, block: BlockId, stored: Stored) -> None:
         assert block not in self._stored, "a block's id is used twice"
@@ -69,26 +78,33 @@ class BlockStore:
 
     def restore(self, row: RowId, order: Restore) -> None:
         """Into a row that was just opened: blocks, then what a live row has beyond them, then rings and states."""
-        blocks = [self._stored[block] for block in order.blocks]
-        held = min(sum(block.tokens for block in blocks), order.tokens)
-        if blocks:
-            self._rows.write(row, self._layout.unpack(self._run(blocks, held)), held)
+        blocks = self._parts([self._stored[block] for block in order.blocks], order.tokens)
+        self._write(row, blocks, order.tokens)
         if order.source is not None:
-            assert held < order.tokens, "nothing is left to copy from the live row"
+            assert self._rows.length(row) < order.tokens, "nothing is left to copy from the live row"
             self._rows.extend(row, order.source, order.tokens)
         assert self._rows.length(row) == order.tokens, "blocks and source are not as long as the plan says"
         self._restore_snapshot(row, order)
         self._rows.start()
 
-    def _run(self, blocks: Sequence[Stored], tokens: int) -> list[mx.array]:
-        """Blocks side by side: (planes, tokens, dim) of each of their arrays; the last block perhaps in part."""
+    def _write(self, row: RowId, blocks: Sequence[Stored], room: int) -> None:
+        """Each slot buffer in one go, since a second write while the first is under way would copy the buffer."""
+        tokens = sum(block.tokens for block in blocks)
+        for slab in self._layout.slabs(tokens) if blocks else ():
+            run = [
+                mx.concatenate([block.arrays[place][planes] for block in blocks], 1) for place, planes in slab.planes
+            ]
+            self._rows.write(row, slab.layout.unpack(run), room, slab.leaves)
+            self._rows.start(slab.leaves)
+        self._rows.advance(row, tokens)
+
+    def _parts(self, blocks: list[Stored], tokens: int) -> list[Stored]:
+        """As much of them as `tokens` has use for: the last one perhaps in part."""
         assert not any(block.snapshot for block in blocks), "a snapshot is no block"
-        last = tokens - sum(block.tokens for block in blocks[:-1])
-        assert 0 < last <= blocks[-1].tokens, "the last block has nothing to give"
-        return [
-            mx.concatenate([*(block.arrays[place] for block in blocks[:-1]), array[:, :last]], 1)
-            for place, array in enumerate(blocks[-1].arrays)
-        ]
+        if blocks and (last := tokens - sum(block.tokens for block in blocks[:-1])) < blocks[-1].tokens:
+            assert last > 0, "the last block has nothing to give"
+            blocks[-1] = Stored(last, tuple(array[:, :last] for array in blocks[-1].arrays))
+        return blocks
 
     def _restore_snapshot(self, row: RowId, order: Restore) -> None:
         assert (order.snapshot is not None) == (self._layout.snapshot_bytes > 0), "a snapshot too few, or too many"
@@ -100,3 +116,19 @@ class BlockStore:
     def persist(self, blocks: Iterable[BlockId]) -> list[PendingPayload]:
         """References, whatever is evicted before they are read."""
         return [pending(self._stored[block]) for block in blocks]
+
+
+T = TypeVar("T")
+
+
+def batched(items: Sequence[T], size: Callable[[T], int]) -> Iterator[Sequence[T]]:
+    """Consecutive items, as many at a time as RUN_BYTES hold, and at least one."""
+    batch, held = list[T](), 0
+    for item in items:
+        if batch and held + size(item) > RUN_BYTES:
+            yield batch
+            batch, held = [], 0
+        batch.append(item)
+        held += size(item)
+    if batch:
+        yield batch

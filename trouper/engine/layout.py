@@ -9,6 +9,7 @@ for each layer at 3 to 8, tokens outermost at 13 to 24.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import accumulate, chain, islice
 
 import attrs
@@ -40,6 +41,9 @@ class Shape:
         return cls(tuple(array.shape), array.dtype)
 
 
+SLAB_BYTES = 2**24
+"""What lies between blocks and slots at one time. A CPU's allocator hands larger arrays back to the system, and their
+pages are faulted in anew: with one array for all of 4096 tokens restoring took 9 copies of the bytes."""
 Leaves = tuple[tuple[Shape, ...], ...]
 """For each cache of a kind, what it consists of."""
 
@@ -56,15 +60,15 @@ class Layout:
     rings: Leaves
     states: Leaves
 
-    @property
+    @cached_property
     def sliceable(self) -> tuple[Shape, ...]:
         return tuple(chain.from_iterable(self.full))
 
-    @property
+    @cached_property
     def token_bytes(self) -> int:
         return sum(shape.nbytes for shape in self.sliceable)
 
-    @property
+    @cached_property
     def snapshot_bytes(self) -> int:
         return sum(shape.nbytes for shape in chain(*self.rings, *self.states))
 
@@ -72,7 +76,7 @@ class Layout:
         """Of each array of a block."""
         return [
             Shape((sum(self.sliceable[place].dims[0] for place in group), tokens, dim), dtype)
-            for (dim, dtype), group in self._groups().items()
+            for (dim, dtype), group in self._groups.items()
         ]
 
     def snapshot(self, tokens: int) -> list[Shape]:
@@ -82,21 +86,53 @@ class Layout:
 
     def pack(self, parts: Sequence[mx.array]) -> list[mx.array]:
         """(heads, n, dim) of each buffer to what a block of them is."""
-        return [mx.concatenate([parts[place] for place in group]) for group in self._groups().values()]
+        return [mx.concatenate([parts[place] for place in group]) for group in self._groups.values()]
 
     def unpack(self, arrays: Sequence[mx.array]) -> list[mx.array]:
         parts: dict[int, mx.array] = {}
-        for array, group in zip(arrays, self._groups().values(), strict=True):
+        for array, group in zip(arrays, self._groups.values(), strict=True):
             ends = list(accumulate(self.sliceable[place].dims[0] for place in group))
             parts |= {place: array[start:end] for place, start, end in zip(group, [0, *ends], ends, strict=False)}
         return [parts[place] for place in range(len(self.sliceable))]
 
+    def slabs(self, tokens: int) -> list[Slab]:
+        """All leaves, so many at a time as SLAB_BYTES hold of this many tokens."""
+        sizes = [sum(shape.nbytes for shape in leaf) * tokens for leaf in self.full]
+        slabs, first, above = [], 0, dict.fromkeys(self._groups, 0)
+        for last in range(1, len(sizes) + 1):
+            if last == len(sizes) or sum(sizes[first : last + 1]) > SLAB_BYTES:
+                some = Layout(self.full[first:last], (), ())
+                slabs.append(Slab(slice(first, last), some, self._planes(some, above)))
+                first = last
+        return slabs
+
+    def _planes(self, some: Layout, above: dict[tuple[int, mx.Dtype], int]) -> list[tuple[int, slice]]:
+        """Of each array of `some`: which array of ours it is a part of, and which planes. Counts them in `above`."""
+        planes = []
+        for place, key in enumerate(self._groups):
+            if key in some._groups:
+                count = sum(some.sliceable[each].dims[0] for each in some._groups[key])
+                planes.append((place, slice(above[key], above[key] + count)))
+                above[key] += count
+        order = list(some._groups)
+        return sorted(planes, key=lambda each: order.index(list(self._groups)[each[0]]))
+
+    @cached_property
     def _groups(self) -> dict[tuple[int, mx.Dtype], list[int]]:
         """Which buffers share an array."""
         groups: dict[tuple[int, mx.Dtype], list[int]] = {}
         for place, shape in enumerate(self.sliceable):
             groups.setdefault((shape.dims[2], shape.dtype), []).append(place)
         return groups
+
+
+@attrs.frozen
+class Slab:
+    """Some consecutive leaves: their own layout, and where their planes lie in the arrays of a block of all leaves."""
+
+    leaves: slice
+    layout: Layout
+    planes: list[tuple[int, slice]]
 
 
 def layout_of(model: nn.Module, kv: KvFormat) -> Layout:

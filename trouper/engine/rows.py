@@ -22,6 +22,7 @@ from trouper.protocol.plans import RowId
 
 PADDING_WORTH = 1.25
 """Prefill prompts in one padded pass while that computes at most so many times their own tokens."""
+ALL = slice(None)
 
 
 class Rows(Protocol):
@@ -207,18 +208,23 @@ class SlotRows:
         slot = self._order.index(row)
         return [view for cache in self._full for view in cache.read(slot, start, stop)]
 
-    def write(self, row: RowId, parts: Sequence[mx.array], tokens: int) -> None:
-        """`tokens` more, in the form that `read` gives."""
+    def write(self, row: RowId, parts: Sequence[mx.array], room: int, leaves: slice = ALL) -> None:
+        """Behind what the row has, in the form that `read` gives, into some of the layers; make room for `room` tokens
+        in all. The row is longer when `advance` says so."""
         slot, start = self._order.index(row), self.length(row)
-        for cache, own in zip(self._full, dealt(parts, self.layout.full), strict=True):
+        for cache, own in zip(self._full[leaves], dealt(parts, self.layout.full[leaves]), strict=True):
             if own:
-                cache.write(slot, start, own)
-        self._lengths[slot] += tokens
+                cache.write(slot, start, own, room)
+
+    def advance(self, row: RowId, tokens: int) -> None:
+        """So many tokens were written."""
+        self._lengths[self._order.index(row)] += tokens
 
     def extend(self, row: RowId, source: RowId, tokens: int) -> None:
         """Up to `tokens`, from what another row has there."""
         start = self.length(row)
-        self.write(row, copied(self.read(source, start, tokens)), tokens - start)
+        self.write(row, copied(self.read(source, start, tokens)), tokens)
+        self.advance(row, tokens - start)
 
     def snapshot(self, row: RowId) -> list[mx.array]:
         """Rings, then states, in memory of their own."""
@@ -235,10 +241,11 @@ class SlotRows:
                 ring.restore(slot, length, own)
         for states, own in zip(self._states, dealt(parts[rings:], self.layout.states), strict=True):
             states.restore(slot, own)
+        mx.async_eval([ring.state() for ring in self._rings], [states.state() for states in self._states])
 
-    def start(self) -> None:
+    def start(self, leaves: slice = ALL) -> None:
         """Compute what was written."""
-        mx.async_eval([state for cache in self._leaves for state in cache.state()])
+        mx.async_eval([state for cache in self._full[leaves] for state in cache.state()])
 
     def lengths(self) -> dict[RowId, int]:
         return dict(zip(self._order, self._lengths.tolist(), strict=True))

@@ -151,10 +151,10 @@ class FullSlots(SlotCache):
         """(heads, stop - start, dim) views of each buffer: to be copied, and started, before a buffer changes."""
         return [buffer[slot, :, start:stop] for buffer in self.buffers]
 
-    def write(self, slot: int, start: int, parts: Sequence[mx.array]) -> None:
-        """Tokens from `start` on, in the form that `read` gives."""
+    def write(self, slot: int, start: int, parts: Sequence[mx.array], room: int = 0) -> None:
+        """Tokens from `start` on, in the form that `read` gives, of a row that will have `room` of them."""
         stop = start + parts[0].shape[1]
-        self._reserve([part[None] for part in parts], slot + 1, stop)
+        self._reserve([part[None] for part in parts], slot + 1, max(stop, room))
         for buffer, part in zip(self.buffers, parts, strict=True):
             buffer[slot, :, start:stop] = part
 
