@@ -15,7 +15,7 @@ from trouper.actors.runtime import Answer
 from trouper.protocol.errors import RequestFailed
 from trouper.protocol.replies import Delta, Finished, TokenLogprobs
 from trouper.web.errors import error_body
-from trouper.web.openai.shapes import Choice, Shape, Usage
+from trouper.web.openai.shapes import Choice, Shape, Usage, total
 
 HEARTBEAT = b": keep-alive\n\n"
 """A comment; an event without data would crash clients."""
@@ -90,11 +90,12 @@ class EventStream(ResponseBody):
         shape: Shape,
         answers: Sequence[Answer],
         *,
+        choices: int,
         include_usage: bool,
         heartbeat_s: float,
         nursery: trio.Nursery,
     ) -> None:
-        self._shape, self._answers = shape, answers
+        self._shape, self._answers, self._choices = shape, answers, choices
         self._include_usage, self._heartbeat_s = include_usage, heartbeat_s
         self._nursery = nursery
         self._pieces: trio.MemoryReceiveChannel[Piece] | None = None
@@ -177,8 +178,8 @@ class EventStream(ResponseBody):
         self._over = True
         if not self._include_usage:
             return DONE
-        usage = sum((usage_of(answer) for answer in self._answers), Usage(0, 0, 0))
-        return _event(self._shape.usage(usage)) + DONE
+        usages = [usage_of(answer) for answer in self._answers]
+        return _event(self._shape.usage(total(usages, self._choices))) + DONE
 
 
 def _event(data: bytes) -> bytes:

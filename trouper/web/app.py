@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from typing import Any, cast
 from uuid import uuid4
 
+import attrs
 import msgspec
 import trio
 from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, ConnectionState
@@ -26,9 +27,9 @@ from trouper.web.auth import Keys
 from trouper.web.errors import error_response, http_problem, model_not_found
 from trouper.web.health import health_body
 from trouper.web.openai.chat import chat_to_generate, parse_chat
-from trouper.web.openai.completions import completion_to_generate, parse_completion
+from trouper.web.openai.completions import CompletionRequest, best_of, completion_to_generate, parse_completion
 from trouper.web.openai.parameters import Parameters, wants_usage
-from trouper.web.openai.shapes import ChatShape, CompletionShape, Envelope, Shape
+from trouper.web.openai.shapes import ChatShape, CompletionShape, Envelope, Shape, total
 from trouper.web.parsing import parse_json, too_large
 
 log = logging.getLogger("trouper.web")
@@ -153,7 +154,7 @@ class Api:
         parsed = parse_chat(parse_json(await body_bytes()))
         self._check_model(parsed.model)
         wanted = chat_to_generate(parsed, self._request_id(), self._runtime.settings.seed)
-        return await self._answer(ChatShape(self._envelope("chatcmpl-")), parsed, (wanted,))
+        return await self._answer(ChatShape(self._envelope("chatcmpl-")), parsed, wanted)
 
     async def completions(self) -> Response:
         parsed = parse_completion(parse_json(await body_bytes()))
@@ -165,11 +166,11 @@ class Api:
         include_usage = wants_usage(parsed)
         answers = [await self._submit(generate) for generate in wanted]
         if not parsed.stream:
-            logprobs = wanted[0].logprobs is not None
-            return as_json(shape.body(await collect_all(answers, logprobs=logprobs)))
+            return as_json(await self._whole(shape, parsed, answers, logprobs=wanted[0].logprobs is not None))
         stream = EventStream(
             shape,
             answers,
+            choices=parsed.n,
             include_usage=include_usage,
             heartbeat_s=self._settings.heartbeat_s,
             nursery=self._state()["nursery"],
@@ -179,6 +180,16 @@ class Api:
         response.headers["X-Accel-Buffering"] = "no"
         response.timeout = None
         return response
+
+    async def _whole(self, shape: Shape, parsed: Parameters, answers: list[Answer], *, logprobs: bool) -> Any:
+        candidates = parsed.candidates if isinstance(parsed, CompletionRequest) else parsed.n
+        choices = await collect_all(answers, logprobs=logprobs)
+        usage = total([choice.usage for choice in choices], candidates)
+        if isinstance(parsed, CompletionRequest) and candidates > parsed.n:
+            choices = best_of(choices, parsed.n, candidates)
+            if parsed.logprobs is None:
+                choices = [attrs.evolve(choice, logprobs=None) for choice in choices]
+        return shape.body(choices, usage)
 
     async def _submit(self, generate: Generate) -> Answer:
         """Admission comes before a response exists. What was admitted is closed with the request, however that ends."""

@@ -9,8 +9,10 @@ import attrs
 from trouper.protocol.errors import bad_request
 from trouper.protocol.requests import ChatPrompt, Generate
 from trouper.web.openai.parameters import (
+    MAX_CHOICES,
     NOT_SUPPORTED,
     Parameters,
+    choices_of,
     length_of,
     salt_of,
     sampling_of,
@@ -65,11 +67,12 @@ def parse_chat(body: dict[str, Any]) -> ChatRequest:
     return structure(body, ChatRequest, REFUSED)
 
 
-def chat_to_generate(request: ChatRequest, request_id: str, default_seed: int | None) -> Generate:
-    """Raises `RequestFailed` (400) naming the parameter."""
+def chat_to_generate(request: ChatRequest, request_id: str, default_seed: int | None) -> tuple[Generate, ...]:
+    """One for each choice. Raises `RequestFailed` (400) naming the parameter."""
+    between("n", request.n, 1, MAX_CHOICES)
     limit = request.max_completion_tokens
     name = "max_tokens" if limit is None else "max_completion_tokens"
-    return Generate(
+    generate = Generate(
         request_id=request_id,
         prompt=ChatPrompt(messages_of(request.messages), template_kwargs(request.chat_template_kwargs)),
         sampling=sampling_of(request, default_seed),
@@ -80,6 +83,7 @@ def chat_to_generate(request: ChatRequest, request_id: str, default_seed: int | 
         logprobs=_top_logprobs(request),
         cache_salt=salt_of(request),
     )
+    return choices_of(generate, request.n)
 
 
 def _top_logprobs(request: ChatRequest) -> int | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import inf
 from typing import Any
 
 import attrs
@@ -9,14 +11,17 @@ import attrs
 from trouper.protocol.errors import bad_request
 from trouper.protocol.requests import Generate, Prompt, TextPrompt, TokenPrompt
 from trouper.web.openai.parameters import (
+    MAX_CHOICES,
     NOT_SUPPORTED,
     Parameters,
+    choices_of,
     length_of,
     salt_of,
     sampling_of,
     stop_tokens_of,
     stops_of,
 )  # fmt: skip
+from trouper.web.openai.shapes import Choice
 from trouper.web.parsing import between, structure
 
 MAX_PROMPTS = 128
@@ -36,6 +41,12 @@ class CompletionRequest(Parameters):
     prompt: Any
     logprobs: int | None = None
     max_tokens: int | None = DEFAULT_MAX_TOKENS
+    best_of: int | None = None
+
+    @property
+    def candidates(self) -> int:
+        """Answers to make for each prompt; the best `n` of them are given."""
+        return self.n if self.best_of is None else self.best_of
 
 
 def parse_completion(body: dict[str, Any]) -> CompletionRequest:
@@ -45,12 +56,13 @@ def parse_completion(body: dict[str, Any]) -> CompletionRequest:
 def completion_to_generate(
     request: CompletionRequest, request_id: str, default_seed: int | None
 ) -> tuple[Generate, ...]:
-    """One for each prompt, each with a seed of its own unless one was given: the same prompt twice asks for two answers.
-    Raises `RequestFailed` (400) naming the parameter."""
+    """One for each candidate of each prompt, each prompt with a seed of its own unless one was given: the same prompt
+    twice asks for two answers. Raises `RequestFailed` (400) naming the parameter."""
     if request.logprobs is not None:
         between("logprobs", request.logprobs, 0, MAX_LOGPROBS)
     prompts = prompts_of(request.prompt)
-    return tuple(
+    _check_candidates(request, len(prompts))
+    generates = (
         Generate(
             request_id=request_id if len(prompts) == 1 else f"{request_id}-{place}",
             prompt=prompt,
@@ -59,11 +71,41 @@ def completion_to_generate(
             stop=stops_of(request.stop),
             stop_token_ids=stop_tokens_of(request.stop_token_ids),
             ignore_eos=request.ignore_eos,
-            logprobs=request.logprobs,
+            # The best are those of the highest mean log-probability.
+            logprobs=0 if request.logprobs is None and request.candidates > request.n else request.logprobs,
             cache_salt=salt_of(request),
         )
         for place, prompt in enumerate(prompts)
     )
+    return tuple(choice for generate in generates for choice in choices_of(generate, request.candidates))
+
+
+def _check_candidates(request: CompletionRequest, prompts: int) -> None:
+    between("n", request.n, 1, MAX_CHOICES)
+    if request.best_of is not None:
+        between("best_of", request.best_of, request.n, MAX_CHOICES)
+        if request.stream and request.best_of > request.n:
+            raise bad_request(
+                "best_of cannot be streamed: which is best is known at the end", "best_of", "invalid_value"
+            )
+    if prompts * request.candidates > MAX_CHOICES:
+        said = f"{prompts} prompts of {request.candidates} answers each are more than {MAX_CHOICES}"
+        raise bad_request(said, "n" if request.best_of is None else "best_of", "invalid_value")
+
+
+def best_of(choices: Sequence[Choice], keep: int, candidates: int) -> list[Choice]:
+    """Of each prompt's candidates the `keep` most likely per token, in the order of their making."""
+    chosen: list[Choice] = []
+    for start in range(0, len(choices), candidates):
+        own = choices[start : start + candidates]
+        ranked = sorted(range(len(own)), key=lambda place: _mean_logprob(own[place]), reverse=True)
+        chosen += [own[place] for place in sorted(ranked[:keep])]
+    return chosen
+
+
+def _mean_logprob(choice: Choice) -> float:
+    seen = choice.logprobs or ()
+    return sum(at.logprob for at in seen) / len(seen) if seen else -inf
 
 
 def prompts_of(value: Any) -> tuple[Prompt, ...]:

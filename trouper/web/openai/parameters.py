@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 
 from trouper.protocol.errors import bad_request
+from trouper.protocol.requests import Generate
 from trouper.protocol.sampling import Sampling
 from trouper.web.parsing import between, json_type, structure
 
@@ -15,6 +16,9 @@ MAX_STOPS = 16
 MAX_BIASES = 1024
 MAX_STOP_TOKENS = 1024
 MAX_SALT = 1024
+MAX_CHOICES = 128
+SEED_STRIDE = 0x9E3779B97F4A7C15
+"""Odd, so that seeds of many choices differ: 2^64 over the golden ratio."""
 HUGE = 2**63
 
 
@@ -47,6 +51,7 @@ class Parameters:
     stop: Any = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    n: int = 1
     stream: bool = False
     stream_options: Any = None
     user: str | None = None
@@ -80,6 +85,19 @@ def sampling_of(parameters: Parameters, default_seed: int | None) -> Sampling:
         frequency_penalty=parameters.frequency_penalty,
         logit_bias=biases(parameters.logit_bias),
         seed=drawn_seed(parameters.seed, default_seed),
+    )
+
+
+def choices_of(generate: Generate, count: int) -> tuple[Generate, ...]:
+    """The same request so many times. The first keeps its seed, the others have seeds made of it. What they share is
+    prefilled once: whoever comes later waits for it."""
+    return tuple(
+        attrs.evolve(
+            generate,
+            request_id=f"{generate.request_id}-{place}" if place else generate.request_id,
+            sampling=attrs.evolve(generate.sampling, seed=generate.sampling.seed + place * SEED_STRIDE),
+        )
+        for place in range(count)
     )
 
 
@@ -151,8 +169,6 @@ def wants_usage(parameters: Parameters) -> bool:
 
 
 NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
     "store": (False, True),
     "service_tier": ("auto", "default"),
     "min_tokens": (0,),

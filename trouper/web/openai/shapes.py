@@ -29,13 +29,6 @@ class Usage:
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
 
-    def __add__(self, other: Usage) -> Usage:
-        return Usage(
-            self.prompt_tokens + other.prompt_tokens,
-            self.completion_tokens + other.completion_tokens,
-            self.cached_tokens + other.cached_tokens,
-        )
-
 
 @attrs.frozen
 class Choice:
@@ -79,7 +72,7 @@ class Shape(Protocol):
 
     envelope: Envelope
 
-    def body(self, choices: Sequence[Choice]) -> Json: ...
+    def body(self, choices: Sequence[Choice], usage: Usage) -> Json: ...
 
     def opening(self, index: int) -> bytes | None:
         """The chunk before the first text, if the dialect has one."""
@@ -91,8 +84,14 @@ class Shape(Protocol):
     def usage(self, usage: Usage) -> bytes: ...
 
 
-def total(choices: Sequence[Choice]) -> Usage:
-    return sum((choice.usage for choice in choices), Usage(0, 0, 0))
+def total(usages: Sequence[Usage], choices: int) -> Usage:
+    """Of a whole response. Each prompt counts once, whatever the number of its choices."""
+    firsts = usages[::choices]
+    return Usage(
+        sum(usage.prompt_tokens for usage in firsts),
+        sum(usage.completion_tokens for usage in usages),
+        sum(usage.cached_tokens for usage in firsts),
+    )
 
 
 class ChatShape:
@@ -103,9 +102,9 @@ class ChatShape:
         whole = encode(self._chunk(0, {"content": "\0"}))
         self._before, self._after = whole.split(encode("\0"))
 
-    def body(self, choices: Sequence[Choice]) -> Json:
+    def body(self, choices: Sequence[Choice], usage: Usage) -> Json:
         return self.envelope.around(
-            "chat.completion", [self._choice(index, choice) for index, choice in enumerate(choices)], total(choices)
+            "chat.completion", [self._choice(index, choice) for index, choice in enumerate(choices)], usage
         )
 
     def _choice(self, index: int, choice: Choice) -> Json:
@@ -160,7 +159,7 @@ class CompletionShape:
     def _choice(self, index: int, text: str, finish_reason: str | None, logprobs: Json | None) -> Json:
         return {"text": text, "index": index, "logprobs": logprobs, "finish_reason": finish_reason}
 
-    def body(self, choices: Sequence[Choice]) -> Json:
+    def body(self, choices: Sequence[Choice], usage: Usage) -> Json:
         bodies = [
             self._choice(
                 index,
@@ -170,7 +169,7 @@ class CompletionShape:
             )
             for index, choice in enumerate(choices)
         ]
-        return self._object(bodies, total(choices))
+        return self._object(bodies, usage)
 
     def _logprobs(self, index: int, logprobs: Sequence[TokenLogprobs]) -> Json:
         text = self.envelope.tokenizer.token_text
