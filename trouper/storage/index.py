@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count
+from operator import itemgetter
 from typing import NamedTuple
 
 import attrs
@@ -24,8 +25,7 @@ from trouper.protocol.plans import BlockId
 TOKEN_BYTES = 4
 NODE_COST = 1024
 """Bytes that a node takes in this process besides its KV, so that even empty blocks are bounded."""
-NEIGHBOURS = 8
-"""How many children left of the insertion point may be prefixes of the rest, each with a snapshot of its own."""
+_tokens = itemgetter(0)
 
 Digest = Callable[[bytes], bytes]
 
@@ -68,7 +68,7 @@ class Node:
     """It is on a list of what should go to disk."""
     pins: int = 0
     below: int = 0
-    """Children whose block is in memory."""
+    """Children that are held."""
     used: int = 0
     snapshot_used: int = 0
     _order: list[tuple[bytes, Node]] = attrs.field(factory=list)
@@ -90,6 +90,11 @@ class Node:
         return self.block is not None or self.on_disk
 
     @property
+    def held(self) -> bool:
+        """It is in memory or in use, or leads to such a node: what it continues stays in memory."""
+        return self.block is not None or self.pins > 0 or self.below > 0
+
+    @property
     def has_snapshot(self) -> bool:
         return self.snapshot is not None or self.snapshot_on_disk
 
@@ -104,17 +109,27 @@ class Node:
         del self._order[bisect_left(self._order, (child.tokens, child))]
 
     def nearest(self, rest: bytes) -> tuple[int, Node | None]:
-        """The usable child that shares the most tokens with `rest`, and how many."""
+        """The usable child that shares the most tokens with `rest`, and how many. The further from where `rest` would
+        be inserted the less is shared, so the first usable one on either side is the best of that side."""
         place = bisect_left(self._order, (rest,))
-        found = [(common(rest, tokens), node) for tokens, node in self._order[max(0, place - 1) : place + 1]]
-        return max(((n, node) for n, node in found if n and node.usable), default=(0, None))
+        sides = range(place - 1, -1, -1), range(place, len(self._order))
+        near = [next((node for n in side if (node := self._order[n][1]).usable), None) for side in sides]
+        found = [(common(rest, node.tokens), node) for node in near if node is not None]
+        return max(((n, node) for n, node in found if n), default=(0, None))
 
     def continued(self, rest: bytes) -> Node | None:
-        """The longest usable child that is a prefix of `rest` and has a snapshot."""
-        place = bisect_left(self._order, (rest,))
-        for tokens, node in reversed(self._order[max(0, place - NEIGHBOURS) : place + 1]):
-            if node.usable and node.has_snapshot and rest.startswith(tokens):
-                return node
+        """The longest usable child that is a prefix of `rest` and has a snapshot. All prefixes of `rest` are prefixes of
+        what it shares with the last child that is not greater."""
+        place = bisect_right(self._order, rest, key=_tokens)
+        while place:
+            tokens, node = self._order[place - 1]
+            shared = common(rest, tokens) * TOKEN_BYTES
+            if shared == len(tokens):
+                if node.usable and node.has_snapshot:
+                    return node
+                shared -= TOKEN_BYTES
+            rest = rest[:shared]
+            place = bisect_right(self._order, rest, key=_tokens)
         return None
 
 
@@ -139,11 +154,21 @@ class Chain:
     def key(self, place: int) -> bytes:
         """Of full block number `place`."""
         keys, step = self._keys, self._step
-        while len(keys) <= place:
-            start = len(keys) * step
-            parent = keys[-1] if keys else self.root.key
-            keys.append(self._digest(parent + bytes(self.tokens[start : start + step])))
-        return keys[place]
+        if place < len(keys):
+            return keys[place]
+        key = keys[-1] if keys else self.root.key
+        for start in range(len(keys) * step, (place + 1) * step, step):
+            key = self._digest(key + self.tokens[start : start + step])
+            keys.append(key)
+        return key
+
+
+class Orphan(NamedTuple):
+    """On disk, but what it continues is not known: another tenant's root, or a text that was not seen yet."""
+
+    tokens: bytes
+    payload: bool
+    snapshot: bool
 
 
 class Match(NamedTuple):
@@ -199,8 +224,10 @@ class Index:
         """Candidates for eviction, oldest first: (stamp, 0 for a snapshot or 1 for a block, node). Entries whose stamp
         is no longer the node's are void."""
         self._freed: list[BlockId] = []
-        self._orphans: dict[bytes, list[tuple[bytes, bytes, bool, bool]]] = {}
-        """On disk, by the key of what they continue, which is not known: another tenant's root, or not computed yet."""
+        self._orphans: dict[bytes, dict[bytes, Orphan]] = {}
+        """By the key of what they continue, then by their own."""
+        self._orphaned: dict[bytes, bytes] = {}
+        """The first of these by the second."""
         self.bytes = 0
         self.blocks = 0
         self.snapshots = 0
@@ -212,7 +239,7 @@ class Index:
         key = self._digest(self.namespace + salt.encode())
         if key not in self._roots:
             self._roots[key] = Node(key, None, b"", 0, pins=1)
-            self._reunite(key)
+            self._reunite(self._roots[key])
         return self._roots[key]
 
     def chain(self, tokens: bytes, salt: str = "") -> Chain:
@@ -221,31 +248,47 @@ class Index:
     def match(self, chain: Chain, limit: int, *, at_snapshot: bool = False) -> Match:
         """The longest beginning of `chain`, at most `limit` tokens, that is in memory or on disk; with `at_snapshot`
         the longest at whose end there is a snapshot, too."""
-        nodes = list(self._full_blocks(chain, limit))
+        nodes = self._full_blocks(chain, limit)
         last = nodes[-1] if nodes else chain.root
-        rest = chain.part(last.end, limit)
         if at_snapshot:
-            more = last.continued(rest)
-            nodes += [more] if more else []
-            while nodes and not nodes[-1].has_snapshot:
-                nodes.pop()
-            return Match(tuple(nodes), nodes[-1].end if nodes else 0, last)
-        shared, child = last.nearest(rest)
-        if child is not None:
-            nodes.append(child)
-        return Match(tuple(nodes), last.end + shared, last)
+            found = self._with_snapshot(chain, nodes, limit)
+            return Match(found, found[-1].end if found else 0, last)
+        shared, child = last.nearest(self._rest(chain, last, limit))
+        return Match(nodes if child is None else (*nodes, child), last.end + shared, last)
 
-    def _full_blocks(self, chain: Chain, limit: int) -> Iterator[Node]:
-        parent, size = chain.root, self.sizes.block_size
+    def _full_blocks(self, chain: Chain, limit: int) -> tuple[Node, ...]:
+        known, size, tokens = self._nodes, self.sizes.block_size, chain.tokens
+        parent, found = chain.root, list[Node]()
         for place in range(limit // size):
-            node = self._nodes.get(chain.key(place))
-            if node is None or not node.usable:
-                return
-            if node.parent is not parent or node.tokens != chain.part(parent.end, parent.end + size):
+            node = known.get(chain.key(place))
+            if node is None or (node.block is None and not node.on_disk):
+                break
+            at = place * size
+            if (
+                node.parent is not parent
+                or node.end != at + size
+                or not tokens.startswith(node.tokens, at * TOKEN_BYTES)
+            ):
                 self.counts.collisions += 1
-                return
-            yield node
+                break
+            found.append(node)
             parent = node
+        return tuple(found)
+
+    def _with_snapshot(self, chain: Chain, nodes: tuple[Node, ...], limit: int) -> tuple[Node, ...]:
+        """As far as there is a snapshot. It may be in the middle of a block of `nodes`: whoever was cut there went on."""
+        for full in range(len(nodes), -1, -1):
+            node = nodes[full - 1] if full else chain.root
+            part = node.continued(self._rest(chain, node, limit))
+            if part is not None:
+                return (*nodes[:full], part)
+            if node.has_snapshot:
+                return nodes[:full]
+        return ()
+
+    def _rest(self, chain: Chain, node: Node, limit: int) -> bytes:
+        """What would be in a child of this node."""
+        return chain.part(node.end, min(limit, node.end + self.sizes.block_size))
 
     def child(self, parent: Node, tokens: bytes) -> Node | None:
         """The node of exactly these tokens, wherever its bytes are."""
@@ -265,29 +308,39 @@ class Index:
         if node is not None and node.block is not None:
             self.touch((node,))
             return node
-        size = len(tokens) // TOKEN_BYTES
-        with _Pinned(parent), _Pinned(node):
-            if not self.make_room(self._cost(size), blocks=1):
-                self.counts.refused += 1
-                return None
-        node = node or self._add(key, parent, tokens)
-        node.block = BlockId(next(self._ids))
-        self._count(node, 1)
-        self.touch((node,))
+        held = node or parent
+        self.pin(held)  # Room must not be made of what is about to be continued.
+        if self.make_room(self._cost(len(tokens) // TOKEN_BYTES), blocks=1):
+            node = node or self._add(key, parent, tokens)
+            self._fill(node)
+        else:
+            self.counts.refused += 1
+            node = None
+        self.unpin(held)
         return node
+
+    def _fill(self, node: Node) -> None:
+        if not node.held:
+            self._hold(node.parent)
+        node.block = BlockId(next(self._ids))
+        self.bytes += self._cost(node.size)
+        self.blocks += 1
+        self.touch((node,))
+        self._reunite(node)
 
     def add_snapshot(self, node: Node) -> BlockId | None:
         """The id of a new snapshot of this node; None if it has one, or there is no room."""
         if node.snapshot is not None:
             return None
-        with _Pinned(node):
-            if not self.make_room(self.sizes.snapshot_bytes):
-                self.counts.refused += 1
-                return None
-        node.snapshot = BlockId(next(self._ids))
-        self.bytes += self.sizes.snapshot_bytes
-        self.snapshots += 1
-        self.used_snapshot(node)
+        self.pin(node)
+        if self.make_room(self.sizes.snapshot_bytes):
+            node.snapshot = BlockId(next(self._ids))
+            self.bytes += self.sizes.snapshot_bytes
+            self.snapshots += 1
+            self.used_snapshot(node)
+        else:
+            self.counts.refused += 1
+        self.unpin(node)
         return node.snapshot
 
     def touch(self, nodes: Iterable[Node]) -> None:
@@ -303,11 +356,15 @@ class Index:
 
     def pin(self, node: Node) -> None:
         """In use: neither it nor what it continues is evicted."""
+        if not node.held:
+            self._hold(node.parent)
         node.pins += 1
 
     def unpin(self, node: Node) -> None:
         node.pins -= 1
         assert node.pins >= 0, "unpinned more often than pinned"
+        if not node.held:
+            self._release(node.parent)
         self._offer(node)
         if node.snapshot is not None:
             heapq.heappush(self._old, (node.snapshot_used, 0, node))
@@ -359,7 +416,7 @@ class Index:
         if self._evictable(node):
             heapq.heappush(self._old, (node.used, 1, node))
         if len(self._old) > 64 + 4 * (self.blocks + self.snapshots):
-            self._old = [entry for entry in self._old if self._valid(entry)]
+            self._old = list({entry for entry in self._old if self._valid(entry)})
             heapq.heapify(self._old)
 
     def _valid(self, entry: tuple[int, int, Node]) -> bool:
@@ -372,11 +429,25 @@ class Index:
         assert node.block is not None
         self._freed.append(node.block)
         node.block = None
-        self._count(node, -1)
-        if node.parent is not None:
-            self._offer(node.parent)
+        self.bytes -= self._cost(node.size)
+        self.blocks -= 1
+        self._release(node.parent)
         if node.snapshot is not None and not node.on_disk:
             self._forget_snapshot(node)
+
+    def _hold(self, parent: Node | None) -> None:
+        """One more child of it is held; if it is the first, it is held from now on, too."""
+        while parent is not None:
+            held = parent.held
+            parent.below += 1
+            parent = None if held else parent.parent
+
+    def _release(self, parent: Node | None) -> None:
+        """One child of it is not held any more."""
+        while parent is not None:
+            parent.below -= 1
+            self._offer(parent)
+            parent = None if parent.held else parent.parent
 
     def _forget_snapshot(self, node: Node) -> None:
         assert node.snapshot is not None
@@ -399,40 +470,59 @@ class Index:
         assert parent.size in (0, self.sizes.block_size), "only full blocks are continued"
         self._nodes[key] = node
         parent.adopt(node)
-        self._reunite(key)
         return node
 
     def _cost(self, size: int) -> int:
         return size * self.sizes.token_bytes + NODE_COST
-
-    def _count(self, node: Node, sign: int) -> None:
-        self.bytes += sign * self._cost(node.size)
-        self.blocks += sign
-        if node.parent is not None:
-            node.parent.below += sign
 
     # -- the disk --------------------------------------------------------------------------------
 
     def on_disk(self, parent_key: bytes, key: bytes, tokens: bytes, *, payload: bool, snapshot: bool) -> None:
         """The disk has this. It is found once what it continues is known."""
         parent = self._nodes.get(parent_key) or self._roots.get(parent_key)
-        if parent is None:
-            self._orphans.setdefault(parent_key, []).append((key, tokens, payload, snapshot))
+        if parent is not None:
+            self._learn([(parent, key, Orphan(tokens, payload, snapshot))])
             return
-        node = self._nodes.get(key)
-        if node is None and parent.size in (0, self.sizes.block_size) and self._digest(parent_key + tokens) == key:
-            node = self._add(key, parent, tokens)
-        if node is not None and node.parent is parent and node.tokens == tokens:
-            node.on_disk |= payload
-            node.snapshot_on_disk |= snapshot
+        siblings = self._orphans.setdefault(parent_key, {})
+        before = siblings.get(key, Orphan(tokens, payload=False, snapshot=False))
+        siblings[key] = Orphan(tokens, payload or before.payload, snapshot or before.snapshot)
+        self._orphaned[key] = parent_key
+
+    def _learn(self, found: list[tuple[Node, bytes, Orphan]]) -> None:
+        """With their parents and keys. What continues them is next. (No recursion: a text is thousands of blocks.)"""
+        learnt = list[Node]()
+        while found:
+            parent, key, orphan = found.pop()
+            node = self._nodes.get(key)
+            if node is None and self._continues(parent, key, orphan.tokens):
+                node = self._add(key, parent, orphan.tokens)
+            if node is not None and node.parent is parent and node.tokens == orphan.tokens:
+                node.on_disk |= orphan.payload
+                node.snapshot_on_disk |= orphan.snapshot
+                learnt.append(node)
+                found += self._adopted(node)
+        for node in reversed(learnt):
             self._prune(node)
 
-    def _reunite(self, key: bytes) -> None:
-        for child, tokens, payload, snapshot in self._orphans.pop(key, ()):
-            self.on_disk(key, child, tokens, payload=payload, snapshot=snapshot)
+    def _continues(self, parent: Node, key: bytes, tokens: bytes) -> bool:
+        full = self.sizes.block_size
+        sound = parent.size in (0, full) and 0 < len(tokens) <= full * TOKEN_BYTES
+        return sound and self._digest(parent.key + tokens) == key
+
+    def _adopted(self, node: Node) -> list[tuple[Node, bytes, Orphan]]:
+        orphans = self._orphans.pop(node.key, {})
+        for key in orphans:
+            del self._orphaned[key]
+        return [(node, key, orphan) for key, orphan in orphans.items()]
+
+    def _reunite(self, node: Node) -> None:
+        """It is known from now on."""
+        if node.key in self._orphans:
+            self._learn(self._adopted(node))
 
     def not_on_disk(self, key: bytes) -> None:
         """The disk does not have it any more, or never had it right."""
+        self._disinherit(key)
         node = self._nodes.get(key)
         if node is not None:
             node.on_disk = node.snapshot_on_disk = False
@@ -440,24 +530,17 @@ class Index:
                 self._forget_snapshot(node)
             self._prune(node)
 
+    def _disinherit(self, key: bytes) -> None:
+        """An orphan is gone before anybody knew it."""
+        parent_key = self._orphaned.pop(key, None)
+        if parent_key is not None:
+            del self._orphans[parent_key][key]
+            if not self._orphans[parent_key]:
+                del self._orphans[parent_key]
+
     def nodes(self) -> Iterator[Node]:
         """Every node, for checks and for showing."""
         return iter(self._nodes.values())
 
     def known(self, key: bytes) -> Node | None:
         return self._nodes.get(key)
-
-
-@attrs.frozen
-class _Pinned:
-    """For the moment: room must not be made of what is about to be continued."""
-
-    node: Node | None
-
-    def __enter__(self) -> None:
-        if self.node is not None:
-            self.node.pins += 1
-
-    def __exit__(self, *_: object) -> None:
-        if self.node is not None:
-            self.node.pins -= 1
