@@ -18,6 +18,9 @@ from trouper.protocol.replies import Accepted, Delta, Failed, Finished, Reply, S
 from trouper.protocol.requests import Generate, Timeouts
 from trouper.protocol.settings import Settings
 
+CANCELLED = Problem(499, "the request was cancelled", "request_cancelled", None, "cancelled")
+"""499 is what nginx calls a request that its client gave up."""
+
 
 def timed_out(kind: str, seconds: float, param: str) -> RequestFailed:
     status = 503 if kind == "queue_timeout" else 504
@@ -48,6 +51,7 @@ class Answer:
     cached_tokens: int = 0
     completion_tokens: int = 0
     finished: Finished | None = None
+    _cancelled: bool = False
     _kept: Reply | None = None
     """A reply that `next_nowait` took and that was not a Delta."""
     _phase: Literal["queue", "prefill", "decode"] = "queue"
@@ -103,6 +107,12 @@ class Answer:
         """Withdraw. Synchronous, idempotent, cannot be lost."""
         self._replies.close()
 
+    def cancel(self) -> None:
+        """Withdraw for somebody else: whoever reads the answer is told, with the code `cancelled`."""
+        if self.finished is None:
+            self._cancelled = True
+            self._replies.close()
+
     def __enter__(self) -> Self:
         return self
 
@@ -129,6 +139,10 @@ class Answer:
                 return kept
         except trio.EndOfChannel:
             raise AssertionError(f"{self.request_id}: the owner left without a terminal event") from None
+        except trio.ClosedResourceError:
+            if not self._cancelled:
+                raise
+            raise RequestFailed(CANCELLED) from None
         self.close()
         raise timed_out(kind, limit, flag)
 

@@ -31,6 +31,7 @@ from trouper.web.openai.completions import CompletionRequest, best_of, completio
 from trouper.web.openai.parameters import Parameters, wants_usage
 from trouper.web.openai.shapes import ChatShape, CompletionShape, Envelope, Shape, total
 from trouper.web.parsing import parse_json, too_large
+from trouper.web.tokens import parse_detokenize, parse_tokenize, text_of, tokens_of
 
 log = logging.getLogger("trouper.web")
 
@@ -77,6 +78,9 @@ def create_app(runtime: Runtime, settings: ServerSettings) -> App:
     app.register_error_handler(Exception, api.crashed)
     app.add_url_rule("/v1/chat/completions", "chat", api.chat, methods=["POST"])
     app.add_url_rule("/v1/completions", "completions", api.completions, methods=["POST"])
+    app.add_url_rule("/v1/requests/<request_id>/cancel", "cancel", api.cancel, methods=["POST"])
+    app.add_url_rule("/tokenize", "tokenize", api.tokenize, methods=["POST"])
+    app.add_url_rule("/detokenize", "detokenize", api.detokenize, methods=["POST"])
     app.add_url_rule("/v1/models", "models", api.models)
     app.add_url_rule("/v1/models/<path:model>", "model", api.model)
     app.add_url_rule("/health", "health", api.health)
@@ -101,6 +105,7 @@ class Api:
         self._runtime, self._settings = runtime, settings
         self._keys = Keys.of(settings)
         self._name = settings.served_model_name or runtime.model.id
+        self._running: dict[str, set[Answer]] = {}
         self._fingerprint = f"fp_{runtime.model.architecture}_{runtime.model.dtype}"
 
     # -- every request ---------------------------------------------------------------------------
@@ -194,8 +199,39 @@ class Api:
     async def _submit(self, generate: Generate) -> Answer:
         """Admission comes before a response exists. What was admitted is closed with the request, however that ends."""
         answer = await self._runtime.submit(generate)
-        self._state()["owned"].callback(answer.close)
+        running = self._running.setdefault(self._request_id(), set())
+        running.add(answer)
+        self._state()["owned"].callback(self._ended, self._request_id(), answer)
         return answer
+
+    def _ended(self, request_id: str, answer: Answer) -> None:
+        answer.close()
+        running = self._running[request_id]
+        running.discard(answer)
+        if not running:
+            del self._running[request_id]
+
+    async def cancel(self, request_id: str) -> Response:
+        """By the id of the response's X-Request-Id header, or of its body. Whoever waits for it is told."""
+        found = self._running.get(request_id) or self._running.get(request_id.partition("-")[2])
+        if found is None:
+            problem = http_problem(404, f"no running request has the id {request_id!r}", "request_not_found")
+            return error_response(problem)
+        for answer in found:
+            answer.cancel()
+        return as_json({"id": request_id, "object": "request.cancelled", "cancelled": True})
+
+    async def tokenize(self) -> Response:
+        parsed = parse_tokenize(parse_json(await body_bytes()))
+        self._check_model(parsed.model)
+        tokens = await tokens_of(parsed, self._runtime.tokenizer)
+        context = self._runtime.model.context_length
+        return as_json({"count": len(tokens), "max_model_len": context, "tokens": tokens})
+
+    async def detokenize(self) -> Response:
+        parsed = parse_detokenize(parse_json(await body_bytes()))
+        self._check_model(parsed.model)
+        return as_json({"prompt": text_of(parsed, self._runtime.tokenizer, self._runtime.model.vocab_size)})
 
     def _state(self) -> dict[str, Any]:
         return cast("dict[str, Any]", request.scope["state"])

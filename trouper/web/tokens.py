@@ -1,0 +1,70 @@
+"""POST /tokenize and /detokenize, as vLLM has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from trouper.actors.intake import check_text, tokenize
+from trouper.protocol.errors import bad_request
+from trouper.protocol.model import Tokenizer
+from trouper.protocol.requests import ChatPrompt, Prompt, TextPrompt
+from trouper.web.openai.chat import messages_of, template_kwargs
+from trouper.web.parsing import structure
+
+NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
+    "add_special_tokens": (True,),
+    "return_token_strs": (False,),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "chat_template": (),
+    "tools": ([],),
+}
+
+
+@attrs.frozen(kw_only=True)
+class TokenizeRequest:
+    model: str | None = None
+    prompt: str | None = None
+    messages: Any = None
+    chat_template_kwargs: Any = None
+
+
+@attrs.frozen(kw_only=True)
+class DetokenizeRequest:
+    model: str | None = None
+    tokens: tuple[int, ...]
+
+
+def parse_tokenize(body: dict[str, Any]) -> TokenizeRequest:
+    return structure(body, TokenizeRequest, NOT_SUPPORTED)
+
+
+def parse_detokenize(body: dict[str, Any]) -> DetokenizeRequest:
+    return structure(body, DetokenizeRequest, {})
+
+
+async def tokens_of(request: TokenizeRequest, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Raises `RequestFailed` (400)."""
+    return await tokenize(_prompt(request), tokenizer)
+
+
+def _prompt(request: TokenizeRequest) -> Prompt:
+    if (request.prompt is None) == (request.messages is None):
+        raise bad_request("give either prompt or messages", "prompt", "missing_required_parameter")
+    if request.prompt is not None:
+        check_text(request.prompt, "prompt")
+        return TextPrompt(request.prompt)
+    return ChatPrompt(messages_of(request.messages), template_kwargs(request.chat_template_kwargs))
+
+
+def text_of(request: DetokenizeRequest, tokenizer: Tokenizer, vocabulary: int) -> str:
+    """Special tokens by name; what is no UTF-8 as U+FFFD. Raises `RequestFailed` (400)."""
+    for place, token in enumerate(request.tokens):
+        if not 0 <= token < vocabulary:
+            raise bad_request(
+                f"tokens.{place} is not between 0 and {vocabulary - 1}", f"tokens.{place}", "invalid_token"
+            )
+    data = (tokenizer.token_bytes(token) or tokenizer.token_text(token).encode() for token in request.tokens)
+    return b"".join(data).decode("utf-8", "replace")
