@@ -10,6 +10,8 @@ import numpy as np
 import trio
 
 from trouper.protocol.blocks import Payload, Tensor
+from trouper.protocol.errors import bad_request
+from trouper.protocol.grammar import Grammar
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.model import LoadedModel, MemoryFacts, ModelCard
 from trouper.protocol.plans import Admit, BlockId, Chunk, Plan, Restore, RowId, Stepped, Store
@@ -35,6 +37,10 @@ class ByteTokenizer:
 
     def token_text(self, token: int) -> str:
         return chr(token) if token < EOS else "<eos>"
+
+    def check_grammar(self, grammar: Grammar) -> None:
+        if grammar.source == "wrong":
+            raise bad_request(f"{grammar.param} cannot be followed: it is wrong", grammar.param, "invalid_grammar")
 
 
 TokenAt = Callable[[int, int], int]

@@ -15,6 +15,7 @@ import numpy as np
 
 from trouper.engine.step import Launched, StepEngine
 from trouper.protocol.blocks import Payload
+from trouper.protocol.grammar import Grammar
 from trouper.protocol.plans import Admit, Chunk, Plan, Restore, RowId, Stepped
 from trouper.protocol.replies import TokenLogprobs
 from trouper.protocol.sampling import Sampling
@@ -34,6 +35,9 @@ class Request:
     leave: int | None = None
     logprobs: int | None = None
     restore: Restore | None = None
+    grammar: Grammar | None = None
+    min_tokens: int = 0
+    ends: tuple[int, ...] = ()
 
 
 @attrs.define
@@ -154,7 +158,16 @@ class Driver:
 def _admit(row: Row) -> Admit:
     request = row.request
     prompt = np.array(request.prompt, "<i4").tobytes()
-    return Admit(row.id, prompt, request.sampling, request.logprobs, request.restore)
+    return Admit(
+        row.id,
+        prompt,
+        request.sampling,
+        request.logprobs,
+        request.restore,
+        request.grammar,
+        request.min_tokens,
+        request.ends,
+    )
 
 
 def _by_id(rows: dict[int, Row]) -> dict[RowId, Row]:

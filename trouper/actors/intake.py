@@ -56,6 +56,8 @@ async def prepare(submission: Submission, model: LoadedModel, settings: Settings
     check_text(request.cache_salt, "cache_salt")
     prompt = await tokenize(request.prompt, model.tokenizer)
     check_tokens(request, prompt, model.card.vocab_size)
+    if request.grammar is not None:
+        await trio.to_thread.run_sync(model.tokenizer.check_grammar, request.grammar)
     return Admitted(submission, prompt, room(request, len(prompt), model.card.context_length, settings))
 
 

@@ -108,7 +108,8 @@ class Row:
         self.chain.append(token)
         if token in self.ends:
             return self._finish("stop", (token,), None, None if token in self.tokenizer.eos_token_ids else token)
-        shown = self.text.push(self.tokenizer.token_bytes(token))
+        may_stop = self.produced > self.admitted.submission.request.min_tokens
+        shown = self.text.push(self.tokenizer.token_bytes(token), may_stop=may_stop)
         if shown.stop is not None:
             self._say(shown.text, (token,), logprobs)
             return Finished("stop", self.produced, shown.stop)

@@ -333,7 +333,10 @@ class Scheduler:
         self._add(total_cached_tokens=found.tokens)
         request = admitted.submission.request
         prompt = np.asarray(admitted.prompt, dtype="<i4").tobytes()
-        return Admit(row.id, prompt, request.sampling, request.logprobs, restore)
+        return Admit(
+            row.id, prompt, request.sampling, request.logprobs, restore,
+            request.grammar, request.min_tokens, tuple(sorted(row.ends)) if request.min_tokens else (),
+        )  # fmt: skip
 
     def _relieve_pressure(self) -> None:
         """What is cached makes room for what is needed, once for each look of the janitor."""
@@ -398,11 +401,19 @@ class Scheduler:
                 row.admitted.submission.reply(finished)
                 self._remove(row)
                 self._add(requests_completed=1)
+        for row_id, reason in stepped.failed:
+            if row_id in self._rows:
+                self._give_up(self._rows[row_id], Problem(400, reason, param=None, code="grammar_failed"))
         self._add(
             steps=int(plan.has_work),
             tokens_generated=committed,
             total_prefill_tokens=sum(chunk.tokens for chunk in plan.prefill),
         )
+
+    def _give_up(self, row: Row, problem: Problem) -> None:
+        row.admitted.submission.fail(problem)
+        self._remove(row)
+        self._add(requests_errored=1)
 
     def _measure(self, plan: Plan, stepped: Stepped) -> None:
         """Where decoding alone comes near the stall bound (a large batch, a busy machine), prefill may take as long

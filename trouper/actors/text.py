@@ -28,9 +28,10 @@ class TextStream:
         self._stops = stops
         self._held = ""
 
-    def push(self, data: bytes) -> Shown:
-        """More bytes; after a stop was found nothing may be pushed."""
-        return self._show(self._decoder.decode(data))
+    def push(self, data: bytes, *, may_stop: bool = True) -> Shown:
+        """More bytes; after a stop was found nothing may be pushed. Without `may_stop` a stop string is text."""
+        new = self._decoder.decode(data)
+        return self._show(new) if may_stop else Shown(new)
 
     def flush(self) -> Shown:
         """The end: a torn character becomes U+FFFD, and what was held back is shown unless it completes a stop."""

@@ -97,7 +97,8 @@ class MlxEngine:
     def _session(self, plans: trio.MemoryReceiveChannel[Plan], results: trio.MemorySendChannel[Stepped]) -> None:
         """Answer plans until they end. A new session has no rows: after a crash nothing of them can be trusted."""
         assert self._loaded is not None, "load() comes first"
-        engine = StepEngine(self._loaded.model, self._loaded.card.vocab_size, self._loaded.kv)
+        loaded = self._loaded
+        engine = StepEngine(loaded.model, loaded.card.vocab_size, loaded.kv, loaded.tokenizer.grammars)
         try:
             self._answer(engine, plans, results)
         finally:

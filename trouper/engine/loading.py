@@ -19,8 +19,9 @@ from trouper.engine.fingerprint import fingerprint
 from trouper.engine.layout import kv_layout
 from trouper.engine.quantized import KvFormat, kv_format
 from trouper.engine.resolve import resolve
+from trouper.engine.tokenizer import HubTokenizer
 from trouper.protocol.errors import ModelUnusable
-from trouper.protocol.model import ModelCard, Tokenizer
+from trouper.protocol.model import ModelCard
 from trouper.protocol.settings import Settings
 
 CONTEXT_KEYS = (
@@ -44,7 +45,7 @@ class Loaded:
 
     model: nn.Module
     card: ModelCard
-    tokenizer: Tokenizer
+    tokenizer: HubTokenizer
     directory: Path
     config: dict[str, Any]
     kv: KvFormat
@@ -71,7 +72,7 @@ def load(settings: Settings, report: Callable[[str], None]) -> Loaded:
     card = _card(settings, found, model, config, kv)
     if settings.blocks_dir is not None and card.kv.cached:
         card = attrs.evolve(card, fingerprint=fingerprint(directory, settings.adapter_path, report))
-    return Loaded(model, card, words, directory, config, kv)
+    return Loaded(model, card, words.with_grammars(card.vocab_size), directory, config, kv)
 
 
 def _generation_config(directory: Path) -> dict[str, Any]:

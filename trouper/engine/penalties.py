@@ -26,6 +26,26 @@ class Bias:
         return logits.at[self._places, self._tokens].add(self._values.astype(logits.dtype))
 
 
+class MinTokens:
+    """Ends that some rows may not draw yet. `rows`: (tokens before which none is drawn, the ends) of each."""
+
+    def __init__(self, rows: Sequence[tuple[int, Sequence[int]]]) -> None:
+        entries = [(place, token, least) for place, (least, ends) in enumerate(rows) for token in ends if least]
+        table = np.array(entries, np.int64).reshape(-1, 3)
+        self._places, self._tokens, self._least = table[:, 0], table[:, 1], table[:, 2]
+
+    def __call__(self, logits: mx.array, drawn: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> mx.array:
+        """logits (n, V); drawn (n,): tokens that each row has drawn so far."""
+        if not self._places.size:
+            return logits
+        early = drawn[self._places].astype(np.int64) < self._least
+        if not early.any():
+            return logits
+        changed = logits.astype(mx.float32)
+        changed[mx.array(self._places[early]), mx.array(self._tokens[early])] = -mx.inf
+        return changed
+
+
 class History:
     """What one penalized row has seen: counts of generated tokens, and which tokens occurred at all. Both (V,)."""
 

@@ -12,9 +12,10 @@ import mlx.nn as nn
 import numpy as np
 
 from trouper.engine.blocks import BlockStore
+from trouper.engine.grammar import Constraint, Grammars, masked
 from trouper.engine.logprobs import PendingLogprobs, logprobs_of
 from trouper.engine.payloads import PendingPayload
-from trouper.engine.penalties import Bias, History, Penalties
+from trouper.engine.penalties import Bias, History, MinTokens, Penalties
 from trouper.engine.quantized import PLAIN, KvFormat
 from trouper.engine.rows import SlotRows, rows_for
 from trouper.engine.sampler import BatchSampler
@@ -33,6 +34,9 @@ class RowState:
     drawn: int = 0
     """Tokens sampled so far: the position that keys the next draw."""
     history: History | None = None
+    constraint: Constraint | None = None
+    min_tokens: int = 0
+    ends: tuple[int, ...] = ()
 
 
 @attrs.define(eq=False)
@@ -47,15 +51,20 @@ class Launched:
     prefilled: mx.array | None
     """There when the step's prefill is done."""
     persisted: list[PendingPayload]
+    stepped: Stepped | None = None
+    """Once it was read."""
 
 
 class StepEngine:
     """Rows, their sampling state, and the tokens of the last step, still lazy. Lives on one thread."""
 
-    def __init__(self, model: nn.Module, vocabulary: int, kv: KvFormat = PLAIN) -> None:
+    def __init__(
+        self, model: nn.Module, vocabulary: int, kv: KvFormat = PLAIN, grammars: Grammars | None = None
+    ) -> None:
         self._rows, self.batching = rows_for(model, kv)
         self._blocks = BlockStore(self._rows) if isinstance(self._rows, SlotRows) else None
         self._vocabulary = vocabulary
+        self._grammars = grammars
         self._state: dict[RowId, RowState] = {}
         self._members: tuple[RowId, ...] = ()
         """The rows that `_tokens` and the sampler are about, in order."""
@@ -64,11 +73,18 @@ class StepEngine:
         """Rows that decode for the first time: their last prompt token."""
         self._drawn = np.zeros(0, np.uint64)
         self._last_read = 0.0
+        self._unread: Launched | None = None
+        """The step before the one in the making, unless its tokens were read."""
 
     # -- launch ----------------------------------------------------------------------------------
 
     def launch(self, plan: Plan) -> Launched:
-        """Build and start the step. Returns at once where the device is asynchronous."""
+        """Build and start the step. Returns at once where the device is asynchronous, unless a row follows a grammar:
+        then its last token must be read, after the pass over the model was started and while it runs."""
+        self._unread = launched = self._launch(plan)
+        return launched
+
+    def _launch(self, plan: Plan) -> Launched:
         at = time.perf_counter()
         if plan.release_memory:
             mx.clear_cache()
@@ -109,12 +125,21 @@ class StepEngine:
     def _admit(self, admit: Admit) -> None:
         prompt = np.frombuffer(admit.prompt, "<i4")
         history = History(prompt, self._vocabulary) if admit.sampling.penalized else None
-        self._state[admit.row] = RowState(prompt, admit.sampling, admit.logprobs, history=history)
+        self._state[admit.row] = RowState(
+            prompt, admit.sampling, admit.logprobs, history=history, constraint=self._constraint(admit),
+            min_tokens=admit.min_tokens, ends=admit.ends,
+        )  # fmt: skip
         self._rows.open(admit.row)
         if admit.restore is not None:
             assert admit.restore.tokens < len(prompt), "one token of a prompt must be computed"
             self.blocks.restore(admit.row, admit.restore)
             self._state[admit.row].prefilled = admit.restore.tokens
+
+    def _constraint(self, admit: Admit) -> Constraint | None:
+        if admit.grammar is None:
+            return None
+        assert self._grammars is not None, "grammars need a tokenizer"
+        return self._grammars.constraint(admit.grammar)
 
     def _prefill(self, plan: Plan) -> tuple[mx.array | None, list[RowId]]:
         """Run the chunks. A prompt's last token is not prefilled but decoded, so that no logits are computed for the
@@ -175,6 +200,9 @@ class StepEngine:
         samplings = [state.sampling for state in states]
         self._sampler = BatchSampler(samplings, self._vocabulary)
         self._bias = Bias(samplings)
+        self._min_tokens = MinTokens([(state.min_tokens, state.ends) for state in states])
+        self._constrained = [(place, state.constraint) for place, state in enumerate(states) if state.constraint]
+        self._constrained_places = mx.array([place for place, _ in self._constrained], mx.int32)
         self._penalties = Penalties(samplings, [state.history for state in states])
         self._drawn = np.array([state.drawn for state in states], np.uint64)
         self._asked = [
@@ -190,7 +218,9 @@ class StepEngine:
                 self._state[row].drawn = drawn
 
     def _sample(self, logits: mx.array) -> tuple[mx.array, PendingLogprobs | None]:
-        shaped = self._penalties(self._bias(logits))
+        shaped = self._min_tokens(self._penalties(self._bias(logits)), self._drawn)
+        if self._constrained:
+            shaped = self._follow_grammars(logits, shaped)
         tokens = self._sampler(shaped, self._drawn)
         self._penalties.took(tokens)
         self._drawn += np.uint64(1)
@@ -199,10 +229,26 @@ class StepEngine:
         self._tokens = tokens
         return tokens, logprobs
 
+    def _follow_grammars(self, logits: mx.array, shaped: mx.array) -> mx.array:
+        """The device computes logits while the masks are made of the tokens before."""
+        mx.async_eval(logits)
+        if self._unread is not None:
+            self.collect(self._unread)
+        assert self._grammars is not None
+        size = self._grammars.mask_bytes
+        return masked(shaped, self._constrained_places, np.stack([one.allowed(size) for _, one in self._constrained]))
+
     # -- collect ---------------------------------------------------------------------------------
 
     def collect(self, launched: Launched) -> Stepped:
         """Wait for the step and read its tokens."""
+        if launched.stepped is None:
+            launched.stepped = self._read(launched)
+            if self._unread is launched:
+                self._unread = None
+        return launched.stepped
+
+    def _read(self, launched: Launched) -> Stepped:
         if launched.prefilled is not None:
             mx.eval(launched.prefilled)
         tokens = () if launched.tokens is None else tuple(cast(list[int], launched.tokens.tolist()))
@@ -210,7 +256,17 @@ class StepEngine:
         now = time.perf_counter()
         seconds, self._last_read = now - max(launched.at, self._last_read), now
         persisted = tuple(payload.read() for payload in launched.persisted)
-        return Stepped(launched.plan.step, launched.rows, tokens, logprobs, seconds, persisted)
+        failed = self._advance_grammars(launched.rows, tokens)
+        return Stepped(launched.plan.step, launched.rows, tokens, logprobs, seconds, persisted, failed)
+
+    def _advance_grammars(self, rows: Sequence[RowId], tokens: Sequence[int]) -> tuple[tuple[RowId, str], ...]:
+        """A row that was dropped meanwhile needs no place in its grammar."""
+        failed = []
+        for row, token in zip(rows, tokens, strict=True):
+            state = self._state.get(row)
+            if state is not None and state.constraint is not None and (reason := state.constraint.took(token)):
+                failed.append((row, reason))
+        return tuple(failed)
 
     def lengths(self) -> dict[RowId, int]:
         """Tokens in each row's KV, for checks."""

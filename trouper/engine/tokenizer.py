@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ from jinja2 import TemplateError
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load_tokenizer
 
+from trouper.engine.grammar import Grammars, Vocabulary
 from trouper.engine.token_bytes import token_table
 from trouper.protocol.errors import ModelUnusable, bad_request
+from trouper.protocol.grammar import Grammar
 
 TEMPLATE_FAULTS = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
 """What a template may raise over messages that it was not made for; `raise_exception` raises TemplateError."""
@@ -28,6 +31,8 @@ class HubTokenizer:
     _wrapped: TokenizerWrapper
     _bytes: tuple[bytes, ...]
     _specials: Mapping[int, str]
+    grammars: Grammars | None = None
+    """Of the model that it came with, once that is loaded."""
 
     def encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._wrapped.encode(text))
@@ -45,6 +50,16 @@ class HubTokenizer:
 
     def token_text(self, token: int) -> str:
         return self._specials.get(token) or self.token_bytes(token).decode(errors="backslashreplace")
+
+    def check_grammar(self, grammar: Grammar) -> None:
+        assert self.grammars is not None, "the model is not loaded"
+        self.grammars.check(grammar)
+
+    def with_grammars(self, logits: int) -> HubTokenizer:
+        """For a model of so many logits."""
+        eos = sorted(self.eos_token_ids) or [0]
+        encode = partial(self._wrapped.encode, add_special_tokens=False)
+        return attrs.evolve(self, grammars=Grammars(Vocabulary(self._bytes, self._specials, eos, encode), logits, eos))
 
 
 def load(directory: Path, *configs: Config) -> HubTokenizer:

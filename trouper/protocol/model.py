@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import attrs
 import trio
 
+from trouper.protocol.grammar import Grammar
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.plans import Plan, Stepped
 
@@ -33,6 +34,9 @@ class Tokenizer(Protocol):
 
     def token_text(self, token: int) -> str:
         """A printable form of one token, for logprobs; special tokens by name."""
+
+    def check_grammar(self, grammar: Grammar) -> None:
+        """Whether answers can follow it. Raises `RequestFailed` (400). May take a second, the first time."""
 
 
 @attrs.frozen(kw_only=True)

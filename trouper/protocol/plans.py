@@ -14,6 +14,7 @@ from typing import NewType
 import attrs
 
 from trouper.protocol.blocks import Payload
+from trouper.protocol.grammar import Grammar
 from trouper.protocol.replies import TokenLogprobs
 from trouper.protocol.sampling import Sampling
 
@@ -65,6 +66,10 @@ class Admit:
     sampling: Sampling
     logprobs: int | None = None
     restore: Restore | None = None
+    grammar: Grammar | None = None
+    min_tokens: int = 0
+    """None of `ends` is sampled before so many tokens."""
+    ends: tuple[int, ...] = ()
 
 
 @attrs.frozen
@@ -122,3 +127,5 @@ class Stepped:
     """From launch, or from the end of the previous step if that was later, to this step's tokens."""
     persisted: tuple[Payload, ...] = ()
     """One for each of the plan's `persist`, in order."""
+    failed: tuple[tuple[RowId, str], ...] = ()
+    """Rows that cannot go on, and why: a grammar that became too complex."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 
+from trouper.protocol.grammar import Grammar
 from trouper.protocol.sampling import Sampling
 
 
@@ -61,6 +62,9 @@ class Generate:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    min_tokens: int = 0
+    """Before so many tokens nothing ends the answer: neither tokens (they are not sampled) nor stop strings."""
+    grammar: Grammar | None = None
     logprobs: int | None = None
     cache_salt: str = ""
     """Prompts share what is cached only with those of the same salt."""

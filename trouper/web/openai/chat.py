@@ -13,12 +13,14 @@ from trouper.web.openai.parameters import (
     NOT_SUPPORTED,
     Parameters,
     choices_of,
+    least_of,
     length_of,
     salt_of,
     sampling_of,
     stop_tokens_of,
     stops_of,
 )  # fmt: skip
+from trouper.web.openai.structured import grammar_of
 from trouper.web.parsing import between, json_type, structure
 
 NOT_FOR_TEMPLATES = frozenset({
@@ -37,7 +39,6 @@ REFUSED: dict[str, tuple[Any, ...]] = NOT_SUPPORTED | {
     "parallel_tool_calls": (True, False),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
@@ -82,6 +83,8 @@ def chat_to_generate(request: ChatRequest, request_id: str, default_seed: int | 
         ignore_eos=request.ignore_eos,
         logprobs=_top_logprobs(request),
         cache_salt=salt_of(request),
+        min_tokens=least_of(request, request.max_tokens if limit is None else limit),
+        grammar=grammar_of(request),
     )
     return choices_of(generate, request.n)
 

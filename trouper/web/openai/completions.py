@@ -15,6 +15,7 @@ from trouper.web.openai.parameters import (
     NOT_SUPPORTED,
     Parameters,
     choices_of,
+    least_of,
     length_of,
     salt_of,
     sampling_of,
@@ -22,6 +23,7 @@ from trouper.web.openai.parameters import (
     stops_of,
 )  # fmt: skip
 from trouper.web.openai.shapes import Choice
+from trouper.web.openai.structured import grammar_of
 from trouper.web.parsing import between, structure
 
 MAX_PROMPTS = 128
@@ -32,7 +34,6 @@ DEFAULT_MAX_TOKENS = 16
 REFUSED: dict[str, tuple[Any, ...]] = NOT_SUPPORTED | {
     "echo": (False,),
     "suffix": ("",),
-    "response_format": ({"type": "text"},),
 }
 
 
@@ -74,6 +75,8 @@ def completion_to_generate(
             # The best are those of the highest mean log-probability.
             logprobs=0 if request.logprobs is None and request.candidates > request.n else request.logprobs,
             cache_salt=salt_of(request),
+            min_tokens=least_of(request, request.max_tokens),
+            grammar=grammar_of(request),
         )
         for place, prompt in enumerate(prompts)
     )

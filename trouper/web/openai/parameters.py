@@ -51,6 +51,13 @@ class Parameters:
     stop: Any = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    min_tokens: int = 0
+    response_format: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
     n: int = 1
     stream: bool = False
     stream_options: Any = None
@@ -157,6 +164,11 @@ def length_of(value: int | None, name: str) -> int | None:
     return value
 
 
+def least_of(parameters: Parameters, most: int | None) -> int:
+    between("min_tokens", parameters.min_tokens, 0, HUGE if most is None else most)
+    return parameters.min_tokens
+
+
 def wants_usage(parameters: Parameters) -> bool:
     name, options = "stream_options", parameters.stream_options
     if options is None:
@@ -171,17 +183,12 @@ def wants_usage(parameters: Parameters) -> bool:
 NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "store": (False, True),
     "service_tier": ("auto", "default"),
-    "min_tokens": (0,),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "include_stop_str_in_output": (False,),
     "return_token_ids": (False,),
     "length_penalty": (1, 1.0),
     "use_beam_search": (False,),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
     "priority": (0,),
     "truncate_prompt_tokens": (),
 }

@@ -1,0 +1,140 @@
+"""What an answer must look like: response_format as OpenAI has it, and the extensions that vLLM's clients send."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from trouper.protocol.errors import bad_request
+from trouper.protocol.grammar import Grammar
+from trouper.web.openai.parameters import Parameters
+from trouper.web.parsing import json_type
+
+MAX_SOURCE = 256 * 1024
+"""Bytes of a schema or grammar."""
+MAX_OPTIONS = 1024
+SCHEMA_KEYS = frozenset({"name", "description", "schema", "strict"})
+
+
+def grammar_of(parameters: Parameters) -> Grammar | None:
+    """Raises `RequestFailed` (400) naming the parameter; whether a schema can be followed is found out later."""
+    given = [
+        grammar
+        for name, read in READERS.items()
+        if (value := getattr(parameters, name)) is not None and (grammar := read(value, name)) is not None
+    ]
+    if len(given) > 1:
+        raise bad_request(f"{given[1].param} cannot be combined with {given[0].param}", given[1].param, "invalid_value")
+    return given[0] if given else None
+
+
+def _response_format(value: Any, name: str) -> Grammar | None:
+    if not isinstance(value, dict):
+        raise bad_request(f"{name} must be an object, not {json_type(value)}", name, "invalid_type")
+    kind = value.get("type")
+    match kind:
+        case "text":
+            _only(value, {"type"}, name)
+            return None
+        case "json_object":
+            _only(value, {"type"}, name)
+            return Grammar("json_object", param=name)
+        case "json_schema":
+            _only(value, {"type", "json_schema"}, name)
+            return _named_schema(value.get("json_schema"), f"{name}.json_schema")
+        case "regex":
+            _only(value, {"type", "pattern"}, name)
+            return _regex(value.get("pattern"), f"{name}.pattern")
+        case "grammar":
+            _only(value, {"type", "grammar"}, name)
+            return _lark(value.get("grammar"), f"{name}.grammar")
+    known = "text, json_object, json_schema, regex, grammar"
+    raise bad_request(f"{name}.type must be one of {known}, not {kind!r}", f"{name}.type", "invalid_value")
+
+
+def _only(value: dict[str, Any], names: set[str] | frozenset[str], path: str) -> None:
+    for name in value:
+        if name not in names:
+            raise bad_request(f"unknown parameter '{path}.{name}'", f"{path}.{name}", "unknown_parameter")
+
+
+def _named_schema(value: Any, path: str) -> Grammar:
+    """`strict` or not, the answer follows the schema."""
+    if not isinstance(value, dict):
+        raise bad_request(f"{path} must be an object, not {json_type(value)}", path, "invalid_type")
+    _only(value, SCHEMA_KEYS, path)
+    if not isinstance(value.get("name"), str):
+        raise bad_request(f"{path}.name must be a string", f"{path}.name", "missing_required_parameter")
+    if value.get("strict") not in (None, True, False):
+        raise bad_request(f"{path}.strict must be a boolean", f"{path}.strict", "invalid_type")
+    if "schema" not in value:
+        return Grammar("json_object", param=f"{path}.schema")
+    return _schema(value["schema"], f"{path}.schema")
+
+
+def _schema(value: Any, path: str) -> Grammar:
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value)
+        except (msgspec.DecodeError, RecursionError):
+            raise bad_request(f"{path} is a string, but not of JSON", path, "invalid_value") from None
+    if not isinstance(value, dict | bool):
+        raise bad_request(f"{path} must be a JSON Schema, not {json_type(value)}", path, "invalid_type")
+    if value is True or value == {}:
+        return Grammar("json_schema", '{"type": ["object", "array", "string", "number", "boolean", "null"]}', path)
+    return Grammar("json_schema", _short(msgspec.json.encode(value).decode(), path), path)
+
+
+def _short(source: str, path: str) -> str:
+    if len(source) > MAX_SOURCE:
+        raise bad_request(f"{path} has {len(source)} bytes, more than {MAX_SOURCE}", path, "invalid_value")
+    return source
+
+
+def _string(value: Any, path: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise bad_request(f"{path} must be a string that is not empty", path, "invalid_type")
+    return _short(value, path)
+
+
+def _regex(value: Any, path: str) -> Grammar:
+    return Grammar("regex", _string(value, path), path)
+
+
+def _lark(value: Any, path: str) -> Grammar:
+    return Grammar("lark", _string(value, path), path)
+
+
+def _choice(value: Any, path: str) -> Grammar:
+    if not isinstance(value, list) or not value or not all(isinstance(option, str) and option for option in value):
+        raise bad_request(f"{path} must be an array of strings, none empty", path, "invalid_type")
+    if len(value) > MAX_OPTIONS:
+        raise bad_request(f"{path} may have {MAX_OPTIONS} entries, not {len(value)}", path, "invalid_value")
+    return Grammar("choice", _short(msgspec.json.encode(value).decode(), path), path)
+
+
+def _structured_outputs(value: Any, name: str) -> Grammar | None:
+    """vLLM's newer form: one of json, regex, choice, grammar, json_object."""
+    if not isinstance(value, dict):
+        raise bad_request(f"{name} must be an object, not {json_type(value)}", name, "invalid_type")
+    _only(value, {"json", "regex", "choice", "grammar", "json_object"}, name)
+    given = {key: one for key, one in value.items() if one is not None and one is not False}
+    if len(given) > 1:
+        raise bad_request(f"{name} may ask for one thing, not for {' and '.join(given)}", name, "invalid_value")
+    for key, one in given.items():
+        if key == "json_object":
+            return Grammar("json_object", param=f"{name}.json_object")
+        return {"json": _schema, "regex": _regex, "choice": _choice, "grammar": _lark}[key](one, f"{name}.{key}")
+    return None
+
+
+READERS: dict[str, Callable[[Any, str], Grammar | None]] = {
+    "response_format": _response_format,
+    "structured_outputs": _structured_outputs,
+    "guided_json": _schema,
+    "guided_regex": _regex,
+    "guided_choice": _choice,
+    "guided_grammar": _lark,
+}
