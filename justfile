@@ -45,3 +45,7 @@ bench *flags: _setup
 # Simulated worlds with seeds 0 to N-1 under a virtual clock
 sim worlds="100" *flags: _setup
     @.venv/bin/python -m tests.sim "$@"
+
+# Kill a real server N times while it works, and look at what the next one makes of its directory; then a seed
+kill-loop kills="10" *flags: _setup
+    @.venv/bin/python -m tests.kill_loop "$@"

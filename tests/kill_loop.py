@@ -1,0 +1,335 @@
+"""`python -m tests.kill_loop N [SEED]`: a server that is killed N times answers right and finds what it stored.
+
+A real server with the embedded model, and one directory for its SSD tier. Each round asks the same few prompts under
+a new `cache_salt`, so that there is always something to compute and to write while the answers are known; SIGKILL comes
+at a moment that the seed chooses. Then the directory is looked at, the server is started on it again, and asked the same
+with the same salt: what was stored must be hit, the rest is computed, and every answer must be the known one.
+"""
+
+# ruff: noqa: T201
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
+
+import attrs
+
+from trouper.storage import catalogue, inspect
+from trouper.storage.directory import TAG, TAG_TEXT, TEMPORARY_SUFFIX
+
+RUN = "from trouper.cli import main; main()"
+PATIENCE_S = 60.0
+BLOCK = 16
+BLOCKS = (3, 5, 8, 11, 18)
+"""Full blocks of each prompt. Two tokens more, and an answer of four, complete no further block: all blocks that are ever
+stored are full blocks of prompts, and hit when these are asked again."""
+TOKENS = 4
+CERTAIN = 0.1
+"""Between the best two log-probabilities, so that no rounding of a batch changes an answer."""
+LOAD_S = 5.0
+"""A kill comes within so much of the first request."""
+START_S = 4.0
+"""... or within so much of the start,"""
+EARLY = 0.2
+"""so often."""
+IN_A_WRITE = 0.5
+"""So often it waits for the next write to begin, for at most"""
+WRITE_S = 2.0
+"""seconds."""
+ROUNDS_A_DIRECTORY = 20
+"""33 MB each."""
+OLD_S = 7200.0
+"""Temporary files as old as this have no writer."""
+LEAST_SHARE = 0.95
+
+T = TypeVar("T")
+Answer = tuple[str, ...]
+"""Tokens, as text."""
+
+
+@attrs.frozen
+class Question:
+    prompt: tuple[int, ...]
+    answer: Answer
+
+
+@attrs.define
+class Tally:
+    """What happened."""
+
+    kills: int = 0
+    early: int = 0
+    """Of these, before the server was ready."""
+    checked: int = 0
+    wrong: list[str] = attrs.field(factory=list)
+    stored: int = 0
+    """Blocks that /health reported before a kill, all kills together,"""
+    found: int = 0
+    """and of these after it."""
+    fresh: int = 0
+    """Blocks that were stored by the load that a kill ended,"""
+    hit: int = 0
+    """and how many of these were brought from disk for the same prompts."""
+    temporary: int = 0
+    """Files that a kill left half written."""
+    torn: list[str] = attrs.field(factory=list)
+
+    @property
+    def share(self) -> float:
+        return self.found / self.stored if self.stored else 1.0
+
+    @property
+    def hit_share(self) -> float:
+        return self.hit / self.fresh if self.fresh else 1.0
+
+    @property
+    def good(self) -> bool:
+        return not self.wrong and not self.torn and min(self.share, self.hit_share) >= LEAST_SHARE
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kills} kills ({self.early} before it was ready), {self.checked} answers checked, "
+            f"{len(self.wrong)} wrong; {self.found} of {self.stored} stored blocks found ({self.share:.1%}), "
+            f"{self.hit} of {self.fresh} of the last load hit ({self.hit_share:.1%}); "
+            f"{self.temporary} temporary files left and swept, {len(self.torn)} torn files"
+        )
+
+
+class Server:
+    """A process, and what it says."""
+
+    def __init__(self, log: Path, *flags: str) -> None:
+        environment = {"OPENBLAS_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **os.environ}
+        with log.open("a") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", RUN, "serve", "--port", "0", "--janitor-interval-s", "0.5", *flags],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=environment,
+                start_new_session=True,
+            )
+        self._log, self._port = log, 0
+
+    def ready(self) -> None:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert "is ready at" in line, f"it does not start: {self._log.read_text()[-3000:]}"
+        self._port = int(line.rsplit(":", 1)[1].split("/")[0])
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.communicate()
+
+    def health(self) -> dict[str, Any]:
+        return dict(self._call("GET", "/health"))
+
+    def ask(self, prompt: Sequence[int], salt: str, top: int = 0) -> dict[str, Any]:
+        """The log-probabilities of an answer. Raises `OSError` or `HTTPException` if the server is killed meanwhile."""
+        wish = {"prompt": list(prompt), "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+        said = self._call("POST", "/v1/completions", wish | {"logprobs": top, "cache_salt": salt})
+        return dict(said["choices"][0]["logprobs"])
+
+    def _call(self, method: str, path: str, body: object = None) -> Any:
+        with closing(HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_S)) as connection:
+            connection.request(method, path, None if body is None else json.dumps(body))
+            response = connection.getresponse()
+            content = response.read()
+            assert response.status == 200, content
+            return json.loads(content)
+
+
+@contextmanager
+def serving(log: Path, *flags: str) -> Iterator[Server]:
+    server = Server(log, *flags)
+    try:
+        server.ready()
+        yield server
+    finally:
+        server.kill()
+
+
+def questions(log: Path, dice: Random) -> list[Question]:
+    """Phrases that repeat, whose continuation the model is sure of, and what it says when nothing is kept anywhere."""
+    found: list[Question] = []
+    with serving(log, "--cache-memory", "0", "--no-ssd") as server:
+        for blocks in BLOCKS:
+            while len(found) < BLOCKS.index(blocks) + 1:
+                phrase = dice.sample(range(1000, 20_000), dice.randrange(5, 12))
+                prompt = tuple((phrase * BLOCK * blocks)[: BLOCK * blocks + 2])
+                said = server.ask(prompt, "", top=2)
+                if all(gap(step) > CERTAIN for step in said["top_logprobs"]):
+                    found.append(Question(prompt, tuple(said["tokens"])))
+    return found
+
+
+def gap(step: dict[str, float]) -> float:
+    """Two tokens may have the same text: then there is one entry, and nobody knows."""
+    best = sorted(step.values(), reverse=True)
+    return best[0] - best[1] if len(best) > 1 else 0.0
+
+
+class Loop:
+    """Rounds on one directory."""
+
+    def __init__(self, place: Path, known: Sequence[Question], dice: Random, tally: Tally) -> None:
+        self._directory, self._log = place / "cache", place / "log"
+        self._known, self._dice, self._tally = known, dice, tally
+        self._salts = 0
+        """Rounds so far, each with a salt of its own."""
+        self._before = 0
+        """Blocks that were stored when the last kill came,"""
+        self._settled = 0
+        """and before that load."""
+        self._temporary: list[Path] = []
+
+    def round(self) -> None:
+        """Up to a kill. What it left is looked at by the next one, or by `end`."""
+        if self._dice.random() < EARLY:
+            self._kill_early()
+        with serving(self._log, "--ssd-cache-dir", str(self._directory)) as server:
+            self._check(server)
+            self._load(server)
+
+    def end(self) -> None:
+        with serving(self._log, "--ssd-cache-dir", str(self._directory)) as server:
+            self._check(server)
+
+    def _kill_early(self) -> None:
+        server = Server(self._log, "--ssd-cache-dir", str(self._directory))
+        time.sleep(self._dice.uniform(0, START_S))
+        server.kill()
+        self._tally.kills += 1
+        self._tally.early += 1
+        self._look_at_files()
+
+    def _load(self, server: Server) -> None:
+        """New work, and an end to it."""
+        self._salts += 1
+        order = self._dice.sample(self._known, len(self._known))
+        kill_after_s, in_a_write = self._dice.uniform(0.2, LOAD_S), self._dice.random() < IN_A_WRITE
+        with ThreadPoolExecutor(3) as pool:
+            asked = [pool.submit(self._compare, server, question) for question in order]
+            time.sleep(kill_after_s)
+            self._before = server.health()["directory"]["blocks"]
+            if in_a_write:
+                self._wait_for_a_write()
+            server.kill()
+            self._tally.kills += 1
+            for one in asked:
+                if not isinstance(one.exception(), OSError | HTTPException | None):
+                    one.result()
+        self._tally.stored += self._before
+        self._tally.fresh += self._before - self._settled
+        self._look_at_files()
+
+    def _wait_for_a_write(self) -> None:
+        """One takes a few milliseconds, so that moments by chance hardly ever meet one. It may be that none comes."""
+        end = time.monotonic() + WRITE_S
+        while time.monotonic() < end and not any(self._directory.glob("*/*" + TEMPORARY_SUFFIX)):
+            pass
+
+    def _check(self, server: Server) -> None:
+        """After a kill, or on an empty directory."""
+        found = until(lambda: server.health()["directory"], is_known)
+        self._tally.found += min(found["blocks"], self._before)
+        until(lambda: [path for path in self._temporary if path.exists()], lambda left: not left)
+        if not self._salts:
+            return
+        server.ask([1, 2], "")  # By the time of the answer the scheduler has heard what lies on disk.
+        for question in self._known:  # One at a time: what reading costs beside other work is another question.
+            self._compare(server, question)
+        self._tally.hit += min(server.health()["cache"]["hits_disk"], self._before - self._settled)
+        wanted = self._salts * sum(BLOCKS)  # So that what the next load adds can be told from what this one did.
+        stored = until(lambda: server.health()["directory"], lambda directory: directory["blocks"] >= wanted)
+        self._settled = stored["blocks"]
+
+    def _compare(self, server: Server, question: Question) -> None:
+        said = tuple(server.ask(question.prompt, f"round {self._salts}")["tokens"])
+        self._tally.checked += 1
+        if said != question.answer:
+            self._tally.wrong.append(f"round {self._salts}: {len(question.prompt)} tokens: {said}, {question.answer}")
+
+    # -- the directory without a server ----------------------------------------------------------
+
+    def _look_at_files(self) -> None:
+        """Nothing is torn under its final name. What is half written looks old to the next server, which sweeps it."""
+        if not self._directory.is_dir():
+            return
+        found = set(self._directory.rglob("*" + TEMPORARY_SUFFIX)).difference(self._temporary)
+        self._tally.temporary += len(found)
+        planted = self._directory / f"planted-{self._tally.kills}{TEMPORARY_SUFFIX}"
+        planted.touch()
+        self._temporary += [*found, planted]
+        for path in self._temporary:
+            if path.exists():
+                os.utime(path, (time.time() - OLD_S,) * 2)
+        self._tally.torn += map(str, self._torn())
+
+    def _torn(self) -> Iterator[Path]:
+        tag = self._directory / TAG
+        if tag.exists() and tag.read_bytes() != TAG_TEXT:
+            yield tag
+        if tag.exists():
+            yield from (one.path for one in inspect.verify(inspect.runs(self._directory)) if one.problem is not None)
+        for path in self._directory.glob("*/" + catalogue.NAME):
+            if not catalogue.decode(None, path.read_bytes()) and path.stat().st_size > 200:
+                yield path
+
+
+def is_known(directory: dict[str, Any]) -> bool:
+    """It was looked through, from end to end."""
+    return bool(directory["attached"] and (directory["inspected"] or not directory["files"]))
+
+
+def until(look: Callable[[], T], good: Callable[[T], bool]) -> T:
+    """Look again and again. A process announces its states only in /health."""
+    end = time.monotonic() + PATIENCE_S
+    while not good(seen := look()):
+        assert time.monotonic() < end, f"it did not happen in time: {seen}"
+        time.sleep(0.02)
+    return seen
+
+
+def kill_loop(kills: int, seed: int, place: Path, *, quiet: bool = True) -> Tally:
+    """At least so many kills."""
+    dice, tally = Random(seed), Tally()
+    known = questions(place / "log", dice)
+    began, number = time.perf_counter(), 0
+    while tally.kills < kills:
+        with TemporaryDirectory(dir=place) as directory:
+            loop = Loop(Path(directory), known, dice, tally)
+            for _ in range(ROUNDS_A_DIRECTORY):
+                if tally.kills >= kills:
+                    break
+                loop.round()
+                number += 1
+                if not quiet:
+                    print(f"{time.perf_counter() - began:6.1f} s: {tally}", flush=True)
+            loop.end()
+    return tally
+
+
+def main(kills: int = 10, seed: int = 0) -> int:
+    with TemporaryDirectory() as place:
+        tally = kill_loop(kills, seed, Path(place), quiet=False)
+    print(tally)
+    for what in (*tally.wrong, *tally.torn):
+        print(what)
+    return not tally.good
+
+
+if __name__ == "__main__":
+    sys.exit(main(*map(int, sys.argv[1:])))
