@@ -34,19 +34,9 @@ class KvFormat:
 PLAIN = KvFormat()
 
 
-def kv_format(bits: int | None, group_size: int) -> KvFormat:
-    """What the settings ask for; None: what suits the device."""
-    return KvFormat(default_kv_bits() if bits is None else bits, group_size)
-
-
-def default_kv_bits() -> int:
-    """What suits the device when nobody chose.
-
-    CPUs: 0, measured. Beside 8 bits a decode step of a 135M model takes 1.0 to 1.8 times as long
-    (benchmarks/kv_bits.py), and main memory is cheap. Others: 8. There memory is what bounds rows and
-    contexts, and 8 bits cost about half of bfloat16's bytes and 3e-4 nats a token.
-    """
-    return 0 if is_cpu() else 8
+def kv_format(bits: int, group_size: int) -> KvFormat:
+    """What the settings ask for."""
+    return KvFormat(bits, group_size)
 
 
 class QuantizedSlots(FullSlots):

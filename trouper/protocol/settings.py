@@ -101,9 +101,7 @@ class Settings:
     snapshot_tokens: int = setting(
         512, "Models with sliding windows or recurrent state keep a snapshot of it this often.", 16
     )
-    kv_bits: int | None = setting(
-        None, "Bits of keys and values: 8, 4, or 0 for the model's own. Default: chosen for the device.", 0, 8
-    )
+    kv_bits: int = setting(0, "Bits of keys and values: 8, 4, or 0 for the model's own.", 0, 8)
     kv_group_size: int = setting(64, "Values that share one quantization scale.", 32, 128)
     sequence_cache_size: int | None = setting(
         None, "Older name of a bound. No effect: whole sequences are kept as blocks, under --cache-memory.", 0
@@ -121,7 +119,7 @@ class Settings:
     seed: int | None = setting(None, "Seed for requests that name none; default: drawn for each.")
 
     def __attrs_post_init__(self) -> None:
-        if self.kv_bits not in (None, 0, 4, 8):
+        if self.kv_bits not in (0, 4, 8):
             raise SettingsInvalid(f"--kv-bits must be 8, 4 or 0, not {self.kv_bits}")
         if self.kv_group_size not in (32, 64, 128):
             raise SettingsInvalid(f"--kv-group-size must be 32, 64 or 128, not {self.kv_group_size}")
