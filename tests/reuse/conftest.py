@@ -1,0 +1,24 @@
+"""Every family's model, saved once; a home for what the runtime remembers of files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.reuse.serving import Tiny
+
+
+@pytest.fixture(scope="session")
+def tiny_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny]:
+    directory = tmp_path_factory.mktemp("families")
+    return cache(lambda name: Tiny.saved(name, directory))
+
+
+@pytest.fixture
+def tiny(name: str, tiny_of: Callable[[str], Tiny], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tiny:
+    """The model that the test is parametrized with."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    return tiny_of(name)

@@ -1,0 +1,215 @@
+"""The whole graph on a tiny model, without HTTP: what was asked, what was heard, what of it came from the cache.
+
+*Cold* is what a runtime without a cache answers, one request at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import attrs
+import numpy as np
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from tests.families import END, build, save
+from trouper import Answer, Generate, Runtime, Sampling, Settings, TokenPrompt, run_runtime
+from trouper.engine import host
+from trouper.engine.layout import kv_layout
+from trouper.engine.quantized import PLAIN
+from trouper.engine.step import Launched, StepEngine
+from trouper.protocol.health import DirectoryFacts, SchedulerFacts
+from trouper.protocol.kv import KvLayout
+from trouper.protocol.plans import Plan
+from trouper.protocol.replies import TokenLogprobs
+
+GREEDY = Sampling(temperature=0)
+BLOCK, SNAPSHOT = 16, 32
+TOKENS = 8
+CLOSE = 5e-4
+"""Log-probabilities of one prompt in other chunks or other company differ by 1e-4 at most."""
+CERTAIN = 2e-3
+"""A greedy token is certain when the next best is further away than this."""
+Tokens = tuple[int, ...]
+
+
+def text(tokens: int, seed: int) -> Tokens:
+    """Random tokens, none of which ends a turn."""
+    return tuple(np.random.RandomState(seed).randint(1, END, tokens).tolist())
+
+
+@attrs.frozen
+class Tiny:
+    """A saved model."""
+
+    name: str
+    path: str
+    layout: KvLayout
+
+    @classmethod
+    def saved(cls, name: str, directory: Path) -> Tiny:
+        return cls(name, str(save(name, directory / name)), kv_layout(build(name), PLAIN))
+
+    def reach(self, shared: int, *snapshots: int) -> int:
+        """How many tokens are reused where so many are known: all, or up to the deepest snapshot."""
+        return max(place for place in (0, *snapshots) if place <= shared) if self.layout.needs_snapshots else shared
+
+
+@attrs.frozen
+class Ask:
+    prompt: Tokens
+    sampling: Sampling = GREEDY
+    tokens: int = TOKENS
+    salt: str = ""
+
+    def request(self) -> Generate:
+        return Generate(
+            request_id="reuse",
+            prompt=TokenPrompt(self.prompt),
+            sampling=self.sampling,
+            max_tokens=self.tokens,
+            ignore_eos=True,
+            logprobs=3,
+            cache_salt=self.salt,
+        )
+
+
+@attrs.frozen
+class Heard:
+    """A whole answer."""
+
+    ask: Ask
+    tokens: Tokens
+    logprobs: tuple[TokenLogprobs, ...]
+    cached: int
+
+    @property
+    def text(self) -> Tokens:
+        return self.ask.prompt + self.tokens
+
+    @property
+    def computed(self) -> int:
+        """Tokens whose KV there is: the last one of an answer is never fed."""
+        return len(self.text) - 1
+
+
+@attrs.frozen
+class Served:
+    """A running runtime."""
+
+    runtime: Runtime
+
+    @property
+    def facts(self) -> SchedulerFacts:
+        return self.runtime.health().scheduler
+
+    @property
+    def directory(self) -> DirectoryFacts:
+        return self.runtime.health().directory
+
+    async def submit(self, ask: Ask) -> Answer:
+        return await self.runtime.submit(ask.request())
+
+    async def ask(self, *asks: Ask) -> list[Heard]:
+        """All of them at once, queued in this order."""
+        answers = [await self.submit(ask) for ask in asks]
+        return [await hear(ask, answer) for ask, answer in zip(asks, answers, strict=True)]
+
+    async def one(self, prompt: Tokens, **more: Any) -> Heard:
+        [heard] = await self.ask(Ask(prompt, **more))
+        return heard
+
+
+async def hear(ask: Ask, answer: Answer) -> Heard:
+    with answer:
+        deltas = [delta async for delta in answer]
+    tokens = tuple(token for delta in deltas for token in delta.tokens)
+    logprobs = tuple(each for delta in deltas for each in delta.logprobs)
+    return Heard(ask, tokens, logprobs, answer.cached_tokens)
+
+
+Before = Callable[[Plan, StepEngine], None]
+"""Sees each plan on the engine's thread, before it is launched."""
+
+
+def at_steps(moments: Mapping[int, Callable[[], Awaitable[None]]]) -> Before:
+    """Let something happen on Trio's thread while the engine is about to launch these plans."""
+
+    def before(plan: Plan, engine: StepEngine) -> None:
+        if plan.step in moments:
+            trio.from_thread.run(moments[plan.step])
+
+    return before
+
+
+@asynccontextmanager
+async def serving(tiny: Tiny, before: Before | None = None, **settings: Any) -> AsyncIterator[Served]:
+    """A runtime from start to drain. Nothing on disk unless the settings say where."""
+
+    class Watched(StepEngine):
+        def launch(self, plan: Plan) -> Launched:
+            if before is not None:
+                before(plan, self)
+            return super().launch(plan)
+
+    wanted = {
+        "block_size": BLOCK,
+        "snapshot_tokens": SNAPSHOT,
+        "kv_bits": 0,
+        "no_ssd": "ssd_cache_dir" not in settings,
+        **settings,
+    }
+    with patch.object(host, "StepEngine", Watched):
+        async with trio.open_nursery() as nursery:
+            served = Served(await nursery.start(run_runtime, Settings(model=tiny.path, **wanted)))
+            with trio.fail_after(60):
+                if "ssd_cache_dir" in settings:
+                    await until(lambda: served.directory.attached)
+                    await wait_all_tasks_blocked()  # The scheduler has heard what lies on disk.
+                yield served
+                assert await served.runtime.drain(10)
+
+
+async def until(true: Callable[[], bool]) -> None:
+    while not true():
+        await trio.sleep(0.001)
+
+
+COLD: dict[tuple[Any, ...], Heard] = {}
+
+
+async def cold(tiny: Tiny, asks: Sequence[Ask], **settings: Any) -> list[Heard]:
+    """What each is answered alone, without a cache. Salts do not matter."""
+    plain = [attrs.evolve(ask, salt="") for ask in asks]
+    names = [(tiny.path, *settings.items(), ask) for ask in plain]
+    missing = [(name, ask) for name, ask in zip(names, plain, strict=True) if name not in COLD]
+    if missing:
+        async with serving(tiny, cache_memory=0, **settings) as served:
+            for name, ask in missing:
+                [COLD[name]] = await served.ask(ask)
+                assert COLD[name].cached == 0
+    return [COLD[name] for name in names]
+
+
+def agreed(heard: Heard, wanted: Heard, close: float = CLOSE, certain: float = CERTAIN) -> int:
+    """How many tokens and log-probabilities were compared: all, unless a greedy token was not certain and is another."""
+    assert len(heard.tokens) == len(heard.logprobs) == len(wanted.tokens) == len(wanted.logprobs)
+    for place, (mine, theirs) in enumerate(zip(heard.logprobs, wanted.logprobs, strict=True)):
+        told = f"token {place} of {heard.ask}, {heard.cached} cached: {mine} where {theirs} is right"
+        gap = np.abs(np.array(mine.top)[:, 1] - np.array(theirs.top)[:, 1]).max()
+        assert gap < close, told
+        if mine.token != theirs.token:
+            assert heard.ask.sampling.greedy and theirs.top[0][1] - theirs.top[1][1] < certain, told
+            return place
+        assert abs(mine.logprob - theirs.logprob) < close, told
+    return len(heard.tokens)
+
+
+async def assert_as_cold(tiny: Tiny, heard: Sequence[Heard], **settings: Any) -> None:
+    wanted = await cold(tiny, [each.ask for each in heard], **settings)
+    same = sum(agreed(mine, theirs) for mine, theirs in zip(heard, wanted, strict=True))
+    assert same > 0.7 * sum(len(each.tokens) for each in heard), "too little was compared"

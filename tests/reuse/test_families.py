@@ -1,0 +1,212 @@
+"""What comes from the cache is what would have been computed: every architecture, through the whole graph.
+
+Tokens and log-probabilities equal the cold ones, and the number of reused tokens is exactly what it
+should be: models that can be cut anywhere reuse all that is known, others up to their deepest snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+import trio
+from mlx import nn
+
+from tests.engine.naive import certain_answer
+from tests.families import FAMILIES, build
+from tests.reuse.serving import (
+    BLOCK,
+    SNAPSHOT,
+    TOKENS,
+    Ask,
+    Heard,
+    Served,
+    Tiny,
+    Tokens,
+    assert_as_cold,
+    at_steps,
+    hear,
+    serving,
+    text,
+    until,
+)
+from trouper import Answer, Sampling
+from trouper.storage.index import NODE_COST
+
+LONG = text(100, 1)
+every_family = pytest.mark.parametrize("name", FAMILIES)
+
+
+@cache
+def model_of(name: str) -> nn.Module:
+    return build(name)
+
+
+def sampled(name: str, prompt: Tokens, seed: int) -> Ask:
+    """With a seed whose draws no rounding changes."""
+    sampling, _ = certain_answer(model_of(name), prompt, Sampling(temperature=0.8, seed=seed), TOKENS)
+    return Ask(prompt, sampling)
+
+
+def marks(prompt: Tokens) -> tuple[int, ...]:
+    """Where a prompt without turns leaves snapshots: regularly, and before its last token."""
+    return (*range(SNAPSHOT, len(prompt), SNAPSHOT), len(prompt) - 1)
+
+
+@every_family
+class TestFromMemory:
+    async def test_f3_f15_again_whole_and_shorter(self, name: str, tiny: Tiny) -> None:
+        full = LONG[:96]
+        async with serving(tiny) as served:
+            heard = [await served.one(LONG)]
+            assert (heard[0].cached, served.facts.cache.hits_block) == (0, 0)
+            for prompt, cached in [
+                (LONG, 99),
+                (full, tiny.reach(95, *marks(LONG))),
+                (full, 95),
+                (LONG[:50], tiny.reach(49, *marks(LONG))),
+                (LONG[: SNAPSHOT + 1], SNAPSHOT),
+                (LONG[:1], 0),
+                (LONG, 99),
+            ]:
+                heard.append(await served.one(prompt))
+                assert heard[-1].cached == cached, len(prompt)
+            assert served.facts.total_cached_tokens == sum(each.cached for each in heard)
+            assert served.facts.total_prefill_tokens == sum(len(each.ask.prompt) - each.cached for each in heard)
+            assert served.facts.cache.hits_block == sum(each.cached // BLOCK for each in heard)
+        await assert_as_cold(tiny, heard)
+
+    async def test_a_prompt_that_departs_inside_a_block(self, name: str, tiny: Tiny) -> None:
+        """The second to depart there finds a snapshot, too: the first one left it."""
+        async with serving(tiny) as served:
+            heard = [await served.one(LONG)]
+            for other, cached in [(2, tiny.reach(40, *marks(LONG))), (3, 40), (4, 40)]:
+                heard += await served.ask(sampled(name, LONG[:40] + text(30, other), 10 * other))
+                assert heard[-1].cached == cached
+        await assert_as_cold(tiny, heard)
+
+    async def test_f2_a_conversation_goes_on(self, name: str, tiny: Tiny) -> None:
+        async with serving(tiny) as served:
+            heard = [await served.one(LONG[:61])]
+            for turn in range(3):
+                heard.append(await served.one(heard[-1].text + text(15, 20 + turn)))
+                assert heard[-1].cached == heard[-2].computed
+            first = heard[0]
+            heard.append(await served.one(first.text[:65] + text(9, 30)))
+            assert heard[-1].cached == tiny.reach(65, *marks(LONG[:61]))
+        await assert_as_cold(tiny, heard)
+
+    async def test_requests_that_wait_for_a_leader(self, name: str, tiny: Tiny) -> None:
+        """A prompt that several send at once is computed once, whatever each draws after it."""
+        asks = [sampled(name, LONG, 100 * place) for place in range(3)]
+        branch = LONG[:70] + text(20, 5)
+        async with serving(tiny, prefill_step_size=16, gather_ms=50) as served:
+            heard = await served.ask(*asks, Ask(branch))
+            assert served.facts.total_prefill_tokens == len(LONG) + 2 + 20
+            assert [each.cached for each in heard] == [0, 99, 99, 70]
+            assert served.facts.cache.waited == 3
+            assert len({each.tokens for each in heard}) == 4
+        await assert_as_cold(tiny, heard)
+
+    async def test_blocks_are_evicted_while_rows_run(self, name: str, tiny: Tiny) -> None:
+        blocks, snapshots = 12, 3
+        room = blocks * (BLOCK * tiny.layout.token_bytes + NODE_COST) + snapshots * tiny.layout.snapshot_bytes
+        prompts = [LONG[:40] + text(20, 40 + place) for place in range(4)]
+        heard: list[Heard] = []
+        async with serving(tiny, num_blocks=blocks, cache_memory=room, prefill_step_size=32) as served:
+            for _ in range(3):
+                heard += await served.ask(*map(Ask, prompts))
+                cache = served.facts.cache
+                assert cache.bytes <= room and cache.blocks <= blocks
+                prompts = [each.text + text(10, 50) for each in heard[-4:]]
+            assert cache.evicted_blocks > 0
+            assert sum(each.cached for each in heard) > 0
+        await assert_as_cold(tiny, heard)
+
+
+@every_family
+class TestAborted:
+    """F12, D7: whoever comes next continues where the aborted one was."""
+
+    PROMPT = text(130, 6)
+    STEP = 16
+
+    async def test_in_prefill(self, name: str, tiny: Tiny) -> None:
+        leader: list[Answer] = []
+
+        async def abort() -> None:
+            leader[0].close()
+
+        async with serving(tiny, at_steps({3: abort}), prefill_step_size=self.STEP) as served:
+            leader.append(await served.submit(Ask(self.PROMPT)))
+            await until(lambda: served.facts.requests_withdrawn == 1)
+            heard = await served.one(self.PROMPT)
+            assert 3 * self.STEP <= heard.cached <= 6 * self.STEP
+            assert served.facts.total_prefill_tokens == len(self.PROMPT)
+        await assert_as_cold(tiny, [heard])
+
+    async def test_while_others_wait_for_it(self, name: str, tiny: Tiny) -> None:
+        leader: list[Answer] = []
+        heard: list[Heard] = []
+        asks = [Ask(self.PROMPT), Ask(self.PROMPT[:100] + text(20, 7))]
+
+        async def follow() -> None:
+            for ask in asks:
+                nursery.start_soon(one, ask)
+
+        async def one(ask: Ask) -> None:
+            heard.append(await hear(ask, await served.submit(ask)))
+
+        async def abort() -> None:
+            leader[0].close()
+
+        async with serving(tiny, at_steps({1: follow, 4: abort}), prefill_step_size=self.STEP) as served:
+            async with trio.open_nursery() as nursery:
+                leader.append(await served.submit(asks[0]))
+                await until(lambda: served.facts.requests_withdrawn == 1)
+            first, second = sorted(heard, key=lambda each: each.cached)
+            assert served.facts.cache.waited >= 2
+            assert 4 * self.STEP <= first.cached <= 7 * self.STEP
+            assert second.cached == (100 if second.ask is asks[1] else tiny.reach(100, 100))
+            assert served.facts.total_prefill_tokens == len(self.PROMPT) + 20
+        await assert_as_cold(tiny, heard)
+
+
+@every_family
+class TestFromDisk:
+    """A start that has not measured anything yet takes the disk, whatever computing would cost."""
+
+    async def test_f8_after_a_restart(self, name: str, tiny: Tiny, tmp_path: Path) -> None:
+        disk = {"ssd_cache_dir": tmp_path / "blocks"}
+        async with serving(tiny, **disk) as served:
+            heard = [await served.one(LONG[:61])]
+            heard.append(await served.one(heard[0].text + text(15, 60)))
+        end = heard[-1].computed
+        follows = heard[-1].text + text(10, 61)
+        departs = heard[-1].text[:72] + text(10, 62)
+        for prompt, cached in [
+            (follows, tiny.reach(end // BLOCK * BLOCK, end)),
+            (departs, tiny.reach(72, heard[0].computed)),
+            (heard[0].ask.prompt, tiny.reach(60, 60)),
+        ]:
+            async with serving(tiny, **disk) as served:
+                heard.append(await self.from_disk(served, prompt, cached))
+                heard.append(await served.one(prompt + text(5, 63)))
+                assert heard[-1].cached >= tiny.reach(len(prompt) - 1, len(prompt) - 1), "from memory"
+        await assert_as_cold(tiny, heard)
+
+    async def from_disk(self, served: Served, prompt: Tokens, cached: int) -> Heard:
+        heard = await served.one(prompt)
+        assert heard.cached == cached
+        assert served.facts.cache.hits_disk == -(-cached // BLOCK)
+        assert served.facts.total_prefill_tokens == len(prompt) - cached
+        return heard
+
+
+def test_every_scenario_is_played_by_every_family() -> None:
+    assert len(FAMILIES) == 27
+
+
+_ = Callable
