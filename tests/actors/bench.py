@@ -153,7 +153,7 @@ async def scheduling(opened: Opened, facts: Watch[SchedulerFacts] | None = None,
     orders, orders_in = open_channel("orders")
     edges = SchedulerEdges(
         admitted=admitted_in, plans=plans, results=results_in, orders=orders, facts=facts, memory=memory,
-        directory=Watch(DirectoryFacts()),
+        directory=Watch(DirectoryFacts()), disk_known=trio.Event(),
     )  # fmt: skip
     bench = Bench(admitted, plans_in, results, facts, memory, opened)
 

@@ -33,6 +33,8 @@ from trouper.protocol.model import Engine, LoadedModel
 from trouper.protocol.plans import PLANS_IN_FLIGHT
 from trouper.protocol.settings import Settings
 
+DISK_KNOWN_S = 10.0
+"""At the start, for the catalogue of the disk."""
 LAST_WRITES_S = 5.0
 """At the end, for what is on its way to the disk."""
 
@@ -83,6 +85,7 @@ async def _run_actors(
     orders, orders_in = open_channel("orders")
     watches = Watches(settings)
     scope = trio.CancelScope()
+    disk_known = trio.Event()
     runtime = Runtime(settings, model.card, model.tokenizer, requests, watches, scope)
 
     async def group() -> None:
@@ -92,7 +95,7 @@ async def _run_actors(
         results, results_in = open_channel("results")
         edges = SchedulerEdges(
             admitted=admitted_in, plans=plans, results=results_in, orders=orders, facts=watches.facts,
-            memory=watches.memory, directory=watches.directory,
+            memory=watches.memory, directory=watches.directory, disk_known=disk_known,
         )  # fmt: skip
         async with trio.open_nursery() as together:
             together.start_soon(schedule, edges, model, namespace, settings)
@@ -120,6 +123,8 @@ async def _run_actors(
                 async with trio.open_nursery() as actors:
                     actors.start_soon(partial(supervise, intake, watches.intake, limit, needed=True))
                     actors.start_soon(partial(supervise, group, watches.group, limit, needed=True))
+                    with trio.move_on_after(DISK_KNOWN_S):  # So that the first request, too, finds what lies there.
+                        await disk_known.wait()
                     task_status.started(runtime)
                 _answer_undelivered(requests_in, admitted_in)
                 tidying.cancel()

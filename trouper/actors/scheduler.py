@@ -55,6 +55,8 @@ class SchedulerEdges:
     facts: Watch[SchedulerFacts]
     memory: Watch[MemoryStatus]
     directory: Watch[DirectoryFacts]
+    disk_known: trio.Event
+    """Set once the scheduler has heard what lies on disk, or that nothing does."""
 
 
 @attrs.define(eq=False)
@@ -100,7 +102,7 @@ class Scheduler:
         self._tokenizer = model.tokenizer
         self._settings = settings
         self._cache = PrefixCache.of(model.card, namespace, settings, edges.facts.latest.cache)
-        self._disk = DiskTier(edges.orders, edges.directory, self._cache)
+        self._disk = DiskTier(edges.orders, edges.directory, edges.disk_known, self._cache)
         self._cache.saves = settings.blocks_dir is not None
         self._loads: list[Load] = []
         """What the next plan loads."""

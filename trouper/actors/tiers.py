@@ -60,9 +60,13 @@ class DiskTier:
     """Outstanding loads and saves."""
 
     def __init__(
-        self, orders: trio.MemorySendChannel[DiskOrder], directory: Watch[DirectoryFacts], cache: PrefixCache
+        self,
+        orders: trio.MemorySendChannel[DiskOrder],
+        directory: Watch[DirectoryFacts],
+        known: trio.Event,
+        cache: PrefixCache,
     ) -> None:
-        self._orders, self._directory, self._cache = orders, directory, cache
+        self._orders, self._directory, self._known, self._cache = orders, directory, known, cache
         self._loading: dict[int, Ticket] = {}
         self._asked: deque[Saving] = deque()
         """Persisted by a plan that is not answered yet."""
@@ -120,8 +124,10 @@ class DiskTier:
     def hear(self, news: DiskNews) -> list[Load]:
         """What the next plan loads."""
         match news:
-            case Catalogue(pieces=pieces):
+            case Catalogue(pieces=pieces, whole=whole):
                 self._cache.on_disk(pieces)
+                if whole:
+                    self._known.set()
             case Gone(keys=keys):
                 self._cache.not_on_disk(keys)
             case Written(keys=keys, nbytes=nbytes, refused=refused):

@@ -162,6 +162,8 @@ class SSDWriter:
                 await self._refused(order)
             case Read(ticket=ticket):
                 await self._tell(Loaded(ticket, (), 0, 0.0))
+            case Announce():
+                await self._tell(Catalogue(()))
 
     # -- the directory ---------------------------------------------------------------------------
 
@@ -255,8 +257,9 @@ class SSDWriter:
         ]
         for run in runs:
             self._note(run)
-        for start in range(0, len(known), PIECES_A_MESSAGE):
-            await self._tell(Catalogue(tuple(known[start : start + PIECES_A_MESSAGE])))
+        for start in range(0, max(1, len(known)), PIECES_A_MESSAGE):
+            part = tuple(known[start : start + PIECES_A_MESSAGE])
+            await self._tell(Catalogue(part, whole=start + PIECES_A_MESSAGE >= len(known)))
         self._publish()
 
     async def _lost(self, runs: Iterable[RunInfo]) -> None:

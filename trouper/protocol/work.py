@@ -86,6 +86,8 @@ class Catalogue:
     """These are there; what a piece continues comes before it."""
 
     pieces: tuple[KnownPiece, ...]
+    whole: bool = True
+    """No more follow."""
 
 
 @attrs.frozen
