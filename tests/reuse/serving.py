@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -14,7 +15,6 @@ from unittest.mock import patch
 import attrs
 import numpy as np
 import trio
-from trio.testing import wait_all_tasks_blocked
 
 from tests.families import END, build, save
 from trouper import Answer, Generate, Runtime, Sampling, Settings, TokenPrompt, run_runtime
@@ -136,12 +136,14 @@ Before = Callable[[Plan, StepEngine], None]
 """Sees each plan on the engine's thread, before it is launched."""
 
 
-def at_steps(moments: Mapping[int, Callable[[], Awaitable[None]]]) -> Before:
-    """Let something happen on Trio's thread while the engine is about to launch these plans."""
+def at_chunk(moments: Mapping[int, Callable[[], Awaitable[None]]]) -> Before:
+    """Let something happen on Trio's thread while the engine is about to launch these of the plans that prefill."""
+    chunks = count()
 
     def before(plan: Plan, engine: StepEngine) -> None:
-        if plan.step in moments:
-            trio.from_thread.run(moments[plan.step])
+        moment = moments.get(next(chunks)) if plan.prefill else None
+        if moment is not None:
+            trio.from_thread.run(moment)
 
     return before
 
@@ -167,9 +169,6 @@ async def serving(tiny: Tiny, before: Before | None = None, **settings: Any) -> 
         async with trio.open_nursery() as nursery:
             served = Served(await nursery.start(run_runtime, Settings(model=tiny.path, **wanted)))
             with trio.fail_after(60):
-                if "ssd_cache_dir" in settings:
-                    await until(lambda: served.directory.attached)
-                    await wait_all_tasks_blocked()  # The scheduler has heard what lies on disk.
                 yield served
                 assert await served.runtime.drain(10)
 
