@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -37,6 +38,13 @@ class ByteTokenizer:
 
     def token_text(self, token: int) -> str:
         return chr(token) if token < EOS else "<eos>"
+
+    thinking = ("<think>", "</think>")
+    calling = ("<call>", "</call>")
+
+    def parse_calls(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+        call = json.loads(text)
+        return [(call["name"], json.dumps(call["arguments"]))]
 
     def check_grammar(self, grammar: Grammar) -> None:
         if grammar.source == "wrong":

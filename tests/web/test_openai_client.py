@@ -146,7 +146,11 @@ async def test_errors_have_four_keys_and_name_the_parameter() -> None:
         ({"top_logprobs": 21, "logprobs": True}, 400, "top_logprobs"),
         ({"n": 0}, 400, "n"),
         ({"n": 129}, 400, "n"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "f g"}}]}, 400, "tools.0.function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}] * 2}, 400, "tools"),
+        ({"tools": [{"type": "web_search"}]}, 400, "tools.0"),
+        ({"tool_choice": "required"}, 400, "tool_choice"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "sometimes"}, 400, "tool_choice"),
         ({"response_format": {"type": "xml"}}, 400, "response_format.type"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": 3}}},
@@ -172,7 +176,7 @@ async def test_errors_have_four_keys_and_name_the_parameter() -> None:
         ({"extra_body": {"chat_template_kwargs": {"padding": "max_length"}}}, 400, "chat_template_kwargs.padding"),
         ({"messages": [{"role": "user", "content": "x", "name": 5}]}, 400, "messages.0.name"),
         ({"messages": [{"role": "user", "content": "x", "audio": 5}]}, 400, "messages.0.audio"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, 400, "messages.0.role"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, 400, "messages.0.role"),
         (
             {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "new": 1}]}]},
             400,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load_tokenizer
 
 from trouper.engine.grammar import Grammars, Vocabulary
-from trouper.engine.token_bytes import token_table
+from trouper.engine.token_bytes import TokenTable, token_table
 from trouper.protocol.errors import ModelUnusable, bad_request
 from trouper.protocol.grammar import Grammar
 
@@ -51,6 +52,20 @@ class HubTokenizer:
     def token_text(self, token: int) -> str:
         return self._specials.get(token) or self.token_bytes(token).decode(errors="backslashreplace")
 
+    @property
+    def thinking(self) -> tuple[str, str] | None:
+        words = self._wrapped
+        return (words.think_start, words.think_end) if words.has_thinking else None
+
+    @property
+    def calling(self) -> tuple[str, str] | None:
+        words = self._wrapped
+        return (words.tool_call_start, words.tool_call_end or "") if words.has_tool_calling else None
+
+    def parse_calls(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+        found = self._wrapped.tool_parser(text, list(tools))
+        return [_call(call) for call in (found if isinstance(found, list) else [found])]
+
     def check_grammar(self, grammar: Grammar) -> None:
         assert self.grammars is not None, "the model is not loaded"
         self.grammars.check(grammar)
@@ -62,11 +77,28 @@ class HubTokenizer:
         return attrs.evolve(self, grammars=Grammars(Vocabulary(self._bytes, self._specials, eos, encode), logits, eos))
 
 
+def _call(call: Mapping[str, Any]) -> tuple[str, str]:
+    arguments = call.get("arguments", {})
+    return str(call["name"]), arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
+def _visible(table: TokenTable, wrapped: TokenizerWrapper) -> TokenTable:
+    """Markers of thinking and calling are text, whatever the tokenizer calls them: they are looked for in the text."""
+    markers = {
+        wrapped.think_start, wrapped.think_end, wrapped.tool_call_start, wrapped.tool_call_end,
+    }  # fmt: skip
+    shown = {token: text for token, text in table.specials.items() if text in markers}
+    pieces = list(table.pieces)
+    for token, text in shown.items():
+        pieces[token] = text.encode()
+    return TokenTable(tuple(pieces), {token: text for token, text in table.specials.items() if token not in shown})
+
+
 def load(directory: Path, *configs: Config) -> HubTokenizer:
     """The directory's tokenizer. `configs` may name further tokens that end a turn. Raises `ModelUnusable`."""
     try:
         wrapped = load_tokenizer(directory)
-        table = token_table(wrapped)
+        table = _visible(token_table(wrapped), wrapped)
     except Exception as error:  # files of any kind, read by code of any kind: whatever it raises, they are unusable
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ModelUnusable(f"{directory} has no usable tokenizer: {reason}") from error

@@ -35,6 +35,17 @@ class Tokenizer(Protocol):
     def token_text(self, token: int) -> str:
         """A printable form of one token, for logprobs; special tokens by name."""
 
+    @property
+    def thinking(self) -> tuple[str, str] | None:
+        """What the model writes before and after it thinks; None if it does not."""
+
+    @property
+    def calling(self) -> tuple[str, str] | None:
+        """What the model writes before and after a call of a tool; None if it has not learnt to."""
+
+    def parse_calls(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+        """What stands between `calling` to (name, arguments as JSON) of each call. Raises `ValueError` and its like."""
+
     def check_grammar(self, grammar: Grammar) -> None:
         """Whether answers can follow it. Raises `RequestFailed` (400). May take a second, the first time."""
 

@@ -149,10 +149,10 @@ class EventStream(ResponseBody):
     def _written(self, piece: Piece) -> bytes:
         match piece.said:
             case Delta(text=text, logprobs=logprobs):
-                return _event(self._shape.text(piece.index, text, logprobs)) if text or logprobs else b""
+                return _events(self._shape.text(piece.index, text, logprobs)) if text or logprobs else b""
             case Finished() as finished:
                 self._open.discard(piece.index)
-                return _event(self._shape.ending(piece.index, finished)) + self._end()
+                return _events(self._shape.ending(piece.index, finished)) + self._end()
             case RequestFailed() as failed:
                 self._over = True
                 return _event(msgspec.json.encode(error_body(failed.problem)))
@@ -180,6 +180,10 @@ class EventStream(ResponseBody):
             return DONE
         usages = [usage_of(answer) for answer in self._answers]
         return _event(self._shape.usage(total(usages, self._choices))) + DONE
+
+
+def _events(chunks: Sequence[bytes]) -> bytes:
+    return b"".join(map(_event, chunks))
 
 
 def _event(data: bytes) -> bytes:

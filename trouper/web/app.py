@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, cast
 from uuid import uuid4
 
@@ -19,7 +21,7 @@ from quart_trio.asgi import TrioASGIHTTPConnection
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge, RequestTimeout
 
 from trouper.actors.runtime import Answer, Runtime
-from trouper.protocol.errors import RequestFailed
+from trouper.protocol.errors import RequestFailed, bad_request
 from trouper.protocol.requests import Generate
 from trouper.protocol.settings import ServerSettings
 from trouper.web.answers import EventStream, collect_all
@@ -30,6 +32,7 @@ from trouper.web.openai.chat import chat_to_generate, parse_chat
 from trouper.web.openai.completions import CompletionRequest, best_of, completion_to_generate, parse_completion
 from trouper.web.openai.parameters import Parameters, wants_usage
 from trouper.web.openai.shapes import ChatShape, CompletionShape, Envelope, Shape, total
+from trouper.web.openai.voice import Voice, thinks_already
 from trouper.web.parsing import parse_json, too_large
 from trouper.web.tokens import parse_detokenize, parse_tokenize, text_of, tokens_of
 
@@ -159,19 +162,34 @@ class Api:
         parsed = parse_chat(parse_json(await body_bytes()))
         self._check_model(parsed.model)
         wanted = chat_to_generate(parsed, self._request_id(), self._runtime.settings.seed)
-        return await self._answer(ChatShape(self._envelope("chatcmpl-")), parsed, wanted)
+        wants_usage(parsed)
+        tools, words = parsed.tools_asked, self._runtime.tokenizer
+        if tools.offered and not tools.forced and words.calling is None:
+            said = (
+                "this model has not learnt to call tools by itself; tool_choice required or a named tool forces a call"
+            )
+            raise bad_request(said, "tools", "tools_not_supported")
+        answers = [await self._submit(generate) for generate in wanted]
+        voice: Callable[[], Voice] | None = None
+        if tools.offered or words.thinking is not None:
+            thinks = thinks_already(answers[0].accepted.prompt_tokens, words)
+            voice = partial(Voice, tools, words, thinks=thinks)
+        shape = ChatShape(self._envelope("chatcmpl-"), voice)
+        return await self._answer(shape, parsed, answers, logprobs=wanted[0].logprobs is not None)
 
     async def completions(self) -> Response:
         parsed = parse_completion(parse_json(await body_bytes()))
         self._check_model(parsed.model)
         wanted = completion_to_generate(parsed, self._request_id(), self._runtime.settings.seed)
-        return await self._answer(CompletionShape(self._envelope("cmpl-")), parsed, wanted)
-
-    async def _answer(self, shape: Shape, parsed: Parameters, wanted: tuple[Generate, ...]) -> Response:
-        include_usage = wants_usage(parsed)
+        wants_usage(parsed)
         answers = [await self._submit(generate) for generate in wanted]
+        shape = CompletionShape(self._envelope("cmpl-"))
+        return await self._answer(shape, parsed, answers, logprobs=wanted[0].logprobs is not None)
+
+    async def _answer(self, shape: Shape, parsed: Parameters, answers: list[Answer], *, logprobs: bool) -> Response:
+        include_usage = wants_usage(parsed)
         if not parsed.stream:
-            return as_json(await self._whole(shape, parsed, answers, logprobs=wanted[0].logprobs is not None))
+            return as_json(await self._whole(shape, parsed, answers, logprobs=logprobs))
         stream = EventStream(
             shape,
             answers,

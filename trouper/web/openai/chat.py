@@ -7,6 +7,7 @@ from typing import Any
 import attrs
 
 from trouper.protocol.errors import bad_request
+from trouper.protocol.grammar import Grammar
 from trouper.protocol.requests import ChatPrompt, Generate
 from trouper.web.openai.parameters import (
     MAX_CHOICES,
@@ -21,6 +22,7 @@ from trouper.web.openai.parameters import (
     stops_of,
 )  # fmt: skip
 from trouper.web.openai.structured import grammar_of
+from trouper.web.openai.tools import Tools, past_calls, tools_of
 from trouper.web.parsing import between, json_type, structure
 
 NOT_FOR_TEMPLATES = frozenset({
@@ -30,13 +32,16 @@ NOT_FOR_TEMPLATES = frozenset({
 """Arguments of the tokenizer's own call, not variables of a template: to pad to 10^9 tokens takes all memory."""
 PART_KEYS = frozenset({"type", "text", "cache_control", "prompt_cache_breakpoint"})
 """The last two ask for caching, which changes no output."""
-ROLES = ("system", "developer", "user", "assistant")
+ROLES = ("system", "developer", "user", "assistant", "tool")
+KNOWN_KEYS = frozenset({"role", "content", "name"})
+ROLE_KEYS = {
+    "assistant": frozenset({"tool_calls", "reasoning_content", "refusal", "audio", "function_call", "annotations"}),
+    "tool": frozenset({"tool_call_id"}),
+}
+"""What clients send back of an earlier answer."""
 MAX_TOP_LOGPROBS = 20
 
 REFUSED: dict[str, tuple[Any, ...]] = NOT_SUPPORTED | {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -58,10 +63,18 @@ class ChatRequest(Parameters):
     logprobs: bool = False
     top_logprobs: int | None = None
     chat_template_kwargs: Any = None
+    tools: Any = None
+    tool_choice: Any = None
+    parallel_tool_calls: Any = None
     metadata: Any = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
+
+    @property
+    def tools_asked(self) -> Tools:
+        """Raises `RequestFailed` (400)."""
+        return tools_of(self.tools, self.tool_choice, self.parallel_tool_calls)
 
 
 def parse_chat(body: dict[str, Any]) -> ChatRequest:
@@ -71,11 +84,17 @@ def parse_chat(body: dict[str, Any]) -> ChatRequest:
 def chat_to_generate(request: ChatRequest, request_id: str, default_seed: int | None) -> tuple[Generate, ...]:
     """One for each choice. Raises `RequestFailed` (400) naming the parameter."""
     between("n", request.n, 1, MAX_CHOICES)
+    tools = request.tools_asked
+    kwargs = template_kwargs(request.chat_template_kwargs)
+    if tools.offered:
+        kwargs = kwargs | {"tools": [*tools.offered]}
+    if tools.forced:
+        kwargs = {"enable_thinking": False} | kwargs
     limit = request.max_completion_tokens
     name = "max_tokens" if limit is None else "max_completion_tokens"
     generate = Generate(
         request_id=request_id,
-        prompt=ChatPrompt(messages_of(request.messages), template_kwargs(request.chat_template_kwargs)),
+        prompt=ChatPrompt(messages_of(request.messages), kwargs),
         sampling=sampling_of(request, default_seed),
         max_tokens=length_of(request.max_tokens if limit is None else limit, name),
         stop=stops_of(request.stop),
@@ -84,9 +103,16 @@ def chat_to_generate(request: ChatRequest, request_id: str, default_seed: int | 
         logprobs=_top_logprobs(request),
         cache_salt=salt_of(request),
         min_tokens=least_of(request, request.max_tokens if limit is None else limit),
-        grammar=grammar_of(request),
+        grammar=_grammar(request, tools),
     )
     return choices_of(generate, request.n)
+
+
+def _grammar(request: ChatRequest, tools: Tools) -> Grammar | None:
+    asked = grammar_of(request)
+    if asked is not None and tools.forced:
+        raise bad_request(f"{asked.param} cannot be combined with a forced tool", "tool_choice", "invalid_value")
+    return tools.grammar or asked
 
 
 def _top_logprobs(request: ChatRequest) -> int | None:
@@ -124,15 +150,22 @@ def _message(message: Any, path: str) -> dict[str, Any]:
     if role not in ROLES:
         known = ", ".join(ROLES)
         raise bad_request(f"{path}.role must be one of {known}, not {role!r}", f"{path}.role", "invalid_value")
+    allowed = KNOWN_KEYS | ROLE_KEYS.get(role, frozenset())
     for name, value in message.items():
-        if name in ("role", "content", "name") or value is None or (name == "tool_calls" and value == []):
-            continue
-        raise bad_request(f"{path}.{name} is not supported here", f"{path}.{name}", "unsupported_parameter")
+        if name not in allowed and value is not None:
+            raise bad_request(f"{path}.{name} is not supported here", f"{path}.{name}", "unsupported_parameter")
+    calls = past_calls(message["tool_calls"], f"{path}.tool_calls") if message.get("tool_calls") else []
+    content = message.get("content")
     # Templates know "system"; "developer" is what newer clients call it.
-    plain = {
+    plain: dict[str, Any] = {
         "role": "system" if role == "developer" else role,
-        "content": _content(message.get("content"), f"{path}.content"),
+        "content": "" if content is None and calls else _content(content, f"{path}.content"),
     }
+    if calls:
+        plain["tool_calls"] = calls
+    for name in ("tool_call_id", "reasoning_content"):
+        if message.get(name) is not None:
+            plain[name] = _content(message[name], f"{path}.{name}")
     name = message.get("name")
     if name is None:
         return plain

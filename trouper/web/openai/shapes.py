@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import attrs
@@ -10,6 +10,7 @@ import msgspec
 
 from trouper.protocol.model import Tokenizer
 from trouper.protocol.replies import Finished, TokenLogprobs
+from trouper.web.openai.voice import Voice
 
 Json = dict[str, Any]
 encode = msgspec.json.encode
@@ -77,9 +78,11 @@ class Shape(Protocol):
     def opening(self, index: int) -> bytes | None:
         """The chunk before the first text, if the dialect has one."""
 
-    def text(self, index: int, text: str, logprobs: Sequence[TokenLogprobs]) -> bytes: ...
+    def text(self, index: int, text: str, logprobs: Sequence[TokenLogprobs]) -> list[bytes]:
+        """The chunks that more text becomes; perhaps none yet."""
 
-    def ending(self, index: int, finished: Finished) -> bytes: ...
+    def ending(self, index: int, finished: Finished) -> list[bytes]:
+        """What was held back, and the last chunk."""
 
     def usage(self, usage: Usage) -> bytes: ...
 
@@ -95,10 +98,12 @@ def total(usages: Sequence[Usage], choices: int) -> Usage:
 
 
 class ChatShape:
-    """chat.completion and chat.completion.chunk."""
+    """chat.completion and chat.completion.chunk. `voice` takes each answer apart, if there may be more in it than text."""
 
-    def __init__(self, envelope: Envelope) -> None:
+    def __init__(self, envelope: Envelope, voice: Callable[[], Voice] | None = None) -> None:
         self.envelope = envelope
+        self._voice = voice
+        self._voices: dict[int, Voice] = {}
         whole = encode(self._chunk(0, {"content": "\0"}))
         self._before, self._after = whole.split(encode("\0"))
 
@@ -108,11 +113,17 @@ class ChatShape:
         )
 
     def _choice(self, index: int, choice: Choice) -> Json:
+        message: Json = {"role": "assistant", "content": choice.text, "refusal": None}
+        reason: str = choice.finished.reason
+        if self._voice is not None:
+            said, reason = self._voice().whole(choice.text, choice.finished.reason)
+            message |= said
         return {
             "index": index,
-            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "message": message,
             "logprobs": None if choice.logprobs is None else self._logprobs(choice.logprobs),
-            "finish_reason": choice.finished.reason,
+            "finish_reason": reason,
+            "matched_stop": choice.finished.matched_stop,
         }
 
     def _logprobs(self, logprobs: Sequence[TokenLogprobs]) -> Json:
@@ -132,13 +143,32 @@ class ChatShape:
     def opening(self, index: int) -> bytes | None:
         return encode(self._chunk(index, {"role": "assistant", "content": "", "refusal": None}))
 
-    def text(self, index: int, text: str, logprobs: Sequence[TokenLogprobs]) -> bytes:
+    def text(self, index: int, text: str, logprobs: Sequence[TokenLogprobs]) -> list[bytes]:
+        if self._voice is not None:
+            if index not in self._voices:
+                self._voices[index] = self._voice()
+            return self._deltas(index, self._voices[index].push(text), logprobs)
         if index == 0 and not logprobs:  # The hot path: everything but the text was encoded once.
-            return b"".join((self._before, encode(text), self._after))
-        return encode(self._chunk(index, {"content": text}, None, self._logprobs(logprobs) if logprobs else None))
+            return [b"".join((self._before, encode(text), self._after))]
+        return [encode(self._chunk(index, {"content": text}, None, self._logprobs(logprobs) if logprobs else None))]
 
-    def ending(self, index: int, finished: Finished) -> bytes:
-        return encode(self._chunk(index, {}, finished.reason))
+    def _deltas(self, index: int, deltas: Sequence[Json], logprobs: Sequence[TokenLogprobs]) -> list[bytes]:
+        """Log-probabilities go with the first chunk; with one of their own while the text is held back."""
+        seen = self._logprobs(logprobs) if logprobs else None
+        if seen is not None and not deltas:
+            deltas = [{"content": ""}]
+        return [encode(self._chunk(index, delta, None, None if n else seen)) for n, delta in enumerate(deltas)]
+
+    def ending(self, index: int, finished: Finished) -> list[bytes]:
+        reason: str = finished.reason
+        held: list[bytes] = []
+        if self._voice is not None:
+            voice = self._voices.get(index) or self._voice()
+            held = self._deltas(index, voice.end(), ())
+            reason = voice.reason(finished.reason)
+        last = self._chunk(index, {}, reason)
+        last["choices"][0]["matched_stop"] = finished.matched_stop
+        return [*held, encode(last)]
 
     def usage(self, usage: Usage) -> bytes:
         return encode(self.envelope.around("chat.completion.chunk", [], usage))
@@ -187,15 +217,14 @@ class CompletionShape:
     def opening(self, index: int) -> bytes | None:  # noqa: ARG002 - the shape's signature
         return None
 
-    def text(self, index: int, text: str, logprobs: Sequence[TokenLogprobs]) -> bytes:
+    def text(self, index: int, text: str, logprobs: Sequence[TokenLogprobs]) -> list[bytes]:
         if index == 0 and not logprobs:
-            return b"".join((self._before, encode(text), self._after))
-        return encode(
-            self._object([self._choice(index, text, None, self._logprobs(index, logprobs) if logprobs else None)])
-        )
+            return [b"".join((self._before, encode(text), self._after))]
+        seen = self._logprobs(index, logprobs) if logprobs else None
+        return [encode(self._object([self._choice(index, text, None, seen)]))]
 
-    def ending(self, index: int, finished: Finished) -> bytes:
-        return encode(self._object([self._choice(index, "", finished.reason, None)]))
+    def ending(self, index: int, finished: Finished) -> list[bytes]:
+        return [encode(self._object([self._choice(index, "", finished.reason, None)]))]
 
     def usage(self, usage: Usage) -> bytes:
         return encode(self._object([], usage))

@@ -1,0 +1,162 @@
+"""Tools of a chat: what is offered, whether one must be called, and the calls that a model makes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+from uuid import uuid4
+
+import attrs
+import msgspec
+
+from trouper.protocol.errors import bad_request
+from trouper.protocol.grammar import Grammar
+from trouper.protocol.model import Tokenizer
+from trouper.web.parsing import json_type
+
+MAX_TOOLS = 128
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+Json = dict[str, Any]
+
+
+@attrs.frozen
+class Call:
+    """A function and its arguments as JSON text."""
+
+    name: str
+    arguments: str
+    id: str = attrs.field(factory=lambda: f"call_{uuid4().hex[:24]}")
+
+    def body(self) -> Json:
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
+
+@attrs.frozen
+class Tools:
+    """What a request offers. `forced`: the answer is a call of one of these, and its grammar sees to that."""
+
+    offered: tuple[Json, ...] = ()
+    forced: tuple[Json, ...] = ()
+    several: bool = True
+    """More than one call in an answer is wanted."""
+
+    @property
+    def grammar(self) -> Grammar | None:
+        if not self.forced:
+            return None
+        schemas = [_call_schema(tool["function"]) for tool in self.forced]
+        schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+        return Grammar("json_schema", msgspec.json.encode(schema).decode(), "tools")
+
+    def calls(self, text: str, tokenizer: Tokenizer) -> tuple[Call, ...]:
+        """Of what stood between a call's markers, or of a forced answer. () if it is none."""
+        try:
+            found = _json_calls(text) if self.forced else tokenizer.parse_calls(text, self.offered)
+        except (ValueError, LookupError, TypeError, AttributeError):
+            return ()
+        return tuple(Call(name, arguments) for name, arguments in found)
+
+
+def _json_calls(text: str) -> list[tuple[str, str]]:
+    call = msgspec.json.decode(text)
+    return [(call["name"], msgspec.json.encode(call["arguments"]).decode())]
+
+
+def _call_schema(function: Json) -> Json:
+    return {
+        "type": "object",
+        "properties": {
+            "name": {"const": function["name"]},
+            "arguments": function.get("parameters") or {"type": "object"},
+        },
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
+
+
+def tools_of(tools: Any, choice: Any, parallel: Any) -> Tools:
+    """Raises `RequestFailed` (400) naming the parameter."""
+    offered = () if tools is None else _offered(tools)
+    if parallel not in (None, True, False):
+        raise bad_request("parallel_tool_calls must be a boolean", "parallel_tool_calls", "invalid_type")
+    several = parallel is not False
+    if choice is None or choice == "auto":
+        return Tools(offered, (), several)
+    if choice == "none":
+        return Tools()
+    if not offered:
+        raise bad_request("tool_choice needs tools", "tool_choice", "invalid_value")
+    if choice == "required":
+        return Tools(offered, offered, several)
+    return Tools(offered, (_named(choice, offered),), several)
+
+
+def _offered(tools: Any) -> tuple[Json, ...]:
+    if not isinstance(tools, list):
+        raise bad_request(f"tools must be an array, not {json_type(tools)}", "tools", "invalid_type")
+    if len(tools) > MAX_TOOLS:
+        raise bad_request(f"tools may have {MAX_TOOLS} entries, not {len(tools)}", "tools", "invalid_value")
+    checked = tuple(_tool(tool, f"tools.{place}") for place, tool in enumerate(tools))
+    names = [tool["function"]["name"] for tool in checked]
+    if len(set(names)) != len(names):
+        raise bad_request("two tools have the same name", "tools", "invalid_value")
+    return checked
+
+
+def _tool(tool: Any, path: str) -> Json:
+    if not isinstance(tool, dict) or tool.get("type") != "function" or not isinstance(tool.get("function"), dict):
+        raise bad_request(f"{path} must be an object of type function", path, "invalid_type")
+    function = tool["function"]
+    for name in function:
+        if name not in ("name", "description", "parameters", "strict"):
+            raise bad_request(
+                f"unknown parameter '{path}.function.{name}'", f"{path}.function.{name}", "unknown_parameter"
+            )
+    if not isinstance(function.get("name"), str) or not NAME.fullmatch(function["name"]):
+        said = f"{path}.function.name must be 1 to 64 letters, digits, '_', '-' or '.'"
+        raise bad_request(said, f"{path}.function.name", "invalid_value")
+    if not isinstance(function.get("description", ""), str | None):
+        raise bad_request(
+            f"{path}.function.description must be a string", f"{path}.function.description", "invalid_type"
+        )
+    if not isinstance(function.get("parameters", {}), dict | None):
+        raise bad_request(
+            f"{path}.function.parameters must be a JSON Schema", f"{path}.function.parameters", "invalid_type"
+        )
+    return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
+
+
+def _named(choice: Any, offered: tuple[Json, ...]) -> Json:
+    function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
+    name = function.get("name") if isinstance(function, dict) else None
+    found = [tool for tool in offered if tool["function"]["name"] == name]
+    if not found:
+        said = "tool_choice must be none, auto, required, or name one of the tools"
+        raise bad_request(said, "tool_choice", "invalid_value")
+    return found[0]
+
+
+def past_calls(calls: Any, path: str) -> list[Json]:
+    """An assistant message's tool_calls, as templates want them: arguments as an object."""
+    if not isinstance(calls, list):
+        raise bad_request(f"{path} must be an array, not {json_type(calls)}", path, "invalid_type")
+    return [_past_call(call, f"{path}.{place}") for place, call in enumerate(calls)]
+
+
+def _past_call(call: Any, path: str) -> Json:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise bad_request(f"{path}.function must have a name", f"{path}.function", "invalid_type")
+    arguments: Any = function.get("arguments", "{}")
+    if isinstance(arguments, str):
+        try:
+            arguments = msgspec.json.decode(arguments or "{}")
+        except (msgspec.DecodeError, RecursionError):
+            said = f"{path}.function.arguments must be JSON"
+            raise bad_request(said, f"{path}.function.arguments", "invalid_value") from None
+    return {
+        "id": str(call.get("id") or ""),
+        "type": "function",
+        "function": {"name": function["name"], "arguments": arguments},
+    }
