@@ -145,7 +145,7 @@ class SSDWriter:
                 case Inspect():
                     await self._inspect(store)
                 case Announce():
-                    await self._announce(parents_first(store.runs))
+                    await self._announce(parents_first(store.runs), whole=True)
                 case Write():
                     await self._write(store, order)
                 case Read():
@@ -183,7 +183,7 @@ class SSDWriter:
         self._publish(path=str(path), attached=True, reason="", damaged=sum(store.damaged.values()))
         if sick:
             log.warning("the cache directory %s is in use again", path)
-            await self._announce(parents_first(store.runs))
+            await self._announce(parents_first(store.runs), whole=True)
         return store
 
     def _detach(self, path: Path, sick: OSError) -> None:
@@ -248,8 +248,8 @@ class SSDWriter:
         except trio.BrokenResourceError:  # It has left, and needs no news.
             return
 
-    async def _announce(self, runs: Sequence[RunInfo]) -> None:
-        """`runs`: what one continues before it."""
+    async def _announce(self, runs: Sequence[RunInfo], *, whole: bool = False) -> None:
+        """`runs`: what one continues before it. `whole`: it is all that there is."""
         known = [
             KnownPiece(parent, piece.key, piece.tokens, piece.payload_bytes > 0, piece.snapshot_bytes is not None)
             for run in runs
@@ -257,9 +257,10 @@ class SSDWriter:
         ]
         for run in runs:
             self._note(run)
-        for start in range(0, max(1, len(known)), PIECES_A_MESSAGE):
-            part = tuple(known[start : start + PIECES_A_MESSAGE])
-            await self._tell(Catalogue(part, whole=start + PIECES_A_MESSAGE >= len(known)))
+        for start in range(0, len(known), PIECES_A_MESSAGE):
+            await self._tell(Catalogue(tuple(known[start : start + PIECES_A_MESSAGE]), whole=False))
+        if whole:
+            await self._tell(Catalogue((), whole=True))
         self._publish()
 
     async def _lost(self, runs: Iterable[RunInfo]) -> None:
