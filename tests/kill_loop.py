@@ -113,7 +113,19 @@ class Server:
         environment = {"OPENBLAS_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **os.environ}
         with log.open("a") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", RUN, "serve", "--port", "0", "--janitor-interval-s", "0.5", *flags],
+                [
+                    sys.executable,
+                    "-c",
+                    RUN,
+                    "serve",
+                    "--port",
+                    "0",
+                    "--janitor-interval-s",
+                    "0.5",
+                    "--block-size",
+                    str(BLOCK),
+                    *flags,
+                ],
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,

@@ -93,7 +93,7 @@ class Settings:
     stall_timeout_s: float = setting(
         60.0, "A step that takes longer makes /readyz 503; ten times as long ends the process.", 0.1
     )
-    block_size: int = setting(16, "Tokens of one cache block.", 1, 1024)
+    block_size: int = setting(64, "Tokens of one cache block.", 1, 1024)
     cache_memory: ByteSize | None = setting(
         None, "Memory for cached blocks, as in 4GB; 0: cache nothing. Default: from the device's own memory.", 0
     )
