@@ -6,9 +6,9 @@ should be: models that can be cut anywhere reuse all that is known, others up to
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -179,7 +179,7 @@ class TestFromDisk:
     """A start that has not measured anything yet takes the disk, whatever computing would cost."""
 
     async def test_f8_after_a_restart(self, name: str, tiny: Tiny, tmp_path: Path) -> None:
-        disk = {"ssd_cache_dir": tmp_path / "blocks"}
+        disk: dict[str, Any] = {"ssd_cache_dir": tmp_path / "blocks"}
         async with serving(tiny, **disk) as served:
             heard = [await served.one(LONG[:61])]
             heard.append(await served.one(heard[0].text + text(15, 60)))
@@ -203,10 +203,3 @@ class TestFromDisk:
         assert served.facts.cache.hits_disk == -(-cached // BLOCK)
         assert served.facts.total_prefill_tokens == len(prompt) - cached
         return heard
-
-
-def test_every_scenario_is_played_by_every_family() -> None:
-    assert len(FAMILIES) == 27
-
-
-_ = Callable

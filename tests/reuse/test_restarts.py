@@ -6,15 +6,53 @@ from pathlib import Path
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
+from tests.reuse.serving import BLOCK, Tiny, assert_as_cold, serving, text, until
 from tests.storage.making import NAMESPACE, ROOT, chain
-from trouper import Settings
+from trouper import RequestFailed, Settings
 from trouper.actors.writer import WriterEdges, write_to_disk
+from trouper.engine.step import StepEngine
 from trouper.protocol.health import DirectoryFacts, SchedulerFacts
+from trouper.protocol.plans import Plan
 from trouper.protocol.watch import Watch
 from trouper.protocol.work import Announce, Catalogue, DiskNews, DiskOrder, Inspect, Sweep
 from trouper.storage.directory import prepare
 from trouper.storage.runs import RunStore
+
+LONG = text(100, 1)
+
+
+class Broken(Exception):
+    """What the engine raises."""
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "mamba2", "jamba"])
+async def test_after_a_crash_of_the_engine_the_index_is_told_again(name: str, tiny: Tiny, tmp_path: Path) -> None:
+    """Nothing that was in memory is trusted; what was written by then is read again."""
+    crashes: list[int] = []
+
+    def crash(plan: Plan, engine: StepEngine) -> None:
+        if crashes and plan.decode:
+            raise Broken(f"after {crashes.pop()}")
+
+    async with serving(tiny, crash, ssd_cache_dir=tmp_path / "blocks") as served:
+        heard = [await served.one(LONG)]
+        await until(lambda: served.directory.blocks > 0 and served.directory.written_files > 0)
+        crashes.append(1)
+        with pytest.raises(RequestFailed, match="stopped"):
+            await served.one(text(40, 2))
+        await until(lambda: served.runtime.health().actors[1].restarts == 1 and served.runtime.health().ready)
+        await wait_all_tasks_blocked(0.05)  # The scheduler has heard what lies on disk.
+        assert served.facts.cache.blocks == 0
+        prompt = heard[0].text + text(5, 3)
+        heard.append(await served.one(prompt))
+        stored = heard[0].computed if tiny.layout.needs_snapshots else heard[0].computed // BLOCK * BLOCK
+        assert heard[-1].cached == stored
+        assert served.facts.cache.hits_disk == -(-heard[-1].cached // BLOCK)
+        heard.append(await served.one(prompt))
+        assert heard[-1].cached == len(prompt) - 1
+    await assert_as_cold(tiny, heard)
 
 
 async def news_of(path: Path, *orders: DiskOrder) -> list[DiskNews]:
