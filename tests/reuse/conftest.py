@@ -17,8 +17,12 @@ def tiny_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny]:
     return cache(lambda name: Tiny.saved(name, directory))
 
 
-@pytest.fixture
-def tiny(name: str, tiny_of: Callable[[str], Tiny], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tiny:
-    """The model that the test is parametrized with."""
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture
+def tiny(name: str, tiny_of: Callable[[str], Tiny]) -> Tiny:
+    """The model that the test is parametrized with."""
     return tiny_of(name)
