@@ -31,14 +31,21 @@ class ChunkSizer:
     most: int
     tokens: int = FIRST_CHUNK_TOKENS
     least: int = LEAST_BUSY_TOKENS
+    _measured: bool = False
 
     def __attrs_post_init__(self) -> None:
         self.tokens, self.least = min(self.tokens, self.most), min(self.least, self.most)
+
+    def expect(self, tokens: int) -> None:
+        """A guess, from other steps, that counts until one was measured."""
+        if not self._measured:
+            self.tokens = max(self.least, min(self.most, tokens))
 
     def measured(self, tokens: int, seconds: float) -> None:
         """A step that prefilled so many tokens took so long (decode included)."""
         if seconds <= 0 or tokens <= 0:
             return
+        self._measured = True
         ratio = self.target_s / seconds
         if ratio < 1:  # A remainder of a prompt, or noise, says little about the whole chunk: halve at most.
             self.tokens = max(self.least, min(self.tokens, int(max(tokens, self.tokens) * max(ratio, 0.5))))

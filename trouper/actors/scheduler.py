@@ -428,6 +428,8 @@ class Scheduler:
             if stepped.seconds > 0:
                 rate = prefilled / stepped.seconds
                 self._prefill_rate += 0.2 * (rate - self._prefill_rate) if self._prefill_rate else rate
+            if not plan.decode:
+                self._busy_chunks.expect(int(self._prefill_rate * self._stall_s / 2))
             (self._busy_chunks if plan.decode else self._idle_chunks).measured(prefilled, stepped.seconds)
 
     # -- facts -----------------------------------------------------------------------------------

@@ -20,6 +20,12 @@ def is_cpu() -> bool:
     return bool(mx.default_device().type == mx.DeviceType.cpu)
 
 
+def runs_ahead() -> bool:
+    """Whether a step can be launched while the one before it runs. On CPU MLX bounds the tasks in flight to a few, so that
+    launching blocks until the device has come almost that far."""
+    return not is_cpu()
+
+
 def name() -> str:
     info = mx.device_info()
     return str(info.get("device_name") or info.get("architecture") or platform.machine())

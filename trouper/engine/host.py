@@ -10,6 +10,7 @@ import attrs
 import mlx.core as mx
 import trio
 
+from trouper.engine import device
 from trouper.engine.architecture import batching_of
 from trouper.engine.device import memory_facts
 from trouper.engine.loading import Loaded, load
@@ -108,7 +109,9 @@ class MlxEngine:
     def _answer(
         self, engine: StepEngine, plans: trio.MemoryReceiveChannel[Plan], results: trio.MemorySendChannel[Stepped]
     ) -> None:
-        """Launch plan n, then read plan n-1 (see protocol/plans.py)."""
+        """Launch plan n, then read plan n-1 (see protocol/plans.py). Where launching waits for the device anyway, read
+        plan n at once: its tokens are a step earlier with who waits for them, and the next plan is there already."""
+        ahead = device.runs_ahead()
         pending: Launched | None = None
         while True:
             try:
@@ -118,10 +121,8 @@ class MlxEngine:
                     engine.collect(pending)
                 return
             launched = engine.launch(plan)
-            finished = [launched] if pending is None and not plan.has_work else []
-            if pending is not None:
-                finished = [pending] if plan.has_work else [pending, launched]
-            pending = launched if plan.has_work else None
+            finished = [step for step in (pending, launched) if step is not None]
+            pending = finished.pop() if plan.has_work and ahead else None
             for step in finished:
                 try:
                     trio.from_thread.run_sync(results.send_nowait, engine.collect(step))

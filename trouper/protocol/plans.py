@@ -4,7 +4,7 @@ A plan is everything that one engine step does. It is deterministic: clocks, ran
 and every choice of size have already been turned into data, so that another rank that replays the
 same plans computes the same thing. Protocol: each plan is answered by one `Stepped`, in order, and
 at most `PLANS_IN_FLIGHT` are unanswered. The engine launches plan n before it reads the tokens of
-plan n-1, so it answers n-1 only when n has arrived; a plan without work flushes the pipeline.
+plan n-1, so it may answer n-1 only when n has arrived; a plan without work flushes the pipeline.
 """
 
 from __future__ import annotations
