@@ -114,3 +114,16 @@ async def test_almost_nothing_is_computed_twice(name: str, tiny: Tiny, bound: fl
         f"{facts.total_prefill_tokens} tokens computed, {perfect.computed} needed, {facts.total_cached_tokens} reused"
     )
     assert perfect.computed <= facts.total_prefill_tokens <= bound * perfect.computed, told
+    assert facts.cache.snapshots <= 2.1 * CONVERSATIONS * TURNS, "one at a prompt's end and one at its answer's"
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "mamba2"])
+async def test_short_questions_about_a_long_text(name: str, tiny: Tiny) -> None:
+    """A snapshot at the end of a prompt does not spare the one where prompts depart, or where their first turn ends,
+    however close these are. Without a turn it is the second question that shows where they depart."""
+    document = text(100, 1)
+    async with serving(tiny, snapshot_tokens=512) as served:
+        cached = [(await served.one(document + text(4, 10 + place))).cached for place in range(3)]
+        assert cached == [0, tiny.reach(100, 0), 100]
+        cached = [(await served.one((*SYSTEMS[0], *text(4, 20 + place)))).cached for place in range(3)]
+        assert cached == [0, len(SYSTEMS[0]), len(SYSTEMS[0])]

@@ -29,8 +29,9 @@ UNSAVED = 4096
 TURNS_KEPT = 2
 """Ends of the last turns of a prompt that get a snapshot, besides the first's: what a branch most often keeps."""
 APART_TOKENS = 16
-"""Two snapshots of a prompt are at least so far apart: each takes a pass over the model, and memory that an older turn
-loses. The end of a turn and the end of the prompt often have only a template's few tokens between them."""
+"""A snapshot so few tokens behind another is not worth its pass over the model, nor the memory that older turns lose: the
+end of the last turn and the end of the prompt often have only a template's few tokens between them."""
+
 
 FORMAT = 1
 """Of what is stored. Another number, another namespace."""
@@ -204,18 +205,15 @@ class PrefixCache:
         return Restore(found.tokens, blocks, found.source.id if found.source else None, snapshot)
 
     def _mark_boundaries(self, row: Row, found: Found) -> None:
-        """Where others may want to continue: where this prompt leaves what is known, at ends of turns, before its end.
-        Of places that are close together the last counts."""
-        end, size = row.prompt_tokens - 1, self._every
+        """Where others may want to continue: before this prompt's end, where it leaves what is known and where its first
+        turn ends (however short the rest is, more will begin like this), at ends of turns, and regularly."""
+        end, size, first = row.prompt_tokens - 1, self._every, found.tokens + APART_TOKENS
         last = found.match.last
         shared, _ = last.nearest(row.chain.part(last.end, end))
         turns = [turn for turn in row.turns if turn <= end]
-        wanted = {last.end + shared, *turns[:1], *turns[-TURNS_KEPT:], *range(size, end, size)}
-        kept = [end] if end > found.tokens else []
-        for place in sorted(wanted, reverse=True):
-            if kept and found.tokens + APART_TOKENS <= place <= kept[-1] - APART_TOKENS:
-                kept.append(place)
-        row.boundaries = kept[::-1]
+        likely = {*turns[-TURNS_KEPT:], *range(size, end, size)}
+        wanted = {last.end + shared, *turns[:1], *(place for place in likely if place <= end - APART_TOKENS)}
+        row.boundaries = [*sorted(place for place in wanted if first <= place < end), end]
 
     def computed(self, row: Row) -> list[Store]:
         """What a row that goes on has ready to be stored: its full blocks, and a snapshot at a boundary."""
