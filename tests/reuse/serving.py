@@ -32,7 +32,7 @@ from trouper.protocol.replies import TokenLogprobs
 
 GREEDY = Sampling(temperature=0)
 BLOCK, SNAPSHOT = 16, 32
-TOKENS = 8
+TOKENS = 6
 CLOSE = 5e-4
 """Log-probabilities of one prompt in other chunks or other company differ by 1e-4 at most."""
 CERTAIN = 2e-3
