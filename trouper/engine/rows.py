@@ -32,6 +32,9 @@ class Rows(Protocol):
     def decoding(self) -> Sequence[RowId]:
         """In the order of logits."""
 
+    def make_room(self, rows: int) -> None:
+        """So many more will open: buffers that grow for each of them would be copied each time."""
+
     def open(self, row: RowId) -> None:
         """A new row, without KV, to be prefilled."""
 
@@ -84,6 +87,11 @@ class SlotRows:
     @property
     def decoding(self) -> Sequence[RowId]:
         return self._order[: self._decoding]
+
+    def make_room(self, rows: int) -> None:
+        for cache in self._leaves:
+            if not isinstance(cache, StateSlots):
+                cache.hold(len(self._order) + rows)
 
     def open(self, row: RowId) -> None:
         self._order.append(row)

@@ -27,6 +27,9 @@ class SingleRows:
     def decoding(self) -> Sequence[RowId]:
         return self._decoding
 
+    def make_room(self, rows: int) -> None:
+        """Each has caches of its own."""
+
     def open(self, row: RowId) -> None:
         self._caches[row] = make_prompt_cache(self._model)
         self._lengths[row] = 0

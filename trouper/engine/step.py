@@ -91,6 +91,8 @@ class StepEngine:
         self._store(plan)
         self._drop(plan.drop)
         self._load(plan)
+        if plan.admit:
+            self._rows.make_room(len(plan.admit))
         for admit in plan.admit:
             self._admit(admit)
         prefilled, alone = self._prefill(plan)
