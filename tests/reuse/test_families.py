@@ -189,7 +189,7 @@ class TestFromDisk:
         follows = heard[-1].text + text(10, 61)
         departs = heard[-1].text[:72] + text(10, 62)
         for prompt, cached in [
-            (follows, end if tiny.layout.needs_snapshots else end // BLOCK * BLOCK),
+            (follows, end),
             (departs, tiny.reach(72, heard[0].computed)),
             (heard[0].ask.prompt, tiny.reach(60, 60)),
         ]:

@@ -271,7 +271,10 @@ class PrefixCache:
 
     def _cut(self, row: Row, node: Node, cut: int, stores: list[Store]) -> None:
         part = node if cut == node.end else self._keep(row, node, node.end, cut, stores)
-        if not self._by_snapshot or part is None or part.parent is None:
+        if part is None or part.parent is None:
+            return
+        if not self._by_snapshot:
+            self._save(part)
             return
         snapshot = self._index.add_snapshot(part)
         row.snapshot_at = cut
@@ -366,7 +369,7 @@ class PrefixCache:
         return loads
 
     def _save(self, node: Node | None) -> None:
-        """Put what leads here on the list for the disk. A part of a block is only worth it with a snapshot."""
+        """Put what leads here on the list for the disk."""
         nodes: list[Node] = []
         while self.saves and node is not None and node.parent is not None and not (node.queued or self._is_saved(node)):
             node.queued = True

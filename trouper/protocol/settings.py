@@ -127,7 +127,7 @@ class Settings:
     @property
     def blocks_dir(self) -> Path | None:
         """The cache directory; None without an SSD tier."""
-        return None if self.no_ssd else self.ssd_cache_dir or default_cache_dir() / "blocks"
+        return None if self.no_ssd else Path(self.ssd_cache_dir or default_cache_dir() / "blocks")
 
     @property
     def rows(self) -> int:
