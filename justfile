@@ -49,3 +49,15 @@ sim worlds="100" *flags: _setup
 # Kill a real server N times while it works, and look at what the next one makes of its directory; then a seed
 kill-loop kills="10" *flags: _setup
     @.venv/bin/python -m tests.kill_loop "$@"
+
+# Faults of the disk, injected into the storage layer by seeds
+faults count="10000" *flags: _setup
+    @.venv/bin/python -m tests.storage "$@"
+
+# What the prefix cache is worth, through HTTP
+bench-cache *flags: _setup
+    @.venv/bin/python -m benchmarks.cache "$@"
+
+# The longer variants of the exactness tests
+test-long *flags: _setup
+    @TROUPER_LONG_TESTS=1 .venv/bin/python -m pytest "$@"
