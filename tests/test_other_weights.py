@@ -19,7 +19,8 @@ from trouper.protocol.health import DirectoryFacts
 from trouper.storage import fingerprint
 
 PROMPT = prompts((100,))[0]
-BLOCKS = 99 // 16
+BLOCKS = -(-99 // 16)
+"""The last one of them is not full."""
 TOKENS = 12
 TENSOR = "model.layers.0.self_attn.v_proj.weight"
 
@@ -56,7 +57,9 @@ async def ask(model: Path, directory: Path) -> Heard:
         ignore_eos=True,
     )
     async with trio.open_nursery() as nursery:
-        runtime: Runtime = await nursery.start(run_runtime, Settings(model=str(model), ssd_cache_dir=directory))
+        runtime: Runtime = await nursery.start(
+            run_runtime, Settings(block_size=16, model=str(model), ssd_cache_dir=directory)
+        )
         with trio.fail_after(30):
             known = await looked_through(runtime)
             with await runtime.submit(wish) as answer:
@@ -76,7 +79,7 @@ async def looked_through(runtime: Runtime) -> DirectoryFacts:
 
 def own_answer(model: Path) -> list[int]:
     """What these weights say without any cache of ours."""
-    return reference(load(Settings(model=str(model)), lambda _: None).model, PROMPT, TOKENS)
+    return reference(load(Settings(block_size=16, model=str(model)), lambda _: None).model, PROMPT, TOKENS)
 
 
 def change_one_value(model: Path) -> None:

@@ -50,7 +50,7 @@ def requests() -> list[Request]:
         Request(prompts()[3], 12, attrs.evolve(GREEDY, logit_bias=((260, 4.0),)), min_tokens=10, ends=(0, 2)),
     ]
     bound = [
-        Request(prompts()[4 + n], 40, sampling, grammar=grammar)
+        Request(prompts()[4 + n], 64, sampling, grammar=grammar)
         for n, (grammar, sampling) in enumerate((g, s) for g in GRAMMARS for s in (GREEDY, HOT))
     ]
     return [*bound[:4], *free, *bound[4:]]
