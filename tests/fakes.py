@@ -73,6 +73,7 @@ class FakeRow:
     last: int = 0
     """What the next decode step runs."""
     position: int = 0
+    prompt_logprobs: int | None = None
 
 
 CUTTABLE = KvLayout(token_bytes=100)
@@ -154,6 +155,7 @@ class FakeEngine:
         self._change(plan)
         for row in plan.decode:
             assert self.rows[row].position > 0, "decode before the prompt was prefilled"
+        scores = tuple(score for chunk in plan.prefill for score in self._scores(chunk))
         produced = plan.decode + tuple(chunk.row for chunk in plan.prefill if self._prefill(chunk))
         tokens = tuple(self._next_token(self.rows[row]) for row in produced)
         wanted = tuple(
@@ -161,7 +163,15 @@ class FakeEngine:
             for row, token in zip(produced, tokens, strict=True)
             if (n := self.rows[row].logprobs) is not None
         )
-        return Stepped(plan.step, produced, tokens, wanted, seconds, tuple(map(self._payload, plan.persist)))
+        persisted = tuple(map(self._payload, plan.persist))
+        return Stepped(plan.step, produced, tokens, wanted, seconds, persisted, (), scores)
+
+    def _scores(self, chunk: Chunk) -> list[tuple[RowId, TokenLogprobs]]:
+        row = self.rows[chunk.row]
+        if row.prompt_logprobs is None:
+            return []
+        following = row.prompt[len(row.kv) + 1 : len(row.kv) + chunk.tokens + 1]
+        return [(chunk.row, TokenLogprobs(token, -0.25)) for token in following]
 
     def _change(self, plan: Plan) -> None:
         """Everything but computing, in the order of plans.py."""
@@ -175,7 +185,10 @@ class FakeEngine:
             tokens = ints(load.payload[0].data)
             (self.snapshots if load.payload[0].dtype == "U8" else self.blocks)[load.block] = tokens
         for admit in plan.admit:
-            row = FakeRow(prompt := ints(admit.prompt), sum(prompt), admit.logprobs)
+            row = FakeRow(
+                prompt := ints(admit.prompt), sum(prompt), admit.logprobs, prompt_logprobs=admit.prompt_logprobs
+            )
+            assert admit.restore is None or admit.prompt_logprobs is None, "the prompt's logits are wanted"
             if admit.restore is not None:
                 row.kv += self._restored(admit, admit.restore)
                 self.restored_tokens += admit.restore.tokens

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 from itertools import groupby
-from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fakes import ByteTokenizer
-from trouper.web.openai.tools import Tools
-from trouper.web.openai.voice import Voice, thinks_already
 from trouper.web.speech import Markers, Part, Speech
+from trouper.web.tools import Tools
+from trouper.web.voice import Voice, Whole, thinks_already
 
 MARKERS = Markers(("<think>", "</think>"), ("<call>", "</call>"))
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -53,34 +52,32 @@ def voice(tools: Tools, *, thinks: bool = False) -> Voice:
     return Voice(tools, ByteTokenizer(), thinks=thinks)
 
 
-def message(tools: Tools, text: str) -> tuple[dict[str, Any], str]:
+def message(tools: Tools, text: str) -> Whole:
     return voice(tools).whole(text, "stop")
 
 
 def test_a_call_among_text() -> None:
-    said, reason = message(Tools((TOOL,)), f"Wait.<call>{CALL}</call>\n")
-    assert reason == "tool_calls"
-    assert said["content"] == "Wait."
-    [call] = said["tool_calls"]
-    assert call["function"]["name"] == "f" and json.loads(call["function"]["arguments"]) == {"a": 1}
+    said = message(Tools((TOOL,)), f"Wait.<call>{CALL}</call>\n")
+    assert (said.content, said.reason) == ("Wait.", "tool_calls")
+    [call] = said.calls
+    assert call.name == "f" and json.loads(call.arguments) == {"a": 1}
 
 
 def test_what_is_no_call_stays_text() -> None:
-    said, reason = message(Tools((TOOL,)), "<call>nonsense</call>!")
-    assert (said, reason) == ({"content": "<call>nonsense</call>!"}, "stop")
-    assert message(Tools(), f"<call>{CALL}</call>")[0]["content"] == f"<call>{CALL}</call>", "nobody offered a tool"
+    assert message(Tools((TOOL,)), "<call>nonsense</call>!") == Whole("<call>nonsense</call>!", "", (), "stop")
+    assert message(Tools(), f"<call>{CALL}</call>").content == f"<call>{CALL}</call>", "nobody offered a tool"
 
 
 def test_a_forced_answer_is_a_call() -> None:
-    said, reason = message(Tools((TOOL,), (TOOL,)), CALL)
-    assert reason == "tool_calls" and said["content"] is None and len(said["tool_calls"]) == 1
-    cut_short, why = voice(Tools((TOOL,), (TOOL,))).whole(CALL[:10], "length")
-    assert (cut_short["content"], why) == (CALL[:10], "length")
+    said = message(Tools((TOOL,), (TOOL,)), CALL)
+    assert (said.reason, said.content, len(said.calls)) == ("tool_calls", "", 1)
+    assert voice(Tools((TOOL,), (TOOL,))).whole(CALL[:10], "length") == Whole(CALL[:10], "", (), "length")
 
 
 def test_only_one_call_if_only_one_is_wanted() -> None:
-    said, _ = message(Tools((TOOL,), (), several=False), f"<call>{CALL}</call><call>{CALL}</call>")
-    assert len(said["tool_calls"]) == 1
+    text = f"<call>{CALL}</call>" * 3
+    assert len(message(Tools((TOOL,), (), several=False), text).calls) == 1
+    assert len(message(Tools((TOOL,)), text).calls) == 3
 
 
 def test_a_prompt_may_open_the_thinking() -> None:

@@ -122,10 +122,14 @@ class PrefixCache:
     def chain(self, tokens: bytes, salt: str) -> Chain:
         return self._index.chain(tokens, salt)
 
+    def nothing(self, chain: Chain) -> Found:
+        """For a prompt that must be computed whole."""
+        return Found(Match((), 0, chain.root), 0, None)
+
     def look(self, chain: Chain) -> Found:
         """The last token is always computed: its logits are wanted (F3)."""
         if not self._enabled:
-            return Found(Match((), 0, chain.root), 0, None)
+            return self.nothing(chain)
         limit = len(chain) - 1
         match = self._index.match(chain, limit, at_snapshot=self._by_snapshot)
         here, missing = self._in_memory(match)

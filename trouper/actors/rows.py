@@ -10,7 +10,7 @@ from trouper.actors.intake import Admitted
 from trouper.actors.text import TextStream
 from trouper.protocol.model import Tokenizer
 from trouper.protocol.plans import RowId
-from trouper.protocol.replies import Delta, Finished, Started, TokenLogprobs
+from trouper.protocol.replies import Delta, Finished, Scored, Started, TokenLogprobs
 from trouper.storage.index import Chain, Node
 
 
@@ -38,6 +38,8 @@ class Row:
     """Where a prefill chunk must end, since a snapshot is wanted there; ascending."""
     snapshot_at: int = 0
     """Tokens at the last snapshot."""
+    scores: list[TokenLogprobs] = attrs.field(factory=list)
+    """The prompt's, if they are wanted, until the first token."""
 
     @classmethod
     def of(cls, row: RowId, admitted: Admitted, tokenizer: Tokenizer, chain: Chain) -> Row:
@@ -104,6 +106,9 @@ class Row:
 
     def take(self, token: int, logprobs: TokenLogprobs | None) -> Finished | None:
         """Commit one token. The Finished that it caused, already preceded by the last text. The one place that decides."""
+        if not self.produced and self.admitted.submission.request.prompt_logprobs is not None:
+            self.admitted.submission.reply(Scored(tuple(self.scores)))
+            self.scores.clear()
         self.produced += 1
         self.chain.append(token)
         if token in self.ends:

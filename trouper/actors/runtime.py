@@ -14,7 +14,7 @@ from trouper.actors.submission import Submission, open_submission
 from trouper.actors.watches import Health, Watches
 from trouper.protocol.errors import Problem, RequestFailed
 from trouper.protocol.model import ModelCard, Tokenizer
-from trouper.protocol.replies import Accepted, Delta, Failed, Finished, Reply, Started
+from trouper.protocol.replies import Accepted, Delta, Failed, Finished, Reply, Scored, Started, TokenLogprobs
 from trouper.protocol.requests import Generate, Timeouts
 from trouper.protocol.settings import Settings
 
@@ -50,6 +50,9 @@ class Answer:
     """trio.current_time() at submission."""
     cached_tokens: int = 0
     completion_tokens: int = 0
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """There with the first Delta, if they were asked for."""
+    scores_prompt: bool = False
     finished: Finished | None = None
     _cancelled: bool = False
     _kept: Reply | None = None
@@ -65,6 +68,8 @@ class Answer:
                 case Started(cached_tokens=cached):
                     self.cached_tokens = cached
                     self._enter("prefill")
+                case Scored(logprobs=logprobs):
+                    self.prompt_logprobs = logprobs
                 case Delta(tokens=tokens):
                     self.completion_tokens += len(tokens)
                     self._enter("decode")
@@ -185,7 +190,14 @@ class Runtime:
         began = trio.current_time()
         limits = request.timeouts or default_timeouts(self.settings)
         submission, replies = open_submission(request, self.settings)
-        answer = Answer(request.request_id, Accepted((), 0), replies, limits, began)
+        answer = Answer(
+            request.request_id,
+            Accepted((), 0),
+            replies,
+            limits,
+            began,
+            scores_prompt=request.prompt_logprobs is not None,
+        )
         try:
             await self._deliver(submission, answer)
             first = await answer.receive_reply()

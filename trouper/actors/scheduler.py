@@ -306,6 +306,8 @@ class Scheduler:
 
     def _may_enter(self, waiting: Waiting) -> Found | None:
         """None while it is faster to let another row compute the same; whoever comes later may overtake it."""
+        if waiting.submission.request.prompt_logprobs is not None:
+            return self._cache.nothing(waiting.chain)
         if waiting.waits:
             return None
         found = self._cache.look(waiting.chain)
@@ -338,6 +340,7 @@ class Scheduler:
         return Admit(
             row.id, prompt, request.sampling, request.logprobs, restore,
             request.grammar, request.min_tokens, tuple(sorted(row.ends)) if request.min_tokens else (),
+            request.prompt_logprobs,
         )  # fmt: skip
 
     def _relieve_pressure(self) -> None:
@@ -389,6 +392,9 @@ class Scheduler:
         self._measure(plan, stepped)
         self._disk.persisted(stepped.persisted)
         logprobs = dict(stepped.logprobs)
+        for row_id, at in stepped.prompt_logprobs:
+            if row_id in self._rows:
+                self._rows[row_id].scores.append(at)
         committed = 0
         for row_id, token in zip(stepped.rows, stepped.tokens, strict=True):
             row = self._rows.get(row_id)

@@ -41,6 +41,9 @@ class Rows(Protocol):
     def prefill(self, chunks: Mapping[RowId, Sequence[int]]) -> mx.array | None:
         """Run these tokens of prefilling rows; nothing is sampled. Returns something small to wait for."""
 
+    def score(self, row: RowId, tokens: Sequence[int]) -> mx.array:
+        """Run these tokens of a prefilling row alone; logits (tokens, vocabulary)."""
+
     def promote(self, row: RowId) -> None:
         """A prefilling row decodes from now on, as the last of them."""
 
@@ -125,6 +128,10 @@ class SlotRows:
     def _prefill(self, start: int, tokens: Ints, counts: Ints) -> mx.array:
         self._forward(start, mx.array(tokens), counts)
         return start_computing([state for cache in self._leaves for state in cache.state()])
+
+    def score(self, row: RowId, tokens: Sequence[int]) -> mx.array:
+        inputs = mx.array(np.array([tokens], np.int32))
+        return self._forward(self._order.index(row), inputs, np.array([len(tokens)], np.int32))[0]
 
     def promote(self, row: RowId) -> None:
         place = self._order.index(row, self._decoding)

@@ -43,6 +43,9 @@ class SingleRows:
                 done = start_computing([state for _, state in states if isinstance(state, mx.array)])
         return done
 
+    def score(self, row: RowId, tokens: Sequence[int]) -> mx.array:
+        return self._forward(row, mx.array([tokens]))[0]
+
     def promote(self, row: RowId) -> None:
         self._decoding.append(row)
 

@@ -22,6 +22,9 @@ from trouper.engine.sampler import BatchSampler
 from trouper.protocol.plans import Admit, Plan, RowId, Stepped
 from trouper.protocol.sampling import Sampling
 
+SCORE_TOKENS = 128
+"""Logits of a prompt's tokens are made for so many at a time: they are 1 MB each for a large vocabulary."""
+
 
 @attrs.define(eq=False)
 class RowState:
@@ -37,6 +40,7 @@ class RowState:
     constraint: Constraint | None = None
     min_tokens: int = 0
     ends: tuple[int, ...] = ()
+    prompt_logprobs: int | None = None
 
 
 @attrs.define(eq=False)
@@ -51,6 +55,8 @@ class Launched:
     prefilled: mx.array | None
     """There when the step's prefill is done."""
     persisted: list[PendingPayload]
+    scores: list[PendingLogprobs]
+    """Of prompts' tokens."""
     stepped: Stepped | None = None
     """Once it was read."""
 
@@ -95,14 +101,15 @@ class StepEngine:
             self._rows.make_room(len(plan.admit))
         for admit in plan.admit:
             self._admit(admit)
-        prefilled, alone = self._prefill(plan)
+        scores: list[PendingLogprobs] = []
+        prefilled, alone = self._prefill(plan, scores)
         persisted = self.blocks.persist(plan.persist) if plan.persist else []
         if not (self._rows.decoding or alone):
-            return Launched(plan, at, (), None, None, prefilled, persisted)
+            return Launched(plan, at, (), None, None, prefilled, persisted, scores)
         tokens, logprobs = self._decode(alone)
         expected = {*plan.decode, *(chunk.row for chunk in plan.prefill)}
         assert expected.issuperset(self._members), "a row decodes that the plan does not name"
-        return Launched(plan, at, self._members, tokens, logprobs, prefilled, persisted)
+        return Launched(plan, at, self._members, tokens, logprobs, prefilled, persisted, scores)
 
     @property
     def blocks(self) -> BlockStore:
@@ -129,7 +136,7 @@ class StepEngine:
         history = History(prompt, self._vocabulary) if admit.sampling.penalized else None
         self._state[admit.row] = RowState(
             prompt, admit.sampling, admit.logprobs, history=history, constraint=self._constraint(admit),
-            min_tokens=admit.min_tokens, ends=admit.ends,
+            min_tokens=admit.min_tokens, ends=admit.ends, prompt_logprobs=admit.prompt_logprobs,
         )  # fmt: skip
         self._rows.open(admit.row)
         if admit.restore is not None:
@@ -143,9 +150,9 @@ class StepEngine:
         assert self._grammars is not None, "grammars need a tokenizer"
         return self._grammars.constraint(admit.grammar)
 
-    def _prefill(self, plan: Plan) -> tuple[mx.array | None, list[RowId]]:
+    def _prefill(self, plan: Plan, scores: list[PendingLogprobs]) -> tuple[mx.array | None, list[RowId]]:
         """Run the chunks. A prompt's last token is not prefilled but decoded, so that no logits are computed for the
-        rest. Returns the rows whose first token must run alone."""
+        rest, unless they are wanted. Returns the rows whose first token must run alone."""
         chunks: dict[RowId, Sequence[int]] = {}
         complete: list[RowId] = []
         for chunk in plan.prefill:
@@ -155,7 +162,9 @@ class StepEngine:
             if end == len(state.prompt):
                 complete.append(chunk.row)
             tokens = state.prompt[state.prefilled : min(end, len(state.prompt) - 1)]
-            if len(tokens):
+            if len(tokens) and state.prompt_logprobs is not None:
+                scores += self._score(chunk.row, state, end)
+            elif len(tokens):
                 chunks[chunk.row] = tokens.tolist()
             state.prefilled = end
         prefilled = self._rows.prefill(chunks)
@@ -165,6 +174,22 @@ class StepEngine:
                 self._fresh[row] = int(self._state[row].prompt[-1])
                 self._rows.promote(row)
         return prefilled, alone
+
+    def _score(self, row: RowId, state: RowState, end: int) -> list[PendingLogprobs]:
+        """How likely each token is that follows one of this chunk."""
+        scores = []
+        assert state.prompt_logprobs is not None
+        last = min(end, len(state.prompt) - 1)
+        for start in range(state.prefilled, last, SCORE_TOKENS):
+            stop = min(start + SCORE_TOKENS, last)
+            logits = self._rows.score(row, state.prompt[start:stop].tolist())
+            following = mx.array(state.prompt[start + 1 : stop + 1].astype(np.uint32))
+            wanted = [(place, row, state.prompt_logprobs) for place in range(stop - start)]
+            pending = logprobs_of(logits, following, wanted)
+            assert pending is not None
+            mx.async_eval(pending.arrays())
+            scores.append(pending)
+        return scores
 
     def _decode(self, alone: list[RowId]) -> tuple[mx.array, PendingLogprobs | None]:
         parts = []
@@ -255,11 +280,12 @@ class StepEngine:
             mx.eval(launched.prefilled)
         tokens = () if launched.tokens is None else tuple(cast(list[int], launched.tokens.tolist()))
         logprobs = launched.logprobs.read() if launched.logprobs else ()
+        scores = tuple(score for pending in launched.scores for score in pending.read())
         now = time.perf_counter()
         seconds, self._last_read = now - max(launched.at, self._last_read), now
         persisted = tuple(payload.read() for payload in launched.persisted)
         failed = self._advance_grammars(launched.rows, tokens)
-        return Stepped(launched.plan.step, launched.rows, tokens, logprobs, seconds, persisted, failed)
+        return Stepped(launched.plan.step, launched.rows, tokens, logprobs, seconds, persisted, failed, scores)
 
     def _advance_grammars(self, rows: Sequence[RowId], tokens: Sequence[int]) -> tuple[tuple[RowId, str], ...]:
         """A row that was dropped meanwhile needs no place in its grammar."""

@@ -70,6 +70,8 @@ class Admit:
     min_tokens: int = 0
     """None of `ends` is sampled before so many tokens."""
     ends: tuple[int, ...] = ()
+    prompt_logprobs: int | None = None
+    """Answer each of its chunks with the log-probabilities of the prompt's tokens; then nothing is restored."""
 
 
 @attrs.frozen
@@ -129,3 +131,5 @@ class Stepped:
     """One for each of the plan's `persist`, in order."""
     failed: tuple[tuple[RowId, str], ...] = ()
     """Rows that cannot go on, and why: a grammar that became too complex."""
+    prompt_logprobs: tuple[tuple[RowId, TokenLogprobs], ...] = ()
+    """Of prompts' tokens, in order, for rows that asked."""

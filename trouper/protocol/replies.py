@@ -1,4 +1,4 @@
-"""What a client hears: Accepted, Started, any number of Deltas, then exactly one terminal event."""
+"""What a client hears: Accepted, Started, Scored if it asked, any number of Deltas, then exactly one terminal event."""
 
 from __future__ import annotations
 
@@ -36,6 +36,13 @@ class TokenLogprobs:
 
 
 @attrs.frozen
+class Scored:
+    """The prompt's log-probabilities, for each token but the first. Before the first Delta, if asked for."""
+
+    logprobs: tuple[TokenLogprobs, ...]
+
+
+@attrs.frozen
 class Delta:
     """More of the answer. Text never splits a character, never holds a stop string or a part of one that matched.
 
@@ -63,6 +70,6 @@ class Failed:
     problem: Problem
 
 
-Reply = Accepted | Started | Delta | Finished | Failed
-REPLIES_BEYOND_TOKENS = 4
-"""Accepted, Started, a last Delta of held-back text, and the terminal event."""
+Reply = Accepted | Started | Scored | Delta | Finished | Failed
+REPLIES_BEYOND_TOKENS = 5
+"""Accepted, Started, Scored, a last Delta of held-back text, and the terminal event."""

@@ -66,6 +66,8 @@ class Generate:
     """Before so many tokens nothing ends the answer: neither tokens (they are not sampled) nor stop strings."""
     grammar: Grammar | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    """The same for each token of the prompt but the first. The prompt is then computed whole, whatever is cached."""
     cache_salt: str = ""
     """Prompts share what is cached only with those of the same salt."""
     timeouts: Timeouts | None = None

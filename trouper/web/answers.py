@@ -7,46 +7,42 @@ from contextlib import suppress
 from types import TracebackType
 
 import attrs
-import msgspec
 import trio
 from quart.wrappers.response import ResponseBody
 
 from trouper.actors.runtime import Answer
 from trouper.protocol.errors import RequestFailed
 from trouper.protocol.replies import Delta, Finished, TokenLogprobs
-from trouper.web.errors import error_body
-from trouper.web.openai.shapes import Choice, Shape, Usage, total
+from trouper.web.shape import Choice, Shape, usage_of
 
-HEARTBEAT = b": keep-alive\n\n"
-"""A comment; an event without data would crash clients."""
 MOST_EVENTS = 256
 """In one write, so that a client that reads again after a pause gets its text in bits."""
-DONE = b"data: [DONE]\n\n"
 
 
-def usage_of(answer: Answer) -> Usage:
-    return Usage(len(answer.accepted.prompt_tokens), answer.completion_tokens, answer.cached_tokens)
-
-
-async def collect(answer: Answer, *, logprobs: bool) -> Choice:
+async def collect(answer: Answer) -> Choice:
     """The whole answer. Raises `RequestFailed`; a part of an answer is never returned as if it were whole (F13)."""
     texts: list[str] = []
+    tokens: list[int] = []
     seen: list[TokenLogprobs] = []
     async for delta in answer:
         texts.append(delta.text)
+        tokens.extend(delta.tokens)
         seen.extend(delta.logprobs)
     assert answer.finished is not None
-    return Choice("".join(texts), tuple(seen) if logprobs else None, answer.finished, usage_of(answer))
+    prompt = answer.accepted.prompt_tokens
+    return Choice(
+        "".join(texts), tuple(tokens), tuple(seen), answer.finished, usage_of(answer), prompt, answer.prompt_logprobs
+    )
 
 
-async def collect_all(answers: Sequence[Answer], *, logprobs: bool) -> list[Choice]:
+async def collect_all(answers: Sequence[Answer]) -> list[Choice]:
     """Side by side. The first failure ends the others."""
     choices: dict[int, Choice] = {}
     failures: list[RequestFailed] = []
 
     async def one(index: int, answer: Answer) -> None:
         try:
-            choices[index] = await collect(answer, logprobs=logprobs)
+            choices[index] = await collect(answer)
         except RequestFailed as failed:
             failures.append(failed)
             nursery.cancel_scope.cancel()
@@ -85,18 +81,8 @@ async def pump(index: int, answer: Answer, pieces: trio.MemorySendChannel[Piece]
 class EventStream(ResponseBody):
     """The body of a streamed response. Leaving it withdraws the answers, synchronously."""
 
-    def __init__(
-        self,
-        shape: Shape,
-        answers: Sequence[Answer],
-        *,
-        choices: int,
-        include_usage: bool,
-        heartbeat_s: float,
-        nursery: trio.Nursery,
-    ) -> None:
-        self._shape, self._answers, self._choices = shape, answers, choices
-        self._include_usage, self._heartbeat_s = include_usage, heartbeat_s
+    def __init__(self, shape: Shape, answers: Sequence[Answer], heartbeat_s: float, nursery: trio.Nursery) -> None:
+        self._shape, self._answers, self._heartbeat_s = shape, answers, heartbeat_s
         self._nursery = nursery
         self._pieces: trio.MemoryReceiveChannel[Piece] | None = None
         self._open = set(range(len(answers)))
@@ -128,15 +114,15 @@ class EventStream(ResponseBody):
             raise StopAsyncIteration
         if not self._began:
             self._began = True
-            openings = [self._shape.opening(index) for index in self._open]
-            if any(openings):
-                return b"".join(_event(chunk) for chunk in openings if chunk is not None)
+            opening = b"".join(self._shape.opening(index, answer) for index, answer in enumerate(self._answers))
+            if opening:
+                return opening
         with trio.move_on_after(self._heartbeat_s):
             written = b""
             while not written:  # Tokens without text so far are silence for the client.
                 written = self._written(await self._next())
             return written + self._what_waits()
-        return HEARTBEAT
+        return self._shape.heartbeat()
 
     async def _next(self) -> Piece:
         if self._pieces is not None:
@@ -147,15 +133,16 @@ class EventStream(ResponseBody):
             return Piece(0, failed)
 
     def _written(self, piece: Piece) -> bytes:
+        answer = self._answers[piece.index]
         match piece.said:
-            case Delta(text=text, logprobs=logprobs):
-                return _events(self._shape.text(piece.index, text, logprobs)) if text or logprobs else b""
+            case Delta() as delta:
+                return self._shape.text(piece.index, delta, answer)
             case Finished() as finished:
                 self._open.discard(piece.index)
-                return _events(self._shape.ending(piece.index, finished)) + self._end()
+                return self._shape.ending(piece.index, finished, answer) + self._end()
             case RequestFailed() as failed:
                 self._over = True
-                return _event(msgspec.json.encode(error_body(failed.problem)))
+                return self._shape.failure(failed.problem)
 
     def _what_waits(self) -> bytes:
         """The events of what is already there, to be part of the same write."""
@@ -176,15 +163,4 @@ class EventStream(ResponseBody):
         if self._open:
             return b""
         self._over = True
-        if not self._include_usage:
-            return DONE
-        usages = [usage_of(answer) for answer in self._answers]
-        return _event(self._shape.usage(total(usages, self._choices))) + DONE
-
-
-def _events(chunks: Sequence[bytes]) -> bytes:
-    return b"".join(map(_event, chunks))
-
-
-def _event(data: bytes) -> bytes:
-    return b"data: " + data + b"\n\n"
+        return self._shape.closing([usage_of(answer) for answer in self._answers])

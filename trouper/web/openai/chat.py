@@ -22,8 +22,9 @@ from trouper.web.openai.parameters import (
     stops_of,
 )  # fmt: skip
 from trouper.web.openai.structured import grammar_of
-from trouper.web.openai.tools import Tools, past_calls, tools_of
+from trouper.web.openai.tools import past_calls, tools_of
 from trouper.web.parsing import between, json_type, structure
+from trouper.web.tools import Tools
 
 NOT_FOR_TEMPLATES = frozenset({
     "self", "messages", "conversation", "chat_template", "tokenize", "tokenizer_kwargs", "sanitize_control_tokens",

@@ -22,9 +22,9 @@ from trouper.web.openai.parameters import (
     stop_tokens_of,
     stops_of,
 )  # fmt: skip
-from trouper.web.openai.shapes import Choice
 from trouper.web.openai.structured import grammar_of
 from trouper.web.parsing import between, structure
+from trouper.web.shape import Choice
 
 MAX_PROMPTS = 128
 MAX_LOGPROBS = 20
@@ -32,7 +32,6 @@ DEFAULT_MAX_TOKENS = 16
 """OpenAI's own default for this endpoint."""
 
 REFUSED: dict[str, tuple[Any, ...]] = NOT_SUPPORTED | {
-    "echo": (False,),
     "suffix": ("",),
 }
 
@@ -43,6 +42,7 @@ class CompletionRequest(Parameters):
     logprobs: int | None = None
     max_tokens: int | None = DEFAULT_MAX_TOKENS
     best_of: int | None = None
+    echo: bool = False
 
     @property
     def candidates(self) -> int:
@@ -68,12 +68,14 @@ def completion_to_generate(
             request_id=request_id if len(prompts) == 1 else f"{request_id}-{place}",
             prompt=prompt,
             sampling=sampling_of(request, default_seed),
-            max_tokens=length_of(request.max_tokens, "max_tokens"),
+            # With max_tokens 0 only the prompt is wanted; one token is made behind it, and not shown.
+            max_tokens=1 if request.max_tokens == 0 and request.echo else length_of(request.max_tokens, "max_tokens"),
             stop=stops_of(request.stop),
             stop_token_ids=stop_tokens_of(request.stop_token_ids),
             ignore_eos=request.ignore_eos,
             # The best are those of the highest mean log-probability.
             logprobs=0 if request.logprobs is None and request.candidates > request.n else request.logprobs,
+            prompt_logprobs=request.logprobs if request.echo else None,
             cache_salt=salt_of(request),
             min_tokens=least_of(request, request.max_tokens),
             grammar=grammar_of(request),
@@ -96,18 +98,20 @@ def _check_candidates(request: CompletionRequest, prompts: int) -> None:
         raise bad_request(said, "n" if request.best_of is None else "best_of", "invalid_value")
 
 
-def best_of(choices: Sequence[Choice], keep: int, candidates: int) -> list[Choice]:
-    """Of each prompt's candidates the `keep` most likely per token, in the order of their making."""
+def picked(request: CompletionRequest, choices: Sequence[Choice]) -> Sequence[Choice]:
+    """Of each prompt's candidates the `n` most likely per token, in the order of their making."""
+    if request.candidates == request.n:
+        return choices
     chosen: list[Choice] = []
-    for start in range(0, len(choices), candidates):
-        own = choices[start : start + candidates]
+    for start in range(0, len(choices), request.candidates):
+        own = choices[start : start + request.candidates]
         ranked = sorted(range(len(own)), key=lambda place: _mean_logprob(own[place]), reverse=True)
-        chosen += [own[place] for place in sorted(ranked[:keep])]
-    return chosen
+        chosen += [own[place] for place in sorted(ranked[: request.n])]
+    return chosen if request.logprobs is not None else [attrs.evolve(choice, logprobs=()) for choice in chosen]
 
 
 def _mean_logprob(choice: Choice) -> float:
-    seen = choice.logprobs or ()
+    seen = choice.logprobs
     return sum(at.logprob for at in seen) / len(seen) if seen else -inf
 
 

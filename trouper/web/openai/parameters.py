@@ -25,11 +25,11 @@ HUGE = 2**63
 @attrs.frozen(kw_only=True)
 class StreamOptions:
     include_usage: bool = False
+    continuous_usage_stats: bool = False
 
 
 STREAM_OPTIONS_REFUSED: dict[str, tuple[Any, ...]] = {
     "include_obfuscation": (False,),
-    "continuous_usage_stats": (False,),
 }
 
 
@@ -62,6 +62,7 @@ class Parameters:
     stream: bool = False
     stream_options: Any = None
     user: str | None = None
+    return_token_ids: bool = False
     cache_salt: str | None = None
 
 
@@ -169,15 +170,16 @@ def least_of(parameters: Parameters, most: int | None) -> int:
     return parameters.min_tokens
 
 
-def wants_usage(parameters: Parameters) -> bool:
+def stream_options(parameters: Parameters) -> StreamOptions:
+    """Raises `RequestFailed` (400) naming the parameter."""
     name, options = "stream_options", parameters.stream_options
     if options is None:
-        return False
+        return StreamOptions()
     if not isinstance(options, dict):
         raise bad_request(f"{name} must be an object, not {json_type(options)}", name, "invalid_type")
     if not parameters.stream:
         raise bad_request(f"{name} needs stream: true", name, "invalid_value")
-    return structure(options, StreamOptions, STREAM_OPTIONS_REFUSED, within=f"{name}.").include_usage
+    return structure(options, StreamOptions, STREAM_OPTIONS_REFUSED, within=f"{name}.")
 
 
 NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -186,7 +188,6 @@ NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "include_stop_str_in_output": (False,),
-    "return_token_ids": (False,),
     "length_penalty": (1, 1.0),
     "use_beam_search": (False,),
     "priority": (0,),

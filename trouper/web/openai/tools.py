@@ -1,78 +1,20 @@
-"""Tools of a chat: what is offered, whether one must be called, and the calls that a model makes."""
+"""Tools as chat requests offer them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from typing import Any
-from uuid import uuid4
 
-import attrs
 import msgspec
 
 from trouper.protocol.errors import bad_request
-from trouper.protocol.grammar import Grammar
-from trouper.protocol.model import Tokenizer
 from trouper.web.parsing import json_type
+from trouper.web.tools import Tools
 
 MAX_TOOLS = 128
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 Json = dict[str, Any]
-
-
-@attrs.frozen
-class Call:
-    """A function and its arguments as JSON text."""
-
-    name: str
-    arguments: str
-    id: str = attrs.field(factory=lambda: f"call_{uuid4().hex[:24]}")
-
-    def body(self) -> Json:
-        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
-
-
-@attrs.frozen
-class Tools:
-    """What a request offers. `forced`: the answer is a call of one of these, and its grammar sees to that."""
-
-    offered: tuple[Json, ...] = ()
-    forced: tuple[Json, ...] = ()
-    several: bool = True
-    """More than one call in an answer is wanted."""
-
-    @property
-    def grammar(self) -> Grammar | None:
-        if not self.forced:
-            return None
-        schemas = [_call_schema(tool["function"]) for tool in self.forced]
-        schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
-        return Grammar("json_schema", msgspec.json.encode(schema).decode(), "tools")
-
-    def calls(self, text: str, tokenizer: Tokenizer) -> tuple[Call, ...]:
-        """Of what stood between a call's markers, or of a forced answer. () if it is none."""
-        try:
-            found = _json_calls(text) if self.forced else tokenizer.parse_calls(text, self.offered)
-        except (ValueError, LookupError, TypeError, AttributeError):
-            return ()
-        return tuple(Call(name, arguments) for name, arguments in found)
-
-
-def _json_calls(text: str) -> list[tuple[str, str]]:
-    call = msgspec.json.decode(text)
-    return [(call["name"], msgspec.json.encode(call["arguments"]).decode())]
-
-
-def _call_schema(function: Json) -> Json:
-    return {
-        "type": "object",
-        "properties": {
-            "name": {"const": function["name"]},
-            "arguments": function.get("parameters") or {"type": "object"},
-        },
-        "required": ["name", "arguments"],
-        "additionalProperties": False,
-    }
 
 
 def tools_of(tools: Any, choice: Any, parallel: Any) -> Tools:

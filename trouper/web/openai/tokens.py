@@ -11,6 +11,7 @@ from trouper.protocol.errors import bad_request
 from trouper.protocol.model import Tokenizer
 from trouper.protocol.requests import ChatPrompt, Prompt, TextPrompt
 from trouper.web.openai.chat import messages_of, template_kwargs
+from trouper.web.openai.shapes import token_text_of
 from trouper.web.parsing import structure
 
 NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -60,11 +61,10 @@ def _prompt(request: TokenizeRequest) -> Prompt:
 
 
 def text_of(request: DetokenizeRequest, tokenizer: Tokenizer, vocabulary: int) -> str:
-    """Special tokens by name; what is no UTF-8 as U+FFFD. Raises `RequestFailed` (400)."""
+    """As `token_text_of`. Raises `RequestFailed` (400)."""
     for place, token in enumerate(request.tokens):
         if not 0 <= token < vocabulary:
             raise bad_request(
                 f"tokens.{place} is not between 0 and {vocabulary - 1}", f"tokens.{place}", "invalid_token"
             )
-    data = (tokenizer.token_bytes(token) or tokenizer.token_text(token).encode() for token in request.tokens)
-    return b"".join(data).decode("utf-8", "replace")
+    return token_text_of(request.tokens, tokenizer)

@@ -1,0 +1,100 @@
+"""OpenAI's endpoints, and those that vLLM's clients expect beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from quart import Response
+
+from trouper.protocol.errors import bad_request
+from trouper.protocol.requests import TextPrompt
+from trouper.web.errors import error_response, http_problem
+from trouper.web.openai.chat import chat_to_generate, parse_chat
+from trouper.web.openai.completions import completion_to_generate, parse_completion, picked
+from trouper.web.openai.parameters import stream_options
+from trouper.web.openai.shapes import ChatShape, CompletionShape, Envelope, Extras, token_text_of
+from trouper.web.openai.tokens import parse_detokenize, parse_tokenize, text_of, tokens_of
+from trouper.web.service import Served, Service, as_json, now
+from trouper.web.voice import Voice, thinks_already
+
+
+class OpenAi:
+    """The handlers."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def _envelope(self, prefix: str, served: Served) -> Envelope:
+        return Envelope(
+            id=prefix + self._service.request_id,
+            created=now(),
+            model=served.name,
+            fingerprint=served.fingerprint,
+            tokenizer=served.runtime.tokenizer,
+        )
+
+    async def chat(self) -> Response:
+        parsed = parse_chat(await self._service.body())
+        served = await self._service.served(parsed.model)
+        wanted = chat_to_generate(parsed, self._service.request_id, served.runtime.settings.seed)
+        extras = Extras.of(parsed, stream_options(parsed), parsed.n)
+        tools, words = parsed.tools_asked, served.runtime.tokenizer
+        if tools.offered and not tools.forced and words.calling is None:
+            said = (
+                "this model has not learnt to call tools by itself; tool_choice required or a named tool forces a call"
+            )
+            raise bad_request(said, "tools", "tools_not_supported")
+        answers = await self._service.submit(served, wanted)
+        voice: Callable[[], Voice] | None = None
+        if tools.offered or words.thinking is not None:
+            thinks = thinks_already(answers[0].accepted.prompt_tokens, words)
+            voice = partial(Voice, tools, words, thinks=thinks)
+        shape = ChatShape(self._envelope("chatcmpl-", served), extras, voice)
+        return await self._service.respond(shape, answers, stream=parsed.stream)
+
+    async def completions(self) -> Response:
+        parsed = parse_completion(await self._service.body())
+        served = await self._service.served(parsed.model)
+        wanted = completion_to_generate(parsed, self._service.request_id, served.runtime.settings.seed)
+        extras = Extras.of(parsed, stream_options(parsed), parsed.candidates)
+        answers = await self._service.submit(served, wanted)
+
+        def echo(index: int) -> str:
+            prompt = wanted[index // parsed.n * parsed.candidates].prompt
+            if isinstance(prompt, TextPrompt):
+                return prompt.text
+            return token_text_of(answers[index].accepted.prompt_tokens, served.runtime.tokenizer)
+
+        shape = CompletionShape(
+            self._envelope("cmpl-", served),
+            extras,
+            echo=echo if parsed.echo else None,
+            silent=parsed.max_tokens == 0,
+            pick=partial(picked, parsed),
+        )
+        return await self._service.respond(shape, answers, stream=parsed.stream)
+
+    async def tokenize(self) -> Response:
+        parsed = parse_tokenize(await self._service.body())
+        served = await self._service.served(parsed.model)
+        tokens = await tokens_of(parsed, served.runtime.tokenizer)
+        context = served.runtime.model.context_length
+        return as_json({"count": len(tokens), "max_model_len": context, "tokens": tokens})
+
+    async def detokenize(self) -> Response:
+        parsed = parse_detokenize(await self._service.body())
+        served = await self._service.served(parsed.model)
+        return as_json({"prompt": text_of(parsed, served.runtime.tokenizer, served.runtime.model.vocab_size)})
+
+    async def cancel(self, request_id: str) -> Response:
+        if not self._service.cancel(request_id):
+            problem = http_problem(404, f"no running request has the id {request_id!r}", "request_not_found")
+            return error_response(problem)
+        return as_json({"id": request_id, "object": "request.cancelled", "cancelled": True})
+
+    async def models(self) -> Response:
+        return as_json({"object": "list", "data": [served.body() for served in self._service.all_served()]})
+
+    async def model(self, model: str) -> Response:
+        return as_json((await self._service.served(model)).body())

@@ -1,0 +1,133 @@
+"""What every dialect's handlers share: the model that is asked for, requests on their way, responses."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from typing import Any, cast
+from uuid import uuid4
+
+import attrs
+import msgspec
+import trio
+from quart import Response, request
+
+from trouper.actors.runtime import Answer, Runtime
+from trouper.protocol.requests import Generate
+from trouper.protocol.settings import ServerSettings
+from trouper.web.answers import EventStream, collect_all
+from trouper.web.errors import model_not_found
+from trouper.web.parsing import parse_json
+from trouper.web.shape import Shape
+
+REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+
+
+@attrs.frozen(eq=False)
+class Served:
+    """A model that is ready, by the name that clients know it by."""
+
+    name: str
+    runtime: Runtime
+
+    @property
+    def fingerprint(self) -> str:
+        card = self.runtime.model
+        return f"fp_{card.architecture}_{card.dtype}"
+
+    def body(self) -> dict[str, Any]:
+        """As GET /v1/models lists it."""
+        card = self.runtime.model
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": card.created,
+            "owned_by": "trouper",
+            "max_model_len": card.context_length,
+        }
+
+
+class Service:
+    """One for the app. Its methods are for the request at hand."""
+
+    def __init__(self, runtime: Runtime, settings: ServerSettings) -> None:
+        self.runtime, self.settings = runtime, settings
+        self._served = Served(settings.served_model_name or runtime.model.id, runtime)
+        self._running: dict[str, set[Answer]] = {}
+
+    # -- the request at hand -----------------------------------------------------------------------
+
+    @property
+    def _state(self) -> dict[str, Any]:
+        return cast("dict[str, Any]", request.scope["state"])
+
+    @property
+    def request_id(self) -> str:
+        """The client's own if it is sane, else a new one; the same throughout the request."""
+        state = self._state
+        if "request_id" not in state:
+            given = request.headers.get("X-Request-Id", "")
+            state["request_id"] = given if REQUEST_ID.fullmatch(given) else uuid4().hex
+        return cast("str", state["request_id"])
+
+    async def body(self) -> dict[str, Any]:
+        """The request's JSON object. Raises `RequestFailed` (400), or werkzeug's 408 and 413."""
+        return parse_json(cast("bytes", await request.get_data(as_text=False)))
+
+    # -- models ------------------------------------------------------------------------------------
+
+    async def served(self, model: str | None) -> Served:
+        """The model of that name; None: the first. Raises `RequestFailed` (404)."""
+        if model is not None and model not in (self._served.name, self._served.runtime.model.id):
+            raise model_not_found(model, self._served.name)
+        return self._served
+
+    def all_served(self) -> Sequence[Served]:
+        return (self._served,)
+
+    # -- answers -----------------------------------------------------------------------------------
+
+    async def submit(self, served: Served, generates: Sequence[Generate]) -> list[Answer]:
+        """Admission comes before a response exists. What was admitted is closed with the request, however that ends."""
+        return [await self._submit(served.runtime, generate) for generate in generates]
+
+    async def _submit(self, runtime: Runtime, generate: Generate) -> Answer:
+        answer = await runtime.submit(generate)
+        running = self._running.setdefault(self.request_id, set())
+        running.add(answer)
+        self._state["owned"].callback(self._ended, self.request_id, answer)
+        return answer
+
+    def _ended(self, request_id: str, answer: Answer) -> None:
+        answer.close()
+        running = self._running[request_id]
+        running.discard(answer)
+        if not running:
+            del self._running[request_id]
+
+    def cancel(self, request_id: str) -> bool:
+        """By the id of the response's X-Request-Id header, or of its body. Whoever waits for it is told."""
+        found = self._running.get(request_id) or self._running.get(re.split("[-_]", request_id, maxsplit=1)[-1])
+        for answer in found or ():
+            answer.cancel()
+        return found is not None
+
+    async def respond(self, shape: Shape, answers: Sequence[Answer], *, stream: bool) -> Response:
+        if not stream:
+            return as_json(shape.body(await collect_all(answers)))
+        events = EventStream(shape, answers, self.settings.heartbeat_s, cast("trio.Nursery", self._state["nursery"]))
+        response = Response(events, content_type="text/event-stream; charset=utf-8")
+        response.headers["Cache-Control"] = "no-cache"
+        response.headers["X-Accel-Buffering"] = "no"
+        response.timeout = None
+        return response
+
+
+def as_json(body: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(body), status, content_type="application/json")
+
+
+def now() -> int:
+    """Unix seconds."""
+    return int(time.time())
