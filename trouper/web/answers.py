@@ -12,7 +12,7 @@ from quart.wrappers.response import ResponseBody
 
 from trouper.actors.runtime import Answer
 from trouper.protocol.errors import RequestFailed
-from trouper.protocol.replies import Delta, Finished, TokenLogprobs
+from trouper.protocol.replies import Delta, Finished
 from trouper.web.shape import Choice, Shape, usage_of
 
 MOST_EVENTS = 256
@@ -21,17 +21,17 @@ MOST_EVENTS = 256
 
 async def collect(answer: Answer) -> Choice:
     """The whole answer. Raises `RequestFailed`; a part of an answer is never returned as if it were whole (F13)."""
-    texts: list[str] = []
-    tokens: list[int] = []
-    seen: list[TokenLogprobs] = []
-    async for delta in answer:
-        texts.append(delta.text)
-        tokens.extend(delta.tokens)
-        seen.extend(delta.logprobs)
+    deltas = [delta async for delta in answer]
     assert answer.finished is not None
-    prompt = answer.accepted.prompt_tokens
     return Choice(
-        "".join(texts), tuple(tokens), tuple(seen), answer.finished, usage_of(answer), prompt, answer.prompt_logprobs
+        "".join(delta.text for delta in deltas),
+        tuple(token for delta in deltas for token in delta.tokens),
+        tuple(seen for delta in deltas for seen in delta.logprobs),
+        answer.finished,
+        usage_of(answer),
+        answer.accepted.prompt_tokens,
+        answer.prompt_logprobs,
+        tuple(deltas),
     )
 
 

@@ -52,13 +52,14 @@ class App(QuartTrio):
     asgi_http_class = HTTPConnection
 
 
-def create_app(runtime: Runtime, settings: ServerSettings) -> App:
-    """The whole API for one runtime. Raises `SettingsInvalid` for a bad key file."""
+def create_app(runtime: Runtime, settings: ServerSettings, background: trio.Nursery | None = None) -> App:
+    """The whole API for one runtime. `background` runs what outlives its connection; without one, that is refused.
+    Raises `SettingsInvalid` for a bad key file."""
     app = App("trouper", static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = settings.max_body_bytes
     app.config["BODY_TIMEOUT"] = settings.body_timeout_s
     app.config["RESPONSE_TIMEOUT"] = None
-    service = Service(runtime, settings)
+    service = Service(runtime, settings, background)
     edge, openai = Edge(service), OpenAi(service)
     app.before_request(edge.let_in)
     app.after_request(edge.sign)

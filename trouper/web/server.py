@@ -37,15 +37,19 @@ async def serve_http(
     config.h11_max_incomplete_size = 64 * 1024
     config.errorlog = log  # Or Hypercorn adds a handler of its own: logging is the program's business.
     config.include_server_header = False
-    server = _Server(wrap_app(create_app(runtime, settings), config.wsgi_max_body_size, "asgi"), config, settings)
-    async with trio.open_nursery() as connections, trio.open_nursery() as accepting:
-        for listener in listeners:
-            accepting.start_soon(server.accept, listener, connections)
-        connections.start_soon(server.cut_when_cancelled)
-        task_status.started([_url(settings.host, listener) for listener in listeners])
-        await shutdown.wait()
-        accepting.cancel_scope.cancel()
-        connections.start_soon(partial(server.finish, connections.cancel_scope))
+    async with trio.open_nursery() as background:
+        app = create_app(runtime, settings, background)
+        server = _Server(wrap_app(app, config.wsgi_max_body_size, "asgi"), config, settings)
+        async with trio.open_nursery() as connections, trio.open_nursery() as accepting:
+            for listener in listeners:
+                accepting.start_soon(server.accept, listener, connections)
+            connections.start_soon(server.cut_when_cancelled)
+            task_status.started([_url(settings.host, listener) for listener in listeners])
+            await shutdown.wait()
+            accepting.cancel_scope.cancel()
+            connections.start_soon(partial(server.finish, connections.cancel_scope))
+        # A runtime that was drained has ended it already; nothing outlives the server.
+        background.cancel_scope.cancel()
 
 
 class _Server:

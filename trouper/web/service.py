@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
 from typing import Any, cast
 from uuid import uuid4
 
@@ -12,6 +14,7 @@ import attrs
 import msgspec
 import trio
 from quart import Response, request
+from quart.wrappers.response import ResponseBody
 
 from trouper.actors.runtime import Answer, Runtime
 from trouper.protocol.requests import Generate
@@ -21,6 +24,7 @@ from trouper.web.errors import model_not_found
 from trouper.web.parsing import parse_json
 from trouper.web.shape import Shape
 
+log = logging.getLogger("trouper.web")
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
@@ -51,8 +55,9 @@ class Served:
 class Service:
     """One for the app. Its methods are for the request at hand."""
 
-    def __init__(self, runtime: Runtime, settings: ServerSettings) -> None:
+    def __init__(self, runtime: Runtime, settings: ServerSettings, background: trio.Nursery | None = None) -> None:
         self.runtime, self.settings = runtime, settings
+        self._background = background
         self._served = Served(settings.served_model_name or runtime.model.id, runtime)
         self._running: dict[str, set[Answer]] = {}
 
@@ -75,6 +80,19 @@ class Service:
         """The request's JSON object. Raises `RequestFailed` (400), or werkzeug's 408 and 413."""
         return parse_json(cast("bytes", await request.get_data(as_text=False)))
 
+    def at_end(self, callback: Callable[..., None], *arguments: Any) -> None:
+        """Call it when the request is over, however that happens."""
+        self._state["owned"].callback(callback, *arguments)
+
+    @property
+    def has_background(self) -> bool:
+        return self._background is not None
+
+    def outlive(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Run it beyond the connection. What the request acquired until now is released when it has ended."""
+        assert self._background is not None
+        self._background.start_soon(_owning, self._state["owned"].pop_all(), work)
+
     # -- models ------------------------------------------------------------------------------------
 
     async def served(self, model: str | None) -> Served:
@@ -96,7 +114,7 @@ class Service:
         answer = await runtime.submit(generate)
         running = self._running.setdefault(self.request_id, set())
         running.add(answer)
-        self._state["owned"].callback(self._ended, self.request_id, answer)
+        self.at_end(self._ended, self.request_id, answer)
         return answer
 
     def _ended(self, request_id: str, answer: Answer) -> None:
@@ -116,16 +134,30 @@ class Service:
     async def respond(self, shape: Shape, answers: Sequence[Answer], *, stream: bool) -> Response:
         if not stream:
             return as_json(shape.body(await collect_all(answers)))
-        events = EventStream(shape, answers, self.settings.heartbeat_s, cast("trio.Nursery", self._state["nursery"]))
-        response = Response(events, content_type="text/event-stream; charset=utf-8")
-        response.headers["Cache-Control"] = "no-cache"
-        response.headers["X-Accel-Buffering"] = "no"
-        response.timeout = None
-        return response
+        nursery = cast("trio.Nursery", self._state["nursery"])
+        return as_events(EventStream(shape, answers, self.settings.heartbeat_s, nursery))
+
+
+async def _owning(owned: ExitStack, work: Callable[[], Awaitable[None]]) -> None:
+    """A failure costs nobody else anything."""
+    with owned:
+        try:
+            await work()
+        except Exception:
+            log.exception("work in the background failed; the rest goes on")
 
 
 def as_json(body: Any, status: int = 200) -> Response:
     return Response(msgspec.json.encode(body), status, content_type="application/json")
+
+
+def as_events(body: ResponseBody) -> Response:
+    """Server-sent events, for as long as they come."""
+    response = Response(body, content_type="text/event-stream; charset=utf-8")
+    response.headers["Cache-Control"] = "no-cache"
+    response.headers["X-Accel-Buffering"] = "no"
+    response.timeout = None
+    return response
 
 
 def now() -> int:

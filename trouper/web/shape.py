@@ -34,6 +34,8 @@ class Choice:
     prompt_tokens: tuple[int, ...]
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """() unless asked for, else one for each token of the prompt but the first."""
+    deltas: tuple[Delta, ...] = ()
+    """As they came, for a dialect that must know which token said what."""
 
 
 class Shape(Protocol):

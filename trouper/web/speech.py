@@ -41,6 +41,11 @@ class Speech:
         self._begun = False
         """Something of the present kind was said: blanks around markers are nobody's text."""
 
+    @property
+    def kind(self) -> Kind:
+        """What is being said."""
+        return self._state
+
     def push(self, text: str) -> list[Part]:
         self._held += text
         return list(self._parts(last=False))

@@ -8,7 +8,7 @@ from typing import Literal
 import attrs
 
 from trouper.protocol.model import Tokenizer
-from trouper.web.speech import Markers, Part, Speech
+from trouper.web.speech import Kind, Markers, Part, Speech
 from trouper.web.tools import Call, Tools
 
 
@@ -43,6 +43,11 @@ class Voice:
         self._forced = ""
         self.calls = 0
         """Made so far."""
+
+    @property
+    def kind(self) -> Kind:
+        """What the next token belongs to, as far as is known."""
+        return "call" if self._tools.forced else self._speech.kind
 
     def push(self, text: str) -> list[Said]:
         if self._tools.forced:

@@ -1,4 +1,4 @@
-"""The parameters that chat and completions share, and what they become."""
+"""The parameters that the endpoints share, and what they become."""
 
 from __future__ import annotations
 
@@ -34,11 +34,10 @@ STREAM_OPTIONS_REFUSED: dict[str, tuple[Any, ...]] = {
 
 
 @attrs.frozen(kw_only=True)
-class Parameters:
-    """Sampling and length; `Any` fields have several JSON types and are checked by hand."""
+class SamplingParameters:
+    """What every endpoint reads; `Any` fields have several JSON types and are checked by hand."""
 
     model: str | None = None
-    max_tokens: int | None = None
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
@@ -52,6 +51,17 @@ class Parameters:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     min_tokens: int = 0
+    stream: bool = False
+    stream_options: Any = None
+    user: str | None = None
+    cache_salt: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Parameters(SamplingParameters):
+    """And what chat and completions share besides."""
+
+    max_tokens: int | None = None
     response_format: Any = None
     structured_outputs: Any = None
     guided_json: Any = None
@@ -59,14 +69,10 @@ class Parameters:
     guided_choice: Any = None
     guided_grammar: Any = None
     n: int = 1
-    stream: bool = False
-    stream_options: Any = None
-    user: str | None = None
     return_token_ids: bool = False
-    cache_salt: str | None = None
 
 
-def salt_of(parameters: Parameters) -> str:
+def salt_of(parameters: SamplingParameters) -> str:
     """Whoever sends another salt shares no cached prompt, and cannot find out by timing what others sent."""
     salt = parameters.cache_salt or ""
     if len(salt) > MAX_SALT:
@@ -74,7 +80,7 @@ def salt_of(parameters: Parameters) -> str:
     return salt
 
 
-def sampling_of(parameters: Parameters, default_seed: int | None) -> Sampling:
+def sampling_of(parameters: SamplingParameters, default_seed: int | None) -> Sampling:
     """Raises `RequestFailed` (400) naming the parameter."""
     between("temperature", parameters.temperature, 0, 2)
     between("top_p", parameters.top_p, 0, 1, open_low=True)
@@ -165,7 +171,7 @@ def length_of(value: int | None, name: str) -> int | None:
     return value
 
 
-def least_of(parameters: Parameters, most: int | None) -> int:
+def least_of(parameters: SamplingParameters, most: int | None) -> int:
     between("min_tokens", parameters.min_tokens, 0, HUGE if most is None else most)
     return parameters.min_tokens
 

@@ -7,7 +7,6 @@ from functools import partial
 
 from quart import Response
 
-from trouper.protocol.errors import bad_request
 from trouper.protocol.requests import TextPrompt
 from trouper.web.errors import error_response, http_problem
 from trouper.web.openai.chat import chat_to_generate, parse_chat
@@ -15,6 +14,7 @@ from trouper.web.openai.completions import completion_to_generate, parse_complet
 from trouper.web.openai.parameters import stream_options
 from trouper.web.openai.shapes import ChatShape, CompletionShape, Envelope, Extras, token_text_of
 from trouper.web.openai.tokens import parse_detokenize, parse_tokenize, text_of, tokens_of
+from trouper.web.openai.tools import check_learnt
 from trouper.web.service import Served, Service, as_json, now
 from trouper.web.voice import Voice, thinks_already
 
@@ -40,11 +40,7 @@ class OpenAi:
         wanted = chat_to_generate(parsed, self._service.request_id, served.runtime.settings.seed)
         extras = Extras.of(parsed, stream_options(parsed), parsed.n)
         tools, words = parsed.tools_asked, served.runtime.tokenizer
-        if tools.offered and not tools.forced and words.calling is None:
-            said = (
-                "this model has not learnt to call tools by itself; tool_choice required or a named tool forces a call"
-            )
-            raise bad_request(said, "tools", "tools_not_supported")
+        check_learnt(tools, words)
         answers = await self._service.submit(served, wanted)
         voice: Callable[[], Voice] | None = None
         if tools.offered or words.thinking is not None:

@@ -54,6 +54,13 @@ def _response_format(value: Any, name: str) -> Grammar | None:
     raise bad_request(f"{name}.type must be one of {known}, not {kind!r}", f"{name}.type", "invalid_value")
 
 
+def text_format(value: Any, name: str) -> Grammar | None:
+    """The same as the responses API has it, where the parts of a json_schema stand beside its type."""
+    if isinstance(value, dict) and value.get("type") == "json_schema":
+        return _named_schema({key: part for key, part in value.items() if key != "type"}, name)
+    return _response_format(value, name)
+
+
 def _only(value: dict[str, Any], names: set[str] | frozenset[str], path: str) -> None:
     for name in value:
         if name not in names:
