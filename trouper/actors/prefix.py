@@ -174,8 +174,9 @@ class PrefixCache:
         self._add(waited=1)
 
     def wait_for(self, found: Found) -> None:
-        """Somebody waits for this leader; where it cannot be cut, it must leave a snapshot there."""
-        if self._by_snapshot and found.leader is not None:
+        """Somebody waits for this leader. It pauses where they part, so that they prefill their ends together, before its
+        own stream begins and they would have to fit beside it; where a model cannot be cut, its snapshot is made there."""
+        if found.leader is not None:
             found.leader.add_boundary(found.until)
 
     # -- a row's life ----------------------------------------------------------------------------

@@ -30,8 +30,13 @@ from trouper.storage.index import Chain, token_bytes
 log = logging.getLogger("trouper.scheduler")
 
 
+AIM = 0.75
+"""Part of the stall bound that a step aims at: the longest of some forty steps took 1.4 times what was aimed at."""
 GATHER_AT_MOST_S = 0.05
 """However steadily requests come."""
+REST = 1.5
+"""While nobody decodes, what is left of all prompts is prefilled at once if it is not more than so many chunks: a pass has
+a price of its own, and the rest of a prompt would pay it again for a few tokens."""
 FLUSH_S = 5.0
 """At the end, for what is on its way to the disk."""
 
@@ -116,7 +121,7 @@ class Scheduler:
         self._ids = count()
         self._steps = count()
         self._open = True
-        self._stall_s = settings.decode_stall_ms / 1000 * 0.85
+        self._stall_s = settings.decode_stall_ms / 1000 * AIM
         self._decode_s = 0.0
         self._prefill_rate = 0.0
         """Tokens a second, measured."""
@@ -355,7 +360,10 @@ class Scheduler:
         if not remaining:
             return ()
         sizer = self._busy_chunks if busy else self._idle_chunks
-        return share_chunks(remaining, sizer.tokens, self._settings.prefill_step_size)
+        budget, wanted = sizer.tokens, sum(tokens for _, tokens in remaining)
+        if not busy and wanted <= REST * budget:
+            budget = wanted
+        return share_chunks(remaining, budget, self._settings.prefill_step_size)
 
     def _plan_chunk(self, chunk: Chunk) -> None:
         row = self._rows[chunk.row]
