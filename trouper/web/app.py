@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, cast
 
 import trio
@@ -17,9 +18,12 @@ from trouper.actors.runtime import Runtime
 from trouper.protocol.errors import RequestFailed
 from trouper.protocol.settings import ServerSettings
 from trouper.web.auth import Keys
+from trouper.web.endpoints import Endpoint
 from trouper.web.errors import error_response, http_problem
-from trouper.web.health import health_body
+from trouper.web.health import HEALTH, READY, STATUS, health_body
+from trouper.web.openai.bodies import COMPONENTS
 from trouper.web.openai.routes import OpenAi
+from trouper.web.pages import Pages
 from trouper.web.parsing import too_large
 from trouper.web.service import Service, as_json
 
@@ -60,31 +64,38 @@ def create_app(runtime: Runtime, settings: ServerSettings, background: trio.Nurs
     app.config["BODY_TIMEOUT"] = settings.body_timeout_s
     app.config["RESPONSE_TIMEOUT"] = None
     service = Service(runtime, settings, background)
-    edge, openai = Edge(service), OpenAi(service)
+    keys = Keys.of(settings)
+    edge, openai = Edge(service, keys), OpenAi(service)
     app.before_request(edge.let_in)
     app.after_request(edge.sign)
     app.register_error_handler(HTTPException, edge.http_error)
     app.register_error_handler(RequestFailed, edge.failed)
     app.register_error_handler(Exception, edge.crashed)
-    app.add_url_rule("/v1/chat/completions", "chat", openai.chat, methods=["POST"])
-    app.add_url_rule("/v1/completions", "completions", openai.completions, methods=["POST"])
-    app.add_url_rule("/v1/requests/<request_id>/cancel", "cancel", openai.cancel, methods=["POST"])
-    app.add_url_rule("/tokenize", "tokenize", openai.tokenize, methods=["POST"])
-    app.add_url_rule("/detokenize", "detokenize", openai.detokenize, methods=["POST"])
-    app.add_url_rule("/v1/models", "models", openai.models)
-    app.add_url_rule("/v1/models/<path:model>", "model", openai.model)
-    app.add_url_rule("/health", "health", edge.health)
-    app.add_url_rule("/livez", "livez", edge.livez)
-    app.add_url_rule("/readyz", "readyz", edge.readyz)
+    for endpoint in Pages(service, keys, [*openai.endpoints(), *edge.endpoints()], COMPONENTS).endpoints:
+        app.add_url_rule(endpoint.path, endpoint.name, endpoint.handler, methods=[endpoint.method])
     return app
 
 
 class Edge:
     """What every request passes through, and what the server says of itself."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self._keys = Keys.of(service.settings)
+    def __init__(self, service: Service, keys: Keys) -> None:
+        self._service, self._keys = service, keys
+
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        told = partial(Endpoint, method="GET", tag="Server")
+        return (
+            told(path="/health", handler=self.health, summary="What every actor knows", answer=HEALTH),
+            told(path="/livez", handler=self.livez, summary="Whether the process answers", answer=STATUS),
+            told(
+                path="/readyz",
+                handler=self.readyz,
+                summary="Whether requests are served now",
+                answer=READY,
+                error=READY,
+                also=(503,),
+            ),
+        )
 
     async def let_in(self) -> Response | None:
         headers = request.headers

@@ -10,7 +10,7 @@ import attrs
 from trouper.protocol.errors import Problem, SettingsInvalid
 from trouper.protocol.settings import ServerSettings
 
-OPEN_PATHS = frozenset({"/health", "/livez", "/readyz"})
+OPEN_PATHS = frozenset({"/health", "/livez", "/readyz", "/openapi.json", "/docs"})
 
 
 @attrs.frozen
@@ -37,14 +37,19 @@ class Keys:
                 raise SettingsInvalid(f"--api-key-file {settings.api_key_file} holds no key")
         return cls(tuple(sha256(key.encode()).digest() for key in keys))
 
+    @property
+    def needed(self) -> bool:
+        return bool(self._digests)
+
+    def let_in(self, authorization: str | None, api_key: str | None) -> bool:
+        given = _given(authorization, api_key)
+        return not self.needed or (given is not None and self._known(given))
+
     def problem(self, path: str, authorization: str | None, api_key: str | None) -> Problem | None:
         """Why this request is not let in, if it is not."""
-        if not self._digests or path in OPEN_PATHS:
+        if path in OPEN_PATHS or self.let_in(authorization, api_key):
             return None
-        scheme, _, bearer = (authorization or "").partition(" ")
-        given = bearer.strip() if scheme.lower() == "bearer" and bearer.strip() else api_key
-        if given and self._known(given):
-            return None
+        given = _given(authorization, api_key)
         said = "the API key is wrong" if given else "an API key is needed: send `Authorization: Bearer KEY`"
         return Problem(401, said, "authentication_error", None, "invalid_api_key")
 
@@ -52,3 +57,9 @@ class Keys:
         """Constant time: every digest is compared, whether or not one matched."""
         digest = sha256(key.encode("utf-8", "surrogatepass")).digest()
         return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0
+
+
+def _given(authorization: str | None, api_key: str | None) -> str | None:
+    """The key of a request."""
+    scheme, _, bearer = (authorization or "").partition(" ")
+    return (bearer.strip() if scheme.lower() == "bearer" and bearer.strip() else api_key) or None

@@ -7,6 +7,22 @@ from typing import Any
 import attrs
 
 from trouper.actors.watches import Health
+from trouper.web.schema import OBJECT, TEXT, Json, array, closed
+
+STATUS: Json = {"type": "object", "properties": {"status": TEXT}, "required": ["status"]}
+READY = closed({"status": TEXT, "detail": TEXT}, "status", "detail")
+HEALTH = closed(
+    {
+        "status": TEXT,
+        "detail": TEXT,
+        "cache_stats": {"type": "object", "additionalProperties": {"type": "number"}},
+        "cache": OBJECT,
+        "actors": array(OBJECT),
+        "memory": OBJECT,
+        "directory": OBJECT,
+    },
+    "status", "detail", "cache_stats", "cache", "actors", "memory", "directory",
+)  # fmt: skip
 
 
 def health_body(health: Health) -> dict[str, Any]:

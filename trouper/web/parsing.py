@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from math import inf
 from typing import Any, TypeVar
 
 import attrs
@@ -11,6 +12,7 @@ import msgspec
 from cattrs.preconf.msgspec import make_converter
 
 from trouper.protocol.errors import Problem, RequestFailed, bad_request
+from trouper.web.schema import Json, Refused
 
 T = TypeVar("T")
 
@@ -35,7 +37,13 @@ def _strict() -> cattrs.Converter:
             raise TypeError("expected an array of integers")
         return tuple(value)
 
+    def an_object(value: Any, _: Any) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise TypeError(f"expected an object, got {json_type(value)}")
+        return value
+
     converter.register_structure_hook_func(lambda kind: kind == tuple[int, ...], array_of_integers)
+    converter.register_structure_hook_func(lambda kind: kind == dict[str, Any], an_object)
     accept(str, str)
     accept(bool, bool)
     accept(int, int)
@@ -69,8 +77,8 @@ def parse_json(body: bytes) -> dict[str, Any]:
     return value
 
 
-def structure(body: Mapping[str, Any], kind: type[T], refused: Mapping[str, tuple[Any, ...]], *, within: str = "") -> T:
-    """Build `kind` from `body`. `refused`: parameters of the API that are not supported, and the values that mean
+def structure(body: Mapping[str, Any], kind: type[T], refused: Refused, *, within: str = "") -> T:
+    """Build `kind` from `body`, within the limits that its fields' metadata tell. `refused`: parameters of the API that are not supported, and the values that mean
     nothing; any other value would be ignored, so it is refused by name (D13). Null means absent. `within` is the path
     of an object inside the body."""
     known = {field.name for field in attrs.fields(kind)}  # type: ignore[arg-type]
@@ -87,9 +95,39 @@ def structure(body: Mapping[str, Any], kind: type[T], refused: Mapping[str, tupl
         elif value is not None:
             fields[name] = value
     try:
-        return CONVERTER.structure(fields, kind)
+        parsed = CONVERTER.structure(fields, kind)
     except cattrs.BaseValidationError as error:
         raise _fault(error, within) from None
+    for name in fields:
+        _within_limits(within + name, getattr(parsed, name), _told(kind, name))
+    return parsed
+
+
+def _told(kind: type, name: str) -> Json:
+    """The schema in a field's metadata, if the field has one type; what is `Any` is checked by hand."""
+    field: attrs.Attribute[Any] = getattr(attrs.fields(kind), name)
+    return {} if field.type in (Any, "Any") else field.metadata.get("schema", {})
+
+
+def _within_limits(name: str, value: Any, told: Json) -> None:
+    """Raises `RequestFailed` (400) where the value is outside of what the schema says."""
+    if isinstance(value, tuple):
+        if len(value) > told.get("maxItems", inf):
+            said = f"{name} may have {told['maxItems']} entries, not {len(value)}"
+            raise bad_request(said, name, "invalid_value")
+        for place, item in enumerate(value):
+            _within_limits(f"{name}.{place}", item, told.get("items", {}))
+    elif isinstance(value, str):
+        if len(value) > told.get("maxLength", inf):
+            said = f"{name} may have {told['maxLength']} characters, not {len(value)}"
+            raise bad_request(said, name, "invalid_value")
+        if value not in told.get("enum", (value,)):
+            known = ", ".join(option for option in told["enum"] if option is not None)
+            raise bad_request(f"{name} must be one of {known}, not {value!r}", name, "invalid_value")
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        above = told.get("exclusiveMinimum")
+        low = told.get("minimum", -inf) if above is None else above
+        between(name, value, low, told.get("maximum", inf), open_low=above is not None)
 
 
 def _fault(error: BaseException, within: str) -> RequestFailed:
@@ -114,6 +152,18 @@ def between(name: str, value: float, low: float, high: float, *, open_low: bool 
         # A huge integer is no float, and nobody wants to read its digits.
         given = f"{value:g}" if abs(value) < 1e300 else "that"
         raise bad_request(f"{name} must be {least} {low:g} and at most {high:g}, not {given}", name, "invalid_value")
+
+
+def only(value: Mapping[str, Any], names: Collection[str], path: str) -> None:
+    """Raises `RequestFailed` (400) for a name inside of an object that nobody reads."""
+    for name in value:
+        if name not in names:
+            raise bad_request(f"unknown parameter '{path}.{name}'", f"{path}.{name}", "unknown_parameter")
+
+
+def combination(message: str, param: str) -> RequestFailed:
+    """Parameters that are right one by one and contradict each other."""
+    return bad_request(message, param, "invalid_combination")
 
 
 def too_large(limit: int) -> Problem:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import attrs
@@ -9,8 +10,8 @@ import attrs
 from trouper.protocol.errors import bad_request
 from trouper.protocol.grammar import Grammar
 from trouper.protocol.requests import ChatPrompt, Generate
+from trouper.web.openai import schemas
 from trouper.web.openai.parameters import (
-    MAX_CHOICES,
     NOT_SUPPORTED,
     Parameters,
     choices_of,
@@ -18,12 +19,12 @@ from trouper.web.openai.parameters import (
     length_of,
     salt_of,
     sampling_of,
-    stop_tokens_of,
     stops_of,
 )  # fmt: skip
 from trouper.web.openai.structured import grammar_of
-from trouper.web.openai.tools import past_calls, tools_of
-from trouper.web.parsing import between, json_type, structure
+from trouper.web.openai.tools import MAX_TOOLS, past_calls, tools_of
+from trouper.web.parsing import combination, json_type, structure
+from trouper.web.schema import HARMLESS, LENGTH, Json, Refused, array, limits, schema
 from trouper.web.tools import Tools
 
 NOT_FOR_TEMPLATES = frozenset({
@@ -31,18 +32,23 @@ NOT_FOR_TEMPLATES = frozenset({
     "padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask",
 })  # fmt: skip
 """Arguments of the tokenizer's own call, not variables of a template: to pad to 10^9 tokens takes all memory."""
+TEMPLATE_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+TEMPLATE_KWARGS: Json = {
+    "type": "object",
+    "propertyNames": {"pattern": f"^{TEMPLATE_KEY.pattern}$", "not": {"enum": sorted(NOT_FOR_TEMPLATES)}},
+}
 PART_KEYS = frozenset({"type", "text", "cache_control", "prompt_cache_breakpoint"})
 """The last two ask for caching, which changes no output."""
 ROLES = ("system", "developer", "user", "assistant", "tool")
 KNOWN_KEYS = frozenset({"role", "content", "name"})
 ROLE_KEYS = {
-    "assistant": frozenset({"tool_calls", "reasoning_content", "refusal", "audio", "function_call", "annotations"}),
+    "assistant": frozenset({"tool_calls", "reasoning_content", "annotations"}),
     "tool": frozenset({"tool_call_id"}),
 }
 """What clients send back of an earlier answer."""
-MAX_TOP_LOGPROBS = 20
 
-REFUSED: dict[str, tuple[Any, ...]] = NOT_SUPPORTED | {
+REFUSED: Refused = {
+    **NOT_SUPPORTED,
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -55,22 +61,28 @@ REFUSED: dict[str, tuple[Any, ...]] = NOT_SUPPORTED | {
     "continue_final_message": (False,),
     "echo": (False,),
 }
+RULES = (
+    schemas.OPTIONS_NEED_A_STREAM,
+    schemas.TOP_NEEDS_LOGPROBS,
+    schemas.FORCED_NEEDS_TOOLS,
+    schemas.ONE_STRUCTURE,
+)
 
 
 @attrs.frozen(kw_only=True)
 class ChatRequest(Parameters):
-    messages: Any
-    max_completion_tokens: int | None = None
+    messages: Any = attrs.field(metadata=schema(schemas.MESSAGES))
+    max_completion_tokens: int | None = attrs.field(default=None, metadata=schema(LENGTH))
     logprobs: bool = False
-    top_logprobs: int | None = None
-    chat_template_kwargs: Any = None
-    tools: Any = None
-    tool_choice: Any = None
-    parallel_tool_calls: Any = None
-    metadata: Any = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
+    top_logprobs: int | None = attrs.field(default=None, metadata=limits(0, 20))
+    chat_template_kwargs: Any = attrs.field(default=None, metadata=schema(TEMPLATE_KWARGS))
+    tools: Any = attrs.field(default=None, metadata=schema(array(schemas.TOOL, maxItems=MAX_TOOLS)))
+    tool_choice: Any = attrs.field(default=None, metadata=schema(schemas.TOOL_CHOICE))
+    parallel_tool_calls: bool | None = None
+    metadata: dict[str, Any] | None = attrs.field(default=None, metadata=HARMLESS)
+    safety_identifier: str | None = attrs.field(default=None, metadata=HARMLESS)
+    prompt_cache_key: str | None = attrs.field(default=None, metadata=HARMLESS)
+    prompt_cache_retention: str | None = attrs.field(default=None, metadata=HARMLESS)
 
     @property
     def tools_asked(self) -> Tools:
@@ -84,7 +96,6 @@ def parse_chat(body: dict[str, Any]) -> ChatRequest:
 
 def chat_to_generate(request: ChatRequest, request_id: str, default_seed: int | None) -> tuple[Generate, ...]:
     """One for each choice. Raises `RequestFailed` (400) naming the parameter."""
-    between("n", request.n, 1, MAX_CHOICES)
     tools = request.tools_asked
     kwargs = template_kwargs(request.chat_template_kwargs)
     if tools.offered:
@@ -99,7 +110,7 @@ def chat_to_generate(request: ChatRequest, request_id: str, default_seed: int | 
         sampling=sampling_of(request, default_seed),
         max_tokens=length_of(request.max_tokens if limit is None else limit, name),
         stop=stops_of(request.stop),
-        stop_token_ids=stop_tokens_of(request.stop_token_ids),
+        stop_token_ids=request.stop_token_ids,
         ignore_eos=request.ignore_eos,
         logprobs=_top_logprobs(request),
         cache_salt=salt_of(request),
@@ -112,15 +123,13 @@ def chat_to_generate(request: ChatRequest, request_id: str, default_seed: int | 
 def _grammar(request: ChatRequest, tools: Tools) -> Grammar | None:
     asked = grammar_of(request)
     if asked is not None and tools.forced:
-        raise bad_request(f"{asked.param} cannot be combined with a forced tool", "tool_choice", "invalid_value")
+        raise combination(f"{asked.param} cannot be combined with a forced tool", "tool_choice")
     return tools.grammar or asked
 
 
 def _top_logprobs(request: ChatRequest) -> int | None:
-    if request.top_logprobs is not None:
-        between("top_logprobs", request.top_logprobs, 0, MAX_TOP_LOGPROBS)
-        if not request.logprobs:
-            raise bad_request("top_logprobs needs logprobs: true", "top_logprobs", "invalid_value")
+    if request.top_logprobs is not None and not request.logprobs:
+        raise combination("top_logprobs needs logprobs: true", "top_logprobs")
     return (request.top_logprobs or 0) if request.logprobs else None
 
 
@@ -131,7 +140,7 @@ def template_kwargs(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise bad_request(f"{name} must be an object, not {json_type(value)}", name, "invalid_type")
     for key in value:
-        if not key.isidentifier() or key in NOT_FOR_TEMPLATES:
+        if not TEMPLATE_KEY.fullmatch(key) or key in NOT_FOR_TEMPLATES:
             raise bad_request(f"{name}.{key} cannot be set", f"{name}.{key}", "invalid_value")
     return value
 
@@ -155,7 +164,8 @@ def _message(message: Any, path: str) -> dict[str, Any]:
     for name, value in message.items():
         if name not in allowed and value is not None:
             raise bad_request(f"{path}.{name} is not supported here", f"{path}.{name}", "unsupported_parameter")
-    calls = past_calls(message["tool_calls"], f"{path}.tool_calls") if message.get("tool_calls") else []
+    given = message.get("tool_calls")
+    calls = [] if given is None else past_calls(given, f"{path}.tool_calls")
     content = message.get("content")
     # Templates know "system"; "developer" is what newer clients call it.
     plain: dict[str, Any] = {
@@ -164,15 +174,16 @@ def _message(message: Any, path: str) -> dict[str, Any]:
     }
     if calls:
         plain["tool_calls"] = calls
-    for name in ("tool_call_id", "reasoning_content"):
+    for name in ("tool_call_id", "reasoning_content", "name"):
         if message.get(name) is not None:
-            plain[name] = _content(message[name], f"{path}.{name}")
-    name = message.get("name")
-    if name is None:
-        return plain
-    if not isinstance(name, str):
-        raise bad_request(f"{path}.name must be a string, not {json_type(name)}", f"{path}.name", "invalid_type")
-    return plain | {"name": _whole(name, f"{path}.name")}
+            plain[name] = _string(message[name], f"{path}.{name}")
+    return plain
+
+
+def _string(value: Any, path: str) -> str:
+    if not isinstance(value, str):
+        raise bad_request(f"{path} must be a string, not {json_type(value)}", path, "invalid_type")
+    return _whole(value, path)
 
 
 def _content(value: Any, path: str) -> str:
@@ -200,5 +211,5 @@ def _whole(text: str, path: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise bad_request(f"{path} holds a lone surrogate", path, "invalid_value") from None
+        raise bad_request(f"{path} holds a lone surrogate", path, "invalid_text") from None
     return text

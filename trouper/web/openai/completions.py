@@ -10,6 +10,7 @@ import attrs
 
 from trouper.protocol.errors import bad_request
 from trouper.protocol.requests import Generate, Prompt, TextPrompt, TokenPrompt
+from trouper.web.openai import schemas
 from trouper.web.openai.parameters import (
     MAX_CHOICES,
     NOT_SUPPORTED,
@@ -19,29 +20,30 @@ from trouper.web.openai.parameters import (
     length_of,
     salt_of,
     sampling_of,
-    stop_tokens_of,
     stops_of,
 )  # fmt: skip
 from trouper.web.openai.structured import grammar_of
-from trouper.web.parsing import between, structure
+from trouper.web.parsing import combination, structure
+from trouper.web.schema import LENGTH, Refused, either, limits, schema
 from trouper.web.shape import Choice
 
 MAX_PROMPTS = 128
-MAX_LOGPROBS = 20
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's own default for this endpoint."""
 
-REFUSED: dict[str, tuple[Any, ...]] = NOT_SUPPORTED | {
+REFUSED: Refused = {
+    **NOT_SUPPORTED,
     "suffix": ("",),
 }
+RULES = (schemas.OPTIONS_NEED_A_STREAM, schemas.NOTHING_NEEDS_ECHO, schemas.ONE_STRUCTURE)
 
 
 @attrs.frozen(kw_only=True)
 class CompletionRequest(Parameters):
-    prompt: Any
-    logprobs: int | None = None
-    max_tokens: int | None = DEFAULT_MAX_TOKENS
-    best_of: int | None = None
+    prompt: Any = attrs.field(metadata=schema(schemas.PROMPT))
+    logprobs: int | None = attrs.field(default=None, metadata=limits(0, 20))
+    max_tokens: int | None = attrs.field(default=DEFAULT_MAX_TOKENS, metadata=schema(either(LENGTH, {"const": 0})))
+    best_of: int | None = attrs.field(default=None, metadata=limits(1, MAX_CHOICES))
     echo: bool = False
 
     @property
@@ -59,8 +61,6 @@ def completion_to_generate(
 ) -> tuple[Generate, ...]:
     """One for each candidate of each prompt, each prompt with a seed of its own unless one was given: the same prompt
     twice asks for two answers. Raises `RequestFailed` (400) naming the parameter."""
-    if request.logprobs is not None:
-        between("logprobs", request.logprobs, 0, MAX_LOGPROBS)
     prompts = prompts_of(request.prompt)
     _check_candidates(request, len(prompts))
     generates = (
@@ -71,7 +71,7 @@ def completion_to_generate(
             # With max_tokens 0 only the prompt is wanted; one token is made behind it, and not shown.
             max_tokens=1 if request.max_tokens == 0 and request.echo else length_of(request.max_tokens, "max_tokens"),
             stop=stops_of(request.stop),
-            stop_token_ids=stop_tokens_of(request.stop_token_ids),
+            stop_token_ids=request.stop_token_ids,
             ignore_eos=request.ignore_eos,
             # The best are those of the highest mean log-probability.
             logprobs=0 if request.logprobs is None and request.candidates > request.n else request.logprobs,
@@ -86,16 +86,13 @@ def completion_to_generate(
 
 
 def _check_candidates(request: CompletionRequest, prompts: int) -> None:
-    between("n", request.n, 1, MAX_CHOICES)
-    if request.best_of is not None:
-        between("best_of", request.best_of, request.n, MAX_CHOICES)
-        if request.stream and request.best_of > request.n:
-            raise bad_request(
-                "best_of cannot be streamed: which is best is known at the end", "best_of", "invalid_value"
-            )
+    if request.candidates < request.n:
+        raise combination(f"best_of must be at least n, which is {request.n}", "best_of")
+    if request.stream and request.candidates > request.n:
+        raise combination("best_of cannot be streamed: which is best is known at the end", "best_of")
     if prompts * request.candidates > MAX_CHOICES:
         said = f"{prompts} prompts of {request.candidates} answers each are more than {MAX_CHOICES}"
-        raise bad_request(said, "n" if request.best_of is None else "best_of", "invalid_value")
+        raise combination(said, "n" if request.best_of is None else "best_of")
 
 
 def picked(request: CompletionRequest, choices: Sequence[Choice]) -> Sequence[Choice]:
@@ -142,7 +139,7 @@ def _text(text: str) -> TextPrompt:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise bad_request("prompt holds a lone surrogate", "prompt", "invalid_value") from None
+        raise bad_request("prompt holds a lone surrogate", "prompt", "invalid_text") from None
     return TextPrompt(text)
 
 

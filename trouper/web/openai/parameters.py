@@ -10,12 +10,12 @@ import attrs
 from trouper.protocol.errors import bad_request
 from trouper.protocol.requests import Generate
 from trouper.protocol.sampling import Sampling
-from trouper.web.parsing import between, json_type, structure
+from trouper.web.openai import schemas
+from trouper.web.parsing import between, combination, json_type, structure
+from trouper.web.schema import HARMLESS, LENGTH, Refused, limits, schema, schema_of
 
 MAX_STOPS = 16
 MAX_BIASES = 1024
-MAX_STOP_TOKENS = 1024
-MAX_SALT = 1024
 MAX_CHOICES = 128
 SEED_STRIDE = 0x9E3779B97F4A7C15
 """Odd, so that seeds of many choices differ: 2^64 over the golden ratio."""
@@ -28,7 +28,7 @@ class StreamOptions:
     continuous_usage_stats: bool = False
 
 
-STREAM_OPTIONS_REFUSED: dict[str, tuple[Any, ...]] = {
+STREAM_OPTIONS_REFUSED: Refused = {
     "include_obfuscation": (False,),
 }
 
@@ -38,57 +38,49 @@ class SamplingParameters:
     """What every endpoint reads; `Any` fields have several JSON types and are checked by hand."""
 
     model: str | None = None
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Any = None
+    temperature: float = attrs.field(default=1.0, metadata=limits(0, 2))
+    top_p: float = attrs.field(default=1.0, metadata=limits(above=0, high=1))
+    top_k: int = attrs.field(default=0, metadata=limits(-1, HUGE))
+    min_p: float = attrs.field(default=0.0, metadata=limits(0, 1))
+    repetition_penalty: float = attrs.field(default=1.0, metadata=limits(above=0, high=100))
+    presence_penalty: float = attrs.field(default=0.0, metadata=limits(-2, 2))
+    frequency_penalty: float = attrs.field(default=0.0, metadata=limits(-2, 2))
+    logit_bias: Any = attrs.field(default=None, metadata=schema(schemas.LOGIT_BIAS))
     seed: int | None = None
-    stop: Any = None
-    stop_token_ids: tuple[int, ...] = ()
+    stop: Any = attrs.field(default=None, metadata=schema(schemas.STOP))
+    stop_token_ids: tuple[int, ...] = attrs.field(
+        default=(), metadata=limits(maxItems=1024, items={"type": "integer", "minimum": 0, "maximum": 2**31 - 1})
+    )
     ignore_eos: bool = False
-    min_tokens: int = 0
+    min_tokens: int = attrs.field(default=0, metadata=limits(0, HUGE))
     stream: bool = False
-    stream_options: Any = None
-    user: str | None = None
-    cache_salt: str | None = None
+    stream_options: Any = attrs.field(default=None, metadata=schema(schema_of(StreamOptions, STREAM_OPTIONS_REFUSED)))
+    user: str | None = attrs.field(default=None, metadata=HARMLESS)
+    cache_salt: str | None = attrs.field(default=None, metadata=limits(maxLength=1024))
 
 
 @attrs.frozen(kw_only=True)
 class Parameters(SamplingParameters):
     """And what chat and completions share besides."""
 
-    max_tokens: int | None = None
-    response_format: Any = None
-    structured_outputs: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    n: int = 1
+    max_tokens: int | None = attrs.field(default=None, metadata=schema(LENGTH))
+    response_format: Any = attrs.field(default=None, metadata=schema(schemas.RESPONSE_FORMAT))
+    structured_outputs: Any = attrs.field(default=None, metadata=schema(schemas.STRUCTURED_OUTPUTS))
+    guided_json: Any = attrs.field(default=None, metadata=schema(schemas.SCHEMA))
+    guided_regex: Any = attrs.field(default=None, metadata=schema(schemas.REGEX))
+    guided_choice: Any = attrs.field(default=None, metadata=schema(schemas.OPTIONS))
+    guided_grammar: Any = attrs.field(default=None, metadata=schema(schemas.LARK))
+    n: int = attrs.field(default=1, metadata=limits(1, MAX_CHOICES))
     return_token_ids: bool = False
 
 
 def salt_of(parameters: SamplingParameters) -> str:
     """Whoever sends another salt shares no cached prompt, and cannot find out by timing what others sent."""
-    salt = parameters.cache_salt or ""
-    if len(salt) > MAX_SALT:
-        raise bad_request(f"cache_salt may have {MAX_SALT} characters, not {len(salt)}", "cache_salt", "invalid_value")
-    return salt
+    return parameters.cache_salt or ""
 
 
 def sampling_of(parameters: SamplingParameters, default_seed: int | None) -> Sampling:
     """Raises `RequestFailed` (400) naming the parameter."""
-    between("temperature", parameters.temperature, 0, 2)
-    between("top_p", parameters.top_p, 0, 1, open_low=True)
-    between("top_k", parameters.top_k, -1, HUGE)
-    between("min_p", parameters.min_p, 0, 1)
-    between("repetition_penalty", parameters.repetition_penalty, 0, 100, open_low=True)
-    between("presence_penalty", parameters.presence_penalty, -2, 2)
-    between("frequency_penalty", parameters.frequency_penalty, -2, 2)
     return Sampling(
         temperature=parameters.temperature,
         top_p=parameters.top_p,
@@ -156,15 +148,6 @@ def stops_of(value: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(stops))
 
 
-def stop_tokens_of(tokens: tuple[int, ...]) -> tuple[int, ...]:
-    if len(tokens) > MAX_STOP_TOKENS:
-        said = f"stop_token_ids may have {MAX_STOP_TOKENS} entries, not {len(tokens)}"
-        raise bad_request(said, "stop_token_ids", "invalid_value")
-    for place, token in enumerate(tokens):
-        between(f"stop_token_ids.{place}", token, 0, 2**31 - 1)
-    return tokens
-
-
 def length_of(value: int | None, name: str) -> int | None:
     if value is not None:
         between(name, value, 1, HUGE)
@@ -172,7 +155,8 @@ def length_of(value: int | None, name: str) -> int | None:
 
 
 def least_of(parameters: SamplingParameters, most: int | None) -> int:
-    between("min_tokens", parameters.min_tokens, 0, HUGE if most is None else most)
+    if most is not None and parameters.min_tokens > most:
+        raise combination(f"min_tokens must be at most {most}, the most there may be", "min_tokens")
     return parameters.min_tokens
 
 
@@ -184,11 +168,11 @@ def stream_options(parameters: Parameters) -> StreamOptions:
     if not isinstance(options, dict):
         raise bad_request(f"{name} must be an object, not {json_type(options)}", name, "invalid_type")
     if not parameters.stream:
-        raise bad_request(f"{name} needs stream: true", name, "invalid_value")
+        raise combination(f"{name} needs stream: true", name)
     return structure(options, StreamOptions, STREAM_OPTIONS_REFUSED, within=f"{name}.")
 
 
-NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
+NOT_SUPPORTED: Refused = {
     "store": (False, True),
     "service_tier": ("auto", "default"),
     "skip_special_tokens": (True,),

@@ -8,13 +8,17 @@ from functools import partial
 from quart import Response
 
 from trouper.protocol.requests import TextPrompt
+from trouper.web.endpoints import GENERATES, Endpoint
 from trouper.web.errors import error_response, http_problem
+from trouper.web.openai import bodies, chat, completions, tokens
 from trouper.web.openai.chat import chat_to_generate, parse_chat
 from trouper.web.openai.completions import completion_to_generate, parse_completion, picked
 from trouper.web.openai.parameters import stream_options
 from trouper.web.openai.shapes import ChatShape, CompletionShape, Envelope, Extras, token_text_of
 from trouper.web.openai.tokens import parse_detokenize, parse_tokenize, text_of, tokens_of
 from trouper.web.openai.tools import check_learnt
+from trouper.web.openapi import listing
+from trouper.web.schema import either, ref
 from trouper.web.service import Served, Service, as_json, now
 from trouper.web.voice import Voice, thinks_already
 
@@ -32,6 +36,82 @@ class OpenAi:
             model=served.name,
             fingerprint=served.fingerprint,
             tokenizer=served.runtime.tokenizer,
+        )
+
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        told = partial(Endpoint, tag="OpenAI")
+        more = partial(Endpoint, tag="Tokens")
+        return (
+            told(
+                method="POST",
+                path="/v1/chat/completions",
+                handler=self.chat,
+                summary="Answer a conversation",
+                request=chat.ChatRequest,
+                refused=chat.REFUSED,
+                rules=chat.RULES,
+                answer=ref("ChatCompletion"),
+                events=either(ref("ChatCompletionChunk"), ref("Error")),
+                also=GENERATES,
+                examples={
+                    "A question": {"messages": [{"role": "user", "content": "Who was Molière?"}], "max_tokens": 9}
+                },
+            ),
+            told(
+                method="POST",
+                path="/v1/completions",
+                handler=self.completions,
+                summary="Continue a text",
+                request=completions.CompletionRequest,
+                refused=completions.REFUSED,
+                rules=completions.RULES,
+                answer=ref("Completion"),
+                events=either(ref("CompletionChunk"), ref("Error")),
+                also=GENERATES,
+                examples={"A beginning": {"prompt": "Once upon a time", "max_tokens": 9}},
+            ),
+            told(
+                method="GET",
+                path="/v1/models",
+                handler=self.models,
+                summary="The models that are served",
+                answer=listing(ref("ModelBody")),
+            ),
+            told(
+                method="GET",
+                path="/v1/models/<path:model>",
+                handler=self.model,
+                summary="One of them",
+                answer=ref("ModelBody"),
+            ),
+            told(
+                method="POST",
+                path="/v1/requests/<request_id>/cancel",
+                handler=self.cancel,
+                summary="Cancel a request that runs",
+                description="By the X-Request-Id of its response, or the id in its body. Whoever waits for it is told.",
+                answer=bodies.CANCELLED,
+            ),
+            more(
+                method="POST",
+                path="/tokenize",
+                handler=self.tokenize,
+                summary="The tokens of a text or a conversation",
+                request=tokens.TokenizeRequest,
+                refused=tokens.NOT_SUPPORTED,
+                rules=[tokens.PROMPT_OR_MESSAGES],
+                answer=bodies.TOKENIZED,
+                examples={"A text": {"prompt": "Once upon a time"}},
+            ),
+            more(
+                method="POST",
+                path="/detokenize",
+                handler=self.detokenize,
+                summary="The text of tokens",
+                request=tokens.DetokenizeRequest,
+                answer=bodies.DETOKENIZED,
+                examples={"Two tokens": {"tokens": [72, 105]}},
+            ),
         )
 
     async def chat(self) -> Response:
@@ -74,9 +154,9 @@ class OpenAi:
     async def tokenize(self) -> Response:
         parsed = parse_tokenize(await self._service.body())
         served = await self._service.served(parsed.model)
-        tokens = await tokens_of(parsed, served.runtime.tokenizer)
+        found = await tokens_of(parsed, served.runtime.tokenizer)
         context = served.runtime.model.context_length
-        return as_json({"count": len(tokens), "max_model_len": context, "tokens": tokens})
+        return as_json({"count": len(found), "max_model_len": context, "tokens": found})
 
     async def detokenize(self) -> Response:
         parsed = parse_detokenize(await self._service.body())

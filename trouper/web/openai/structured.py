@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import NoneType
 from typing import Any
 
 import msgspec
@@ -10,7 +11,7 @@ import msgspec
 from trouper.protocol.errors import bad_request
 from trouper.protocol.grammar import Grammar
 from trouper.web.openai.parameters import Parameters
-from trouper.web.parsing import json_type
+from trouper.web.parsing import combination, json_type, only
 
 MAX_SOURCE = 256 * 1024
 """Bytes of a schema or grammar."""
@@ -26,7 +27,7 @@ def grammar_of(parameters: Parameters) -> Grammar | None:
         if (value := getattr(parameters, name)) is not None and (grammar := read(value, name)) is not None
     ]
     if len(given) > 1:
-        raise bad_request(f"{given[1].param} cannot be combined with {given[0].param}", given[1].param, "invalid_value")
+        raise combination(f"{given[1].param} cannot be combined with {given[0].param}", given[1].param)
     return given[0] if given else None
 
 
@@ -36,19 +37,19 @@ def _response_format(value: Any, name: str) -> Grammar | None:
     kind = value.get("type")
     match kind:
         case "text":
-            _only(value, {"type"}, name)
+            only(value, {"type"}, name)
             return None
         case "json_object":
-            _only(value, {"type"}, name)
+            only(value, {"type"}, name)
             return Grammar("json_object", param=name)
         case "json_schema":
-            _only(value, {"type", "json_schema"}, name)
+            only(value, {"type", "json_schema"}, name)
             return _named_schema(value.get("json_schema"), f"{name}.json_schema")
         case "regex":
-            _only(value, {"type", "pattern"}, name)
+            only(value, {"type", "pattern"}, name)
             return _regex(value.get("pattern"), f"{name}.pattern")
         case "grammar":
-            _only(value, {"type", "grammar"}, name)
+            only(value, {"type", "grammar"}, name)
             return _lark(value.get("grammar"), f"{name}.grammar")
     known = "text, json_object, json_schema, regex, grammar"
     raise bad_request(f"{name}.type must be one of {known}, not {kind!r}", f"{name}.type", "invalid_value")
@@ -61,20 +62,16 @@ def text_format(value: Any, name: str) -> Grammar | None:
     return _response_format(value, name)
 
 
-def _only(value: dict[str, Any], names: set[str] | frozenset[str], path: str) -> None:
-    for name in value:
-        if name not in names:
-            raise bad_request(f"unknown parameter '{path}.{name}'", f"{path}.{name}", "unknown_parameter")
-
-
 def _named_schema(value: Any, path: str) -> Grammar:
     """`strict` or not, the answer follows the schema."""
     if not isinstance(value, dict):
         raise bad_request(f"{path} must be an object, not {json_type(value)}", path, "invalid_type")
-    _only(value, SCHEMA_KEYS, path)
+    only(value, SCHEMA_KEYS, path)
     if not isinstance(value.get("name"), str):
         raise bad_request(f"{path}.name must be a string", f"{path}.name", "missing_required_parameter")
-    if value.get("strict") not in (None, True, False):
+    if not isinstance(value.get("description"), str | None):
+        raise bad_request(f"{path}.description must be a string", f"{path}.description", "invalid_type")
+    if type(value.get("strict")) not in (bool, NoneType):
         raise bad_request(f"{path}.strict must be a boolean", f"{path}.strict", "invalid_type")
     if "schema" not in value:
         return Grammar("json_object", param=f"{path}.schema")
@@ -86,7 +83,9 @@ def _schema(value: Any, path: str) -> Grammar:
         try:
             value = msgspec.json.decode(value)
         except (msgspec.DecodeError, RecursionError):
-            raise bad_request(f"{path} is a string, but not of JSON", path, "invalid_value") from None
+            raise bad_request(f"{path} is a string, but not of JSON", path, "invalid_json_text") from None
+        if not isinstance(value, dict | bool):
+            raise bad_request(f"{path} must be the JSON of a schema", path, "invalid_json_text")
     if not isinstance(value, dict | bool):
         raise bad_request(f"{path} must be a JSON Schema, not {json_type(value)}", path, "invalid_type")
     if value is True or value == {}:
@@ -126,12 +125,14 @@ def _structured_outputs(value: Any, name: str) -> Grammar | None:
     """vLLM's newer form: one of json, regex, choice, grammar, json_object."""
     if not isinstance(value, dict):
         raise bad_request(f"{name} must be an object, not {json_type(value)}", name, "invalid_type")
-    _only(value, {"json", "regex", "choice", "grammar", "json_object"}, name)
+    only(value, {"json", "regex", "choice", "grammar", "json_object"}, name)
     given = {key: one for key, one in value.items() if one is not None and one is not False}
     if len(given) > 1:
         raise bad_request(f"{name} may ask for one thing, not for {' and '.join(given)}", name, "invalid_value")
     for key, one in given.items():
         if key == "json_object":
+            if one is not True:
+                raise bad_request(f"{name}.json_object must be a boolean", f"{name}.json_object", "invalid_type")
             return Grammar("json_object", param=f"{name}.json_object")
         return {"json": _schema, "regex": _regex, "choice": _choice, "grammar": _lark}[key](one, f"{name}.{key}")
     return None

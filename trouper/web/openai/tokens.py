@@ -10,11 +10,13 @@ from trouper.actors.intake import check_text, tokenize
 from trouper.protocol.errors import bad_request
 from trouper.protocol.model import Tokenizer
 from trouper.protocol.requests import ChatPrompt, Prompt, TextPrompt
-from trouper.web.openai.chat import messages_of, template_kwargs
+from trouper.web.openai import schemas
+from trouper.web.openai.chat import TEMPLATE_KWARGS, messages_of, template_kwargs
 from trouper.web.openai.shapes import token_text_of
-from trouper.web.parsing import structure
+from trouper.web.parsing import combination, structure
+from trouper.web.schema import NULL, TEXT, TOKEN, Json, Refused, array, schema
 
-NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
+NOT_SUPPORTED: Refused = {
     "add_special_tokens": (True,),
     "return_token_strs": (False,),
     "add_generation_prompt": (True,),
@@ -24,18 +26,29 @@ NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 
+PROMPT_OR_MESSAGES: Json = {
+    "anyOf": [
+        {
+            "properties": {"prompt": TEXT, "messages": NULL, "chat_template_kwargs": NULL},
+            "required": ["prompt"],
+        },
+        {"properties": {"prompt": NULL, "messages": {"type": "array"}}, "required": ["messages"]},
+    ]
+}
+
+
 @attrs.frozen(kw_only=True)
 class TokenizeRequest:
     model: str | None = None
     prompt: str | None = None
-    messages: Any = None
-    chat_template_kwargs: Any = None
+    messages: Any = attrs.field(default=None, metadata=schema(schemas.MESSAGES))
+    chat_template_kwargs: Any = attrs.field(default=None, metadata=schema(TEMPLATE_KWARGS))
 
 
 @attrs.frozen(kw_only=True)
 class DetokenizeRequest:
     model: str | None = None
-    tokens: tuple[int, ...]
+    tokens: tuple[int, ...] = attrs.field(metadata=schema(array(TOKEN)))
 
 
 def parse_tokenize(body: dict[str, Any]) -> TokenizeRequest:
@@ -55,6 +68,8 @@ def _prompt(request: TokenizeRequest) -> Prompt:
     if (request.prompt is None) == (request.messages is None):
         raise bad_request("give either prompt or messages", "prompt", "missing_required_parameter")
     if request.prompt is not None:
+        if request.chat_template_kwargs is not None:
+            raise combination("chat_template_kwargs needs messages", "chat_template_kwargs")
         check_text(request.prompt, "prompt")
         return TextPrompt(request.prompt)
     return ChatPrompt(messages_of(request.messages), template_kwargs(request.chat_template_kwargs))

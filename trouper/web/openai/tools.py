@@ -3,34 +3,35 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from types import NoneType
 from typing import Any
 
 import msgspec
 
 from trouper.protocol.errors import bad_request
 from trouper.protocol.model import Tokenizer
-from trouper.web.parsing import json_type
+from trouper.web.parsing import combination, json_type, only
 from trouper.web.tools import Tools
 
 MAX_TOOLS = 128
-NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+TOOL_KEYS = frozenset({"type", "function", "cache_control"})
 FUNCTION_KEYS = frozenset({"name", "description", "parameters", "strict"})
+CALL_KEYS = frozenset({"id", "type", "index", "function"})
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 Json = dict[str, Any]
 
 
-def tools_of(tools: Any, choice: Any, parallel: Any) -> Tools:
+def tools_of(tools: Any, choice: Any, parallel: bool | None) -> Tools:
     """Raises `RequestFailed` (400) naming the parameter."""
     offered = () if tools is None else offered_tools(tools, _tool)
-    if parallel not in (None, True, False):
-        raise bad_request("parallel_tool_calls must be a boolean", "parallel_tool_calls", "invalid_type")
     several = parallel is not False
     if choice is None or choice == "auto":
         return Tools(offered, (), several)
     if choice == "none":
         return Tools()
     if not offered:
-        raise bad_request("tool_choice needs tools", "tool_choice", "invalid_value")
+        raise combination("tool_choice needs tools", "tool_choice")
     if choice == "required":
         return Tools(offered, offered, several)
     return Tools(offered, (_named(choice, offered),), several)
@@ -45,21 +46,22 @@ def offered_tools(tools: Any, read: Callable[[Any, str], Json]) -> tuple[Json, .
     checked = tuple(read(tool, f"tools.{place}") for place, tool in enumerate(tools))
     names = [tool["function"]["name"] for tool in checked]
     if len(set(names)) != len(names):
-        raise bad_request("two tools have the same name", "tools", "invalid_value")
+        raise combination("two tools have the same name", "tools")
     return checked
 
 
 def _tool(tool: Any, path: str) -> Json:
     if not isinstance(tool, dict) or tool.get("type") != "function" or not isinstance(tool.get("function"), dict):
         raise bad_request(f"{path} must be an object of type function", path, "invalid_type")
+    only(tool, TOOL_KEYS, path)
     return function_tool(tool["function"], f"{path}.function")
 
 
 def function_tool(function: Json, path: str) -> Json:
     """A function as templates want it. Raises `RequestFailed` (400) naming what is wrong with it."""
-    for name in function:
-        if name not in FUNCTION_KEYS:
-            raise bad_request(f"unknown parameter '{path}.{name}'", f"{path}.{name}", "unknown_parameter")
+    only(function, FUNCTION_KEYS, path)
+    if type(function.get("strict")) not in (bool, NoneType):
+        raise bad_request(f"{path}.strict must be a boolean", f"{path}.strict", "invalid_type")
     if not isinstance(function.get("name"), str) or not NAME.fullmatch(function["name"]):
         said = f"{path}.name must be 1 to 64 letters, digits, '_', '-' or '.'"
         raise bad_request(said, f"{path}.name", "invalid_value")
@@ -73,10 +75,14 @@ def function_tool(function: Json, path: str) -> Json:
 def _named(choice: Any, offered: tuple[Json, ...]) -> Json:
     function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
     name = function.get("name") if isinstance(function, dict) else None
-    found = [tool for tool in offered if tool["function"]["name"] == name]
-    if not found:
+    if not isinstance(function, dict) or not isinstance(name, str):
         said = "tool_choice must be none, auto, required, or name one of the tools"
         raise bad_request(said, "tool_choice", "invalid_value")
+    only(choice, {"type", "function"}, "tool_choice")
+    only(function, {"name"}, "tool_choice.function")
+    found = [tool for tool in offered if tool["function"]["name"] == name]
+    if not found:
+        raise combination(f"tool_choice names {name!r}, which is not among the tools", "tool_choice")
     return found[0]
 
 
@@ -95,18 +101,32 @@ def past_calls(calls: Any, path: str) -> list[Json]:
 
 
 def _past_call(call: Any, path: str) -> Json:
-    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(call, dict) or call.get("type") not in ("function", None):
+        raise bad_request(f"{path} must be an object of type function", path, "invalid_type")
+    only(call, CALL_KEYS, path)
+    function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise bad_request(f"{path}.function must have a name", f"{path}.function", "invalid_type")
-    arguments: Any = function.get("arguments", "{}")
-    if isinstance(arguments, str):
-        try:
-            arguments = msgspec.json.decode(arguments or "{}")
-        except (msgspec.DecodeError, RecursionError):
-            said = f"{path}.function.arguments must be JSON"
-            raise bad_request(said, f"{path}.function.arguments", "invalid_value") from None
+    only(function, {"name", "arguments"}, f"{path}.function")
+    if not isinstance(call.get("id"), str | None):
+        raise bad_request(f"{path}.id must be a string", f"{path}.id", "invalid_type")
+    arguments = _arguments(function.get("arguments"), f"{path}.function.arguments")
     return {
-        "id": str(call.get("id") or ""),
+        "id": call.get("id") or "",
         "type": "function",
         "function": {"name": function["name"], "arguments": arguments},
     }
+
+
+def _arguments(value: Any, path: str) -> Json:
+    """As an object; what an earlier answer had is text."""
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value or "{}")
+        except (msgspec.DecodeError, RecursionError):
+            value = None
+        if not isinstance(value, dict):
+            raise bad_request(f"{path} must be the JSON of an object", path, "invalid_json_text")
+    if not isinstance(value, dict | None):
+        raise bad_request(f"{path} must be JSON, as text, not {json_type(value)}", path, "invalid_type")
+    return value or {}

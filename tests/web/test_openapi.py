@@ -1,0 +1,160 @@
+"""/openapi.json says what is there, and what it says is true."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from tests.fakes import FakeEngine
+from tests.web.serving import Served, exchange, get, post, serving
+
+Json = dict[str, Any]
+STREAMED = "text/event-stream"
+
+
+async def described(served: Served, headers: str = "") -> Json:
+    status, _, body = await exchange(served, get("/openapi.json", headers))
+    assert status == 200
+    document = json.loads(body)
+    assert isinstance(document, dict)
+    return document
+
+
+def operations(document: Json) -> Iterator[tuple[str, str, Json]]:
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            yield method.upper(), path, operation
+
+
+def validator(document: Json, schema: Json) -> Draft202012Validator:
+    """References are to the document's components."""
+    return Draft202012Validator({"components": document["components"], "allOf": [schema]})
+
+
+def schemas(document: Json) -> Iterator[Json]:
+    yield from document["components"]["schemas"].values()
+    for _, _, operation in operations(document):
+        if "requestBody" in operation:
+            yield operation["requestBody"]["content"]["application/json"]["schema"]
+        for response in operation["responses"].values():
+            for content in response["content"].values():
+                yield content["schema"]
+                yield content.get("x-item-schema", {})
+
+
+def references(value: object) -> Iterator[str]:
+    if isinstance(value, dict):
+        if "$ref" in value:
+            yield value["$ref"]
+        for inner in value.values():
+            yield from references(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from references(inner)
+
+
+async def test_every_schema_is_one_and_every_reference_leads_somewhere() -> None:
+    async with serving() as served:
+        document = await described(served)
+    for schema in schemas(document):
+        Draft202012Validator.check_schema(schema)
+    names = {f"#/components/schemas/{name}" for name in document["components"]["schemas"]}
+    assert set(references(document)) <= names
+    names_of_operations = [operation["operationId"] for _, _, operation in operations(document)]
+    assert len(names_of_operations) == len(set(names_of_operations)) >= 12
+
+
+async def test_each_example_is_valid_and_answered_as_described() -> None:
+    """Whole, and where it can be streamed each event too."""
+    async with serving(FakeEngine()) as served:
+        document = await described(served)
+        seen = 0
+        for method, path, operation in operations(document):
+            if method != "POST" or "requestBody" not in operation:
+                continue
+            content = operation["requestBody"]["content"]["application/json"]
+            for example in content["examples"].values():
+                validator(document, content["schema"]).validate(example["value"])
+                await check_answers(served, document, path, example["value"])
+                seen += 1
+    assert seen >= 4
+
+
+async def check_answers(served: Served, document: Json, path: str, body: Json) -> None:
+    contents = document["paths"][path]["post"]["responses"]["200"]["content"]
+    status, _, answer = await exchange(served, post(path, body))
+    assert status == 200
+    validator(document, contents["application/json"]["schema"]).validate(json.loads(answer))
+    if STREAMED in contents:
+        await check_events(served, document, path, body | {"stream": True})
+
+
+async def check_events(served: Served, document: Json, path: str, body: Json) -> None:
+    schema = document["paths"][path]["post"]["responses"]["200"]["content"][STREAMED]["x-item-schema"]
+    _, _, answer = await exchange(served, post(path, body))
+    events = [json.loads(line[6:]) for line in answer.split(b"\n") if line.startswith(b"data: {")]
+    assert len(events) >= 2
+    for event in events:
+        validator(document, schema).validate(event)
+
+
+CALL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+RICH: list[tuple[str, Json]] = [
+    ("/v1/chat/completions", {"logprobs": True, "top_logprobs": 2, "n": 2, "return_token_ids": True}),
+    ("/v1/chat/completions", {"tools": [CALL], "tool_choice": "required"}),
+    ("/v1/chat/completions", {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}),
+    ("/v1/completions", {"logprobs": 2, "echo": True, "n": 2, "return_token_ids": True}),
+    ("/v1/completions", {"max_tokens": 0, "echo": True, "logprobs": 0}),
+    ("/v1/completions", {"stop": "a"}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), RICH)
+async def test_what_can_be_in_an_answer_is_described(path: str, body: Json) -> None:
+    call = '{"name":"f","arguments":{"a":1}}'
+    engine = FakeEngine(token_at=lambda _, position: call.encode()[position % len(call)])
+    shared: Json = {"max_tokens": len(call)}
+    shared |= {"messages": [{"role": "user", "content": "x"}]} if "chat" in path else {"prompt": "ab"}
+    async with serving(engine) as served:
+        document = await described(served)
+        if "stream_options" in body:
+            await check_events(served, document, path, shared | body | {"stream": True})
+        else:
+            await check_answers(served, document, path, shared | body)
+
+
+async def test_the_rest_answers_as_described() -> None:
+    async with serving() as served:
+        document = await described(served)
+        for method, path, operation in operations(document):
+            if method == "GET" and path != "/docs":
+                status, headers, body = await exchange(served, get(path.replace("{model}", "fake")))
+                assert (status, headers["content-type"]) == (200, "application/json")
+                content = operation["responses"]["200"]["content"]["application/json"]
+                validator(document, content["schema"]).validate(json.loads(body))
+        status, _, body = await exchange(served, get("/v1/models/none"))
+        error = document["paths"]["/v1/models/{model}"]["get"]["responses"]["404"]["content"]["application/json"]
+        validator(document, error["schema"]).validate(json.loads(body))
+
+
+async def test_only_a_key_learns_the_names_of_the_models() -> None:
+    async with serving(api_key=("k",)) as served:
+        stranger, friend = await described(served), await described(served, "Authorization: Bearer k\r\n")
+    assert "fake" not in json.dumps(stranger)
+    assert friend["components"]["schemas"]["Model"]["enum"] == ["fake"]
+    for document in (stranger, friend):
+        assert set(document["components"]["securitySchemes"]) == {"bearer", "key"}
+        keyless = {path for _, path, operation in operations(document) if "security" not in operation}
+        assert keyless == {"/health", "/livez", "/readyz", "/openapi.json", "/docs"}
+
+
+async def test_the_page_needs_no_other_host() -> None:
+    async with serving() as served:
+        status, headers, body = await exchange(served, get("/docs"))
+    assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert "default-src 'none'" in headers["content-security-policy"]
+    assert b"openapi.json" in body and b"://" not in body

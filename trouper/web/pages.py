@@ -1,0 +1,75 @@
+"""GET /openapi.json, and GET /docs that shows it.
+
+Both are open, for a client's tools read them before they have a key; what only a key may know, the names of the models, is
+left out for whoever sends none. The page is one file without anything from another host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import version
+from importlib.resources import files
+
+from quart import Response, request
+
+from trouper.web.auth import Keys
+from trouper.web.endpoints import ERROR, Endpoint
+from trouper.web.openapi import Facts, document
+from trouper.web.schema import Json
+from trouper.web.service import Service, as_json
+
+PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
+"""Nothing from elsewhere, whatever is on the page."""
+
+
+class Pages:
+    """The handlers. `endpoints` are all that there are: those of others, and their own."""
+
+    def __init__(self, service: Service, keys: Keys, described: Sequence[Endpoint], components: Json) -> None:
+        self._service, self._keys, self._components = service, keys, components
+        self._page = files("trouper.web").joinpath("docs.html").read_text("utf-8")
+        self.endpoints = (*described, *self._own())
+
+    def _own(self) -> tuple[Endpoint, ...]:
+        return (
+            Endpoint(
+                method="GET",
+                path="/openapi.json",
+                handler=self.openapi,
+                tag="Server",
+                summary="This description of the API",
+                description="Names the models only to whoever sends a key, if keys are needed.",
+                answer={"type": "object", "required": ["openapi", "info", "paths", "components"]},
+            ),
+            Endpoint(
+                method="GET",
+                path="/docs",
+                handler=self.docs,
+                tag="Server",
+                summary="A page that shows it",
+                answer={"type": "string"},
+                content_type="text/html",
+            ),
+        )
+
+    async def openapi(self) -> Response:
+        return as_json(document(self.endpoints, {"Error": ERROR, **self._components}, self._facts()))
+
+    def _facts(self) -> Facts:
+        cards = [served.runtime.model for served in self._service.all_served()]
+        return Facts(
+            version=version("trouper"),
+            keyed=self._keys.needed,
+            models=[served.name for served in self._service.all_served()] if self._known() else (),
+            vocabulary=max(card.vocab_size for card in cards),
+            context=max(card.context_length for card in cards),
+        )
+
+    def _known(self) -> bool:
+        headers = request.headers
+        return self._keys.let_in(headers.get("Authorization"), headers.get("X-Api-Key"))
+
+    async def docs(self) -> Response:
+        response = Response(self._page, content_type="text/html; charset=utf-8")
+        response.headers["Content-Security-Policy"] = PAGE_POLICY
+        return response

@@ -1,0 +1,128 @@
+"""Request classes as JSON Schema, and the limits that both the schema and the parser go by.
+
+A field's schema follows from its type, and from `metadata={"schema": ...}`: limits of a typed field (`limits`), or all that
+an `Any` field accepts. An optional field may be null, which means absent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+import attrs
+
+Json = dict[str, Any]
+Refused = Mapping[str, tuple[Any, ...]]
+"""Names that are not supported, and the values of them that ask for nothing."""
+
+TYPES: Mapping[type, str] = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object"}
+NULL: Json = {"type": "null"}
+TEXT: Json = {"type": "string"}
+OBJECT: Json = {"type": "object"}
+FLAG: Json = {"type": "boolean"}
+
+
+def ref(name: str) -> Json:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+MODEL, TOKEN, TOKEN_KEY, LENGTH = ref("Model"), ref("TokenId"), ref("TokenKey"), ref("Length")
+"""What depends on the models that are served: their names, the ids of tokens (as numbers, as names of properties), and how
+many tokens an answer may have."""
+
+
+def limits(low: float | None = None, high: float | None = None, *, above: float | None = None, **more: Any) -> Json:
+    """Metadata of a field that `structure` checks: low <= value <= high, or above < value. `more` are other keywords."""
+    bounds = {"minimum": low, "exclusiveMinimum": above, "maximum": high}
+    return schema({name: bound for name, bound in bounds.items() if bound is not None} | more)
+
+
+def schema(value: Json, *, harmless: bool = False) -> Json:
+    """Metadata of a field. `harmless`: it is accepted and changes nothing."""
+    return {"schema": value, "harmless": harmless}
+
+
+HARMLESS = schema({}, harmless=True)
+
+
+def nullable(value: Json) -> Json:
+    if not value:
+        return value
+    kind = value.get("type")
+    if not isinstance(kind, str):
+        return {"anyOf": [value, NULL]}
+    return value | {"type": [kind, "null"]} | ({"enum": [*value["enum"], None]} if "enum" in value else {})
+
+
+def closed(properties: Json, *required: str, **more: Any) -> Json:
+    """An object of these properties and no others."""
+    needed = {"required": list(required)} if required else {}
+    return {"type": "object", "properties": properties, **needed, "additionalProperties": False, **more}
+
+
+def array(items: Json, **more: Any) -> Json:
+    return {"type": "array", "items": items, **more}
+
+
+def either(*schemas: Json) -> Json:
+    return {"anyOf": list(schemas)}
+
+
+def needs(name: str, given: Json, other: str, value: Json) -> Json:
+    """A rule of an object: `name`, if it is as `given`, needs `other` to be as `value`."""
+    return {
+        "if": {"properties": {name: given}, "required": [name]},
+        "then": {"properties": {other: value}, "required": [other]},
+    }
+
+
+def at_most_one(nothing: Mapping[str, Json]) -> Json:
+    """A rule of an object: of these names one may be given. `nothing`: what counts as not given."""
+    return {"anyOf": [{"properties": {name: nothing[name] for name in nothing if name != one}} for one in nothing]}
+
+
+def schema_of(kind: type, refused: Refused, rules: Sequence[Json] = ()) -> Json:
+    """What `structure(body, kind, refused)` takes, and what is checked of it afterwards."""
+    hints = get_type_hints(kind)
+    fields: Sequence[attrs.Attribute[Any]] = attrs.fields(kind)
+    properties = {field.name: _field(field, hints[field.name]) for field in fields}
+    properties |= {name: _refused(neutral) for name, neutral in refused.items() if name not in properties}
+    body = closed(properties, *(field.name for field in fields if field.default is attrs.NOTHING))
+    return body | ({"allOf": list(rules)} if rules else {})
+
+
+def _field(field: attrs.Attribute[Any], hint: Any) -> Json:
+    told: Json = field.metadata.get("schema", {})
+    if field.name == "model" and not told:
+        told = MODEL
+    if "$ref" not in told:
+        told = _typed(hint, field.name) | told
+    if field.default is attrs.NOTHING:
+        return told
+    told = nullable(told)
+    return told if field.default in (None, ()) else told | {"default": field.default}
+
+
+def _typed(hint: Any, name: str) -> Json:
+    """The schema of a type, but for null."""
+    if hint is Any:
+        return {}
+    if isinstance(hint, UnionType):
+        [hint] = [one for one in get_args(hint) if one is not NoneType]
+    if get_origin(hint) is tuple:
+        return array(_typed(get_args(hint)[0], name))
+    kind = get_origin(hint) or hint
+    if kind not in TYPES:
+        raise TypeError(f"{name}: no JSON Schema is known for {hint}")
+    return {"type": TYPES[kind]}
+
+
+def _refused(neutral: tuple[Any, ...]) -> Json:
+    """null, or what asks for nothing. 1 and 1.0 are one value in JSON."""
+    values = [value for place, value in enumerate(neutral) if not _among(value, neutral[:place])]
+    return {"enum": [*values, None], "description": "Not supported: refused unless it asks for nothing."}
+
+
+def _among(value: Any, values: Sequence[Any]) -> bool:
+    return any(isinstance(value, bool) == isinstance(other, bool) and value == other for other in values)
