@@ -21,8 +21,9 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from tests.families import save
-from trouper import ModelUnusable, ServerSettings, Settings, cli
-from trouper.cli import flags_of, settings_from
+from trouper import ModelUnusable, ServerSettings, Settings, SettingsInvalid, cli
+from trouper.actors.fleet import Listed
+from trouper.cli import flags_of, models_from, settings_from
 
 TROUPER = (sys.executable, "-c", "from trouper.cli import main; main()")
 ALL_FIELDS: list[attrs.Attribute[Any]] = [*attrs.fields(Settings), *attrs.fields(ServerSettings)]
@@ -49,7 +50,7 @@ def test_flags_and_variables_become_settings() -> None:
     @flags_of(Settings)
     @flags_of(ServerSettings)
     def collect(**given: Any) -> None:
-        taken.extend((settings_from(Settings, given), settings_from(ServerSettings, given)))
+        taken.extend((*models_from(given), settings_from(ServerSettings, given)))
 
     arguments = ["--kv-bits", "4", "--no-ssd", "--ssd-cache-dir", "x", "--api-key", "a", "--api-key", "b"]
     outcome = CliRunner().invoke(collect, arguments, env={"TROUPER_PORT": "81", "TROUPER_MAX_BATCH_SIZE": "3"})
@@ -111,7 +112,7 @@ class Stage:
     draining: trio.Event = attrs.field(factory=trio.Event)
     may_finish: trio.Event = attrs.field(factory=trio.Event)
 
-    async def run_runtime(self, settings: Settings, *, task_status: trio.TaskStatus[Any]) -> None:
+    async def run_fleet(self, *_: object, task_status: trio.TaskStatus[Any]) -> None:
         try:
             self.ready.set()
             if not self.loads:
@@ -119,12 +120,10 @@ class Stage:
             task_status.started(self)
             await self.may_finish.wait()
         finally:
-            self.events.append("runtime ended")
+            self.events.append("fleet ended")
 
-    def health(self) -> Stage:
-        return self
-
-    status = "ok"
+    def listed(self) -> list[Listed]:
+        return []
 
     async def drain(self, timeout_s: float) -> bool:
         self.events.append(f"drain {timeout_s:g}")
@@ -133,7 +132,7 @@ class Stage:
         return self.drained
 
     async def serve_http(
-        self, runtime: object, settings: ServerSettings, *, shutdown: trio.Event, task_status: trio.TaskStatus[Any]
+        self, fleet: object, settings: ServerSettings, *, shutdown: trio.Event, task_status: trio.TaskStatus[Any]
     ) -> None:
         task_status.started(["http://127.0.0.1:1"])
         await shutdown.wait()
@@ -143,14 +142,14 @@ class Stage:
 @pytest.fixture
 def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
     stage = Stage()
-    monkeypatch.setattr(cli, "run_runtime", stage.run_runtime)
+    monkeypatch.setattr(cli, "run_fleet", stage.run_fleet)
     monkeypatch.setattr(cli, "serve_http", stage.serve_http)
     monkeypatch.setattr(cli, "_announce", lambda *_: stage.events.append("announced"))
     return stage
 
 
 def start(nursery: trio.Nursery) -> None:
-    nursery.start_soon(cli.run, Settings(), ServerSettings(port=0, drain_timeout_s=3), Console(quiet=True))
+    nursery.start_soon(cli.run, [Settings()], ServerSettings(port=0, drain_timeout_s=3), Console(quiet=True))
 
 
 async def test_the_first_signal_drains_then_ends_the_server(stage: Stage) -> None:
@@ -161,7 +160,7 @@ async def test_the_first_signal_drains_then_ends_the_server(stage: Stage) -> Non
         await stage.draining.wait()
         assert stage.events == ["announced", "drain 3"], "HTTP still answers while requests finish"
         stage.may_finish.set()
-    assert sorted(stage.events[2:]) == ["runtime ended", "server ended"]
+    assert sorted(stage.events[2:]) == ["fleet ended", "server ended"]
 
 
 async def test_the_second_signal_ends_at_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,17 +186,17 @@ async def test_a_signal_while_loading_ends_it(stage: Stage) -> None:
         start(nursery)
         await stage.ready.wait()
         os.kill(os.getpid(), signal.SIGINT)
-    assert stage.events == ["runtime ended"]
+    assert stage.events == ["fleet ended"]
 
 
 async def test_an_unusable_model_comes_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def cannot(settings: Settings, *, task_status: trio.TaskStatus[Any]) -> None:
+    async def cannot(*_: object, task_status: trio.TaskStatus[Any]) -> None:
         await trio.lowlevel.checkpoint()
         raise ModelUnusable("no weights")
 
-    monkeypatch.setattr(cli, "run_runtime", cannot)
+    monkeypatch.setattr(cli, "run_fleet", cannot)
     with pytest.RaisesGroup(ModelUnusable, flatten_subgroups=True):
-        await cli.run(Settings(), ServerSettings(port=0), Console(quiet=True))
+        await cli.run([Settings()], ServerSettings(port=0), Console(quiet=True))
 
 
 @contextlib.contextmanager
@@ -221,3 +220,25 @@ def test_serves_says_where_and_leaves(tmp_path: Path, number: signal.Signals) ->
         _, log = process.communicate(timeout=30)
         assert process.returncode == 0, log
         assert f"{number.name}: leaving" in log
+
+
+def test_several_models_each_have_settings() -> None:
+    given = {field.name: field.default for field in attrs.fields(Settings)} | {"model": ("a", "b", "a"), "seed": 3}
+    assert [(one.model, one.seed) for one in models_from(given)] == [("a", 3), ("b", 3)]
+    assert [one.model for one in models_from(given | {"model": ()})] == [None]
+    with pytest.raises(SettingsInvalid, match="--adapter-path"):
+        models_from(given | {"adapter_path": "x"})
+
+
+def test_several_models_in_a_variable() -> None:
+    """Blanks part nothing: a directory's name may have some."""
+    seen: list[str | None] = []
+
+    @click.command()
+    @flags_of(Settings)
+    def collect(**given: Any) -> None:
+        seen.extend(one.model for one in models_from(given))
+
+    outcome = CliRunner().invoke(collect, [], env={"TROUPER_MODEL": os.pathsep.join(["my model", "owner/name"])})
+    assert outcome.exit_code == 0, outcome.output
+    assert seen == ["my model", "owner/name"]

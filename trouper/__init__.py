@@ -10,8 +10,12 @@ async with trio.open_nursery() as nursery:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
 import trio
 
+from trouper.actors.fleet import Fleet, run_fleet_of
 from trouper.actors.graph import run_graph
 from trouper.actors.runtime import Answer, Runtime
 from trouper.protocol.errors import ModelUnusable, Problem, RequestFailed, SettingsInvalid
@@ -23,8 +27,9 @@ from trouper.protocol.settings import ServerSettings, Settings
 
 __version__ = "0.1.0"
 __all__ = [
-    "Answer", "ChatPrompt", "Delta", "Finished", "Generate", "ModelUnusable", "Problem", "RequestFailed", "Runtime",
-    "Sampling", "ServerSettings", "Settings", "SettingsInvalid", "TextPrompt", "Timeouts", "TokenPrompt", "run_runtime",
+    "Answer", "ChatPrompt", "Delta", "Finished", "Fleet", "Generate", "ModelUnusable", "Problem", "RequestFailed", "Runtime",
+    "Sampling", "ServerSettings", "Settings", "SettingsInvalid", "TextPrompt", "Timeouts", "TokenPrompt",
+    "run_fleet", "run_runtime",
 ]  # fmt: skip
 
 
@@ -43,3 +48,23 @@ async def run_runtime(
 
         engine = MlxEngine(settings)
     await run_graph(settings, engine, task_status=task_status)
+
+
+async def run_fleet(
+    settings: Sequence[Settings],
+    server: ServerSettings,
+    *,
+    task_status: trio.TaskStatus[Fleet] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Run a runtime for each of several models; `nursery.start` returns the `Fleet` once the first is loaded. Ends after
+    `Fleet.drain`. Raises `ModelUnusable`, if the first cannot be loaded."""
+    from trouper.engine.embedded import NAME
+    from trouper.engine.host import MlxEngine, weights_room
+    from trouper.engine.loading import weights_bytes
+
+    async def start(one: Settings, *, task_status: trio.TaskStatus[Runtime]) -> None:
+        await run_graph(one, MlxEngine(one), graphs=len(settings), task_status=task_status)
+
+    room = weights_room() if server.model_memory is None else server.model_memory
+    run = partial(run_fleet_of, settings, server.served_model_name, start, weights_bytes, room, default_name=NAME)
+    await run(task_status=task_status)

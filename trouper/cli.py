@@ -13,7 +13,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial, wraps
 from pathlib import Path
@@ -29,7 +29,7 @@ from rich.logging import RichHandler
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
-from trouper import ModelUnusable, Runtime, ServerSettings, Settings, SettingsInvalid, run_runtime
+from trouper import Fleet, ModelUnusable, ServerSettings, Settings, SettingsInvalid, run_fleet
 from trouper.storage import inspect
 from trouper.web.server import serve_http
 
@@ -66,14 +66,14 @@ def flags_of(cls: type[attrs.AttrsInstance]) -> Callable[[Command], Command]:
 
 def _flag(field: attrs.Attribute[Any], hint: Any) -> Callable[[Command], Command]:
     kind = next(part for part in (get_args(hint) or (hint,)) if part not in (NoneType, Ellipsis))
-    many = get_origin(hint) is tuple
+    each = bool(field.metadata.get("each"))
     return click.option(
         "--" + field.name.replace("_", "-"),
         field.name,
-        type=click.Path(path_type=Path) if kind is Path else kind,
+        type=click.Path(path_type=Path) if kind is Path else OneOfSeveral() if each else kind,
         is_flag=kind is bool,
-        multiple=many,
-        default=field.default,
+        multiple=each or get_origin(hint) is tuple,
+        default=() if each else field.default,
         envvar=f"TROUPER_{field.name.upper()}",
         help=field.metadata["help"],
         show_default=field.default not in (None, False, ()),
@@ -81,9 +81,24 @@ def _flag(field: attrs.Attribute[Any], hint: Any) -> Callable[[Command], Command
     )
 
 
-def settings_from(cls: type[S], given: Mapping[str, Any]) -> S:
-    """The settings, of what click collected. Raises `SettingsInvalid`."""
-    return cls(**{field.name: given[field.name] for field in attrs.fields(cls)})
+class OneOfSeveral(click.types.StringParamType):
+    """Text. In a variable, several are parted as paths are: a model may be a directory with blanks in its name."""
+
+    envvar_list_splitter = os.pathsep
+
+
+def settings_from(cls: type[S], given: Mapping[str, Any], **one: Any) -> S:
+    """The settings, of what click collected and of `one`, which has the flags that are for each of several. Raises
+    `SettingsInvalid`."""
+    return cls(**{field.name: one.get(field.name, given[field.name]) for field in attrs.fields(cls)})
+
+
+def models_from(given: Mapping[str, Any]) -> list[Settings]:
+    """One for each --model. Raises `SettingsInvalid`."""
+    models = tuple(dict.fromkeys(given["model"]))
+    if len(models) > 1 and given["adapter_path"] is not None:
+        raise SettingsInvalid("--adapter-path is for one model: give one --model with it")
+    return [settings_from(Settings, given, model=model) for model in models or (None,)]
 
 
 @click.group()
@@ -102,7 +117,7 @@ def serve(log_level: str, **given: Any) -> None:
     _configure_logging(log_level, console)
     refused: list[str] = []
     try:
-        settings, server_settings = settings_from(Settings, given), settings_from(ServerSettings, given)
+        settings, server_settings = models_from(given), settings_from(ServerSettings, given)
         trio.run(run, settings, server_settings, console)
     except* (ModelUnusable, SettingsInvalid, CannotListenError) as group:
         refused = [str(error) for error in _leaves(group)]
@@ -130,7 +145,7 @@ def _leaves(group: BaseExceptionGroup[Any]) -> Iterator[BaseException]:
             yield error
 
 
-async def run(settings: Settings, server_settings: ServerSettings, console: Console) -> None:
+async def run(settings: Sequence[Settings], server_settings: ServerSettings, console: Console) -> None:
     """Load, serve, and on the first signal drain; returns when everything has ended."""
     _require_address(server_settings.host, server_settings.port)
     leaving, loading = trio.Event(), trio.CancelScope()
@@ -139,10 +154,10 @@ async def run(settings: Settings, server_settings: ServerSettings, console: Cons
             watching.start_soon(_watch_signals, signals, leaving, loading)
             async with trio.open_nursery() as nursery:
                 with loading, _spinner(settings, console):
-                    runtime: Runtime = await nursery.start(run_runtime, settings)
+                    fleet: Fleet = await nursery.start(run_fleet, settings, server_settings)
                 if not loading.cancelled_caught:
-                    watching.start_soon(_watch_device, runtime)
-                    await _serve(nursery, runtime, server_settings, leaving)
+                    watching.start_soon(_watch_device, fleet)
+                    await _serve(nursery, fleet, server_settings, leaving)
             watching.cancel_scope.cancel(reason="everything has ended")
 
 
@@ -156,14 +171,20 @@ async def _watch_signals(signals: AsyncIterator[int], leaving: trio.Event, loadi
         loading.cancel(reason="a signal")
 
 
-async def _watch_device(runtime: Runtime) -> None:
+async def _watch_device(fleet: Fleet) -> None:
     """A thread inside the device cannot be cancelled: when it is given up (F18, F27), clients have had their errors,
     so give those a moment to go out, and end the process."""
-    while runtime.health().status != "stuck":  # noqa: ASYNC110 - health is looked at; it does not announce itself.
+    while (detail := _stuck(fleet)) is None:  # noqa: ASYNC110 - health is looked at; it does not announce itself.
         await trio.sleep(STUCK_POLL_S)
-    logger.critical("%s; ending the process", runtime.health().detail)
+    logger.critical("%s; ending the process", detail)
     await trio.sleep(STUCK_POLL_S)
     _end_at_once(DEVICE_STUCK)
+
+
+def _stuck(fleet: Fleet) -> str | None:
+    """What a model's health says if its device is given up."""
+    healths = [one.runtime.health() for one in fleet.listed() if one.runtime is not None]
+    return next((health.detail for health in healths if health.status == "stuck"), None)
 
 
 def _end_at_once(code: int) -> NoReturn:
@@ -173,32 +194,39 @@ def _end_at_once(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _spinner(settings: Settings, console: Console) -> AbstractContextManager[object]:
+def _spinner(settings: Sequence[Settings], console: Console) -> AbstractContextManager[object]:
     """Not over the hub's own progress bars, and not into a file."""
-    local = settings.model is None or Path(settings.model).expanduser().is_dir()
+    model = settings[0].model
+    local = model is None or Path(model).expanduser().is_dir()
     return console.status("loading the model") if console.is_terminal and local else nullcontext()
 
 
-async def _serve(nursery: trio.Nursery, runtime: Runtime, settings: ServerSettings, leaving: trio.Event) -> None:
+async def _serve(nursery: trio.Nursery, fleet: Fleet, settings: ServerSettings, leaving: trio.Event) -> None:
     shutdown = trio.Event()
     try:
-        urls: list[str] = await nursery.start(partial(serve_http, runtime, settings, shutdown=shutdown))
+        urls: list[str] = await nursery.start(partial(serve_http, fleet, settings, shutdown=shutdown))
     except OSError as error:
         raise _cannot_listen(settings.host, settings.port, error) from error
-    _announce(urls[0], runtime, bool(settings.api_key or settings.api_key_file))
+    _announce(urls[0], fleet, bool(settings.api_key or settings.api_key_file))
     await leaving.wait()
-    if not await runtime.drain(settings.drain_timeout_s):
+    if not await fleet.drain(settings.drain_timeout_s):
         logger.warning(
             "requests were still running after --drain-timeout-s %g; they were ended", settings.drain_timeout_s
         )
     shutdown.set()
 
 
-def _announce(url: str, runtime: Runtime, keyed: bool) -> None:
-    body = json.dumps({"model": runtime.model.id, "messages": [{"role": "user", "content": "Hello!"}]})
+def _announce(url: str, fleet: Fleet, keyed: bool) -> None:
+    first, *others = fleet.listed()
+    assert first.runtime is not None, "the first model is loaded before the server starts"
+    body = json.dumps({"model": first.names[0], "messages": [{"role": "user", "content": "Hello!"}]})
     key = ' -H "Authorization: Bearer $TROUPER_API_KEY"' if keyed else ""
-    card = runtime.model
-    click.echo(f"{card.id} ({card.architecture}, {card.dtype}, {card.batching}) on {card.device} is ready at {url}/v1")
+    card = first.runtime.model
+    click.echo(
+        f"{first.names[0]} ({card.architecture}, {card.dtype}, {card.batching}) on {card.device} is ready at {url}/v1"
+    )
+    for other in others:
+        click.echo(f"{other.names[0]} is loaded now, if it fits, or when it is first asked for")
     click.echo(f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'")
     sys.stdout.flush()
 

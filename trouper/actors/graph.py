@@ -31,7 +31,7 @@ from trouper.actors.writer import WriterEdges, write_to_disk
 from trouper.protocol.errors import Problem
 from trouper.protocol.model import Engine, LoadedModel
 from trouper.protocol.plans import PLANS_IN_FLIGHT
-from trouper.protocol.settings import Settings
+from trouper.protocol.settings import ByteSize, Settings
 
 DISK_KNOWN_S = 10.0
 """At the start, for the catalogue of the disk."""
@@ -68,12 +68,18 @@ async def run_graph(
     engine: Engine,
     *,
     limit: RestartLimit | None = None,
+    graphs: int = 1,
     task_status: trio.TaskStatus[Runtime] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Load the model, start the actors, hand out the `Runtime`; return when it was drained. Raises `ModelUnusable`."""
+    """Load the model, start the actors, hand out the `Runtime`; return when it was drained. Raises `ModelUnusable`.
+    `graphs`: so many share the memory for cached blocks."""
     async with trio.open_nursery() as thread:
         await thread.start(engine.run)
-        await _run_actors(settings, engine, await engine.load(), limit or RestartLimit(), task_status)
+        model = await engine.load()
+        model = attrs.evolve(model, card=attrs.evolve(model.card, cache_bytes=model.card.cache_bytes // graphs))
+        if settings.cache_memory is not None:
+            settings = attrs.evolve(settings, cache_memory=ByteSize(settings.cache_memory // graphs))
+        await _run_actors(settings, engine, model, limit or RestartLimit(), task_status)
         thread.cancel_scope.cancel()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable
 from typing import TypeVar
@@ -20,8 +21,15 @@ from trouper.protocol.plans import Plan, Stepped
 from trouper.protocol.settings import Settings
 
 log = logging.getLogger("trouper.engine")
+WEIGHTS_PART = 0.7
+"""Of the device's memory, for the weights of several models: the rest is for KV."""
 T = TypeVar("T")
 Job = Callable[[], None]
+
+
+def weights_room() -> int:
+    """Bytes, for the weights of all models together."""
+    return int(device.memory_limit_bytes() * WEIGHTS_PART)
 
 
 class MlxEngine:
@@ -44,12 +52,15 @@ class MlxEngine:
         await trio.to_thread.run_sync(self._work, limiter=trio.CapacityLimiter(1))
 
     def _work(self) -> None:
-        while True:
-            try:
+        try:
+            while True:
                 job = trio.from_thread.run(self._inbox.receive)
-            except trio.EndOfChannel:
-                return
-            job()
+                job()
+                del job
+        finally:  # The process may go on with another model.
+            self._loaded = None
+            gc.collect()
+            mx.clear_cache()
 
     async def load(self) -> LoadedModel:
         self._loaded = await self._on_thread(lambda: load(self._settings, log.info))

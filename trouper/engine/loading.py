@@ -75,6 +75,12 @@ def load(settings: Settings, report: Callable[[str], None]) -> Loaded:
     return Loaded(model, card, words.with_grammars(card.vocab_size), directory, config, kv)
 
 
+def weights_bytes(settings: Settings) -> int:
+    """What its weights will weigh once they are loaded. Fetches the model if it is not there. Raises `ModelUnusable`."""
+    found = checkpoint.inspect(resolve(settings.model, lambda _: None))
+    return found.float32_bytes if device.is_cpu() else found.stored_bytes
+
+
 def _generation_config(directory: Path) -> dict[str, Any]:
     path = directory / "generation_config.json"
     return checkpoint.read_json(path) if path.exists() else {}

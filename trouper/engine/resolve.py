@@ -29,6 +29,8 @@ def resolve(model: str | None, report: Callable[[str], None]) -> Path:
     path = Path(model).expanduser()
     if path.is_dir():
         return path
+    if model == embedded.NAME:
+        return embedded.directory()
     if path.exists():
         raise ModelUnusable(f"--model {model} is a file: give the directory that holds config.json and the weights")
     if not HUB_ID.fullmatch(model) or model.startswith((".", "~")):

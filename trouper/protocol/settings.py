@@ -28,7 +28,8 @@ def _within(low: float, high: float | None = None) -> Callable[[Any, attrs.Attri
 
 
 def setting(default: Any, help: str, low: float | None = None, high: float | None = None, **more: Any) -> Any:
-    """One setting. `more`: `secret` hides it when printed, `repeat` lets the flag be given several times."""
+    """One setting. `more`: `secret` hides it when printed, `repeat` lets the flag be given several times, `each` too,
+    for several of all these settings."""
     check = None if low is None else _within(low, high)
     return attrs.field(default=default, validator=check, metadata={"help": help, **more})
 
@@ -63,7 +64,11 @@ def default_cache_dir() -> Path:
 class Settings:
     """The runtime: model, batch, cache, time. Enough to embed it without HTTP."""
 
-    model: str | None = setting(None, "Local directory or hub id. Nothing: the embedded SmolLM2-135M-Instruct.")
+    model: str | None = setting(
+        None,
+        "Local directory or hub id; several for several models. Nothing: the embedded SmolLM2-135M-Instruct.",
+        each=True,
+    )
     adapter_path: str | None = setting(None, "Directory of LoRA adapters to apply to the model.")
     completion_batch_size: int = setting(32, "Rows that decode together.", 1, 4096)
     max_batch_size: int | None = setting(
@@ -144,7 +149,12 @@ class ServerSettings:
     api_key: tuple[str, ...] = setting((), "Key that clients must send. Or TROUPER_API_KEY.", repeat=True, secret=True)
     api_key_file: Path | None = setting(None, "File with one key a line.")
     allow_no_key: bool = setting(False, "Listen beyond loopback although anybody may then use the model.")
-    served_model_name: str | None = setting(None, "Name of the model in the API. Default: what --model says.")
+    served_model_name: tuple[str, ...] = setting(
+        (), "Name of the model in the API, or NAME=MODEL for one of several. Default: what --model says.", repeat=True
+    )
+    model_memory: ByteSize | None = setting(
+        None, "Memory for the weights of several models. Default: 0.7 of the device's.", 0
+    )
     drain_timeout_s: float = setting(10.0, "On SIGTERM, how long running requests may finish.", 0)
     heartbeat_s: float = setting(5.0, "A silent stream gets a comment this often.", 0.05)
     write_timeout_s: float = setting(30.0, "A client that reads nothing for so long is cut off.", 0.05)

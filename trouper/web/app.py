@@ -14,6 +14,7 @@ from quart_trio import QuartTrio
 from quart_trio.asgi import TrioASGIHTTPConnection
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge, RequestTimeout
 
+from trouper.actors.fleet import Models, OneModel
 from trouper.actors.runtime import Runtime
 from trouper.protocol.errors import RequestFailed
 from trouper.protocol.settings import ServerSettings
@@ -56,14 +57,16 @@ class App(QuartTrio):
     asgi_http_class = HTTPConnection
 
 
-def create_app(runtime: Runtime, settings: ServerSettings, background: trio.Nursery | None = None) -> App:
-    """The whole API for one runtime. `background` runs what outlives its connection; without one, that is refused.
+def create_app(models: Runtime | Models, settings: ServerSettings, background: trio.Nursery | None = None) -> App:
+    """The whole API. `background` runs what outlives its connection; without one, that is refused.
     Raises `SettingsInvalid` for a bad key file."""
+    if isinstance(models, Runtime):
+        models = OneModel(models, settings.served_model_name)
     app = App("trouper", static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = settings.max_body_bytes
     app.config["BODY_TIMEOUT"] = settings.body_timeout_s
     app.config["RESPONSE_TIMEOUT"] = None
-    service = Service(runtime, settings, background)
+    service = Service(models, settings, background)
     keys = Keys.of(settings)
     edge, openai = Edge(service, keys), OpenAi(service)
     app.before_request(edge.let_in)
@@ -133,11 +136,15 @@ class Edge:
         )
 
     async def health(self) -> Response:
-        return as_json(health_body(self._service.runtime.health()))
+        return as_json(health_body(self._service.models.listed()))
 
     async def livez(self) -> Response:
         return as_json({"status": "alive"})
 
     async def readyz(self) -> Response:
-        health = self._service.runtime.health()
+        """Ready if every model that is loaded makes progress."""
+        loaded = [one.runtime.health() for one in self._service.models.listed() if one.runtime is not None]
+        health = next((one for one in loaded if not one.ready), loaded[0] if loaded else None)
+        if health is None:
+            return as_json({"status": "draining", "detail": "no model is loaded"}, 503)
         return as_json({"status": health.status, "detail": health.detail}, 200 if health.ready else 503)

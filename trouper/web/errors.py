@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from quart import Response
 
-from trouper.protocol.errors import Problem, RequestFailed
+from trouper.protocol.errors import Problem
 
 KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
@@ -34,15 +34,3 @@ def http_problem(status: int, message: str, code: str | None = None) -> Problem:
     """For what the HTTP layer itself refuses."""
     kind = KINDS.get(status, "server_error" if status >= 500 else "invalid_request_error")
     return Problem(status, message, kind, None, code)
-
-
-def model_not_found(model: str, served: str) -> RequestFailed:
-    return RequestFailed(
-        Problem(
-            404,
-            f"the model {model!r} is not served here; {served!r} is",
-            "invalid_request_error",
-            "model",
-            "model_not_found",
-        )
-    )

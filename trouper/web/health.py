@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
 
+from trouper.actors.fleet import Listed
 from trouper.actors.watches import Health
 from trouper.web.schema import OBJECT, TEXT, Json, array, closed
 
@@ -25,7 +27,20 @@ HEALTH = closed(
 )  # fmt: skip
 
 
-def health_body(health: Health) -> dict[str, Any]:
+def health_body(listed: Sequence[Listed]) -> dict[str, Any]:
+    """The default model's health (of another, while that one is not loaded), and with several models that of each."""
+    loaded = [one.runtime.health() for one in listed if one.runtime is not None]
+    body: dict[str, Any] = _one(loaded[0]) if loaded else {"status": "draining", "detail": "no model is loaded"}
+    if len(listed) > 1:
+        body["models"] = {one.names[0]: _listed(one) for one in listed}
+    return body
+
+
+def _listed(one: Listed) -> dict[str, Any]:
+    return {"state": one.state} | ({} if one.runtime is None else _one(one.runtime.health()))
+
+
+def _one(health: Health) -> dict[str, Any]:
     """`status`, `cache_stats` with the agreed names, and the actors one by one."""
     return {
         "status": health.status,

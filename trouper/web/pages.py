@@ -56,13 +56,14 @@ class Pages:
         return as_json(document(self.endpoints, {"Error": ERROR, **self._components}, self._facts()))
 
     def _facts(self) -> Facts:
-        cards = [served.runtime.model for served in self._service.all_served()]
+        listed = self._service.models.listed()
+        cards = [one.runtime.model for one in listed if one.runtime is not None]
         return Facts(
             version=version("trouper"),
             keyed=self._keys.needed,
-            models=[served.name for served in self._service.all_served()] if self._known() else (),
-            vocabulary=max(card.vocab_size for card in cards),
-            context=max(card.context_length for card in cards),
+            models=[one.names[0] for one in listed] if self._known() else (),
+            vocabulary=max((card.vocab_size for card in cards), default=1),
+            context=max((card.context_length for card in cards), default=1),
         )
 
     def _known(self) -> bool:

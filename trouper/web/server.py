@@ -12,6 +12,7 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import AppWrapper
 from hypercorn.utils import wrap_app
 
+from trouper.actors.fleet import Models
 from trouper.actors.runtime import Runtime
 from trouper.protocol.errors import SettingsInvalid
 from trouper.protocol.settings import ServerSettings
@@ -25,7 +26,7 @@ LAST_BYTES_S = 1.0
 
 
 async def serve_http(
-    runtime: Runtime,
+    models: Runtime | Models,
     settings: ServerSettings,
     *,
     shutdown: trio.Event,
@@ -38,7 +39,7 @@ async def serve_http(
     config.errorlog = log  # Or Hypercorn adds a handler of its own: logging is the program's business.
     config.include_server_header = False
     async with trio.open_nursery() as background:
-        app = create_app(runtime, settings, background)
+        app = create_app(models, settings, background)
         server = _Server(wrap_app(app, config.wsgi_max_body_size, "asgi"), config, settings)
         async with trio.open_nursery() as connections, trio.open_nursery() as accepting:
             for listener in listeners:

@@ -16,11 +16,11 @@ import trio
 from quart import Response, request
 from quart.wrappers.response import ResponseBody
 
+from trouper.actors.fleet import Listed, Models, model_not_found
 from trouper.actors.runtime import Answer, Runtime
 from trouper.protocol.requests import Generate
 from trouper.protocol.settings import ServerSettings
 from trouper.web.answers import EventStream, collect_all
-from trouper.web.errors import model_not_found
 from trouper.web.parsing import parse_json
 from trouper.web.shape import Shape
 
@@ -40,25 +40,22 @@ class Served:
         card = self.runtime.model
         return f"fp_{card.architecture}_{card.dtype}"
 
-    def body(self) -> dict[str, Any]:
-        """As GET /v1/models lists it."""
-        card = self.runtime.model
-        return {
-            "id": self.name,
-            "object": "model",
-            "created": card.created,
-            "owned_by": "trouper",
-            "max_model_len": card.context_length,
-        }
+
+def listed_body(listed: Listed) -> dict[str, Any]:
+    """A model as GET /v1/models lists it. What is not known before it is loaded is left out."""
+    body: dict[str, Any] = {"id": listed.names[0], "object": "model", "created": 0, "owned_by": "trouper"}
+    if listed.runtime is not None:
+        card = listed.runtime.model
+        body |= {"created": card.created, "max_model_len": card.context_length}
+    return body | {"loaded": listed.state == "ready"}
 
 
 class Service:
     """One for the app. Its methods are for the request at hand."""
 
-    def __init__(self, runtime: Runtime, settings: ServerSettings, background: trio.Nursery | None = None) -> None:
-        self.runtime, self.settings = runtime, settings
+    def __init__(self, models: Models, settings: ServerSettings, background: trio.Nursery | None = None) -> None:
+        self.models, self.settings = models, settings
         self._background = background
-        self._served = Served(settings.served_model_name or runtime.model.id, runtime)
         self._running: dict[str, set[Answer]] = {}
 
     # -- the request at hand -----------------------------------------------------------------------
@@ -96,13 +93,19 @@ class Service:
     # -- models ------------------------------------------------------------------------------------
 
     async def served(self, model: str | None) -> Served:
-        """The model of that name; None: the first. Raises `RequestFailed` (404)."""
-        if model is not None and model not in (self._served.name, self._served.runtime.model.id):
-            raise model_not_found(model, self._served.name)
-        return self._served
+        """The model of that name, for as long as this request lasts; None: the default. Raises `RequestFailed` (404,
+        503)."""
+        lease = await self.models.lease(model)
+        self.at_end(lease.release)
+        return Served(lease.name, lease.runtime)
 
-    def all_served(self) -> Sequence[Served]:
-        return (self._served,)
+    def listed(self, model: str) -> Listed:
+        """Raises `RequestFailed` (404)."""
+        listed = self.models.listed()
+        found = next((one for one in listed if model in one.names), None)
+        if found is None:
+            raise model_not_found(model, listed)
+        return found
 
     # -- answers -----------------------------------------------------------------------------------
 

@@ -120,8 +120,11 @@ def _around(kind: str, choice: Json, *required: str, **more: Json) -> Json:
 
 
 MODEL_BODY = closed(
-    {"id": TEXT, "object": {"const": "model"}, "created": COUNT, "owned_by": TEXT, "max_model_len": COUNT},
-    "id", "object", "created", "owned_by", "max_model_len",
+    {
+        "id": TEXT, "object": {"const": "model"}, "created": COUNT, "owned_by": TEXT, "max_model_len": COUNT,
+        "loaded": FLAG,
+    },
+    "id", "object", "created", "owned_by", "loaded",
 )  # fmt: skip
 CANCELLED = closed(
     {"id": TEXT, "object": {"const": "request.cancelled"}, "cancelled": FLAG}, "id", "object", "cancelled"

@@ -19,7 +19,7 @@ from trouper.web.openai.tokens import parse_detokenize, parse_tokenize, text_of,
 from trouper.web.openai.tools import check_learnt
 from trouper.web.openapi import listing
 from trouper.web.schema import either, ref
-from trouper.web.service import Served, Service, as_json, now
+from trouper.web.service import Served, Service, as_json, listed_body, now
 from trouper.web.voice import Voice, thinks_already
 
 
@@ -170,7 +170,7 @@ class OpenAi:
         return as_json({"id": request_id, "object": "request.cancelled", "cancelled": True})
 
     async def models(self) -> Response:
-        return as_json({"object": "list", "data": [served.body() for served in self._service.all_served()]})
+        return as_json({"object": "list", "data": [listed_body(one) for one in self._service.models.listed()]})
 
     async def model(self, model: str) -> Response:
-        return as_json((await self._service.served(model)).body())
+        return as_json(listed_body(self._service.listed(model)))

@@ -1,0 +1,179 @@
+"""Several models: loaded when they are asked for, unloaded only while nobody uses them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+import attrs
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from tests.fakes import FakeEngine, card
+from trouper import Fleet, Generate, ModelUnusable, RequestFailed, Runtime, Settings, TokenPrompt
+from trouper.actors.fleet import names_of, run_fleet_of
+from trouper.actors.graph import run_graph
+from trouper.protocol.model import LoadedModel
+
+WEIGHTS = {"small": 10, "middle": 20, "large": 60, "broken": 5}
+
+
+@attrs.define
+class World:
+    """Fake engines, and what happened to them."""
+
+    events: list[str] = attrs.field(factory=list)
+    may_load: trio.Event = attrs.field(factory=trio.Event)
+
+    async def start(self, settings: Settings, /, *, task_status: trio.TaskStatus[Runtime]) -> None:
+        name = settings.model or "none"
+        world = self
+
+        class Engine(FakeEngine):
+            async def load(self) -> LoadedModel:
+                await world.may_load.wait()
+                if name == "broken":
+                    raise ModelUnusable("no weights")
+                world.events.append(f"+{name}")
+                return LoadedModel(attrs.evolve(card(), id=name, weights_bytes=WEIGHTS[name]), self.tokenizer)
+
+        try:
+            await run_graph(settings, Engine(), task_status=task_status)
+        finally:
+            self.events.append(f"-{name}")
+
+
+@asynccontextmanager
+async def fleet_of(
+    *models: str, room: int = 70, aliases: tuple[str, ...] = (), world: World | None = None, **settings: float
+) -> AsyncIterator[tuple[Fleet, World]]:
+    if world is None:
+        world = World()
+        world.may_load.set()
+    each = [Settings(model=model, no_ssd=True, gather_ms=0, **settings) for model in models]  # type: ignore[arg-type]
+    run = partial(
+        run_fleet_of, each, aliases, world.start, lambda one: WEIGHTS[one.model or ""], room, default_name="none"
+    )
+    async with trio.open_nursery() as nursery:
+        start: Fleet = await nursery.start(lambda *, task_status: run(task_status=task_status))
+        await wait_all_tasks_blocked()
+        yield start, world
+        assert await start.drain(5)
+
+
+def states(fleet: Fleet) -> list[str]:
+    return [one.state for one in fleet.listed()]
+
+
+async def tokens_from(runtime: Runtime, count: int = 3) -> int:
+    wish = Generate(request_id="a", prompt=TokenPrompt((1, 2)), max_tokens=count, ignore_eos=True)
+    with await runtime.submit(wish) as answer:
+        return len([token async for delta in answer for token in delta.tokens])
+
+
+async def test_what_fits_is_loaded_at_the_start(autojump_clock: object) -> None:
+    async with fleet_of("small", "large", "middle") as (fleet, world):
+        assert states(fleet) == ["ready", "ready", "unloaded"], "70 are 10 and 60"
+        assert world.events == ["+small", "+large"]
+
+
+async def test_the_least_recently_used_idle_one_goes(autojump_clock: object) -> None:
+    async with fleet_of("small", "large", "middle") as (fleet, world):
+        for name in ("large", "small"):
+            (await fleet.lease(name)).release()
+            await trio.sleep(1)
+        lease = await fleet.lease("middle")
+        assert await tokens_from(lease.runtime) == 3
+        lease.release()
+        assert states(fleet) == ["ready", "unloaded", "ready"]
+        assert world.events[-2:] == ["-large", "+middle"]
+
+
+async def test_a_model_in_use_is_not_unloaded(autojump_clock: object) -> None:
+    """A request for one model waits; it does not drain another's batch."""
+    async with fleet_of("small", "large", "middle", queue_timeout_s=30) as (fleet, _), trio.open_nursery() as nursery:
+        large = await fleet.lease("large")
+        small = await fleet.lease("small")
+        got: list[str] = []
+
+        async def ask() -> None:
+            lease = await fleet.lease("middle")
+            got.append(lease.name)
+            lease.release()
+
+        nursery.start_soon(ask)
+        await trio.sleep(10)
+        assert got == [] and await tokens_from(large.runtime) == 3, "it still serves"
+        small.release()
+        await trio.sleep(1)
+        assert got == [], "small is gone, which is not enough"
+        large.release()
+        await trio.sleep(1)
+        assert got == ["middle"]
+
+
+async def test_without_room_for_too_long(autojump_clock: object) -> None:
+    async with fleet_of("large", "middle", queue_timeout_s=30) as (fleet, _):
+        large = await fleet.lease(None)
+        with pytest.raises(RequestFailed, match="--model-memory") as refused:
+            await fleet.lease("middle")
+        assert (refused.value.problem.status, refused.value.problem.code) == (503, "no_memory_for_model")
+        large.release()
+        (await fleet.lease("middle")).release()
+
+
+async def test_one_loading_serves_all_who_wait(autojump_clock: object) -> None:
+    """... also when the first of them does not wait any longer."""
+    world = World()
+    world.may_load.set()
+    async with fleet_of("large", "middle", world=world) as (fleet, _), trio.open_nursery() as nursery:
+        world.may_load = trio.Event()
+        got: list[str] = []
+
+        async def ask() -> None:
+            lease = await fleet.lease("middle")
+            got.append(lease.name)
+            lease.release()
+
+        with trio.move_on_after(1):
+            await ask()
+        for _ in range(3):
+            nursery.start_soon(ask)
+        await trio.sleep(1)
+        assert got == [] and states(fleet)[1] == "loading"
+        world.may_load.set()
+        await trio.sleep(1)
+        assert got == ["middle"] * 3 and world.events.count("+middle") == 1
+
+
+async def test_what_cannot_be_loaded(autojump_clock: object) -> None:
+    async with fleet_of("small", "broken") as (fleet, _):
+        with pytest.raises(RequestFailed, match="no weights") as refused:
+            await fleet.lease("broken")
+        assert (refused.value.problem.status, refused.value.problem.code) == (500, "model_unusable")
+        assert states(fleet) == ["ready", "unloaded"]
+    with pytest.RaisesGroup(ModelUnusable, flatten_subgroups=True, allow_unwrapped=True):
+        async with fleet_of("broken", "small"):
+            pass
+
+
+async def test_a_draining_fleet_refuses(autojump_clock: object) -> None:
+    async with fleet_of("large", "middle") as (fleet, _):
+        assert await fleet.drain(5)
+        with pytest.raises(RequestFailed, match="shutting down"):
+            await fleet.lease("middle")
+
+
+async def test_names(autojump_clock: object) -> None:
+    assert names_of("b", ["x", "y=b"], default=False) == ("y", "b")
+    async with fleet_of("small", "large", aliases=("gpt", "big=large")) as (fleet, _):
+        assert [one.names for one in fleet.listed()] == [("gpt", "small"), ("big", "large")]
+        for name, meant in ((None, "small"), ("gpt", "small"), ("small", "small"), ("big", "large")):
+            lease = await fleet.lease(name)
+            assert lease.runtime.model.id == meant
+            lease.release()
+        with pytest.raises(RequestFailed, match="'gpt', 'big' are") as refused:
+            await fleet.lease("nobody")
+        assert refused.value.problem.status == 404
