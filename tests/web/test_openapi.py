@@ -10,7 +10,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from tests.fakes import FakeEngine
-from tests.web.serving import Served, exchange, get, post, serving
+from tests.web.serving import Served, ask, exchange, get, post, serving
 
 Json = dict[str, Any]
 STREAMED = "text/event-stream"
@@ -102,11 +102,15 @@ async def check_events(served: Served, document: Json, path: str, body: Json) ->
         validator(document, schema).validate(event)
 
 
+FLAT = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 CALL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 RICH: list[tuple[str, Json]] = [
     ("/v1/chat/completions", {"logprobs": True, "top_logprobs": 2, "n": 2, "return_token_ids": True}),
     ("/v1/chat/completions", {"tools": [CALL], "tool_choice": "required"}),
     ("/v1/chat/completions", {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}),
+    ("/v1/responses", {"include": ["message.output_text.logprobs"], "top_logprobs": 2, "metadata": {"a": "b"}}),
+    ("/v1/responses", {"tools": [FLAT], "tool_choice": "required"}),
+    ("/v1/responses", {"max_output_tokens": 3, "instructions": "Be kind.", "reasoning": {"effort": "low"}}),
     ("/v1/completions", {"logprobs": 2, "echo": True, "n": 2, "return_token_ids": True}),
     ("/v1/completions", {"max_tokens": 0, "echo": True, "logprobs": 0}),
     ("/v1/completions", {"stop": "a"}),
@@ -119,6 +123,8 @@ async def test_what_can_be_in_an_answer_is_described(path: str, body: Json) -> N
     engine = FakeEngine(token_at=lambda _, position: call.encode()[position % len(call)])
     shared: Json = {"max_tokens": len(call)}
     shared |= {"messages": [{"role": "user", "content": "x"}]} if "chat" in path else {"prompt": "ab"}
+    if "responses" in path:
+        shared = {"input": "x", "max_output_tokens": len(call)}
     async with serving(engine) as served:
         document = await described(served)
         if "stream_options" in body:
@@ -130,9 +136,11 @@ async def test_what_can_be_in_an_answer_is_described(path: str, body: Json) -> N
 async def test_the_rest_answers_as_described() -> None:
     async with serving() as served:
         document = await described(served)
+        _, made = await ask(served, {"input": "x", "max_output_tokens": 2}, "/v1/responses")
         for method, path, operation in operations(document):
             if method == "GET" and path != "/docs":
-                status, headers, body = await exchange(served, get(path.replace("{model}", "fake")))
+                named = path.replace("{model}", "fake").replace("{response_id}", made["id"])
+                status, headers, body = await exchange(served, get(named))
                 assert (status, headers["content-type"]) == (200, "application/json")
                 content = operation["responses"]["200"]["content"]["application/json"]
                 validator(document, content["schema"]).validate(json.loads(body))

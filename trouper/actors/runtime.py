@@ -60,6 +60,11 @@ class Answer:
     _phase: Literal["queue", "prefill", "decode"] = "queue"
     _phase_began: float = attrs.field(factory=trio.current_time)
 
+    @property
+    def queued(self) -> bool:
+        """It waits for a row, as far as was read."""
+        return self._phase == "queue"
+
     async def next(self) -> Delta | Finished:
         """The next piece, or the end (again and again once it came). Raises `RequestFailed`. Safe to cancel."""
         while self.finished is None:

@@ -155,6 +155,11 @@ class ServerSettings:
     model_memory: ByteSize | None = setting(
         None, "Memory for the weights of several models. Default: 0.7 of the device's.", 0
     )
+    stored_responses: int = setting(
+        1000, "Responses kept in memory for previous_response_id and GET /v1/responses/ID; 0: none.", 0
+    )
+    stored_responses_bytes: ByteSize = setting(ByteSize("64MB"), "Most that they may take.", 0)
+    stored_responses_ttl_s: float = setting(86400.0, "Those that nobody used for so long are forgotten.", 0)
     drain_timeout_s: float = setting(10.0, "On SIGTERM, how long running requests may finish.", 0)
     heartbeat_s: float = setting(5.0, "A silent stream gets a comment this often.", 0.05)
     write_timeout_s: float = setting(30.0, "A client that reads nothing for so long is cut off.", 0.05)

@@ -22,7 +22,9 @@ from trouper.web.auth import Keys
 from trouper.web.endpoints import Endpoint
 from trouper.web.errors import error_response, http_problem
 from trouper.web.health import HEALTH, READY, STATUS, health_body
+from trouper.web.openai import response_schemas
 from trouper.web.openai.bodies import COMPONENTS
+from trouper.web.openai.response_routes import Responses
 from trouper.web.openai.routes import OpenAi
 from trouper.web.pages import Pages
 from trouper.web.parsing import too_large
@@ -68,13 +70,15 @@ def create_app(models: Runtime | Models, settings: ServerSettings, background: t
     app.config["RESPONSE_TIMEOUT"] = None
     service = Service(models, settings, background)
     keys = Keys.of(settings)
-    edge, openai = Edge(service, keys), OpenAi(service)
+    edge, openai, responses = Edge(service, keys), OpenAi(service), Responses(service)
     app.before_request(edge.let_in)
     app.after_request(edge.sign)
     app.register_error_handler(HTTPException, edge.http_error)
     app.register_error_handler(RequestFailed, edge.failed)
     app.register_error_handler(Exception, edge.crashed)
-    for endpoint in Pages(service, keys, [*openai.endpoints(), *edge.endpoints()], COMPONENTS).endpoints:
+    described = [*openai.endpoints(), *responses.endpoints(), *edge.endpoints()]
+    components = COMPONENTS | response_schemas.COMPONENTS
+    for endpoint in Pages(service, keys, described, components).endpoints:
         app.add_url_rule(endpoint.path, endpoint.name, endpoint.handler, methods=[endpoint.method])
     return app
 

@@ -19,6 +19,10 @@ BEYOND_SCHEMA: Mapping[str, str] = {
     "invalid_json_text": "a string that has to hold JSON and does not",
     "empty_prompt": "a prompt that has no tokens",
     "tools_not_supported": "tools for a model that has not learnt to call them",
+    "reasoning_not_supported": "an effort of reasoning for a model that does not think",
+    "background_not_supported": "a response in the background from a server that keeps none",
+    "previous_response_not_ended": "going on from a response that still runs",
+    "previous_response_not_completed": "going on from a response that failed or was cancelled",
     "no_chat_template": "messages for a model without a chat template",
 }
 """Codes of a 400 that a body may get although it follows the schema."""

@@ -41,22 +41,22 @@ class Choice:
 class Shape(Protocol):
     """An endpoint's dialect. What a stream says is bytes: whole server-sent events, or b"" for nothing."""
 
-    def body(self, choices: Sequence[Choice]) -> Json:
+    def body(self, choices: Sequence[Choice], /) -> Json:
         """A response that is not streamed. Raises `RequestFailed`."""
 
-    def opening(self, index: int, answer: Answer) -> bytes:
+    def opening(self, index: int, answer: Answer, /) -> bytes:
         """Before the first text."""
 
-    def text(self, index: int, delta: Delta, answer: Answer) -> bytes:
+    def text(self, index: int, delta: Delta, answer: Answer, /) -> bytes:
         """What more text becomes; perhaps nothing yet."""
 
-    def ending(self, index: int, finished: Finished, answer: Answer) -> bytes:
+    def ending(self, index: int, finished: Finished, answer: Answer, /) -> bytes:
         """What was held back, and the end of this answer."""
 
-    def closing(self, usages: Sequence[Usage]) -> bytes:
+    def closing(self, usages: Sequence[Usage], /) -> bytes:
         """The end of the stream, once all its answers have ended."""
 
-    def failure(self, problem: Problem) -> bytes:
+    def failure(self, problem: Problem, /) -> bytes:
         """The end of a stream that broke."""
 
     def heartbeat(self) -> bytes:

@@ -110,7 +110,7 @@ def _past_call(call: Any, path: str) -> Json:
     only(function, {"name", "arguments"}, f"{path}.function")
     if not isinstance(call.get("id"), str | None):
         raise bad_request(f"{path}.id must be a string", f"{path}.id", "invalid_type")
-    arguments = _arguments(function.get("arguments"), f"{path}.function.arguments")
+    arguments = arguments_of(function.get("arguments"), f"{path}.function.arguments")
     return {
         "id": call.get("id") or "",
         "type": "function",
@@ -118,7 +118,7 @@ def _past_call(call: Any, path: str) -> Json:
     }
 
 
-def _arguments(value: Any, path: str) -> Json:
+def arguments_of(value: Any, path: str) -> Json:
     """As an object; what an earlier answer had is text."""
     if isinstance(value, str):
         try:

@@ -1,0 +1,69 @@
+"""Events that are kept, so that somebody may read them later, or again, or from the middle."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from types import TracebackType
+
+import trio
+from quart.wrappers.response import ResponseBody
+
+from trouper.web.shape import COMMENT
+
+
+class EventLog:
+    """Grows until it is over. Any number of readers, each at its own place."""
+
+    def __init__(self) -> None:
+        self._events: list[bytes] = []
+        self._readers = trio.lowlevel.ParkingLot()
+        self.over = False
+        self.size = 0
+        """Bytes."""
+
+    def add(self, event: bytes) -> None:
+        self._events.append(event)
+        self.size += len(event)
+        self._readers.unpark_all()
+
+    def close(self) -> None:
+        self.over = True
+        self._readers.unpark_all()
+
+    def since(self, place: int) -> list[bytes]:
+        return self._events[place:]
+
+    async def wait_beyond(self, place: int) -> None:
+        """Until there are more than so many events, or there will be no more."""
+        await trio.lowlevel.checkpoint()
+        while len(self._events) <= place and not self.over:
+            await self._readers.park()
+
+
+class Replay(ResponseBody):
+    """The body of a streamed response that others write. Leaving it ends nothing but itself."""
+
+    def __init__(self, log: EventLog, place: int, heartbeat_s: float) -> None:
+        self._log, self._place, self._heartbeat_s = log, place, heartbeat_s
+
+    async def __aenter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        """One write: whatever is there."""
+        with trio.move_on_after(self._heartbeat_s):
+            await self._log.wait_beyond(self._place)
+            events = self._log.since(self._place)
+            if not events:
+                raise StopAsyncIteration
+            self._place += len(events)
+            return b"".join(events)
+        return COMMENT

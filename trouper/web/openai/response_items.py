@@ -1,0 +1,250 @@
+"""The items of a responses conversation: checked, completed, and as messages for the model's template."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+
+from trouper.protocol.errors import Problem, RequestFailed, bad_request
+from trouper.web.openai.response_schemas import MAX_ID, MAX_ITEMS, ROLES, STATUSES
+from trouper.web.openai.tools import arguments_of
+from trouper.web.parsing import combination, json_type
+from trouper.web.shape import Json
+
+KEYS = {
+    "message": frozenset({"type", "id", "status", "role", "content", "phase"}),
+    "function_call": frozenset({"type", "id", "status", "call_id", "name", "arguments"}),
+    "function_call_output": frozenset({"type", "id", "status", "call_id", "output", "name"}),
+    "reasoning": frozenset({"type", "id", "status", "summary", "content"}),
+    "item_reference": frozenset({"type", "id"}),
+}
+"""What of an item is read, or says nothing that a model could use: `phase`, the `name` beside a `call_id`."""
+PART_KEYS = {
+    "input_text": frozenset({"type", "text", "prompt_cache_breakpoint"}),
+    "output_text": frozenset({"type", "text", "annotations", "logprobs"}),
+    "refusal": frozenset({"type", "refusal"}),
+    "summary_text": frozenset({"type", "text"}),
+    "reasoning_text": frozenset({"type", "text"}),
+}
+"""Caching changes no output; annotations and logprobs are what a client sends back of an earlier answer."""
+PREFIXES = {"message": "msg_", "function_call": "fc_", "function_call_output": "fco_", "reasoning": "rs_"}
+
+Find = Callable[[str], Json | None]
+"""A stored item by its id."""
+
+
+def new_id(prefix: str) -> str:
+    return prefix + uuid4().hex
+
+
+def items_of(value: Any, find: Find) -> tuple[Json, ...]:
+    """The request's `input`. Raises `RequestFailed` (400; 404 for a reference to nothing)."""
+    if isinstance(value, str):
+        return (_message({"role": "user", "content": value}, "input"),)
+    if not isinstance(value, list):
+        raise bad_request(
+            f"input must be a string or an array of items, not {json_type(value)}", "input", "invalid_type"
+        )
+    if len(value) > MAX_ITEMS:
+        raise bad_request(f"input may have {MAX_ITEMS} items, not {len(value)}", "input", "invalid_value")
+    return tuple(_item(item, f"input.{place}", find) for place, item in enumerate(value))
+
+
+def _item(item: Any, path: str, find: Find) -> Json:
+    if not isinstance(item, dict):
+        raise bad_request(f"{path} must be an object, not {json_type(item)}", path, "invalid_type")
+    kind = item.get("type")
+    if kind is None:  # Both may leave it out.
+        kind = "item_reference" if item.get("role") is None else "message"
+    if not isinstance(kind, str) or kind not in KEYS:
+        raise bad_request(f"{path}: items of type {kind!r} are not supported here", f"{path}.type", "unsupported_item")
+    _only(item, KEYS[kind], path)
+    if kind == "item_reference":
+        return _referred(item.get("id"), f"{path}.id", find)
+    return READERS[kind](item, path)
+
+
+def _referred(item_id: Any, path: str, find: Find) -> Json:
+    if not isinstance(item_id, str):
+        raise bad_request(f"{path} must be a string, not {json_type(item_id)}", path, "invalid_type")
+    found = find(item_id)
+    if found is None:
+        said = f"no item {item_id!r} is stored here, or it is gone: send the item itself"
+        raise RequestFailed(Problem(404, said, "invalid_request_error", path, "item_not_found"))
+    return found
+
+
+def _only(given: Json, known: frozenset[str], path: str) -> None:
+    for name, value in given.items():
+        if name not in known and value is not None:
+            raise bad_request(f"{path}.{name} is not supported here", f"{path}.{name}", "unsupported_parameter")
+
+
+def _head(item: Json, kind: str, path: str) -> Json:
+    """What every item has. One without an id gets one."""
+    item_id, status = item.get("id"), item.get("status")
+    if item_id is not None and not (isinstance(item_id, str) and 0 < len(item_id) <= MAX_ID):
+        raise bad_request(f"{path}.id must be a string of 1 to {MAX_ID} characters", f"{path}.id", "invalid_value")
+    if status is not None and status not in STATUSES:
+        raise bad_request(f"{path}.status must be one of {', '.join(STATUSES)}", f"{path}.status", "invalid_value")
+    return {"id": item_id or new_id(PREFIXES[kind]), "type": kind, "status": status or "completed"}
+
+
+def _string(item: Json, name: str, path: str) -> str:
+    value = item.get(name)
+    if not isinstance(value, str):
+        raise bad_request(f"{path}.{name} must be a string, not {json_type(value)}", f"{path}.{name}", "invalid_type")
+    return value
+
+
+def _message(item: Json, path: str) -> Json:
+    role = item.get("role")
+    if role not in ROLES:
+        raise bad_request(
+            f"{path}.role must be one of {', '.join(ROLES)}, not {role!r}", f"{path}.role", "invalid_value"
+        )
+    content = item.get("content")
+    if isinstance(content, str):
+        parts = [("input_text", content)]
+    elif isinstance(content, list):
+        allowed = ("input_text", "output_text", "refusal") if role == "assistant" else ("input_text", "output_text")
+        parts = [_part(part, allowed, f"{path}.content.{place}") for place, part in enumerate(content)]
+    else:
+        said = f"{path}.content must be a string or an array of parts, not {json_type(content)}"
+        raise bad_request(said, f"{path}.content", "invalid_type")
+    own = _answer_part if role == "assistant" else _prompt_part
+    return _head(item, "message", path) | {"role": role, "content": [own(kind, text) for kind, text in parts]}
+
+
+def _answer_part(kind: str, text: str) -> Json:
+    return {"type": "refusal", "refusal": text} if kind == "refusal" else text_part(text)
+
+
+def _prompt_part(_: str, text: str) -> Json:
+    return {"type": "input_text", "text": text}
+
+
+def _part(part: Any, allowed: Sequence[str], path: str) -> tuple[str, str]:
+    """(type, text)."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(kind, str) or kind not in allowed:
+        known = " or ".join(allowed)
+        raise bad_request(
+            f"{path}: only parts of type {known} are supported, not {kind!r}", path, "unsupported_content"
+        )
+    _only(part, PART_KEYS[kind], path)
+    return kind, _string(part, "refusal" if kind == "refusal" else "text", path)
+
+
+def _call(item: Json, path: str) -> Json:
+    arguments = _string(item, "arguments", path)
+    arguments_of(arguments, f"{path}.arguments")
+    return _head(item, "function_call", path) | {
+        "call_id": _string(item, "call_id", path),
+        "name": _string(item, "name", path),
+        "arguments": arguments,
+    }
+
+
+def _output(item: Json, path: str) -> Json:
+    output = item.get("output")
+    if isinstance(output, list):
+        parts = (_part(part, ("input_text",), f"{path}.output.{place}") for place, part in enumerate(output))
+        said: str | list[Json] = [_prompt_part(kind, text) for kind, text in parts]
+    else:
+        said = _string(item, "output", path)
+    return _head(item, "function_call_output", path) | {"call_id": _string(item, "call_id", path), "output": said}
+
+
+def _reasoning(item: Json, path: str) -> Json:
+    return _head(item, "reasoning", path) | {
+        name: [
+            {"type": kind, "text": _part(part, (kind,), f"{path}.{name}.{place}")[1]}
+            for place, part in enumerate(_parts(item.get(name), f"{path}.{name}"))
+        ]
+        for name, kind in (("summary", "summary_text"), ("content", "reasoning_text"))
+    }
+
+
+def _parts(value: Any, path: str) -> list[Any]:
+    if value is not None and not isinstance(value, list):
+        raise bad_request(f"{path} must be an array of parts, not {json_type(value)}", path, "invalid_type")
+    return value or []
+
+
+READERS: dict[str, Callable[[Json, str], Json]] = {
+    "message": _message,
+    "function_call": _call,
+    "function_call_output": _output,
+    "reasoning": _reasoning,
+}
+
+
+def check_outputs(earlier: Iterable[Json], items: Sequence[Json]) -> None:
+    """Each output answers a call. Raises `RequestFailed` (400)."""
+    calls = {item["call_id"] for item in earlier if item["type"] == "function_call"}
+    for place, item in enumerate(items):
+        if item["type"] == "function_call":
+            calls.add(item["call_id"])
+        elif item["type"] == "function_call_output" and item["call_id"] not in calls:
+            path = f"input.{place}.call_id"
+            raise combination(f"{path}: no call {item['call_id']!r} comes before this output", path)
+
+
+# -- what the model reads ------------------------------------------------------------------------------
+
+
+def messages_of(instructions: str | None, items: Iterable[Json]) -> tuple[Json, ...]:
+    """As a chat would have them: reasoning, text and calls of one turn are one message."""
+    messages: list[Json] = [] if instructions is None else [{"role": "system", "content": instructions}]
+    turn: Json | None = None
+    """The assistant's message that still grows."""
+    for item in items:
+        match item["type"]:
+            case "message" if item["role"] != "assistant":
+                turn = None
+                role = "system" if item["role"] == "developer" else item["role"]
+                messages.append({"role": role, "content": _text(item["content"])})
+            case "function_call_output":
+                turn = None
+                output = item["output"]
+                said = output if isinstance(output, str) else _text(output)
+                messages.append({"role": "tool", "content": said, "tool_call_id": item["call_id"]})
+            case kind:
+                if turn is None or not _continues(turn, kind):
+                    turn = {"role": "assistant", "content": ""}
+                    messages.append(turn)
+                _extend(turn, item)
+    return tuple(messages)
+
+
+def _continues(turn: Json, kind: str) -> bool:
+    """Thoughts come before text, text before calls; what comes out of order begins another message."""
+    return kind == "function_call" or not (turn["content"] or "tool_calls" in turn)
+
+
+def _extend(turn: Json, item: Json) -> None:
+    match item["type"]:
+        case "message":
+            turn["content"] = _text(item["content"])
+        case "reasoning":
+            thought = _text(item["content"] or item["summary"])
+            turn["reasoning_content"] = turn.get("reasoning_content", "") + thought
+        case _:
+            function = {"name": item["name"], "arguments": msgspec.json.decode(item["arguments"] or "{}")}
+            call = {"id": item["call_id"], "type": "function", "function": function}
+            turn.setdefault("tool_calls", []).append(call)
+
+
+def _text(parts: Iterable[Json]) -> str:
+    return "".join(part["refusal"] if part["type"] == "refusal" else part["text"] for part in parts)
+
+
+# -- what the model said -------------------------------------------------------------------------------
+
+
+def text_part(text: str, logprobs: Sequence[Json] = ()) -> Json:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}

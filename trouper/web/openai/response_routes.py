@@ -1,0 +1,363 @@
+"""/v1/responses: create, get, delete, cancel, list what went in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import attrs
+from quart import Response, request
+
+from trouper.actors.runtime import Answer
+from trouper.protocol.errors import Problem, RequestFailed, bad_request
+from trouper.protocol.replies import Delta
+from trouper.protocol.requests import Generate
+from trouper.web.endpoints import GENERATES, Endpoint
+from trouper.web.event_log import EventLog, Replay
+from trouper.web.openai import responses
+from trouper.web.openai.parameters import HUGE
+from trouper.web.openai.response_items import check_outputs, items_of, messages_of, new_id
+from trouper.web.openai.response_schemas import DELETED, INPUT_ITEMS
+from trouper.web.openai.response_shape import ResponseShape
+from trouper.web.openai.response_store import ResponseStore, Stored, Turn
+from trouper.web.openai.responses import Asked, ResponseRequest, asked_of, parse_response, response_to_generate
+from trouper.web.openai.tools import check_learnt
+from trouper.web.parsing import combination
+from trouper.web.schema import FLAG, TEXT, ref
+from trouper.web.service import Served, Service, as_events, as_json, now
+from trouper.web.shape import Json
+from trouper.web.voice import Voice, thinks_already
+
+PARAMS = {"messages": "input", "prompt": "input", "max_tokens": "max_output_tokens"}
+"""What the runtime calls them, and what they are here."""
+CONTINUABLE = ("completed", "incomplete")
+STOPPED = Problem(500, "the server could not finish the response", "server_error", None, "internal_error")
+MAX_PAGE, DEFAULT_PAGE = 100, 20
+
+
+@attrs.define(eq=False)
+class Live:
+    """A response that still runs."""
+
+    shape: ResponseShape
+    answer: Answer
+    input: tuple[Json, ...]
+    background: bool
+    stored: bool
+    log: EventLog | None
+
+
+class Responses:
+    """The handlers."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._store = ResponseStore(service.settings)
+        self._live: dict[str, Live] = {}
+
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        told = partial(Endpoint, tag="Responses")
+        return (
+            told(
+                method="POST",
+                path="/v1/responses",
+                handler=self.create,
+                summary="Answer, and remember the conversation",
+                request=ResponseRequest,
+                refused=responses.REFUSED,
+                rules=responses.RULES,
+                answer=ref("Response"),
+                events=ref("ResponseEvent"),
+                also=GENERATES,
+                examples={
+                    "A question": {"input": "Who was Molière?", "max_output_tokens": 9},
+                    "In the background": {"input": "Who was Molière?", "max_output_tokens": 9, "background": True},
+                },
+            ),
+            told(
+                method="GET",
+                path="/v1/responses/<response_id>",
+                handler=self.get,
+                summary="A response that is stored or still runs",
+                description="`stream` repeats the events of one that was created with `background` and `stream`.",
+                query={
+                    "stream": FLAG,
+                    "starting_after": {"type": "integer", "minimum": 0, "maximum": HUGE},
+                    "include_obfuscation": {"enum": [False]},
+                },
+                answer=ref("Response"),
+                events=ref("ResponseEvent"),
+                also=(400,),
+            ),
+            told(
+                method="DELETE",
+                path="/v1/responses/<response_id>",
+                handler=self.delete,
+                summary="Forget a response",
+                description="One that still runs is cancelled. What later responses build on stays with them.",
+                answer=DELETED,
+                also=(400,),
+            ),
+            told(
+                method="POST",
+                path="/v1/responses/<response_id>/cancel",
+                handler=self.cancel,
+                summary="Cancel a response that runs",
+                answer=ref("Response"),
+                also=(400,),
+            ),
+            told(
+                method="GET",
+                path="/v1/responses/<response_id>/input_items",
+                handler=self.input_items,
+                summary="What went into a response",
+                query={
+                    "limit": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": DEFAULT_PAGE},
+                    "order": {"enum": ["asc", "desc"], "default": "desc"},
+                    "after": TEXT,
+                },
+                answer=INPUT_ITEMS,
+                also=(400,),
+            ),
+        )
+
+    # -- create ----------------------------------------------------------------------------------------
+
+    async def create(self) -> Response:
+        parsed = parse_response(await self._service.body())
+        asked = asked_of(parsed)
+        stored = parsed.store and self._service.settings.stored_responses > 0
+        self._check_background(parsed, stored)
+        before = self._before(parsed.previous_response_id)
+        earlier = [] if before is None else before.all_items()
+        items = self._input(parsed, earlier)
+        messages = messages_of(parsed.instructions, (*earlier, *items))
+        served = await self._service.served(parsed.model)
+        words = served.runtime.tokenizer
+        check_learnt(asked.tools, words)
+        default_seed = served.runtime.settings.seed
+        wanted = response_to_generate(asked, messages, self._service.request_id, default_seed, words)
+        answer = await self._submit(served, wanted)
+        live = self._begin(asked, served, answer, items, before, stored=stored)
+        if parsed.background:
+            return self._in_background(live)
+        return await self._service.respond(live.shape, [answer], stream=parsed.stream)
+
+    def _check_background(self, parsed: ResponseRequest, stored: bool) -> None:
+        if parsed.background and not (stored and self._service.has_background):
+            said = "this server keeps no responses (--stored-responses), so none can run in the background"
+            raise bad_request(said, "background", "background_not_supported")
+
+    def _before(self, response_id: str | None) -> Turn | None:
+        """What a conversation goes on from. Raises `RequestFailed`."""
+        if response_id is None:
+            return None
+        name = "previous_response_id"
+        if response_id in self._live and self._live[response_id].stored:
+            raise bad_request(f"response {response_id!r} has not ended yet", name, "previous_response_not_ended")
+        stored = self._store.get(response_id, name, "previous_response_not_found")
+        status = stored.body["status"]
+        if status not in CONTINUABLE:
+            said = f"response {response_id!r} is {status}; go on from the one before it"
+            raise bad_request(said, name, "previous_response_not_completed")
+        return stored.turn
+
+    def _input(self, parsed: ResponseRequest, earlier: list[Json]) -> tuple[Json, ...]:
+        if parsed.input is None and not earlier:
+            raise bad_request("input is required", "input", "missing_required_parameter")
+        items = () if parsed.input is None else items_of(parsed.input, self._store.item)
+        if not items and not earlier:
+            raise bad_request("input is empty; send at least one item", "input", "invalid_value")
+        check_outputs(earlier, items)
+        return items
+
+    async def _submit(self, served: Served, wanted: Generate) -> Answer:
+        try:
+            [answer] = await self._service.submit(served, [wanted])
+        except RequestFailed as failed:
+            problem = failed.problem
+            param = PARAMS.get(problem.param or "", problem.param)
+            raise RequestFailed(attrs.evolve(problem, param=param)) from None
+        return answer
+
+    def _begin(
+        self,
+        asked: Asked,
+        served: Served,
+        answer: Answer,
+        items: tuple[Json, ...],
+        before: Turn | None,
+        *,
+        stored: bool,
+    ) -> Live:
+        words, parsed = served.runtime.tokenizer, asked.request
+        voice = None
+        if asked.tools.offered or words.thinking is not None:
+            voice = Voice(asked.tools, words, thinks=thinks_already(answer.accepted.prompt_tokens, words))
+        response_id = new_id("resp_")
+        log = EventLog() if parsed.background and parsed.stream else None
+        head = head_of(asked, response_id, served.name, stored=stored)
+        ended = partial(self._ended, response_id, before)
+        shape = ResponseShape(head, words, voice, answer, ended=ended, log=log)
+        live = Live(shape, answer, items, parsed.background, stored, log)
+        self._live[response_id] = live
+        self._service.at_end(self._forget, response_id)
+        return live
+
+    def _in_background(self, live: Live) -> Response:
+        live.shape.opening(0, live.answer)
+        self._service.outlive(partial(run, live))
+        if live.log is not None:
+            return as_events(Replay(live.log, 0, self._service.settings.heartbeat_s))
+        return as_json(live.shape.response())
+
+    def _ended(self, response_id: str, before: Turn | None) -> None:
+        """Where running responses become stored ones. One that was deleted meanwhile becomes nothing."""
+        live = self._live.pop(response_id, None)
+        if live is not None and live.stored:
+            self._store.add(Stored(live.shape.response(), live.input, before, live.log))
+
+    def _forget(self, response_id: str) -> None:
+        """Its client left before it ended: nobody will ask for it."""
+        self._live.pop(response_id, None)
+
+    # -- the others ------------------------------------------------------------------------------------
+
+    def _running(self, response_id: str) -> Live | None:
+        live = self._live.get(response_id)
+        return live if live is not None and live.stored else None
+
+    async def get(self, response_id: str) -> Response:
+        query = Query(request.args, ("stream", "starting_after", "include_obfuscation"))
+        query.refuse("include_obfuscation", "false")
+        live = self._running(response_id)
+        kept = live or self._store.get(response_id)
+        if query.flag("stream"):
+            if kept.log is None:
+                said = "only a response that was created with background and stream can be streamed later"
+                raise combination(said, "stream")
+            place = query.number("starting_after", -1, 0, HUGE) + 1
+            return as_events(Replay(kept.log, place, self._service.settings.heartbeat_s))
+        if "starting_after" in request.args:
+            raise combination("starting_after needs stream=true", "starting_after")
+        return as_json(kept.shape.response() if isinstance(kept, Live) else kept.body)
+
+    async def delete(self, response_id: str) -> Response:
+        Query(request.args, ())
+        live = self._running(response_id)
+        if live is None:
+            self._store.get(response_id)
+            self._store.remove(response_id)
+        else:
+            self._forget(response_id)
+            live.shape.cancel()
+        return as_json({"id": response_id, "object": "response", "deleted": True})
+
+    async def cancel(self, response_id: str) -> Response:
+        """One that runs, in the background or streamed; one that ran in the background and ended stays as it is."""
+        Query(request.args, ())
+        live = self._live.get(response_id)
+        if live is not None:
+            live.shape.cancel()
+            return as_json(live.shape.response())
+        body = self._store.get(response_id).body
+        if not body["background"]:
+            raise bad_request("the response has ended; only one that runs can be cancelled", None, "response_ended")
+        return as_json(body)
+
+    async def input_items(self, response_id: str) -> Response:
+        query = Query(request.args, ("limit", "order", "after"))
+        limit = query.number("limit", DEFAULT_PAGE, 1, MAX_PAGE)
+        order, after = query.given("order") or "desc", query.given("after")
+        if order not in ("asc", "desc"):
+            raise bad_request("order must be asc or desc", "order", "invalid_value")
+        kept = self._running(response_id) or self._store.get(response_id)
+        items = list(kept.input) if order == "asc" else list(reversed(kept.input))
+        if after is not None:
+            places = [place for place, item in enumerate(items) if item["id"] == after]
+            if not places:
+                said = f"no item {after!r} went into this response"
+                raise RequestFailed(Problem(404, said, "invalid_request_error", "after", "item_not_found"))
+            items = items[places[0] + 1 :]
+        page = items[:limit]
+        ends = {"first_id": page[0]["id"] if page else None, "last_id": page[-1]["id"] if page else None}
+        return as_json({"object": "list", "data": page, "has_more": len(items) > limit} | ends)
+
+
+async def run(live: Live) -> None:
+    """A response in the background, to its end or the server's."""
+    shape, answer = live.shape, live.answer
+    try:
+        while isinstance(said := await answer.next(), Delta):
+            shape.text(0, said, answer)
+        shape.ending(0, said, answer)
+    except RequestFailed as failed:
+        shape.failure(failed.problem)
+    finally:
+        shape.failure(STOPPED)  # Nothing, if it is over.
+
+
+class Query:
+    """The parameters of a GET. Raises `RequestFailed` (400) for what is not known."""
+
+    def __init__(self, arguments: Mapping[str, str], known: tuple[str, ...]) -> None:
+        self._arguments = arguments
+        for name in arguments:
+            if name not in known:
+                raise bad_request(f"unknown parameter {name!r}", name, "unknown_parameter")
+
+    def given(self, name: str) -> str | None:
+        return self._arguments.get(name)
+
+    def refuse(self, name: str, neutral: str) -> None:
+        if self._arguments.get(name, neutral) != neutral:
+            raise bad_request(f"{name!r} is not supported here; leave it out", name, "unsupported_parameter")
+
+    def flag(self, name: str) -> bool:
+        value = self._arguments.get(name, "false")
+        if value not in ("true", "false"):
+            raise bad_request(f"{name} must be true or false, not {value!r}", name, "invalid_value")
+        return value == "true"
+
+    def number(self, name: str, default: int, low: int, high: int) -> int:
+        value = self._arguments.get(name)
+        if value is None:
+            return default
+        with suppress(ValueError):
+            if value.isascii() and low <= int(value) <= high:
+                return int(value)
+        raise bad_request(f"{name} must be a number from {low} to {high}", name, "invalid_value")
+
+
+def head_of(asked: Asked, response_id: str, model: str, *, stored: bool) -> Json:
+    """What of a response does not change while it is made."""
+    parsed = asked.request
+    tools: list[Any] = [] if parsed.tools is None else parsed.tools
+    return {
+        "id": response_id,
+        "object": "response",
+        "created_at": now(),
+        "model": model,
+        "background": parsed.background,
+        "instructions": parsed.instructions,
+        "previous_response_id": parsed.previous_response_id,
+        "max_output_tokens": parsed.max_output_tokens,
+        "max_tool_calls": parsed.max_tool_calls,
+        "temperature": parsed.temperature,
+        "top_p": parsed.top_p,
+        "top_logprobs": parsed.top_logprobs or 0,
+        "tools": tools,
+        "tool_choice": "auto" if parsed.tool_choice is None else parsed.tool_choice,
+        "parallel_tool_calls": parsed.parallel_tool_calls,
+        "text": {"format": asked.format, "verbosity": "medium"},
+        "reasoning": {"effort": asked.reasoning.effort, "summary": None},
+        "truncation": "disabled",
+        "service_tier": "default",
+        "store": stored,
+        "metadata": asked.metadata,
+        "user": parsed.user,
+        "safety_identifier": parsed.safety_identifier,
+        "prompt_cache_key": parsed.prompt_cache_key,
+    }

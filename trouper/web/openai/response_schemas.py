@@ -1,0 +1,258 @@
+"""JSON Schema of the responses API: what its requests have in several types, what its answers and events are.
+
+That requests are told as they are checked, and answers as they are given, is shown by tests that compare them.
+"""
+
+from __future__ import annotations
+
+from trouper.web.openai import schemas
+from trouper.web.openai.bodies import COUNT, NUMBER
+from trouper.web.openai.tools import MAX_TOOLS
+from trouper.web.schema import FLAG, NULL, OBJECT, TEXT, Json, array, closed, either, needs, nullable, ref
+
+MAX_ITEMS = 10_000
+MAX_ID = 128
+MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
+ROLES = ("user", "assistant", "system", "developer")
+STATUSES = ("completed", "incomplete", "in_progress")
+LOGPROBS = "message.output_text.logprobs"
+INCLUDED = (LOGPROBS, "reasoning.encrypted_content")
+"""The latter says: let me carry reasoning myself. It can be carried as it is, since it is given in plain text."""
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+IGNORED: Json = {"description": "Changes nothing."}
+
+# -- requests ------------------------------------------------------------------------------------------------------
+
+
+def _open(properties: Json, *required: str) -> Json:
+    """Names that are not known may be null: clients send back whole items."""
+    return closed(properties, *required) | {"additionalProperties": NULL}
+
+
+def _part(kind: str, text: str = "text", **more: Json) -> Json:
+    return _open({"type": {"const": kind}, text: TEXT, **more}, "type", text)
+
+
+_IN = _part("input_text", prompt_cache_breakpoint=IGNORED)
+_OUT = _part("output_text", annotations=IGNORED, logprobs=IGNORED)
+_REFUSAL = _part("refusal", "refusal")
+
+
+def _item(kind: str, properties: Json, *required: str) -> Json:
+    told: Json = {
+        "type": {"const": kind},
+        "id": {"type": ["string", "null"], "minLength": 1, "maxLength": MAX_ID},
+        "status": {"enum": [*STATUSES, None]},
+    }
+    return _open(told | properties, *required)
+
+
+def _message(roles: tuple[str, ...], *parts: Json) -> Json:
+    told = {
+        "type": {"enum": ["message", None]},
+        "role": {"type": "string", "enum": list(roles)},
+        "content": either(TEXT, array(either(*parts))),
+        "phase": IGNORED,
+    }
+    return _item("message", told, "role", "content")
+
+
+ITEM = either(
+    _message(("user", "system", "developer"), _IN, _OUT),
+    _message(("assistant",), _IN, _OUT, _REFUSAL),
+    _item(
+        "function_call",
+        {"call_id": TEXT, "name": TEXT, "arguments": schemas.JSON_TEXT},
+        "type", "call_id", "name", "arguments",
+    ),
+    _item(
+        "function_call_output",
+        {"call_id": TEXT, "output": either(TEXT, array(_IN)), "name": IGNORED},
+        "type", "call_id", "output",
+    ),
+    _item(
+        "reasoning",
+        {
+            "summary": nullable(array(_part("summary_text"))),
+            "content": nullable(array(_part("reasoning_text"))),
+        },
+        "type",
+    ),
+    _open({"type": {"enum": ["item_reference", None]}, "id": TEXT}, "id"),
+)  # fmt: skip
+INPUT = either(TEXT, array(ITEM, maxItems=MAX_ITEMS))
+TOOL = _open(
+    {
+        "type": {"const": "function"},
+        **schemas.TOOL["properties"]["function"]["properties"],
+        "defer_loading": {"enum": [False, None]},
+        "async": {"enum": [False, None]},
+        "allowed_callers": {"enum": [["direct"], None]},
+    },
+    "type", "name",
+)  # fmt: skip
+TOOLS = array(TOOL, maxItems=MAX_TOOLS)
+NAMED = closed({"type": {"const": "function"}, "name": TEXT}, "type", "name")
+ALLOWED = closed(
+    {
+        "type": {"const": "allowed_tools"},
+        "mode": {"enum": ["auto", "required"]},
+        "tools": array(NAMED, minItems=1, maxItems=MAX_TOOLS),
+    },
+    "type", "mode", "tools",
+)  # fmt: skip
+TOOL_CHOICE = either({"type": "string", "enum": ["none", "auto", "required"]}, NAMED, ALLOWED)
+FORMAT = either(
+    *(one for one in schemas.RESPONSE_FORMAT["anyOf"] if one["properties"]["type"] != {"const": "json_schema"}),
+    closed({"type": {"const": "json_schema"}, **schemas.NAMED_SCHEMA["properties"]}, "type", "name"),
+)
+INCLUDE = array({"type": "string", "enum": list(INCLUDED)})
+METADATA: Json = {
+    "type": "object",
+    "maxProperties": MAX_METADATA,
+    "propertyNames": {"maxLength": MAX_METADATA_KEY},
+    "additionalProperties": {"type": "string", "maxLength": MAX_METADATA_VALUE},
+}
+
+SOMETHING: Json = {
+    "anyOf": [
+        {"properties": {"input": either(TEXT, {"type": "array", "minItems": 1})}, "required": ["input"]},
+        {"properties": {"previous_response_id": TEXT}, "required": ["previous_response_id"]},
+    ]
+}
+TOP_NEEDS_INCLUDE = needs(
+    "top_logprobs", {"type": "integer", "minimum": 1}, "include", {"type": "array", "contains": {"const": LOGPROBS}}
+)
+BACKGROUND_IS_STORED: Json = {
+    "if": {"properties": {"background": {"const": True}}, "required": ["background"]},
+    "then": {"properties": {"store": {"enum": [True, None]}}},
+}
+RULES = (
+    SOMETHING,
+    TOP_NEEDS_INCLUDE,
+    BACKGROUND_IS_STORED,
+    schemas.OPTIONS_NEED_A_STREAM,
+    schemas.FORCED_NEEDS_TOOLS,
+)
+
+# -- answers -------------------------------------------------------------------------------------------------------
+
+STATUS: Json = {"type": "string", "enum": list(STATUSES)}
+TOKEN = {"token": TEXT, "logprob": NUMBER, "bytes": array({"type": "integer", "minimum": 0, "maximum": 255})}
+TOKEN_LOGPROBS = array(closed({**TOKEN, "top_logprobs": array(closed(TOKEN, *TOKEN))}, *TOKEN, "top_logprobs"))
+
+
+def _full(properties: Json) -> Json:
+    """An object that has all of these."""
+    return closed(properties, *properties)
+
+
+OUTPUT_TEXT = _full(
+    {"type": {"const": "output_text"}, "text": TEXT, "annotations": array({}), "logprobs": TOKEN_LOGPROBS}
+)
+REASONING_TEXT = _full({"type": {"const": "reasoning_text"}, "text": TEXT})
+MESSAGE = _full(
+    {
+        "id": TEXT,
+        "type": {"const": "message"},
+        "role": {"const": "assistant"},
+        "status": STATUS,
+        "content": array(OUTPUT_TEXT),
+    }
+)
+REASONING = _full(
+    {
+        "id": TEXT,
+        "type": {"const": "reasoning"},
+        "status": STATUS,
+        "summary": array({}),
+        "content": array(REASONING_TEXT),
+        "encrypted_content": NULL,
+    }
+)
+CALL = _full(
+    {"id": TEXT, "type": {"const": "function_call"}, "status": STATUS, "call_id": TEXT, "name": TEXT, "arguments": TEXT}
+)
+USAGE = _full(
+    {
+        "input_tokens": COUNT,
+        "input_tokens_details": _full({"cached_tokens": COUNT, "cache_write_tokens": COUNT}),
+        "output_tokens": COUNT,
+        "output_tokens_details": _full({"reasoning_tokens": COUNT}),
+        "total_tokens": COUNT,
+    }
+)
+RESPONSE = _full(
+    {
+        "id": TEXT,
+        "object": {"const": "response"},
+        "created_at": COUNT,
+        "completed_at": nullable(COUNT),
+        "status": {"enum": ["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]},
+        "error": either(_full({"code": TEXT, "message": TEXT}), NULL),
+        "incomplete_details": either(_full({"reason": {"const": "max_output_tokens"}}), NULL),
+        "model": TEXT,
+        "output": array(ref("OutputItem")),
+        "usage": either(USAGE, NULL),
+        "background": FLAG,
+        "instructions": nullable(TEXT),
+        "previous_response_id": nullable(TEXT),
+        "max_output_tokens": nullable(COUNT),
+        "max_tool_calls": nullable(COUNT),
+        "temperature": NUMBER,
+        "top_p": NUMBER,
+        "top_logprobs": COUNT,
+        "tools": array(OBJECT),
+        "tool_choice": either(TEXT, OBJECT),
+        "parallel_tool_calls": FLAG,
+        "text": _full({"format": OBJECT, "verbosity": {"const": "medium"}}),
+        "reasoning": _full({"effort": nullable(TEXT), "summary": NULL}),
+        "truncation": {"const": "disabled"},
+        "service_tier": {"const": "default"},
+        "store": FLAG,
+        "metadata": OBJECT,
+        "user": nullable(TEXT),
+        "safety_identifier": nullable(TEXT),
+        "prompt_cache_key": nullable(TEXT),
+    }
+)
+DELETED = _full({"id": TEXT, "object": {"const": "response"}, "deleted": {"const": True}})
+INPUT_ITEMS = _full(
+    {
+        "object": {"const": "list"},
+        "data": array(OBJECT),
+        "first_id": nullable(TEXT),
+        "last_id": nullable(TEXT),
+        "has_more": FLAG,
+    }
+)
+
+
+def _event(kinds: tuple[str, ...], properties: Json) -> Json:
+    names = {"enum": [f"response.{kind}" for kind in kinds]}
+    return _full({"type": names, "sequence_number": COUNT, **properties})
+
+
+_ITEM: Json = {"item_id": TEXT, "output_index": COUNT}
+_PLACE: Json = {**_ITEM, "content_index": COUNT}
+EVENT = either(
+    _event(("created", "queued", "in_progress", "completed", "incomplete", "failed"), {"response": ref("Response")}),
+    _event(("output_item.added", "output_item.done"), {"output_index": COUNT, "item": ref("OutputItem")}),
+    _event(("content_part.added", "content_part.done"), {**_PLACE, "part": either(OUTPUT_TEXT, REASONING_TEXT)}),
+    _event(("output_text.delta",), {**_PLACE, "delta": TEXT, "logprobs": TOKEN_LOGPROBS}),
+    _event(("output_text.done",), {**_PLACE, "text": TEXT, "logprobs": TOKEN_LOGPROBS}),
+    _event(("reasoning_text.delta",), {**_PLACE, "delta": TEXT}),
+    _event(("reasoning_text.done",), {**_PLACE, "text": TEXT}),
+    _event(("function_call_arguments.delta",), {**_ITEM, "delta": TEXT}),
+    _event(("function_call_arguments.done",), {**_ITEM, "name": TEXT, "arguments": TEXT}),
+    _full(
+        {
+            "type": {"const": "error"},
+            "sequence_number": COUNT,
+            "code": nullable(TEXT),
+            "message": TEXT,
+            "param": nullable(TEXT),
+        }
+    ),
+)
+COMPONENTS: Json = {"Response": RESPONSE, "OutputItem": either(MESSAGE, REASONING, CALL), "ResponseEvent": EVENT}

@@ -1,0 +1,286 @@
+"""POST /v1/responses: the request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from trouper.actors.intake import check_text
+from trouper.protocol.errors import bad_request
+from trouper.protocol.grammar import Grammar
+from trouper.protocol.model import Tokenizer
+from trouper.protocol.requests import ChatPrompt, Generate
+from trouper.web.openai import response_schemas as told
+from trouper.web.openai.chat import TEMPLATE_KWARGS, template_kwargs
+from trouper.web.openai.parameters import (
+    HUGE,
+    SamplingParameters,
+    least_of,
+    length_of,
+    salt_of,
+    sampling_of,
+    stops_of,
+)  # fmt: skip
+from trouper.web.openai.structured import text_format
+from trouper.web.openai.tools import MAX_TOOLS, function_tool, offered_tools
+from trouper.web.parsing import combination, json_type, only, structure
+from trouper.web.schema import HARMLESS, LENGTH, Json, Refused, limits, schema, schema_of
+from trouper.web.tools import Tools
+
+NO_EFFORT = ("none", "minimal")
+"""With these a model that can do without thinking does."""
+
+REFUSED: Refused = {
+    "conversation": (),
+    "prompt": (),
+    "truncation": ("disabled",),
+    "service_tier": ("auto", "default"),
+    "context_management": ([],),
+    "prompt_cache_options": ({}, {"mode": "implicit"}),
+    "moderation": (),
+    "access_programs": (),
+    "image": (),
+    "modalities": (["text"],),
+}
+REASONING_REFUSED: Refused = {
+    "summary": ("auto",),
+    "generate_summary": ("auto",),
+    "context": ("auto",),
+    "mode": ("standard",),
+}
+"""There is no second model that would summarize: what the model thinks is given as it is."""
+TEXT_REFUSED: Refused = {"verbosity": ("medium",)}
+STREAM_OPTIONS_REFUSED: Refused = {"include_obfuscation": (False,)}
+RULES = told.RULES
+TOOL_NEUTRAL: Json = {"defer_loading": False, "async": False, "allowed_callers": ["direct"]}
+
+
+@attrs.frozen(kw_only=True)
+class ReasoningOptions:
+    effort: str | None = attrs.field(default=None, metadata=schema({"enum": list(told.EFFORTS)}))
+
+
+@attrs.frozen(kw_only=True)
+class TextOptions:
+    format: Any = attrs.field(default=None, metadata=schema(told.FORMAT))
+
+
+@attrs.frozen(kw_only=True)
+class StreamOptions:
+    """Nothing of them is read: all are refused or neutral."""
+
+
+@attrs.frozen(kw_only=True)
+class ResponseRequest(SamplingParameters):
+    input: Any = attrs.field(default=None, metadata=schema(told.INPUT))
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    max_output_tokens: int | None = attrs.field(default=None, metadata=schema(LENGTH))
+    top_logprobs: int | None = attrs.field(default=None, metadata=limits(0, 20))
+    include: Any = attrs.field(default=None, metadata=schema(told.INCLUDE))
+    tools: Any = attrs.field(default=None, metadata=schema(told.TOOLS))
+    tool_choice: Any = attrs.field(default=None, metadata=schema(told.TOOL_CHOICE))
+    parallel_tool_calls: bool = True
+    max_tool_calls: int | None = attrs.field(default=None, metadata=limits(1, HUGE))
+    """Of hosted tools, of which there are none."""
+    text: Any = attrs.field(default=None, metadata=schema(schema_of(TextOptions, TEXT_REFUSED)))
+    reasoning: Any = attrs.field(default=None, metadata=schema(schema_of(ReasoningOptions, REASONING_REFUSED)))
+    store: bool = True
+    background: bool = False
+    stream_options: Any = attrs.field(default=None, metadata=schema(schema_of(StreamOptions, STREAM_OPTIONS_REFUSED)))
+    chat_template_kwargs: Any = attrs.field(default=None, metadata=schema(TEMPLATE_KWARGS))
+    metadata: Any = attrs.field(default=None, metadata=schema(told.METADATA))
+    """Given back."""
+    client_metadata: dict[str, Any] | None = attrs.field(default=None, metadata=HARMLESS)
+    safety_identifier: str | None = attrs.field(default=None, metadata=HARMLESS)
+    prompt_cache_key: str | None = attrs.field(default=None, metadata=HARMLESS)
+    prompt_cache_retention: str | None = attrs.field(default=None, metadata=HARMLESS)
+
+
+@attrs.frozen(kw_only=True)
+class Asked:
+    """A request, and what those of its parts come to that have several forms."""
+
+    request: ResponseRequest
+    tools: Tools
+    reasoning: ReasoningOptions
+    format: Json
+    """text.format as it was given."""
+    grammar: Grammar | None
+    logprobs: int | None
+    metadata: Json
+
+
+def parse_response(body: Json) -> ResponseRequest:
+    """Raises `RequestFailed` (400) naming the parameter."""
+    for name, value in body.items():
+        check_text(value, name)  # Much of it is said again, and half a surrogate pair cannot be.
+    return structure(body, ResponseRequest, REFUSED)
+
+
+def asked_of(request: ResponseRequest) -> Asked:
+    """Raises `RequestFailed` (400) naming the parameter."""
+    tools = tools_of(request)
+    text = _object(request.text, TextOptions, "text", TEXT_REFUSED)
+    format = {"type": "text"} if text.format is None else text.format  # noqa: A001 - the field's word
+    grammar = text_format(format, "text.format")
+    if grammar is not None and tools.forced:
+        raise combination("text.format cannot be combined with a forced tool", "tool_choice")
+    if request.stream_options is not None:
+        _object(request.stream_options, StreamOptions, "stream_options", STREAM_OPTIONS_REFUSED)
+        if not request.stream:
+            raise combination("stream_options needs stream: true", "stream_options")
+    if request.background and not request.store:
+        raise combination("background needs store: true", "background")
+    return Asked(
+        request=request,
+        tools=tools,
+        reasoning=_object(request.reasoning, ReasoningOptions, "reasoning", REASONING_REFUSED),
+        format=format,
+        grammar=grammar,
+        logprobs=_logprobs(request),
+        metadata=_metadata(request.metadata),
+    )
+
+
+def _check_object(value: Any, name: str) -> None:
+    if value is not None and not isinstance(value, dict):
+        raise bad_request(f"{name} must be an object, not {json_type(value)}", name, "invalid_type")
+
+
+def _object(value: Any, kind: type[Any], name: str, refused: Refused) -> Any:
+    _check_object(value, name)
+    return structure(value or {}, kind, refused, within=f"{name}.")
+
+
+def _logprobs(request: ResponseRequest) -> int | None:
+    include, top = request.include, request.top_logprobs
+    if include is not None and not isinstance(include, list):
+        raise bad_request(f"include must be an array, not {json_type(include)}", "include", "invalid_type")
+    for place, name in enumerate(include or ()):
+        if name not in told.INCLUDED:
+            said = f"include.{place} must be one of {', '.join(told.INCLUDED)}, not {name!r}"
+            raise bad_request(said, f"include.{place}", "invalid_value")
+    if told.LOGPROBS in (include or ()):
+        return top or 0
+    if top:
+        raise combination(f"top_logprobs needs {told.LOGPROBS!r} in include", "top_logprobs")
+    return None
+
+
+def _metadata(value: Any) -> Json:
+    _check_object(value, "metadata")
+    if len(value or ()) > told.MAX_METADATA:
+        raise bad_request(
+            f"metadata may have {told.MAX_METADATA} entries, not {len(value)}", "metadata", "invalid_value"
+        )
+    for key, one in (value or {}).items():
+        if len(key) > told.MAX_METADATA_KEY or not isinstance(one, str) or len(one) > told.MAX_METADATA_VALUE:
+            path = f"metadata.{key[: told.MAX_METADATA_KEY]}"
+            limits = f"a string of at most {told.MAX_METADATA_VALUE} characters, its name of {told.MAX_METADATA_KEY}"
+            raise bad_request(f"{path} must be {limits}", path, "invalid_value")
+    return value or {}
+
+
+# -- tools ---------------------------------------------------------------------------------------------
+
+
+def tools_of(request: ResponseRequest) -> Tools:
+    """Raises `RequestFailed` (400) naming the parameter."""
+    offered = () if request.tools is None else offered_tools(request.tools, _flat_tool)
+    choice, several = request.tool_choice, request.parallel_tool_calls
+    if choice is None or choice == "auto":
+        return Tools(offered, (), several)
+    if choice == "none":
+        return Tools()
+    if not offered:
+        raise combination("tool_choice needs tools", "tool_choice")
+    if choice == "required":
+        return Tools(offered, offered, several)
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if kind == "function":
+        return Tools(offered, (_named(choice, offered, "tool_choice"),), several)
+    if kind == "allowed_tools":
+        return _allowed(choice, offered, several)
+    said = "tool_choice must be none, auto, required, or an object of type function or allowed_tools"
+    raise bad_request(said, "tool_choice", "invalid_value")
+
+
+def _flat_tool(tool: Any, path: str) -> Json:
+    """As templates want it: what stands beside `type` here stands below `function` there."""
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    if kind != "function":
+        said = f"{path}: only tools of type function are supported here, not {kind!r}; turn it off in the client"
+        raise bad_request(said, f"{path}.type", "unsupported_tool")
+    function = {
+        name: value
+        for name, value in tool.items()
+        if name != "type" and value is not None and not (name in TOOL_NEUTRAL and TOOL_NEUTRAL[name] == value)
+    }
+    return function_tool(function, path)
+
+
+def _named(choice: Any, offered: tuple[Json, ...], path: str) -> Json:
+    name = choice.get("name") if isinstance(choice, dict) and choice.get("type") == "function" else None
+    if not isinstance(name, str):
+        raise bad_request(f"{path} must be of type function and have a name", path, "invalid_value")
+    only(choice, {"type", "name"}, path)
+    for tool in offered:
+        if tool["function"]["name"] == name:
+            return tool
+    raise combination(f"{path} names {name!r}, which is not among the tools", path)
+
+
+def _allowed(choice: Json, offered: tuple[Json, ...], several: bool) -> Tools:
+    """With `auto` the model sees no others; with `required` the grammar keeps it from them."""
+    only(choice, {"type", "mode", "tools"}, "tool_choice")
+    mode, names = choice.get("mode"), choice.get("tools")
+    if mode not in ("auto", "required"):
+        raise bad_request("tool_choice.mode must be auto or required", "tool_choice.mode", "invalid_value")
+    if not isinstance(names, list) or not 0 < len(names) <= MAX_TOOLS:
+        said = f"tool_choice.tools must be an array of 1 to {MAX_TOOLS} tools"
+        raise bad_request(said, "tool_choice.tools", "invalid_value")
+    allowed = tuple(_named(name, offered, f"tool_choice.tools.{place}") for place, name in enumerate(names))
+    return Tools(allowed, (), several) if mode == "auto" else Tools(offered, allowed, several)
+
+
+# -- what it becomes -----------------------------------------------------------------------------------
+
+
+def response_to_generate(
+    asked: Asked, messages: tuple[Json, ...], request_id: str, default_seed: int | None, tokenizer: Tokenizer
+) -> Generate:
+    """Raises `RequestFailed` (400) naming the parameter."""
+    request = asked.request
+    return Generate(
+        request_id=request_id,
+        prompt=ChatPrompt(messages, _variables(asked, tokenizer)),
+        sampling=sampling_of(request, default_seed),
+        max_tokens=length_of(request.max_output_tokens, "max_output_tokens"),
+        stop=stops_of(request.stop),
+        stop_token_ids=request.stop_token_ids,
+        ignore_eos=request.ignore_eos,
+        logprobs=asked.logprobs,
+        cache_salt=salt_of(request),
+        min_tokens=least_of(request, request.max_output_tokens),
+        grammar=asked.tools.grammar or asked.grammar,
+    )
+
+
+def _variables(asked: Asked, tokenizer: Tokenizer) -> Json:
+    """The template's. What the request says of them itself comes last."""
+    variables: Json = {}
+    effort = asked.reasoning.effort
+    if effort is not None:
+        if effort not in NO_EFFORT and tokenizer.thinking is None:
+            raise bad_request(
+                "this model does not think before it answers", "reasoning.effort", "reasoning_not_supported"
+            )
+        variables["enable_thinking"] = effort not in NO_EFFORT
+        if effort != "none":
+            variables["reasoning_effort"] = effort
+    if asked.tools.forced:
+        variables["enable_thinking"] = False
+    variables |= template_kwargs(asked.request.chat_template_kwargs)
+    return variables | ({"tools": [*asked.tools.offered]} if asked.tools.offered else {})
