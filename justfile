@@ -61,3 +61,7 @@ bench-cache *flags: _setup
 # The longer variants of the exactness tests
 test-long *flags: _setup
     @TROUPER_LONG_TESTS=1 .venv/bin/python -m pytest "$@"
+
+# Bodies made from /openapi.json, valid and not, against the server with the fake engine, or the one at a URL
+schemathesis *flags: _setup
+    @.venv/bin/python -m tests.schemathesis "$@"

@@ -43,7 +43,6 @@ def schemas(document: Json) -> Iterator[Json]:
         for response in operation["responses"].values():
             for content in response["content"].values():
                 yield content["schema"]
-                yield content.get("x-item-schema", {})
 
 
 def references(value: object) -> Iterator[str]:
@@ -93,8 +92,16 @@ async def check_answers(served: Served, document: Json, path: str, body: Json) -
         await check_events(served, document, path, body | {"stream": True})
 
 
+def data_of(event: Json) -> Json:
+    """The schema of an event's data."""
+    [schema] = [one for one in event.get("anyOf", [event]) if "const" not in one["properties"]["data"]]
+    content = schema["properties"]["data"]["contentSchema"]
+    assert isinstance(content, dict)
+    return content
+
+
 async def check_events(served: Served, document: Json, path: str, body: Json) -> None:
-    schema = document["paths"][path]["post"]["responses"]["200"]["content"][STREAMED]["x-item-schema"]
+    schema = data_of(document["paths"][path]["post"]["responses"]["200"]["content"][STREAMED]["schema"])
     _, _, answer = await exchange(served, post(path, body))
     events = [json.loads(line[6:]) for line in answer.split(b"\n") if line.startswith(b"data: {")]
     assert len(events) >= 2

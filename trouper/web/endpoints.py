@@ -42,6 +42,8 @@ class Endpoint:
     answer: Json
     content_type: str = "application/json"
     events: Json | None = None
+    last_event: str | None = None
+    """The data of a last one that is not as `events`."""
     error: Json = attrs.field(factory=lambda: OPENAI_ERROR)
     also: tuple[int, ...] = ()
     """Further statuses it may have; a request with a body has 400, 404, 408 and 413 anyway."""

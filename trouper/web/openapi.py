@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import attrs
 
 from trouper.web.endpoints import Endpoint
-from trouper.web.schema import Json, array, schema_of
+from trouper.web.schema import TEXT, Json, array, either, schema_of
 
 BEYOND_SCHEMA: Mapping[str, str] = {
     "invalid_combination": "parameters that contradict each other where no schema can say it: best_of below n, a named tool "
@@ -135,12 +135,20 @@ def _body(endpoint: Endpoint, request: type) -> Json:
 def _responses(endpoint: Endpoint, facts: Facts) -> Json:
     done: Json = {endpoint.content_type: {"schema": endpoint.answer}}
     if endpoint.events is not None:
-        # OpenAPI 3.1 knows no streams; 3.2 calls this `itemSchema`.
-        done["text/event-stream"] = {"schema": {"type": "string"}, "x-item-schema": endpoint.events}
+        done["text/event-stream"] = {"schema": _event(endpoint.events, endpoint.last_event)}
     responses: Json = {"200": {"description": "Done.", "content": done}}
     for status in sorted({*endpoint.statuses} | ({401} if facts.keyed and not endpoint.open else set())):
         responses[str(status)] = _error(endpoint, status)
     return responses
+
+
+def _event(data: Json, last: str | None) -> Json:
+    """One event of a stream: OpenAPI 3.1 means each by the schema of the media type."""
+    told = {"type": "string", "contentMediaType": "application/json", "contentSchema": data}
+    event: Json = {"type": "object", "properties": {"event": TEXT, "data": told}, "required": ["data"]}
+    if last is None:
+        return event
+    return either({"type": "object", "properties": {"data": {"const": last}}, "required": ["data"]}, event)
 
 
 def _error(endpoint: Endpoint, status: int) -> Json:

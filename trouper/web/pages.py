@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from importlib.resources import files
 
+import attrs
 from quart import Response, request
 
+from trouper.actors.runtime import Runtime
 from trouper.web.auth import Keys
 from trouper.web.endpoints import ERROR, Endpoint
 from trouper.web.openapi import Facts, document
@@ -57,13 +59,15 @@ class Pages:
 
     def _facts(self) -> Facts:
         listed = self._service.models.listed()
-        cards = [one.runtime.model for one in listed if one.runtime is not None]
-        return Facts(
-            version=version("trouper"),
-            keyed=self._keys.needed,
-            models=[one.names[0] for one in listed] if self._known() else (),
-            vocabulary=max((card.vocab_size for card in cards), default=1),
-            context=max((card.context_length for card in cards), default=1),
+        names = [name for one in listed for name in one.names] if self._known() else []
+        loaded = [one.runtime for one in listed if one.runtime is not None]
+        told = Facts(version=version("trouper"), keyed=self._keys.needed, models=names)
+        if len(loaded) < len(listed):  # What is not known before it is loaded is no bound.
+            return told
+        return attrs.evolve(
+            told,
+            vocabulary=max(runtime.model.vocab_size for runtime in loaded),
+            context=max(_context(runtime) for runtime in loaded),
         )
 
     def _known(self) -> bool:
@@ -74,3 +78,8 @@ class Pages:
         response = Response(self._page, content_type="text/html; charset=utf-8")
         response.headers["Content-Security-Policy"] = PAGE_POLICY
         return response
+
+
+def _context(runtime: Runtime) -> int:
+    own = runtime.model.context_length
+    return min(own, runtime.settings.max_kv_size or own)

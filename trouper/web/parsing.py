@@ -12,7 +12,7 @@ import msgspec
 from cattrs.preconf.msgspec import make_converter
 
 from trouper.protocol.errors import Problem, RequestFailed, bad_request
-from trouper.web.schema import Json, Refused
+from trouper.web.schema import Json, Refused, among
 
 T = TypeVar("T")
 
@@ -23,7 +23,7 @@ def _strict() -> cattrs.Converter:
 
     def accept(kind: type, *types: type) -> None:
         def hook(value: Any, _: Any) -> Any:
-            if type(value) not in types:
+            if type(value) not in types and not (kind is int and is_integer(value)):
                 raise TypeError(f"expected {NAMES[kind]}, got {json_type(value)}")
             try:
                 return kind(value)
@@ -33,9 +33,9 @@ def _strict() -> cattrs.Converter:
         converter.register_structure_hook(kind, hook)
 
     def array_of_integers(value: Any, _: Any) -> tuple[int, ...]:
-        if not isinstance(value, list) or any(type(item) is not int for item in value):
+        if not isinstance(value, list) or not all(map(is_integer, value)):
             raise TypeError("expected an array of integers")
-        return tuple(value)
+        return tuple(map(int, value))
 
     def an_object(value: Any, _: Any) -> dict[str, Any]:
         if not isinstance(value, dict):
@@ -53,6 +53,11 @@ def _strict() -> cattrs.Converter:
 
 NAMES: Mapping[type, str] = {str: "a string", bool: "a boolean", int: "an integer", float: "a number"}
 CONVERTER = _strict()
+
+
+def is_integer(value: object) -> bool:
+    """JSON does not tell 5 from 5.0, nor does JSON Schema."""
+    return type(value) is int or (type(value) is float and value.is_integer())
 
 
 def json_type(value: object) -> str:
@@ -85,9 +90,7 @@ def structure(body: Mapping[str, Any], kind: type[T], refused: Refused, *, withi
     fields: dict[str, Any] = {}
     for name, value in body.items():
         if name in refused:
-            if value is not None and not any(
-                type(value) is type(neutral) and value == neutral for neutral in refused[name]
-            ):
+            if value is not None and not among(value, refused[name]):
                 path = within + name
                 raise bad_request(f"{path!r} is not supported here; leave it out", path, "unsupported_parameter")
         elif name not in known:

@@ -119,10 +119,11 @@ def _typed(hint: Any, name: str) -> Json:
 
 
 def _refused(neutral: tuple[Any, ...]) -> Json:
-    """null, or what asks for nothing. 1 and 1.0 are one value in JSON."""
-    values = [value for place, value in enumerate(neutral) if not _among(value, neutral[:place])]
+    """null, or what asks for nothing."""
+    values = [value for place, value in enumerate(neutral) if not among(value, neutral[:place])]
     return {"enum": [*values, None], "description": "Not supported: refused unless it asks for nothing."}
 
 
-def _among(value: Any, values: Sequence[Any]) -> bool:
+def among(value: Any, values: Sequence[Any]) -> bool:
+    """As JSON compares: true is not 1, but 1.0 is."""
     return any(isinstance(value, bool) == isinstance(other, bool) and value == other for other in values)

@@ -23,7 +23,7 @@ from trouper.web.openai.parameters import (
     stops_of,
 )  # fmt: skip
 from trouper.web.openai.structured import grammar_of
-from trouper.web.parsing import combination, structure
+from trouper.web.parsing import combination, is_integer, structure
 from trouper.web.schema import LENGTH, Refused, either, limits, schema
 from trouper.web.shape import Choice
 
@@ -120,7 +120,7 @@ def prompts_of(value: Any) -> tuple[Prompt, ...]:
         raise bad_request(
             "prompt must be a string, an array of strings or token ids; not empty", "prompt", "invalid_type"
         )
-    if all(type(item) is int for item in value):
+    if all(map(is_integer, value)):
         return (_tokens(value),)
     if len(value) > MAX_PROMPTS:
         raise bad_request(f"prompt may hold {MAX_PROMPTS} prompts, not {len(value)}", "prompt", "invalid_value")
@@ -130,7 +130,7 @@ def prompts_of(value: Any) -> tuple[Prompt, ...]:
 def _one(item: Any, place: int) -> Prompt:
     if isinstance(item, str):
         return _text(item)
-    if isinstance(item, list) and all(type(token) is int for token in item):
+    if isinstance(item, list) and all(map(is_integer, item)):
         return _tokens(item)
     raise bad_request(f"prompt.{place} must be a string or an array of token ids", f"prompt.{place}", "invalid_type")
 
@@ -143,7 +143,7 @@ def _text(text: str) -> TextPrompt:
     return TextPrompt(text)
 
 
-def _tokens(tokens: list[int]) -> TokenPrompt:
+def _tokens(tokens: list[float]) -> TokenPrompt:
     if any(not 0 <= token < 2**31 for token in tokens):
         raise bad_request("token ids must be between 0 and 2^31 - 1", "prompt", "invalid_token")
-    return TokenPrompt(tuple(tokens))
+    return TokenPrompt(tuple(map(int, tokens)))

@@ -52,6 +52,7 @@ class OpenAi:
                 rules=chat.RULES,
                 answer=ref("ChatCompletion"),
                 events=either(ref("ChatCompletionChunk"), ref("Error")),
+                last_event="[DONE]",
                 also=GENERATES,
                 examples={
                     "A question": {"messages": [{"role": "user", "content": "Who was Molière?"}], "max_tokens": 9}
@@ -67,6 +68,7 @@ class OpenAi:
                 rules=completions.RULES,
                 answer=ref("Completion"),
                 events=either(ref("CompletionChunk"), ref("Error")),
+                last_event="[DONE]",
                 also=GENERATES,
                 examples={"A beginning": {"prompt": "Once upon a time", "max_tokens": 9}},
             ),

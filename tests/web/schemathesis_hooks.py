@@ -1,0 +1,47 @@
+"""What schemathesis is told besides the document. It loads this by SCHEMATHESIS_HOOKS.
+
+All its checks run. What is allowed: a valid body may be refused with one of the codes that the document itself lists as beyond any
+schema. The rule that of the many ways to ask for a structure one may be given multiplies with the other rules beyond what
+the generator can spell out; so it is taken out of what is generated from, and bodies are made to follow it afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import schemathesis
+from hypothesis import strategies as st
+from schemathesis.openapi.checks import RejectedPositiveData
+
+from trouper.web.openai.schemas import NO_STRUCTURE, ONE_STRUCTURE
+from trouper.web.openapi import BEYOND_SCHEMA
+
+schemathesis.openapi.format("json-object", st.sampled_from(["{}", '{"a":1}', '{"type":"object"}']))
+
+
+@schemathesis.hook
+def before_load_schema(context: schemathesis.HookContext, raw_schema: dict[str, Any]) -> None:
+    for path in raw_schema["paths"].values():
+        for operation in path.values():
+            for content in operation.get("requestBody", {}).get("content", {}).values():
+                rules = content["schema"].get("allOf", [])
+                rules[:] = [rule for rule in rules if rule != ONE_STRUCTURE]
+
+
+@schemathesis.hook
+def map_case(context: schemathesis.HookContext, case: schemathesis.Case[Any]) -> schemathesis.Case[Any]:
+    assert case.meta is not None
+    if isinstance(case.body, dict) and case.meta.generation.mode.is_positive:
+        for name in [name for name in NO_STRUCTURE if case.body.get(name) is not None][1:]:
+            del case.body[name]
+    return case
+
+
+@schemathesis.hook
+def filter_failure(
+    context: schemathesis.HookContext, failure: Any, case: schemathesis.Case[Any], response: schemathesis.Response
+) -> bool:
+    if not isinstance(failure, RejectedPositiveData) or response.status_code != 400:
+        return True
+    return json.loads(response.content)["error"].get("code") not in BEYOND_SCHEMA
