@@ -86,6 +86,7 @@ class Driver:
         self.prefilled: Counter[RowId] = Counter()
         """Prompt tokens that each row had computed."""
         self.persisted: list[Payload] = []
+        self.failed: list[tuple[RowId, str]] = []
         self._orders = orders or {}
         self._chunk: ChunkSize = chunk if callable(chunk) else lambda _: chunk
         self._step = 0
@@ -148,6 +149,7 @@ class Driver:
 
     def _read(self, stepped: Stepped, rows: dict[RowId, Row]) -> None:
         self.persisted += stepped.persisted
+        self.failed += stepped.failed
         assert len(set(stepped.rows)) == len(stepped.rows) == len(stepped.tokens)
         for row, token in zip(stepped.rows, stepped.tokens, strict=True):
             rows[row].tokens.append(token)

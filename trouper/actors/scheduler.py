@@ -403,6 +403,9 @@ class Scheduler:
         for row_id, at in stepped.prompt_logprobs:
             if row_id in self._rows:
                 self._rows[row_id].scores.append(at)
+        for row_id, reason in stepped.failed:
+            if row_id in self._rows:
+                self._give_up(self._rows[row_id], Problem(400, reason, param=None, code="grammar_failed"))
         committed = 0
         for row_id, token in zip(stepped.rows, stepped.tokens, strict=True):
             row = self._rows.get(row_id)
@@ -417,9 +420,6 @@ class Scheduler:
                 row.admitted.submission.reply(finished)
                 self._remove(row)
                 self._add(requests_completed=1)
-        for row_id, reason in stepped.failed:
-            if row_id in self._rows:
-                self._give_up(self._rows[row_id], Problem(400, reason, param=None, code="grammar_failed"))
         self._add(
             steps=int(plan.has_work),
             tokens_generated=committed,

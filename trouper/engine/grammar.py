@@ -8,19 +8,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance._tokenizer import TokenizerWrapper as Wrapped
 
+from trouper.engine.schema_faults import place_of
 from trouper.protocol.errors import bad_request
 from trouper.protocol.grammar import Grammar
 
 BITS = mx.array(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").astype(np.bool_))
 """(256, 8): the bits of each byte, lowest first."""
+BLANKS = r"[ \t\r\n]{1,40}"
+"""Between the tokens of JSON: enough for any indentation. Without an end some models write blanks for ever."""
+LARK_LIMITS = LLParserLimits(max_items_in_row=300)
+"""An ambiguous grammar makes masks dear for everybody in the batch: with llguidance's 2000, a third of a second each."""
+LIMITS = LLParserLimits()
+"""An object takes four items for each property that is not required, and may have hundreds."""
+Mask = np.ndarray[Any, np.dtype[np.uint8]]
+"""Packed bits, lowest first."""
 
 
 class Vocabulary:
@@ -60,21 +70,45 @@ class Grammars:
 
     def check(self, grammar: Grammar) -> None:
         """Raises `RequestFailed` (400) that names the place."""
-        failed, said = LLMatcher.validate_grammar_with_warnings(self._text(grammar), self._tokenizer)
-        if failed:
-            reason = "; ".join(said).strip().splitlines()[0]
-            raise bad_request(f"{grammar.param} cannot be followed: {reason}", grammar.param, "invalid_grammar")
+        reason = self._fault(grammar)
+        if not reason:
+            return
+        place = ""
+        if grammar.kind == "json_schema":
+            with suppress(RecursionError):
+                place = place_of(json.loads(grammar.source), self._is_wrong)
+        where = f"{grammar.param}{place}"
+        raise bad_request(f"{where} cannot be followed: {reason}", where, "invalid_grammar")
 
-    def constraint(self, grammar: Grammar) -> Constraint:
-        return Constraint(LLMatcher(self._tokenizer, self._text(grammar), log_level=0), self._eos[0])
+    def _is_wrong(self, schema: Any) -> bool:
+        return bool(self._fault(Grammar("json_schema", json.dumps(schema))))
+
+    def _fault(self, grammar: Grammar) -> str:
+        """Why it cannot be followed, or ""."""
+        try:
+            text = self._text(grammar)
+        except ValueError as error:  # nested too deeply, or a number that is none
+            return reason_of(str(error))
+        failed, said = LLMatcher.validate_grammar_with_warnings(text, self._tokenizer, limits=_limits(grammar))
+        return reason_of("; ".join(said)) if failed else ""
+
+    def constraint(self, grammar: Grammar, least: int = 0, ends: Sequence[int] = ()) -> Constraint:
+        """None of `ends` comes before `least` tokens, unless nothing else may."""
+        matcher = LLMatcher(self._tokenizer, self._text(grammar), log_level=0, limits=_limits(grammar))
+        return Constraint(matcher, self._packed(self._eos[:1]), least, self._packed(ends))
+
+    def _packed(self, tokens: Sequence[int]) -> Mask:
+        bits = np.zeros(self.mask_bytes * 8, np.bool_)
+        bits[[token for token in tokens if token < self._size]] = True
+        return np.packbits(bits, bitorder="little")
 
     @staticmethod
     def _text(grammar: Grammar) -> str:
         match grammar.kind:
             case "json_object":
-                return LLMatcher.grammar_from_json_schema('{"type": "object"}')
+                return _of_schema('{"type": "object"}')
             case "json_schema":
-                return LLMatcher.grammar_from_json_schema(grammar.source)
+                return _of_schema(grammar.source)
             case "regex":
                 return LLMatcher.grammar_from_regex(grammar.source)
             case "choice":
@@ -84,28 +118,50 @@ class Grammars:
                 return LLMatcher.grammar_from_lark(grammar.source)
 
 
+def _of_schema(source: str) -> str:
+    """`false` takes no options."""
+    options = {"whitespace_pattern": BLANKS} if source.startswith("{") else None
+    return LLMatcher.grammar_from_json_schema(source, defaults=options)  # type: ignore[arg-type]
+
+
+def _limits(grammar: Grammar) -> LLParserLimits:
+    return LARK_LIMITS if grammar.kind == "lark" else LIMITS
+
+
+def reason_of(said: str) -> str:
+    """One line: the first, and what a regular expression's drawing of the place ends with."""
+    first, *rest = said.strip().splitlines() or [""]
+    return " ".join([first, *(line.removeprefix("error: ") for line in rest if line.startswith("error: "))])
+
+
 class Constraint:
     """One row's place in its grammar."""
 
-    def __init__(self, matcher: LLMatcher, eos: int) -> None:
-        self._matcher, self._eos = matcher, eos
+    def __init__(self, matcher: LLMatcher, eos: Mask, least: int, ends: Mask) -> None:
+        self._matcher, self._eos, self._least, self._ends = matcher, eos, least, ends
+
+    @property
+    def fault(self) -> str:
+        """Why it cannot be followed any further, or "". What it allows then means nothing."""
+        return reason_of(self._matcher.get_error()) if self._matcher.is_error() else ""
 
     def took(self, token: int) -> str:
         """The row's next token; what went wrong, or ""."""
         if not self._matcher.is_stopped() and not self._matcher.consume_token(token):
-            return str(self._matcher.get_error() or "the grammar does not go on")
+            return self.fault or "the grammar does not go on"
         return ""
 
-    def allowed(self, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """Packed bits, (size,) bytes. What is complete can only end."""
-        if self._matcher.is_stopped():
-            mask = np.zeros(size, np.uint8)
-            mask[self._eos // 8] = 1 << (self._eos % 8)
+    def allowed(self, drawn: int) -> Mask:
+        """After so many tokens. What is complete can only end."""
+        stopped = self._matcher.is_stopped()
+        mask = self._eos if stopped else np.frombuffer(self._matcher.compute_bitmask(), np.uint8)[: len(self._eos)]
+        if drawn >= self._least:
             return mask
-        return np.frombuffer(self._matcher.compute_bitmask(), np.uint8)[:size]
+        rest = mask & ~self._ends
+        return rest if rest.any() else mask
 
 
-def masked(logits: mx.array, places: mx.array, packed: np.ndarray[Any, np.dtype[np.uint8]]) -> mx.array:
+def masked(logits: mx.array, places: mx.array, packed: Mask) -> mx.array:
     """logits (n, V) with -inf where the rows at `places` (k,) may not go; `packed` (k, bytes)."""
     allowed = BITS[mx.array(packed)].reshape(packed.shape[0], -1)[:, : logits.shape[1]]
     shaped = logits.astype(mx.float32)

@@ -57,6 +57,8 @@ class Launched:
     persisted: list[PendingPayload]
     scores: list[PendingLogprobs]
     """Of prompts' tokens."""
+    failed: tuple[tuple[RowId, str], ...] = ()
+    """Rows whose grammar gave up when it should have said what may come."""
     stepped: Stepped | None = None
     """Once it was read."""
 
@@ -79,6 +81,8 @@ class StepEngine:
         """Rows that decode for the first time: their last prompt token."""
         self._drawn = np.zeros(0, np.uint64)
         self._last_read = 0.0
+        self._failed: tuple[tuple[RowId, str], ...] = ()
+        """Of the step in the making."""
         self._unread: Launched | None = None
         """The step before the one in the making, unless its tokens were read."""
 
@@ -106,10 +110,11 @@ class StepEngine:
         persisted = self.blocks.persist(plan.persist) if plan.persist else []
         if not (self._rows.decoding or alone):
             return Launched(plan, at, (), None, None, prefilled, persisted, scores)
+        self._failed = ()
         tokens, logprobs = self._decode(alone)
         expected = {*plan.decode, *(chunk.row for chunk in plan.prefill)}
         assert expected.issuperset(self._members), "a row decodes that the plan does not name"
-        return Launched(plan, at, self._members, tokens, logprobs, prefilled, persisted, scores)
+        return Launched(plan, at, self._members, tokens, logprobs, prefilled, persisted, scores, self._failed)
 
     @property
     def blocks(self) -> BlockStore:
@@ -148,7 +153,7 @@ class StepEngine:
         if admit.grammar is None:
             return None
         assert self._grammars is not None, "grammars need a tokenizer"
-        return self._grammars.constraint(admit.grammar)
+        return self._grammars.constraint(admit.grammar, admit.min_tokens, admit.ends)
 
     def _prefill(self, plan: Plan, scores: list[PendingLogprobs]) -> tuple[mx.array | None, list[RowId]]:
         """Run the chunks. A prompt's last token is not prefilled but decoded, so that no logits are computed for the
@@ -227,7 +232,7 @@ class StepEngine:
         samplings = [state.sampling for state in states]
         self._sampler = BatchSampler(samplings, self._vocabulary)
         self._bias = Bias(samplings)
-        self._min_tokens = MinTokens([(state.min_tokens, state.ends) for state in states])
+        self._min_tokens = MinTokens([(0 if state.constraint else state.min_tokens, state.ends) for state in states])
         self._constrained = [(place, state.constraint) for place, state in enumerate(states) if state.constraint]
         self._constrained_places = mx.array([place for place, _ in self._constrained], mx.int32)
         self._penalties = Penalties(samplings, [state.history for state in states])
@@ -261,9 +266,9 @@ class StepEngine:
         mx.async_eval(logits)
         if self._unread is not None:
             self.collect(self._unread)
-        assert self._grammars is not None
-        size = self._grammars.mask_bytes
-        return masked(shaped, self._constrained_places, np.stack([one.allowed(size) for _, one in self._constrained]))
+        packed = np.stack([one.allowed(int(self._drawn[place])) for place, one in self._constrained])
+        self._failed = tuple((self._members[place], one.fault) for place, one in self._constrained if one.fault)
+        return masked(shaped, self._constrained_places, packed)
 
     # -- collect ---------------------------------------------------------------------------------
 
@@ -284,7 +289,7 @@ class StepEngine:
         now = time.perf_counter()
         seconds, self._last_read = now - max(launched.at, self._last_read), now
         persisted = tuple(payload.read() for payload in launched.persisted)
-        failed = self._advance_grammars(launched.rows, tokens)
+        failed = launched.failed + self._advance_grammars(launched.rows, tokens)
         return Stepped(launched.plan.step, launched.rows, tokens, logprobs, seconds, persisted, failed, scores)
 
     def _advance_grammars(self, rows: Sequence[RowId], tokens: Sequence[int]) -> tuple[tuple[RowId, str], ...]:

@@ -63,7 +63,8 @@ class Generate:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     min_tokens: int = 0
-    """Before so many tokens nothing ends the answer: neither tokens (they are not sampled) nor stop strings."""
+    """Before so many tokens nothing ends the answer: neither tokens (they are not sampled, unless a grammar leaves nothing
+    else) nor stop strings."""
     grammar: Grammar | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None

@@ -53,9 +53,15 @@ class Tools:
         return tuple(Call(name, arguments) for name, arguments in found)
 
 
+class _JsonCall(msgspec.Struct):
+    name: str
+    arguments: msgspec.Raw
+
+
 def _json_calls(text: str) -> list[tuple[str, str]]:
-    call = msgspec.json.decode(text)
-    return [(call["name"], msgspec.json.encode(call["arguments"]).decode())]
+    """The arguments as they stand there: JSON has numbers that no float holds."""
+    call = msgspec.json.decode(text, type=_JsonCall)
+    return [(call.name, bytes(call.arguments).decode().strip())]
 
 
 def _call_schema(function: Json) -> Json:

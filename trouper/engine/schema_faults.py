@@ -1,0 +1,48 @@
+"""Where in a JSON schema lies what cannot be followed. llguidance says what, but not where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+MOST_LOOKS = 500
+"""Each costs a fraction of a millisecond; a schema of thousands of parts is told a place near its root."""
+NAMED = ("properties", "patternProperties", "$defs", "definitions")
+LISTED = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
+SINGLE = ("additionalProperties", "items", "not")
+
+
+def place_of(schema: Any, wrong: Callable[[Any], bool]) -> str:
+    """The innermost part that is wrong by itself, as ".properties.a.items"; "" for the whole. What references name
+    goes with each part that is looked at."""
+    named = {key: schema[key] for key in ("$defs", "definitions") if isinstance(schema, dict) and key in schema}
+    looks = 0
+    path = ""
+    found: Any = schema
+    while found is not None:
+        inside, found = found, None
+        for step, part in parts_of(inside):
+            looks += 1
+            if looks > MOST_LOOKS:
+                return path
+            if wrong({**part, **named} if isinstance(part, dict) else part):
+                path, found = path + step, part
+                break
+    return path
+
+
+def parts_of(schema: Any) -> Iterator[tuple[str, Any]]:
+    """The schemas that stand in this one, and how to get to each."""
+    if not isinstance(schema, dict):
+        return
+    for key in NAMED:
+        if isinstance(schema.get(key), dict):
+            for name, part in schema[key].items():
+                yield f".{key}.{name}", part
+    for key in LISTED:
+        if isinstance(schema.get(key), list):
+            for place, part in enumerate(schema[key]):
+                yield f".{key}.{place}", part
+    for key in SINGLE:
+        if isinstance(schema.get(key), dict):
+            yield f".{key}", schema[key]
