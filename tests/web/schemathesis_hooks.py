@@ -44,4 +44,5 @@ def filter_failure(
 ) -> bool:
     if not isinstance(failure, RejectedPositiveData) or response.status_code != 400:
         return True
-    return json.loads(response.content)["error"].get("code") not in BEYOND_SCHEMA
+    error = json.loads(response.content)["error"]
+    return (error.get("code") or error.get("details", {}).get("error_code")) not in BEYOND_SCHEMA

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from itertools import groupby
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.fakes import ByteTokenizer
@@ -38,6 +38,23 @@ SAID = st.lists(
 @given(SAID, st.lists(st.integers(0, 200), max_size=6), st.booleans())
 def test_d13_streaming_is_the_whole(text: str, places: list[int], thinks: bool) -> None:
     assert parts(cut(text, places), thinks=thinks) == parts([text], thinks=thinks)
+
+
+def said(pieces: list[str]) -> list[tuple[str, str]]:
+    """As `parts`, of a voice that may call a tool."""
+    speaker = voice(Tools((TOOL,)))
+    heard = [one for piece in pieces for one in speaker.push(piece)] + speaker.end()
+    joined = groupby(heard, lambda one: one.kind)
+    return [(kind, "".join(one.text + (one.call.arguments if one.call else "") for one in own)) for kind, own in joined]
+
+
+CALLED = st.lists(st.sampled_from(["<think>", "</think>", "<call>{}</call>", "a", "\n", "\n\n", "b c"]), max_size=12)
+
+
+@given(CALLED.map(lambda words: "".join(words).replace("{}", CALL)), st.lists(st.integers(0, 200), max_size=6))
+@example(f"<call>{CALL}</call>a\nb", [len(CALL) + 14])
+def test_d13_streaming_is_the_whole_with_calls(text: str, places: list[int]) -> None:
+    assert said(cut(text, places)) == said([text])
 
 
 def test_kinds() -> None:

@@ -117,11 +117,11 @@ def room(request: Generate, prompt_tokens: int, context_length: int, settings: S
         )
     context = min(context_length, settings.max_kv_size or context_length)
     left = context - prompt_tokens
-    if left < 1 or (request.max_tokens or 0) > left:
+    if left < 1 or ((request.max_tokens or 0) > left and not request.as_room_allows):
         raise bad_request(
             f"the context holds {context} tokens; {prompt_tokens} of prompt and {request.max_tokens or 1} of answer are "
             "more: shorten the prompt or lower max_tokens",
             "max_tokens" if left >= 1 else ("messages" if isinstance(request.prompt, ChatPrompt) else "prompt"),
             "context_length_exceeded",
         )
-    return request.max_tokens or min(settings.default_max_tokens, left)
+    return min(request.max_tokens or settings.default_max_tokens, left)

@@ -59,6 +59,8 @@ class Generate:
     prompt: Prompt
     sampling: Sampling = Sampling()
     max_tokens: int | None = None
+    as_room_allows: bool = False
+    """More `max_tokens` than the context has room for mean all the room there is, instead of a refusal."""
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False

@@ -16,14 +16,17 @@ from werkzeug.exceptions import HTTPException, RequestEntityTooLarge, RequestTim
 
 from trouper.actors.fleet import Models, OneModel
 from trouper.actors.runtime import Runtime
-from trouper.protocol.errors import RequestFailed
+from trouper.protocol.errors import Problem, RequestFailed
 from trouper.protocol.settings import ServerSettings
+from trouper.web.anthropic.bodies import COMPONENTS as ANTHROPIC
+from trouper.web.anthropic.errors import anthropic_error, is_anthropic
+from trouper.web.anthropic.routes import Anthropic
 from trouper.web.auth import Keys
 from trouper.web.endpoints import Endpoint
 from trouper.web.errors import error_response, http_problem
 from trouper.web.health import HEALTH, READY, STATUS, health_body
 from trouper.web.openai import response_schemas
-from trouper.web.openai.bodies import COMPONENTS
+from trouper.web.openai.bodies import COMPONENTS as OPENAI
 from trouper.web.openai.response_routes import Responses
 from trouper.web.openai.routes import OpenAi
 from trouper.web.pages import Pages
@@ -70,14 +73,14 @@ def create_app(models: Runtime | Models, settings: ServerSettings, background: t
     app.config["RESPONSE_TIMEOUT"] = None
     service = Service(models, settings, background)
     keys = Keys.of(settings)
-    edge, openai, responses = Edge(service, keys), OpenAi(service), Responses(service)
+    edge, dialects = Edge(service, keys), (OpenAi(service), Responses(service), Anthropic(service))
     app.before_request(edge.let_in)
     app.after_request(edge.sign)
     app.register_error_handler(HTTPException, edge.http_error)
     app.register_error_handler(RequestFailed, edge.failed)
     app.register_error_handler(Exception, edge.crashed)
-    described = [*openai.endpoints(), *responses.endpoints(), *edge.endpoints()]
-    components = COMPONENTS | response_schemas.COMPONENTS
+    described = [endpoint for one in (*dialects, edge) for endpoint in one.endpoints()]
+    components = OPENAI | response_schemas.COMPONENTS | ANTHROPIC
     for endpoint in Pages(service, keys, described, components).endpoints:
         app.add_url_rule(endpoint.path, endpoint.name, endpoint.handler, methods=[endpoint.method])
     return app
@@ -107,17 +110,25 @@ class Edge:
     async def let_in(self) -> Response | None:
         headers = request.headers
         problem = self._keys.problem(request.path, headers.get("Authorization"), headers.get("X-Api-Key"))
-        return None if problem is None else error_response(problem)
+        return None if problem is None else self._refused(problem)
+
+    def _refused(self, problem: Problem) -> Response:
+        """In the dialect of the path."""
+        if is_anthropic(request.path):
+            return error_response(problem, anthropic_error(problem, self._service.request_id))
+        return error_response(problem)
 
     async def sign(self, response: Response) -> Response:
         response.headers["X-Request-Id"] = self._service.request_id
+        if is_anthropic(request.path):
+            response.headers["Request-Id"] = self._service.request_id
         return response
 
     async def http_error(self, error: HTTPException) -> Response:
         if isinstance(error, RequestEntityTooLarge):
-            return error_response(too_large(self._service.settings.max_body_bytes))
+            return self._refused(too_large(self._service.settings.max_body_bytes))
         if isinstance(error, RequestTimeout):
-            return error_response(
+            return self._refused(
                 http_problem(408, "the body did not arrive in time (--body-timeout-s)", "body_timeout")
             )
         status = error.code or 500
@@ -125,17 +136,17 @@ class Edge:
             404: f"there is nothing at {request.path}",
             405: f"{request.method} is not for {request.path}",
         }.get(status, error.description or error.name)
-        response = error_response(http_problem(status, said))
+        response = self._refused(http_problem(status, said))
         if status == 405:
             response.headers["Allow"] = dict(error.get_headers()).get("Allow", "")
         return response
 
     async def failed(self, error: RequestFailed) -> Response:
-        return error_response(error.problem)
+        return self._refused(error.problem)
 
     async def crashed(self, error: Exception) -> Response:
         log.error("request %s failed", self._service.request_id, exc_info=error)
-        return error_response(
+        return self._refused(
             http_problem(500, "an internal error; the log has it under the request id", "internal_error")
         )
 

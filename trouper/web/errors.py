@@ -1,6 +1,8 @@
-"""Errors in OpenAI's shape: four keys, always."""
+"""Errors in OpenAI's shape, four keys, always; and what an error of any shape carries in its headers."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import msgspec
 from quart import Response
@@ -21,8 +23,10 @@ def error_body(problem: Problem) -> dict[str, dict[str, str | None]]:
     }
 
 
-def error_response(problem: Problem) -> Response:
-    response = Response(msgspec.json.encode(error_body(problem)), problem.status, content_type="application/json")
+def error_response(problem: Problem, body: Any = None) -> Response:
+    """`body`: what another dialect says."""
+    body = error_body(problem) if body is None else body
+    response = Response(msgspec.json.encode(body), problem.status, content_type="application/json")
     if problem.retry_after_s is not None:
         response.headers["Retry-After"] = str(problem.retry_after_s)
     if problem.status == 401:

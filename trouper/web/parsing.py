@@ -148,6 +148,13 @@ def _fault(error: BaseException, within: str) -> RequestFailed:
     return bad_request(f"{param}: {said}" if param else said, param, "invalid_type")
 
 
+def flag(value: Any, name: str) -> bool:
+    """A boolean inside of what is checked by hand; absent is false. Raises `RequestFailed` (400)."""
+    if value is not None and type(value) is not bool:
+        raise bad_request(f"{name} must be a boolean, not {json_type(value)}", name, "invalid_type")
+    return bool(value)
+
+
 def between(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
     """Raises `RequestFailed` (400) unless low <= value <= high (low < value if `open_low`)."""
     if not (low < value if open_low else low <= value) or value > high:

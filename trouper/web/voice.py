@@ -43,6 +43,8 @@ class Voice:
         self._forced = ""
         self.calls = 0
         """Made so far."""
+        self._after_call = False
+        """Nothing was said since: newlines there are nobody's text."""
 
     @property
     def kind(self) -> Kind:
@@ -78,7 +80,8 @@ class Voice:
         for part in parts:
             match part.kind:
                 case "content":
-                    text = part.text.lstrip("\n") if self.calls else part.text
+                    text = part.text.lstrip("\n") if self._after_call else part.text
+                    self._after_call = self._after_call and not text
                     said += [Said("content", text)] if text else []
                 case "reasoning":
                     said.append(Said("reasoning", part.text))
@@ -92,7 +95,7 @@ class Voice:
         if not calls:
             return [Said("content", start + text + end)] if text else []
         wanted = calls if self._tools.several else calls[: max(0, 1 - self.calls)]
-        self.calls += len(wanted)
+        self.calls, self._after_call = self.calls + len(wanted), True
         return [Said("call", call=call) for call in wanted]
 
 

@@ -75,10 +75,10 @@ def _named_schema(value: Any, path: str) -> Grammar:
         raise bad_request(f"{path}.strict must be a boolean", f"{path}.strict", "invalid_type")
     if "schema" not in value:
         return Grammar("json_object", param=f"{path}.schema")
-    return _schema(value["schema"], f"{path}.schema")
+    return schema_grammar(value["schema"], f"{path}.schema")
 
 
-def _schema(value: Any, path: str) -> Grammar:
+def schema_grammar(value: Any, path: str) -> Grammar:
     if isinstance(value, str):
         try:
             value = msgspec.json.decode(value)
@@ -134,14 +134,14 @@ def _structured_outputs(value: Any, name: str) -> Grammar | None:
             if one is not True:
                 raise bad_request(f"{name}.json_object must be a boolean", f"{name}.json_object", "invalid_type")
             return Grammar("json_object", param=f"{name}.json_object")
-        return {"json": _schema, "regex": _regex, "choice": _choice, "grammar": _lark}[key](one, f"{name}.{key}")
+        return {"json": schema_grammar, "regex": _regex, "choice": _choice, "grammar": _lark}[key](one, f"{name}.{key}")
     return None
 
 
 READERS: dict[str, Callable[[Any, str], Grammar | None]] = {
     "response_format": _response_format,
     "structured_outputs": _structured_outputs,
-    "guided_json": _schema,
+    "guided_json": schema_grammar,
     "guided_regex": _regex,
     "guided_choice": _choice,
     "guided_grammar": _lark,

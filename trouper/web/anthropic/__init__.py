@@ -1,0 +1,1 @@
+"""Anthropic's dialect: one file for each thing that travels."""

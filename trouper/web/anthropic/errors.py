@@ -1,0 +1,38 @@
+"""Errors in Anthropic's shape."""
+
+from __future__ import annotations
+
+from trouper.protocol.errors import Problem
+from trouper.web.schema import Json
+
+PREFIX = "/v1/messages"
+TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+TOO_LONG = "prompt is too long: "
+"""How the API's own message begins; agents look for it, and make their conversation shorter."""
+
+
+def is_anthropic(path: str) -> bool:
+    """Whether who asks there expects errors of this shape."""
+    return path == PREFIX or path.startswith(f"{PREFIX}/")
+
+
+def anthropic_error(problem: Problem, request_id: str) -> Json:
+    said = problem.message
+    if problem.code == "context_length_exceeded":
+        said = TOO_LONG + said
+    elif problem.param is not None and problem.param not in said:
+        said = f"{problem.param}: {said}"  # This shape has no other place for it.
+    kind = TYPES.get(problem.status, "api_error" if problem.status >= 499 else "invalid_request_error")
+    error: Json = {"type": kind, "message": said}
+    if problem.code is not None:
+        error["details"] = {"error_code": problem.code}
+    return {"type": "error", "error": error, "request_id": request_id}

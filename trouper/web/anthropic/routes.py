@@ -1,0 +1,76 @@
+"""Anthropic's endpoints."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from quart import Response
+
+from trouper.actors.intake import tokenize
+from trouper.web.anthropic import bodies, messages
+from trouper.web.anthropic.messages import messages_to_generate, parse_count, parse_messages, prompt_of
+from trouper.web.anthropic.shapes import MessageShape
+from trouper.web.anthropic.tools import check_learnt
+from trouper.web.endpoints import GENERATES, Endpoint
+from trouper.web.schema import ref
+from trouper.web.service import Service, as_json
+from trouper.web.voice import Voice, thinks_already
+
+
+class Anthropic:
+    """The handlers."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        told = partial(Endpoint, method="POST", tag="Anthropic", refused=messages.REFUSED, rules=messages.RULES)
+        question = {"messages": [{"role": "user", "content": "Who was Molière?"}]}
+        return (
+            told(
+                path="/v1/messages",
+                handler=self.messages,
+                summary="Answer a conversation",
+                request=messages.MessagesRequest,
+                answer=ref("AnthropicMessage"),
+                events=ref("AnthropicEvent"),
+                error=ref("AnthropicError"),
+                also=GENERATES,
+                examples={"A question": question | {"max_tokens": 9}},
+            ),
+            told(
+                path="/v1/messages/count_tokens",
+                handler=self.count_tokens,
+                summary="How many tokens a conversation has",
+                request=messages.CountRequest,
+                answer=bodies.COUNTED,
+                error=ref("AnthropicError"),
+                examples={"A question": question},
+            ),
+        )
+
+    async def messages(self) -> Response:
+        parsed = parse_messages(await self._service.body())
+        served = await self._service.served(parsed.model)
+        check_learnt(parsed.tools_asked, served.runtime.tokenizer)
+        request_id, tools, words = self._service.request_id, parsed.tools_asked, served.runtime.tokenizer
+        wanted = messages_to_generate(parsed, request_id, served.runtime.settings.seed)
+        [answer] = await self._service.submit(served, [wanted])
+        voice: Voice | None = None
+        if tools.forced or wanted.grammar is None:
+            voice = Voice(tools, words, thinks=thinks_already(answer.accepted.prompt_tokens, words))
+        shape = MessageShape(
+            request_id,
+            served.name,
+            voice,
+            omitted=parsed.thinking_asked.omitted,
+            cut=answer.accepted.max_tokens < parsed.max_tokens,
+            silent=parsed.max_tokens == 0,
+        )
+        return await self._service.respond(shape, [answer], stream=parsed.stream)
+
+    async def count_tokens(self) -> Response:
+        parsed = parse_count(await self._service.body())
+        served = await self._service.served(parsed.model)
+        check_learnt(parsed.tools_asked, served.runtime.tokenizer)
+        return as_json({"input_tokens": len(await tokenize(prompt_of(parsed), served.runtime.tokenizer))})
