@@ -40,6 +40,10 @@ class ByteTokenizer:
         return chr(token) if token < EOS else "<eos>"
 
     thinking = ("<think>", "</think>")
+
+    def marker_tokens(self, marker: str) -> tuple[int, ...]:
+        return tuple(marker.encode())
+
     calling = ("<call>", "</call>")
 
     def parse_calls(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:

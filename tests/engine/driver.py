@@ -16,7 +16,7 @@ import numpy as np
 from trouper.engine.step import Launched, StepEngine
 from trouper.protocol.blocks import Payload
 from trouper.protocol.grammar import Grammar
-from trouper.protocol.plans import Admit, Chunk, Plan, Restore, RowId, Stepped
+from trouper.protocol.plans import Admit, Chunk, Plan, Restore, RowId, Stepped, ThinkingLimit
 from trouper.protocol.replies import TokenLogprobs
 from trouper.protocol.sampling import Sampling
 
@@ -38,6 +38,7 @@ class Request:
     grammar: Grammar | None = None
     min_tokens: int = 0
     ends: tuple[int, ...] = ()
+    thinking: ThinkingLimit | None = None
 
 
 @attrs.define
@@ -169,6 +170,7 @@ def _admit(row: Row) -> Admit:
         request.grammar,
         request.min_tokens,
         request.ends,
+        thinking=request.thinking,
     )
 
 

@@ -161,3 +161,15 @@ def test_no_usable_tokenizer_is_one_line(tmp_path: Path, content: str | None) ->
         load(tmp_path)
     assert str(tmp_path) in str(unusable.value)
     assert "\n" not in str(unusable.value)
+
+
+def test_the_last_message_goes_on(byte_bpe: HubTokenizer) -> None:
+    """continue_final_message: nothing ends it. Without add_generation_prompt no answer begins."""
+    history = [USER, {"role": "assistant", "content": "I say"}]
+    end = b"assistant: I say"
+    continued = byte_bpe.encode_chat(history, add_generation_prompt=False, continue_final_message=True)
+    assert text_of(byte_bpe, continued).endswith(end)
+    assert continued[-1] not in byte_bpe.eos_token_ids
+    closed = byte_bpe.encode_chat(history, add_generation_prompt=False)
+    assert closed[-1] in byte_bpe.eos_token_ids and text_of(byte_bpe, closed).endswith(end)
+    assert text_of(byte_bpe, byte_bpe.encode_chat(history)).endswith(b"assistant: ")

@@ -162,7 +162,7 @@ async def test_errors_have_four_keys_and_name_the_parameter() -> None:
         ({"extra_body": {"guided_regex": "a", "guided_choice": ["a"]}}, 400, "guided_choice"),
         ({"extra_body": {"structured_outputs": {"regex": "a", "json": {}}}}, 400, "structured_outputs"),
         ({"extra_body": {"min_tokens": 9}, "max_tokens": 3}, 400, "min_tokens"),
-        ({"extra_body": {"reasoning_effort": "high"}}, 400, "reasoning_effort"),
+        ({"extra_body": {"reasoning_effort": "very"}}, 400, "reasoning_effort"),
         ({"extra_body": {"made_up": 1}}, 400, "made_up"),
         ({"max_tokens": 10**400}, 400, "max_tokens"),
         ({"extra_body": {"temperature": 10**400}}, 400, "temperature"),

@@ -9,9 +9,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.fakes import ByteTokenizer
+from trouper.actors.intake import thinks_already
 from trouper.web.speech import Markers, Part, Speech
 from trouper.web.tools import Tools
-from trouper.web.voice import Voice, Whole, thinks_already
+from trouper.web.voice import Voice, Whole
 
 MARKERS = Markers(("<think>", "</think>"), ("<call>", "</call>"))
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import attrs
 import trio
@@ -11,6 +11,7 @@ import trio
 from trouper.actors.submission import Submission
 from trouper.protocol.errors import Problem, RequestFailed, bad_request
 from trouper.protocol.model import LoadedModel, Tokenizer
+from trouper.protocol.plans import ThinkingLimit
 from trouper.protocol.requests import ChatPrompt, Generate, Prompt, TextPrompt, TokenPrompt
 from trouper.protocol.settings import Settings
 
@@ -27,6 +28,7 @@ class Admitted:
     submission: Submission
     prompt: tuple[int, ...]
     max_tokens: int
+    thinking: ThinkingLimit | None = None
 
 
 async def take_in_requests(
@@ -58,7 +60,25 @@ async def prepare(submission: Submission, model: LoadedModel, settings: Settings
     check_tokens(request, prompt, model.card.vocab_size)
     if request.grammar is not None:
         await trio.to_thread.run_sync(model.tokenizer.check_grammar, request.grammar)
-    return Admitted(submission, prompt, room(request, len(prompt), model.card.context_length, settings))
+    most = room(request, len(prompt), model.card.context_length, settings)
+    return Admitted(submission, prompt, most, thinking_limit(request, prompt, model.tokenizer))
+
+
+def thinking_limit(request: Generate, prompt: Sequence[int], tokenizer: Tokenizer) -> ThinkingLimit | None:
+    """None where nothing bounds it, or the model does not think."""
+    if request.thinking_tokens is None or request.grammar is not None or tokenizer.thinking is None:
+        return None
+    start, end = (tokenizer.marker_tokens(marker) for marker in tokenizer.thinking)
+    return ThinkingLimit(request.thinking_tokens, start, end, thinks_already(prompt, tokenizer)) if end else None
+
+
+def thinks_already(prompt: Sequence[int], tokenizer: Tokenizer) -> bool:
+    """Whether the prompt ends inside of thinking: some templates open it."""
+    if tokenizer.thinking is None:
+        return False
+    start, end = tokenizer.thinking
+    tail = b"".join(tokenizer.token_bytes(token) for token in prompt[-32:]).decode("utf-8", "replace")
+    return tail.rfind(start) > tail.rfind(end)
 
 
 async def tokenize(prompt: Prompt, tokenizer: Tokenizer) -> tuple[int, ...]:

@@ -345,7 +345,7 @@ class Scheduler:
         return Admit(
             row.id, prompt, request.sampling, request.logprobs, restore,
             request.grammar, request.min_tokens, tuple(sorted(row.ends)) if request.min_tokens else (),
-            request.prompt_logprobs,
+            request.prompt_logprobs, admitted.thinking,
         )  # fmt: skip
 
     def _relieve_pressure(self) -> None:

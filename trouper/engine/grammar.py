@@ -33,6 +33,11 @@ Mask = np.ndarray[Any, np.dtype[np.uint8]]
 """Packed bits, lowest first."""
 
 
+def mask_bytes(vocabulary: int) -> int:
+    """Of one row of so many logits: whole words of 32 bits."""
+    return (vocabulary + 31) // 32 * 4
+
+
 class Vocabulary:
     """What llguidance wants to know of a tokenizer: the bytes of each token, and which are special."""
 
@@ -66,7 +71,7 @@ class Grammars:
     @property
     def mask_bytes(self) -> int:
         """Of one row."""
-        return (self._size + 31) // 32 * 4
+        return mask_bytes(self._size)
 
     def check(self, grammar: Grammar) -> None:
         """Raises `RequestFailed` (400) that names the place."""

@@ -19,6 +19,7 @@ from trouper.engine.penalties import Bias, History, MinTokens, Penalties
 from trouper.engine.quantized import PLAIN, KvFormat
 from trouper.engine.rows import SlotRows, rows_for
 from trouper.engine.sampler import BatchSampler
+from trouper.engine.thinking import ThinkingRule
 from trouper.protocol.plans import Admit, Plan, RowId, Stepped
 from trouper.protocol.sampling import Sampling
 
@@ -37,7 +38,8 @@ class RowState:
     drawn: int = 0
     """Tokens sampled so far: the position that keys the next draw."""
     history: History | None = None
-    constraint: Constraint | None = None
+    constraint: Constraint | ThinkingRule | None = None
+    """What bounds its next token, by the tokens before."""
     min_tokens: int = 0
     ends: tuple[int, ...] = ()
     prompt_logprobs: int | None = None
@@ -149,7 +151,9 @@ class StepEngine:
             self.blocks.restore(admit.row, admit.restore)
             self._state[admit.row].prefilled = admit.restore.tokens
 
-    def _constraint(self, admit: Admit) -> Constraint | None:
+    def _constraint(self, admit: Admit) -> Constraint | ThinkingRule | None:
+        if admit.thinking is not None:
+            return ThinkingRule(admit.thinking, self._vocabulary)
         if admit.grammar is None:
             return None
         assert self._grammars is not None, "grammars need a tokenizer"

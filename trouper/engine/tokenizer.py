@@ -57,6 +57,9 @@ class HubTokenizer:
         words = self._wrapped
         return (words.think_start, words.think_end) if words.has_thinking else None
 
+    def marker_tokens(self, marker: str) -> tuple[int, ...]:
+        return tuple(self._wrapped.encode(marker, add_special_tokens=False))
+
     @property
     def calling(self) -> tuple[str, str] | None:
         words = self._wrapped

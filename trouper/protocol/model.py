@@ -39,6 +39,9 @@ class Tokenizer(Protocol):
     def thinking(self) -> tuple[str, str] | None:
         """What the model writes before and after it thinks; None if it does not."""
 
+    def marker_tokens(self, marker: str) -> tuple[int, ...]:
+        """Of what stands before or after thinking, as the model writes it."""
+
     @property
     def calling(self) -> tuple[str, str] | None:
         """What the model writes before and after a call of a tool; None if it has not learnt to."""

@@ -58,6 +58,17 @@ class Load:
 
 
 @attrs.frozen
+class ThinkingLimit:
+    """After so many `tokens` of thinking a row writes `end`. `start` and `end` are what thinking stands between."""
+
+    tokens: int
+    start: tuple[int, ...]
+    end: tuple[int, ...]
+    begun: bool = False
+    """The prompt has opened the thinking."""
+
+
+@attrs.frozen
 class Admit:
     """A row enters the engine. `prompt` is little-endian int32 bytes, the cheap way to carry many tokens."""
 
@@ -72,6 +83,7 @@ class Admit:
     ends: tuple[int, ...] = ()
     prompt_logprobs: int | None = None
     """Answer each of its chunks with the log-probabilities of the prompt's tokens; then nothing is restored."""
+    thinking: ThinkingLimit | None = None
 
 
 @attrs.frozen

@@ -71,6 +71,8 @@ class Generate:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     """The same for each token of the prompt but the first. The prompt is then computed whole, whatever is cached."""
+    thinking_tokens: int | None = None
+    """A model that thinks does so for at most so many tokens. Not with a grammar, which leaves no room for thinking."""
     cache_salt: str = ""
     """Prompts share what is cached only with those of the same salt."""
     timeouts: Timeouts | None = None

@@ -97,12 +97,3 @@ class Voice:
         wanted = calls if self._tools.several else calls[: max(0, 1 - self.calls)]
         self.calls, self._after_call = self.calls + len(wanted), True
         return [Said("call", call=call) for call in wanted]
-
-
-def thinks_already(prompt: Sequence[int], tokenizer: Tokenizer) -> bool:
-    """Whether the prompt ends inside of thinking: some templates open it."""
-    if tokenizer.thinking is None:
-        return False
-    start, end = tokenizer.thinking
-    tail = b"".join(tokenizer.token_bytes(token) for token in prompt[-32:]).decode("utf-8", "replace")
-    return tail.rfind(start) > tail.rfind(end)

@@ -12,6 +12,7 @@ from trouper.protocol.grammar import Grammar
 from trouper.protocol.requests import ChatPrompt, Generate
 from trouper.web.openai import schemas
 from trouper.web.openai.parameters import (
+    HUGE,
     NOT_SUPPORTED,
     Parameters,
     choices_of,
@@ -54,13 +55,12 @@ REFUSED: Refused = {
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
-    "reasoning_effort": (),
     "verbosity": (),
     "web_search_options": (),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
     "echo": (False,),
 }
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+"""How much to think. `none` is not to; the others are for the chat template, if it knows them."""
 RULES = (
     schemas.OPTIONS_NEED_A_STREAM,
     schemas.TOP_NEEDS_LOGPROBS,
@@ -76,6 +76,10 @@ class ChatRequest(Parameters):
     logprobs: bool = False
     top_logprobs: int | None = attrs.field(default=None, metadata=limits(0, 20))
     chat_template_kwargs: Any = attrs.field(default=None, metadata=schema(TEMPLATE_KWARGS))
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    reasoning_effort: str | None = attrs.field(default=None, metadata=schema({"enum": [*EFFORTS]}))
+    thinking_token_budget: int | None = attrs.field(default=None, metadata=limits(0, HUGE))
     tools: Any = attrs.field(default=None, metadata=schema(array(schemas.TOOL, maxItems=MAX_TOOLS)))
     tool_choice: Any = attrs.field(default=None, metadata=schema(schemas.TOOL_CHOICE))
     parallel_tool_calls: bool | None = None
@@ -100,8 +104,7 @@ def chat_to_generate(request: ChatRequest, request_id: str, default_seed: int | 
     kwargs = template_kwargs(request.chat_template_kwargs)
     if tools.offered:
         kwargs = kwargs | {"tools": [*tools.offered]}
-    if tools.forced:
-        kwargs = {"enable_thinking": False} | kwargs
+    kwargs = _about_thinking(request, tools) | _about_the_end(request) | kwargs
     limit = request.max_completion_tokens
     name = "max_tokens" if limit is None else "max_completion_tokens"
     generate = Generate(
@@ -116,8 +119,38 @@ def chat_to_generate(request: ChatRequest, request_id: str, default_seed: int | 
         cache_salt=salt_of(request),
         min_tokens=least_of(request, request.max_tokens if limit is None else limit),
         grammar=_grammar(request, tools),
+        thinking_tokens=request.thinking_token_budget,
     )
     return choices_of(generate, request.n)
+
+
+def _about_thinking(request: ChatRequest, tools: Tools) -> dict[str, Any]:
+    """What follows a grammar has no room to think. Templates that know nothing of it ignore it."""
+    effort, said = request.reasoning_effort, {}
+    if effort is not None and effort not in EFFORTS:
+        known = ", ".join(EFFORTS)
+        raise bad_request(
+            f"reasoning_effort must be one of {known}, not {effort!r}", "reasoning_effort", "invalid_value"
+        )
+    if effort is not None and effort != "none":
+        said = {"reasoning_effort": effort}
+    bound = tools.forced or grammar_of(request) is not None
+    return said | (
+        {"enable_thinking": False} if bound or effort == "none" or request.thinking_token_budget == 0 else {}
+    )
+
+
+def _about_the_end(request: ChatRequest) -> dict[str, Any]:
+    """Whether the prompt ends with the beginning of an answer, or in the middle of the last message."""
+    if not request.continue_final_message:
+        return {} if request.add_generation_prompt is None else {"add_generation_prompt": request.add_generation_prompt}
+    if request.add_generation_prompt:
+        raise combination(
+            "continue_final_message needs add_generation_prompt: false, or neither", "continue_final_message"
+        )
+    if messages_of(request.messages)[-1]["role"] != "assistant":
+        raise combination("continue_final_message needs a last message of the assistant", "continue_final_message")
+    return {"add_generation_prompt": False, "continue_final_message": True}
 
 
 def _grammar(request: ChatRequest, tools: Tools) -> Grammar | None:

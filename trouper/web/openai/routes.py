@@ -7,6 +7,7 @@ from functools import partial
 
 from quart import Response
 
+from trouper.actors.intake import thinks_already
 from trouper.protocol.requests import TextPrompt
 from trouper.web.endpoints import GENERATES, Endpoint
 from trouper.web.errors import error_response, http_problem
@@ -20,7 +21,7 @@ from trouper.web.openai.tools import check_learnt
 from trouper.web.openapi import listing
 from trouper.web.schema import either, ref
 from trouper.web.service import Served, Service, as_json, listed_body, now
-from trouper.web.voice import Voice, thinks_already
+from trouper.web.voice import Voice
 
 
 class OpenAi:

@@ -1,0 +1,84 @@
+"""A bound on thinking: the row ends it itself, in the batch, and nobody else hears of it."""
+
+from __future__ import annotations
+
+import attrs
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.engine.driver import Request, answers
+from tests.families import build, prompts
+from tests.family_configs import VOCABULARY
+from trouper import Sampling
+from trouper.engine.step import StepEngine
+from trouper.engine.thinking import ThinkingRule
+from trouper.protocol.plans import ThinkingLimit
+
+START, END = (300, 301), (310, 311, 312)
+LIMIT = ThinkingLimit(6, START, END, begun=True)
+
+
+def following(rule: ThinkingRule) -> list[int] | None:
+    """The tokens that may come next; None: all."""
+    mask = rule.allowed(0)
+    if (mask == 255).all():
+        return None
+    return [token for token in range(len(mask) * 8) if mask[token // 8] >> token % 8 & 1]
+
+
+def took(rule: ThinkingRule, *tokens: int) -> ThinkingRule:
+    for token in tokens:
+        assert rule.took(token) == ""
+    return rule
+
+
+def test_the_end_is_written_when_the_budget_is_used() -> None:
+    rule = took(ThinkingRule(LIMIT, VOCABULARY), 1, 2, 3, 4, 5)
+    assert following(rule) is None
+    for token in (6, *END):
+        took(rule, token)
+        wanted = {6: 310, 310: 311, 311: 312}.get(token)
+        assert following(rule) == (None if wanted is None else [wanted])
+
+
+def test_an_end_that_was_begun_is_gone_on_with() -> None:
+    rule = took(ThinkingRule(LIMIT, VOCABULARY), 1, 2, 3, 4, 310, 311)
+    assert following(rule) == [312]
+
+
+def test_who_does_not_think_is_free() -> None:
+    rule = took(ThinkingRule(attrs.evolve(LIMIT, begun=False), VOCABULARY), *range(100))
+    assert following(rule) is None
+    assert following(took(rule, *START, *range(6))) == [310]
+
+
+def test_whoever_ends_by_itself_is_free_for_ever() -> None:
+    assert following(took(ThinkingRule(LIMIT, VOCABULARY), 1, *END, *START, *range(50))) is None
+
+
+@given(st.lists(st.sampled_from([1, 2, *START, *END]), max_size=30))
+def test_thinking_never_outlasts_budget_and_end(said: list[int]) -> None:
+    rule = ThinkingRule(LIMIT, VOCABULARY)
+    written: list[int] = []
+    for token in [*said, *[1] * 20]:
+        must = following(rule)
+        written.append(token if must is None else must[0])
+        took(rule, written[-1])
+    places = [n for n in range(len(written)) if tuple(written[n : n + 3]) == END]
+    assert places and places[0] <= LIMIT.tokens
+
+
+def test_in_a_batch() -> None:
+    """Tokens before the end are those of the row without a bound; neighbours are as alone."""
+    model = build("llama")
+    bounded = Request(prompts()[0], 16, Sampling(temperature=0.9, seed=5), thinking=LIMIT)
+    free = [Request(prompts()[1], 12, Sampling(temperature=0.9, seed=6)), Request(prompts()[2], 12)]
+
+    def run(*requests: Request) -> list[list[int]]:
+        return answers(StepEngine(model, VOCABULARY), [*requests])
+
+    together = run(free[0], bounded, free[1])
+    [unbounded] = run(attrs.evolve(bounded, thinking=None))
+    assert together[1][:6] == unbounded[:6]
+    assert tuple(together[1][6:9]) == END and len(together[1]) == 16
+    assert [together[0], together[2]] == [run(free[0])[0], run(free[1])[0]]
