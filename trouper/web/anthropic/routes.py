@@ -6,7 +6,7 @@ from functools import partial
 
 from quart import Response
 
-from trouper.actors.intake import tokenize
+from trouper.actors.intake import thinks_already, tokenize
 from trouper.web.anthropic import bodies, messages
 from trouper.web.anthropic.messages import messages_to_generate, parse_count, parse_messages, prompt_of
 from trouper.web.anthropic.shapes import MessageShape
@@ -14,7 +14,7 @@ from trouper.web.anthropic.tools import check_learnt
 from trouper.web.endpoints import GENERATES, Endpoint
 from trouper.web.schema import ref
 from trouper.web.service import Service, as_json
-from trouper.web.voice import Voice, thinks_already
+from trouper.web.voice import Voice
 
 
 class Anthropic:

@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 from quart import Response, request
 
+from trouper.actors.intake import thinks_already
 from trouper.actors.runtime import Answer
 from trouper.protocol.errors import Problem, RequestFailed, bad_request
 from trouper.protocol.replies import Delta
@@ -28,7 +29,7 @@ from trouper.web.parsing import combination
 from trouper.web.schema import FLAG, TEXT, ref
 from trouper.web.service import Served, Service, as_events, as_json, now
 from trouper.web.shape import Json
-from trouper.web.voice import Voice, thinks_already
+from trouper.web.voice import Voice
 
 PARAMS = {"messages": "input", "prompt": "input", "max_tokens": "max_output_tokens"}
 """What the runtime calls them, and what they are here."""
