@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import attrs
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
@@ -15,6 +16,7 @@ from trouper import ChatPrompt, Generate, RequestFailed, Sampling, Settings, Tex
 from trouper.actors.intake import LONG_TEXT, Admitted, prepare, take_in_requests
 from trouper.protocol.errors import Problem
 from trouper.protocol.model import LoadedModel
+from trouper.protocol.requests import Prompt
 
 MODEL = LoadedModel(card(context_length=100), ByteTokenizer())
 HELLO = ({"role": "user", "content": "hello"},)
@@ -98,9 +100,30 @@ async def test_the_default_length_ends_where_the_context_does(opened: Opened) ->
     assert (await prepared(opened, generate(tokens=10), settings=settings)).max_tokens == 40
 
 
-@pytest.mark.parametrize("chat", [False, True])
+async def test_as_much_as_there_is_room_for(opened: Opened) -> None:
+    """Instead of a refusal, if the request says so; a prompt without any room behind it is refused all the same."""
+    settings = Settings(max_kv_size=50)
+    wish = attrs.evolve(generate(tokens=10, max_tokens=500), as_room_allows=True)
+    assert (await prepared(opened, wish, settings=settings)).max_tokens == 40
+    with pytest.raises(RequestFailed):
+        await prepared(opened, attrs.evolve(wish, as_room_allows=False), settings=settings)
+    with pytest.raises(RequestFailed):
+        await prepared(opened, attrs.evolve(wish, prompt=TokenPrompt((1,) * 50)), settings=settings)
+
+
+LONG = "x" * (LONG_TEXT + 1)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        TextPrompt(LONG),
+        ChatPrompt(({"role": "user", "content": LONG},)),
+        ChatPrompt(({"role": "user", "content": "x"},), {"tools": [{"function": {"description": LONG}}]}),
+    ],
+)
 async def test_a_long_text_leaves_the_event_loop(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch, *, chat: bool
+    opened: Opened, monkeypatch: pytest.MonkeyPatch, prompt: Prompt
 ) -> None:
     threads = []
     real = trio.to_thread.run_sync
@@ -110,11 +133,9 @@ async def test_a_long_text_leaves_the_event_loop(
         return await real(*args)
 
     monkeypatch.setattr(trio.to_thread, "run_sync", counted)
-    text = "x" * (LONG_TEXT + 1)
-    prompt = ChatPrompt(({"role": "user", "content": text},)) if chat else TextPrompt(text)
     model = LoadedModel(card(context_length=100_000), ByteTokenizer())
     admitted = await prepared(opened, generate(prompt=prompt), model, Settings())
-    assert len(admitted.prompt) > LONG_TEXT
+    assert admitted.prompt
     assert len(threads) == 1
 
 

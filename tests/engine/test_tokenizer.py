@@ -148,6 +148,19 @@ def test_every_end_of_a_turn(tmp_path: Path) -> None:
     assert eos_ids({"eos_token_id": 0}) == {0}
 
 
+def test_what_is_nested_too_deeply_for_a_template_is_a_bad_request(tmp_path: Path) -> None:
+    """The JSON of a request may be nested more deeply than a template can write it down again."""
+    deep: dict[str, Any] = {}
+    for _ in range(900):
+        deep = {"a": deep}
+    save_tokenizer(tmp_path)
+    backend = Backend.from_file(str(tmp_path / "tokenizer.json"))
+    tokenizer = saved(backend, tmp_path, chat_template="{{ tools | tojson(indent=4) }}")
+    with pytest.raises(RequestFailed) as caught:
+        tokenizer.encode_chat([USER], tools=[deep])
+    assert caught.value.problem.status == 400
+
+
 def test_chat_template_or_none(byte_bpe: HubTokenizer, tmp_path: Path) -> None:
     assert byte_bpe.has_chat_template
     assert not saved(Backend.from_file(str(tmp_path / "tokenizer.json")), tmp_path).has_chat_template

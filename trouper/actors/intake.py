@@ -86,8 +86,7 @@ async def tokenize(prompt: Prompt, tokenizer: Tokenizer) -> tuple[int, ...]:
         case TokenPrompt(tokens=tokens):
             return tokens
         case TextPrompt(text=text):
-            check_text(text, "prompt")
-            if len(text) > LONG_TEXT:
+            if check_text(text, "prompt") > LONG_TEXT:
                 return await trio.to_thread.run_sync(tokenizer.encode, text)
             return tokenizer.encode(text)
         case ChatPrompt(messages=messages, template_kwargs=kwargs):
@@ -95,18 +94,20 @@ async def tokenize(prompt: Prompt, tokenizer: Tokenizer) -> tuple[int, ...]:
                 raise bad_request(
                     "this model has no chat template; use /v1/completions", "messages", "no_chat_template"
                 )
-            check_text((messages, kwargs), "messages")
-            if sum(len(str(message.get("content", ""))) for message in messages) > LONG_TEXT:
+            if check_text((messages, kwargs), "messages") > LONG_TEXT:
                 return await trio.to_thread.run_sync(lambda: tokenizer.encode_chat(messages, **kwargs))
             return tokenizer.encode_chat(messages, **kwargs)
 
 
-def check_text(value: object, param: str) -> None:
-    r"""JSON's "\ud800" makes a string that is no text and that crashes tokenizers: a user's mistake, not a bug."""
+def check_text(value: object, param: str) -> int:
+    r"""How many characters are inside: descriptions of tools are long, too. JSON's "\ud800" makes a string that is no text
+    and that crashes tokenizers: a user's mistake, not a bug. Raises `RequestFailed` (400)."""
+    characters = 0
     inside: list[object] = [value]
     while inside:
         match inside.pop():
             case str() as text:
+                characters += len(text)
                 try:
                     text.encode()
                 except UnicodeEncodeError:
@@ -115,6 +116,7 @@ def check_text(value: object, param: str) -> None:
                 inside += (*mapping.keys(), *mapping.values())
             case list() | tuple() as parts:
                 inside += parts
+    return characters
 
 
 def check_tokens(request: Generate, prompt: tuple[int, ...], vocab_size: int) -> None:

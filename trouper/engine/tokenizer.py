@@ -18,8 +18,9 @@ from trouper.engine.token_bytes import TokenTable, token_table
 from trouper.protocol.errors import ModelUnusable, bad_request
 from trouper.protocol.grammar import Grammar
 
-TEMPLATE_FAULTS = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
-"""What a template may raise over messages that it was not made for; `raise_exception` raises TemplateError."""
+TEMPLATE_FAULTS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, RecursionError)
+"""What a template may raise over messages that it was not made for; `raise_exception` raises TemplateError, what is nested too
+deeply for `tojson` RecursionError."""
 Config = Mapping[str, Any]
 
 
