@@ -21,6 +21,7 @@ BEYOND_SCHEMA: Mapping[str, str] = {
     "tools_not_supported": "tools for a model that has not learnt to call them",
     "reasoning_not_supported": "an effort of reasoning for a model that does not think",
     "background_not_supported": "a response in the background from a server that keeps none",
+    "response_ended": "cancelling a response that has ended",
     "previous_response_not_ended": "going on from a response that still runs",
     "previous_response_not_completed": "going on from a response that failed or was cancelled",
     "no_chat_template": "messages for a model without a chat template",

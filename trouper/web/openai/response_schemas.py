@@ -123,14 +123,9 @@ SOMETHING: Json = {
 TOP_NEEDS_INCLUDE = needs(
     "top_logprobs", {"type": "integer", "minimum": 1}, "include", {"type": "array", "contains": {"const": LOGPROBS}}
 )
-BACKGROUND_IS_STORED: Json = {
-    "if": {"properties": {"background": {"const": True}}, "required": ["background"]},
-    "then": {"properties": {"store": {"enum": [True, None]}}},
-}
 RULES = (
     SOMETHING,
     TOP_NEEDS_INCLUDE,
-    BACKGROUND_IS_STORED,
     schemas.OPTIONS_NEED_A_STREAM,
     schemas.FORCED_NEEDS_TOOLS,
 )
