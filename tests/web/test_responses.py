@@ -300,7 +300,7 @@ async def test_tool_choice(choice: Any, forced: list[str] | None, offered: list[
         assert admit.grammar is not None
         assert all((f'"const":"{name}"' in admit.grammar.source) == (name in forced) for name in "fg")
         [call] = response.output
-        assert call.type == "function_call" and (call.name, call.arguments) == ("g", '{"a":2}')
+        assert call.type == "function_call" and (call.name, call.arguments) == ("g", '{"a": 2}')
 
 
 @pytest.mark.parametrize(
@@ -308,7 +308,7 @@ async def test_tool_choice(choice: Any, forced: list[str] | None, offered: list[
     [
         (None, {}),
         ("none", {"enable_thinking": False}),
-        ("minimal", {"enable_thinking": False, "reasoning_effort": "minimal"}),
+        ("minimal", {"enable_thinking": True, "reasoning_effort": "minimal"}),
         ("high", {"enable_thinking": True, "reasoning_effort": "high"}),
     ],
 )
@@ -861,7 +861,7 @@ async def test_neutral_and_harmless_parameters() -> None:
         "prompt_cache_retention": "24h", "client_metadata": {"a": 1}, "tools": [], "tool_choice": "none", "stop": "z",
         "seed": 3, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "presence_penalty": 0.1, "logit_bias": {"97": 1},
         "frequency_penalty": 0.1, "cache_salt": "s", "min_tokens": 1, "stop_token_ids": [98], "previous_response_id": None,
-        "stream_options": None, "metadata": {}, "modalities": ["text"], "context_management": [],
+        "stream_options": None, "metadata": {}, "thinking_token_budget": 5, "modalities": ["text"], "context_management": [],
     }  # fmt: skip
     async with serving(saying("x")) as served:
         for name, value in harmless.items():

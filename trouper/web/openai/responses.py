@@ -28,9 +28,6 @@ from trouper.web.parsing import combination, json_type, only, structure
 from trouper.web.schema import HARMLESS, LENGTH, Json, Refused, limits, schema, schema_of
 from trouper.web.tools import Tools
 
-NO_EFFORT = ("none", "minimal")
-"""With these a model that can do without thinking does."""
-
 REFUSED: Refused = {
     "conversation": (),
     "prompt": (),
@@ -86,6 +83,7 @@ class ResponseRequest(SamplingParameters):
     """Of hosted tools, of which there are none."""
     text: Any = attrs.field(default=None, metadata=schema(schema_of(TextOptions, TEXT_REFUSED)))
     reasoning: Any = attrs.field(default=None, metadata=schema(schema_of(ReasoningOptions, REASONING_REFUSED)))
+    thinking_token_budget: int | None = attrs.field(default=None, metadata=limits(0, HUGE))
     store: bool = True
     background: bool = False
     stream_options: Any = attrs.field(default=None, metadata=schema(schema_of(StreamOptions, STREAM_OPTIONS_REFUSED)))
@@ -265,22 +263,20 @@ def response_to_generate(
         cache_salt=salt_of(request),
         min_tokens=least_of(request, request.max_output_tokens),
         grammar=asked.tools.grammar or asked.grammar,
+        thinking_tokens=request.thinking_token_budget,
     )
 
 
 def _variables(asked: Asked, tokenizer: Tokenizer) -> Json:
-    """The template's. What the request says of them itself comes last."""
+    """The template's. What the request says of them itself comes last. What follows a grammar has no room to think."""
     variables: Json = {}
-    effort = asked.reasoning.effort
-    if effort is not None:
-        if effort not in NO_EFFORT and tokenizer.thinking is None:
-            raise bad_request(
-                "this model does not think before it answers", "reasoning.effort", "reasoning_not_supported"
-            )
-        variables["enable_thinking"] = effort not in NO_EFFORT
-        if effort != "none":
-            variables["reasoning_effort"] = effort
-    if asked.tools.forced:
+    effort, bound = asked.reasoning.effort, bool(asked.tools.forced) or asked.grammar is not None
+    if effort is not None and effort != "none":
+        if tokenizer.thinking is None:
+            said = "this model does not think before it answers"
+            raise bad_request(said, "reasoning.effort", "reasoning_not_supported")
+        variables = {"enable_thinking": True, "reasoning_effort": effort}
+    if bound or effort == "none" or asked.request.thinking_token_budget == 0:
         variables["enable_thinking"] = False
     variables |= template_kwargs(asked.request.chat_template_kwargs)
     return variables | ({"tools": [*asked.tools.offered]} if asked.tools.offered else {})
