@@ -208,7 +208,7 @@ async def test_what_a_coding_agent_sends() -> None:
     asked: Any = {
         "model": "fake",
         "max_tokens": 32_000,
-        "betas": ["claude-code-20250219", "context-management-2025-06-27"],
+        "betas": ["interleaved-thinking-2025-05-14", "context-management-2025-06-27"],
         "system": [
             text("x-anthropic-billing-header: cc_version=2.1; cch=a1b2c;"),
             text("You help.") | caching,
@@ -279,6 +279,26 @@ async def test_what_a_coding_agent_sends() -> None:
         {"role": "tool", "tool_call_id": "unknown", "content": ""},
         {"role": "user", "content": "Well?\nAnd?"},
     ]
+
+
+@pytest.mark.parametrize(
+    ("thinking", "wanted", "most"),
+    [
+        (None, False, None),
+        ({"type": "disabled"}, False, 0),
+        ({"type": "adaptive"}, True, None),
+        ({"type": "enabled", "budget_tokens": 1024}, True, 1024),
+    ],
+)
+async def test_how_much_is_thought(thinking: Any, wanted: bool, most: int | None) -> None:
+    engine = Speaker(said="x", tokenizer=Recorder())
+    async with serving(engine) as served:
+        body = {"messages": HELLO, "max_tokens": 2000, "thinking": thinking}
+        assert (await ask(served, body, "/v1/messages"))[0] == 200
+    [admit] = [admit for plan in engine.plans_seen for admit in plan.admit]
+    assert (admit.thinking.tokens if admit.thinking else None) == most
+    assert isinstance(engine.tokenizer, Recorder)
+    assert engine.tokenizer.seen[0][1] == {"enable_thinking": wanted}
 
 
 async def test_an_answer_goes_on_where_the_last_message_ends() -> None:

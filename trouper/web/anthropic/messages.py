@@ -126,7 +126,6 @@ def messages_to_generate(request: MessagesRequest, request_id: str, default_seed
     """Raises `RequestFailed` (400) naming the parameter."""
     if request.min_tokens > request.max_tokens:
         raise combination(f"min_tokens must be at most max_tokens, which is {request.max_tokens}", "min_tokens")
-    # Nobody can keep request.thinking_asked.budget yet; here is where it is to be handed on.
     return Generate(
         request_id=request_id,
         prompt=prompt_of(request),
@@ -145,6 +144,7 @@ def messages_to_generate(request: MessagesRequest, request_id: str, default_seed
         ignore_eos=request.ignore_eos,
         cache_salt=request.cache_salt or "",
         min_tokens=request.min_tokens,
+        thinking_tokens=request.thinking_asked.budget,
         grammar=request.tools_asked.grammar or request.output_asked.grammar,
     )
 
@@ -172,7 +172,7 @@ def _check_together(tools: Tools, thinking: Thinking, output: Output) -> None:
     if output.grammar is not None and tools.offered:
         said = f"{output.grammar.param} cannot be combined with tools, unless tool_choice is of type none"
         raise combination(said, "tools")
-    if thinking.budget is not None and (tools.forced or output.grammar is not None):
+    if thinking.budget and (tools.forced or output.grammar is not None):
         other = "a forced tool" if tools.forced else "output_config.format"
         raise combination(f"thinking of type enabled cannot be combined with {other}", "thinking")
 

@@ -17,11 +17,12 @@ CARRIES = "trouper.thinking:"
 
 @attrs.frozen
 class Thinking:
-    """Absent is disabled: clients that did not ask look for the answer in the first block."""
+    """Who does not ask for it gets none where the template can prevent it: such clients look for the answer in the first
+    block. Who disables it gets none."""
 
     wanted: bool = False
     budget: int | None = None
-    """Tokens that it may take, if it was asked for by name and not left to the model."""
+    """Tokens that it may take: none if it is disabled, any number if that is left to the model."""
     omitted: bool = False
     """Its text is not shown."""
 
@@ -66,7 +67,7 @@ def thinking_of(value: Any, max_tokens: int | None) -> Thinking:
     rest = {name: one for name, one in value.items() if name != "type"}
     asked = structure(rest, KINDS[kind], {}, within="thinking.")
     if not isinstance(asked, Adaptive):
-        return Thinking()
+        return Thinking(budget=0)
     budget = asked.budget_tokens if isinstance(asked, Enabled) else None
     if budget is not None and max_tokens is not None and budget >= max_tokens:
         said = f"thinking.budget_tokens must be less than max_tokens, which is {max_tokens}"
