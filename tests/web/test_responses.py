@@ -637,6 +637,9 @@ async def test_a_background_stream_can_be_read_again_from_the_middle() -> None:
         assert [event.to_dict() for event in again] == [event.to_dict() for event in [*begun, *rest]]
         assert again[-1].type == "response.completed"
         assert again[-1].response == client.responses.retrieve(response_id)
+        with client.responses.stream(response_id=response_id, starting_after=4) as stream:
+            assert [event.sequence_number for event in stream] == list(range(5, len(again)))
+            assert stream.get_final_response().output_text == again[-1].response.output_text
         assert list(client.responses.retrieve(response_id, stream=True, starting_after=10**6)) == []
         plain = client.responses.create(model="fake", input="x")
         with pytest.raises(openai.BadRequestError, match="background and stream"):

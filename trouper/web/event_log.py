@@ -8,6 +8,7 @@ from types import TracebackType
 import trio
 from quart.wrappers.response import ResponseBody
 
+from trouper.web.answers import MOST_EVENTS
 from trouper.web.shape import COMMENT
 
 
@@ -30,8 +31,8 @@ class EventLog:
         self.over = True
         self._readers.unpark_all()
 
-    def since(self, place: int) -> list[bytes]:
-        return self._events[place:]
+    def since(self, place: int, most: int) -> list[bytes]:
+        return self._events[place : place + most]
 
     async def wait_beyond(self, place: int) -> None:
         """Until there are more than so many events, or there will be no more."""
@@ -58,10 +59,10 @@ class Replay(ResponseBody):
         return self
 
     async def __anext__(self) -> bytes:
-        """One write: whatever is there."""
+        """One write: what is there, but not all of a long answer."""
         with trio.move_on_after(self._heartbeat_s):
             await self._log.wait_beyond(self._place)
-            events = self._log.since(self._place)
+            events = self._log.since(self._place, MOST_EVENTS)
             if not events:
                 raise StopAsyncIteration
             self._place += len(events)
