@@ -14,11 +14,12 @@ from trouper.protocol.blocks import Payload, Tensor
 from trouper.protocol.errors import bad_request
 from trouper.protocol.grammar import Grammar
 from trouper.protocol.kv import KvLayout
-from trouper.protocol.model import LoadedModel, MemoryFacts, ModelCard
+from trouper.protocol.model import EmbeddingFacts, LoadedModel, MemoryFacts, ModelCard
 from trouper.protocol.plans import Admit, BlockId, Chunk, Plan, Restore, RowId, Stepped, Store
 from trouper.protocol.replies import TokenLogprobs
 
 EOS = 256
+DIMENSIONS = 4
 
 
 class ByteTokenizer:
@@ -78,6 +79,7 @@ class FakeRow:
     """What the next decode step runs."""
     position: int = 0
     prompt_logprobs: int | None = None
+    embed: bool = False
 
 
 CUTTABLE = KvLayout(token_bytes=100)
@@ -88,7 +90,7 @@ def card(context_length: int = 4096, kv: KvLayout = CUTTABLE) -> ModelCard:
     return ModelCard(
         id="fake", created=1_700_000_000, context_length=context_length, vocab_size=EOS + 1, architecture="fake",
         dtype="float32", weights_bytes=0, device="simulated", batching="batched", kv=kv, cache_bytes=1_000_000,
-        fingerprint="fa4e",
+        fingerprint="fa4e", embedding=EmbeddingFacts(DIMENSIONS, "mean"),
     )  # fmt: skip
 
 
@@ -160,7 +162,9 @@ class FakeEngine:
         for row in plan.decode:
             assert self.rows[row].position > 0, "decode before the prompt was prefilled"
         scores = tuple(score for chunk in plan.prefill for score in self._scores(chunk))
-        produced = plan.decode + tuple(chunk.row for chunk in plan.prefill if self._prefill(chunk))
+        ended = tuple(chunk.row for chunk in plan.prefill if self._prefill(chunk))
+        vectors = tuple((row, self._vector(self.rows[row])) for row in ended if self.rows[row].embed)
+        produced = plan.decode + tuple(row for row in ended if not self.rows[row].embed)
         tokens = tuple(self._next_token(self.rows[row]) for row in produced)
         wanted = tuple(
             (row, TokenLogprobs(token, -0.5, tuple((97 + k, -0.5 - k) for k in range(n))))
@@ -168,7 +172,13 @@ class FakeEngine:
             if (n := self.rows[row].logprobs) is not None
         )
         persisted = tuple(map(self._payload, plan.persist))
-        return Stepped(plan.step, produced, tokens, wanted, seconds, persisted, (), scores)
+        return Stepped(plan.step, produced, tokens, wanted, seconds, persisted, (), scores, vectors)
+
+    @staticmethod
+    def _vector(row: FakeRow) -> bytes:
+        """As long as DIMENSIONS, of length one."""
+        made = np.asarray([1 + row.key % 7, len(row.prompt), row.prompt[0], row.prompt[-1]], "<f4")
+        return bytes((made / np.linalg.norm(made)).astype("<f4").data)
 
     def _scores(self, chunk: Chunk) -> list[tuple[RowId, TokenLogprobs]]:
         row = self.rows[chunk.row]
@@ -190,7 +200,11 @@ class FakeEngine:
             (self.snapshots if load.payload[0].dtype == "U8" else self.blocks)[load.block] = tokens
         for admit in plan.admit:
             row = FakeRow(
-                prompt := ints(admit.prompt), sum(prompt), admit.logprobs, prompt_logprobs=admit.prompt_logprobs
+                prompt := ints(admit.prompt),
+                sum(prompt),
+                admit.logprobs,
+                prompt_logprobs=admit.prompt_logprobs,
+                embed=admit.embed is not None,
             )
             assert admit.restore is None or admit.prompt_logprobs is None, "the prompt's logits are wanted"
             if admit.restore is not None:

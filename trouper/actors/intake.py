@@ -58,6 +58,8 @@ async def prepare(submission: Submission, model: LoadedModel, settings: Settings
     check_text(request.cache_salt, "cache_salt")
     prompt = await tokenize(request.prompt, model.tokenizer)
     check_tokens(request, prompt, model.card.vocab_size)
+    if request.embed and model.card.embedding is None:
+        raise bad_request("this model gives no embeddings", "model", "embeddings_not_supported")
     if request.grammar is not None:
         await trio.to_thread.run_sync(model.tokenizer.check_grammar, request.grammar)
     most = room(request, len(prompt), model.card.context_length, settings)

@@ -14,7 +14,7 @@ from trouper.actors.submission import Submission, open_submission
 from trouper.actors.watches import Health, Watches
 from trouper.protocol.errors import Problem, RequestFailed
 from trouper.protocol.model import ModelCard, Tokenizer
-from trouper.protocol.replies import Accepted, Delta, Failed, Finished, Reply, Scored, Started, TokenLogprobs
+from trouper.protocol.replies import Accepted, Delta, Embedded, Failed, Finished, Reply, Scored, Started, TokenLogprobs
 from trouper.protocol.requests import Generate, Timeouts
 from trouper.protocol.settings import Settings
 
@@ -53,6 +53,8 @@ class Answer:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """There with the first Delta, if they were asked for."""
     scores_prompt: bool = False
+    embedding: bytes = b""
+    """There with the end, if it was asked for: little-endian float32."""
     finished: Finished | None = None
     _cancelled: bool = False
     _kept: Reply | None = None
@@ -73,6 +75,8 @@ class Answer:
                 case Started(cached_tokens=cached):
                     self.cached_tokens = cached
                     self._enter("prefill")
+                case Embedded(vector=vector):
+                    self.embedding = vector
                 case Scored(logprobs=logprobs):
                     self.prompt_logprobs = logprobs
                 case Delta(tokens=tokens):

@@ -22,6 +22,7 @@ from trouper.protocol.errors import Problem
 from trouper.protocol.health import DirectoryFacts, MemoryStatus, SchedulerFacts
 from trouper.protocol.model import LoadedModel
 from trouper.protocol.plans import PLANS_IN_FLIGHT, Admit, Chunk, Load, Plan, RowId, Stepped, Store
+from trouper.protocol.replies import Embedded, Finished
 from trouper.protocol.settings import Settings
 from trouper.protocol.watch import Watch
 from trouper.protocol.work import DiskNews, DiskOrder
@@ -105,6 +106,7 @@ class Scheduler:
     def __init__(self, edges: SchedulerEdges, model: LoadedModel, namespace: str, settings: Settings) -> None:
         self._edges = edges
         self._tokenizer = model.tokenizer
+        self._pooling = model.card.embedding.pooling if model.card.embedding else None
         self._settings = settings
         self._cache = PrefixCache.of(model.card, namespace, settings, edges.facts.latest.cache)
         self._disk = DiskTier(edges.orders, edges.directory, edges.disk_known, self._cache)
@@ -311,7 +313,7 @@ class Scheduler:
 
     def _may_enter(self, waiting: Waiting) -> Found | None:
         """None while it is faster to let another row compute the same; whoever comes later may overtake it."""
-        if waiting.submission.request.prompt_logprobs is not None:
+        if waiting.submission.request.prompt_logprobs is not None or waiting.submission.request.embed:
             return self._cache.nothing(waiting.chain)
         if waiting.waits:
             return None
@@ -336,7 +338,8 @@ class Scheduler:
         admitted = waiting.admitted
         row = Row.of(RowId(next(self._ids)), admitted, self._tokenizer, waiting.chain)
         self._rows[row.id] = row
-        restore = self._cache.enter(row, found)
+        # What is embedded once is hardly ever continued: its blocks would only take others' place.
+        restore = None if admitted.submission.request.embed else self._cache.enter(row, found)
         row.unplanned -= found.tokens
         row.start(found.tokens)
         self._add(total_cached_tokens=found.tokens)
@@ -345,7 +348,7 @@ class Scheduler:
         return Admit(
             row.id, prompt, request.sampling, request.logprobs, restore,
             request.grammar, request.min_tokens, tuple(sorted(row.ends)) if request.min_tokens else (),
-            request.prompt_logprobs, admitted.thinking,
+            request.prompt_logprobs, admitted.thinking, self._pooling if request.embed else None,
         )  # fmt: skip
 
     def _relieve_pressure(self) -> None:
@@ -403,6 +406,9 @@ class Scheduler:
         for row_id, at in stepped.prompt_logprobs:
             if row_id in self._rows:
                 self._rows[row_id].scores.append(at)
+        for row_id, vector in stepped.embedded:
+            if row_id in self._rows:
+                self._finish_embedding(self._rows[row_id], vector)
         for row_id, reason in stepped.failed:
             if row_id in self._rows:
                 self._give_up(self._rows[row_id], Problem(400, reason, param=None, code="grammar_failed"))
@@ -425,6 +431,13 @@ class Scheduler:
             tokens_generated=committed,
             total_prefill_tokens=sum(chunk.tokens for chunk in plan.prefill),
         )
+
+    def _finish_embedding(self, row: Row, vector: bytes) -> None:
+        submission = row.admitted.submission
+        submission.reply(Embedded(vector))
+        submission.reply(Finished("stop", 0))
+        self._remove(row)
+        self._add(requests_completed=1)
 
     def _give_up(self, row: Row, problem: Problem) -> None:
         row.admitted.submission.fail(problem)

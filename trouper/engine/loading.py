@@ -15,6 +15,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_adapters, load_model
 
 from trouper.engine import checkpoint, device, embedded, precision, tokenizer
+from trouper.engine.embedding import facts_of
 from trouper.engine.fingerprint import fingerprint
 from trouper.engine.layout import kv_layout
 from trouper.engine.quantized import KvFormat, kv_format
@@ -146,6 +147,7 @@ def _card(
         batching="batched",
         kv=kv_layout(model, kv),
         cache_bytes=_cache_bytes(settings, parameters),
+        embedding=facts_of(model, found.directory),
     )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from trouper.engine.architecture import Batching, batching_of, flatten, slot_caches, view
 from trouper.engine.computing import copied, start_computing
+from trouper.engine.embedding import body_of
 from trouper.engine.layout import Layout, dealt, layout_of
 from trouper.engine.quantized import KvFormat
 from trouper.engine.region import Ints, Region
@@ -43,6 +44,9 @@ class Rows(Protocol):
 
     def score(self, row: RowId, tokens: Sequence[int]) -> mx.array:
         """Run these tokens of a prefilling row alone; logits (tokens, vocabulary)."""
+
+    def hidden(self, row: RowId, tokens: Sequence[int]) -> mx.array:
+        """Run these tokens of a prefilling row alone, without the model's head; hidden states (tokens, dim)."""
 
     def promote(self, row: RowId) -> None:
         """A prefilling row decodes from now on, as the last of them."""
@@ -133,6 +137,14 @@ class SlotRows:
         inputs = mx.array(np.array([tokens], np.int32))
         return self._forward(self._order.index(row), inputs, np.array([len(tokens)], np.int32))[0]
 
+    def hidden(self, row: RowId, tokens: Sequence[int]) -> mx.array:
+        inputs = mx.array(np.array([tokens], np.int32))
+        return self._forward(self._order.index(row), inputs, np.array([len(tokens)], np.int32), self._body)[0]
+
+    @cached_property
+    def _body(self) -> nn.Module | None:
+        return body_of(self._model)
+
     def promote(self, row: RowId) -> None:
         place = self._order.index(row, self._decoding)
         first = self._decoding
@@ -155,12 +167,12 @@ class SlotRows:
         logits = self._forward(0, tokens[:, None], np.ones(self._decoding, np.int32))
         return logits[:, -1, :]
 
-    def _forward(self, start: int, tokens: mx.array, counts: Ints) -> mx.array:
+    def _forward(self, start: int, tokens: mx.array, counts: Ints, part: nn.Module | None = None) -> mx.array:
         rows, width = tokens.shape
         region = Region(start, self._lengths[start : start + rows].copy(), counts, width)
         for cache in self._leaves:
             cache.begin(region)
-        logits: mx.array = self._model(tokens, cache=[view(cache) for cache in self._caches])
+        logits: mx.array = (part or self._model)(tokens, cache=[view(cache) for cache in self._caches])
         for cache in self._leaves:
             cache.finish()
         self._lengths[start : start + rows] += counts

@@ -11,6 +11,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
 from trouper.engine.computing import start_computing
+from trouper.engine.embedding import body_of
 from trouper.protocol.plans import RowId
 
 
@@ -45,6 +46,13 @@ class SingleRows:
 
     def score(self, row: RowId, tokens: Sequence[int]) -> mx.array:
         return self._forward(row, mx.array([tokens]))[0]
+
+    def hidden(self, row: RowId, tokens: Sequence[int]) -> mx.array:
+        self._lengths[row] += len(tokens)
+        body = body_of(self._model)
+        assert body is not None, "this model gives no embeddings"
+        states: mx.array = body(mx.array([tokens]), cache=self._caches[row])
+        return states[0]
 
     def promote(self, row: RowId) -> None:
         self._decoding.append(row)

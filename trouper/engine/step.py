@@ -12,6 +12,7 @@ import mlx.nn as nn
 import numpy as np
 
 from trouper.engine.blocks import BlockStore
+from trouper.engine.embedding import Pool
 from trouper.engine.grammar import Constraint, Grammars, masked
 from trouper.engine.logprobs import PendingLogprobs, logprobs_of
 from trouper.engine.payloads import PendingPayload
@@ -43,6 +44,8 @@ class RowState:
     min_tokens: int = 0
     ends: tuple[int, ...] = ()
     prompt_logprobs: int | None = None
+    pool: Pool | None = None
+    """Its prompt is embedded."""
 
 
 @attrs.define(eq=False)
@@ -59,6 +62,7 @@ class Launched:
     persisted: list[PendingPayload]
     scores: list[PendingLogprobs]
     """Of prompts' tokens."""
+    embedded: list[tuple[RowId, mx.array]]
     failed: tuple[tuple[RowId, str], ...] = ()
     """Rows whose grammar gave up when it should have said what may come."""
     stepped: Stepped | None = None
@@ -108,15 +112,16 @@ class StepEngine:
         for admit in plan.admit:
             self._admit(admit)
         scores: list[PendingLogprobs] = []
+        embedded = self._embed(plan)
         prefilled, alone = self._prefill(plan, scores)
         persisted = self.blocks.persist(plan.persist) if plan.persist else []
         if not (self._rows.decoding or alone):
-            return Launched(plan, at, (), None, None, prefilled, persisted, scores)
+            return Launched(plan, at, (), None, None, prefilled, persisted, scores, embedded)
         self._failed = ()
         tokens, logprobs = self._decode(alone)
         expected = {*plan.decode, *(chunk.row for chunk in plan.prefill)}
         assert expected.issuperset(self._members), "a row decodes that the plan does not name"
-        return Launched(plan, at, self._members, tokens, logprobs, prefilled, persisted, scores, self._failed)
+        return Launched(plan, at, self._members, tokens, logprobs, prefilled, persisted, scores, embedded, self._failed)
 
     @property
     def blocks(self) -> BlockStore:
@@ -144,6 +149,7 @@ class StepEngine:
         self._state[admit.row] = RowState(
             prompt, admit.sampling, admit.logprobs, history=history, constraint=self._constraint(admit),
             min_tokens=admit.min_tokens, ends=admit.ends, prompt_logprobs=admit.prompt_logprobs,
+            pool=Pool(admit.embed) if admit.embed else None,
         )  # fmt: skip
         self._rows.open(admit.row)
         if admit.restore is not None:
@@ -166,6 +172,8 @@ class StepEngine:
         complete: list[RowId] = []
         for chunk in plan.prefill:
             state = self._state[chunk.row]
+            if state.pool is not None:
+                continue
             end = state.prefilled + chunk.tokens
             assert end <= len(state.prompt), "a plan prefills more than the prompt"
             if end == len(state.prompt):
@@ -183,6 +191,22 @@ class StepEngine:
                 self._fresh[row] = int(self._state[row].prompt[-1])
                 self._rows.promote(row)
         return prefilled, alone
+
+    def _embed(self, plan: Plan) -> list[tuple[RowId, mx.array]]:
+        """Chunks of prompts that are embedded. Vectors of those that end here."""
+        done = []
+        for chunk in plan.prefill:
+            state = self._state[chunk.row]
+            if state.pool is None:
+                continue
+            end = state.prefilled + chunk.tokens
+            state.pool.add(self._rows.hidden(chunk.row, state.prompt[state.prefilled : end].tolist()))
+            state.prefilled = end
+            mx.async_eval(state.pool.kept)
+            if end == len(state.prompt):
+                done.append((chunk.row, state.pool.vector()))
+        mx.async_eval([vector for _, vector in done])
+        return done
 
     def _score(self, row: RowId, state: RowState, end: int) -> list[PendingLogprobs]:
         """How likely each token is that follows one of this chunk."""
@@ -290,11 +314,14 @@ class StepEngine:
         tokens = () if launched.tokens is None else tuple(cast(list[int], launched.tokens.tolist()))
         logprobs = launched.logprobs.read() if launched.logprobs else ()
         scores = tuple(score for pending in launched.scores for score in pending.read())
+        embedded = tuple((row, np.array(vector, "<f4").tobytes()) for row, vector in launched.embedded)
         now = time.perf_counter()
         seconds, self._last_read = now - max(launched.at, self._last_read), now
         persisted = tuple(payload.read() for payload in launched.persisted)
         failed = launched.failed + self._advance_grammars(launched.rows, tokens)
-        return Stepped(launched.plan.step, launched.rows, tokens, logprobs, seconds, persisted, failed, scores)
+        return Stepped(
+            launched.plan.step, launched.rows, tokens, logprobs, seconds, persisted, failed, scores, embedded
+        )
 
     def _advance_grammars(self, rows: Sequence[RowId], tokens: Sequence[int]) -> tuple[tuple[RowId, str], ...]:
         """A row that was dropped meanwhile needs no place in its grammar."""

@@ -10,7 +10,7 @@ import trio
 
 from trouper.protocol.grammar import Grammar
 from trouper.protocol.kv import KvLayout
-from trouper.protocol.plans import Plan, Stepped
+from trouper.protocol.plans import Plan, Pooling, Stepped
 
 
 class Tokenizer(Protocol):
@@ -53,6 +53,14 @@ class Tokenizer(Protocol):
         """Whether answers can follow it. Raises `RequestFailed` (400). May take a second, the first time."""
 
 
+@attrs.frozen
+class EmbeddingFacts:
+    """What vectors a model gives: of so many numbers, from the hidden states of all tokens, the last, or the first."""
+
+    dimensions: int
+    pooling: Pooling
+
+
 @attrs.frozen(kw_only=True)
 class ModelCard:
     """The facts of a loaded model."""
@@ -73,6 +81,8 @@ class ModelCard:
     """What the device can spare for cached blocks, unless --cache-memory says otherwise."""
     fingerprint: str = ""
     """Of the weights' content, adapter, architecture and dtype, as hex; "" if nothing may be kept on disk."""
+    embedding: EmbeddingFacts | None = None
+    """None: it gives no embeddings."""
 
 
 @attrs.frozen

@@ -9,7 +9,7 @@ plan n-1, so it may answer n-1 only when n has arrived; a plan without work flus
 
 from __future__ import annotations
 
-from typing import NewType
+from typing import Literal, NewType
 
 import attrs
 
@@ -22,6 +22,8 @@ RowId = NewType("RowId", int)
 BlockId = NewType("BlockId", int)
 """Names a stored block, or a stored snapshot. Never used again for another."""
 
+Pooling = Literal["mean", "last", "first"]
+"""Which tokens' hidden states make the vector of a prompt."""
 PLANS_IN_FLIGHT = 2
 """One that computes and one whose tokens are about to be read."""
 
@@ -84,6 +86,8 @@ class Admit:
     prompt_logprobs: int | None = None
     """Answer each of its chunks with the log-probabilities of the prompt's tokens; then nothing is restored."""
     thinking: ThinkingLimit | None = None
+    embed: Pooling | None = None
+    """No token is sampled: the prompt's vector comes with its last chunk, and the row waits to be dropped."""
 
 
 @attrs.frozen
@@ -145,3 +149,5 @@ class Stepped:
     """Rows that cannot go on, and why: a grammar that became too complex."""
     prompt_logprobs: tuple[tuple[RowId, TokenLogprobs], ...] = ()
     """Of prompts' tokens, in order, for rows that asked."""
+    embedded: tuple[tuple[RowId, bytes], ...] = ()
+    """Vectors of prompts that ended in this step, as little-endian float32."""

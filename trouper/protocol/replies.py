@@ -43,6 +43,13 @@ class Scored:
 
 
 @attrs.frozen
+class Embedded:
+    """The prompt as a vector of length one, little-endian float32. Instead of any Delta."""
+
+    vector: bytes
+
+
+@attrs.frozen
 class Delta:
     """More of the answer. Text never splits a character, never holds a stop string or a part of one that matched.
 
@@ -70,6 +77,6 @@ class Failed:
     problem: Problem
 
 
-Reply = Accepted | Started | Scored | Delta | Finished | Failed
+Reply = Accepted | Started | Scored | Embedded | Delta | Finished | Failed
 REPLIES_BEYOND_TOKENS = 5
 """Accepted, Started, Scored, a last Delta of held-back text, and the terminal event."""

@@ -68,6 +68,8 @@ class Generate:
     """Before so many tokens nothing ends the answer: neither tokens (they are not sampled, unless a grammar leaves nothing
     else) nor stop strings."""
     grammar: Grammar | None = None
+    embed: bool = False
+    """No answer, but the prompt as a vector: `Answer.embedding`. `max_tokens` is 1 then."""
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     """The same for each token of the prompt but the first. The prompt is then computed whole, whatever is cached."""

@@ -8,8 +8,7 @@ from typing import Any
 
 import attrs
 
-from trouper.protocol.errors import bad_request
-from trouper.protocol.requests import Generate, Prompt, TextPrompt, TokenPrompt
+from trouper.protocol.requests import Generate
 from trouper.web.openai import schemas
 from trouper.web.openai.parameters import (
     MAX_CHOICES,
@@ -22,8 +21,9 @@ from trouper.web.openai.parameters import (
     sampling_of,
     stops_of,
 )  # fmt: skip
+from trouper.web.openai.prompts import prompts_of
 from trouper.web.openai.structured import grammar_of
-from trouper.web.parsing import combination, is_integer, structure
+from trouper.web.parsing import combination, structure
 from trouper.web.schema import LENGTH, Refused, either, limits, schema
 from trouper.web.shape import Choice
 
@@ -40,7 +40,7 @@ RULES = (schemas.OPTIONS_NEED_A_STREAM, schemas.NOTHING_NEEDS_ECHO, schemas.ONE_
 
 @attrs.frozen(kw_only=True)
 class CompletionRequest(Parameters):
-    prompt: Any = attrs.field(metadata=schema(schemas.PROMPT))
+    prompt: Any = attrs.field(metadata=schema(schemas.prompts(MAX_PROMPTS)))
     logprobs: int | None = attrs.field(default=None, metadata=limits(0, 20))
     max_tokens: int | None = attrs.field(default=DEFAULT_MAX_TOKENS, metadata=schema(either(LENGTH, {"const": 0})))
     best_of: int | None = attrs.field(default=None, metadata=limits(1, MAX_CHOICES))
@@ -61,7 +61,7 @@ def completion_to_generate(
 ) -> tuple[Generate, ...]:
     """One for each candidate of each prompt, each prompt with a seed of its own unless one was given: the same prompt
     twice asks for two answers. Raises `RequestFailed` (400) naming the parameter."""
-    prompts = prompts_of(request.prompt)
+    prompts = prompts_of(request.prompt, "prompt", MAX_PROMPTS)
     _check_candidates(request, len(prompts))
     generates = (
         Generate(
@@ -110,40 +110,3 @@ def picked(request: CompletionRequest, choices: Sequence[Choice]) -> Sequence[Ch
 def _mean_logprob(choice: Choice) -> float:
     seen = choice.logprobs
     return sum(at.logprob for at in seen) / len(seen) if seen else -inf
-
-
-def prompts_of(value: Any) -> tuple[Prompt, ...]:
-    """A string, strings, token ids, or arrays of token ids."""
-    if isinstance(value, str):
-        return (_text(value),)
-    if not isinstance(value, list) or not value:
-        raise bad_request(
-            "prompt must be a string, an array of strings or token ids; not empty", "prompt", "invalid_type"
-        )
-    if all(map(is_integer, value)):
-        return (_tokens(value),)
-    if len(value) > MAX_PROMPTS:
-        raise bad_request(f"prompt may hold {MAX_PROMPTS} prompts, not {len(value)}", "prompt", "invalid_value")
-    return tuple(_one(item, place) for place, item in enumerate(value))
-
-
-def _one(item: Any, place: int) -> Prompt:
-    if isinstance(item, str):
-        return _text(item)
-    if isinstance(item, list) and all(map(is_integer, item)):
-        return _tokens(item)
-    raise bad_request(f"prompt.{place} must be a string or an array of token ids", f"prompt.{place}", "invalid_type")
-
-
-def _text(text: str) -> TextPrompt:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise bad_request("prompt holds a lone surrogate", "prompt", "invalid_text") from None
-    return TextPrompt(text)
-
-
-def _tokens(tokens: list[float]) -> TokenPrompt:
-    if any(not 0 <= token < 2**31 for token in tokens):
-        raise bad_request("token ids must be between 0 and 2^31 - 1", "prompt", "invalid_token")
-    return TokenPrompt(tuple(map(int, tokens)))

@@ -8,10 +8,11 @@ from functools import partial
 from quart import Response
 
 from trouper.actors.intake import thinks_already
+from trouper.actors.runtime import Answer
 from trouper.protocol.requests import TextPrompt
 from trouper.web.endpoints import GENERATES, Endpoint
 from trouper.web.errors import error_response, http_problem
-from trouper.web.openai import bodies, chat, completions, tokens
+from trouper.web.openai import bodies, chat, completions, embeddings, tokens
 from trouper.web.openai.chat import chat_to_generate, parse_chat
 from trouper.web.openai.completions import completion_to_generate, parse_completion, picked
 from trouper.web.openai.parameters import stream_options
@@ -72,6 +73,18 @@ class OpenAi:
                 last_event="[DONE]",
                 also=GENERATES,
                 examples={"A beginning": {"prompt": "Once upon a time", "max_tokens": 9}},
+            ),
+            told(
+                method="POST",
+                path="/v1/embeddings",
+                handler=self.embeddings,
+                summary="Texts as vectors",
+                description="Hidden states, pooled as the model's own files say or else their mean; of length one.",
+                request=embeddings.EmbeddingRequest,
+                refused=embeddings.REFUSED,
+                answer=embeddings.EMBEDDINGS,
+                also=GENERATES,
+                examples={"Two texts": {"input": ["a cat", "a dog"]}},
             ),
             told(
                 method="GET",
@@ -153,6 +166,20 @@ class OpenAi:
             pick=partial(picked, parsed),
         )
         return await self._service.respond(shape, answers, stream=parsed.stream)
+
+    async def embeddings(self) -> Response:
+        parsed = embeddings.parse_embedding(await self._service.body())
+        served = await self._service.served(parsed.model)
+        wanted = embeddings.embedding_to_generate(parsed, self._service.request_id, served.runtime.model)
+        answers: list[Answer] = []
+        for start in range(0, len(wanted), embeddings.AT_A_TIME):
+            some = await self._service.submit(served, wanted[start : start + embeddings.AT_A_TIME])
+            for answer in some:
+                await answer.next()
+            answers += some
+        prompt_tokens = sum(len(answer.accepted.prompt_tokens) for answer in answers)
+        vectors = [answer.embedding for answer in answers]
+        return as_json(embeddings.embeddings_body(parsed, served.name, vectors, prompt_tokens))
 
     async def tokenize(self) -> Response:
         parsed = parse_tokenize(await self._service.body())

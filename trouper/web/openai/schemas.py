@@ -131,11 +131,13 @@ LOGIT_BIAS: Json = {
     "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
     "maxProperties": 1024,
 }
-PROMPT = either(
-    TEXT,
-    array(TOKEN, minItems=1),
-    array(either(TEXT, array(TOKEN, minItems=1)), minItems=1, maxItems=128),
-)
+
+
+def prompts(most: int) -> Json:
+    """What `prompts_of` takes."""
+    one = array(TOKEN, minItems=1)
+    return either(TEXT, one, array(either(TEXT, one), minItems=1, maxItems=most))
+
 
 # -- what holds between parameters ---------------------------------------------------------------------------------
 

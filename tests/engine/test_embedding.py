@@ -1,0 +1,93 @@
+"""Vectors of prompts: of every family that gives some, in any chunks, beside rows that decode."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.models.cache import make_prompt_cache
+
+from tests.families import FAMILIES, build, prompts
+from tests.family_configs import VOCABULARY
+from trouper.engine.embedding import Pool, body_of, facts_of, pooling_of
+from trouper.engine.step import StepEngine
+from trouper.protocol.plans import Admit, Chunk, Plan, Pooling, RowId
+from trouper.protocol.sampling import Sampling
+
+PROMPT = prompts((40,))[0]
+OTHER = prompts((9,), seed=3)[0]
+GREEDY = Sampling(temperature=0)
+ROW, NEIGHBOUR = RowId(0), RowId(1)
+WITHOUT = ("gemma3n",)
+"""Families whose body cannot be run alone."""
+
+
+def admit(row: RowId, prompt: list[int], embed: Pooling | None = None) -> Admit:
+    return Admit(row, np.array(prompt, "<i4").tobytes(), GREEDY, embed=embed)
+
+
+def vector(engine: StepEngine, pooling: Pooling, chunks: tuple[int, ...]) -> list[float]:
+    """In these chunks, while a neighbour decodes. The row is dropped at the end."""
+    found: list[bytes] = []
+    decode: tuple[RowId, ...] = ()
+    for step, tokens in enumerate(chunks):
+        first = step == 0
+        plan = Plan(
+            step,
+            admit=(admit(NEIGHBOUR, OTHER), admit(ROW, PROMPT, pooling)) if first else (),
+            decode=decode,
+            prefill=(*((Chunk(NEIGHBOUR, len(OTHER)),) if first else ()), Chunk(ROW, tokens)),
+        )
+        decode = (NEIGHBOUR,)
+        stepped = engine.collect(engine.launch(plan))
+        assert stepped.rows == (NEIGHBOUR,)
+        found += [data for row, data in stepped.embedded if row == ROW]
+    engine.collect(engine.launch(Plan(len(chunks), drop=(ROW, NEIGHBOUR))))
+    assert engine.lengths() == {}
+    [data] = found
+    numbers: list[float] = np.frombuffer(data, "<f4").tolist()
+    return numbers
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_vectors_of_every_family(name: str) -> None:
+    model = build(name)
+    body = body_of(model)
+    if name in WITHOUT:
+        assert body is None
+        return
+    assert body is not None, "it gives embeddings"
+    hidden = body(mx.array([PROMPT]), cache=make_prompt_cache(model))[0].astype(mx.float32)
+    engine = StepEngine(model, VOCABULARY)
+    for pooling, wanted in (("mean", hidden.mean(0)), ("last", hidden[-1]), ("first", hidden[0])):
+        wanted = wanted / mx.linalg.norm(wanted)
+        for chunks in ((40,), (1, 16, 23)):
+            got = vector(engine, pooling, chunks)  # type: ignore[arg-type]
+            np.testing.assert_allclose(got, np.array(wanted), atol=2e-5)
+    assert abs(float(np.linalg.norm(got)) - 1) < 1e-5
+    facts = facts_of(model, Path("nowhere"))
+    assert facts is not None and (facts.dimensions, facts.pooling) == (len(got), "mean")
+
+
+@pytest.mark.parametrize(
+    ("said", "pooling"),
+    [
+        ({"pooling_mode_lasttoken": True}, "last"),
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "first"),
+        ({"pooling_mode_mean_tokens": True}, "mean"),
+        ([], "mean"),
+    ],
+)
+def test_the_models_own_files_say_how_to_pool(tmp_path: Path, said: object, pooling: str) -> None:
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(said))
+    assert pooling_of(tmp_path) == pooling
+
+
+def test_nothing_is_divided_by_zero() -> None:
+    pool = Pool("mean")
+    pool.add(mx.zeros((3, 4)))
+    assert pool.vector().tolist() == [0.0] * 4

@@ -1,0 +1,90 @@
+"""A prompt as one vector: the hidden states of its tokens, pooled. For models whose body can be run without their head."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import attrs
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.cache import make_prompt_cache
+
+from trouper.protocol.model import EmbeddingFacts
+from trouper.protocol.plans import Pooling
+
+POOLING_FILE = Path("1_Pooling") / "config.json"
+"""Where sentence-transformers keeps how its models pool."""
+POOLINGS: dict[str, Pooling] = {"pooling_mode_lasttoken": "last", "pooling_mode_cls_token": "first"}
+BODIES = ("model", "backbone", "transformer")
+"""What mlx-lm's models call all of themselves but the head."""
+
+
+def body_of(model: nn.Module) -> nn.Module | None:
+    """The part that gives hidden states, (rows, tokens, dim), after its last norm. Nothing is computed."""
+    for owner in (model, getattr(model, "language_model", None)):
+        for name in BODIES:
+            body = getattr(owner, name, None)
+            if isinstance(body, nn.Module) and _gives_hidden(body, model):
+                return body
+    return None
+
+
+def _gives_hidden(body: nn.Module, model: nn.Module) -> bool:
+    try:
+        cache = make_prompt_cache(model)
+        hidden = body(mx.array([[0, 1]]), cache=cache)
+        logits = model(mx.array([[0, 1]]), cache=make_prompt_cache(model))
+    except Exception:  # noqa: BLE001 - any architecture's code: whatever it raises, it is not made for this
+        return False
+    return (
+        isinstance(hidden, mx.array)
+        and hidden.shape[:2] == (1, 2)
+        and hidden.ndim == 3
+        and hidden.shape[-1] != logits.shape[-1]
+    )
+
+
+def facts_of(model: nn.Module, directory: Path) -> EmbeddingFacts | None:
+    """None: this model gives none."""
+    body = body_of(model)
+    if body is None:
+        return None
+    hidden = body(mx.array([[0]]), cache=make_prompt_cache(model))
+    return EmbeddingFacts(int(hidden.shape[-1]), pooling_of(directory))
+
+
+def pooling_of(directory: Path) -> Pooling:
+    """As the model's own files say, else the mean."""
+    try:
+        said: Any = json.loads((directory / POOLING_FILE).read_text("utf-8"))
+    except (OSError, ValueError):
+        return "mean"
+    return next((pooling for key, pooling in POOLINGS.items() if isinstance(said, dict) and said.get(key)), "mean")
+
+
+@attrs.define(eq=False)
+class Pool:
+    """One prompt's vector in the making."""
+
+    pooling: Pooling
+    tokens: int = 0
+    kept: mx.array | None = None
+
+    def add(self, hidden: mx.array) -> None:
+        """More of the prompt's hidden states, (tokens, dim)."""
+        states = hidden.astype(mx.float32)
+        match self.pooling:
+            case "mean":
+                self.kept = states.sum(0) if self.kept is None else self.kept + states.sum(0)
+            case "last":
+                self.kept = states[-1]
+            case "first":
+                self.kept = states[0] if self.kept is None else self.kept
+        self.tokens += states.shape[0]
+
+    def vector(self) -> mx.array:
+        """(dim,) float32 of length one."""
+        assert self.kept is not None
+        return self.kept / mx.maximum(mx.linalg.norm(self.kept), 1e-12)

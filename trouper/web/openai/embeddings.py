@@ -1,0 +1,100 @@
+"""POST /v1/embeddings: the request, and its answer."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from trouper.protocol.errors import bad_request
+from trouper.protocol.model import ModelCard
+from trouper.protocol.requests import Generate
+from trouper.protocol.sampling import Sampling
+from trouper.web.openai import schemas
+from trouper.web.openai.bodies import COUNT
+from trouper.web.openai.prompts import prompts_of
+from trouper.web.parsing import structure
+from trouper.web.schema import HARMLESS, TEXT, Json, Refused, array, closed, either, limits, schema
+
+MAX_INPUTS = 2048
+"""OpenAI's own."""
+AT_A_TIME = 16
+"""Of one request's inputs: the queue is for everybody."""
+ENCODINGS = ("float", "base64")
+REFUSED: Refused = {"truncate_prompt_tokens": (), "priority": (0,), "add_special_tokens": (True,)}
+
+
+@attrs.frozen(kw_only=True)
+class EmbeddingRequest:
+    model: str | None = None
+    input: Any = attrs.field(metadata=schema(schemas.prompts(MAX_INPUTS)))
+    encoding_format: str = attrs.field(default="float", metadata=limits(enum=list(ENCODINGS)))
+    dimensions: int | None = attrs.field(default=None, metadata=limits(1, 2**31))
+    user: str | None = attrs.field(default=None, metadata=HARMLESS)
+
+
+def parse_embedding(body: Json) -> EmbeddingRequest:
+    return structure(body, EmbeddingRequest, REFUSED)
+
+
+def embedding_to_generate(request: EmbeddingRequest, request_id: str, card: ModelCard) -> tuple[Generate, ...]:
+    """One for each input. Raises `RequestFailed` (400) naming the parameter."""
+    if card.embedding is None:
+        raise bad_request(f"{card.id} gives no embeddings", "model", "embeddings_not_supported")
+    if request.dimensions is not None and request.dimensions > card.embedding.dimensions:
+        said = f"dimensions must be at most {card.embedding.dimensions}, which the model gives"
+        raise bad_request(said, "dimensions", "invalid_value")
+    return tuple(
+        Generate(
+            request_id=f"{request_id}-{place}" if place else request_id,
+            prompt=prompt,
+            sampling=Sampling(temperature=0),
+            max_tokens=1,
+            embed=True,
+        )
+        for place, prompt in enumerate(prompts_of(request.input, "input", MAX_INPUTS))
+    )
+
+
+def embeddings_body(request: EmbeddingRequest, model: str, vectors: Sequence[bytes], prompt_tokens: int) -> Json:
+    """`vectors`: little-endian float32, of length one."""
+    data = [
+        {"object": "embedding", "index": place, "embedding": _shown(request, vector)}
+        for place, vector in enumerate(vectors)
+    ]
+    usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
+    return {"object": "list", "data": data, "model": model, "usage": usage}
+
+
+def _shown(request: EmbeddingRequest, vector: bytes) -> str | list[float]:
+    """Fewer dimensions are the first ones, again of length one, as models are trained for that have some to spare."""
+    numbers = np.frombuffer(vector, "<f4")
+    if request.dimensions is not None and request.dimensions < len(numbers):
+        numbers = numbers[: request.dimensions]
+        numbers = numbers / max(float(np.linalg.norm(numbers)), 1e-12)
+    if request.encoding_format == "base64":
+        return b64encode(numbers.astype("<f4").tobytes()).decode()
+    return [float(number) for number in numbers]
+
+
+EMBEDDINGS = closed(
+    {
+        "object": {"const": "list"},
+        "data": array(
+            closed(
+                {
+                    "object": {"const": "embedding"},
+                    "index": COUNT,
+                    "embedding": either(array({"type": "number"}), TEXT),
+                },
+                "object", "index", "embedding",
+            )
+        ),
+        "model": TEXT,
+        "usage": closed({"prompt_tokens": COUNT, "total_tokens": COUNT}, "prompt_tokens", "total_tokens"),
+    },
+    "object", "data", "model", "usage",
+)  # fmt: skip

@@ -1,0 +1,45 @@
+"""What is to be continued or embedded: text, token ids, or arrays of either."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trouper.protocol.errors import bad_request
+from trouper.protocol.requests import Prompt, TextPrompt, TokenPrompt
+from trouper.web.parsing import is_integer
+
+
+def prompts_of(value: Any, name: str, most: int) -> tuple[Prompt, ...]:
+    """Raises `RequestFailed` (400) naming the parameter. `most`: how many there may be."""
+    if isinstance(value, str):
+        return (_text(value, name),)
+    if not isinstance(value, list) or not value:
+        said = f"{name} must be a string, an array of strings or token ids; not empty"
+        raise bad_request(said, name, "invalid_type")
+    if all(map(is_integer, value)):
+        return (_tokens(value, name),)
+    if len(value) > most:
+        raise bad_request(f"{name} may hold {most} of them, not {len(value)}", name, "invalid_value")
+    return tuple(_one(item, f"{name}.{place}") for place, item in enumerate(value))
+
+
+def _one(item: Any, path: str) -> Prompt:
+    if isinstance(item, str):
+        return _text(item, path)
+    if isinstance(item, list) and all(map(is_integer, item)):
+        return _tokens(item, path)
+    raise bad_request(f"{path} must be a string or an array of token ids", path, "invalid_type")
+
+
+def _text(text: str, path: str) -> TextPrompt:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise bad_request(f"{path} holds a lone surrogate", path, "invalid_text") from None
+    return TextPrompt(text)
+
+
+def _tokens(tokens: list[float], path: str) -> TokenPrompt:
+    if any(not 0 <= token < 2**31 for token in tokens):
+        raise bad_request("token ids must be between 0 and 2^31 - 1", path, "invalid_token")
+    return TokenPrompt(tuple(map(int, tokens)))
