@@ -62,8 +62,8 @@ def test_vectors_of_every_family(name: str) -> None:
     assert body is not None, "it gives embeddings"
     hidden = body(mx.array([PROMPT]), cache=make_prompt_cache(model))[0].astype(mx.float32)
     engine = StepEngine(model, VOCABULARY)
-    for pooling, wanted in (("mean", hidden.mean(0)), ("last", hidden[-1]), ("first", hidden[0])):
-        wanted = wanted / mx.linalg.norm(wanted)
+    for pooling, state in (("mean", hidden.mean(0)), ("last", hidden[-1]), ("first", hidden[0])):
+        wanted = state / mx.linalg.norm(state)
         for chunks in ((40,), (1, 16, 23)):
             got = vector(engine, pooling, chunks)  # type: ignore[arg-type]
             np.testing.assert_allclose(got, np.array(wanted), atol=2e-5)

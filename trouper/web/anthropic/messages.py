@@ -146,7 +146,6 @@ def messages_to_generate(request: MessagesRequest, request_id: str, default_seed
         min_tokens=request.min_tokens,
         thinking_tokens=request.thinking_asked.budget,
         grammar=request.tools_asked.grammar or request.output_asked.grammar,
-        thinking_tokens=request.thinking_asked.budget,
     )
 
 
