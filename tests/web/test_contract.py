@@ -318,11 +318,12 @@ json_values = st.recursive(
     max_leaves=6,
 )
 names = st.sampled_from(["prompt", "messages", "model", "max_tokens", "temperature", "stop", "stream", "logit_bias", "n",
-                         "seed", "logprobs", "top_p", "top_k", "stream_options", "chat_template_kwargs", "tools"])  # fmt: skip
+                         "seed", "logprobs", "top_p", "top_k", "stream_options", "chat_template_kwargs", "tools",
+                         "system", "thinking", "tool_choice", "output_config"])  # fmt: skip
 
 
 async def test_fuzzed_bodies_never_break_anything() -> None:
-    """Always an error of OpenAI's shape with 400 or 404 (or a real answer), never 422 or 500."""
+    """Always an error of the dialect's shape with 400 or 404 (or a real answer), never 422 or 500."""
     bodies: list[bytes] = [
         b"",
         b"[]",
@@ -342,7 +343,7 @@ async def test_fuzzed_bodies_never_break_anything() -> None:
     collect()
     async with serving() as served, a_stream_that_goes_on(served):
         for body in bodies:
-            for path in ("/v1/completions", "/v1/chat/completions"):
+            for path in ("/v1/completions", "/v1/chat/completions", "/v1/messages"):
                 with trio.fail_after(PATIENCE_S):
                     await check_answer(served, path, body)
 
@@ -351,7 +352,8 @@ async def check_answer(served: Served, path: str, body: bytes) -> None:
     status, _, answer = await exchange(served, post(path, body))
     assert status in (200, 400, 404), (status, body, answer)
     if status != 200:
-        assert set(json.loads(answer)["error"]) == {"message", "type", "param", "code"}
+        keys = {"message", "type", "details"} if path == "/v1/messages" else {"message", "type", "param", "code"}
+        assert set(json.loads(answer)["error"]) == keys
 
 
 async def test_a_failed_admission_of_one_prompt_leaves_none_of_the_others() -> None:

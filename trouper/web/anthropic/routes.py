@@ -26,6 +26,8 @@ class Anthropic:
     def endpoints(self) -> tuple[Endpoint, ...]:
         told = partial(Endpoint, method="POST", tag="Anthropic", refused=messages.REFUSED, rules=messages.RULES)
         question = {"messages": [{"role": "user", "content": "Who was Molière?"}]}
+        tool = {"name": "look_up", "input_schema": {"type": "object", "properties": {"name": {"type": "string"}}}}
+        forced = {"tools": [tool], "tool_choice": {"type": "tool", "name": "look_up"}}
         return (
             told(
                 path="/v1/messages",
@@ -36,7 +38,11 @@ class Anthropic:
                 events=ref("AnthropicEvent"),
                 error=ref("AnthropicError"),
                 also=GENERATES,
-                examples={"A question": question | {"max_tokens": 9}},
+                examples={
+                    "A question": question | {"max_tokens": 9},
+                    "A tool": question | forced | {"max_tokens": 99},
+                    "With thinking": question | {"max_tokens": 2000, "thinking": {"type": "adaptive"}},
+                },
             ),
             told(
                 path="/v1/messages/count_tokens",
@@ -45,7 +51,7 @@ class Anthropic:
                 request=messages.CountRequest,
                 answer=bodies.COUNTED,
                 error=ref("AnthropicError"),
-                examples={"A question": question},
+                examples={"A question": question, "A tool": question | forced},
             ),
         )
 
