@@ -872,6 +872,25 @@ async def test_neutral_and_harmless_parameters() -> None:
             assert status == 200, (name, said)
 
 
+NESTED = (
+    '"tools": [{"type": "function", "name": "f", "parameters": %s}]',
+    '"text": {"format": {"type": "json_schema", "name": "x", "schema": %s}}',
+    '"chat_template_kwargs": %s',
+    '"metadata": %s',
+)
+
+
+async def test_what_is_nested_too_deeply_is_a_400() -> None:
+    """JSON that can just be read cannot be written again below another object."""
+    async with serving() as served:
+        for around in NESTED:
+            for depth in (100, *range(850, 1000, 6), 5000):
+                nested = '{"a": ' * depth + "1" + "}" * depth
+                body = f'{{"input": "x", "max_output_tokens": 2, {around % nested}}}'.encode()
+                status, _, _ = await exchange(served, post("/v1/responses", body))
+                assert status == (200 if depth == 100 and "metadata" not in around else 400), (around, depth)
+
+
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import attrs
@@ -28,6 +29,8 @@ from trouper.web.parsing import combination, json_type, only, structure
 from trouper.web.schema import HARMLESS, LENGTH, Json, Refused, limits, schema, schema_of
 from trouper.web.tools import Tools
 
+MAX_DEPTH = 256
+"""Of what is given back, or goes to a template."""
 REFUSED: Refused = {
     "conversation": (),
     "prompt": (),
@@ -114,7 +117,23 @@ def parse_response(body: Json) -> ResponseRequest:
     """Raises `RequestFailed` (400) naming the parameter."""
     for name, value in body.items():
         check_text(value, name)  # Much of it is said again, and half a surrogate pair cannot be.
+        if name in ("tools", "tool_choice", "text", "chat_template_kwargs"):
+            _check_depth(value, name)
     return structure(body, ResponseRequest, REFUSED)
+
+
+def _check_depth(value: Any, name: str) -> None:
+    """What can just be read cannot be written again inside of something else."""
+    inside = [value]
+    for _ in range(MAX_DEPTH):
+        inside = [one for outer in inside for one in _inside(outer)]
+        if not inside:
+            return
+    raise bad_request(f"{name} is nested more than {MAX_DEPTH} times", name, "invalid_value")
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def asked_of(request: ResponseRequest) -> Asked:
