@@ -263,6 +263,15 @@ class TestNoise:
         assert len({tuple(self.of([seed], [0])[0][:3].tolist()) for seed in seeds}) == len(seeds)
 
 
+@pytest.mark.parametrize("temperature", [1e-320, 1e-45, 1e-40, 1e-30, 1e-12, 1e-6])
+@pytest.mark.parametrize("filters", [{}, {"top_k": 5}, {"top_p": 0.9}, {"top_k": 100, "min_p": 0.1}])
+def test_the_smallest_temperatures_take_the_best(temperature: float, filters: dict[str, Any]) -> None:
+    """A float32 of 1e-46 is 0, and what is divided by 1e-40 is infinite: then any token could come."""
+    logits = mx.array(logits_of(512, 8, seed=5))
+    rows = [Sampling(temperature=temperature, seed=seed, **filters) for seed in range(8)]
+    assert mx.array_equal(BatchSampler(rows, 512)(logits, at(0, 8)), mx.argmax(logits, axis=-1))
+
+
 def test_d2_greedy_has_no_use_for_a_seed() -> None:
     logits = mx.array(logits_of(512, 8))
     samplings = seeded(Sampling(temperature=0, top_k=3, top_p=0.1), range(8))

@@ -52,7 +52,6 @@ class Answer:
     completion_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """There with the first Delta, if they were asked for."""
-    scores_prompt: bool = False
     embedding: bytes = b""
     """There with the end, if it was asked for: little-endian float32."""
     finished: Finished | None = None
@@ -205,7 +204,6 @@ class Runtime:
             replies,
             limits,
             began,
-            scores_prompt=request.prompt_logprobs is not None,
         )
         try:
             await self._deliver(submission, answer)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import attrs
 
 
+COLDEST = 1e-5
+"""Below, the strongest noise moves logits by 2e-4, which is what rounding does; and soon floats are too short to divide by."""
+
+
 @attrs.frozen(kw_only=True)
 class Sampling:
     """One row's own sampling parameters; validated at the edge, constant for the row's life.
 
-    temperature 0 is greedy. top_k 0 and top_p 1 and min_p 0 are off. `seed` keys the noise by
+    temperature 0 is greedy, and so is less than `COLDEST`. top_k 0 and top_p 1 and min_p 0 are off. `seed` keys the noise by
     (seed, position, token id), so a row draws the same tokens alone and in any batch.
     Penalties follow OpenAI (presence, frequency: over generated tokens) and the CTRL paper
     (repetition: over prompt and generated tokens). `logit_bias` is added before everything else.
@@ -27,7 +31,7 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature == 0
+        return self.temperature < COLDEST
 
     @property
     def penalized(self) -> bool:

@@ -85,7 +85,6 @@ CHAT_CHUNK_CHOICE = closed(
         "finish_reason": nullable(REASON),
         "matched_stop": MATCHED,
         "token_ids": TOKENS,
-        "prompt_token_ids": TOKENS,
     },
     "index", "delta", "logprobs", "finish_reason",
 )  # fmt: skip
@@ -137,7 +136,7 @@ COMPONENTS: Json = {
     "CompletionLogprobs": COMPLETION_LOGPROBS,
     "Usage": USAGE,
     "ChatCompletion": _around("chat.completion", CHAT_CHOICE, "usage", prompt_token_ids=TOKENS),
-    "ChatCompletionChunk": _around("chat.completion.chunk", CHAT_CHUNK_CHOICE),
+    "ChatCompletionChunk": _around("chat.completion.chunk", CHAT_CHUNK_CHOICE, prompt_token_ids=TOKENS),
     "Completion": _around("text_completion", completion_choice(REASON, "matched_stop"), "usage"),
     "CompletionChunk": _around("text_completion", completion_choice(nullable(REASON))),
     "ModelBody": MODEL_BODY,

@@ -153,15 +153,17 @@ class OpenAi:
         answers = await self._service.submit(served, wanted)
 
         def echo(index: int) -> str:
-            prompt = wanted[index // parsed.n * parsed.candidates].prompt
+            first = index // parsed.n * parsed.candidates
+            prompt = wanted[first].prompt
             if isinstance(prompt, TextPrompt):
                 return prompt.text
-            return token_text_of(answers[index].accepted.prompt_tokens, served.runtime.tokenizer)
+            return token_text_of(answers[first].accepted.prompt_tokens, served.runtime.tokenizer)
 
         shape = CompletionShape(
             self._envelope("cmpl-", served),
             extras,
             echo=echo if parsed.echo else None,
+            scores=parsed.echo and parsed.logprobs is not None,
             silent=parsed.max_tokens == 0,
             pick=partial(picked, parsed),
         )

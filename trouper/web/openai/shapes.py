@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import attrs
 import msgspec
@@ -81,9 +82,13 @@ class OpenAiShape:
         self.plain = not (extras.token_ids or extras.stream.continuous_usage_stats)
         """A chunk of text is nothing but text."""
 
-    def chunk(self, choice: Json, answer: Answer) -> bytes:
-        usage = usage_of(answer) if self.extras.stream.continuous_usage_stats else None
-        return event(encode(self.envelope.around(self.kind, [choice], usage)))
+    def chunk(self, choice: Json, answer: Answer, **more: Any) -> bytes:
+        usage = self.counted(usage_of(answer)) if self.extras.stream.continuous_usage_stats else None
+        return event(encode(self.envelope.around(self.kind, [choice], usage) | more))
+
+    def counted(self, usage: Usage) -> Usage:
+        """What of it is shown."""
+        return usage
 
     def template(self, choice: Json) -> tuple[bytes, bytes]:
         r"""An event around the text "\0", so that on the hot path only the text is encoded."""
@@ -93,7 +98,7 @@ class OpenAiShape:
     def closing(self, usages: Sequence[Usage]) -> bytes:
         if not self.extras.stream.include_usage:
             return DONE
-        usage = total(usages, self.extras.choices)
+        usage = self.counted(total(usages, self.extras.choices))
         return event(encode(self.envelope.around(self.kind, [], usage))) + DONE
 
     def failure(self, problem: Problem) -> bytes:
@@ -154,8 +159,8 @@ class ChatShape(OpenAiShape):
 
     def opening(self, index: int, answer: Answer) -> bytes:
         choice = self._delta(index, {"role": "assistant", "content": "", "refusal": None})
-        if self.extras.token_ids:
-            choice["prompt_token_ids"] = answer.accepted.prompt_tokens
+        if self.extras.token_ids and index == 0:
+            return self.chunk(choice, answer, prompt_token_ids=answer.accepted.prompt_tokens)
         return self.chunk(choice, answer)
 
     def text(self, index: int, delta: Delta, answer: Answer) -> bytes:
@@ -203,7 +208,7 @@ def call_body(call: Call) -> Json:
 class CompletionShape(OpenAiShape):
     """text_completion, whole and in chunks, which look alike.
 
-    `echo`: the prompt stands before each answer, with its log-probabilities if some are wanted. `silent`: nothing but
+    `echo`: the prompt stands before each answer; `scores`: with its log-probabilities. `silent`: nothing but
     the prompt was asked for (max_tokens 0); what was computed behind it is not shown. `pick`: of all answers that were
     made those that are given.
     """
@@ -214,11 +219,12 @@ class CompletionShape(OpenAiShape):
         extras: Extras,
         *,
         echo: Callable[[int], str] | None,
+        scores: bool,
         silent: bool,
         pick: Callable[[Sequence[Choice]], Sequence[Choice]],
     ) -> None:
         super().__init__("text_completion", envelope, extras)
-        self._echo, self._silent, self._pick = echo, silent, pick
+        self._echo, self._scores, self._silent, self._pick = echo, scores, silent, pick
         self._offsets: dict[int, int] = {}
         self._before, self._after = self.template(self._choice(0, "\0", None, None))
 
@@ -229,21 +235,27 @@ class CompletionShape(OpenAiShape):
         return choice | ({"matched_stop": matched} if reason is not None else {})
 
     def body(self, choices: Sequence[Choice]) -> Json:
-        usage = total([choice.usage for choice in choices], self.extras.choices)
-        if self._silent:
-            usage = attrs.evolve(usage, completion_tokens=0)
+        usage = self.counted(total([choice.usage for choice in choices], self.extras.choices))
         bodies = [self._whole(index, choice) for index, choice in enumerate(self._pick(choices))]
         return self.envelope.around("text_completion", bodies, usage)
+
+    def counted(self, usage: Usage) -> Usage:
+        return attrs.evolve(usage, completion_tokens=0) if self._silent else usage
+
+    def _ended(self, finished: Finished) -> Finished:
+        """What nobody sees does not end the answer either."""
+        return Finished("length", 0) if self._silent else finished
 
     def _whole(self, index: int, choice: Choice) -> Json:
         text = "" if self._silent else choice.text
         seen: list[TokenLogprobs | int] = [] if self._silent else [*choice.logprobs]
         if self._echo is not None:
             text = self._echo(index) + text
-            if choice.prompt_logprobs:
+            if self._scores:
                 seen = [choice.prompt_tokens[0], *choice.prompt_logprobs, *seen]
         logprobs = self._logprobs(index, seen) if seen else None
-        body = self._choice(index, text, choice.finished.reason, logprobs, choice.finished.matched_stop)
+        finished = self._ended(choice.finished)
+        body = self._choice(index, text, finished.reason, logprobs, finished.matched_stop)
         if self.extras.token_ids:
             body |= {"token_ids": () if self._silent else choice.tokens, "prompt_token_ids": choice.prompt_tokens}
         return body
@@ -266,10 +278,14 @@ class CompletionShape(OpenAiShape):
         }
 
     def opening(self, index: int, answer: Answer) -> bytes:
-        """The prompt, if it is wanted; with log-probabilities it comes with the first token."""
-        if self._echo is None or answer.scores_prompt:
+        """The prompt, if it is wanted; with log-probabilities its text comes with the first token."""
+        text = "" if self._echo is None or self._scores else self._echo(index)
+        if not (text or self.extras.token_ids):
             return b""
-        return self.chunk(self._choice(index, self._echo(index), None, None), answer)
+        choice = self._choice(index, text, None, None)
+        if self.extras.token_ids:
+            choice |= {"token_ids": (), "prompt_token_ids": answer.accepted.prompt_tokens}
+        return self.chunk(choice, answer)
 
     def text(self, index: int, delta: Delta, answer: Answer) -> bytes:
         if self.plain and index == 0 and not delta.logprobs and not self._silent:
@@ -285,13 +301,14 @@ class CompletionShape(OpenAiShape):
 
     def _prompt(self, index: int, answer: Answer) -> bytes:
         """Once, before the first text."""
-        if self._echo is None or not answer.scores_prompt or index in self._offsets:
+        if self._echo is None or not self._scores or index in self._offsets:
             return b""
         seen = self._logprobs(index, [answer.accepted.prompt_tokens[0], *answer.prompt_logprobs])
         return self.chunk(self._choice(index, self._echo(index), None, seen), answer)
 
     def ending(self, index: int, finished: Finished, answer: Answer) -> bytes:
-        last = self._choice(index, "", finished.reason, None, finished.matched_stop)
+        ended = self._ended(finished)
+        last = self._choice(index, "", ended.reason, None, ended.matched_stop)
         return self._prompt(index, answer) + self.chunk(last, answer)
 
 

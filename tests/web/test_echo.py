@@ -1,0 +1,188 @@
+"""The prompt said again, with its log-probabilities; token ids; running usage. Whole and streamed, which must agree."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.fakes import EOS, FakeEngine
+from tests.web.serving import Served, ask, exchange, post, serving
+
+PROMPT = "né?"
+IDS = [110, 195, 169, 63]
+Json = dict[str, Any]
+
+
+async def stream(served: Served, body: Json, path: str = "/v1/completions") -> list[Json]:
+    options = {"stream": True, "stream_options": {"include_usage": True} | body.pop("stream_options", {})}
+    status, _, data = await exchange(served, post(path, body | options))
+    assert status == 200, data
+    assert data.count(b"data: [DONE]") == 1
+    return [msgspec.json.decode(event) for event in re.findall(rb"data: (\{.*\})", data)]
+
+
+def joined(chunks: list[Json]) -> list[Json]:
+    """What the chunks of each choice say together, in the form of a whole choice."""
+    choices: dict[int, Json] = {}
+    for chunk in chunks:
+        for said in chunk["choices"]:
+            choice = choices.setdefault(said["index"], {"index": said["index"], "text": "", "logprobs": None})
+            assert choice.get("finish_reason") is None, "something came after the end"
+            choice["text"] += said["text"]
+            if said["logprobs"] is not None:
+                before = choice["logprobs"] or {key: [] for key in said["logprobs"]}
+                choice["logprobs"] = {key: before[key] + said["logprobs"][key] for key in before}
+            if "token_ids" in said:
+                choice["token_ids"] = choice.get("token_ids", []) + said["token_ids"]
+            for key in ("finish_reason", "matched_stop", "prompt_token_ids"):
+                if key in said:
+                    assert key not in choice or choice[key] is None
+                    choice[key] = said[key]
+    return [choices[index] for index in sorted(choices)]
+
+
+async def both(served: Served, body: Json) -> tuple[list[Json], Json]:
+    """The choices and usage of a whole answer, after it was compared with the streamed one."""
+    status, whole = await ask(served, body)
+    assert status == 200, whole
+    chunks = await stream(served, dict(body))
+    assert joined(chunks) == whole["choices"]
+    for key in ("prompt_tokens", "completion_tokens", "total_tokens"):
+        assert chunks[-1]["usage"][key] == whole["usage"][key]
+    return whole["choices"], whole["usage"]
+
+
+async def test_the_prompt_comes_first() -> None:
+    async with serving(FakeEngine()) as served:
+        [plain], _ = await both(served, {"prompt": PROMPT, "max_tokens": 3})
+        [choice], _ = await both(served, {"prompt": PROMPT, "max_tokens": 3, "echo": True})
+        [by_ids], _ = await both(served, {"prompt": IDS, "max_tokens": 3, "echo": True})
+    assert choice["text"] == PROMPT + plain["text"] == by_ids["text"]
+    assert choice["logprobs"] is None
+
+
+@pytest.mark.parametrize("prompt", [PROMPT, IDS])
+async def test_with_log_probabilities(prompt: Any) -> None:
+    async with serving(FakeEngine()) as served:
+        [choice], _ = await both(served, {"prompt": prompt, "max_tokens": 2, "echo": True, "logprobs": 1})
+    seen = choice["logprobs"]
+    assert seen["token_logprobs"] == [None, -0.25, -0.25, -0.25, -0.5, -0.5]
+    assert seen["top_logprobs"][0] is None
+    assert len(seen["tokens"]) == len(seen["text_offset"]) == len(seen["top_logprobs"]) == 6
+    assert seen["tokens"][0] == "n" and "".join(seen["tokens"][4:]) == choice["text"][3:]
+    assert seen["text_offset"] == sorted(seen["text_offset"]) and seen["text_offset"][0] == 0
+
+
+@pytest.mark.parametrize("logprobs", [None, 0, 2])
+@pytest.mark.parametrize("prompt", [PROMPT, [110], [PROMPT, "b"]])
+async def test_nothing_but_the_prompt(prompt: Any, logprobs: int | None) -> None:
+    async with serving(FakeEngine()) as served:
+        body = {"prompt": prompt, "max_tokens": 0, "echo": True, "logprobs": logprobs, "return_token_ids": True}
+        choices, usage = await both(served, body)
+    texts = [prompt] if isinstance(prompt, str) else ["n"] if prompt == [110] else prompt
+    assert [choice["text"] for choice in choices] == texts
+    assert usage["completion_tokens"] == 0
+    for choice in choices:
+        assert choice["finish_reason"] == "length" and choice["matched_stop"] is None
+        assert choice["token_ids"] == []
+        length = len(choice["prompt_token_ids"])
+        if logprobs is not None:
+            assert len(choice["logprobs"]["tokens"]) == length
+        else:
+            assert choice["logprobs"] is None
+
+
+async def test_nothing_but_the_prompt_although_the_answer_would_end() -> None:
+    """What is computed behind the prompt says nothing: not its end either."""
+    async with serving(FakeEngine(token_at=lambda *_: EOS)) as served:
+        body = {"prompt": PROMPT, "max_tokens": 0, "echo": True, "logprobs": 1, "stop_token_ids": [EOS]}
+        [choice], usage = await both(served, body)
+    assert (choice["text"], choice["finish_reason"], usage["completion_tokens"]) == (PROMPT, "length", 0)
+
+
+async def test_max_tokens_0_needs_echo() -> None:
+    async with serving(FakeEngine()) as served:
+        status, body = await ask(served, {"prompt": PROMPT, "max_tokens": 0})
+    assert (status, body["error"]["param"]) == (400, "max_tokens")
+
+
+async def test_each_prompt_before_its_own_answers() -> None:
+    async with serving(FakeEngine()) as served:
+        body = {"prompt": ["ab", "cd"], "n": 2, "max_tokens": 2, "echo": True, "logprobs": 0}
+        choices, usage = await both(served, body)
+    assert [choice["text"][:2] for choice in choices] == ["ab", "ab", "cd", "cd"]
+    assert usage["prompt_tokens"] == 4 and usage["completion_tokens"] == 8
+
+
+@pytest.mark.parametrize("prompt", [["ab", "cd"], [[97, 98], [99, 100]]])
+async def test_each_prompt_before_the_best_of_its_own(prompt: Any) -> None:
+    async with serving(FakeEngine()) as served:
+        body = {"prompt": prompt, "n": 2, "best_of": 3, "max_tokens": 2, "echo": True}
+        status, whole = await ask(served, body)
+    assert status == 200
+    assert [choice["text"][:2] for choice in whole["choices"]] == ["ab", "ab", "cd", "cd"]
+
+
+async def test_an_answer_that_ends_at_once() -> None:
+    async with serving(FakeEngine(token_at=lambda *_: EOS)) as served:
+        for more in ({}, {"logprobs": 1}, {"return_token_ids": True}, {"logprobs": 0, "return_token_ids": True}):
+            [choice], _ = await both(served, {"prompt": PROMPT, "max_tokens": 5, "echo": True} | more)
+            assert (choice["text"], choice["finish_reason"]) == (PROMPT, "stop")
+
+
+async def test_token_ids() -> None:
+    async with serving(FakeEngine()) as served:
+        body = {"prompt": PROMPT, "max_tokens": 4, "return_token_ids": True, "n": 2}
+        choices, _ = await both(served, body)
+    for choice in choices:
+        assert choice["prompt_token_ids"] == IDS
+        assert bytes(choice["token_ids"]).decode() == choice["text"]
+
+
+async def test_token_ids_whose_text_is_held_back() -> None:
+    """A stop string that is not completed, half a character: the tokens were there all the same."""
+    said = b"ab\xc3"
+    async with serving(FakeEngine(token_at=lambda _, place: said[place])) as served:
+        body = {"prompt": PROMPT, "max_tokens": 3, "return_token_ids": True, "stop": ["bx"], "logprobs": 0}
+        [choice], _ = await both(served, body)
+    assert (choice["text"], choice["token_ids"]) == ("ab�", [*said])
+    assert len(choice["logprobs"]["tokens"]) == 3
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_usage_with_every_chunk(path: str) -> None:
+    asked: Json = {"prompt": PROMPT} if path.endswith("/v1/completions") else {}
+    asked = asked or {"messages": [{"role": "user", "content": PROMPT}]}
+    async with serving(FakeEngine()) as served:
+        body = asked | {"max_tokens": 5, "stream_options": {"continuous_usage_stats": True}}
+        chunks = await stream(served, body, path)
+    assert all(chunk["usage"] is not None for chunk in chunks)
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts) and counts[-1] == 5
+    texts = [choice.get("text") or choice.get("delta", {}).get("content") for c in chunks for choice in c["choices"]]
+    assert sum(bool(text) for text in texts) <= 5
+    assert len({chunk["usage"]["prompt_tokens"] for chunk in chunks}) == 1
+    for chunk in chunks:
+        usage = chunk["usage"]
+        assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+
+
+async def test_usage_of_a_prompt_alone() -> None:
+    async with serving(FakeEngine()) as served:
+        body = {"prompt": PROMPT, "max_tokens": 0, "echo": True, "stream_options": {"continuous_usage_stats": True}}
+        chunks = await stream(served, body)
+    assert {chunk["usage"]["completion_tokens"] for chunk in chunks} == {0}
+
+
+async def test_chats_token_ids() -> None:
+    async with serving(FakeEngine()) as served:
+        body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 4, "return_token_ids": True}
+        _, whole = await ask(served, body, "/v1/chat/completions")
+        chunks = await stream(served, body, "/v1/chat/completions")
+    assert whole["prompt_token_ids"] == list(b"<user>x<assistant>")
+    assert [chunk["prompt_token_ids"] for chunk in chunks if "prompt_token_ids" in chunk] == [whole["prompt_token_ids"]]
+    ids = [token for chunk in chunks for choice in chunk["choices"] for token in choice.get("token_ids", ())]
+    assert ids == whole["choices"][0]["token_ids"] == list(whole["choices"][0]["message"]["content"].encode())
