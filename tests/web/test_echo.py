@@ -2,46 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
-import msgspec
 import pytest
 
 from tests.fakes import EOS, FakeEngine
-from tests.web.serving import Served, ask, exchange, post, serving
+from tests.web.serving import Served, ask, serving
+from tests.web.streams import Json, joined, stream
 
 PROMPT = "né?"
 IDS = [110, 195, 169, 63]
-Json = dict[str, Any]
-
-
-async def stream(served: Served, body: Json, path: str = "/v1/completions") -> list[Json]:
-    options = {"stream": True, "stream_options": {"include_usage": True} | body.pop("stream_options", {})}
-    status, _, data = await exchange(served, post(path, body | options))
-    assert status == 200, data
-    assert data.count(b"data: [DONE]") == 1
-    return [msgspec.json.decode(event) for event in re.findall(rb"data: (\{.*\})", data)]
-
-
-def joined(chunks: list[Json]) -> list[Json]:
-    """What the chunks of each choice say together, in the form of a whole choice."""
-    choices: dict[int, Json] = {}
-    for chunk in chunks:
-        for said in chunk["choices"]:
-            choice = choices.setdefault(said["index"], {"index": said["index"], "text": "", "logprobs": None})
-            assert choice.get("finish_reason") is None, "something came after the end"
-            choice["text"] += said["text"]
-            if said["logprobs"] is not None:
-                before = choice["logprobs"] or {key: [] for key in said["logprobs"]}
-                choice["logprobs"] = {key: before[key] + said["logprobs"][key] for key in before}
-            if "token_ids" in said:
-                choice["token_ids"] = choice.get("token_ids", []) + said["token_ids"]
-            for key in ("finish_reason", "matched_stop", "prompt_token_ids"):
-                if key in said:
-                    assert key not in choice or choice[key] is None
-                    choice[key] = said[key]
-    return [choices[index] for index in sorted(choices)]
 
 
 async def both(served: Served, body: Json) -> tuple[list[Json], Json]:

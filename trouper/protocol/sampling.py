@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import attrs
 
-
 COLDEST = 1e-5
 """Below, the strongest noise moves logits by 2e-4, which is what rounding does; and soon floats are too short to divide by."""
 
