@@ -566,22 +566,27 @@ async def test_errors_of_the_edge_are_in_its_shape() -> None:
             assert isinstance(error.body, dict) and error.body["type"] == "error"
             assert error.request_id == error.body["request_id"] == error.response.headers["x-request-id"]
 
-    async with serving(api_key=("k",), max_body_bytes=2000, body_timeout_s=0.1) as served:
+    async with serving(api_key=("k",), max_body_bytes=2000) as served:
         await using(served, check, api_key="k")
         key = "X-Api-Key: k\r\n"
-        half = post("/v1/messages", b"{}", key).replace(b"Content-Length: 2", b"Content-Length: 9")
         for request, status, kind in (
             (post("/v1/messages", b"{", key), 400, "invalid_request_error"),
             (post("/v1/messages", b"[]", key), 400, "invalid_request_error"),
             (post("/v1/messages/batches", b"{}", key), 404, "not_found_error"),
             (get("/v1/messages", key), 405, "invalid_request_error"),
             (get("/v1/messages/count_tokens", key), 405, "invalid_request_error"),
-            (half, 408, "timeout_error"),
         ):
-            got, headers, body = await exchange(served, request)
-            said = json.loads(body)
-            assert (got, said["error"]["type"], said["request_id"]) == (status, kind, headers["request-id"])
-        assert "error" in (await ask(served, {}, "/v1/messagesx", key))[1], "OpenAI's shape elsewhere"
+            await check_error(served, request, status, kind)
+        assert "param" in (await ask(served, {}, "/v1/messagesx", key))[1]["error"], "OpenAI's shape elsewhere"
+    async with serving(body_timeout_s=0.05) as served:
+        half = post("/v1/messages", b"{}").replace(b"Content-Length: 2", b"Content-Length: 9")
+        await check_error(served, half, 408, "timeout_error")
+
+
+async def check_error(served: Served, request: bytes, status: int, kind: str) -> None:
+    got, headers, body = await exchange(served, request)
+    said = json.loads(body)
+    assert (got, said["error"]["type"], said["request_id"]) == (status, kind, headers["request-id"])
 
 
 async def test_a_full_queue_and_a_server_that_drains() -> None:
