@@ -427,6 +427,22 @@ async def test_instructions_are_not_carried_over() -> None:
     assert [message["content"] for message in third] == ["x", "a"]
 
 
+async def test_tokens_are_counted_as_they_are_used() -> None:
+    def use(client: openai.OpenAI) -> None:
+        body: Any = {"model": "fake", "instructions": "Be kind.", "tools": [TOOL], "reasoning": {"effort": "low"}}
+        first = client.responses.create(input="x", **body)
+        for more in ({}, {"previous_response_id": first.id}):
+            counted = client.responses.input_tokens.count(input="y", **body, **more)
+            made = client.responses.create(input="y", **body, **more)
+            assert made.usage is not None and counted.input_tokens == made.usage.input_tokens
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.responses.input_tokens.count(model="fake", input=[])
+        assert caught.value.param == "input"
+
+    async with serving(saying("x", tokenizer=Verbatim())) as served:
+        await by_client(served, use)
+
+
 async def test_items_by_reference() -> None:
     engine = saying("a", "b", tokenizer=Verbatim())
     async with serving(engine) as served:

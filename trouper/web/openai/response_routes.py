@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
 import attrs
 from quart import Response, request
 
-from trouper.actors.intake import thinks_already
+from trouper.actors.intake import thinks_already, tokenize
 from trouper.actors.runtime import Answer
 from trouper.protocol.errors import Problem, RequestFailed, bad_request
 from trouper.protocol.replies import Delta
@@ -20,7 +20,7 @@ from trouper.web.event_log import EventLog, Replay
 from trouper.web.openai import responses
 from trouper.web.openai.parameters import HUGE
 from trouper.web.openai.response_items import check_outputs, items_of, messages_of, new_id
-from trouper.web.openai.response_schemas import DELETED, INPUT_ITEMS
+from trouper.web.openai.response_schemas import COUNTED, DELETED, INPUT_ITEMS
 from trouper.web.openai.response_shape import ResponseShape
 from trouper.web.openai.response_store import ResponseStore, Stored, Turn
 from trouper.web.openai.responses import Asked, ResponseRequest, asked_of, parse_response, response_to_generate
@@ -78,6 +78,17 @@ class Responses:
                 },
             ),
             told(
+                method="POST",
+                path="/v1/responses/input_tokens",
+                handler=self.count,
+                summary="How many tokens the input of a response has",
+                request=ResponseRequest,
+                refused=responses.REFUSED,
+                rules=responses.RULES,
+                answer=COUNTED,
+                examples={"A question": {"input": "Who was Molière?"}},
+            ),
+            told(
                 method="GET",
                 path="/v1/responses/<response_id>",
                 handler=self.get,
@@ -127,24 +138,39 @@ class Responses:
     # -- create ----------------------------------------------------------------------------------------
 
     async def create(self) -> Response:
-        parsed = parse_response(await self._service.body())
-        asked = asked_of(parsed)
+        asked = asked_of(parse_response(await self._service.body()))
+        parsed = asked.request
         stored = parsed.store and self._service.settings.stored_responses > 0
         self._check_background(parsed, stored)
         before = self._before(parsed.previous_response_id)
         earlier = [] if before is None else before.all_items()
         items = self._input(parsed, earlier)
-        messages = messages_of(parsed.instructions, (*earlier, *items))
-        served = await self._service.served(parsed.model)
-        words = served.runtime.tokenizer
-        check_learnt(asked.tools, words)
-        default_seed = served.runtime.settings.seed
-        wanted = response_to_generate(asked, messages, self._service.request_id, default_seed, words)
-        answer = await self._submit(served, wanted)
+        served, wanted = await self._wanted(asked, (*earlier, *items))
+        with own_names():
+            [answer] = await self._service.submit(served, [wanted])
         live = self._begin(asked, served, answer, items, before, stored=stored)
         if parsed.background:
             return self._in_background(live)
         return await self._service.respond(live.shape, [answer], stream=parsed.stream)
+
+    async def count(self) -> Response:
+        """What the same request to create a response would be charged as its input."""
+        asked = asked_of(parse_response(await self._service.body()))
+        before = self._before(asked.request.previous_response_id)
+        earlier = [] if before is None else before.all_items()
+        items = self._input(asked.request, earlier)
+        served, wanted = await self._wanted(asked, (*earlier, *items))
+        with own_names():
+            tokens = await tokenize(wanted.prompt, served.runtime.tokenizer)
+        return as_json({"object": "response.input_tokens", "input_tokens": len(tokens)})
+
+    async def _wanted(self, asked: Asked, items: Sequence[Json]) -> tuple[Served, Generate]:
+        """Raises `RequestFailed` (400, 404)."""
+        messages = messages_of(asked.request.instructions, items)
+        served = await self._service.served(asked.request.model)
+        words, default_seed = served.runtime.tokenizer, served.runtime.settings.seed
+        check_learnt(asked.tools, words)
+        return served, response_to_generate(asked, messages, self._service.request_id, default_seed, words)
 
     def _check_background(self, parsed: ResponseRequest, stored: bool) -> None:
         if parsed.background and not (stored and self._service.has_background):
@@ -173,15 +199,6 @@ class Responses:
             raise bad_request("input is empty; send at least one item", "input", "invalid_value")
         check_outputs(earlier, items)
         return items
-
-    async def _submit(self, served: Served, wanted: Generate) -> Answer:
-        try:
-            [answer] = await self._service.submit(served, [wanted])
-        except RequestFailed as failed:
-            problem = failed.problem
-            param = PARAMS.get(problem.param or "", problem.param)
-            raise RequestFailed(attrs.evolve(problem, param=param)) from None
-        return answer
 
     def _begin(
         self,
@@ -285,6 +302,16 @@ class Responses:
         page = items[:limit]
         ends = {"first_id": page[0]["id"] if page else None, "last_id": page[-1]["id"] if page else None}
         return as_json({"object": "list", "data": page, "has_more": len(items) > limit} | ends)
+
+
+@contextmanager
+def own_names() -> Iterator[None]:
+    """What the runtime refuses is called as it is called here."""
+    try:
+        yield
+    except RequestFailed as failed:
+        problem = failed.problem
+        raise RequestFailed(attrs.evolve(problem, param=PARAMS.get(problem.param or "", problem.param))) from None
 
 
 async def run(live: Live) -> None:

@@ -212,6 +212,7 @@ RESPONSE = _full(
     }
 )
 DELETED = _full({"id": TEXT, "object": {"const": "response"}, "deleted": {"const": True}})
+COUNTED = _full({"object": {"const": "response.input_tokens"}, "input_tokens": COUNT})
 INPUT_ITEMS = _full(
     {
         "object": {"const": "list"},
