@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import openai
@@ -18,6 +19,9 @@ from openai.types.responses import Response, ResponseStreamEvent
 from tests.fakes import EOS, ByteTokenizer, FakeEngine, TokenAt, ints
 from tests.web.serving import Served, a_stream_that_goes_on, ask, eventually, exchange, get, pace, post, serving
 from tests.web.test_openai_client import in_thread, strict
+from trouper import Runtime, ServerSettings, Settings, run_runtime
+from trouper.actors.fleet import Lease, OneModel
+from trouper.web.server import serve_http
 
 TOOL: Any = {
     "type": "function",
@@ -683,6 +687,50 @@ async def test_shutdown_leaves_no_response_running() -> None:
                 await client.send_all(post("/v1/responses", LONG | {"background": True, "stream": stream}))
                 await client.receive_some()
         await eventually(lambda: served.busy == 2)
+
+
+async def test_a_drain_lets_the_background_finish() -> None:
+    async with serving(FakeEngine(before_step=pace)) as served:
+        body = {"input": "x", "background": True, "ignore_eos": True, "max_output_tokens": 100}
+        _, made = await ask(served, body, "/v1/responses")
+        assert await served.runtime.drain(20)
+        done = await until(served, made["id"], "incomplete")
+        assert done["usage"]["output_tokens"] == 100
+        status, said = await ask(served, body, "/v1/responses")
+        assert (status, said["error"]["code"]) == (503, "draining")
+
+
+class Counted(OneModel):
+    """Knows how many requests use it."""
+
+    leases = 0
+
+    async def lease(self, name: str | None) -> Lease:
+        lease = await super().lease(name)
+        self.leases += 1
+        return Lease(lease.name, lease.runtime, self._returned)
+
+    def _returned(self) -> None:
+        self.leases -= 1
+
+
+async def test_the_background_keeps_its_model() -> None:
+    """Until it has ended, not until its connection has; nothing else keeps one."""
+    shutdown = trio.Event()
+    async with trio.open_nursery() as nursery:
+        chosen, engine = Settings(no_ssd=True, gather_ms=0), FakeEngine(before_step=pace)
+        runtime: Runtime = await nursery.start(partial(run_runtime, chosen, engine=engine))
+        models = Counted(runtime)
+        [url] = await nursery.start(partial(serve_http, models, ServerSettings(port=0), shutdown=shutdown))
+        served = Served(int(url.rsplit(":", 1)[1]), runtime, engine, shutdown)
+        _, made = await ask(served, LONG | {"background": True}, "/v1/responses")
+        await ask(served, {"input": "x", "max_output_tokens": 2}, "/v1/responses")
+        await eventually(lambda: models.leases == 1)
+        assert (await state(served, made["id"]))["status"] in ("queued", "in_progress")
+        await ask(served, {}, f"/v1/responses/{made['id']}/cancel")
+        await eventually(lambda: models.leases == 0)
+        await runtime.drain(0)
+        shutdown.set()
 
 
 @pytest.mark.parametrize("background", [False, True])

@@ -82,7 +82,7 @@ class ResponseRequest(SamplingParameters):
     tools: Any = attrs.field(default=None, metadata=schema(told.TOOLS))
     tool_choice: Any = attrs.field(default=None, metadata=schema(told.TOOL_CHOICE))
     parallel_tool_calls: bool = True
-    max_tool_calls: int | None = attrs.field(default=None, metadata=limits(1, HUGE))
+    max_tool_calls: int | None = attrs.field(default=None, metadata=limits(1, HUGE) | {"harmless": True})
     """Of hosted tools, of which there are none."""
     text: Any = attrs.field(default=None, metadata=schema(schema_of(TextOptions, TEXT_REFUSED)))
     reasoning: Any = attrs.field(default=None, metadata=schema(schema_of(ReasoningOptions, REASONING_REFUSED)))
@@ -91,7 +91,7 @@ class ResponseRequest(SamplingParameters):
     background: bool = False
     stream_options: Any = attrs.field(default=None, metadata=schema(schema_of(StreamOptions, STREAM_OPTIONS_REFUSED)))
     chat_template_kwargs: Any = attrs.field(default=None, metadata=schema(TEMPLATE_KWARGS))
-    metadata: Any = attrs.field(default=None, metadata=schema(told.METADATA))
+    metadata: Any = attrs.field(default=None, metadata=schema(told.METADATA, harmless=True))
     """Given back."""
     client_metadata: dict[str, Any] | None = attrs.field(default=None, metadata=HARMLESS)
     safety_identifier: str | None = attrs.field(default=None, metadata=HARMLESS)
