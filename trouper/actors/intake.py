@@ -107,18 +107,28 @@ def check_text(value: object, param: str) -> int:
     characters = 0
     inside: list[object] = [value]
     while inside:
-        match inside.pop():
-            case str() as text:
-                characters += len(text)
-                try:
-                    text.encode()
-                except UnicodeEncodeError:
-                    raise bad_request("half of a surrogate pair is no text", param, "invalid_text") from None
-            case Mapping() as mapping:
-                inside += (*mapping.keys(), *mapping.values())
-            case list() | tuple() as parts:
-                inside += parts
+        one = inside.pop()
+        if one is None or isinstance(one, int | float):
+            continue
+        if isinstance(one, str):
+            characters += len(one)
+            if not one.isascii():
+                _encode(one, param)
+        elif isinstance(one, dict):  # Before Mapping, which is slow to ask for.
+            inside += one
+            inside += one.values()
+        elif isinstance(one, list | tuple):
+            inside += one
+        elif isinstance(one, Mapping):
+            inside += (*one.keys(), *one.values())
     return characters
+
+
+def _encode(text: str, param: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise bad_request("half of a surrogate pair is no text", param, "invalid_text") from None
 
 
 def check_tokens(request: Generate, prompt: tuple[int, ...], vocab_size: int) -> None:

@@ -24,6 +24,7 @@ BEYOND_SCHEMA: Mapping[str, str] = {
     "response_ended": "cancelling a response that has ended",
     "previous_response_not_ended": "going on from a response that still runs",
     "previous_response_not_completed": "going on from a response that failed or was cancelled",
+    "embeddings_not_supported": "an embedding by a model that gives none",
     "no_chat_template": "messages for a model without a chat template",
 }
 """Codes of a 400 that a body may get although it follows the schema."""
@@ -53,6 +54,7 @@ class Facts:
     """Names; empty: they are not told to whoever has no key."""
     vocabulary: int = 2**31
     context: int = 2**63
+    dimensions: int = 2**31
 
 
 def document(endpoints: Iterable[Endpoint], components: Mapping[str, Json], facts: Facts) -> Json:
@@ -94,6 +96,12 @@ def _served(facts: Facts) -> Json:
             "minimum": 1,
             "maximum": facts.context,
             "description": "Tokens; with the prompt's they must fit the context.",
+        },
+        "Dimensions": {
+            "type": "integer",
+            "minimum": 1,
+            "maximum": facts.dimensions,
+            "description": "Of an embedding; the first so many are given.",
         },
     }
 

@@ -62,12 +62,14 @@ class Pages:
         names = [name for one in listed for name in one.names] if self._known() else []
         loaded = [one.runtime for one in listed if one.runtime is not None]
         told = Facts(version=version("trouper"), keyed=self._keys.needed, models=names)
+        embedders = [one for runtime in loaded if (one := runtime.model.embedding) is not None]
         if len(loaded) < len(listed):  # What is not known before it is loaded is no bound.
             return told
         return attrs.evolve(
             told,
             vocabulary=max(runtime.model.vocab_size for runtime in loaded),
             context=max(_context(runtime) for runtime in loaded),
+            dimensions=max((one.dimensions for one in embedders), default=told.dimensions),
         )
 
     def _known(self) -> bool:

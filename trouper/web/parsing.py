@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sized
 from math import inf
 from typing import Any, TypeVar
 
@@ -169,6 +169,12 @@ def only(value: Mapping[str, Any], names: Collection[str], path: str) -> None:
     for name in value:
         if name not in names:
             raise bad_request(f"unknown parameter '{path}.{name}'", f"{path}.{name}", "unknown_parameter")
+
+
+def at_most(name: str, values: Sized, most: int) -> None:
+    """Raises `RequestFailed` (400) if there are more."""
+    if len(values) > most:
+        raise bad_request(f"{name} may have {most} entries, not {len(values)}", name, "invalid_value")
 
 
 def combination(message: str, param: str) -> RequestFailed:

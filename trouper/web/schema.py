@@ -27,9 +27,10 @@ def ref(name: str) -> Json:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-MODEL, TOKEN, TOKEN_KEY, LENGTH = ref("Model"), ref("TokenId"), ref("TokenKey"), ref("Length")
-"""What depends on the models that are served: their names, the ids of tokens (as numbers, as names of properties), and how
-many tokens an answer may have."""
+MODEL, TOKEN, TOKEN_KEY = ref("Model"), ref("TokenId"), ref("TokenKey")
+LENGTH, DIMENSIONS = ref("Length"), ref("Dimensions")
+"""What depends on the models that are served: their names, the ids of tokens (as numbers, as names of properties), how many
+tokens an answer may have, and how many numbers an embedding."""
 
 
 def limits(low: float | None = None, high: float | None = None, *, above: float | None = None, **more: Any) -> Json:

@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
-from typing import Any, cast
+from typing import Any, TypeVar, TypeVarTuple, Unpack, cast
 from uuid import uuid4
 
 import attrs
@@ -25,6 +25,10 @@ from trouper.web.parsing import parse_json
 from trouper.web.shape import Shape
 
 log = logging.getLogger("trouper.web")
+T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
+LARGE_BODY = 2**17
+"""Bytes beyond which what is done with a body leaves the event loop: a few milliseconds of it."""
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
@@ -75,7 +79,19 @@ class Service:
 
     async def body(self) -> dict[str, Any]:
         """The request's JSON object. Raises `RequestFailed` (400), or werkzeug's 408 and 413."""
-        return parse_json(cast("bytes", await request.get_data(as_text=False)))
+        data = cast("bytes", await request.get_data(as_text=False))
+        self._state["large"] = len(data) > LARGE_BODY
+        return parse_json(data)
+
+    async def read(self, parse: Callable[[dict[str, Any]], T]) -> T:
+        """The body, parsed."""
+        return await self.aside(parse, await self.body())
+
+    async def aside(self, function: Callable[[Unpack[Arguments]], T], *arguments: *Arguments) -> T:
+        """Call it; in a thread if the body is large, so that the others' streams go on meanwhile."""
+        if not self._state["large"]:
+            return function(*arguments)
+        return await trio.to_thread.run_sync(function, *arguments)
 
     def at_end(self, callback: Callable[..., None], *arguments: Any) -> None:
         """Call it when the request is over, however that happens."""

@@ -9,7 +9,8 @@ import attrs
 
 from trouper.protocol.errors import bad_request
 from trouper.web.anthropic.thinking import thought
-from trouper.web.parsing import NAMES, combination, json_type
+from trouper.web.openai.schemas import MAX_MESSAGES
+from trouper.web.parsing import NAMES, at_most, combination, json_type
 from trouper.web.schema import Json, among
 
 Takes = dict[str, tuple[Any, ...] | type | None]
@@ -49,6 +50,7 @@ def conversation_of(system: Any, messages: Any) -> tuple[Json, ...]:
         raise bad_request(f"messages must be an array, not {json_type(messages)}", "messages", "invalid_type")
     if not messages:
         raise bad_request("messages is empty; send at least one", "messages", "invalid_value")
+    at_most("messages", messages, MAX_MESSAGES)
     turns = _system(system)
     names: dict[str, str] = {}
     for place, message in enumerate(messages):

@@ -56,11 +56,11 @@ class Anthropic:
         )
 
     async def messages(self) -> Response:
-        parsed = parse_messages(await self._service.body())
+        parsed = await self._service.read(parse_messages)
         served = await self._service.served(parsed.model)
         check_learnt(parsed.tools_asked, served.runtime.tokenizer)
         request_id, tools, words = self._service.request_id, parsed.tools_asked, served.runtime.tokenizer
-        wanted = messages_to_generate(parsed, request_id, served.runtime.settings.seed)
+        wanted = await self._service.aside(messages_to_generate, parsed, request_id, served.runtime.settings.seed)
         [answer] = await self._service.submit(served, [wanted])
         voice: Voice | None = None
         if tools.forced or wanted.grammar is None:
@@ -76,7 +76,8 @@ class Anthropic:
         return await self._service.respond(shape, [answer], stream=parsed.stream)
 
     async def count_tokens(self) -> Response:
-        parsed = parse_count(await self._service.body())
+        parsed = await self._service.read(parse_count)
         served = await self._service.served(parsed.model)
         check_learnt(parsed.tools_asked, served.runtime.tokenizer)
-        return as_json({"input_tokens": len(await tokenize(prompt_of(parsed), served.runtime.tokenizer))})
+        prompt = await self._service.aside(prompt_of, parsed)
+        return as_json({"input_tokens": len(await tokenize(prompt, served.runtime.tokenizer))})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trouper.web.openai.schemas import MAX_MESSAGES
 from trouper.web.schema import FLAG, NULL, OBJECT, TEXT, Json, array, closed, either, needs, nullable
 
 ANYTHING: Json = {"description": "Changes nothing."}
@@ -47,6 +48,7 @@ MESSAGES = array(
         _message("system", TEXT_BLOCK),
     ),
     minItems=1,
+    maxItems=MAX_MESSAGES,
 )
 
 # -- tools ---------------------------------------------------------------------------------------------------------

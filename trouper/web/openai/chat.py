@@ -24,7 +24,7 @@ from trouper.web.openai.parameters import (
 )  # fmt: skip
 from trouper.web.openai.structured import grammar_of
 from trouper.web.openai.tools import MAX_TOOLS, past_calls, tools_of
-from trouper.web.parsing import combination, json_type, structure
+from trouper.web.parsing import at_most, combination, json_type, structure
 from trouper.web.schema import HARMLESS, LENGTH, Json, Refused, array, limits, schema
 from trouper.web.tools import Tools
 
@@ -183,6 +183,7 @@ def messages_of(value: Any) -> tuple[dict[str, Any], ...]:
         raise bad_request(f"messages must be an array, not {json_type(value)}", "messages", "invalid_type")
     if not value:
         raise bad_request("messages is empty; send at least one", "messages", "invalid_value")
+    at_most("messages", value, schemas.MAX_MESSAGES)
     return tuple(_message(message, f"messages.{place}") for place, message in enumerate(value))
 
 

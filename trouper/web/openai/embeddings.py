@@ -16,8 +16,8 @@ from trouper.protocol.sampling import Sampling
 from trouper.web.openai import schemas
 from trouper.web.openai.bodies import COUNT
 from trouper.web.openai.prompts import prompts_of
-from trouper.web.parsing import structure
-from trouper.web.schema import HARMLESS, TEXT, Json, Refused, array, closed, either, limits, schema
+from trouper.web.parsing import between, structure
+from trouper.web.schema import DIMENSIONS, HARMLESS, TEXT, Json, Refused, array, closed, either, limits, schema
 
 MAX_INPUTS = 2048
 """OpenAI's own."""
@@ -32,7 +32,7 @@ class EmbeddingRequest:
     model: str | None = None
     input: Any = attrs.field(metadata=schema(schemas.prompts(MAX_INPUTS)))
     encoding_format: str = attrs.field(default="float", metadata=limits(enum=list(ENCODINGS)))
-    dimensions: int | None = attrs.field(default=None, metadata=limits(1, 2**31))
+    dimensions: int | None = attrs.field(default=None, metadata=schema(DIMENSIONS))
     user: str | None = attrs.field(default=None, metadata=HARMLESS)
 
 
@@ -44,9 +44,8 @@ def embedding_to_generate(request: EmbeddingRequest, request_id: str, card: Mode
     """One for each input. Raises `RequestFailed` (400) naming the parameter."""
     if card.embedding is None:
         raise bad_request(f"{card.id} gives no embeddings", "model", "embeddings_not_supported")
-    if request.dimensions is not None and request.dimensions > card.embedding.dimensions:
-        said = f"dimensions must be at most {card.embedding.dimensions}, which the model gives"
-        raise bad_request(said, "dimensions", "invalid_value")
+    if request.dimensions is not None:
+        between("dimensions", request.dimensions, 1, card.embedding.dimensions)
     return tuple(
         Generate(
             request_id=f"{request_id}-{place}" if place else request_id,

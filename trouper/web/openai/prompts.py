@@ -6,7 +6,8 @@ from typing import Any
 
 from trouper.protocol.errors import bad_request
 from trouper.protocol.requests import Prompt, TextPrompt, TokenPrompt
-from trouper.web.parsing import is_integer
+from trouper.web.openai.schemas import MAX_TOKENS
+from trouper.web.parsing import at_most, is_integer
 
 
 def prompts_of(value: Any, name: str, most: int) -> tuple[Prompt, ...]:
@@ -16,6 +17,7 @@ def prompts_of(value: Any, name: str, most: int) -> tuple[Prompt, ...]:
     if not isinstance(value, list) or not value:
         said = f"{name} must be a string, an array of strings or token ids; not empty"
         raise bad_request(said, name, "invalid_type")
+    at_most(name, value, MAX_TOKENS)
     if all(map(is_integer, value)):
         return (_tokens(value, name),)
     if len(value) > most:
@@ -26,6 +28,8 @@ def prompts_of(value: Any, name: str, most: int) -> tuple[Prompt, ...]:
 def _one(item: Any, path: str) -> Prompt:
     if isinstance(item, str):
         return _text(item, path)
+    if isinstance(item, list):
+        at_most(path, item, MAX_TOKENS)
     if isinstance(item, list) and all(map(is_integer, item)):
         return _tokens(item, path)
     raise bad_request(f"{path} must be a string or an array of token ids", path, "invalid_type")

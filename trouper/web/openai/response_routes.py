@@ -138,7 +138,7 @@ class Responses:
     # -- create ----------------------------------------------------------------------------------------
 
     async def create(self) -> Response:
-        asked = asked_of(parse_response(await self._service.body()))
+        asked = asked_of(await self._service.read(parse_response))
         parsed = asked.request
         stored = parsed.store and self._service.settings.stored_responses > 0
         self._check_background(parsed, stored)
@@ -155,7 +155,7 @@ class Responses:
 
     async def count(self) -> Response:
         """What the same request to create a response would be charged as its input."""
-        asked = asked_of(parse_response(await self._service.body()))
+        asked = asked_of(await self._service.read(parse_response))
         before = self._before(asked.request.previous_response_id)
         earlier = [] if before is None else before.all_items()
         items = self._input(asked.request, earlier)

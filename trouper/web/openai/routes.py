@@ -7,7 +7,7 @@ from functools import partial
 
 from quart import Response
 
-from trouper.actors.intake import thinks_already
+from trouper.actors.intake import thinks_already, tokenize
 from trouper.actors.runtime import Answer
 from trouper.protocol.requests import TextPrompt
 from trouper.web.endpoints import GENERATES, Endpoint
@@ -17,7 +17,7 @@ from trouper.web.openai.chat import chat_to_generate, parse_chat
 from trouper.web.openai.completions import completion_to_generate, parse_completion, picked
 from trouper.web.openai.parameters import stream_options
 from trouper.web.openai.shapes import ChatShape, CompletionShape, Envelope, Extras, token_text_of
-from trouper.web.openai.tokens import parse_detokenize, parse_tokenize, text_of, tokens_of
+from trouper.web.openai.tokens import parse_detokenize, parse_tokenize, prompt_of, text_of
 from trouper.web.openai.tools import check_learnt
 from trouper.web.openapi import listing
 from trouper.web.schema import either, ref
@@ -131,9 +131,10 @@ class OpenAi:
         )
 
     async def chat(self) -> Response:
-        parsed = parse_chat(await self._service.body())
+        parsed = await self._service.read(parse_chat)
         served = await self._service.served(parsed.model)
-        wanted = chat_to_generate(parsed, self._service.request_id, served.runtime.settings.seed)
+        seed = served.runtime.settings.seed
+        wanted = await self._service.aside(chat_to_generate, parsed, self._service.request_id, seed)
         extras = Extras.of(parsed, stream_options(parsed), parsed.n)
         tools, words = parsed.tools_asked, served.runtime.tokenizer
         check_learnt(tools, words)
@@ -146,9 +147,10 @@ class OpenAi:
         return await self._service.respond(shape, answers, stream=parsed.stream)
 
     async def completions(self) -> Response:
-        parsed = parse_completion(await self._service.body())
+        parsed = await self._service.read(parse_completion)
         served = await self._service.served(parsed.model)
-        wanted = completion_to_generate(parsed, self._service.request_id, served.runtime.settings.seed)
+        seed = served.runtime.settings.seed
+        wanted = await self._service.aside(completion_to_generate, parsed, self._service.request_id, seed)
         extras = Extras.of(parsed, stream_options(parsed), parsed.candidates)
         answers = await self._service.submit(served, wanted)
 
@@ -170,9 +172,10 @@ class OpenAi:
         return await self._service.respond(shape, answers, stream=parsed.stream)
 
     async def embeddings(self) -> Response:
-        parsed = embeddings.parse_embedding(await self._service.body())
+        parsed = await self._service.read(embeddings.parse_embedding)
         served = await self._service.served(parsed.model)
-        wanted = embeddings.embedding_to_generate(parsed, self._service.request_id, served.runtime.model)
+        card = served.runtime.model
+        wanted = await self._service.aside(embeddings.embedding_to_generate, parsed, self._service.request_id, card)
         answers: list[Answer] = []
         for start in range(0, len(wanted), embeddings.AT_A_TIME):
             some = await self._service.submit(served, wanted[start : start + embeddings.AT_A_TIME])
@@ -184,16 +187,18 @@ class OpenAi:
         return as_json(embeddings.embeddings_body(parsed, served.name, vectors, prompt_tokens))
 
     async def tokenize(self) -> Response:
-        parsed = parse_tokenize(await self._service.body())
+        parsed = await self._service.read(parse_tokenize)
         served = await self._service.served(parsed.model)
-        found = await tokens_of(parsed, served.runtime.tokenizer)
+        prompt = await self._service.aside(prompt_of, parsed)
+        found = await tokenize(prompt, served.runtime.tokenizer)
         context = served.runtime.model.context_length
         return as_json({"count": len(found), "max_model_len": context, "tokens": found})
 
     async def detokenize(self) -> Response:
-        parsed = parse_detokenize(await self._service.body())
+        parsed = await self._service.read(parse_detokenize)
         served = await self._service.served(parsed.model)
-        return as_json({"prompt": text_of(parsed, served.runtime.tokenizer, served.runtime.model.vocab_size)})
+        words, vocabulary = served.runtime.tokenizer, served.runtime.model.vocab_size
+        return as_json({"prompt": await self._service.aside(text_of, parsed, words, vocabulary)})
 
     async def cancel(self, request_id: str) -> Response:
         if not self._service.cancel(request_id):

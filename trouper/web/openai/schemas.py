@@ -21,6 +21,9 @@ from trouper.web.schema import (
     nullable,
 )
 
+MAX_MESSAGES = 10_000
+MAX_TOKENS = 2**20
+"""More than any context holds, and few enough to be looked at one by one."""
 FILLED: Json = {"type": "string", "minLength": 1}
 JSON_TEXT: Json = {"type": "string", "format": "json-object", "description": "A JSON object, as text."}
 
@@ -72,7 +75,7 @@ MESSAGE = either(
         "tool_calls",
     ),
 )
-MESSAGES = array(MESSAGE, minItems=1)
+MESSAGES = array(MESSAGE, minItems=1, maxItems=MAX_MESSAGES)
 
 # -- tools ---------------------------------------------------------------------------------------------------------
 
@@ -135,7 +138,7 @@ LOGIT_BIAS: Json = {
 
 def prompts(most: int) -> Json:
     """What `prompts_of` takes."""
-    one = array(TOKEN, minItems=1)
+    one = array(TOKEN, minItems=1, maxItems=MAX_TOKENS)
     return either(TEXT, one, array(either(TEXT, one), minItems=1, maxItems=most))
 
 

@@ -6,15 +6,16 @@ from typing import Any
 
 import attrs
 
-from trouper.actors.intake import check_text, tokenize
+from trouper.actors.intake import check_text
 from trouper.protocol.errors import bad_request
 from trouper.protocol.model import Tokenizer
 from trouper.protocol.requests import ChatPrompt, Prompt, TextPrompt
 from trouper.web.openai import schemas
 from trouper.web.openai.chat import TEMPLATE_KWARGS, messages_of, template_kwargs
+from trouper.web.openai.schemas import MAX_TOKENS
 from trouper.web.openai.shapes import token_text_of
 from trouper.web.parsing import combination, structure
-from trouper.web.schema import NULL, TEXT, TOKEN, Json, Refused, array, schema
+from trouper.web.schema import NULL, TEXT, TOKEN, Json, Refused, limits, schema
 
 NOT_SUPPORTED: Refused = {
     "add_special_tokens": (True,),
@@ -48,7 +49,7 @@ class TokenizeRequest:
 @attrs.frozen(kw_only=True)
 class DetokenizeRequest:
     model: str | None = None
-    tokens: tuple[int, ...] = attrs.field(metadata=schema(array(TOKEN)))
+    tokens: tuple[int, ...] = attrs.field(metadata=limits(maxItems=MAX_TOKENS, items=TOKEN))
 
 
 def parse_tokenize(body: dict[str, Any]) -> TokenizeRequest:
@@ -59,12 +60,8 @@ def parse_detokenize(body: dict[str, Any]) -> DetokenizeRequest:
     return structure(body, DetokenizeRequest, {})
 
 
-async def tokens_of(request: TokenizeRequest, tokenizer: Tokenizer) -> tuple[int, ...]:
+def prompt_of(request: TokenizeRequest) -> Prompt:
     """Raises `RequestFailed` (400)."""
-    return await tokenize(_prompt(request), tokenizer)
-
-
-def _prompt(request: TokenizeRequest) -> Prompt:
     if (request.prompt is None) == (request.messages is None):
         raise bad_request("give either prompt or messages", "prompt", "missing_required_parameter")
     if request.prompt is not None:
