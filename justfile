@@ -58,6 +58,10 @@ faults count="10000" *flags: _setup
 bench-cache *flags: _setup
     @.venv/bin/python -m benchmarks.cache "$@"
 
+# What structured output costs: rows that follow a JSON schema against plain ones
+bench-structure *flags: _setup
+    @.venv/bin/python -m benchmarks.structure "$@"
+
 # The longer variants of the exactness tests
 test-long *flags: _setup
     @TROUPER_LONG_TESTS=1 .venv/bin/python -m pytest "$@"
