@@ -169,6 +169,8 @@ class Constraint:
 def masked(logits: mx.array, places: mx.array, packed: Mask) -> mx.array:
     """logits (n, V) with -inf where the rows at `places` (k,) may not go; `packed` (k, bytes)."""
     allowed = BITS[mx.array(packed)].reshape(packed.shape[0], -1)[:, : logits.shape[1]]
+    if packed.shape[0] == logits.shape[0]:  # All of them: two copies of the logits less, two thirds of the time.
+        return mx.where(allowed, logits, -mx.inf)
     shaped = logits.astype(mx.float32)
     shaped[places] = mx.where(allowed, shaped[places], -mx.inf)
     return shaped
