@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate, chain, islice
+from typing import TypeVar
 
 import attrs
 import mlx.core as mx
@@ -89,11 +90,17 @@ class Layout:
         return [mx.concatenate([parts[place] for place in group]) for group in self._groups.values()]
 
     def unpack(self, arrays: Sequence[mx.array]) -> list[mx.array]:
-        parts: dict[int, mx.array] = {}
-        for array, group in zip(arrays, self._groups.values(), strict=True):
+        return [arrays[array][planes] for array, planes in self.planes]
+
+    @cached_property
+    def planes(self) -> list[tuple[int, slice]]:
+        """Of each buffer: which array of a block it is a part of, and which planes."""
+        found: dict[int, tuple[int, slice]] = {}
+        for array, group in enumerate(self._groups.values()):
             ends = list(accumulate(self.sliceable[place].dims[0] for place in group))
-            parts |= {place: array[start:end] for place, start, end in zip(group, [0, *ends], ends, strict=False)}
-        return [parts[place] for place in range(len(self.sliceable))]
+            starts = [0, *ends[:-1]]
+            found |= {place: (array, slice(*ends_of)) for place, *ends_of in zip(group, starts, ends, strict=True)}
+        return [found[place] for place in range(len(self.sliceable))]
 
     def slabs(self, tokens: int) -> list[Slab]:
         """All leaves, so many at a time as SLAB_BYTES hold of this many tokens."""
@@ -162,7 +169,10 @@ def _window(leaf: RingSlots, buffer: mx.array) -> Shape:
     return Shape((leaf.window, heads, dim), buffer.dtype)
 
 
-def dealt(parts: Sequence[mx.array], leaves: Leaves) -> list[list[mx.array]]:
+T = TypeVar("T")
+
+
+def dealt(parts: Sequence[T], leaves: Leaves) -> list[list[T]]:
     """Parts of all caches of a kind, to each its own."""
     rest = iter(parts)
     own = [list(islice(rest, len(leaf))) for leaf in leaves]

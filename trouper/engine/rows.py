@@ -243,6 +243,15 @@ class SlotRows:
             if own:
                 cache.write(slot, start, own, room)
 
+    def begin_with(self, row: RowId, parts: Sequence[Sequence[mx.array]], room: int) -> bool:
+        """Write what a row begins with, as pieces for each buffer. False if it is not alone: then there are buffers, or
+        they are about to be made for others, too."""
+        if any(cache.buffers or cache.slots > 1 for cache in self._full):
+            return False
+        for cache, own in zip(self._full, dealt(parts, self.layout.full), strict=True):
+            cache.begin_with(own, room)
+        return True
+
     def advance(self, row: RowId, tokens: int) -> None:
         """So many tokens were written."""
         self._lengths[self._order.index(row)] += tokens

@@ -30,7 +30,7 @@ class SlotCache:
         self._region: Region | None = None
         self._updated = False
         self._mask_rank = mask_rank
-        self._slots = 0
+        self.slots = 0
         """Rows that there are, with KV or still without: buffers have a slot for each."""
 
     def begin(self, region: Region) -> None:
@@ -69,17 +69,17 @@ class SlotCache:
 
     def clear(self) -> None:
         self.buffers = []
-        self._slots = 0
+        self.slots = 0
 
     def hold(self, slots: int) -> None:
         """Make room for so many slots, now and whenever buffers are made: rows without KV are moved like others, and an
         index beyond a buffer's end is not an error in MLX but somebody else's memory."""
-        self._slots = slots
+        self.slots = slots
         self.buffers = [_grown(buffer, slots, buffer.shape[2], buffer) for buffer in self.buffers]
 
     def fit(self, slots: int, tokens: int) -> None:
         """Give back what is four times too large: a burst of rows or one long row has left."""
-        self._slots = slots
+        self.slots = slots
         self.buffers = [self._fitted(buffer, slots, self._capacity(tokens)) for buffer in self.buffers]
 
     def _fitted(self, buffer: mx.array, slots: int, tokens: int) -> mx.array:
@@ -98,7 +98,7 @@ class SlotCache:
 
     def _reserve(self, parts: Sequence[mx.array], slots: int, tokens: int) -> None:
         """Room for so many slots and tokens of what `parts` are, (rows, heads, any, dim) each."""
-        slots, capacity = max(self._slots, slots), self._capacity(tokens)
+        slots, capacity = max(self.slots, slots), self._capacity(tokens)
         held: Iterable[mx.array | None] = self.buffers or [None] * len(parts)
         self.buffers = [_grown(buffer, slots, capacity, part) for buffer, part in zip(held, parts, strict=True)]
 
@@ -157,6 +157,17 @@ class FullSlots(SlotCache):
         self._reserve([part[None] for part in parts], slot + 1, max(stop, room))
         for buffer, part in zip(self.buffers, parts, strict=True):
             buffer[slot, :, start:stop] = part
+
+    def begin_with(self, parts: Sequence[Sequence[mx.array]], room: int) -> None:
+        """Buffers for one slot, made of what its row begins with: for each buffer pieces (heads, any, dim), one after
+        another. One copy, where making buffers and writing into them are three."""
+        assert not self.buffers and self.slots == 1, "somebody's KV would be lost"
+        capacity = self._capacity(room)
+        for pieces in parts:
+            heads, _, dim = pieces[0].shape
+            rest = capacity - sum(piece.shape[1] for piece in pieces)
+            end = [mx.zeros((heads, rest, dim), pieces[0].dtype)] if rest else []
+            self.buffers.append(mx.concatenate([*pieces, *end], 1)[None])
 
     def make_mask(self, width: int, return_array: bool = False, window_size: int | None = None) -> Any:
         region = self.region
