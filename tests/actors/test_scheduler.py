@@ -161,7 +161,7 @@ async def test_f16_eos_ends_the_row_and_the_token_in_flight_goes_nowhere(opened:
         assert bench.facts.latest.tokens_generated == 1
 
 
-async def test_f27_a_late_step_is_published_and_taken_back(opened: Opened, autojump_clock: trio.abc.Clock) -> None:
+async def test_d11_f27_a_late_step_is_published_and_taken_back(opened: Opened, autojump_clock: trio.abc.Clock) -> None:
     async with scheduling(opened, stall_timeout_s=5) as bench:
         await bench.ask()
         began = trio.current_time()

@@ -268,6 +268,26 @@ class TestOrdersThatAreWrong:
         with pytest.raises(AssertionError, match="of another length"):
             driver.play([Request(PROMPT, TOKENS), again(mixed, 2)])
 
+    def test_f5_a_hit_makes_no_stored_array_anew(self) -> None:
+        """However often a block is restored, whatever its borrowers write: the same arrays, the same bytes."""
+        order = store("llama", 0, 3 * CHUNK)
+        engine = engine_of("llama")
+        driver = Driver(engine, CHUNK, {3: {"store": (order,)}})
+        driver.play([Request(PROMPT, TOKENS)])
+
+        def stored() -> dict[BlockId, tuple[list[int], list[bytes]]]:
+            kept = engine.blocks._stored.items()
+            return {
+                block: ([id(array) for array in one.arrays], [np.array(array).tobytes() for array in one.arrays])
+                for block, one in kept
+            }
+
+        before = stored()
+        for joins in ((0,), (0, 0, 3)):  # alone, and beside others
+            rows = driver.play([again(restore(order, 3 * CHUNK), join) for join in joins])
+            assert all(close(row, cold("llama")) for row in rows)
+        assert before and stored() == before
+
     def test_a_model_whose_rows_run_alone_has_no_blocks(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(architecture, "ROW_BY_ROW", frozenset({"llama"}))
         engine = StepEngine(model_of("llama"), VOCABULARY)

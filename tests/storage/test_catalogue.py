@@ -42,6 +42,21 @@ def test_a_restart_opens_the_catalogue_only(store: RunStore) -> None:
     assert disk.opened[1:] == [late.name]
 
 
+def test_f10_reading_rewrites_no_index(store: RunStore) -> None:
+    """Only a run's own time changes, by which unused files are known."""
+    run, pieces = put(store)
+    store.save_catalogue()
+
+    def files() -> dict[Path, tuple[int, bytes]]:
+        return {path: (path.stat().st_ino, path.read_bytes()) for path in store.path.iterdir()}
+
+    before = files()
+    for _ in range(3):
+        assert same(store.read(run.name, wanted(pieces)), pieces)
+        store.touch([run.name])
+    assert files() == before and len(before) == 2
+
+
 def test_a_catalogue_may_lag(store: RunStore) -> None:
     gone, _ = put(store, seed=1)
     kept, _ = put(store, seed=2)

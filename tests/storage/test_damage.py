@@ -22,7 +22,7 @@ from trouper.storage import layout, reading
 from trouper.storage.runs import Damaged, Disk, RunStore, Wanted
 
 
-def test_every_byte_counts(store: RunStore) -> None:
+def test_d9_every_byte_counts(store: RunStore) -> None:
     """One bit of each byte, length field, header, padding and data; all bits of the first ones."""
     run, pieces = put(store)
     path, good = path_of(store, run), path_of(store, run).read_bytes()

@@ -91,7 +91,7 @@ class BlockStore:
         """Each slot buffer in one go, since a second write while the first is under way would copy the buffer."""
         tokens = sum(block.tokens for block in blocks)
         pieces = [[block.arrays[place][planes] for block in blocks] for place, planes in self._layout.planes]
-        alone = bool(blocks) and self._rows.begin_with(row, pieces, room + 1)
+        alone = bool(blocks) and self._rows.begin_with(pieces, room + 1)
         for slab in self._layout.slabs(tokens) if blocks and not alone else ():
             run = [
                 mx.concatenate([block.arrays[place][planes] for block in blocks], 1) for place, planes in slab.planes

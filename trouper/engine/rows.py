@@ -243,8 +243,8 @@ class SlotRows:
             if own:
                 cache.write(slot, start, own, room)
 
-    def begin_with(self, row: RowId, parts: Sequence[Sequence[mx.array]], room: int) -> bool:
-        """Write what a row begins with, as pieces for each buffer. False if it is not alone: then there are buffers, or
+    def begin_with(self, parts: Sequence[Sequence[mx.array]], room: int) -> bool:
+        """Write what the only row begins with, as pieces for each buffer. False if it is not alone: then there are buffers, or
         they are about to be made for others, too."""
         if any(cache.buffers or cache.slots > 1 for cache in self._full):
             return False
