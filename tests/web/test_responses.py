@@ -431,6 +431,27 @@ async def test_instructions_are_not_carried_over() -> None:
     assert [message["content"] for message in third] == ["x", "a"]
 
 
+async def test_what_the_client_made_of_an_answer_can_be_sent_back() -> None:
+    """With all the fields that it adds."""
+
+    def use(client: openai.OpenAI) -> None:
+        body: Any = {"model": "fake", "tools": [TOOL]}
+        made = client.responses.create(input="x", **body)
+        parsed = client.responses.parse(input="x", **body)
+        with client.responses.stream(input="x", **body) as stream:
+            streamed = stream.get_final_response()
+        answers: list[Any] = [made, parsed, streamed]
+        for response in answers:
+            assert [item.type for item in response.output] == ["reasoning", "message", "function_call"]
+            [call] = [item for item in response.output if item.type == "function_call"]
+            output = {"type": "function_call_output", "call_id": call.call_id, "output": "1"}
+            items: Any = [{"role": "user", "content": "x"}, *response.output, output]
+            assert client.responses.create(input=items, **body).status == "completed"
+
+    async with serving(saying(f"<think>h</think>a{CALL}", tokenizer=Verbatim())) as served:
+        await by_client(served, use)
+
+
 async def test_tokens_are_counted_as_they_are_used() -> None:
     def use(client: openai.OpenAI) -> None:
         body: Any = {"model": "fake", "instructions": "Be kind.", "tools": [TOOL], "reasoning": {"effort": "low"}}
@@ -452,11 +473,21 @@ async def test_items_by_reference() -> None:
     async with serving(engine) as served:
         _, first = await ask(served, {"input": "x"}, "/v1/responses")
         said = first["output"][0]["id"]
-        body = {"input": [{"type": "item_reference", "id": said}, {"id": said}, {"role": "user", "content": "y"}]}
+        _, _, listed = await exchange(served, get(f"/v1/responses/{first['id']}/input_items"))
+        asked = json.loads(listed)["first_id"]
+        body = {
+            "input": [
+                {"type": "item_reference", "id": said},
+                {"id": asked},
+                {"role": "user", "content": "y"},
+            ]
+        }
         assert (await ask(served, body, "/v1/responses"))[0] == 200
+        status, twice = await ask(served, {"input": [{"id": said}, {"id": said}]}, "/v1/responses")
+        assert (status, twice["error"]["param"]) == (400, "input.1.id"), "or a short request would become a long prompt"
         status, gone = await ask(served, {"input": [{"type": "item_reference", "id": "msg_1"}]}, "/v1/responses")
         assert (status, gone["error"]["param"], gone["error"]["code"]) == (404, "input.0.id", "item_not_found")
-    assert [message["content"] for message in json.loads(prompts_of(engine)[1])[0]] == ["a", "a", "y"]
+    assert [message["content"] for message in json.loads(prompts_of(engine)[1])[0]] == ["a", "x", "y"]
 
 
 async def test_the_other_endpoints() -> None:

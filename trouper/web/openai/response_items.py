@@ -50,7 +50,20 @@ def items_of(value: Any, find: Find) -> tuple[Json, ...]:
         )
     if len(value) > MAX_ITEMS:
         raise bad_request(f"input may have {MAX_ITEMS} items, not {len(value)}", "input", "invalid_value")
-    return tuple(_item(item, f"input.{place}", find) for place, item in enumerate(value))
+    items = tuple(_item(item, f"input.{place}", find) for place, item in enumerate(value))
+    _check_references(value, items)
+    return items
+
+
+def _check_references(given: list[Any], items: Sequence[Json]) -> None:
+    """Each once: a short request may not become a prompt of any length. Raises `RequestFailed` (400)."""
+    seen: set[int] = set()
+    for place, (one, item) in enumerate(zip(given, items, strict=True)):
+        if one.get("type") in (None, "item_reference") and one.get("role") is None:
+            if id(item) in seen:
+                path = f"input.{place}.id"
+                raise combination(f"{path}: {item['id']!r} is referred to twice", path)
+            seen.add(id(item))
 
 
 def _item(item: Any, path: str, find: Find) -> Json:
