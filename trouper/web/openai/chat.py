@@ -57,6 +57,8 @@ REFUSED: Refused = {
     "prediction": (),
     "verbosity": (),
     "web_search_options": (),
+    "moderation": (),
+    "prompt_cache_options": ({}, {"mode": "implicit"}),
     "echo": (False,),
 }
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
