@@ -20,7 +20,7 @@ from trouper.protocol.errors import Problem
 from trouper.protocol.replies import Accepted, Delta, Finished, Reply, TokenLogprobs
 from trouper.protocol.requests import Timeouts
 from trouper.web.event_log import EventLog
-from trouper.web.openai.response_routes import head_of
+from trouper.web.openai.response_bodies import head_of
 from trouper.web.openai.response_schemas import COMPONENTS
 from trouper.web.openai.response_shape import ResponseShape
 from trouper.web.openai.responses import asked_of, parse_response

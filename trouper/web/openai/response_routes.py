@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 import attrs
 from quart import Response, request
@@ -19,6 +18,7 @@ from trouper.web.endpoints import GENERATES, Endpoint
 from trouper.web.event_log import EventLog, Replay
 from trouper.web.openai import responses
 from trouper.web.openai.parameters import HUGE
+from trouper.web.openai.response_bodies import head_of
 from trouper.web.openai.response_items import check_outputs, items_of, messages_of, new_id
 from trouper.web.openai.response_schemas import COUNTED, DELETED, INPUT_ITEMS
 from trouper.web.openai.response_shape import ResponseShape
@@ -26,8 +26,9 @@ from trouper.web.openai.response_store import ResponseStore, Stored, Turn
 from trouper.web.openai.responses import Asked, ResponseRequest, asked_of, parse_response, response_to_generate
 from trouper.web.openai.tools import check_learnt
 from trouper.web.parsing import combination
+from trouper.web.query import Query
 from trouper.web.schema import FLAG, TEXT, ref
-from trouper.web.service import Served, Service, as_events, as_json, now
+from trouper.web.service import Served, Service, as_events, as_json
 from trouper.web.shape import Json
 from trouper.web.voice import Voice
 
@@ -325,67 +326,3 @@ async def run(live: Live) -> None:
         shape.failure(failed.problem)
     finally:
         shape.failure(STOPPED)  # Nothing, if it is over.
-
-
-class Query:
-    """The parameters of a GET. Raises `RequestFailed` (400) for what is not known."""
-
-    def __init__(self, arguments: Mapping[str, str], known: tuple[str, ...]) -> None:
-        self._arguments = arguments
-        for name in arguments:
-            if name not in known:
-                raise bad_request(f"unknown parameter {name!r}", name, "unknown_parameter")
-
-    def given(self, name: str) -> str | None:
-        return self._arguments.get(name)
-
-    def refuse(self, name: str, neutral: str) -> None:
-        if self._arguments.get(name, neutral) != neutral:
-            raise bad_request(f"{name!r} is not supported here; leave it out", name, "unsupported_parameter")
-
-    def flag(self, name: str) -> bool:
-        value = self._arguments.get(name, "false")
-        if value not in ("true", "false"):
-            raise bad_request(f"{name} must be true or false, not {value!r}", name, "invalid_value")
-        return value == "true"
-
-    def number(self, name: str, default: int, low: int, high: int) -> int:
-        value = self._arguments.get(name)
-        if value is None:
-            return default
-        with suppress(ValueError):
-            if value.isascii() and low <= int(value) <= high:
-                return int(value)
-        raise bad_request(f"{name} must be a number from {low} to {high}", name, "invalid_value")
-
-
-def head_of(asked: Asked, response_id: str, model: str, *, stored: bool) -> Json:
-    """What of a response does not change while it is made."""
-    parsed = asked.request
-    tools: list[Any] = [] if parsed.tools is None else parsed.tools
-    return {
-        "id": response_id,
-        "object": "response",
-        "created_at": now(),
-        "model": model,
-        "background": parsed.background,
-        "instructions": parsed.instructions,
-        "previous_response_id": parsed.previous_response_id,
-        "max_output_tokens": parsed.max_output_tokens,
-        "max_tool_calls": parsed.max_tool_calls,
-        "temperature": parsed.temperature,
-        "top_p": parsed.top_p,
-        "top_logprobs": parsed.top_logprobs or 0,
-        "tools": tools,
-        "tool_choice": "auto" if parsed.tool_choice is None else parsed.tool_choice,
-        "parallel_tool_calls": parsed.parallel_tool_calls,
-        "text": {"format": asked.format, "verbosity": "medium"},
-        "reasoning": {"effort": asked.reasoning.effort, "summary": None},
-        "truncation": "disabled",
-        "service_tier": "default",
-        "store": stored,
-        "metadata": asked.metadata,
-        "user": parsed.user,
-        "safety_identifier": parsed.safety_identifier,
-        "prompt_cache_key": parsed.prompt_cache_key,
-    }

@@ -13,6 +13,7 @@ from trouper.protocol.errors import Problem
 from trouper.protocol.model import Tokenizer
 from trouper.protocol.replies import Delta, Finished, TokenLogprobs
 from trouper.web.event_log import EventLog
+from trouper.web.openai.response_bodies import usage_body
 from trouper.web.openai.response_items import new_id, text_part
 from trouper.web.service import now
 from trouper.web.shape import COMMENT, Choice, Json, Usage, usage_of
@@ -28,16 +29,6 @@ ENDINGS = {
     "cancelled": "response.failed",
 }
 """How a stream says it. Clients know no event for a response that was cancelled; its status says so."""
-
-
-def usage_body(usage: Usage, reasoning_tokens: int) -> Json:
-    return {
-        "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
-        "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-    }
 
 
 @attrs.define(eq=False)
