@@ -215,6 +215,7 @@ def test_serves_says_where_and_leaves(tmp_path: Path, number: signal.Signals) ->
     with running("--model", str(save("llama", tmp_path / "tiny"))) as process:
         assert process.stdout is not None
         assert "ready at http://127.0.0.1:" in process.stdout.readline()
+        assert process.stdout.readline().endswith("/docs\n")
         assert process.stdout.readline().startswith("curl http://127.0.0.1:")
         process.send_signal(number)
         _, log = process.communicate(timeout=30)

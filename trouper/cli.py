@@ -227,6 +227,7 @@ def _announce(url: str, fleet: Fleet, keyed: bool) -> None:
     )
     for other in others:
         click.echo(f"{other.names[0]} is loaded now, if it fits, or when it is first asked for")
+    click.echo(f"the API: {url}/docs")
     click.echo(f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'")
     sys.stdout.flush()
 
