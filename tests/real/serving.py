@@ -59,12 +59,14 @@ class Heard:
     matched: str | int | None = None
 
 
-async def hear(answer: Answer) -> Heard:
-    """To its end, or until somebody closes it."""
+async def hear(answer: Answer, most: int | None = None) -> Heard:
+    """To its end, until somebody closes it, or so many deltas: then this does."""
     deltas = []
     with suppress(trio.ClosedResourceError):
         async for delta in answer:
-            deltas.append(delta)  # noqa: PERF401 - what came before the close counts
+            deltas.append(delta)
+            if len(deltas) == most:
+                answer.close()
     return Heard(
         "".join(delta.text for delta in deltas),
         tuple(token for delta in deltas for token in delta.tokens),
