@@ -16,7 +16,8 @@ from openai.resources.embeddings import Embeddings
 from openai.resources.responses import Responses
 
 from trouper.web.anthropic import messages
-from trouper.web.openai import chat, completions, embeddings, responses
+from trouper.web.openai import chat, completions, embeddings
+from trouper.web.responses import request as responses
 from trouper.web.schema import Refused, among
 
 PAGE = Path(__file__).parent.parent / "docs" / "parameters.md"

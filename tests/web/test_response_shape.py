@@ -20,10 +20,10 @@ from trouper.protocol.errors import Problem
 from trouper.protocol.replies import Accepted, Delta, Finished, Reply, TokenLogprobs
 from trouper.protocol.requests import Timeouts
 from trouper.web.event_log import EventLog
-from trouper.web.openai.response_bodies import head_of
-from trouper.web.openai.response_schemas import COMPONENTS
-from trouper.web.openai.response_shape import ResponseShape
-from trouper.web.openai.responses import asked_of, parse_response
+from trouper.web.responses.bodies import head_of
+from trouper.web.responses.request import asked_of, parse_response
+from trouper.web.responses.schemas import COMPONENTS
+from trouper.web.responses.shape import ResponseShape
 from trouper.web.schema import ref
 from trouper.web.shape import Choice, Json, Usage
 from trouper.web.tools import Tools

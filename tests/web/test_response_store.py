@@ -13,7 +13,7 @@ from trouper import ServerSettings
 from trouper.protocol.errors import RequestFailed
 from trouper.protocol.settings import ByteSize
 from trouper.web.event_log import EventLog
-from trouper.web.openai.response_store import ResponseStore, Stored, Turn
+from trouper.web.responses.store import ResponseStore, Stored, Turn
 
 
 class Clock:

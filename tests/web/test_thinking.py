@@ -34,7 +34,7 @@ def variables(**more: Any) -> dict[str, Any]:
     [
         ({}, {}),
         ({"reasoning_effort": "none"}, {"enable_thinking": False}),
-        ({"reasoning_effort": "high"}, {"reasoning_effort": "high"}),
+        ({"reasoning_effort": "high"}, {"reasoning_effort": "high", "enable_thinking": True}),
         ({"thinking_token_budget": 0}, {"enable_thinking": False}),
         ({"thinking_token_budget": 9}, {}),
         ({"response_format": SCHEMA}, {"enable_thinking": False}),

@@ -25,12 +25,12 @@ from trouper.web.auth import Keys
 from trouper.web.endpoints import Endpoint
 from trouper.web.errors import error_response, http_problem
 from trouper.web.health import HEALTH, READY, STATUS, health_body
-from trouper.web.openai import response_schemas
 from trouper.web.openai.bodies import COMPONENTS as OPENAI
-from trouper.web.openai.response_routes import Responses
 from trouper.web.openai.routes import OpenAi
 from trouper.web.pages import Pages
 from trouper.web.parsing import too_large
+from trouper.web.responses import schemas as response_schemas
+from trouper.web.responses.routes import Responses
 from trouper.web.service import Service, as_json
 
 log = logging.getLogger("trouper.web")

@@ -135,7 +135,7 @@ def _about_thinking(request: ChatRequest, tools: Tools) -> dict[str, Any]:
             f"reasoning_effort must be one of {known}, not {effort!r}", "reasoning_effort", "invalid_value"
         )
     if effort is not None and effort != "none":
-        said = {"reasoning_effort": effort}
+        said = {"reasoning_effort": effort, "enable_thinking": True}
     bound = tools.forced or grammar_of(request) is not None
     return said | (
         {"enable_thinking": False} if bound or effort == "none" or request.thinking_token_budget == 0 else {}

@@ -16,17 +16,17 @@ from trouper.protocol.replies import Delta
 from trouper.protocol.requests import Generate
 from trouper.web.endpoints import GENERATES, Endpoint
 from trouper.web.event_log import EventLog, Replay
-from trouper.web.openai import responses
 from trouper.web.openai.parameters import HUGE
-from trouper.web.openai.response_bodies import head_of
-from trouper.web.openai.response_items import check_outputs, items_of, messages_of, new_id
-from trouper.web.openai.response_schemas import COUNTED, DELETED, INPUT_ITEMS
-from trouper.web.openai.response_shape import ResponseShape
-from trouper.web.openai.response_store import ResponseStore, Stored, Turn
-from trouper.web.openai.responses import Asked, ResponseRequest, asked_of, parse_response, response_to_generate
 from trouper.web.openai.tools import check_learnt
 from trouper.web.parsing import combination
 from trouper.web.query import Query
+from trouper.web.responses import request as responses
+from trouper.web.responses.bodies import head_of
+from trouper.web.responses.items import check_outputs, items_of, messages_of, new_id
+from trouper.web.responses.request import Asked, ResponseRequest, asked_of, parse_response, response_to_generate
+from trouper.web.responses.schemas import COUNTED, DELETED, INPUT_ITEMS
+from trouper.web.responses.shape import ResponseShape
+from trouper.web.responses.store import ResponseStore, Stored, Turn
 from trouper.web.schema import FLAG, TEXT, ref
 from trouper.web.service import Served, Service, as_events, as_json
 from trouper.web.shape import Json
@@ -171,7 +171,7 @@ class Responses:
         served = await self._service.served(asked.request.model)
         words, default_seed = served.runtime.tokenizer, served.runtime.settings.seed
         check_learnt(asked.tools, words)
-        return served, response_to_generate(asked, messages, self._service.request_id, default_seed, words)
+        return served, response_to_generate(asked, messages, self._service.request_id, default_seed)
 
     def _check_background(self, parsed: ResponseRequest, stored: bool) -> None:
         if parsed.background and not (stored and self._service.has_background):

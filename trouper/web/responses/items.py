@@ -9,9 +9,9 @@ from uuid import uuid4
 import msgspec
 
 from trouper.protocol.errors import Problem, RequestFailed, bad_request
-from trouper.web.openai.response_schemas import MAX_ID, MAX_ITEMS, ROLES, STATUSES
 from trouper.web.openai.tools import arguments_of
 from trouper.web.parsing import combination, json_type
+from trouper.web.responses.schemas import MAX_ID, MAX_ITEMS, ROLES, STATUSES
 from trouper.web.shape import Json
 
 KEYS = {

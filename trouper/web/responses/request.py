@@ -10,9 +10,7 @@ import attrs
 from trouper.actors.intake import check_text
 from trouper.protocol.errors import bad_request
 from trouper.protocol.grammar import Grammar
-from trouper.protocol.model import Tokenizer
 from trouper.protocol.requests import ChatPrompt, Generate
-from trouper.web.openai import response_schemas as told
 from trouper.web.openai.chat import TEMPLATE_KWARGS, template_kwargs
 from trouper.web.openai.parameters import (
     HUGE,
@@ -23,9 +21,10 @@ from trouper.web.openai.parameters import (
     sampling_of,
     stops_of,
 )  # fmt: skip
-from trouper.web.openai.response_tools import tools_of
 from trouper.web.openai.structured import text_format
 from trouper.web.parsing import combination, json_type, structure
+from trouper.web.responses import schemas as told
+from trouper.web.responses.tools import tools_of
 from trouper.web.schema import HARMLESS, LENGTH, Json, Refused, limits, schema, schema_of
 from trouper.web.tools import Tools
 
@@ -203,13 +202,13 @@ def _metadata(value: Any) -> Json:
 
 
 def response_to_generate(
-    asked: Asked, messages: tuple[Json, ...], request_id: str, default_seed: int | None, tokenizer: Tokenizer
+    asked: Asked, messages: tuple[Json, ...], request_id: str, default_seed: int | None
 ) -> Generate:
     """Raises `RequestFailed` (400) naming the parameter."""
     request = asked.request
     return Generate(
         request_id=request_id,
-        prompt=ChatPrompt(messages, _variables(asked, tokenizer)),
+        prompt=ChatPrompt(messages, _variables(asked)),
         sampling=sampling_of(request, default_seed),
         max_tokens=length_of(request.max_output_tokens, "max_output_tokens"),
         stop=stops_of(request.stop),
@@ -223,14 +222,11 @@ def response_to_generate(
     )
 
 
-def _variables(asked: Asked, tokenizer: Tokenizer) -> Json:
+def _variables(asked: Asked) -> Json:
     """The template's. What the request says of them itself comes last. What follows a grammar has no room to think."""
     variables: Json = {}
     effort, bound = asked.reasoning.effort, bool(asked.tools.forced) or asked.grammar is not None
     if effort is not None and effort != "none":
-        if tokenizer.thinking is None:
-            said = "this model does not think before it answers"
-            raise bad_request(said, "reasoning.effort", "reasoning_not_supported")
         variables = {"enable_thinking": True, "reasoning_effort": effort}
     if bound or effort == "none" or asked.request.thinking_token_budget == 0:
         variables["enable_thinking"] = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trouper.web.openai.responses import Asked
+from trouper.web.responses.request import Asked
 from trouper.web.service import now
 from trouper.web.shape import Json, Usage
 

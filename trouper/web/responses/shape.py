@@ -13,8 +13,8 @@ from trouper.protocol.errors import Problem
 from trouper.protocol.model import Tokenizer
 from trouper.protocol.replies import Delta, Finished, TokenLogprobs
 from trouper.web.event_log import EventLog
-from trouper.web.openai.response_bodies import usage_body
-from trouper.web.openai.response_items import new_id, text_part
+from trouper.web.responses.bodies import usage_body
+from trouper.web.responses.items import new_id, text_part
 from trouper.web.service import now
 from trouper.web.shape import COMMENT, Choice, Json, Usage, usage_of
 from trouper.web.tools import Call
