@@ -13,6 +13,7 @@ from quart import Response, request
 from quart_trio import QuartTrio
 from quart_trio.asgi import TrioASGIHTTPConnection
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge, RequestTimeout
+from werkzeug.routing import BaseConverter
 
 from trouper.actors.fleet import Models, OneModel
 from trouper.actors.runtime import Runtime
@@ -58,6 +59,12 @@ class HTTPConnection(TrioASGIHTTPConnection):
             nursery.cancel_scope.cancel()
 
 
+class ResponseId(BaseConverter):
+    """Any but what is an endpoint of its own: a 405 there would name methods that it does not have."""
+
+    regex = r"(?!input_tokens$)[^/]+"
+
+
 class App(QuartTrio):
     asgi_http_class = HTTPConnection
 
@@ -71,6 +78,7 @@ def create_app(models: Runtime | Models, settings: ServerSettings, background: t
     app.config["MAX_CONTENT_LENGTH"] = settings.max_body_bytes
     app.config["BODY_TIMEOUT"] = settings.body_timeout_s
     app.config["RESPONSE_TIMEOUT"] = None
+    app.url_map.converters["response"] = ResponseId
     service = Service(models, settings, background)
     keys = Keys.of(settings)
     edge, dialects = Edge(service, keys), (OpenAi(service), Responses(service), Anthropic(service))

@@ -102,7 +102,7 @@ FORCED = either({"const": "required"}, OBJECT)
 # -- structure -----------------------------------------------------------------------------------------------------
 
 SCHEMA = either(OBJECT, FLAG, JSON_TEXT) | {"description": "JSON Schema, or its text."}
-REGEX: Json = {"type": "string", "minLength": 1, "maxLength": 262144, "format": "regex"}
+REGEX: Json = {"type": "string", "minLength": 1, "maxLength": 262144, "description": "As Rust's regex crate reads it."}
 LARK: Json = {"type": "string", "minLength": 1, "maxLength": 262144, "description": "A grammar as llguidance reads it."}
 OPTIONS = array(FILLED, minItems=1, maxItems=1024)
 NAMED_SCHEMA = closed({"name": TEXT, "description": nullable(TEXT), "schema": SCHEMA, "strict": nullable(FLAG)}, "name")

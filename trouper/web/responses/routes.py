@@ -91,7 +91,7 @@ class Responses:
             ),
             told(
                 method="GET",
-                path="/v1/responses/<response_id>",
+                path="/v1/responses/<response:response_id>",
                 handler=self.get,
                 summary="A response that is stored or still runs",
                 description="`stream` repeats the events of one that was created with `background` and `stream`.",
@@ -106,7 +106,7 @@ class Responses:
             ),
             told(
                 method="DELETE",
-                path="/v1/responses/<response_id>",
+                path="/v1/responses/<response:response_id>",
                 handler=self.delete,
                 summary="Forget a response",
                 description="One that still runs is cancelled. What later responses build on stays with them.",
@@ -115,7 +115,7 @@ class Responses:
             ),
             told(
                 method="POST",
-                path="/v1/responses/<response_id>/cancel",
+                path="/v1/responses/<response:response_id>/cancel",
                 handler=self.cancel,
                 summary="Cancel a response that runs",
                 answer=ref("Response"),
@@ -123,7 +123,7 @@ class Responses:
             ),
             told(
                 method="GET",
-                path="/v1/responses/<response_id>/input_items",
+                path="/v1/responses/<response:response_id>/input_items",
                 handler=self.input_items,
                 summary="What went into a response",
                 query={

@@ -7,10 +7,11 @@ from typing import Any
 from trouper.protocol.errors import bad_request
 from trouper.web.openai.tools import MAX_TOOLS, function_tool, offered_tools
 from trouper.web.parsing import combination, only
+from trouper.web.schema import Refused, among
 from trouper.web.shape import Json
 from trouper.web.tools import Tools
 
-TOOL_NEUTRAL: Json = {"defer_loading": False, "async": False, "allowed_callers": ["direct"]}
+TOOL_NEUTRAL: Refused = {"defer_loading": (False,), "async": (False,), "allowed_callers": (["direct"],)}
 
 
 def tools_of(tools: Any, choice: Any, *, several: bool) -> Tools:
@@ -42,7 +43,7 @@ def _flat_tool(tool: Any, path: str) -> Json:
     function = {
         name: value
         for name, value in tool.items()
-        if name != "type" and value is not None and not (name in TOOL_NEUTRAL and TOOL_NEUTRAL[name] == value)
+        if name != "type" and value is not None and not among(value, TOOL_NEUTRAL.get(name, ()))
     }
     return function_tool(function, path)
 
