@@ -48,6 +48,7 @@ REFUSED: list[tuple[str, Json, str]] = [
     (DETOKENIZE, {"tokens": [7] * (2**20 + 1)}, "tokens"),
     (TOKENIZE, {"prompt": "x", "chat_template_kwargs": {}}, "chat_template_kwargs"),
     ("/v1/responses", {"input": "x", "tools": [{"type": "function", "name": "f", "async": 0}]}, "tools.0.async"),
+    ("/v1/responses/input_tokens", {"input": "x", "max_output_tokens": 10**6}, "max_output_tokens"),
     ("/v1/messages", said() | {"max_tokens": 1, "messages": said()["messages"] * 5001}, "messages"),
 ]
 

@@ -13,12 +13,11 @@ from importlib.resources import files
 import attrs
 from quart import Response, request
 
-from trouper.actors.runtime import Runtime
 from trouper.web.auth import Keys
 from trouper.web.endpoints import ERROR, Endpoint
 from trouper.web.openapi import Facts, document
 from trouper.web.schema import Json
-from trouper.web.service import Service, as_json
+from trouper.web.service import Service, as_json, context_of
 
 PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
 """Nothing from elsewhere, whatever is on the page."""
@@ -68,7 +67,7 @@ class Pages:
         return attrs.evolve(
             told,
             vocabulary=max(runtime.model.vocab_size for runtime in loaded),
-            context=max(_context(runtime) for runtime in loaded),
+            context=max(context_of(runtime) for runtime in loaded),
             dimensions=max((one.dimensions for one in embedders), default=told.dimensions),
         )
 
@@ -80,8 +79,3 @@ class Pages:
         response = Response(self._page, content_type="text/html; charset=utf-8")
         response.headers["Content-Security-Policy"] = PAGE_POLICY
         return response
-
-
-def _context(runtime: Runtime) -> int:
-    own = runtime.model.context_length
-    return min(own, runtime.settings.max_kv_size or own)

@@ -45,6 +45,12 @@ class Served:
         return f"fp_{card.architecture}_{card.dtype}"
 
 
+def context_of(runtime: Runtime) -> int:
+    """The most tokens of one row."""
+    own = runtime.model.context_length
+    return min(own, runtime.settings.max_kv_size or own)
+
+
 def listed_body(listed: Listed) -> dict[str, Any]:
     """A model as GET /v1/models lists it. What is not known before it is loaded is left out."""
     body: dict[str, Any] = {"id": listed.names[0], "object": "model", "created": 0, "owned_by": "trouper"}

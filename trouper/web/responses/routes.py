@@ -18,7 +18,7 @@ from trouper.web.endpoints import GENERATES, Endpoint
 from trouper.web.event_log import EventLog, Replay
 from trouper.web.openai.parameters import HUGE
 from trouper.web.openai.tools import check_learnt
-from trouper.web.parsing import combination
+from trouper.web.parsing import between, combination
 from trouper.web.query import Query
 from trouper.web.responses import request as responses
 from trouper.web.responses.bodies import head_of
@@ -28,7 +28,7 @@ from trouper.web.responses.schemas import COUNTED, DELETED, INPUT_ITEMS
 from trouper.web.responses.shape import ResponseShape
 from trouper.web.responses.store import ResponseStore, Stored, Turn
 from trouper.web.schema import FLAG, TEXT, ref
-from trouper.web.service import Served, Service, as_events, as_json
+from trouper.web.service import Served, Service, as_events, as_json, context_of
 from trouper.web.shape import Json
 from trouper.web.voice import Voice
 
@@ -161,6 +161,8 @@ class Responses:
         earlier = [] if before is None else before.all_items()
         items = self._input(asked.request, earlier)
         served, wanted = await self._wanted(asked, (*earlier, *items))
+        if wanted.max_tokens is not None:  # Nobody else looks at it here.
+            between("max_output_tokens", wanted.max_tokens, 1, context_of(served.runtime))
         with own_names():
             tokens = await tokenize(wanted.prompt, served.runtime.tokenizer)
         return as_json({"object": "response.input_tokens", "input_tokens": len(tokens)})
