@@ -31,7 +31,7 @@ async def generated(url: str, *flags: str) -> subprocess.CompletedProcess[bytes]
     command = [
         sys.executable, "-c", "from schemathesis.cli import schemathesis; schemathesis()", "run", f"{url}/openapi.json",
         "--header", f"Authorization: Bearer {KEY}", "--generation-database", "none", "--no-color", "--checks", "all",
-        "--continue-on-failure", *flags,
+        "--continue-on-failure", "--request-timeout", "120", *flags,
     ]  # fmt: skip
     environment = os.environ | {"SCHEMATHESIS_HOOKS": "tests.web.schemathesis_hooks", "PYTHONPATH": str(ROOT)}
     return await trio.run_process(command, capture_stdout=True, stderr=subprocess.STDOUT, check=False, env=environment)
