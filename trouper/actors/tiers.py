@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import count
+from math import exp2
 
 import attrs
 import trio
@@ -42,6 +43,9 @@ LATENCY_S = 0.02
 WORTH = 0.8
 """A load must be expected to take at most so much of the time that computing takes."""
 
+FORGOTTEN_S = 300.0
+"""In so much time half of what a disk was slower than it was first taken for is forgotten."""
+
 _tickets = count()
 """Never the same twice, so that an answer to a scheduler that crashed is not taken for one's own."""
 
@@ -54,6 +58,30 @@ class Ticket:
     pinned: tuple[Node, ...]
     wanted: tuple[WantedPiece, ...]
     done: bool = False
+
+
+@attrs.define
+class ReadSpeed:
+    """Whether a load is worth asking for, by what loads took (F8). One that came while the machine was busy with something
+    else must not be the last: a disk that is not asked is not measured either, so its slowness is forgotten with time."""
+
+    bytes_per_s: float = FIRST_BYTES_PER_S
+    measured_at: float = 0.0
+
+    def measured(self, nbytes: int, seconds: float, now: float) -> None:
+        """Small loads tell latency, not speed."""
+        if seconds > 0 and nbytes > 2**20:
+            expected = self.expected(now)
+            self.bytes_per_s, self.measured_at = expected + 0.3 * (nbytes / seconds - expected), now
+
+    def expected(self, now: float) -> float:
+        """Bytes a second."""
+        slower = max(0.0, FIRST_BYTES_PER_S - self.bytes_per_s)
+        return self.bytes_per_s + slower * (1 - exp2((self.measured_at - now) / FORGOTTEN_S))
+
+    def worth(self, nbytes: int, computing_s: float, now: float) -> bool:
+        """Whether so many bytes are expected sooner than computing would give them."""
+        return LATENCY_S + nbytes / self.expected(now) < WORTH * computing_s
 
 
 class DiskTier:
@@ -71,7 +99,7 @@ class DiskTier:
         self._asked: deque[Saving] = deque()
         """Persisted by a plan that is not answered yet."""
         self._underway_bytes = 0
-        self._bytes_per_s = FIRST_BYTES_PER_S
+        self._speed = ReadSpeed()
         self._order(Announce())
 
     @property
@@ -111,8 +139,8 @@ class DiskTier:
     def _faster(self, found: Found, tokens_per_s: float) -> bool:
         if not tokens_per_s:
             return True
-        reading_s = LATENCY_S + self._cache.missing_bytes(found) / self._bytes_per_s
-        return reading_s < WORTH * found.missing_tokens / tokens_per_s
+        now = trio.current_time()
+        return self._speed.worth(self._cache.missing_bytes(found), found.missing_tokens / tokens_per_s, now)
 
     def forget(self, ticket: Ticket) -> None:
         """Whoever waited for it left."""
@@ -141,8 +169,7 @@ class DiskTier:
         ticket = self._loading.pop(news.ticket, None)
         if ticket is None:  # Nobody waits for it any more.
             return []
-        if news.seconds > 0 and news.nbytes > 2**20:
-            self._bytes_per_s += 0.3 * (news.nbytes / news.seconds - self._bytes_per_s)
+        self._speed.measured(news.nbytes, news.seconds, trio.current_time())
         got = {piece.key: piece for piece in news.pieces}
         loads = self._cache.loaded(news.pieces)
         self._cache.not_on_disk([wanted.key for wanted in ticket.wanted if wanted.key not in got])
