@@ -65,6 +65,9 @@ async def run_fleet(
     async def start(one: Settings, *, task_status: trio.TaskStatus[Runtime]) -> None:
         await run_graph(one, MlxEngine(one), graphs=len(settings), task_status=task_status)
 
+    async def measure(one: Settings) -> int:
+        return await trio.to_thread.run_sync(weights_bytes, one)
+
     room = weights_room() if server.model_memory is None else server.model_memory
-    run = partial(run_fleet_of, settings, server.served_model_name, start, weights_bytes, room, default_name=NAME)
+    run = partial(run_fleet_of, settings, server.served_model_name, start, measure, room, default_name=NAME)
     await run(task_status=task_status)

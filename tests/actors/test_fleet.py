@@ -53,9 +53,11 @@ async def fleet_of(
         world = World()
         world.may_load.set()
     each = [Settings(model=model, no_ssd=True, gather_ms=0, **settings) for model in models]  # type: ignore[arg-type]
-    run = partial(
-        run_fleet_of, each, aliases, world.start, lambda one: WEIGHTS[one.model or ""], room, default_name="none"
-    )
+
+    async def measure(one: Settings) -> int:
+        return WEIGHTS[one.model or ""]
+
+    run = partial(run_fleet_of, each, aliases, world.start, measure, room, default_name="none")
     async with trio.open_nursery() as nursery:
         start: Fleet = await nursery.start(lambda *, task_status: run(task_status=task_status))
         await wait_all_tasks_blocked()
@@ -162,8 +164,9 @@ async def test_what_cannot_be_loaded(autojump_clock: object) -> None:
 async def test_a_draining_fleet_refuses(autojump_clock: object) -> None:
     async with fleet_of("large", "middle") as (fleet, _):
         assert await fleet.drain(5)
-        with pytest.raises(RequestFailed, match="shutting down"):
-            await fleet.lease("middle")
+        for name in ("middle", "large"):
+            with pytest.raises(RequestFailed, match="shutting down"):
+                await fleet.lease(name)
 
 
 async def test_names(autojump_clock: object) -> None:

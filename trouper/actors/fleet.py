@@ -121,7 +121,7 @@ class Fleet:
         nursery: trio.Nursery,
         members: Sequence[Member],
         start: StartGraph,
-        measure: Callable[[Settings], int],
+        measure: Callable[[Settings], Awaitable[int]],
         budget_bytes: int,
     ) -> None:
         self._nursery, self._members = nursery, tuple(members)
@@ -139,13 +139,11 @@ class Fleet:
         member = self._find(name)
         member.leases += 1
         try:
+            self._refuse_if_draining()
             while member.state != "ready":
-                if self.draining:
-                    raise RequestFailed(
-                        Problem(503, "the server is shutting down", "server_error", None, "draining", 1)
-                    )
                 self._ask_for(member)
                 await self._changed.wait()
+                self._refuse_if_draining()
                 if member.problem is not None:
                     raise RequestFailed(member.problem)
         except BaseException:
@@ -153,6 +151,10 @@ class Fleet:
             raise
         assert member.runtime is not None, "it is ready"
         return Lease(member.names[0], member.runtime, lambda: self._release(member))
+
+    def _refuse_if_draining(self) -> None:
+        if self.draining:
+            raise RequestFailed(Problem(503, "the server is shutting down", "server_error", None, "draining", 1))
 
     def _find(self, name: str | None) -> Member:
         if name is None:
@@ -196,7 +198,7 @@ class Fleet:
         """One at a time. Raises `ModelUnusable`, or `RequestFailed` (503) if there is no room for it."""
         async with self._loader:
             if len(self._members) > 1:
-                member.weights_bytes = await trio.to_thread.run_sync(self._measure, member.settings)
+                member.weights_bytes = await self._measure(member.settings)
                 await self._make_room(member)
             member.state, member.gone = "loading", trio.Event()
             member.runtime = await self._started(member)
@@ -218,7 +220,7 @@ class Fleet:
         try:
             await self._start(member.settings, task_status=task_status)
         finally:
-            member.runtime = None
+            member.state, member.runtime = "unloaded", None
             member.gone.set()
 
     async def _make_room(self, member: Member) -> None:
@@ -249,21 +251,20 @@ class Fleet:
         member.state = "unloading"
         await member.runtime.drain(UNLOAD_S)
         await member.gone.wait()
-        member.state = "unloaded"
         self._tell()
 
     async def load_what_fits(self) -> None:
         """The models behind the first, in their order, as long as none would have to go for them."""
         for member in self._members[1:]:
-            member.weights_bytes = await trio.to_thread.run_sync(self._measured, member)
+            member.weights_bytes = await self._measured(member)
             if member.state == "unloaded" and member.weights_bytes and self._fits(member):
                 member.state = "waiting"
                 await self._bring(member)
 
-    def _measured(self, member: Member) -> int:
+    async def _measured(self, member: Member) -> int:
         """0 if it cannot be loaded: whoever asks for it will hear why."""
         try:
-            return self._measure(member.settings)
+            return await self._measure(member.settings)
         except ModelUnusable as unusable:
             log.warning("%s: %s", member.names[0], unusable)
             return 0
@@ -291,7 +292,7 @@ async def run_fleet_of(
     settings: Sequence[Settings],
     aliases: Sequence[str],
     start: StartGraph,
-    measure: Callable[[Settings], int],
+    measure: Callable[[Settings], Awaitable[int]],
     budget_bytes: int,
     *,
     default_name: str,
