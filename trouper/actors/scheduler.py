@@ -456,7 +456,7 @@ class Scheduler:
                 rate = prefilled / stepped.seconds
                 self._prefill_rate += 0.2 * (rate - self._prefill_rate) if self._prefill_rate else rate
             if not plan.decode:
-                self._busy_chunks.expect(int(self._prefill_rate * self._stall_s / 2))
+                self._busy_chunks.expect(int(self._prefill_rate * self._stall_s / 3))
             (self._busy_chunks if plan.decode else self._idle_chunks).measured(prefilled, stepped.seconds)
 
     # -- facts -----------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from trouper.engine.layout import Layout, dealt, layout_of
 from trouper.engine.quantized import KvFormat
 from trouper.engine.region import Ints, Region
 from trouper.engine.single import SingleRows
-from trouper.engine.slots import FullSlots, RingSlots, SlotCache
+from trouper.engine.slots import STEP, FullSlots, RingSlots, SlotCache
 from trouper.engine.states import StateSlots
 from trouper.protocol.plans import RowId
 
@@ -87,6 +87,8 @@ class SlotRows:
         self._full = [cache for cache in self._leaves if isinstance(cache, FullSlots)]
         self._rings = [cache for cache in self._leaves if isinstance(cache, RingSlots)]
         self._states = [cache for cache in self._leaves if isinstance(cache, StateSlots)]
+        for place, cache in enumerate(self._full):
+            cache.phase = place * STEP // len(self._full)
         self._order: list[RowId] = []
         self._lengths = np.zeros(0, np.int32)
         self._decoding = 0

@@ -32,6 +32,8 @@ class SlotCache:
         self._mask_rank = mask_rank
         self.slots = 0
         """Rows that there are, with KV or still without: buffers have a slot for each."""
+        self.phase = 0
+        """So many tokens earlier its buffers grow: if those of all layers grew in one step, everybody would wait for it."""
 
     def begin(self, region: Region) -> None:
         """The next forward pass is about these slots."""
@@ -90,7 +92,7 @@ class SlotCache:
         return mx.contiguous(buffer[:keep_slots, :, :keep_tokens])
 
     def _capacity(self, tokens: int) -> int:
-        return -(-tokens // STEP) * STEP
+        return -(-(tokens + self.phase) // STEP) * STEP - self.phase
 
     def _places_of(self, tokens: int) -> int:
         """How many places of its slot a row of so many tokens uses."""
