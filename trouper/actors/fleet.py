@@ -15,7 +15,7 @@ import attrs
 import trio
 
 from trouper.actors.runtime import Runtime
-from trouper.protocol.errors import ModelUnusable, Problem, RequestFailed
+from trouper.protocol.errors import DRAINING, ModelUnusable, Problem, RequestFailed
 from trouper.protocol.settings import Settings
 
 log = logging.getLogger("trouper.fleet")
@@ -57,9 +57,6 @@ class Listed:
 class Models(Protocol):
     """What the edge asks for models."""
 
-    @property
-    def draining(self) -> bool: ...
-
     def listed(self) -> Sequence[Listed]:
         """All that may be asked for, the default first."""
 
@@ -79,8 +76,6 @@ def names_of(model: str, aliases: Sequence[str], *, default: bool) -> tuple[str,
 
 class OneModel:
     """A runtime that somebody else started, as the only model."""
-
-    draining = False
 
     def __init__(self, runtime: Runtime, aliases: Sequence[str] = ()) -> None:
         self._listed = Listed(names_of(runtime.model.id, aliases, default=True), "ready", runtime)
@@ -154,7 +149,7 @@ class Fleet:
 
     def _refuse_if_draining(self) -> None:
         if self.draining:
-            raise RequestFailed(Problem(503, "the server is shutting down", "server_error", None, "draining", 1))
+            raise RequestFailed(DRAINING)
 
     def _find(self, name: str | None) -> Member:
         if name is None:

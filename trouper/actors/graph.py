@@ -28,7 +28,7 @@ from trouper.actors.submission import Submission
 from trouper.actors.supervision import RestartLimit, supervise
 from trouper.actors.watches import Watches
 from trouper.actors.writer import WriterEdges, write_to_disk
-from trouper.protocol.errors import Problem
+from trouper.protocol.errors import DRAINING
 from trouper.protocol.model import Engine, LoadedModel
 from trouper.protocol.plans import PLANS_IN_FLIGHT
 from trouper.protocol.settings import ByteSize, Settings
@@ -156,7 +156,6 @@ def _answer_undelivered(
     requests: trio.MemoryReceiveChannel[Submission], admitted: trio.MemoryReceiveChannel[Inbox]
 ) -> None:
     """What still lies in a channel when the graph ends belongs to nobody else (rule 7)."""
-    gone = Problem(503, "the server is shutting down", "server_error", None, "draining", 1)
     with requests, admitted:
         for channel in (requests, admitted):
             while True:
@@ -166,8 +165,8 @@ def _answer_undelivered(
                     break
                 match left:
                     case Submission():
-                        left.fail(gone)
+                        left.fail(DRAINING)
                     case Admitted():
-                        left.submission.fail(gone)
+                        left.submission.fail(DRAINING)
                     case _:  # News of the disk.
                         pass

@@ -9,7 +9,7 @@ import attrs
 import trio
 
 from trouper.actors.submission import Submission
-from trouper.protocol.errors import Problem, RequestFailed, bad_request
+from trouper.protocol.errors import DRAINING, Problem, RequestFailed, bad_request
 from trouper.protocol.model import LoadedModel, Tokenizer
 from trouper.protocol.plans import ThinkingLimit
 from trouper.protocol.requests import ChatPrompt, Generate, Prompt, TextPrompt, TokenPrompt
@@ -45,7 +45,7 @@ async def take_in_requests(
         except RequestFailed as refused:
             submission.fail(refused.problem)
         except trio.Cancelled:
-            submission.fail(Problem(503, "the server is shutting down", "server_error", None, "draining", 1))
+            submission.fail(DRAINING)
             raise
         except BaseException:
             submission.fail(Problem(500, "the request could not be prepared", "server_error", None, "intake_failed"))

@@ -12,7 +12,7 @@ import trio
 
 from trouper.actors.submission import Submission, open_submission
 from trouper.actors.watches import Health, Watches
-from trouper.protocol.errors import Problem, RequestFailed
+from trouper.protocol.errors import DRAINING, Problem, RequestFailed
 from trouper.protocol.model import ModelCard, Tokenizer
 from trouper.protocol.replies import Accepted, Delta, Embedded, Failed, Finished, Reply, Scored, Started, TokenLogprobs
 from trouper.protocol.requests import Generate, Timeouts
@@ -194,7 +194,7 @@ class Runtime:
     async def submit(self, request: Generate) -> Answer:
         """Admit a request. Returns once it is in the queue; raises `RequestFailed` (400, 429, 503) before that."""
         if self.draining:
-            raise RequestFailed(Problem(503, "the server is shutting down", "server_error", None, "draining", 1))
+            raise RequestFailed(DRAINING)
         began = trio.current_time()
         limits = request.timeouts or default_timeouts(self.settings)
         submission, replies = open_submission(request, self.settings)
@@ -229,9 +229,7 @@ class Runtime:
                 return
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             submission.replies.close()
-            raise RequestFailed(
-                Problem(503, "the server is shutting down", "server_error", None, "draining", 1)
-            ) from None
+            raise RequestFailed(DRAINING) from None
         except BaseException:
             submission.replies.close()
             raise

@@ -90,9 +90,12 @@ class BlockStore:
     def _write(self, row: RowId, blocks: Sequence[Stored], room: int) -> None:
         """Each slot buffer in one go, since a second write while the first is under way would copy the buffer."""
         tokens = sum(block.tokens for block in blocks)
-        pieces = [[block.arrays[place][planes] for block in blocks] for place, planes in self._layout.planes]
-        alone = bool(blocks) and self._rows.begin_with(pieces, room + 1)
-        for slab in self._layout.slabs(tokens) if blocks and not alone else ():
+        if blocks and self._rows.can_begin_with:
+            planes = self._layout.planes
+            self._rows.begin_with([[block.arrays[at][part] for block in blocks] for at, part in planes], room + 1)
+            self._rows.advance(row, tokens)
+            return
+        for slab in self._layout.slabs(tokens) if blocks else ():
             run = [
                 mx.concatenate([block.arrays[place][planes] for block in blocks], 1) for place, planes in slab.planes
             ]

@@ -69,7 +69,6 @@ class Pool:
     """One prompt's vector in the making."""
 
     pooling: Pooling
-    tokens: int = 0
     kept: mx.array | None = None
 
     def add(self, hidden: mx.array) -> None:
@@ -82,7 +81,6 @@ class Pool:
                 self.kept = states[-1]
             case "first":
                 self.kept = states[0] if self.kept is None else self.kept
-        self.tokens += states.shape[0]
 
     def vector(self) -> mx.array:
         """(dim,) float32 of length one."""

@@ -245,14 +245,15 @@ class SlotRows:
             if own:
                 cache.write(slot, start, own, room)
 
-    def begin_with(self, parts: Sequence[Sequence[mx.array]], room: int) -> bool:
-        """Write what the only row begins with, as pieces for each buffer. False if it is not alone: then there are buffers, or
-        they are about to be made for others, too."""
-        if any(cache.buffers or cache.slots > 1 for cache in self._full):
-            return False
+    @property
+    def can_begin_with(self) -> bool:
+        """Whether the only row has no buffers yet. Else there are some, or they are about to be made for others, too."""
+        return not any(cache.buffers or cache.slots > 1 for cache in self._full)
+
+    def begin_with(self, parts: Sequence[Sequence[mx.array]], room: int) -> None:
+        """Write what the only row begins with, as pieces for each buffer."""
         for cache, own in zip(self._full, dealt(parts, self.layout.full), strict=True):
             cache.begin_with(own, room)
-        return True
 
     def advance(self, row: RowId, tokens: int) -> None:
         """So many tokens were written."""

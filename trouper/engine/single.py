@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import mlx.core as mx
@@ -48,11 +49,14 @@ class SingleRows:
         return self._forward(row, mx.array([tokens]))[0]
 
     def hidden(self, row: RowId, tokens: Sequence[int]) -> mx.array:
+        assert self._body is not None, "this model gives no embeddings"
         self._lengths[row] += len(tokens)
-        body = body_of(self._model)
-        assert body is not None, "this model gives no embeddings"
-        states: mx.array = body(mx.array([tokens]), cache=self._caches[row])
+        states: mx.array = self._body(mx.array([tokens]), cache=self._caches[row])
         return states[0]
+
+    @cached_property
+    def _body(self) -> nn.Module | None:
+        return body_of(self._model)
 
     def promote(self, row: RowId) -> None:
         self._decoding.append(row)

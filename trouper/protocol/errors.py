@@ -17,6 +17,9 @@ class Problem:
     retry_after_s: int | None = None
 
 
+DRAINING = Problem(503, "the server is shutting down", "server_error", None, "draining", 1)
+
+
 class RequestFailed(Exception):
     """A request was refused, timed out or lost its engine. Carries the `Problem`; costs nobody else anything."""
 

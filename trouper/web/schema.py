@@ -21,6 +21,7 @@ NULL: Json = {"type": "null"}
 TEXT: Json = {"type": "string"}
 OBJECT: Json = {"type": "object"}
 FLAG: Json = {"type": "boolean"}
+COUNT: Json = {"type": "integer", "minimum": 0}
 
 
 def ref(name: str) -> Json:

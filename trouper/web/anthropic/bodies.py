@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from trouper.web.anthropic.errors import TYPES
-from trouper.web.schema import OBJECT, TEXT, Json, array, closed, either, nullable, ref
+from trouper.web.schema import COUNT, OBJECT, TEXT, Json, array, closed, either, nullable, ref
 
-COUNT: Json = {"type": "integer", "minimum": 0}
 REASON: Json = {
     "type": "string",
     "enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"],

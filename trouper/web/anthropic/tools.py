@@ -8,6 +8,7 @@ from typing import Any
 from trouper.protocol.errors import bad_request
 from trouper.protocol.model import Tokenizer
 from trouper.web.anthropic.schemas import MAX_TOOLS, TOOL_NAME
+from trouper.web.openai.tools import offered_tools
 from trouper.web.parsing import combination, flag, json_type, only
 from trouper.web.schema import Json, among
 from trouper.web.tools import Tools
@@ -32,7 +33,7 @@ CHOICES = {
 
 def tools_of(tools: Any, choice: Any) -> Tools:
     """Raises `RequestFailed` (400) naming the parameter."""
-    offered = () if tools is None else _offered(tools)
+    offered = () if tools is None else offered_tools(tools, _tool, MAX_TOOLS)
     kind, name, several = _choice(choice)
     if kind == "auto":
         return Tools(offered, (), several)
@@ -70,18 +71,6 @@ def _choice(choice: Any) -> tuple[str, str | None, bool]:
         raise bad_request(said, "tool_choice.name", "invalid_type")
     single = flag(choice.get("disable_parallel_tool_use"), "tool_choice.disable_parallel_tool_use")
     return kind, name, not single
-
-
-def _offered(tools: Any) -> tuple[Json, ...]:
-    if not isinstance(tools, list):
-        raise bad_request(f"tools must be an array, not {json_type(tools)}", "tools", "invalid_type")
-    if len(tools) > MAX_TOOLS:
-        raise bad_request(f"tools may have {MAX_TOOLS} entries, not {len(tools)}", "tools", "invalid_value")
-    checked = tuple(_tool(tool, f"tools.{place}") for place, tool in enumerate(tools))
-    names = [tool["function"]["name"] for tool in checked]
-    if len(set(names)) != len(names):
-        raise combination("tools: two of them have the same name", "tools")
-    return checked
 
 
 def _tool(tool: Any, path: str) -> Json:

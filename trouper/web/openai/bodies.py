@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from trouper.web.schema import FLAG, NULL, TEXT, Json, array, closed, either, nullable, ref
+from trouper.web.schema import COUNT, FLAG, NULL, TEXT, Json, array, closed, either, nullable, ref
 
-COUNT: Json = {"type": "integer", "minimum": 0}
 NUMBER: Json = {"type": "number"}
 TOKENS = array(COUNT)
 REASON: Json = {"type": "string", "enum": ["stop", "length", "tool_calls"]}

@@ -14,10 +14,9 @@ from trouper.protocol.model import ModelCard
 from trouper.protocol.requests import Generate
 from trouper.protocol.sampling import Sampling
 from trouper.web.openai import schemas
-from trouper.web.openai.bodies import COUNT
 from trouper.web.openai.prompts import prompts_of
 from trouper.web.parsing import between, structure
-from trouper.web.schema import DIMENSIONS, HARMLESS, TEXT, Json, Refused, array, closed, either, limits, schema
+from trouper.web.schema import COUNT, DIMENSIONS, HARMLESS, TEXT, Json, Refused, array, closed, either, limits, schema
 
 MAX_INPUTS = 2048
 """OpenAI's own."""

@@ -37,16 +37,16 @@ def tools_of(tools: Any, choice: Any, parallel: bool | None) -> Tools:
     return Tools(offered, (_named(choice, offered),), several)
 
 
-def offered_tools(tools: Any, read: Callable[[Any, str], Json]) -> tuple[Json, ...]:
+def offered_tools(tools: Any, read: Callable[[Any, str], Json], most: int = MAX_TOOLS) -> tuple[Json, ...]:
     """`read` checks one of them. Raises `RequestFailed` (400)."""
     if not isinstance(tools, list):
         raise bad_request(f"tools must be an array, not {json_type(tools)}", "tools", "invalid_type")
-    if len(tools) > MAX_TOOLS:
-        raise bad_request(f"tools may have {MAX_TOOLS} entries, not {len(tools)}", "tools", "invalid_value")
+    if len(tools) > most:
+        raise bad_request(f"tools may have {most} entries, not {len(tools)}", "tools", "invalid_value")
     checked = tuple(read(tool, f"tools.{place}") for place, tool in enumerate(tools))
     names = [tool["function"]["name"] for tool in checked]
     if len(set(names)) != len(names):
-        raise combination("two tools have the same name", "tools")
+        raise combination("tools: two of them have the same name", "tools")
     return checked
 
 
