@@ -116,6 +116,9 @@ class Plan:
     load: tuple[Load, ...] = ()
     persist: tuple[BlockId, ...] = ()
     """Blocks and snapshots whose bytes are wanted with the answer."""
+    drafts: tuple[int, ...] = ()
+    """For each of `decode`: how many tokens the engine may draft for it and verify in this step; () means none for all.
+    What it drafts follows from the row's tokens alone."""
 
     @property
     def has_work(self) -> bool:
@@ -131,7 +134,8 @@ class Plan:
 
 @attrs.frozen
 class Stepped:
-    """What a plan produced: one token for each decoded row and for each row whose prompt ended in this step.
+    """What a plan produced: a token for each decoded row and for each row whose prompt ended in this step. A row whose
+    drafts were accepted is named once for each of its tokens, in their order.
 
     `decode_s` and `prefill_s` are measured seconds of device time, as far as the device lets them
     be told apart; they size the next chunks.
@@ -151,3 +155,5 @@ class Stepped:
     """Of prompts' tokens, in order, for rows that asked."""
     embedded: tuple[tuple[RowId, bytes], ...] = ()
     """Vectors of prompts that ended in this step, as little-endian float32."""
+    drafted: tuple[tuple[RowId, int, int], ...] = ()
+    """(row, tokens drafted, tokens of those accepted), for rows that had drafts."""
