@@ -23,7 +23,9 @@ from rich.console import Console
 from tests.families import save
 from trouper import ModelUnusable, ServerSettings, Settings, SettingsInvalid, cli
 from trouper.actors.fleet import Listed
-from trouper.cli import flags_of, models_from, settings_from
+from trouper.cli import running as server_process
+from trouper.cli.exits import USAGE_ERROR
+from trouper.cli.flags import flags_of, models_from, settings_from
 
 TROUPER = (sys.executable, "-c", "from trouper.cli import main; main()")
 ALL_FIELDS: list[attrs.Attribute[Any]] = [*attrs.fields(Settings), *attrs.fields(ServerSettings)]
@@ -93,7 +95,7 @@ def test_a_taken_port_is_one_line(taken_port: int) -> None:
 
 def refused(arguments: list[str], said: str) -> None:
     outcome = subprocess.run([*TROUPER, "serve", *arguments], capture_output=True, text=True, check=False)
-    assert outcome.returncode == cli.USAGE_ERROR
+    assert outcome.returncode == USAGE_ERROR
     *log, last = outcome.stderr.splitlines()
     assert said in last
     assert "Traceback" not in outcome.stderr
@@ -142,14 +144,14 @@ class Stage:
 @pytest.fixture
 def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
     stage = Stage()
-    monkeypatch.setattr(cli, "run_fleet", stage.run_fleet)
-    monkeypatch.setattr(cli, "serve_http", stage.serve_http)
-    monkeypatch.setattr(cli, "_announce", lambda *_: stage.events.append("announced"))
+    monkeypatch.setattr(server_process, "run_fleet", stage.run_fleet)
+    monkeypatch.setattr(server_process, "serve_http", stage.serve_http)
+    monkeypatch.setattr(server_process, "announce", lambda *_: stage.events.append("announced"))
     return stage
 
 
 def start(nursery: trio.Nursery) -> None:
-    nursery.start_soon(cli.run, [Settings()], ServerSettings(port=0, drain_timeout_s=3), Console(quiet=True))
+    nursery.start_soon(server_process.run, [Settings()], ServerSettings(port=0, drain_timeout_s=3), Console(quiet=True))
 
 
 async def test_the_first_signal_drains_then_ends_the_server(stage: Stage) -> None:
@@ -170,7 +172,7 @@ async def test_the_second_signal_ends_at_once(stage: Stage, monkeypatch: pytest.
         ended.append(number)
         stage.may_finish.set()
 
-    monkeypatch.setattr(cli, "_end_at_once", end)
+    monkeypatch.setattr(server_process, "_end_at_once", end)
     async with trio.open_nursery() as nursery:
         start(nursery)
         await trio.testing.wait_all_tasks_blocked()
@@ -194,9 +196,9 @@ async def test_an_unusable_model_comes_through(monkeypatch: pytest.MonkeyPatch) 
         await trio.lowlevel.checkpoint()
         raise ModelUnusable("no weights")
 
-    monkeypatch.setattr(cli, "run_fleet", cannot)
+    monkeypatch.setattr(server_process, "run_fleet", cannot)
     with pytest.RaisesGroup(ModelUnusable, flatten_subgroups=True):
-        await cli.run([Settings()], ServerSettings(port=0), Console(quiet=True))
+        await server_process.run([Settings()], ServerSettings(port=0), Console(quiet=True))
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 
 from tests.storage.making import NAMESPACE, OTHER_NAMESPACE, ROOT, chain, path_of, put
 from trouper import cli
+from trouper.cli.exits import DAMAGE_FOUND, USAGE_ERROR
 from trouper.storage import directory as cache_directory
 from trouper.storage import inspect
 from trouper.storage.runs import RunInfo, RunStore
@@ -59,7 +60,7 @@ def test_verify_says_what_is_damaged_and_removes_it_if_told_to(stored: tuple[Run
     for arguments in (("verify",), ("verify", "--remove")):
         assert path.exists()
         outcome = call(store, *arguments)
-        assert outcome.exit_code == cli.DAMAGE_FOUND
+        assert outcome.exit_code == DAMAGE_FOUND
         assert f"{path}: checksum: snapshot 1" in outcome.output
         assert "1 damaged" in outcome.output
     assert not path.exists()
@@ -71,7 +72,7 @@ def test_a_run_in_another_models_directory_is_damaged(stored: tuple[RunStore, li
     store, runs = stored
     path_of(store, runs[0]).rename(store.directory / OTHER_NAMESPACE[:32] / runs[0].name)
     outcome = call(store, "verify")
-    assert (outcome.exit_code, "foreign: of another namespace" in outcome.output) == (cli.DAMAGE_FOUND, True)
+    assert (outcome.exit_code, "foreign: of another namespace" in outcome.output) == (DAMAGE_FOUND, True)
 
 
 def test_what_vanishes_or_cannot_be_read_meanwhile(stored: tuple[RunStore, list[RunInfo]]) -> None:
@@ -123,7 +124,7 @@ def test_somebody_elses_directory_is_left_alone(command: tuple[str, ...], tmp_pa
     theirs.parent.mkdir()
     theirs.touch()
     outcome = call(RunStore(tmp_path, NAMESPACE), *command)
-    assert outcome.exit_code == cli.USAGE_ERROR
+    assert outcome.exit_code == USAGE_ERROR
     assert "was not made by trouper" in outcome.output
     assert theirs.exists()
 

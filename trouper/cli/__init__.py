@@ -1,0 +1,21 @@
+"""The command `trouper`: flags, logging, signals, and what a person at a terminal sees. One file a command.
+
+What is heavy is imported when a command runs, so that completion and help are quick.
+"""
+
+from __future__ import annotations
+
+import click
+
+from trouper import __version__
+from trouper.cli import cache, serve
+
+
+@click.group()
+@click.version_option(__version__, message="trouper %(version)s")
+def main() -> None:
+    """An LLM server of six actors on MLX and Trio. Each flag can also be a variable, as in TROUPER_PORT=8123."""
+
+
+for _command in (serve.serve, cache.cache):
+    main.add_command(_command)

@@ -1,0 +1,26 @@
+"""The address to listen on, tried before a model is loaded for minutes."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+
+class CannotListenError(Exception):
+    """The address is taken, not ours, or not allowed."""
+
+
+def require_address(host: str, port: int) -> None:
+    """Before a model is loaded for minutes. The server's own bind has the last word."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise cannot_listen(host, port, error) from error
+
+
+def cannot_listen(host: str, port: int, error: OSError) -> CannotListenError:
+    remedy = "; choose another --port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else ""
+    return CannotListenError(f"cannot listen on {host}:{port}: {error.strerror or error}{remedy}")

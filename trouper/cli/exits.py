@@ -1,0 +1,30 @@
+"""How a command ends when it cannot do what it was asked to."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import click
+
+USAGE_ERROR = 2
+"""Exit code when what was asked for cannot be: a flag, a model, a port. (click's own, too.)"""
+DEVICE_STUCK = 70
+"""Exit code when the device never finished a step (EX_SOFTWARE): a supervisor should start the process again."""
+DAMAGE_FOUND = 1
+"""Exit code of `trouper cache verify` when a file is not sound."""
+
+
+def refuse(said: str) -> NoReturn:
+    """One line, and out."""
+    click.secho(f"trouper: {said}", fg="red", err=True)
+    sys.exit(USAGE_ERROR)
+
+
+def leaves(group: BaseExceptionGroup[Any]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from leaves(error)
+        else:
+            yield error

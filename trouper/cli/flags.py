@@ -1,0 +1,67 @@
+"""Flags made from the settings, and settings made from what was given."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+import attrs
+import click
+
+from trouper.protocol.errors import SettingsInvalid
+from trouper.protocol.settings import Settings
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+S = TypeVar("S", bound=attrs.AttrsInstance)
+
+
+def flags_of(cls: type[attrs.AttrsInstance]) -> Callable[[Command], Command]:
+    """A flag, and a variable TROUPER_<NAME>, for each setting: type, default and help are the setting's own."""
+
+    def add(command: Command) -> Command:
+        types = get_type_hints(cls)
+        for field in reversed(attrs.fields(cls)):
+            command = flag(field, types[field.name])(command)
+        return command
+
+    return add
+
+
+def flag(field: attrs.Attribute[Any], hint: Any) -> Callable[[Command], Command]:
+    kind = next(part for part in (get_args(hint) or (hint,)) if part not in (NoneType, Ellipsis))
+    each = bool(field.metadata.get("each"))
+    return click.option(
+        "--" + field.name.replace("_", "-"),
+        field.name,
+        type=click.Path(path_type=Path) if kind is Path else OneOfSeveral() if each else kind,
+        is_flag=kind is bool,
+        multiple=each or get_origin(hint) is tuple,
+        default=() if each else field.default,
+        envvar=f"TROUPER_{field.name.upper()}",
+        help=field.metadata["help"],
+        show_default=field.default not in (None, False, ()),
+        show_envvar=bool(field.metadata.get("secret")),
+    )
+
+
+class OneOfSeveral(click.types.StringParamType):
+    """Text. In a variable, several are parted as paths are: a model may be a directory with blanks in its name."""
+
+    envvar_list_splitter = os.pathsep
+
+
+def settings_from(cls: type[S], given: Mapping[str, Any], **one: Any) -> S:
+    """The settings, of what click collected and of `one`, which has the flags that are for each of several. Raises
+    `SettingsInvalid`."""
+    return cls(**{field.name: one.get(field.name, given[field.name]) for field in attrs.fields(cls)})
+
+
+def models_from(given: Mapping[str, Any]) -> list[Settings]:
+    """One for each --model. Raises `SettingsInvalid`."""
+    models = tuple(dict.fromkeys(given["model"]))
+    if len(models) > 1 and given["adapter_path"] is not None:
+        raise SettingsInvalid("--adapter-path is for one model: give one --model with it")
+    return [settings_from(Settings, given, model=model) for model in models or (None,)]

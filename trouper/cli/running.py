@@ -1,0 +1,100 @@
+"""A server's process: load, serve, drain on a signal.
+
+The library does none of these (it neither calls `trio.run` nor touches signals or logging), so that
+another program can embed it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import NoReturn
+
+import trio
+from rich.console import Console
+
+from trouper import Fleet, ServerSettings, Settings, run_fleet
+from trouper.cli.address import cannot_listen, require_address
+from trouper.cli.announce import announce
+from trouper.cli.exits import DEVICE_STUCK
+from trouper.web.server import serve_http
+
+logger = logging.getLogger("trouper")
+STUCK_POLL_S = 1.0
+
+
+async def run(settings: Sequence[Settings], server_settings: ServerSettings, console: Console) -> None:
+    """Load, serve, and on the first signal drain; returns when everything has ended."""
+    require_address(server_settings.host, server_settings.port)
+    leaving, loading = trio.Event(), trio.CancelScope()
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with trio.open_nursery() as watching:
+            watching.start_soon(_watch_signals, signals, leaving, loading)
+            async with trio.open_nursery() as nursery:
+                with loading, _spinner(settings, console):
+                    fleet: Fleet = await nursery.start(run_fleet, settings, server_settings)
+                if not loading.cancelled_caught:
+                    watching.start_soon(_watch_device, fleet)
+                    await _serve(nursery, fleet, server_settings, leaving)
+            watching.cancel_scope.cancel(reason="everything has ended")
+
+
+async def _watch_signals(signals: AsyncIterator[int], leaving: trio.Event, loading: trio.CancelScope) -> None:
+    """While loading there is nobody to drain: loading is cancelled. Later that is a no-op."""
+    async for number in signals:
+        if leaving.is_set():
+            _end_at_once(128 + number)
+        logger.info("%s: leaving; once more ends at once", signal.Signals(number).name)
+        leaving.set()
+        loading.cancel(reason="a signal")
+
+
+async def _watch_device(fleet: Fleet) -> None:
+    """A thread inside the device cannot be cancelled: when it is given up (F18, F27), clients have had their errors,
+    so give those a moment to go out, and end the process."""
+    while (detail := _stuck(fleet)) is None:  # noqa: ASYNC110 - health is looked at; it does not announce itself.
+        await trio.sleep(STUCK_POLL_S)
+    logger.critical("%s; ending the process", detail)
+    await trio.sleep(STUCK_POLL_S)
+    _end_at_once(DEVICE_STUCK)
+
+
+def _stuck(fleet: Fleet) -> str | None:
+    """What a model's health says if its device is given up."""
+    healths = [one.runtime.health() for one in fleet.listed() if one.runtime is not None]
+    return next((health.detail for health in healths if health.status == "stuck"), None)
+
+
+def _end_at_once(code: int) -> NoReturn:
+    """Without unwinding: what would have to be waited for is what did not end."""
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def _spinner(settings: Sequence[Settings], console: Console) -> AbstractContextManager[object]:
+    """Not over the hub's own progress bars, and not into a file."""
+    model = settings[0].model
+    local = model is None or Path(model).expanduser().is_dir()
+    return console.status("loading the model") if console.is_terminal and local else nullcontext()
+
+
+async def _serve(nursery: trio.Nursery, fleet: Fleet, settings: ServerSettings, leaving: trio.Event) -> None:
+    shutdown = trio.Event()
+    try:
+        urls: list[str] = await nursery.start(partial(serve_http, fleet, settings, shutdown=shutdown))
+    except OSError as error:
+        raise cannot_listen(settings.host, settings.port, error) from error
+    announce(urls[0], fleet, bool(settings.api_key or settings.api_key_file))
+    await leaving.wait()
+    if not await fleet.drain(settings.drain_timeout_s):
+        logger.warning(
+            "requests were still running after --drain-timeout-s %g; they were ended", settings.drain_timeout_s
+        )
+    shutdown.set()
