@@ -9,7 +9,7 @@ from functools import partial
 import trio
 from hypercorn.config import Config
 from hypercorn.trio.worker_context import WorkerContext
-from hypercorn.typing import AppWrapper
+from hypercorn.typing import AppWrapper, ASGIFramework
 from hypercorn.utils import wrap_app
 
 from trouper.actors.fleet import Models
@@ -34,23 +34,47 @@ async def serve_http(
 ) -> None:
     """Serve until `shutdown`, then end within two seconds. Starts with the URLs; raises `SettingsInvalid` for a taken port."""
     listeners = await _listen(settings)
+    async with trio.open_nursery() as background:
+        await _serve(create_app(models, settings, background), listeners, settings, shutdown, task_status)
+        # A runtime that was drained has ended it already; nothing outlives the server.
+        background.cancel_scope.cancel()
+
+
+async def serve_app(
+    app: ASGIFramework,
+    settings: ServerSettings,
+    *,
+    shutdown: trio.Event,
+    task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve an app of your own, with the one of `create_app` somewhere in it, behind the same guard as `serve_http`.
+
+    Of `settings`, the address and the limits of connections count here. The app gets no lifespan events: start what it needs
+    in your own nursery. Ends and raises as `serve_http` does.
+    """
+    await _serve(app, await _listen(settings), settings, shutdown, task_status)
+
+
+async def _serve(
+    app: ASGIFramework,
+    listeners: list[trio.SocketListener],
+    settings: ServerSettings,
+    shutdown: trio.Event,
+    task_status: trio.TaskStatus[list[str]],
+) -> None:
     config = Config()
     config.h11_max_incomplete_size = 64 * 1024
     config.errorlog = log  # Or Hypercorn adds a handler of its own: logging is the program's business.
     config.include_server_header = False
-    async with trio.open_nursery() as background:
-        app = create_app(models, settings, background)
-        server = _Server(wrap_app(app, config.wsgi_max_body_size, "asgi"), config, settings)
-        async with trio.open_nursery() as connections, trio.open_nursery() as accepting:
-            for listener in listeners:
-                accepting.start_soon(server.accept, listener, connections)
-            connections.start_soon(server.cut_when_cancelled)
-            task_status.started([_url(settings.host, listener) for listener in listeners])
-            await shutdown.wait()
-            accepting.cancel_scope.cancel()
-            connections.start_soon(partial(server.finish, connections.cancel_scope))
-        # A runtime that was drained has ended it already; nothing outlives the server.
-        background.cancel_scope.cancel()
+    server = _Server(wrap_app(app, config.wsgi_max_body_size, "asgi"), config, settings)
+    async with trio.open_nursery() as connections, trio.open_nursery() as accepting:
+        for listener in listeners:
+            accepting.start_soon(server.accept, listener, connections)
+        connections.start_soon(server.cut_when_cancelled)
+        task_status.started([_url(settings.host, listener) for listener in listeners])
+        await shutdown.wait()
+        accepting.cancel_scope.cancel()
+        connections.start_soon(partial(server.finish, connections.cancel_scope))
 
 
 class _Server:
