@@ -10,6 +10,9 @@ export UV_PYTHON_PREFERENCE := env("UV_PYTHON_PREFERENCE", "only-system")
 accelerator := env("TROUPER_EXTRA", if os() == "linux" { "cpu" } else { "" })
 extras := if accelerator == "" { "--extra demo" } else { "--extra demo --extra " + accelerator }
 
+# So many processes share the tests; each may hold a model.
+workers := env("TROUPER_TEST_WORKERS", "2")
+
 _default:
     @just --list --unsorted
 
@@ -22,9 +25,9 @@ _setup *groups:
 serve *flags: (_setup "--no-dev")
     @exec .venv/bin/trouper serve "$@"
 
-# Run the tests; further flags go to pytest
+# Run the tests, or some: `just test tests/policy -k chunks`; further flags go to pytest
 test *flags: _setup
-    @.venv/bin/python -m pytest "$@"
+    @.venv/bin/python -m pytest -n {{ workers }} --dist loadfile "$@"
 
 # Formatting, lint, types and import rules
 check: _setup

@@ -24,21 +24,26 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import attrs
+import numpy as np
 
-from trouper.storage import catalogue, inspect
+from trouper.storage import catalogue, inspect, reading
 from trouper.storage.directory import TAG, TAG_TEXT, TEMPORARY_SUFFIX
+from trouper.storage.pieces import RunInfo
 
 RUN = "from trouper.cli import main; main()"
 PATIENCE_S = 60.0
 BLOCK = 16
 BLOCKS = (3, 5, 8, 11, 18)
-"""Full blocks of each prompt. Two tokens more, and an answer of four, complete no further block: all blocks that are ever
-stored are full blocks of prompts, and hit when these are asked again."""
+"""Full blocks of each prompt, which has two tokens more."""
 TOKENS = 4
 CERTAIN = 0.1
 """Between the best two log-probabilities, so that no rounding of a batch changes an answer."""
 LOAD_S = 5.0
-"""A kill comes within so much of the first request."""
+"""A kill comes within so much of the first request,"""
+AFTER_A_STORE = 0.7
+"""or, so often, within"""
+STORED_S = 2.0
+"""seconds after the first block of the load was reported stored: else a slow machine would have little to find again."""
 START_S = 4.0
 """... or within so much of the start,"""
 EARLY = 0.2
@@ -78,9 +83,9 @@ class Tally:
     found: int = 0
     """and of these after it."""
     fresh: int = 0
-    """Blocks that were stored by the load that a kill ended,"""
+    """Tokens of prompts whose blocks the load that a kill ended had stored,"""
     hit: int = 0
-    """and how many of these were brought from disk for the same prompts."""
+    """and how many of these were not computed again for the same prompts."""
     temporary: int = 0
     """Files that a kill left half written."""
     torn: list[str] = attrs.field(factory=list)
@@ -101,7 +106,7 @@ class Tally:
         return (
             f"{self.kills} kills ({self.early} before it was ready), {self.checked} answers checked, "
             f"{len(self.wrong)} wrong; {self.found} of {self.stored} stored blocks found ({self.share:.1%}), "
-            f"{self.hit} of {self.fresh} of the last load hit ({self.hit_share:.1%}); "
+            f"{self.hit} of {self.fresh} tokens of the last load hit ({self.hit_share:.1%}); "
             f"{self.temporary} temporary files left and swept, {len(self.torn)} torn files"
         )
 
@@ -149,10 +154,12 @@ class Server:
         return dict(self._call("GET", "/health"))
 
     def ask(self, prompt: Sequence[int], salt: str, top: int = 0) -> dict[str, Any]:
-        """The log-probabilities of an answer. Raises `OSError` or `HTTPException` if the server is killed meanwhile."""
+        """The log-probabilities of an answer, and how many tokens of the prompt were cached. Raises `OSError` or
+        `HTTPException` if the server is killed meanwhile."""
         wish = {"prompt": list(prompt), "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
         said = self._call("POST", "/v1/completions", wish | {"logprobs": top, "cache_salt": salt})
-        return dict(said["choices"][0]["logprobs"])
+        cached = said["usage"]["prompt_tokens_details"]["cached_tokens"]
+        return {**said["choices"][0]["logprobs"], "cached_tokens": cached}
 
     def _call(self, method: str, path: str, body: object = None) -> Any:
         with closing(HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_S)) as connection:
@@ -205,6 +212,8 @@ class Loop:
         """Blocks that were stored when the last kill came,"""
         self._settled = 0
         """and before that load."""
+        self._known_keys: set[bytes] = set()
+        """Of blocks that were there before that load."""
         self._temporary: list[Path] = []
 
     def round(self) -> None:
@@ -231,9 +240,13 @@ class Loop:
         """New work, and an end to it."""
         self._salts += 1
         order = self._dice.sample(self._known, len(self._known))
-        kill_after_s, in_a_write = self._dice.uniform(0.2, LOAD_S), self._dice.random() < IN_A_WRITE
+        self._known_keys = {piece.key for run in self._runs() for piece in run.pieces}
+        after_a_store, in_a_write = self._dice.random() < AFTER_A_STORE, self._dice.random() < IN_A_WRITE
+        kill_after_s = self._dice.uniform(0.2, STORED_S if after_a_store else LOAD_S)
         with ThreadPoolExecutor(3) as pool:
             asked = [pool.submit(self._compare, server, question) for question in order]
+            if after_a_store:
+                until(lambda: server.health()["directory"], lambda directory: directory["blocks"] > self._settled)
             time.sleep(kill_after_s)
             self._before = server.health()["directory"]["blocks"]
             if in_a_write:
@@ -244,7 +257,6 @@ class Loop:
                 if not isinstance(one.exception(), OSError | HTTPException | None):
                     one.result()
         self._tally.stored += self._before
-        self._tally.fresh += self._before - self._settled
         self._look_at_files()
 
     def _wait_for_a_write(self) -> None:
@@ -261,18 +273,44 @@ class Loop:
         if not self._salts:
             return
         server.ask([1, 2], "")  # By the time of the answer the scheduler has heard what lies on disk.
+        lie = self._stored_tokens()
         for question in self._known:  # One at a time: what reading costs beside other work is another question.
-            self._compare(server, question)
-        self._tally.hit += min(server.health()["cache"]["hits_disk"], self._before - self._settled)
-        wanted = self._salts * sum(BLOCKS)  # So that what the next load adds can be told from what this one did.
+            cached = self._compare(server, question)
+            self._tally.fresh += lie[question]
+            self._tally.hit += min(cached, lie[question])
+        wanted = self._salts * sum(BLOCKS)
         stored = until(lambda: server.health()["directory"], lambda directory: directory["blocks"] >= wanted)
         self._settled = stored["blocks"]
 
-    def _compare(self, server: Server, question: Question) -> None:
-        said = tuple(server.ask(question.prompt, f"round {self._salts}")["tokens"])
+    def _stored_tokens(self) -> dict[Question, int]:
+        """How much of each prompt lies on disk since the last load, but for its last token, which is always computed."""
+        following: dict[bytes, list[tuple[bytes, tuple[int, ...]]]] = {}
+        keys = set[bytes]()
+        for run in self._runs():
+            for parent, piece in zip([run.parent, *(one.key for one in run.pieces)], run.pieces, strict=False):
+                if piece.key not in self._known_keys:
+                    keys.add(piece.key)
+                    tokens = tuple(np.frombuffer(piece.tokens, "<i4").tolist())
+                    following.setdefault(parent, []).append((piece.key, tokens))
+        roots = following.keys() - keys
+        return {
+            question: max((shared(following, root, question.prompt[:-1]) for root in roots), default=0)
+            for question in self._known
+        }
+
+    def _runs(self) -> Iterator[RunInfo]:
+        for path, _ in inspect.runs(self._directory) if self._directory.is_dir() else ():
+            with reading.open_run(inspect.DISK, path) as run:
+                yield run.header.info
+
+    def _compare(self, server: Server, question: Question) -> int:
+        """Tokens of the prompt that were not computed."""
+        answer = server.ask(question.prompt, f"round {self._salts}")
+        said = tuple(answer["tokens"])
         self._tally.checked += 1
         if said != question.answer:
             self._tally.wrong.append(f"round {self._salts}: {len(question.prompt)} tokens: {said}, {question.answer}")
+        return int(answer["cached_tokens"])
 
     # -- the directory without a server ----------------------------------------------------------
 
@@ -299,6 +337,18 @@ class Loop:
         for path in self._directory.glob("*/" + catalogue.NAME):
             if not catalogue.decode(None, path.read_bytes()) and path.stat().st_size > 200:
                 yield path
+
+
+def shared(following: dict[bytes, list[tuple[bytes, tuple[int, ...]]]], key: bytes, prompt: tuple[int, ...]) -> int:
+    """Tokens of a prompt that lie in blocks behind this one."""
+    best = 0
+    for child, tokens in following.get(key, ()):
+        same = next(
+            (n for n, (a, b) in enumerate(zip(tokens, prompt, strict=False)) if a != b), min(len(tokens), len(prompt))
+        )
+        whole = same == len(tokens)
+        best = max(best, same + (shared(following, child, prompt[same:]) if whole else 0))
+    return best
 
 
 def is_known(directory: dict[str, Any]) -> bool:
