@@ -7,7 +7,8 @@ from pathlib import Path
 
 import attrs
 
-from trouper.actors.graph import CHANNELS, Edge
+from trouper.actors.channels import Edge
+from trouper.actors.graph import CHANNELS
 from trouper.actors.watches import Watches
 from trouper.protocol.watch import Watch
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from math import inf
 from typing import Any
 
 import attrs
@@ -13,11 +14,13 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.fakes import ByteTokenizer, FakeEngine, card
 from trouper import Generate, Runtime, Settings, TokenPrompt, run_runtime
+from trouper.actors.channels import Channels
+from trouper.actors.graph import CHANNELS
 from trouper.actors.graph import _answer_undelivered as answer_undelivered
-from trouper.actors.graph import open_channel
 from trouper.actors.intake import Admitted
 from trouper.actors.scheduler import SchedulerEdges, schedule
 from trouper.actors.submission import Submission, open_submission
+from trouper.protocol.batch import NOTHING_SHOWN, BatchFacts
 from trouper.protocol.health import DirectoryFacts, MemoryStatus, SchedulerFacts
 from trouper.protocol.model import LoadedModel
 from trouper.protocol.plans import PLANS_IN_FLIGHT, Plan, RowId, Stepped
@@ -90,6 +93,8 @@ class Bench:
     results: trio.MemorySendChannel[Stepped]
     facts: Watch[SchedulerFacts]
     memory: Watch[MemoryStatus]
+    looked: Watch[float]
+    batch: Watch[BatchFacts]
     opened: Opened
     ended: trio.Event = attrs.field(factory=trio.Event)
     unanswered: list[Plan] = attrs.field(factory=list)
@@ -146,16 +151,18 @@ class Bench:
 @asynccontextmanager
 async def scheduling(opened: Opened, facts: Watch[SchedulerFacts] | None = None, **more: Any) -> AsyncIterator[Bench]:
     """At the end the scheduler is cancelled, unless it ended before. `facts`: those of one that crashed."""
-    admitted, admitted_in = open_channel("admitted")
-    plans, plans_in = open_channel("plans")
-    results, results_in = open_channel("results")
+    channels = Channels(CHANNELS)
+    admitted, admitted_in = channels.open("admitted")
+    plans, plans_in = channels.open("plans")
+    results, results_in = channels.open("results")
+    looked, batch = Watch(-inf), Watch(NOTHING_SHOWN)
     facts, memory = facts or Watch(SchedulerFacts()), Watch(MemoryStatus())
-    orders, orders_in = open_channel("orders")
+    orders, orders_in = channels.open("orders")
     edges = SchedulerEdges(
         admitted=admitted_in, plans=plans, results=results_in, orders=orders, facts=facts, memory=memory,
-        directory=Watch(DirectoryFacts()), disk_known=trio.Event(),
+        directory=Watch(DirectoryFacts()), looked=looked, batch=batch, disk_known=trio.Event(),
     )  # fmt: skip
-    bench = Bench(admitted, plans_in, results, facts, memory, opened)
+    bench = Bench(admitted, plans_in, results, facts, memory, looked, batch, opened)
 
     async def actor() -> None:
         try:

@@ -11,6 +11,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.actors.bench import Opened, generate, running
 from tests.fakes import ByteTokenizer, FakeEngine, card
 from trouper import Answer, RequestFailed, Runtime, Settings, Timeouts
+from trouper.actors.channels import Channels
 from trouper.actors.submission import Submission
 from trouper.actors.watches import Watches
 from trouper.protocol.plans import Plan
@@ -172,7 +173,7 @@ def lonely_runtime() -> tuple[Runtime, trio.MemoryReceiveChannel[Submission]]:
     """Nobody reads its requests."""
     requests, inbox = trio.open_memory_channel[Submission](0)
     own = Settings()
-    return Runtime(own, card(), ByteTokenizer(), requests, Watches(own), trio.CancelScope()), inbox
+    return Runtime(own, card(), ByteTokenizer(), requests, Watches(own), Channels({}), trio.CancelScope()), inbox
 
 
 async def test_f14_cancelled_while_it_is_delivered(opened: Opened, autojump_clock: MockClock) -> None:

@@ -3,7 +3,7 @@
     edge --requests--> RequestIntake --admitted--> Scheduler --plans--> RankMirror --mirrored--> ModelStepper
                                                        ^----------------results-------------------'
     Scheduler, CacheJanitor --orders--> SSDWriter --admitted (news)--> Scheduler
-    watches: facts, memory, directory, actors (latest value, nobody waits)
+    watches: facts, batch, memory, directory, actors (latest value, nobody waits)
 
 Blocking sends point inwards (requests, admitted); outward edges have room by contract; the rest sheds.
 """
@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
 
 import attrs
 import trio
 
+from trouper.actors.channels import Channels, Edge
 from trouper.actors.intake import Admitted, take_in_requests
 from trouper.actors.janitor import keep_tidy
 from trouper.actors.mirror import mirror_plans
@@ -39,16 +39,6 @@ LAST_WRITES_S = 5.0
 """At the end, for what is on its way to the disk."""
 
 
-@attrs.frozen
-class Edge:
-    """A channel's contract; docs/actors.md repeats these and a test compares."""
-
-    source: str
-    target: str
-    capacity: int
-    policy: str
-
-
 CHANNELS = {
     "requests": Edge("edge", "RequestIntake", 16, "blocks"),
     "admitted": Edge("RequestIntake, SSDWriter", "Scheduler", 16, "blocks"),
@@ -57,10 +47,6 @@ CHANNELS = {
     "results": Edge("ModelStepper", "Scheduler", PLANS_IN_FLIGHT, "never full"),
     "orders": Edge("Scheduler, CacheJanitor", "SSDWriter", 64, "sheds"),
 }
-
-
-def open_channel(name: str) -> tuple[trio.MemorySendChannel[Any], trio.MemoryReceiveChannel[Any]]:
-    return trio.open_memory_channel[Any](CHANNELS[name].capacity)
 
 
 async def run_graph(
@@ -86,22 +72,24 @@ async def run_graph(
 async def _run_actors(
     settings: Settings, engine: Engine, model: LoadedModel, limit: RestartLimit, task_status: trio.TaskStatus[Runtime]
 ) -> None:
-    requests, requests_in = open_channel("requests")
-    admitted, admitted_in = open_channel("admitted")
-    orders, orders_in = open_channel("orders")
+    channels = Channels(CHANNELS)
+    requests, requests_in = channels.open("requests")
+    admitted, admitted_in = channels.open("admitted")
+    orders, orders_in = channels.open("orders")
     watches = Watches(settings)
     scope = trio.CancelScope()
     disk_known = trio.Event()
-    runtime = Runtime(settings, model.card, model.tokenizer, requests, watches, scope)
+    runtime = Runtime(settings, model.card, model.tokenizer, requests, watches, channels, scope)
 
     async def group() -> None:
         """Scheduler, RankMirror and ModelStepper share fate."""
-        plans, plans_in = open_channel("plans")
-        mirrored, mirrored_in = open_channel("mirrored")
-        results, results_in = open_channel("results")
+        plans, plans_in = channels.open("plans")
+        mirrored, mirrored_in = channels.open("mirrored")
+        results, results_in = channels.open("results")
         edges = SchedulerEdges(
             admitted=admitted_in, plans=plans, results=results_in, orders=orders, facts=watches.facts,
-            memory=watches.memory, directory=watches.directory, disk_known=disk_known,
+            memory=watches.memory, directory=watches.directory, looked=watches.looked, batch=watches.batch,
+            disk_known=disk_known,
         )  # fmt: skip
         async with trio.open_nursery() as together:
             together.start_soon(schedule, edges, model, namespace, settings)

@@ -38,6 +38,11 @@ class Row:
     """Where a prefill chunk must end, since a snapshot is wanted there; ascending."""
     snapshot_at: int = 0
     """Tokens at the last snapshot."""
+    cached_tokens: int = 0
+    """Of the prompt, so many were not computed."""
+    since: float = 0.0
+    """When it was started; trio's time."""
+    first_token_at: float | None = None
     scores: list[TokenLogprobs] = attrs.field(factory=list)
     """The prompt's, if they are wanted, until the first token."""
 
@@ -101,7 +106,8 @@ class Row:
     def withdrawn(self) -> bool:
         return self.admitted.submission.withdrawn
 
-    def start(self, cached_tokens: int) -> None:
+    def start(self, cached_tokens: int, now: float) -> None:
+        self.cached_tokens, self.since = cached_tokens, now
         self.admitted.submission.reply(Started(cached_tokens))
 
     def take(self, token: int, logprobs: TokenLogprobs | None) -> Finished | None:

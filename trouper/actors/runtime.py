@@ -10,9 +10,12 @@ from typing import Literal, Self
 import attrs
 import trio
 
+from trouper.actors.channels import Channels
 from trouper.actors.submission import Submission, open_submission
 from trouper.actors.watches import Health, Watches
+from trouper.protocol.batch import BatchFacts
 from trouper.protocol.errors import DRAINING, Problem, RequestFailed
+from trouper.protocol.health import ChannelFacts
 from trouper.protocol.model import ModelCard, Tokenizer
 from trouper.protocol.replies import Accepted, Delta, Embedded, Failed, Finished, Reply, Scored, Started, TokenLogprobs
 from trouper.protocol.requests import Generate, Timeouts
@@ -186,6 +189,7 @@ class Runtime:
     tokenizer: Tokenizer
     _requests: trio.MemorySendChannel[Submission]
     _watches: Watches
+    _channels: Channels
     _scope: trio.CancelScope
     finished: trio.Event = attrs.field(factory=trio.Event)
     """Set when every actor has ended."""
@@ -239,6 +243,16 @@ class Runtime:
     def health(self) -> Health:
         """What the actors last published. Never waits."""
         return self._watches.health(draining=self.draining)
+
+    def channels(self) -> tuple[ChannelFacts, ...]:
+        """How full each one is at this moment."""
+        return self._channels.facts()
+
+    def look(self) -> BatchFacts:
+        """The batch, as it was after the last look. Nothing of it is made unless somebody looks, so look again: within
+        two seconds, or it is forgotten."""
+        self._watches.looked.publish(trio.current_time())
+        return self._watches.batch.latest
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new requests (503), let the admitted ones finish, then end. False: the time ran out and what was left

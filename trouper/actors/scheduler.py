@@ -15,9 +15,11 @@ from trouper.actors.intake import Admitted
 from trouper.actors.policy import IDLE_STEP_S, LEAST_IDLE_TOKENS, ChunkSizer, free_rows, share_chunks
 from trouper.actors.prefix import Found, PrefixCache
 from trouper.actors.rows import Row
+from trouper.actors.showing import Showing
 from trouper.actors.submission import Submission
 from trouper.actors.tiers import DiskTier, Ticket
 from trouper.actors.watches import STUCK_FACTOR
+from trouper.protocol.batch import BatchFacts
 from trouper.protocol.errors import Problem
 from trouper.protocol.health import DirectoryFacts, MemoryStatus, SchedulerFacts
 from trouper.protocol.model import LoadedModel
@@ -61,6 +63,8 @@ class SchedulerEdges:
     facts: Watch[SchedulerFacts]
     memory: Watch[MemoryStatus]
     directory: Watch[DirectoryFacts]
+    looked: Watch[float]
+    batch: Watch[BatchFacts]
     disk_known: trio.Event
     """Set once the scheduler has heard what lies on disk, or that nothing does."""
 
@@ -111,6 +115,7 @@ class Scheduler:
         self._cache = PrefixCache.of(model.card, namespace, settings, edges.facts.latest.cache)
         self._disk = DiskTier(edges.orders, edges.directory, edges.disk_known, self._cache)
         self._cache.saves = settings.blocks_dir is not None
+        self._showing = Showing(edges.looked, edges.batch)
         self._loads: list[Load] = []
         """What the next plan loads."""
         self._waiting: deque[Waiting] = deque()
@@ -341,7 +346,7 @@ class Scheduler:
         # What is embedded once is hardly ever continued: its blocks would only take others' place.
         restore = None if admitted.submission.request.embed else self._cache.enter(row, found)
         row.unplanned -= found.tokens
-        row.start(found.tokens)
+        row.start(found.tokens, trio.current_time())
         self._add(total_cached_tokens=found.tokens)
         request = admitted.submission.request
         prompt = np.asarray(admitted.prompt, dtype="<i4").tobytes()
@@ -426,11 +431,20 @@ class Scheduler:
                 row.admitted.submission.reply(finished)
                 self._remove(row)
                 self._add(requests_completed=1)
+        self._note_first_tokens(plan)
+        self._showing.stepped(decoded=bool(plan.decode), produced=bool(stepped.rows))
         self._add(
             steps=int(plan.has_work),
             tokens_generated=committed,
             total_prefill_tokens=sum(chunk.tokens for chunk in plan.prefill),
         )
+
+    def _note_first_tokens(self, plan: Plan) -> None:
+        now = trio.current_time() if plan.prefill else 0.0
+        for chunk in plan.prefill:
+            row = self._rows.get(chunk.row)
+            if row is not None and row.produced == 1:
+                row.first_token_at = now
 
     def _finish_embedding(self, row: Row, vector: bytes) -> None:
         submission = row.admitted.submission
@@ -473,6 +487,7 @@ class Scheduler:
             prefilling_sequences=sum(row.unplanned > 0 for row in self._rows.values()),
         )
         self._edges.facts.publish(self._count)
+        self._showing.show(self._rows.values())
 
 
 def queue_full(size: int) -> Problem:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Literal
 
 import attrs
 import trio
 
+from trouper.protocol.batch import NOTHING_SHOWN, BatchFacts
 from trouper.protocol.health import ActorFacts, DirectoryFacts, MemoryStatus, SchedulerFacts
 from trouper.protocol.settings import Settings
 from trouper.protocol.watch import Watch
@@ -46,6 +48,9 @@ class Watches:
     facts: Watch[SchedulerFacts] = attrs.field(factory=lambda: Watch(SchedulerFacts()))
     memory: Watch[MemoryStatus] = attrs.field(factory=lambda: Watch(MemoryStatus()))
     directory: Watch[DirectoryFacts] = attrs.field(factory=lambda: Watch(DirectoryFacts()))
+    looked: Watch[float] = attrs.field(factory=lambda: Watch(-inf))
+    """When somebody last looked at the batch; trio's time."""
+    batch: Watch[BatchFacts] = attrs.field(factory=lambda: Watch(NOTHING_SHOWN))
     intake: Watch[ActorFacts] = attrs.field(factory=lambda: _actor("RequestIntake"))
     group: Watch[ActorFacts] = attrs.field(factory=lambda: _actor("Scheduler+RankMirror+ModelStepper"))
     janitor: Watch[ActorFacts] = attrs.field(factory=lambda: _actor("CacheJanitor"))

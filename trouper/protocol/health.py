@@ -99,3 +99,17 @@ class ActorFacts:
     """starting, running, restarting, degraded, stopped."""
     restarts: int = 0
     last_error: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class ChannelFacts:
+    """A channel of the graph at one moment."""
+
+    name: str
+    source: str
+    target: str
+    capacity: int
+    policy: str
+    """What becomes of a message when it is full: blocks, never full, sheds."""
+    used: int
+    senders_waiting: int
