@@ -8,14 +8,15 @@ from __future__ import annotations
 import click
 
 from trouper import __version__
-from trouper.cli import cache, serve
+from trouper.cli import cache, completion, serve
 
 
 @click.group()
 @click.version_option(__version__, message="trouper %(version)s")
 def main() -> None:
-    """An LLM server of six actors on MLX and Trio. Each flag can also be a variable, as in TROUPER_PORT=8123."""
+    """An LLM server of six actors on MLX and Trio. A flag can also be a variable, as in TROUPER_PORT=8123, or stand in
+    a settings file (`trouper serve --print-config` shows one)."""
 
 
-for _command in (serve.serve, cache.cache):
+for _command in (serve.serve, cache.cache, completion.completion):
     main.add_command(_command)

@@ -15,6 +15,7 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
+from trouper.cli.config import configured
 from trouper.cli.exits import DAMAGE_FOUND, refuse
 from trouper.cli.flags import flag
 from trouper.protocol.settings import Settings
@@ -39,7 +40,7 @@ def _of_directory(command: Callable[..., None]) -> Callable[..., None]:
         except OSError as error:
             refuse(f"{error.filename or directory}: {error.strerror or error}")
 
-    return flag(field, get_type_hints(Settings)[field.name])(run_on)
+    return configured(flag(field, get_type_hints(Settings)[field.name])(run_on))
 
 
 @cache.command("ls")

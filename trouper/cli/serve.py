@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import click
@@ -9,26 +10,38 @@ import trio
 from rich.console import Console
 
 from trouper.cli.address import CannotListenError
+from trouper.cli.config import configured, file_read
 from trouper.cli.exits import leaves, refuse
 from trouper.cli.flags import flags_of, models_from, settings_from
 from trouper.cli.logs import LEVELS, configure_logging
+from trouper.cli.print_config import config_text
 from trouper.protocol.errors import ModelUnusable, SettingsInvalid
 from trouper.protocol.settings import ServerSettings, Settings
 
+logger = logging.getLogger("trouper")
+
 
 @click.command()
+@configured
+@click.option("--print-config", is_flag=True, help="Print the settings that hold, as a settings file, and end.")
 @flags_of(Settings)
 @flags_of(ServerSettings)
 @click.option("--log-level", type=click.Choice(LEVELS), default="info", envvar="TROUPER_LOG_LEVEL", show_default=True)
-def serve(log_level: str, **given: Any) -> None:
+@click.pass_context
+def serve(context: click.Context, print_config: bool, log_level: str, **given: Any) -> None:
     """Serve a model over HTTP, in OpenAI's dialect."""
-    from trouper.cli.running import run  # Imports the whole server, which `trouper --help` does not need.
-
     console = Console(stderr=True)
     configure_logging(log_level, console)
     refused: list[str] = []
     try:
         settings, server_settings = models_from(given), settings_from(ServerSettings, given)
+        if print_config:
+            click.echo(config_text(context), nl=False)
+            return
+        if (path := file_read(context)) is not None:
+            logger.info("settings of %s", path)
+        from trouper.cli.running import run  # Imports the whole server, which `trouper --help` does not need.
+
         trio.run(run, settings, server_settings, console)
     except* (ModelUnusable, SettingsInvalid, CannotListenError) as group:
         refused = [str(error) for error in leaves(group)]

@@ -1,0 +1,41 @@
+"""`trouper completion`: the shell's own script, asked as the shell asks."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from trouper import cli
+
+PROGRAM = Path(sys.executable).parent / "trouper"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_each_shell_has_a_script_that_it_can_read(shell: str) -> None:
+    script = CliRunner().invoke(cli.main, ["completion", shell]).stdout
+    assert "_TROUPER_COMPLETE" in script
+    if program := shutil.which(shell):
+        assert subprocess.run([program, "-n"], input=script, text=True, check=False).returncode == 0
+
+
+@pytest.mark.skipif(not PROGRAM.exists() or not shutil.which("bash"), reason="needs bash and the installed command")
+@pytest.mark.parametrize(
+    ("words", "expected"), [(("ser",), {"serve"}), (("serve", "--kv-"), {"--kv-bits", "--kv-group-size"})]
+)
+def test_bash_completes(words: tuple[str, ...], expected: set[str], tmp_path: Path) -> None:
+    """Also where a settings file is wrong: a completion says nothing about it."""
+    (tmp_path / "trouper.toml").write_text("wrong =")
+    script = (
+        f'eval "$(trouper completion bash)"; COMP_WORDS=(trouper {" ".join(words)}); COMP_CWORD={len(words)}; '
+        '_trouper_completion trouper; printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    run = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path,
+        env={"PATH": f"{PROGRAM.parent}:/usr/bin:/bin"},
+    )  # fmt: skip
+    assert set(run.stdout.split()) == expected, run.stderr

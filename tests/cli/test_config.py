@@ -1,0 +1,169 @@
+"""Settings from a file: the keys are the flags, and what counts more than what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import attrs
+import click
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trouper import ServerSettings, Settings, cli
+from trouper.cli.config import configured
+from trouper.cli.exits import USAGE_ERROR
+from trouper.cli.flags import flags_of, models_from, settings_from
+from trouper.cli.print_config import _toml
+from trouper.protocol.settings import ByteSize
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
+
+
+def collected(*arguments: str, **variables: str) -> tuple[list[Settings], ServerSettings]:
+    taken: list[tuple[list[Settings], ServerSettings]] = []
+
+    @click.command()
+    @configured
+    @flags_of(Settings)
+    @flags_of(ServerSettings)
+    def collect(**given: Any) -> None:
+        taken.append((models_from(given), settings_from(ServerSettings, given)))
+
+    outcome = CliRunner().invoke(collect, arguments, env=variables)
+    assert outcome.exit_code == 0, outcome.output
+    return taken[0]
+
+
+def serve(*arguments: str, **variables: str) -> Result:
+    return CliRunner().invoke(cli.main, ["serve", *arguments], env=variables)
+
+
+def test_flag_then_variable_then_file_then_default() -> None:
+    Path("trouper.toml").write_text("port = 81\nblock-size = 16\nheartbeat_s = 2\nmodel = ['a b', 'c']\n")
+    models, server = collected("--port", "83", TROUPER_PORT="82", TROUPER_BLOCK_SIZE="32")
+    assert (server.port, server.heartbeat_s, server.max_connections) == (83, 2.0, 1000)
+    assert [(one.model, one.block_size) for one in models] == [("a b", 32), ("c", 32)]
+    assert collected(TROUPER_PORT="82")[1].port == 82
+    assert collected()[1].port == 81
+    assert collected("--model", "d")[0] == [Settings(model="d", block_size=16)]
+
+
+def test_every_setting_may_stand_in_the_file() -> None:
+    """With another value than its default, and each arrives."""
+    changed: dict[str, Any] = {
+        field.name: _another(field) for cls in (Settings, ServerSettings) for field in attrs.fields(cls)
+    }
+    changed |= {"kv_bits": 8, "kv_group_size": 32, "host": "127.0.0.2", "memory_fraction": 0.5}
+    lines = [f"{name.replace('_', '-')} = {_toml(value)}" for name, value in changed.items()]
+    Path("trouper.toml").write_text("\n".join(lines))
+    [settings], server = collected()
+    assert {**attrs.asdict(settings), **attrs.asdict(server)} == changed
+
+
+def _another(field: attrs.Attribute[Any]) -> Any:
+    match field.default:
+        case bool() | ByteSize() | int() | float() as default:
+            return not default if isinstance(default, bool) else type(default)(int(default / 2) + 1)
+        case tuple():
+            return ("a", 'b"c')
+        case _:
+            hint = str(field.type)
+            return Path("somewhere") if "Path" in hint else 64 if "int" in hint or "ByteSize" in hint else "text"
+
+
+def test_the_users_file_holds_where_the_folder_has_none(tmp_path: Path) -> None:
+    users = tmp_path / "xdg" / "trouper" / "config.toml"
+    users.parent.mkdir(parents=True)
+    users.write_text("port = 81")
+    assert collected()[1].port == 81
+    Path("trouper.toml").write_text("block-size = 16")
+    assert collected()[1].port == 8000
+    Path("third.toml").write_text("port = 84")
+    assert collected("--config", "third.toml")[1].port == 84
+    assert collected(TROUPER_CONFIG="third.toml")[1].port == 84
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("prot = 81", "there is no flag --prot; did you mean port?"),
+        ("qqq = 81", "there is no flag --qqq; `trouper serve --help` lists them"),
+        ("print-config = true", "there is no flag --print-config"),
+        ("config = 'x'", "there is no flag --config"),
+        ("[serve]\nport = 81", "there is no flag --serve"),
+        ("port = 81\nport = 82", "is not TOML"),
+        ("heartbeat-s = 1\nheartbeat_s = 2", "heartbeat-s is there twice"),
+        ("port = 8000.5", "port: '8000.5' is not a valid integer"),
+        ("port = true", "port: must be a text or a number, not True"),
+        ("port = [81, 82]", "port: must be a text or a number"),
+        ("no-ssd = 'false'", "no-ssd: must be true or false, not 'false'"),
+        ("cache-memory = '4 elephants'", "cache-memory: '4 elephants' is no size"),
+        ("port = 70000", "--port must be between 0 and 65535"),
+        ("log-level = 'loud'", "log-level: 'loud' is not one of"),
+    ],
+)
+def test_what_a_file_cannot_say_is_one_line_that_names_the_key(content: str, said: str) -> None:
+    Path("trouper.toml").write_text(content)
+    outcome = serve()
+    assert outcome.exit_code == USAGE_ERROR
+    assert said in outcome.stderr
+    assert "Traceback" not in outcome.output
+
+
+def test_a_file_that_is_named_must_be_there() -> None:
+    outcome = serve("--config", "none.toml")
+    assert (outcome.exit_code, outcome.stderr) == (
+        USAGE_ERROR,
+        "trouper: --config none.toml: No such file or directory\n",
+    )
+
+
+def test_print_config_says_what_holds_and_why() -> None:
+    Path("trouper.toml").write_text("kv-bits = 4\napi-key = 'from file'")
+    printed = serve("--print-config", "--port", "83", TROUPER_SEED="5").stdout
+    lines = printed.splitlines()
+    assert "port = 83  # flag" in lines
+    assert "seed = 5  # TROUPER_SEED" in lines
+    assert "kv-bits = 4  # trouper.toml" in lines
+    assert "# block-size = 64" in lines
+    assert "from file" not in printed
+    assert "# api-key = (not shown)  # trouper.toml" in lines
+    for field in (*attrs.fields(Settings), *attrs.fields(ServerSettings)):
+        assert any(line.removeprefix("# ").startswith(f"{field.name.replace('_', '-')} =") for line in lines)
+
+
+def test_what_print_config_prints_is_a_file_that_means_the_same() -> None:
+    flags = ["--port", "83", "--model", 'a "b"\\ü', "--model", "c", "--no-ssd", "--cache-memory", "3GiB"]
+    Path("printed.toml").write_text(serve("--print-config", *flags).stdout)
+    assert collected("--config", "printed.toml") == collected(*flags)
+
+
+def test_print_config_refuses_what_serve_would_refuse() -> None:
+    outcome = serve("--print-config", "--host", "0.0.0.0")
+    assert (outcome.exit_code, outcome.stdout) == (USAGE_ERROR, "")
+
+
+@given(st.text(st.characters(exclude_categories=("Cs",))))
+def test_any_text_survives_toml(text: str) -> None:
+    import tomllib
+
+    assert tomllib.loads(f"a = {_toml(text)}") == {"a": text}
+
+
+def test_the_cache_commands_find_the_servers_directory(tmp_path: Path) -> None:
+    Path("trouper.toml").write_text(f"ssd-cache-dir = '{tmp_path}/here'\nport = 81")
+    outcome = CliRunner().invoke(cli.main, ["cache", "ls"])
+    assert outcome.output == f"nothing is cached in {tmp_path}/here\n"
+
+
+def test_a_home_directory_is_meant_as_in_a_shell() -> None:
+    Path("trouper.toml").write_text("ssd-cache-dir = '~/blocks'")
+    [settings], _ = collected()
+    assert settings.ssd_cache_dir == Path.home() / "blocks"

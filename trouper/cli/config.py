@@ -1,0 +1,134 @@
+"""Settings in a file: TOML whose keys are the flags of `trouper serve`.
+
+A flag counts more than a variable, a variable more than the file, the file more than a default. The file's values go to
+click as its default map, which has just that place.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from trouper.cli.exits import refuse
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+IN_WORKING_DIRECTORY = Path("trouper.toml")
+READ = "trouper.config"
+"""Where click's context keeps which file was read."""
+
+
+class FileInvalid(Exception):
+    """A settings file that cannot be read, or says what no flag does. Names the file and the key."""
+
+
+def configured(command: Command) -> Command:
+    """With --config, and the file that is there without it."""
+    return click.option(
+        "--config",
+        type=click.Path(path_type=Path),
+        envvar="TROUPER_CONFIG",
+        metavar="FILE",
+        is_eager=True,
+        expose_value=False,
+        callback=_apply,
+        help="Settings file (TOML, keys as the flags). Default: trouper.toml here, else ~/.config/trouper/config.toml.",
+    )(command)
+
+
+def file_read(context: click.Context) -> Path | None:
+    """The settings file that this command has read, if any."""
+    path: Path | None = context.meta.get(READ)
+    return path
+
+
+def default_file() -> Path | None:
+    """The one in the working directory, else the user's, else none."""
+    user = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "trouper" / "config.toml"
+    return next((path for path in (IN_WORKING_DIRECTORY, user) if path.is_file()), None)
+
+
+def _apply(context: click.Context, _: click.Parameter, given: Path | None) -> None:
+    path = given or default_file()
+    if path is None or context.resilient_parsing:
+        return
+    try:
+        known = {_key(option): option for option in _options_of_serve(context)}
+        values = _checked(path, _parsed(path), known, context)
+    except FileInvalid as invalid:
+        refuse(str(invalid))
+    own = {parameter.name for parameter in context.command.params}
+    context.default_map = {name: value for name, value in values.items() if name in own}
+    context.meta[READ] = path
+
+
+def _options_of_serve(context: click.Context) -> Iterator[click.Option]:
+    """One file is for all commands, each of which takes what it knows; what may stand there is what `serve` knows."""
+    root = context.find_root().command
+    command = root.commands["serve"] if isinstance(root, click.Group) else context.command
+    for parameter in command.params:
+        if isinstance(parameter, click.Option) and parameter.expose_value and parameter.envvar:
+            yield parameter
+
+
+def _key(option: click.Option) -> str:
+    return option.opts[0].removeprefix("--")
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise FileInvalid(f"--config {path}: {error.strerror or error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FileInvalid(f"{path} is not TOML: {error}") from error
+
+
+def _checked(
+    path: Path, content: Mapping[str, Any], known: Mapping[str, click.Option], context: click.Context
+) -> dict[str, Any]:
+    """By parameter, as click takes defaults. Raises `FileInvalid`."""
+    values: dict[str, Any] = {}
+    for written, value in content.items():
+        key = written.replace("_", "-")
+        option = known.get(key)
+        if option is None or option.name is None:
+            raise FileInvalid(f"{path}: there is no flag --{key}{_nearest(key, known)}")
+        if option.name in values:
+            raise FileInvalid(f"{path}: {key} is there twice")
+        try:
+            values[option.name] = _as_given(option, value)
+            option.type_cast_value(context, values[option.name])
+        except (ValueError, click.BadParameter) as error:
+            raise FileInvalid(f"{path}: {written}: {error}") from error
+    return values
+
+
+def _nearest(key: str, known: Mapping[str, click.Option]) -> str:
+    near = difflib.get_close_matches(key, known, 1)
+    return f"; did you mean {near[0]}?" if near else "; `trouper serve --help` lists them"
+
+
+def _as_given(option: click.Option, value: Any) -> Any:
+    """Numbers become text, as on the command line: then 8000.5 is no port, and not 8000 without a word."""
+    if option.is_flag:
+        if not isinstance(value, bool):
+            raise ValueError(f"must be true or false, not {value!r}")
+        return value
+    if not option.multiple:
+        return _text(value, option)
+    return tuple(_text(one, option) for one in (value if isinstance(value, list) else [value]))
+
+
+def _text(value: Any, option: click.Option) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError(f"must be a text or a number, not {value!r}")  # noqa: TRY004 - as every fault of a value
+    if isinstance(option.type, click.Path):
+        return str(Path(str(value)).expanduser())  # No shell does it here.
+    return str(value)

@@ -1,0 +1,73 @@
+"""`trouper serve --print-config`: what holds, and why, as a settings file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import click
+from click.core import ParameterSource
+
+from trouper import __version__
+from trouper.cli.config import file_read
+from trouper.protocol.settings import ByteSize, ServerSettings, Settings
+
+SECRET = {
+    field.name for cls in (Settings, ServerSettings) for field in attrs.fields(cls) if field.metadata.get("secret")
+}
+
+
+def config_text(context: click.Context) -> str:
+    """TOML. What is a default is a comment, so that a file made of this pins nothing; secrets are left out."""
+    return "\n".join(_lines(context)) + "\n"
+
+
+def _lines(context: click.Context) -> Iterator[str]:
+    path = file_read(context)
+    yield f"# trouper {__version__}: what `trouper serve` would run with. Lines that are comments are defaults."
+    yield f"# Read by --config FILE; without it trouper.toml here or ~/.config/trouper/config.toml. Now: {path or 'none'}."
+    for parameter in context.command.params:
+        if isinstance(parameter, click.Option) and parameter.name in context.params and parameter.envvar:
+            yield ""
+            if parameter.help:
+                yield f"# {parameter.help}"
+            yield _line(context, parameter)
+
+
+def _line(context: click.Context, option: click.Option) -> str:
+    assert option.name is not None, "click names each"
+    key, value = option.opts[0].removeprefix("--"), context.params[option.name]
+    source = context.get_parameter_source(option.name)
+    if source in (None, ParameterSource.DEFAULT):
+        return f"# {key} = {'' if value is None else _toml(value)}".rstrip()
+    origin = _origin(context, option, source)
+    if option.name in SECRET:
+        return f"# {key} = (not shown)  # {origin}"
+    return f"{key} = {_toml(value)}  # {origin}"
+
+
+def _origin(context: click.Context, option: click.Option, source: ParameterSource | None) -> str:
+    match source:
+        case ParameterSource.ENVIRONMENT:
+            return str(option.envvar)
+        case ParameterSource.DEFAULT_MAP:
+            return str(file_read(context))
+        case _:
+            return "flag"
+
+
+def _toml(value: Any) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case ByteSize() | Path():
+            return _toml(str(value))
+        case int() | float():
+            return repr(value)
+        case tuple() | list():
+            return "[" + ", ".join(_toml(one) for one in value) + "]"
+        case _:  # A JSON string is a TOML string, but for one character that JSON does not escape.
+            return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
