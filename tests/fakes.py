@@ -16,6 +16,7 @@ from trouper.protocol.grammar import Grammar
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.model import EmbeddingFacts, LoadedModel, MemoryFacts, ModelCard
 from trouper.protocol.plans import Admit, BlockId, Chunk, Plan, Restore, RowId, Stepped, Store
+from trouper.protocol.ranks import Joined
 from trouper.protocol.replies import TokenLogprobs
 
 EOS = 256
@@ -121,6 +122,9 @@ class FakeEngine:
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         task_status.started()
         await trio.sleep_forever()
+
+    async def join(self, invitation: bytes) -> Joined:
+        return Joined()
 
     async def load(self) -> LoadedModel:
         return LoadedModel(card(kv=self.kv), self.tokenizer)

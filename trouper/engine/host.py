@@ -18,6 +18,7 @@ from trouper.engine.loading import Loaded, load
 from trouper.engine.step import Launched, StepEngine
 from trouper.protocol.model import LoadedModel, MemoryFacts
 from trouper.protocol.plans import Plan, Stepped
+from trouper.protocol.ranks import Joined
 from trouper.protocol.settings import Settings
 
 log = logging.getLogger("trouper.engine")
@@ -61,6 +62,9 @@ class MlxEngine:
             self._loaded = None
             gc.collect()
             mx.clear_cache()
+
+    async def join(self, invitation: bytes) -> Joined:  # noqa: ARG002  Alone there is nobody to invite.
+        return Joined()
 
     async def load(self) -> LoadedModel:
         self._loaded = await self._on_thread(lambda: load(self._settings, log.info))

@@ -11,6 +11,7 @@ import trio
 from trouper.protocol.grammar import Grammar
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.plans import Plan, Pooling, Stepped
+from trouper.protocol.ranks import Joined
 
 
 class Tokenizer(Protocol):
@@ -104,11 +105,16 @@ class MemoryFacts:
 class Engine(Protocol):
     """What ModelStepper drives. The real one has an OS thread for life; the simulated one is async."""
 
+    async def join(self, invitation: bytes) -> Joined:
+        """Find the other ranks, before `load`. Rank 0's invitation becomes everybody's. Alone, this returns at once. Waits
+        for all of them, in native code."""
+
     async def load(self) -> LoadedModel:
         """Load the model, once. Raises `ModelUnusable`."""
 
     async def step(self, plans: trio.MemoryReceiveChannel[Plan], results: trio.MemorySendChannel[Stepped]) -> None:
-        """Answer plans until their channel ends, starting with no rows. May be called again after it raised."""
+        """Answer plans until their channel ends, starting with no rows. May be called again after it raised. Raises
+        `RankDiffers` before it launches a plan whose digest is not of its own state."""
 
     def memory(self) -> MemoryFacts: ...
 

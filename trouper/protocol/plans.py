@@ -15,6 +15,7 @@ import attrs
 
 from trouper.protocol.blocks import Payload
 from trouper.protocol.grammar import Grammar
+from trouper.protocol.ranks import Digest
 from trouper.protocol.replies import TokenLogprobs
 from trouper.protocol.sampling import Sampling
 
@@ -119,6 +120,8 @@ class Plan:
     drafts: tuple[int, ...] = ()
     """For each of `decode`: how many tokens the engine may draft for it and verify in this step; () means none for all.
     What it drafts follows from the row's tokens alone."""
+    digest: Digest | None = None
+    """With several ranks: what the engine's state must be before it launches this. RankMirror adds it."""
 
     @property
     def has_work(self) -> bool:
@@ -157,3 +160,8 @@ class Stepped:
     """Vectors of prompts that ended in this step, as little-endian float32."""
     drafted: tuple[tuple[RowId, int, int], ...] = ()
     """(row, tokens drafted, tokens of those accepted), for rows that had drafts."""
+    order: int = 0
+    """With a digest in its plan: `ranks.sequence` of the rows in their slots, then how many of them decode, after this step
+    was launched."""
+    tokens_hash: int = 0
+    """With a digest in its plan: `ranks.sequence` of this step's `rows` and `tokens`, before them the step before's hash."""
