@@ -11,7 +11,7 @@ PROGRAM, VARIABLE = "trouper", "_TROUPER_COMPLETE"
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
-def completion(context: click.Context, shell: str) -> None:
+def completion(context: click.Context, /, shell: str) -> None:
     """Print a script that completes commands and flags.
 
     \b

@@ -28,7 +28,7 @@ logger = logging.getLogger("trouper")
 @flags_of(ServerSettings)
 @click.option("--log-level", type=click.Choice(LEVELS), default="info", envvar="TROUPER_LOG_LEVEL", show_default=True)
 @click.pass_context
-def serve(context: click.Context, print_config: bool, log_level: str, **given: Any) -> None:
+def serve(context: click.Context, /, print_config: bool, log_level: str, **given: Any) -> None:
     """Serve a model over HTTP, in OpenAI's dialect."""
     console = Console(stderr=True)
     configure_logging(log_level, console)
