@@ -45,6 +45,8 @@ class Row:
     first_token_at: float | None = None
     scores: list[TokenLogprobs] = attrs.field(factory=list)
     """The prompt's, if they are wanted, until the first token."""
+    now: float = 0.0
+    """When the step of the token at hand was answered."""
 
     @classmethod
     def of(cls, row: RowId, admitted: Admitted, tokenizer: Tokenizer, chain: Chain) -> Row:
@@ -106,12 +108,13 @@ class Row:
     def withdrawn(self) -> bool:
         return self.admitted.submission.withdrawn
 
-    def start(self, cached_tokens: int, now: float) -> None:
+    def start(self, cached_tokens: int, disk_tokens: int, now: float) -> None:
         self.cached_tokens, self.since = cached_tokens, now
-        self.admitted.submission.reply(Started(cached_tokens))
+        self.admitted.submission.reply(Started(cached_tokens, disk_tokens, now))
 
-    def take(self, token: int, logprobs: TokenLogprobs | None) -> Finished | None:
+    def take(self, token: int, logprobs: TokenLogprobs | None, now: float = 0.0) -> Finished | None:
         """Commit one token. The Finished that it caused, already preceded by the last text. The one place that decides."""
+        self.now = now
         if not self.produced and self.admitted.submission.request.prompt_logprobs is not None:
             self.admitted.submission.reply(Scored(tuple(self.scores)))
             self.scores.clear()
@@ -123,7 +126,7 @@ class Row:
         shown = self.text.push(self.tokenizer.token_bytes(token), may_stop=may_stop)
         if shown.stop is not None:
             self._say(shown.text, (token,), logprobs)
-            return Finished("stop", self.produced, shown.stop)
+            return Finished("stop", self.produced, shown.stop, now)
         if self.produced == self.admitted.max_tokens:
             return self._finish("length", (token,), logprobs, None, shown.text)
         self._say(shown.text, (token,), logprobs)
@@ -135,8 +138,8 @@ class Row:
         rest = self.text.flush()
         self._say(text + rest.text, tokens, logprobs)
         if rest.stop is not None:
-            return Finished("stop", self.produced, rest.stop)
-        return Finished("stop" if reason == "stop" else "length", self.produced, matched)
+            return Finished("stop", self.produced, rest.stop, self.now)
+        return Finished("stop" if reason == "stop" else "length", self.produced, matched, self.now)
 
     def _say(self, text: str, tokens: tuple[int, ...], logprobs: TokenLogprobs | None) -> None:
-        self.admitted.submission.reply(Delta(text, tokens, () if logprobs is None else (logprobs,)))
+        self.admitted.submission.reply(Delta(text, tokens, () if logprobs is None else (logprobs,), self.now))

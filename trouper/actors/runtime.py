@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from math import inf
 from types import TracebackType
@@ -17,15 +18,17 @@ from trouper.protocol.batch import BatchFacts
 from trouper.protocol.errors import DRAINING, Problem, RequestFailed
 from trouper.protocol.health import ChannelFacts
 from trouper.protocol.model import ModelCard, Tokenizer
+from trouper.protocol.record import Reason, RequestRecord
 from trouper.protocol.replies import Accepted, Delta, Embedded, Failed, Finished, Reply, Scored, Started, TokenLogprobs
 from trouper.protocol.requests import Generate, Timeouts
 from trouper.protocol.settings import Settings
 
+Ended = Callable[[RequestRecord], None]
 CANCELLED = Problem(499, "the request was cancelled", "request_cancelled", None, "cancelled")
 """499 is what nginx calls a request that its client gave up."""
 
 
-def timed_out(kind: str, seconds: float, param: str) -> RequestFailed:
+def timed_out(kind: str, seconds: float, param: str) -> Problem:
     status = 503 if kind == "queue_timeout" else 504
     said = {
         "queue_timeout": f"no row became free within {seconds:g} s",
@@ -34,7 +37,7 @@ def timed_out(kind: str, seconds: float, param: str) -> RequestFailed:
         "request_timeout": f"the request took longer than {seconds:g} s",
     }[kind]
     retry = 1 if status == 503 else None
-    return RequestFailed(Problem(status, f"{said} ({param})", "timeout_error", None, kind, retry))
+    return Problem(status, f"{said} ({param})", "timeout_error", None, kind, retry)
 
 
 @attrs.define(eq=False)
@@ -58,6 +61,16 @@ class Answer:
     embedding: bytes = b""
     """There with the end, if it was asked for: little-endian float32."""
     finished: Finished | None = None
+    admitted_at: float | None = None
+    first_token_at: float | None = None
+    last_token_at: float | None = None
+    """When the scheduler said so."""
+    problem: Problem | None = None
+    """That ended it."""
+    _ended: Ended | None = None
+    _disk_tokens: int = 0
+    _unread_tokens: int = 0
+    """That came and that nobody read before it was closed."""
     _cancelled: bool = False
     _kept: Reply | None = None
     """A reply that `next_nowait` took and that was not a Delta."""
@@ -74,8 +87,8 @@ class Answer:
         while self.finished is None:
             reply = await self.receive_reply()
             match reply:
-                case Started(cached_tokens=cached):
-                    self.cached_tokens = cached
+                case Started():
+                    self._start(reply)
                     self._enter("prefill")
                 case Embedded(vector=vector):
                     self.embedding = vector
@@ -83,6 +96,7 @@ class Answer:
                     self.prompt_logprobs = logprobs
                 case Delta(tokens=tokens):
                     self.completion_tokens += len(tokens)
+                    self._date(reply.at)
                     self._enter("decode")
                     return reply
                 case Finished():
@@ -90,8 +104,7 @@ class Answer:
                     self.completion_tokens = reply.completion_tokens
                     self.close()
                 case Failed(problem=problem):
-                    self.close()
-                    raise RequestFailed(problem)
+                    raise self._failed(problem)
                 case Accepted():
                     raise AssertionError("accepted twice")
         return self.finished
@@ -107,6 +120,7 @@ class Answer:
             return None
         delta, self._kept = self._kept, None
         self.completion_tokens += len(delta.tokens)
+        self._date(delta.at)
         self._enter("decode")
         return delta
 
@@ -121,13 +135,18 @@ class Answer:
 
     def close(self) -> None:
         """Withdraw. Synchronous, idempotent, cannot be lost."""
+        ended, self._ended = self._ended, None
+        last = None if ended is None else self._unread()
         self._replies.close()
+        if ended is not None:
+            ended(self._record(last))
 
     def cancel(self) -> None:
         """Withdraw for somebody else: whoever reads the answer is told, with the code `cancelled`."""
         if self.finished is None:
             self._cancelled = True
-            self._replies.close()
+            self.problem = self.problem or CANCELLED
+            self.close()
 
     def __enter__(self) -> Self:
         return self
@@ -136,6 +155,66 @@ class Answer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    # -- what becomes of it ------------------------------------------------------------------------
+
+    def _start(self, started: Started) -> None:
+        self.cached_tokens, self._disk_tokens = started.cached_tokens, started.disk_tokens
+        self.admitted_at = started.at
+
+    def _date(self, at: float) -> None:
+        if self.first_token_at is None:
+            self.first_token_at = at
+        self.last_token_at = at
+
+    def _failed(self, problem: Problem) -> RequestFailed:
+        self.problem = problem
+        self.close()
+        return RequestFailed(problem)
+
+    def _unread(self) -> Finished | Failed | None:
+        """A reader that is behind, or that never began, does not make the answer shorter than it was."""
+        last: Finished | Failed | None = None
+        with suppress(trio.WouldBlock, trio.EndOfChannel, trio.ClosedResourceError):
+            while True:
+                match self._kept or self._replies.receive_nowait():
+                    case Started() as started:
+                        self._start(started)
+                    case Delta(tokens=tokens, at=at):
+                        self._unread_tokens += len(tokens)
+                        self._date(at)
+                    case Accepted() as accepted:
+                        self.accepted = accepted
+                    case Finished() | Failed() as end:
+                        last = end
+                self._kept = None
+        return last
+
+    def _record(self, unread: Finished | Failed | None) -> RequestRecord:
+        reason, code = self._outcome(unread)
+        return RequestRecord(
+            request_id=self.request_id,
+            reason=reason,
+            code=code,
+            prompt_tokens=len(self.accepted.prompt_tokens),
+            cached_tokens=self.cached_tokens,
+            disk_tokens=self._disk_tokens,
+            generated_tokens=self.completion_tokens + self._unread_tokens,
+            max_tokens=self.accepted.max_tokens,
+            arrived_at=self._began,
+            admitted_at=self.admitted_at,
+            first_token_at=self.first_token_at,
+            last_token_at=self.last_token_at,
+            ended_at=trio.current_time(),
+        )
+
+    def _outcome(self, unread: Finished | Failed | None) -> tuple[Reason, str]:
+        end = self.finished or unread
+        problem = self.problem or (end.problem if isinstance(end, Failed) else None)
+        if problem is not None:
+            kind: Reason = "abort" if problem is CANCELLED else "error" if self.accepted.prompt_tokens else "refused"
+            return kind, problem.code or problem.type
+        return (end.reason, "") if isinstance(end, Finished) else ("abort", "")
 
     def _enter(self, phase: Literal["prefill", "decode"]) -> None:
         self._phase, self._phase_began = phase, trio.current_time()
@@ -159,8 +238,7 @@ class Answer:
             if not self._cancelled:
                 raise
             raise RequestFailed(CANCELLED) from None
-        self.close()
-        raise timed_out(kind, limit, flag)
+        raise self._failed(timed_out(kind, limit, flag))
 
     def _look(self) -> None:
         if self._kept is None:
@@ -195,10 +273,9 @@ class Runtime:
     """Set when every actor has ended."""
     draining: bool = False
 
-    async def submit(self, request: Generate) -> Answer:
-        """Admit a request. Returns once it is in the queue; raises `RequestFailed` (400, 429, 503) before that."""
-        if self.draining:
-            raise RequestFailed(DRAINING)
+    async def submit(self, request: Generate, ended: Ended | None = None) -> Answer:
+        """Admit a request. Returns once it is in the queue; raises `RequestFailed` (400, 429, 503) before that. `ended` is
+        called exactly once, however it ends, also if it is refused."""
         began = trio.current_time()
         limits = request.timeouts or default_timeouts(self.settings)
         submission, replies = open_submission(request, self.settings)
@@ -208,6 +285,7 @@ class Runtime:
             replies,
             limits,
             began,
+            ended=ended,
         )
         try:
             await self._deliver(submission, answer)
@@ -220,6 +298,8 @@ class Runtime:
                     raise RequestFailed(problem)
                 case _:
                     raise AssertionError(f"{first!r} before Accepted")
+        except RequestFailed as failed:
+            raise answer._failed(failed.problem) from None
         except BaseException:
             answer.close()
             raise
@@ -228,6 +308,8 @@ class Runtime:
         """Undelivered, it is still ours to close. A full inbox means that intake itself is behind."""
         deadline, limit, kind, flag = answer._limits()
         try:
+            if self.draining:
+                raise RequestFailed(DRAINING)
             with trio.move_on_at(deadline):
                 await self._requests.send(submission)
                 return
@@ -238,7 +320,7 @@ class Runtime:
             submission.replies.close()
             raise
         submission.replies.close()
-        raise timed_out(kind, limit, flag)
+        raise RequestFailed(timed_out(kind, limit, flag))
 
     def health(self) -> Health:
         """What the actors last published. Never waits."""

@@ -346,7 +346,8 @@ class Scheduler:
         # What is embedded once is hardly ever continued: its blocks would only take others' place.
         restore = None if admitted.submission.request.embed else self._cache.enter(row, found)
         row.unplanned -= found.tokens
-        row.start(found.tokens, trio.current_time())
+        read = 0 if waiting.ticket is None else waiting.ticket.read_tokens
+        row.start(found.tokens, min(read, found.tokens), trio.current_time())
         self._add(total_cached_tokens=found.tokens)
         request = admitted.submission.request
         prompt = np.asarray(admitted.prompt, dtype="<i4").tobytes()
@@ -417,13 +418,13 @@ class Scheduler:
         for row_id, reason in stepped.failed:
             if row_id in self._rows:
                 self._give_up(self._rows[row_id], Problem(400, reason, param=None, code="grammar_failed"))
-        committed = 0
+        committed, now = 0, trio.current_time()
         for row_id, token in zip(stepped.rows, stepped.tokens, strict=True):
             row = self._rows.get(row_id)
             if row is None:  # It ended while this step was in flight.
                 continue
             committed += 1
-            finished = row.take(token, logprobs.get(row_id))
+            finished = row.take(token, logprobs.get(row_id), now)
             if finished is None:
                 if self._cache.wants_storing(row):
                     self._due[row_id] = row
@@ -449,7 +450,7 @@ class Scheduler:
     def _finish_embedding(self, row: Row, vector: bytes) -> None:
         submission = row.admitted.submission
         submission.reply(Embedded(vector))
-        submission.reply(Finished("stop", 0))
+        submission.reply(Finished("stop", 0, at=trio.current_time()))
         self._remove(row)
         self._add(requests_completed=1)
 

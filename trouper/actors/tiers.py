@@ -32,6 +32,8 @@ from trouper.protocol.work import (
 )
 from trouper.storage.index import Node
 
+TOKEN_SIZE = 4
+"""Bytes: an int32."""
 RUN_BYTES = 32 * 2**20
 """Of one file, about: large enough to be read at the disk's full speed, small enough to be written between two reads."""
 BACKLOG_BYTES = 4 * RUN_BYTES
@@ -58,6 +60,8 @@ class Ticket:
     pinned: tuple[Node, ...]
     wanted: tuple[WantedPiece, ...]
     done: bool = False
+    read_tokens: int = 0
+    """So many came."""
 
 
 @attrs.define
@@ -175,6 +179,8 @@ class DiskTier:
         self._cache.not_on_disk([wanted.key for wanted in ticket.wanted if wanted.key not in got])
         self._cache.unpin(ticket.pinned)
         ticket.done = True
+        came = (wanted.tokens for wanted in ticket.wanted if wanted.payload and wanted.key in got)
+        ticket.read_tokens = sum(map(len, came)) // TOKEN_SIZE
         return loads
 
     # -- to disk ---------------------------------------------------------------------------------

@@ -11,6 +11,11 @@ from trouper.protocol.errors import Problem
 FinishReason = Literal["stop", "length"]
 
 
+def when() -> float:
+    """A field: trio.current_time() when it was said. Two replies that say the same are equal."""
+    return attrs.field(default=0.0, eq=False)
+
+
 @attrs.frozen
 class Accepted:
     """The request was admitted to the queue. Before this nothing was promised (400, 429, 503 come instead)."""
@@ -21,9 +26,12 @@ class Accepted:
 
 @attrs.frozen
 class Started:
-    """The request left the queue and its prompt is being prefilled; so many tokens came from a cache."""
+    """The request left the queue and its prompt is being prefilled; so many tokens came from a cache, `disk_tokens` of
+    them from the disk."""
 
     cached_tokens: int
+    disk_tokens: int = 0
+    at: float = when()
 
 
 @attrs.frozen
@@ -59,6 +67,7 @@ class Delta:
     text: str
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
+    at: float = when()
 
 
 @attrs.frozen
@@ -68,6 +77,7 @@ class Finished:
     reason: FinishReason
     completion_tokens: int
     matched_stop: str | int | None = None
+    at: float = when()
 
 
 @attrs.frozen

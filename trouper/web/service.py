@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, TypeVar, TypeVarTuple, Unpack, cast
 from uuid import uuid4
 
@@ -21,6 +22,7 @@ from trouper.actors.runtime import Answer, Runtime
 from trouper.protocol.requests import Generate
 from trouper.protocol.settings import ServerSettings
 from trouper.web.answers import EventStream, collect_all
+from trouper.web.journal import Journal
 from trouper.web.parsing import parse_json
 from trouper.web.shape import Shape
 
@@ -63,9 +65,16 @@ def listed_body(listed: Listed) -> dict[str, Any]:
 class Service:
     """One for the app. Its methods are for the request at hand."""
 
-    def __init__(self, models: Models, settings: ServerSettings, background: trio.Nursery | None = None) -> None:
+    def __init__(
+        self,
+        models: Models,
+        settings: ServerSettings,
+        background: trio.Nursery | None = None,
+        journal: Journal | None = None,
+    ) -> None:
         self.models, self.settings = models, settings
         self._background = background
+        self.journal = journal or Journal()
         self._running: dict[str, set[Answer]] = {}
 
     # -- the request at hand -----------------------------------------------------------------------
@@ -133,10 +142,11 @@ class Service:
 
     async def submit(self, served: Served, generates: Sequence[Generate]) -> list[Answer]:
         """Admission comes before a response exists. What was admitted is closed with the request, however that ends."""
-        return [await self._submit(served.runtime, generate) for generate in generates]
+        return [await self._submit(served, generate) for generate in generates]
 
-    async def _submit(self, runtime: Runtime, generate: Generate) -> Answer:
-        answer = await runtime.submit(generate)
+    async def _submit(self, served: Served, generate: Generate) -> Answer:
+        ended = partial(self.journal.note, served.name, request.path)
+        answer = await served.runtime.submit(generate, ended)
         running = self._running.setdefault(self.request_id, set())
         running.add(answer)
         self.at_end(self._ended, self.request_id, answer)
