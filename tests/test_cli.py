@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -114,7 +115,7 @@ class Stage:
     draining: trio.Event = attrs.field(factory=trio.Event)
     may_finish: trio.Event = attrs.field(factory=trio.Event)
 
-    async def run_fleet(self, *_: object, task_status: trio.TaskStatus[Any]) -> None:
+    async def run_fleet(self, *_: object, task_status: trio.TaskStatus[Any], **__: object) -> None:
         try:
             self.ready.set()
             if not self.loads:
@@ -192,7 +193,7 @@ async def test_a_signal_while_loading_ends_it(stage: Stage) -> None:
 
 
 async def test_an_unusable_model_comes_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def cannot(*_: object, task_status: trio.TaskStatus[Any]) -> None:
+    async def cannot(*_: object, task_status: trio.TaskStatus[Any], **__: object) -> None:
         await trio.lowlevel.checkpoint()
         raise ModelUnusable("no weights")
 
@@ -212,13 +213,23 @@ def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
+def pasted(command: list[str]) -> Any:
+    answer = subprocess.run(command, capture_output=True, check=False)
+    assert answer.returncode == 0, answer.stderr
+    return json.loads(answer.stdout)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_serves_says_where_and_leaves(tmp_path: Path, number: signal.Signals) -> None:
     with running("--model", str(save("llama", tmp_path / "tiny"))) as process:
         assert process.stdout is not None
         assert "ready at http://127.0.0.1:" in process.stdout.readline()
         assert process.stdout.readline().endswith("/docs\n")
-        assert process.stdout.readline().startswith("curl http://127.0.0.1:")
+        curl, *client = [process.stdout.readline() for _ in range(5)]
+        assert curl.startswith("curl http://127.0.0.1:")
+        if number is signal.SIGTERM:
+            assert pasted(["sh", "-c", curl])["choices"][0]["message"]["content"]
+            assert subprocess.run([sys.executable, "-c", "".join(client)], capture_output=True, check=True).stdout
         process.send_signal(number)
         _, log = process.communicate(timeout=30)
         assert process.returncode == 0, log

@@ -19,6 +19,7 @@ from trouper.actors.fleet import Fleet, run_fleet_of
 from trouper.actors.graph import run_graph
 from trouper.actors.runtime import Answer, Runtime
 from trouper.protocol.errors import ModelUnusable, Problem, RequestFailed, SettingsInvalid
+from trouper.protocol.loading import Loading, LoadWatch, nobody_watches
 from trouper.protocol.model import Engine
 from trouper.protocol.replies import Delta, Finished
 from trouper.protocol.requests import ChatPrompt, Generate, TextPrompt, Timeouts, TokenPrompt
@@ -27,7 +28,7 @@ from trouper.protocol.settings import ServerSettings, Settings
 
 __version__ = "0.1.0"
 __all__ = [
-    "Answer", "ChatPrompt", "Delta", "Finished", "Fleet", "Generate", "ModelUnusable", "Problem", "RequestFailed", "Runtime",
+    "Answer", "ChatPrompt", "Delta", "Finished", "Fleet", "Generate", "LoadWatch", "Loading", "ModelUnusable", "Problem", "RequestFailed", "Runtime",
     "Sampling", "ServerSettings", "Settings", "SettingsInvalid", "TextPrompt", "Timeouts", "TokenPrompt",
     "run_fleet", "run_runtime",
 ]  # fmt: skip
@@ -54,16 +55,18 @@ async def run_fleet(
     settings: Sequence[Settings],
     server: ServerSettings,
     *,
+    watch: LoadWatch = nobody_watches,
     task_status: trio.TaskStatus[Fleet] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run a runtime for each of several models; `nursery.start` returns the `Fleet` once the first is loaded. Ends after
-    `Fleet.drain`. Raises `ModelUnusable`, if the first cannot be loaded."""
+    `Fleet.drain`. `watch` hears, on a thread, how far the loading of each has come. Raises `ModelUnusable`, if the first
+    cannot be loaded."""
     from trouper.engine.embedded import NAME
     from trouper.engine.host import MlxEngine, weights_room
     from trouper.engine.loading import weights_bytes
 
     async def start(one: Settings, *, task_status: trio.TaskStatus[Runtime]) -> None:
-        await run_graph(one, MlxEngine(one), graphs=len(settings), task_status=task_status)
+        await run_graph(one, MlxEngine(one, watch), graphs=len(settings), task_status=task_status)
 
     async def measure(one: Settings) -> int:
         return await trio.to_thread.run_sync(weights_bytes, one)

@@ -17,6 +17,7 @@ from tests.families import FAMILIES, build, prompts, reference, save, write_json
 from trouper.engine import checkpoint, device, loading, precision
 from trouper.engine.loading import Loaded, load
 from trouper.protocol.errors import ModelUnusable
+from trouper.protocol.loading import Loading
 from trouper.protocol.settings import Settings
 
 PROMPT = prompts()[1]
@@ -46,6 +47,21 @@ def test_loads_and_answers_as_built(llama: Path) -> None:
     assert (loaded.card.id, loaded.card.architecture, loaded.card.context_length) == (str(llama), "llama", 2048)
     assert loaded.card.weights_bytes == sum(array.nbytes for _, array in tree_flatten(loaded.model.parameters()))
     assert any("MiB" in line for line in said)
+
+
+def test_who_watches_sees_all_bytes_go_by(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the weights, and of the files that are read again for their digests - once, since those are remembered."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(loading, "ONE_EVALUATION_BYTES", 100_000)
+    seen: list[Loading] = []
+    load(Settings(model=str(llama)), lambda _: None, seen.append)
+    stages = {one.stage: [each for each in seen if each.stage == one.stage] for one in seen}
+    weights, digests = stages.values()
+    assert len(weights) > 3
+    for steps in (weights, digests):
+        assert {(one.model, one.total_bytes) for one in steps} == {(str(llama), steps[-1].done_bytes)}
+        assert [one.done_bytes for one in steps] == sorted(one.done_bytes for one in steps)
+    assert weights[0].done_bytes == 0
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_moe", "deepseek_v3", "gemma3_text"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from xxhash import xxh3_128_hexdigest
@@ -38,9 +39,9 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     paths: list[Path] = []
     real = fingerprint._hash
 
-    def recording(path: Path) -> str:
+    def recording(path: Path, *more: Any) -> str:
         paths.append(path)
-        return real(path)
+        return real(path, *more)
 
     monkeypatch.setattr(fingerprint, "_hash", recording)
     return paths
@@ -53,6 +54,13 @@ def test_it_is_of_the_content(weights: Path, memo: Path, tmp_path: Path) -> None
     assert file_digest(copy, memo) == file_digest(weights, memo)
     (tmp_path / "empty").touch()
     assert file_digest(tmp_path / "empty", memo) == xxh3_128_hexdigest(b"")
+
+
+def test_who_listens_hears_of_every_byte_that_is_read(weights: Path, memo: Path) -> None:
+    heard: list[int] = []
+    for _ in range(2):
+        file_digest(weights, memo, heard.append)
+    assert (len(heard), sum(heard)) == (3, len(CONTENT))
 
 
 def test_it_is_read_once_by_whatever_name(weights: Path, memo: Path, hashed: list[Path], tmp_path: Path) -> None:
@@ -91,8 +99,8 @@ def test_a_file_that_changes_while_it_is_read_is_not_remembered(
 ) -> None:
     real = fingerprint._hash
 
-    def racing(path: Path) -> str:
-        digest = real(path)
+    def racing(path: Path, *more: Any) -> str:
+        digest = real(path, *more)
         path.write_bytes(b"changed")  # Its size differs, whatever the clock says.
         return digest
 

@@ -1,20 +1,23 @@
-"""What a server says once it is ready."""
+"""What a server says once it is ready: where it is, and what to type next."""
 
 from __future__ import annotations
 
 import json
+import shlex
 import sys
+from collections.abc import Iterator
 
 import click
 
 from trouper.actors.fleet import Fleet
 
+KEY_VARIABLE = "TROUPER_API_KEY"
+
 
 def announce(url: str, fleet: Fleet, keyed: bool) -> None:
+    """The first line is for programs, too: it ends in `is ready at URL/v1`."""
     first, *others = fleet.listed()
     assert first.runtime is not None, "the first model is loaded before the server starts"
-    body = json.dumps({"model": first.names[0], "messages": [{"role": "user", "content": "Hello!"}]})
-    key = ' -H "Authorization: Bearer $TROUPER_API_KEY"' if keyed else ""
     card = first.runtime.model
     click.echo(
         f"{first.names[0]} ({card.architecture}, {card.dtype}, {card.batching}) on {card.device} is ready at {url}/v1"
@@ -22,5 +25,19 @@ def announce(url: str, fleet: Fleet, keyed: bool) -> None:
     for other in others:
         click.echo(f"{other.names[0]} is loaded now, if it fits, or when it is first asked for")
     click.echo(f"the API: {url}/docs")
-    click.echo(f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'")
+    for line in snippets(url, first.names[0], keyed):
+        click.echo(line)
     sys.stdout.flush()
+
+
+def snippets(url: str, model: str, keyed: bool) -> Iterator[str]:
+    """To paste as they are, into a shell and into Python."""
+    messages = [{"role": "user", "content": "Hello!"}]
+    body = shlex.quote(json.dumps({"model": model, "messages": messages}))
+    header = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if keyed else ""
+    yield f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{header} -d {body}"
+    key = f'os.environ["{KEY_VARIABLE}"]' if keyed else '"none"'
+    yield f"{'import os, openai' if keyed else 'import openai'}"
+    yield f'client = openai.OpenAI(base_url="{url}/v1", api_key={key})'
+    yield f"answer = client.chat.completions.create(model={json.dumps(model)}, messages={json.dumps(messages)})"
+    yield "print(answer.choices[0].message.content)"

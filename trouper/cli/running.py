@@ -11,9 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import NoReturn
 
 import trio
@@ -23,6 +21,7 @@ from trouper import Fleet, ServerSettings, Settings, run_fleet
 from trouper.cli.address import cannot_listen, require_address
 from trouper.cli.announce import announce
 from trouper.cli.exits import DEVICE_STUCK
+from trouper.cli.loading import shown
 from trouper.web.server import serve_http
 
 logger = logging.getLogger("trouper")
@@ -37,8 +36,8 @@ async def run(settings: Sequence[Settings], server_settings: ServerSettings, con
         async with trio.open_nursery() as watching:
             watching.start_soon(_watch_signals, signals, leaving, loading)
             async with trio.open_nursery() as nursery:
-                with loading, _spinner(settings, console):
-                    fleet: Fleet = await nursery.start(run_fleet, settings, server_settings)
+                with loading, shown(console) as watch:
+                    fleet: Fleet = await nursery.start(partial(run_fleet, settings, server_settings, watch=watch))
                 if not loading.cancelled_caught:
                     watching.start_soon(_watch_device, fleet)
                     await _serve(nursery, fleet, server_settings, leaving)
@@ -76,13 +75,6 @@ def _end_at_once(code: int) -> NoReturn:
     logging.shutdown()
     sys.stdout.flush()
     os._exit(code)
-
-
-def _spinner(settings: Sequence[Settings], console: Console) -> AbstractContextManager[object]:
-    """Not over the hub's own progress bars, and not into a file."""
-    model = settings[0].model
-    local = model is None or Path(model).expanduser().is_dir()
-    return console.status("loading the model") if console.is_terminal and local else nullcontext()
 
 
 async def _serve(nursery: trio.Nursery, fleet: Fleet, settings: ServerSettings, leaving: trio.Event) -> None:

@@ -16,6 +16,7 @@ from trouper.engine.architecture import batching_of
 from trouper.engine.device import memory_facts
 from trouper.engine.loading import Loaded, load
 from trouper.engine.step import Launched, StepEngine
+from trouper.protocol.loading import LoadWatch, nobody_watches
 from trouper.protocol.model import LoadedModel, MemoryFacts
 from trouper.protocol.plans import Plan, Stepped
 from trouper.protocol.ranks import Joined
@@ -41,8 +42,9 @@ class MlxEngine:
     one after another; a job that raises costs its caller, not the thread.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self, settings: Settings, watch: LoadWatch = nobody_watches) -> None:
+        """`watch` is called on the engine's thread."""
+        self._settings, self._watch = settings, watch
         self._jobs, self._inbox = trio.open_memory_channel[Job](0)
         self._loaded: Loaded | None = None
 
@@ -67,7 +69,7 @@ class MlxEngine:
         return Joined()
 
     async def load(self) -> LoadedModel:
-        self._loaded = await self._on_thread(lambda: load(self._settings, log.info))
+        self._loaded = await self._on_thread(lambda: load(self._settings, log.info, self._watch))
         card = attrs.evolve(self._loaded.card, batching=batching_of(self._loaded.model).description)
         log.info(
             "model %s: %s, %s, %.0f MB on %s",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from trouper.engine.quantized import KvFormat, kv_format
 from trouper.engine.resolve import resolve
 from trouper.engine.tokenizer import HubTokenizer
 from trouper.protocol.errors import ModelUnusable
+from trouper.protocol.loading import Loading, LoadWatch, nobody_watches
 from trouper.protocol.model import ModelCard
 from trouper.protocol.settings import Settings
 
@@ -36,7 +38,7 @@ CONTEXT_KEYS = (
 )
 UNBOUNDED_CONTEXT = 32768
 """For configs that name no limit: recurrent models, which have none."""
-ONE_EVALUATION_BYTES = 2**28
+ONE_EVALUATION_BYTES = 2**26
 """Parameters are evaluated in groups of this size: dequantizing all at once would hold both forms of all."""
 
 
@@ -52,8 +54,10 @@ class Loaded:
     kv: KvFormat
 
 
-def load(settings: Settings, report: Callable[[str], None]) -> Loaded:
-    """Load what the settings name. `report` hears one line for each stage. Raises `ModelUnusable` with one line."""
+def load(settings: Settings, report: Callable[[str], None], watch: LoadWatch = nobody_watches) -> Loaded:
+    """Load what the settings name. `report` hears one line for each stage, `watch` what takes long as it goes on. Raises
+    `ModelUnusable` with one line."""
+    name = settings.model or embedded.NAME
     directory = resolve(settings.model, report)
     found = checkpoint.inspect(directory)
     generation = _generation_config(directory)
@@ -68,11 +72,13 @@ def load(settings: Settings, report: Callable[[str], None]) -> Loaded:
         _adapt(model, settings.adapter_path)
     if float32:
         precision.to_float32(model)
-    _evaluate(model, directory)
+    _evaluate(model, directory, partial(Loading, name, "loading the weights"), watch)
     kv = kv_format(settings.kv_bits, settings.kv_group_size)
     card = _card(settings, found, model, config, kv)
     if settings.blocks_dir is not None and card.kv.cached:
-        card = attrs.evolve(card, fingerprint=fingerprint(directory, settings.adapter_path, report))
+        digests = partial(Loading, name, "reading again for the cache's sake")
+        told = fingerprint(directory, settings.adapter_path, report, lambda done, total: watch(digests(done, total)))
+        card = attrs.evolve(card, fingerprint=told)
     return Loaded(model, card, words.with_grammars(card.vocab_size), directory, config, kv)
 
 
@@ -104,10 +110,15 @@ def _adapt(model: nn.Module, path: str) -> None:
     model.eval()
 
 
-def _evaluate(model: nn.Module, directory: Path) -> None:
+def _evaluate(model: nn.Module, directory: Path, at: Callable[[int, int], Loading], watch: LoadWatch) -> None:
+    parameters = [parameter for _, parameter in tree_flatten(model.parameters())]
+    done, total = 0, sum(parameter.nbytes for parameter in parameters)
+    watch(at(done, total))
     try:
-        for group in _groups(parameter for _, parameter in tree_flatten(model.parameters())):
+        for group in _groups(parameters):
             mx.eval(group)
+            done += sum(parameter.nbytes for parameter in group)
+            watch(at(done, total))
     except (RuntimeError, MemoryError) as error:
         raise ModelUnusable(f"{directory}: the weights cannot be read into memory: {_line(error)}") from error
     mx.clear_cache()

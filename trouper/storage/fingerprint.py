@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
@@ -41,12 +41,12 @@ def namespace(parts: Mapping[str, str]) -> str:
     return sha256(json.dumps(dict(parts), sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def file_digest(path: Path, memo: Path | None) -> str:
+def file_digest(path: Path, memo: Path | None, advance: Callable[[int], None] | None = None) -> str:
     """xxh3_128 of the content, in hex; gigabytes of weights take seconds, so `memo` is a file that remembers it.
 
     It tells accidents apart - another fine-tune, a broken download - at the speed of the disk. Who can craft a collision
     owns the weights, and thereby the answers, anyway. Raises `OSError` if the file cannot be read; a memo that cannot be
-    read or written only costs time.
+    read or written only costs time. `advance` hears how many more bytes were read.
     """
     real = path.resolve(strict=True)
     before = _state(real)
@@ -54,7 +54,7 @@ def file_digest(path: Path, memo: Path | None) -> str:
     found = known.get(str(real))
     if found is not None and found.state == before:
         return found.digest
-    digest = _hash(real)
+    digest = _hash(real, advance)
     if memo is not None and _state(real) == before and time.time() - before.ctime_ns / 1e9 > YOUNG_S:
         _remember(memo, {**_recall(memo), str(real): _Remembered(before, digest)})
     return digest
@@ -65,12 +65,14 @@ def _state(path: Path) -> _State:
     return _State(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
 
 
-def _hash(path: Path) -> str:
+def _hash(path: Path, advance: Callable[[int], None] | None) -> str:
     digest, buffer = xxh3_128(), bytearray(CHUNK_BYTES)
     view = memoryview(buffer)
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(buffer):
             digest.update(view[:count])
+            if advance is not None:
+                advance(count)
     return digest.hexdigest()
 
 

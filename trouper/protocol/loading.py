@@ -1,0 +1,26 @@
+"""How far a model's loading has come, for whoever wants to see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import attrs
+
+
+@attrs.frozen
+class Loading:
+    """A moment of a stage that reads many bytes. What need not be read is not counted as done."""
+
+    model: str
+    stage: str
+    done_bytes: int
+    total_bytes: int
+
+
+LoadWatch: TypeAlias = Callable[[Loading], None]
+"""Called on the engine's thread, some hundred times at most a second: it must not block."""
+
+
+def nobody_watches(_: Loading) -> None:
+    pass
