@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from hypothesis import settings
+
 # No test waits for a model hub.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -12,3 +14,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # First of all: a fast BLAS must be there before anything imports MLX.
 import trouper.engine  # noqa: F401
+
+# No test is about how fast this machine is at the moment.
+settings.register_profile("trouper", deadline=None)
+settings.load_profile("trouper")

@@ -16,6 +16,7 @@ from tests.fakes import ByteTokenizer
 from tests.web.test_speech import cut
 from trouper.protocol.errors import Problem, RequestFailed
 from trouper.web.anthropic.bodies import COMPONENTS
+from trouper.web.anthropic.conversation import BLOCKS
 from trouper.web.anthropic.errors import TYPES, anthropic_error, is_anthropic
 from trouper.web.anthropic.messages import (
     REFUSED,
@@ -180,6 +181,27 @@ def test_the_examples_are_good() -> None:
     for body in (RICH, STRUCTURED, FORCED):
         assert refusal(MessagesRequest, body) is None
         SCHEMAS[MessagesRequest].validate(body)
+
+
+def test_a_null_says_nothing_wherever_it_stands() -> None:
+    """A block of one kind may name what belongs to another, if it is null."""
+    body = copy.deepcopy(RICH)
+    for holder in [at(body, path) for path in paths(body) if path[0] == "messages"]:
+        if isinstance(holder, dict) and holder.get("type") in BLOCKS:
+            names = {
+                "text",
+                "thinking",
+                "data",
+                "input",
+                "content",
+                "name",
+                "id",
+                "signature",
+                "tool_use_id",
+                "is_error",
+            }
+            holder.update(dict.fromkeys(names - holder.keys()))
+    assert prompt_of(parse_messages(body)) == prompt_of(parse_messages(RICH))
 
 
 @given(bodies())

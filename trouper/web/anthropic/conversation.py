@@ -165,6 +165,7 @@ def _blocks(value: Any, path: str, kinds: tuple[str, ...]) -> list[Json]:
 
 
 def _block(block: Any, path: str, kinds: tuple[str, ...]) -> Json:
+    """What it says: a null says nothing."""
     if not isinstance(block, dict):
         raise bad_request(f"{path} must be an object, not {json_type(block)}", path, "invalid_type")
     name = block.get("type")
@@ -182,7 +183,7 @@ def _block(block: Any, path: str, kinds: tuple[str, ...]) -> Json:
             _check_type(value, taken, f"{path}.{key}")
         elif taken is not None and not among(value, taken):
             raise bad_request(f"{path}.{key} is not supported here", f"{path}.{key}", "unsupported_parameter")
-    return block
+    return {key: value for key, value in block.items() if value is not None}
 
 
 def _check_type(value: Any, kind: type, path: str) -> None:
