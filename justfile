@@ -25,6 +25,11 @@ _setup *groups:
 serve *flags: (_setup "--no-dev")
     @exec .venv/bin/trouper serve "$@"
 
+# Several servers behind a router on port 8000; as in `just replicas --replicas 4 -- --model DIR`
+[no-exit-message]
+replicas *flags: _setup
+    @exec .venv/bin/python examples/replicas.py "$@"
+
 # Run the tests, or some: `just test tests/policy -k chunks`; further flags go to pytest
 test *flags: _setup
     @.venv/bin/python -m pytest -n {{ workers }} --dist loadfile "$@"

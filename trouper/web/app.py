@@ -30,6 +30,7 @@ from trouper.web.openai.bodies import COMPONENTS as OPENAI
 from trouper.web.openai.routes import OpenAi
 from trouper.web.pages import Pages
 from trouper.web.parsing import too_large
+from trouper.web.replica import Replica
 from trouper.web.responses import schemas as response_schemas
 from trouper.web.responses.routes import Responses
 from trouper.web.service import Service, as_json
@@ -87,7 +88,7 @@ def create_app(models: Runtime | Models, settings: ServerSettings, background: t
     app.register_error_handler(HTTPException, edge.http_error)
     app.register_error_handler(RequestFailed, edge.failed)
     app.register_error_handler(Exception, edge.crashed)
-    described = [endpoint for one in (*dialects, edge) for endpoint in one.endpoints()]
+    described = [endpoint for one in (*dialects, Replica(service), edge) for endpoint in one.endpoints()]
     components = OPENAI | response_schemas.COMPONENTS | ANTHROPIC
     for endpoint in Pages(service, keys, described, components).endpoints:
         app.add_url_rule(endpoint.path, endpoint.name, endpoint.handler, methods=[endpoint.method])

@@ -60,6 +60,8 @@ REFUSED: Refused = {
     "moderation": (),
     "prompt_cache_options": ({}, {"mode": "implicit"}),
     "echo": (False,),
+    "separate_reasoning": (True,),
+    "stream_reasoning": (True,),
 }
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 """How much to think. `none` is not to; the others are for the chat template, if it knows them."""

@@ -182,5 +182,8 @@ NOT_SUPPORTED: Refused = {
     "use_beam_search": (False,),
     "priority": (0,),
     "truncate_prompt_tokens": (),
+    "no_stop_trim": (False,),
+    "return_hidden_states": (False,),
 }
-"""Parameters that clients send to either endpoint, and the values that ask for nothing."""
+"""Parameters that clients send to either endpoint, and the values that ask for nothing. The last two are among those that
+SGLang's router puts into every request."""

@@ -41,6 +41,7 @@ REFUSED: Refused = {
     "access_programs": (),
     "image": (),
     "modalities": (["text"],),
+    "priority": (0,),
 }
 REASONING_REFUSED: Refused = {
     "summary": ("auto",),

@@ -1,0 +1,228 @@
+"""Two real servers behind SGLang's router, as examples/replicas.py runs them: what docs/replicas.md promises."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
+from http.client import HTTPConnection, HTTPException, IncompleteRead
+from random import Random
+from typing import Any
+
+import attrs
+import psutil
+import pytest
+
+from examples.replicas import __file__ as program
+from examples.replicas import free_ports, healthy, router
+from tests.families import save
+from tests.test_process import get, stats, until
+
+log = logging.getLogger(__name__)
+TALKS, TURNS = 8, 4
+CUT = "a stream that had begun was cut"
+PATIENCE_S = 120.0
+
+
+@attrs.frozen
+class Replicas:
+    port: int
+    """Of the router."""
+    ports: tuple[int, ...]
+    """Of the replicas."""
+    program: psutil.Process
+
+    def process(self, port: int) -> psutil.Process:
+        [one] = [child for child in self.program.children() if f"--port={port}" in child.cmdline()]
+        return one
+
+
+@pytest.fixture(scope="module")
+def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicas]:
+    """At the end a signal ends all of it, and nothing is left."""
+    model = save("llama", tmp_path_factory.mktemp("llama"))
+    [port] = free_ports(1)
+    flags = ["--model", str(model), "--served-model-name", "tiny", "--no-ssd"]
+    command = [sys.executable, program, "--port", str(port), "--", *flags]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stdout is not None
+        running = psutil.Process(process.pid)
+        while " routes to " not in (line := process.stdout.readline()):
+            assert process.poll() is None, "it ended before it was ready"
+        ports = tuple(int(url.rsplit(":", 1)[1]) for url in line.split(" routes to ")[1].split())
+        children = running.children(recursive=True)
+        try:
+            yield Replicas(port, ports, running)
+            children = running.children(recursive=True)
+            process.terminate()
+            assert process.wait(PATIENCE_S) == 0
+            assert [child for child in children if child.is_running()] == []
+        finally:
+            for child in children:
+                with suppress(psutil.NoSuchProcess):
+                    child.kill()
+            process.kill()
+
+
+def post(port: int, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    with closing(HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)) as connection:
+        connection.request("POST", path, json.dumps({"model": "tiny"} | body), {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        answer = response.read()
+        assert response.status == 200, answer
+        return dict(json.loads(answer))
+
+
+def chat(port: int, messages: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    return post(port, "/v1/chat/completions", {"messages": messages, "temperature": 0, "ignore_eos": True} | more)
+
+
+def cached_tokens(answer: dict[str, Any]) -> int:
+    return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "ab", "max_tokens": 2}),
+        ("/v1/responses", {"input": "ab", "max_output_tokens": 2}),
+        ("/v1/embeddings", {"input": "ab"}),
+    ],
+)
+def test_what_the_router_adds_to_a_body_asks_for_nothing(replicas: Replicas, path: str, body: dict[str, Any]) -> None:
+    """It sends every parameter that SGLang knows; here what would be ignored is refused, unless it asks for nothing."""
+    assert post(replicas.port, path, body)["usage"]["total_tokens"] > 0
+
+
+def test_tenants_are_kept_apart_in_completions_only(replicas: Replicas) -> None:
+    """The router leaves `cache_salt` out of chats, as docs/replicas.md warns. Should that end, say so there."""
+    text = "a conversation that is longer than one block of the cache, which has sixty-four tokens. " * 4
+
+    def cached(path: str, salt: str, **body: Any) -> int:
+        asked = {"max_tokens": 1, "cache_salt": salt} | body
+        post(replicas.port, path, asked)
+        return cached_tokens(post(replicas.port, path, asked | {"cache_salt": "other"}))
+
+    assert cached("/v1/completions", "a", prompt=text) == 0
+    assert cached("/v1/chat/completions", "a", messages=[{"role": "user", "content": text}]) > 0
+
+
+def cached_part(port: int, seed: int) -> float:
+    """Of the prompt tokens of conversations that run at once, turn by turn, the part that came from a cache."""
+    random = Random(seed)
+
+    def words(count: int) -> dict[str, Any]:
+        return {"role": "user", "content": " ".join(f"{random.random():.6f}" for _ in range(count))}
+
+    talks = [[words(6)] for _ in range(TALKS)]
+    cached = prompt = 0
+    with ThreadPoolExecutor(TALKS) as clients:
+        for _ in range(TURNS):
+            answers = [*clients.map(lambda talk: chat(port, talk, max_tokens=6), talks)]
+            for talk, answer in zip(talks, answers, strict=True):
+                cached += cached_tokens(answer)
+                prompt += answer["usage"]["prompt_tokens"]
+                talk += [answer["choices"][0]["message"], words(4)]
+            # Or an even number of them would make a round-robin send each to where it was.
+            Random(seed + len(talks[0])).shuffle(talks)
+    return cached / prompt
+
+
+@contextmanager
+def another_router(replicas: Replicas, policy: str) -> Iterator[int]:
+    """Of the same replicas."""
+    port, metrics_port = free_ports(2)
+    urls = [f"http://127.0.0.1:{own}" for own in replicas.ports]
+    with subprocess.Popen(router(port, metrics_port, urls, policy), start_new_session=True) as process:
+        try:
+            until(lambda: healthy(port) == len(urls))
+            yield port
+        finally:
+            process.kill()
+
+
+def test_the_router_knows_the_model_by_its_name(replicas: Replicas) -> None:
+    """From /server_info; without that its list says `unknown`."""
+    status, body = get(replicas.port, "/v1/models")
+    assert status == 200 and [one["id"] for one in body["data"]] == ["tiny"]
+
+
+def test_more_prompt_tokens_come_from_a_cache_than_in_turns(replicas: Replicas) -> None:
+    """Each conversation stays where its beginning is, and yet both replicas work."""
+    before = [stats(port)["total_requests"] for port in replicas.ports]
+    cache_aware = cached_part(replicas.port, 1)
+    answered = [stats(port)["total_requests"] - old for port, old in zip(replicas.ports, before, strict=True)]
+    assert sum(answered) == TALKS * TURNS and min(answered) >= TURNS
+    with another_router(replicas, "round_robin") as port:
+        in_turns = cached_part(port, 2)
+    log.info("cached: %.3f cache-aware, %.3f in turns; requests of each replica: %s", cache_aware, in_turns, answered)
+    assert cache_aware > in_turns * 1.1
+
+
+class Client(threading.Thread):
+    """Asks one thing after the other, each a new conversation, until it is told to stop."""
+
+    def __init__(self, port: int, number: int, stop: threading.Event) -> None:
+        super().__init__(daemon=True)
+        self._port, self._number, self._stop_asking = port, number, stop
+        self.ended: list[str] = []
+        """What became of each."""
+
+    def run(self) -> None:
+        random = Random(self._number)
+        while not self._stop_asking.is_set():
+            self.ended.append(self._ask(f"{random.random()} {self._number}", stream=self._number % 2 == 0))
+
+    def _ask(self, text: str, *, stream: bool) -> str:
+        body = {
+            "model": "tiny", "messages": [{"role": "user", "content": text}], "max_tokens": 60, "stream": stream,
+            "ignore_eos": True,
+        }  # fmt: skip
+        try:
+            with closing(HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_S)) as connection:
+                connection.request(
+                    "POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"}
+                )
+                response = connection.getresponse()
+                received = response.read()
+        except IncompleteRead as cut:
+            begun = b"data: " in cut.partial and b"[DONE]" not in cut.partial
+            return CUT if begun else f"cut after {cut.partial!r}"
+        except (OSError, HTTPException) as error:
+            return f"{error!r}"
+        complete = b"data: [DONE]" in received if stream else b'"finish_reason":"length"' in received
+        return "answered" if response.status == 200 and complete else f"{response.status}: {received[-200:]!r}"
+
+
+def answers_again(replicas: Replicas, port: int) -> bool:
+    chat(replicas.port, [{"role": "user", "content": f"{Random().random()}"}])
+    return stats(port)["total_requests"] > 0
+
+
+def test_a_replica_that_is_killed_costs_the_streams_that_it_had_begun_and_nothing_else(replicas: Replicas) -> None:
+    """Whoever has heard nothing yet is asked again at the other one, which takes over; the first one comes back."""
+    stop = threading.Event()
+    clients = [Client(replicas.port, number, stop) for number in range(8)]
+    for client in clients:
+        client.start()
+    until(lambda: all(stats(port)["active_sequences"] > 0 for port in replicas.ports))
+    killed, other = replicas.ports
+    replicas.process(killed).kill()
+    asked = stats(other)["total_requests"]
+    until(lambda: stats(other)["total_requests"] > asked + 2 * len(clients))
+    stop.set()
+    for client in clients:
+        client.join(PATIENCE_S)
+    ends = [end for client in clients for end in client.ended]
+    cut = ends.count(CUT)
+    log.info("%d requests, %d cut", len(ends), cut)
+    assert ends.count("answered") == len(ends) - cut > 16
+    assert cut <= len(clients) / 2
+    until(lambda: healthy(replicas.port) == 2)
+    with ThreadPoolExecutor(4) as at_once:
+        until(lambda: any(at_once.map(lambda _: answers_again(replicas, killed), range(4))))
