@@ -27,6 +27,7 @@ class Channels:
     def __init__(self, edges: Mapping[str, Edge]) -> None:
         self._edges = edges
         self._opened: dict[str, trio.MemorySendChannel[Any]] = {}
+        self._peaks = dict.fromkeys(edges, 0)
 
     def open(self, name: str) -> tuple[trio.MemorySendChannel[Any], trio.MemoryReceiveChannel[Any]]:
         """A new one replaces that of a group that crashed."""
@@ -35,10 +36,18 @@ class Channels:
         return sending, receiving
 
     def facts(self) -> tuple[ChannelFacts, ...]:
-        return tuple(_facts(name, self._edges[name], opened) for name, opened in self._opened.items())
+        self.note_peaks()
+        return tuple(
+            _facts(name, self._edges[name], opened, self._peaks[name]) for name, opened in self._opened.items()
+        )
+
+    def note_peaks(self) -> None:
+        """For whoever brings a request, whom it costs some microseconds."""
+        for name, opened in self._opened.items():
+            self._peaks[name] = max(self._peaks[name], opened.statistics().current_buffer_used)
 
 
-def _facts(name: str, edge: Edge, opened: trio.MemorySendChannel[Any]) -> ChannelFacts:
+def _facts(name: str, edge: Edge, opened: trio.MemorySendChannel[Any], peak: int) -> ChannelFacts:
     state = opened.statistics()
     return ChannelFacts(
         name=name,
@@ -47,5 +56,6 @@ def _facts(name: str, edge: Edge, opened: trio.MemorySendChannel[Any]) -> Channe
         capacity=edge.capacity,
         policy=edge.policy,
         used=state.current_buffer_used,
+        peak=peak,
         senders_waiting=state.tasks_waiting_send,
     )

@@ -195,6 +195,8 @@ class PrefixCache:
             hits_block=len(full),
             misses=whole - len(full),
             hits_sequence=int(found.tokens > (full[-1].end if full else 0)),
+            queried_tokens=row.prompt_tokens,
+            hit_tokens=found.tokens,
         )
         if self._by_snapshot:
             self._mark_boundaries(row, found)

@@ -311,6 +311,7 @@ class Runtime:
             if self.draining:
                 raise RequestFailed(DRAINING)
             with trio.move_on_at(deadline):
+                self._channels.note_peaks()
                 await self._requests.send(submission)
                 return
         except (trio.BrokenResourceError, trio.ClosedResourceError):

@@ -14,6 +14,7 @@ import trio
 from trouper.actors.intake import Admitted
 from trouper.actors.policy import IDLE_STEP_S, LEAST_IDLE_TOKENS, ChunkSizer, free_rows, share_chunks
 from trouper.actors.prefix import Found, PrefixCache
+from trouper.actors.pulse import Pulse
 from trouper.actors.rows import Row
 from trouper.actors.showing import Showing
 from trouper.actors.submission import Submission
@@ -137,6 +138,7 @@ class Scheduler:
         self._idle_chunks = ChunkSizer(IDLE_STEP_S, settings.prefill_step_size, LEAST_IDLE_TOKENS, LEAST_IDLE_TOKENS)
         self._releases_seen = edges.memory.latest.releases
         self._count = attrs.evolve(edges.facts.latest, stalled_since=None)
+        self._pulse = Pulse.of(edges.facts.latest)
 
     async def run(self) -> None:
         while True:
@@ -348,7 +350,7 @@ class Scheduler:
         row.unplanned -= found.tokens
         read = 0 if waiting.ticket is None else waiting.ticket.read_tokens
         row.start(found.tokens, min(read, found.tokens), trio.current_time())
-        self._add(total_cached_tokens=found.tokens)
+        self._add(total_cached_tokens=found.tokens, total_prompt_tokens=row.prompt_tokens)
         request = admitted.submission.request
         prompt = np.asarray(admitted.prompt, dtype="<i4").tobytes()
         return Admit(
@@ -395,7 +397,7 @@ class Scheduler:
         with trio.move_on_after(self._settings.stall_timeout_s):
             return await self._edges.results.receive()
         log.error("the engine has not finished a step for %g s", self._settings.stall_timeout_s)
-        self._count = attrs.evolve(self._count, stalled_since=since)
+        self._count = attrs.evolve(self._count, stalled_since=since, stalls=self._count.stalls + 1)
         self._publish()
         with trio.move_on_at(since + STUCK_FACTOR * self._settings.stall_timeout_s):
             return await self._edges.results.receive()
@@ -419,6 +421,7 @@ class Scheduler:
             if row_id in self._rows:
                 self._give_up(self._rows[row_id], Problem(400, reason, param=None, code="grammar_failed"))
         committed, now = 0, trio.current_time()
+        decoding = sum(map(self._rows.__contains__, plan.decode))
         for row_id, token in zip(stepped.rows, stepped.tokens, strict=True):
             row = self._rows.get(row_id)
             if row is None:  # It ended while this step was in flight.
@@ -434,11 +437,9 @@ class Scheduler:
                 self._add(requests_completed=1)
         self._note_first_tokens(plan)
         self._showing.stepped(decoded=bool(plan.decode), produced=bool(stepped.rows))
-        self._add(
-            steps=int(plan.has_work),
-            tokens_generated=committed,
-            total_prefill_tokens=sum(chunk.tokens for chunk in plan.prefill),
-        )
+        prefilled = sum(chunk.tokens for chunk in plan.prefill)
+        self._pulse.stepped(now, decoding=decoding, produced=bool(stepped.rows), tokens=committed + prefilled)
+        self._add(steps=int(plan.has_work), tokens_generated=committed, total_prefill_tokens=prefilled)
 
     def _note_first_tokens(self, plan: Plan) -> None:
         now = trio.current_time() if plan.prefill else 0.0
@@ -485,6 +486,8 @@ class Scheduler:
             cache=self._cache.facts(),
             active_sequences=len(self._rows),
             queued_requests=len(self._waiting),
+            gaps=self._pulse.gaps,
+            step_tokens=self._pulse.step_tokens,
             prefilling_sequences=sum(row.unplanned > 0 for row in self._rows.values()),
         )
         self._edges.facts.publish(self._count)

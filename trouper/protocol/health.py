@@ -4,6 +4,14 @@ from __future__ import annotations
 
 import attrs
 
+from trouper.protocol.histogram import Histogram
+
+NO_GAPS = Histogram.of(
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0
+)
+"""vLLM's buckets, so that its dashboards fit."""
+NO_STEPS = Histogram.of(1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
 
 @attrs.frozen(kw_only=True)
 class CacheFacts:
@@ -19,6 +27,10 @@ class CacheFacts:
     """Full blocks of prompts that had to be computed."""
     waited: int = 0
     """Requests that waited for another one's prefill instead of computing the same."""
+    queried_tokens: int = 0
+    """Of prompts that were looked up,"""
+    hit_tokens: int = 0
+    """and of these, those that need not be computed."""
     blocks: int = 0
     snapshots: int = 0
     bytes: int = 0
@@ -47,7 +59,15 @@ class SchedulerFacts:
     requests_errored: int = 0
     requests_withdrawn: int = 0
     total_requests: int = 0
+    total_prompt_tokens: int = 0
+    """Of rows, cached ones among them."""
     steps: int = 0
+    stalls: int = 0
+    """Steps that took longer than --stall-timeout-s."""
+    gaps: Histogram = NO_GAPS
+    """Seconds between two tokens of a row."""
+    step_tokens: Histogram = NO_STEPS
+    """Tokens that a step prefilled and decoded."""
     cache: CacheFacts = attrs.field(factory=CacheFacts)
     stalled_since: float | None = None
     """trio.current_time() of the plan that has been unanswered for too long."""
@@ -112,4 +132,6 @@ class ChannelFacts:
     policy: str
     """What becomes of a message when it is full: blocks, never full, sheds."""
     used: int
+    peak: int
+    """The most that an arriving request, or anybody who looked, found in it."""
     senders_waiting: int

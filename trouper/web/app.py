@@ -26,6 +26,9 @@ from trouper.web.auth import Keys
 from trouper.web.endpoints import Endpoint
 from trouper.web.errors import error_response, http_problem
 from trouper.web.health import HEALTH, READY, STATUS, health_body
+from trouper.web.journal import Journal
+from trouper.web.metrics.collector import Metrics
+from trouper.web.metrics.routes import Scrapes
 from trouper.web.openai.bodies import COMPONENTS as OPENAI
 from trouper.web.openai.routes import OpenAi
 from trouper.web.pages import Pages
@@ -80,15 +83,17 @@ def create_app(models: Runtime | Models, settings: ServerSettings, background: t
     app.config["BODY_TIMEOUT"] = settings.body_timeout_s
     app.config["RESPONSE_TIMEOUT"] = None
     app.url_map.converters["response"] = ResponseId
-    service = Service(models, settings, background)
+    metrics = Metrics(models.listed)
+    service = Service(models, settings, background, Journal(metrics.requests.read))
     keys = Keys.of(settings)
-    edge, dialects = Edge(service, keys), (OpenAi(service), Responses(service), Anthropic(service))
+    edge, dialects = Edge(service, keys, metrics), (OpenAi(service), Responses(service), Anthropic(service))
     app.before_request(edge.let_in)
     app.after_request(edge.sign)
     app.register_error_handler(HTTPException, edge.http_error)
     app.register_error_handler(RequestFailed, edge.failed)
     app.register_error_handler(Exception, edge.crashed)
-    described = [endpoint for one in (*dialects, Replica(service), edge) for endpoint in one.endpoints()]
+    told = (*dialects, Replica(service), edge, Scrapes(metrics))
+    described = [endpoint for one in told for endpoint in one.endpoints()]
     components = OPENAI | response_schemas.COMPONENTS | ANTHROPIC
     for endpoint in Pages(service, keys, described, components).endpoints:
         app.add_url_rule(endpoint.path, endpoint.name, endpoint.handler, methods=[endpoint.method])
@@ -98,8 +103,8 @@ def create_app(models: Runtime | Models, settings: ServerSettings, background: t
 class Edge:
     """What every request passes through, and what the server says of itself."""
 
-    def __init__(self, service: Service, keys: Keys) -> None:
-        self._service, self._keys = service, keys
+    def __init__(self, service: Service, keys: Keys, metrics: Metrics) -> None:
+        self._service, self._keys, self._metrics = service, keys, metrics
 
     def endpoints(self) -> tuple[Endpoint, ...]:
         told = partial(Endpoint, method="GET", tag="Server")
@@ -128,6 +133,8 @@ class Edge:
         return error_response(problem)
 
     async def sign(self, response: Response) -> Response:
+        path = request.url_rule.rule if request.url_rule is not None else ""
+        self._metrics.responded(request.method if path else "", path, response.status_code)
         response.headers["X-Request-Id"] = self._service.request_id
         if is_anthropic(request.path):
             response.headers["Request-Id"] = self._service.request_id

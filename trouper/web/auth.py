@@ -10,7 +10,7 @@ import attrs
 from trouper.protocol.errors import Problem, SettingsInvalid
 from trouper.protocol.settings import ServerSettings
 
-OPEN_PATHS = frozenset({"/health", "/livez", "/readyz", "/openapi.json", "/docs"})
+OPEN_PATHS = frozenset({"/health", "/livez", "/readyz", "/metrics", "/openapi.json", "/docs"})
 
 
 @attrs.frozen

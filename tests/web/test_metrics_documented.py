@@ -1,0 +1,149 @@
+"""docs/metrics.md lists every metric and no other; docs/grafana.json asks for no other."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import promql_parser as promql
+import pytest
+from prometheus_client import CollectorRegistry, ProcessCollector
+
+from tests.web.scraping import scrape
+from tests.web.serving import ask, serving
+from trouper.web.metrics.collector import ALL
+from trouper.web.metrics.metric import Named
+
+DOCS = Path(__file__).parent.parent.parent / "docs"
+
+
+def full_name(family: str, kind: str) -> str:
+    """As samples have it."""
+    return family + ("_total" if kind == "counter" else "")
+
+
+ROW = re.compile(r"\| `(\S+)` \| (\w+) \| (.*?) \| (.*) \|")
+PROCESS = [
+    Named("counter" if one.type == "counter" else "gauge", full_name(one.name, one.type), one.documentation, ())
+    for one in ProcessCollector(registry=CollectorRegistry()).collect()
+]
+"""None but on Linux."""
+
+
+def documented() -> dict[str, tuple[str, tuple[str, ...], str]]:
+    rows = ROW.findall((DOCS / "metrics.md").read_text())
+    assert len({name for name, *_ in rows}) == len(rows), "each once"
+    return {
+        name: (kind, tuple(re.findall(r"`(\w+)`", labels)), said)
+        for name, kind, labels, said in rows
+        if PROCESS or not name.startswith("process_")
+    }
+
+
+def test_the_table_is_the_registry() -> None:
+    ours = {one.name: (one.kind, one.labels, one.help) for one in (*ALL, *PROCESS)}
+    assert documented() == ours
+
+
+async def test_what_is_scraped_is_documented_and_what_is_documented_is_scraped() -> None:
+    async with serving() as served:
+        assert (await ask(served, {"prompt": "hello", "max_tokens": 2}))[0] == 200
+        assert (await ask(served, {"prompt": "x" * 5000}))[0] == 400
+        seen = await scrape(served)
+    rows = documented()
+    scraped = {full_name(name, kind): kind for name, kind in seen.kinds.items()}
+    assert scraped == {name: kind for name, (kind, _, _) in rows.items()}
+    labels = {name: {label for label, _ in own} - {"le"} for name, own in seen.samples}
+    for name, (kind, wanted, _) in rows.items():
+        assert labels[name + "_count" if kind == "histogram" else name] == set(wanted), name
+
+
+# -- the dashboard -----------------------------------------------------------------------------------
+
+
+def samples() -> Mapping[str, set[str]]:
+    """What may be asked for, and by which labels. `job` and `instance` are the scraper's."""
+    found: dict[str, set[str]] = {}
+    for one in (*ALL, *PROCESS):
+        labels = {*one.labels, "job", "instance"}
+        if one.kind == "histogram":
+            found |= {one.name + "_sum": labels, one.name + "_count": labels, one.name + "_bucket": labels | {"le"}}
+        else:
+            found[one.name] = labels
+    return found
+
+
+def asked(expr: Any, grouped: frozenset[str] = frozenset()) -> Iterator[tuple[str, set[str]]]:
+    """(sample, labels that it is matched or grouped by) of an expression, at any depth."""
+    match expr:
+        case promql.VectorSelector():
+            matched = {matcher.name for matcher in expr.matchers.matchers}
+            yield str(expr.name), matched | grouped
+        case promql.MatrixSelector():
+            yield from asked(expr.vector_selector, grouped)
+        case promql.AggregateExpr():
+            yield from asked(expr.expr, grouped | frozenset(expr.modifier.labels if expr.modifier else ()))
+        case promql.Call():
+            for argument in expr.args:
+                yield from asked(argument, grouped)
+        case promql.BinaryExpr():
+            yield from asked(expr.lhs, grouped)
+            yield from asked(expr.rhs, grouped)
+        case promql.ParenExpr():
+            yield from asked(expr.expr, grouped)
+        case promql.NumberLiteral():
+            pass
+        case _:
+            raise AssertionError(f"not known here: {expr!r}")
+
+
+def expressions() -> list[str]:
+    board = json.loads((DOCS / "grafana.json").read_text())
+    return [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
+
+
+def parsed(expression: str) -> Any:
+    """Grafana fills in what the interval is."""
+    return promql.parse(expression.replace("$__rate_interval", "1m"))
+
+
+@pytest.mark.parametrize("expression", expressions())
+def test_every_expression_asks_for_what_there_is(expression: str) -> None:
+    known, found = samples(), [*asked(parsed(expression))]
+    assert found
+    for name, labels in found:
+        assert name in known
+        assert labels <= known[name], name
+
+
+def test_an_expression_can_be_wrong() -> None:
+    [(name, labels)] = asked(parsed('sum by (modell) (rate(vllm:nothing_total{model_name="x"}[$__rate_interval]))'))
+    assert name not in samples()
+    assert labels == {"model_name", "modell"}
+    with pytest.raises(ValueError):
+        parsed("sum(rate(x[5m])")
+
+
+def test_variables_of_the_dashboard_ask_for_what_there_is() -> None:
+    board = json.loads((DOCS / "grafana.json").read_text())
+    asked_for = [one["query"]["query"] for one in board["templating"]["list"] if one["type"] == "query"]
+    assert asked_for
+    for query in asked_for:
+        name, label = re.fullmatch(r"label_values\((\w+)(?:\{.*\})?, (\w+)\)", query).groups()  # type: ignore[union-attr]
+        assert label in samples()[name]
+
+
+def test_panels_do_not_overlap() -> None:
+    board = json.loads((DOCS / "grafana.json").read_text())
+    taken = [
+        (x, y)
+        for panel in board["panels"]
+        for at in (panel["gridPos"],)
+        for x in range(at["x"], at["x"] + at["w"])
+        for y in range(at["y"], at["y"] + at["h"])
+    ]
+    assert len(taken) == len(set(taken))
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])

@@ -1,0 +1,70 @@
+"""A scrape: everything is read from what the actors have published anyway, so it costs nothing between scrapes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib.metadata import version
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from trouper.actors.fleet import Listed
+from trouper.web.metrics.metric import Named, Seen, Told
+from trouper.web.metrics.own import OWN
+from trouper.web.metrics.requests import RequestCounts
+from trouper.web.metrics.vllm import VLLM
+
+OF_MODELS: tuple[Told, ...] = (*VLLM, *OWN)
+LOADED = Named("gauge", "trouper_model_loaded", "1 while the model can be asked.", ("model_name",))
+BUILD = Named("gauge", "trouper_build_info", "Which version serves.", ("version",))
+RESPONSES = Named(
+    "counter",
+    "trouper_http_responses_total",
+    "Responses, by the endpoint and the status that they began with.",
+    ("method", "path", "status"),
+)
+ALL = (*(told.named for told in OF_MODELS), LOADED, BUILD, RESPONSES)
+"""Beside those of the process, which the client library names."""
+
+
+class Metrics(Collector):
+    """One for the app: what it counts itself, and a registry of its own, so that an embedding program's is not touched."""
+
+    def __init__(self, listed: Callable[[], Sequence[Listed]]) -> None:
+        self._listed = listed
+        self.requests = RequestCounts()
+        self._responses: Counter[tuple[str, str, str]] = Counter()
+        self._version = version("trouper")
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        ProcessCollector(registry=self._registry)
+
+    def responded(self, method: str, path: str, status: int) -> None:
+        """`path` is the router's, so that there are not as many as clients can think of."""
+        self._responses[method, path, str(status)] += 1
+
+    def exposed(self) -> bytes:
+        """In Prometheus' text format, whatever else a scraper would like better: written as OpenMetrics, the client library
+        makes `vllm_` of `vllm:` for every scraper that does not ask for UTF-8 names."""
+        return generate_latest(self._registry)
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: registering does not scrape."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        listed = self._listed()
+        seen = [(one.names[0], _seen(one, self.requests)) for one in listed if one.runtime is not None]
+        for told in OF_MODELS:
+            values = [value for model, one in seen for value in told.values(model, one)]
+            yield told.named.family(values)
+        yield LOADED.family(((one.names[0],), int(one.state == "ready")) for one in listed)
+        yield BUILD.family([((self._version,), 1)])
+        yield RESPONSES.family(self._responses.items())
+
+
+def _seen(one: Listed, requests: RequestCounts) -> Seen:
+    assert one.runtime is not None
+    return Seen(one.runtime, one.runtime.health(), one.runtime.channels(), requests.of(one.names[0]))

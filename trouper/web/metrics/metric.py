@@ -1,0 +1,92 @@
+"""What a metric is: one entry that says its name, its kind, its meaning, and where its values are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Literal
+
+import attrs
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from trouper.actors.runtime import Runtime
+from trouper.actors.watches import Health
+from trouper.protocol.health import ChannelFacts
+from trouper.protocol.histogram import Histogram
+from trouper.web.metrics.requests import Counts
+
+Value = float | Histogram
+Kind = Literal["gauge", "counter", "histogram"]
+Labelled = tuple[tuple[str, ...], Value]
+
+
+@attrs.frozen
+class Seen:
+    """One model that is loaded, at the moment of a scrape."""
+
+    runtime: Runtime
+    health: Health
+    channels: tuple[ChannelFacts, ...]
+    counts: Counts
+
+
+@attrs.frozen
+class Named:
+    """`name` is the one that Prometheus shows, `_total` included."""
+
+    kind: Kind
+    name: str
+    help: str
+    labels: tuple[str, ...]
+
+    def family(self, values: Iterable[Labelled]) -> Metric:
+        """As the client library has it."""
+        match self.kind:
+            case "gauge":
+                gauge = GaugeMetricFamily(self.name, self.help, labels=self.labels)
+                for labels, value in values:
+                    gauge.add_metric(labels, _number(value))
+                return gauge
+            case "counter":
+                counter = CounterMetricFamily(self.name, self.help, labels=self.labels)
+                for labels, value in values:
+                    counter.add_metric(labels, _number(value))
+                return counter
+            case "histogram":
+                histogram = HistogramMetricFamily(self.name, self.help, labels=self.labels)
+                for labels, value in values:
+                    assert isinstance(value, Histogram)
+                    buckets = [(_bound(bound), count) for bound, count in value.buckets]
+                    histogram.add_metric(labels, buckets, value.total)
+                return histogram
+
+
+@attrs.frozen
+class Told:
+    """A metric of each model that is loaded. `labels` are those beside the model's."""
+
+    kind: Kind
+    name: str
+    help: str
+    of: Callable[[Seen], Value | Iterable[Labelled]]
+    labels: tuple[str, ...] = ()
+
+    @property
+    def named(self) -> Named:
+        """vLLM numbers its engines; a model has one here."""
+        own = ("model_name", "engine") if self.name.startswith("vllm:") else ("model_name",)
+        return Named(self.kind, self.name, self.help, own + self.labels)
+
+    def values(self, model: str, seen: Seen) -> Iterable[Labelled]:
+        found = self.of(seen)
+        own = (model, "0") if self.name.startswith("vllm:") else (model,)
+        for labels, value in [((), found)] if isinstance(found, int | float | Histogram) else found:
+            yield own + labels, value
+
+
+def _number(value: Value) -> float:
+    assert not isinstance(value, Histogram)
+    return value
+
+
+def _bound(bound: float) -> str:
+    return "+Inf" if bound == float("inf") else str(float(bound))

@@ -1,0 +1,150 @@
+"""What is counted of requests, each when it has ended: it reads the journal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import attrs
+
+from trouper.protocol.health import NO_GAPS
+from trouper.protocol.histogram import Histogram
+from trouper.protocol.record import RequestRecord
+
+WAITS = Histogram.of(
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0,
+    640.0, 2560.0,
+)  # fmt: skip
+"""Seconds; these buckets, and the others here, are vLLM's."""
+PHASES = Histogram.of(
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0,
+    7680.0,
+)  # fmt: skip
+LENGTHS = Histogram.of(*(digit * 10**power for power in range(6) for digit in (1, 2, 5)), 1_000_000)
+"""Tokens. The same for every model, where vLLM's end at the model's context."""
+
+
+@attrs.frozen
+class Measure:
+    """One number of a request, and what it is counted in."""
+
+    name: str
+    help: str
+    empty: Histogram
+    of: Callable[[RequestRecord], float | None]
+    """None: not this one."""
+
+
+def _if_whole(of: Callable[[RequestRecord], float | None]) -> Callable[[RequestRecord], float | None]:
+    """Half an answer says nothing of how long a whole one takes."""
+    return lambda record: of(record) if record.reason in ("stop", "length") else None
+
+
+MEASURES = (
+    Measure(
+        "vllm:time_to_first_token_seconds",
+        "From a request's arrival to its first token.",
+        WAITS,
+        lambda record: record.first_token_s,
+    ),
+    Measure(
+        "vllm:request_time_per_output_token_seconds",
+        "Mean time between the tokens of a complete answer.",
+        NO_GAPS,
+        _if_whole(lambda record: record.token_s),
+    ),
+    Measure(
+        "vllm:e2e_request_latency_seconds",
+        "From arrival to the last token, of complete answers.",
+        PHASES,
+        _if_whole(lambda record: _after(record.arrived_at, record.last_token_at)),
+    ),
+    Measure(
+        "vllm:request_queue_time_seconds",
+        "From a request's arrival until it had a row.",
+        PHASES,
+        lambda record: record.queue_s,
+    ),
+    Measure(
+        "vllm:request_inference_time_seconds",
+        "From its row to its last token, of complete answers.",
+        PHASES,
+        _if_whole(lambda record: record.inference_s),
+    ),
+    Measure(
+        "vllm:request_prefill_time_seconds",
+        "From its row to its first token.",
+        PHASES,
+        lambda record: record.prefill_s,
+    ),
+    Measure(
+        "vllm:request_decode_time_seconds",
+        "From the first token to the last one, of complete answers.",
+        PHASES,
+        _if_whole(lambda record: record.decode_s),
+    ),
+    Measure(
+        "vllm:request_prompt_tokens",
+        "Tokens of a request's prompt, of complete answers.",
+        LENGTHS,
+        _if_whole(lambda record: record.prompt_tokens),
+    ),
+    Measure(
+        "vllm:request_generation_tokens",
+        "Tokens of a complete answer.",
+        LENGTHS,
+        _if_whole(lambda record: record.generated_tokens),
+    ),
+    Measure(
+        "vllm:request_params_max_tokens",
+        "Most tokens that an answer was allowed.",
+        LENGTHS,
+        _if_whole(lambda record: record.max_tokens),
+    ),
+    Measure(
+        "vllm:request_prefill_kv_computed_tokens",
+        "Tokens of a prompt that were computed, since no cache had them; of complete answers.",
+        LENGTHS,
+        _if_whole(lambda record: record.prompt_tokens - record.cached_tokens),
+    ),
+)
+
+
+def _after(begin: float, end: float | None) -> float | None:
+    return None if end is None else end - begin
+
+
+@attrs.define
+class Counts:
+    """Of one model's requests."""
+
+    histograms: dict[str, Histogram] = attrs.field(factory=lambda: {one.name: one.empty for one in MEASURES})
+    reasons: Counter[str] = attrs.field(factory=lambda: Counter(stop=0, length=0, abort=0, error=0))
+    problems: Counter[tuple[str, str]] = attrs.field(factory=Counter)
+    """Of (reason, code)."""
+    disk_tokens: int = 0
+
+    def add(self, record: RequestRecord) -> None:
+        if record.code:
+            self.problems[record.reason, record.code] += 1
+        if record.reason == "refused":
+            return
+        self.reasons[record.reason] += 1
+        self.disk_tokens += record.disk_tokens
+        for measure in MEASURES:
+            value = measure.of(record)
+            if value is not None:
+                self.histograms[measure.name] = self.histograms[measure.name].with_value(value)
+
+
+class RequestCounts:
+    """Of all models: they outlive a model that is unloaded."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, Counts] = {}
+
+    def read(self, record: RequestRecord) -> None:
+        self.of(record.model).add(record)
+
+    def of(self, model: str) -> Counts:
+        return self._of.setdefault(model, Counts())
