@@ -50,6 +50,14 @@ fmt: _setup
 bench *flags: _setup
     @.venv/bin/python -m benchmarks "$@"
 
+# The wheel by plain pip into an empty environment of each Python: a server, a chat, the doctor, types of the examples
+test-wheel *flags: _setup
+    @.venv/bin/python -m tests.packaging "$@"
+
+# A wheel and an sdist in dist/
+wheel:
+    @uv build --quiet --out-dir dist && ls -l dist
+
 # Simulated worlds with seeds 0 to N-1 under a virtual clock
 sim worlds="100" *flags: _setup
     @.venv/bin/python -m tests.sim "$@"

@@ -3,4 +3,5 @@
 from trouper.engine import blas, malloc
 
 malloc.keep_large_buffers()
-blas.load_fast()
+FAST_BLAS = blas.load_fast()
+"""The OpenBLAS that MLX multiplies with; None: its own library."""

@@ -1,0 +1,209 @@
+"""`trouper doctor`: each thing that can be wrong is found, says so in a line of its own, and names a remedy."""
+
+from __future__ import annotations
+
+import json
+import resource
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from tests.families import save
+from trouper import ServerSettings, Settings, cli
+from trouper.cli import checks, doctor
+from trouper.cli.checks import Finding, Plan
+from trouper.cli.exits import USAGE_ERROR
+from trouper.engine import machine
+from trouper.storage import speed
+from trouper.storage.disk import Disk
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
+    monkeypatch.setattr(speed, "PROBE_BYTES", speed.PIECE_BYTES)
+    monkeypatch.setattr(machine, "PRODUCT_SIZE", 64)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> str:
+    return str(save("llama", tmp_path / "tiny"))
+
+
+def plan(**given: Any) -> Plan:
+    names = {name for name in given if hasattr(Settings(), name)}
+    of_server = {name: value for name, value in given.items() if name not in names}
+    return Plan([Settings(**{name: given[name] for name in names})], ServerSettings(**of_server))
+
+
+def one(found: Iterator[Finding]) -> Finding:
+    [finding] = found
+    assert bool(finding.remedy) == (finding.level != "ok"), "a remedy where there is something to mend"
+    return finding
+
+
+def run(*arguments: str) -> tuple[int, list[dict[str, str]]]:
+    outcome = CliRunner().invoke(cli.main, ["doctor", "--json", *arguments])
+    return outcome.exit_code, json.loads(outcome.stdout)
+
+
+def test_a_machine_that_will_do(tiny: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Every subject has a line; what is only slow today is no failure."""
+    Path("trouper.toml").write_text(f"model = '{tiny}'\nssd-cache-dir = '{tmp_path}/blocks'")
+    code, found = run("--port", "0")
+    assert code == 0
+    assert list(dict.fromkeys(finding["subject"] for finding in found)) == list(checks.CHECKS)
+    assert "fail" not in {finding["level"] for finding in found}
+    assert "of trouper.toml" in {finding["said"] for finding in found}
+    assert not (tmp_path / "blocks").exists(), "a doctor changes nothing"
+
+
+def test_a_port_that_is_taken_fails(tiny: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = str(listening.getsockname()[1])
+        outcome = CliRunner().invoke(cli.main, ["doctor", "--port", port, "--model", tiny, "--no-ssd"])
+    assert outcome.exit_code == doctor.FAILED
+    [line] = [line for line in outcome.output.splitlines() if line.startswith("fail")]
+    assert "port" in line and "Address already in use" in line
+    assert "-> or see who is there: trouper top" in outcome.output
+
+
+def test_settings_that_cannot_be_are_refused_as_by_serve() -> None:
+    outcome = CliRunner().invoke(cli.main, ["doctor", "--kv-bits", "7"])
+    assert (outcome.exit_code, outcome.stderr) == (USAGE_ERROR, "trouper: --kv-bits must be 8, 4 or 0, not 7\n")
+
+
+def test_a_check_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch, tiny: str) -> None:
+    def broken(_: Plan) -> Iterator[Finding]:
+        yield Finding("ok", "so far")
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(doctor, "CHECKS", {"it": broken, "port": checks.port})
+    found = [(subject, finding.level, finding.said) for subject, finding in doctor.examined(plan(port=0))]
+    assert found == [
+        ("it", "ok", "so far"),
+        ("it", "fail", "RuntimeError: no"),
+        ("port", "ok", "any free port of 127.0.0.1"),
+    ]
+
+
+def device(**facts: Any) -> machine.Device:
+    known: dict[str, Any] = {"name": "x", "is_cpu": True, "memory_bytes": 10**9, "fast_blas": None}
+    return machine.Device(**known | facts)
+
+
+@pytest.mark.parametrize(
+    ("facts", "gflops", "nvidia", "levels", "remedy"),
+    [
+        ({}, 200.0, False, ["ok", "ok"], ""),
+        ({}, 2.0, False, ["ok", "warn"], "pip install 'trouper[cpu]'"),
+        ({"fast_blas": Path("lib/openblas.so")}, 2.0, False, ["ok", "warn"], "OPENBLAS_NUM_THREADS"),
+        ({}, 200.0, True, ["warn", "ok"], "pip install 'trouper[cuda]'"),
+        ({"is_cpu": False}, 2.0, True, ["ok", "ok"], ""),
+    ],
+)
+def test_the_device(
+    *, facts: dict[str, Any], gflops: float, nvidia: bool, levels: list[str], remedy: str,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(machine, "device_facts", lambda: device(**facts))
+    monkeypatch.setattr(machine, "product_gflops", lambda: gflops)
+    monkeypatch.setattr(checks, "NVIDIA", tmp_path if nvidia else tmp_path / "none")
+    found = list(checks.device(plan()))
+    assert [finding.level for finding in found] == levels
+    assert remedy in "".join(finding.remedy for finding in found)
+
+
+def test_products_are_measured() -> None:
+    assert 0.001 < machine.product_gflops() < 1e6
+
+
+@pytest.mark.parametrize(("free", "level"), [(None, "ok"), (9 * 10**8, "ok"), (10**8, "warn"), (10**12, "ok")])
+def test_memory(free: int | None, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "device_facts", device)
+    monkeypatch.setattr(checks, "_free_memory", lambda: free)
+    finding = one(checks.memory(plan()))
+    assert finding.level == level
+    assert "1.0 GB" in finding.said
+
+
+@pytest.mark.parametrize(
+    ("memory_bytes", "level", "said"),
+    [(10**12, "ok", "are left, for keys and values of"), (2 * 10**6, "warn", "are left"), (10**5, "fail", "more than")],
+)
+def test_whether_the_model_fits(
+    tiny: str, memory_bytes: int, level: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "device_facts", lambda: device(memory_bytes=memory_bytes))
+    finding = one(checks.model(plan(model=tiny)))
+    assert (finding.level, said in finding.said) == (level, True), finding
+
+
+def test_what_the_model_weighs_is_what_it_will_weigh(tiny: str) -> None:
+    from trouper.engine.loading import load
+
+    card = load(Settings(model=tiny, no_ssd=True), lambda _: None).card
+    fit = machine.fit(Settings(model=tiny))
+    assert (fit.weights_bytes, fit.token_bytes) == (card.weights_bytes, card.kv.token_bytes)
+
+
+def test_a_model_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    finding = one(checks.model(plan(model=str(tmp_path / "empty"))))
+    assert (finding.level, "has no config.json" in finding.said) == ("fail", True)
+
+
+def test_a_model_that_is_still_on_the_hub() -> None:
+    finding = one(checks.model(plan(model="nobody/has-this")))
+    assert (finding.level, finding.said) == ("warn", "nobody/has-this is not here yet")
+
+
+def test_several_models_have_a_line_each(tiny: str) -> None:
+    both = Plan([Settings(model=tiny), Settings(model="nobody/has-this")], ServerSettings())
+    assert [finding.level for finding in checks.model(both)] == ["ok", "warn"]
+
+
+def test_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = plan(ssd_cache_dir=tmp_path / "not" / "yet")
+    monkeypatch.setattr(speed, "measure", lambda _: speed.DiskSpeed(write=1e9, read=2e9))
+    free, measured = checks.disk(here)
+    assert (free.level, measured.said) == ("ok", "reads 2.0 GB/s, writes 1.0 GB/s")
+    monkeypatch.setattr(Disk, "free_bytes", lambda *_: 10**9)
+    monkeypatch.setattr(speed, "measure", lambda _: speed.DiskSpeed(write=1e9, read=1e8))
+    assert [finding.level for finding in checks.disk(here)] == ["warn", "warn"]
+    assert one(checks.disk(plan(no_ssd=True))).said == "--no-ssd: nothing is kept on disk"
+
+
+def test_a_disk_that_takes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Path) -> speed.DiskSpeed:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(speed, "measure", refuse)
+    finding = one(checks.disk(plan(ssd_cache_dir=tmp_path)))
+    assert (finding.level, "Permission denied" in finding.said) == ("fail", True)
+
+
+def test_measuring_a_disk_leaves_nothing_behind(tmp_path: Path) -> None:
+    measured = speed.measure(tmp_path)
+    assert measured.read > 0 and measured.write > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_keys(tmp_path: Path) -> None:
+    (tmp_path / "none").touch()
+    assert one(checks.keys(plan())).said == "no key; only this machine is let in"
+    assert one(checks.keys(plan(api_key=("a",)))).said == "clients need a key"
+    assert one(checks.keys(plan(host="0.0.0.0", allow_no_key=True))).level == "warn"
+    assert one(checks.keys(plan(api_key_file=tmp_path / "none"))).level == "fail"
+
+
+def test_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 10**6))
+    finding = one(checks.files(plan()))
+    assert (finding.level, finding.remedy) == ("warn", "ulimit -n 1100, or a lower --max-connections")
+    assert one(checks.files(plan(max_connections=100))).level == "ok"

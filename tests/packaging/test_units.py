@@ -1,0 +1,51 @@
+"""The units for systemd and launchd say what the program does."""
+
+from __future__ import annotations
+
+import plistlib
+import shutil
+import subprocess
+import sys
+from configparser import ConfigParser
+from pathlib import Path
+
+import pytest
+
+from tests.packaging.installed import REPOSITORY
+from trouper import ServerSettings
+from trouper.cli.exits import DEVICE_STUCK, USAGE_ERROR
+
+UNIT = REPOSITORY / "packaging" / "systemd" / "trouper.service"
+PLIST = REPOSITORY / "packaging" / "launchd" / "local.trouper.plist"
+DRAIN_S = ServerSettings().drain_timeout_s
+LAST_S = 10
+"""For the last bytes to clients and to the disk."""
+
+
+def test_systemd_waits_for_the_drain_and_restarts_what_a_restart_mends() -> None:
+    unit = ConfigParser(strict=False, interpolation=None)
+    unit.read(UNIT)
+    service = unit["Service"]
+    assert service["KillSignal"] == "SIGTERM"
+    assert float(service["TimeoutStopSec"]) > DRAIN_S + LAST_S
+    assert service["Restart"] == "on-failure"
+    assert service["RestartPreventExitStatus"].split() == [str(USAGE_ERROR)]
+    assert str(DEVICE_STUCK) not in service["RestartPreventExitStatus"].split()
+    assert int(service["LimitNOFILE"]) > ServerSettings().max_connections
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd-analyze")
+def test_systemd_understands_every_line(tmp_path: Path) -> None:
+    """With a program that is there. Unknown keys and values are warnings, which count."""
+    unit = tmp_path / UNIT.name
+    unit.write_text(UNIT.read_text().replace("/opt/trouper/bin/trouper", str(Path(sys.executable).resolve())))
+    run = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)
+    assert (run.returncode, [line for line in run.stderr.splitlines() if unit.name in line]) == (0, [])
+
+
+def test_launchd_waits_for_the_drain() -> None:
+    job = plistlib.loads(PLIST.read_bytes())
+    assert job["ProgramArguments"][1] == "serve"
+    assert job["ExitTimeOut"] > DRAIN_S + LAST_S
+    assert job["KeepAlive"] == {"SuccessfulExit": False}
+    assert job["SoftResourceLimits"]["NumberOfFiles"] > ServerSettings().max_connections

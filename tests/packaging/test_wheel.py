@@ -1,0 +1,73 @@
+"""The wheel, without downloads: what it holds, and that it serves from where it was installed.
+
+`just test-wheel` does the same by plain pip, with all dependencies, on each Python.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+import trouper
+from tests.families import save
+from tests.packaging.installed import REPOSITORY, Installed, build, chat
+
+pytestmark = pytest.mark.skipif(not shutil.which("uv"), reason="uv builds the wheel")
+PACKAGE = Path(trouper.__file__).parent
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("dist"))[0]
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """Beside the dependencies of this environment, and found before the checkout."""
+    target, folder = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("empty")
+    command = ["uv", "pip", "install", "--quiet", "--no-deps", "--python", sys.executable, "--target", str(target)]
+    subprocess.run([*command, str(wheel)], check=True)
+    return Installed(
+        (sys.executable, "-c", "from trouper.cli import main; main()"), folder, {"PYTHONPATH": str(target)}
+    )
+
+
+def test_it_holds_the_package_and_nothing_else(wheel: Path) -> None:
+    """Every file that git knows of - pages and their scripts, too."""
+    listed = subprocess.run(["git", "ls-files", "trouper"], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    known = set(listed.stdout.split()) or {str(path.relative_to(PACKAGE.parent)) for path in PACKAGE.rglob("*.py")}
+    held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert known <= held
+    assert all(name.startswith("trouper/") for name in held)
+    assert "trouper/py.typed" in held
+
+
+def test_what_it_says_of_itself(wheel: Path) -> None:
+    """One version, the licences of all that is in it, the README."""
+    archive = zipfile.ZipFile(wheel)
+    [name] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+    said = Parser().parsestr(archive.read(name).decode())
+    assert said["Version"] == trouper.__version__
+    assert said["License-Expression"] == "MIT"
+    assert said.get_payload() == (REPOSITORY / "README.md").read_text()
+    held = {held.split("/licenses/", 1)[1] for held in archive.namelist() if "/licenses/" in held}
+    assert held == {"LICENSE"} == set(said.get_all("License-File") or ())
+
+
+def test_it_serves_from_an_empty_folder(installed: Installed, tmp_path: Path) -> None:
+    model = str(save("llama", tmp_path / "tiny"))
+    where = subprocess.run(
+        [sys.executable, "-c", "import trouper; print(trouper.__file__)"],
+        cwd=installed.folder, env=installed.environment(), capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert where.stdout.startswith(installed.more["PYTHONPATH"])
+    said = installed.run("doctor", "--port", "0", "--model", model)
+    assert "fail" not in said
+    with installed.serving("--model", model) as url:
+        assert chat(url, "Hello!")

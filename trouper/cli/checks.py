@@ -1,0 +1,212 @@
+"""What `trouper doctor` looks at, one function a subject. Each says what it found, and what to do about it."""
+
+from __future__ import annotations
+
+import platform
+import resource
+from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import attrs
+from rich.filesize import decimal
+
+from trouper import __version__
+from trouper.cli.address import CannotListenError, require_address
+from trouper.protocol.errors import ModelUnusable
+from trouper.protocol.settings import ServerSettings, Settings
+
+PACKAGES = ("mlx", "mlx-lm", "trio", "quart-trio", "hypercorn", "transformers", "llguidance")
+SLOW_GFLOPS = 10.0
+"""The reference BLAS reaches 2 to 3, OpenBLAS more than this on a single old core."""
+SLOW_READ = 200e6
+"""Bytes a second. Below, even a small model computes about as fast as its blocks are read."""
+OTHER_FILES = 100
+"""That a server has open beside its connections."""
+SHORT_CONTEXT_TOKENS = 4096
+NVIDIA = Path("/proc/driver/nvidia/version")
+INSTALL_MLX = "on Linux: pip install 'trouper[cpu]', or 'trouper[cuda]' with an NVIDIA GPU"
+
+
+@attrs.frozen
+class Finding:
+    level: Literal["ok", "warn", "fail"]
+    said: str
+    remedy: str = ""
+
+
+@attrs.frozen
+class Plan:
+    """What would be served."""
+
+    models: Sequence[Settings]
+    server: ServerSettings
+    file: Path | None = None
+
+
+Check: TypeAlias = Callable[[Plan], Iterator[Finding]]
+
+
+def versions(_: Plan) -> Iterator[Finding]:
+    installed = ", ".join(f"{name} {_version(name)}" for name in PACKAGES)
+    yield Finding("ok", f"trouper {__version__}, Python {platform.python_version()}, {platform.platform()}")
+    yield Finding("ok", installed)
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def settings(plan: Plan) -> Iterator[Finding]:
+    yield Finding("ok", f"of {plan.file}" if plan.file else "no settings file; flags, variables and defaults")
+
+
+def device(_: Plan) -> Iterator[Finding]:
+    try:
+        from trouper.engine import machine
+    except ImportError as error:
+        yield Finding("fail", f"MLX cannot be imported: {error}", INSTALL_MLX)
+        return
+    facts = machine.device_facts()
+    if facts.is_cpu and NVIDIA.exists():
+        yield Finding(
+            "warn", f"{facts.name}: MLX computes on the CPU beside an NVIDIA GPU", "pip install 'trouper[cuda]'"
+        )
+    else:
+        yield Finding("ok", f"{facts.name}, {'CPU' if facts.is_cpu else 'GPU'}")
+    speed = machine.product_gflops()
+    said = f"float32 products: {speed:.0f} GFLOP/s"
+    if facts.fast_blas is not None:
+        said += f", with {facts.fast_blas.name}"
+    if facts.is_cpu and speed < SLOW_GFLOPS:
+        busy = "other programs keep the machine busy, or OPENBLAS_NUM_THREADS is too low"
+        yield Finding("warn", said, busy if facts.fast_blas else "pip install 'trouper[cpu]' brings OpenBLAS")
+    else:
+        yield Finding("ok", said)
+
+
+def memory(_: Plan) -> Iterator[Finding]:
+    from trouper.engine import machine
+
+    total, free = machine.device_facts().memory_bytes, _free_memory()
+    free = None if free is None else min(free, total)  # A container may have less than the machine.
+    if free is None:
+        yield Finding("ok", decimal(total))
+    elif free < total / 4:
+        yield Finding("warn", f"{decimal(free)} of {decimal(total)} free", "end what else needs memory")
+    else:
+        yield Finding("ok", f"{decimal(free)} of {decimal(total)} free")
+
+
+def _free_memory() -> int | None:
+    """Where the system says so without being asked by a program of its own."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def model(plan: Plan) -> Iterator[Finding]:
+    for one in plan.models:
+        try:
+            yield _model(one)
+        except ModelUnusable as unusable:
+            yield Finding("fail", str(unusable), "give another --model, or what this one lacks")
+
+
+def _model(one: Settings) -> Finding:
+    from trouper.engine import embedded, machine
+
+    name = one.model or embedded.NAME
+    if not machine.is_here(one.model):
+        return Finding("warn", f"{name} is not here yet", "the first start downloads it")
+    fit, limit = machine.fit(one), machine.device_facts().memory_bytes
+    said = f"{name} ({fit.architecture}): {decimal(fit.weights_bytes)} of weights"
+    room = int(limit * one.memory_fraction) - fit.weights_bytes
+    if room <= 0:
+        return Finding("fail", f"{said}, more than {decimal(limit)} hold", "use a smaller or a quantized model")
+    if not fit.token_bytes:
+        return Finding("ok", f"{said}; {decimal(room)} are left")
+    said += f"; {decimal(room)} are left, for keys and values of {room // fit.token_bytes:,} tokens"
+    if room // fit.token_bytes < SHORT_CONTEXT_TOKENS:
+        return Finding("warn", said, "use a smaller model, or --kv-bits 8")
+    return Finding("ok", said)
+
+
+def disk(plan: Plan) -> Iterator[Finding]:
+    from trouper.storage import speed
+    from trouper.storage.disk import Disk
+
+    first = plan.models[0]
+    if first.blocks_dir is None:
+        yield Finding("ok", "--no-ssd: nothing is kept on disk")
+        return
+    try:
+        directory = speed.nearest(first.blocks_dir.expanduser().absolute())
+        free, measured = Disk().free_bytes(directory), speed.measure(directory)
+    except OSError as error:
+        yield Finding("fail", f"{first.blocks_dir}: {error.strerror}", "give another --ssd-cache-dir, or --no-ssd")
+        return
+    said = f"{decimal(free)} free for {first.blocks_dir}"
+    if free < first.ssd_keep_free + speed.PROBE_BYTES:
+        yield Finding("warn", f"{said}: nothing will be kept there", "make room, or lower --ssd-keep-free")
+    else:
+        yield Finding("ok", said)
+    said = f"reads {decimal(int(measured.read))}/s, writes {decimal(int(measured.write))}/s"
+    if measured.read < SLOW_READ:
+        yield Finding("warn", said, "put --ssd-cache-dir on a faster disk, or use --no-ssd")
+    else:
+        yield Finding("ok", said)
+
+
+def port(plan: Plan) -> Iterator[Finding]:
+    host, number = plan.server.host, plan.server.port
+    try:
+        require_address(host, number)
+    except CannotListenError as error:
+        yield Finding("fail", str(error), "or see who is there: trouper top")
+    else:
+        yield Finding("ok", f"{host}:{number} is free" if number else f"any free port of {host}")
+
+
+def keys(plan: Plan) -> Iterator[Finding]:
+    from trouper.protocol.errors import SettingsInvalid
+    from trouper.web.auth import Keys
+
+    try:
+        needed = Keys.of(plan.server).needed
+    except SettingsInvalid as invalid:
+        yield Finding("fail", str(invalid), "write one key a line into it")
+        return
+    if not needed and plan.server.allow_no_key:
+        yield Finding("warn", "anybody who reaches it may use the model", "give --api-key or --api-key-file")
+    else:
+        yield Finding("ok", "clients need a key" if needed else "no key; only this machine is let in")
+
+
+def files(plan: Plan) -> Iterator[Finding]:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = plan.server.max_connections + OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        said = f"this process may open {soft} files; {plan.server.max_connections} connections want more"
+        yield Finding("warn", said, f"ulimit -n {wanted}, or a lower --max-connections")
+    else:
+        yield Finding("ok", f"enough for {plan.server.max_connections} connections")
+
+
+CHECKS: dict[str, Check] = {
+    "versions": versions,
+    "settings": settings,
+    "device": device,
+    "memory": memory,
+    "model": model,
+    "disk": disk,
+    "port": port,
+    "keys": keys,
+    "open files": files,
+}

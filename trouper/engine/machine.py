@@ -1,0 +1,82 @@
+"""What `trouper doctor` asks: the device, how fast it multiplies, and whether a model fits. Loads no weights."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import attrs
+import mlx.core as mx
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+from mlx_lm.utils import load_model
+
+from trouper.engine import FAST_BLAS, checkpoint, device, embedded, precision
+from trouper.engine.layout import kv_layout
+from trouper.engine.quantized import kv_format
+from trouper.engine.resolve import resolve
+from trouper.protocol.settings import Settings
+
+PRODUCT_SIZE = 1024
+PRODUCTS = 8
+
+
+@attrs.frozen(kw_only=True)
+class Device:
+    name: str
+    is_cpu: bool
+    memory_bytes: int
+    fast_blas: Path | None
+    """None also where none is needed."""
+
+
+@attrs.frozen(kw_only=True)
+class Fit:
+    """A model as it would lie in memory."""
+
+    architecture: str
+    weights_bytes: int
+    token_bytes: int
+    """Of one token's keys and values; 0: none are kept, or only a state of fixed size."""
+
+
+def device_facts() -> Device:
+    return Device(
+        name=device.name(), is_cpu=device.is_cpu(), memory_bytes=device.memory_limit_bytes(), fast_blas=FAST_BLAS
+    )
+
+
+def product_gflops() -> float:
+    """The best of a few float32 products, in 10^9 operations a second: what prefill is made of."""
+    one = mx.random.normal((PRODUCT_SIZE, PRODUCT_SIZE))
+    mx.eval(one @ one)
+    best = float("inf")
+    for _ in range(PRODUCTS):
+        began = time.perf_counter()
+        mx.eval(one @ one)
+        best = min(best, time.perf_counter() - began)
+    return float(2 * PRODUCT_SIZE**3 / best / 1e9)
+
+
+def is_here(model: str | None) -> bool:
+    """Whether starting would download nothing."""
+    if model is None or model == embedded.NAME or Path(model).expanduser().exists():
+        return True
+    try:
+        snapshot_download(model, local_files_only=True)
+    except (LocalEntryNotFoundError, HFValidationError):
+        return False
+    return True
+
+
+def fit(settings: Settings) -> Fit:
+    """Of a model that is here. Raises `ModelUnusable`."""
+    found = checkpoint.inspect(directory := resolve(settings.model, lambda _: None))
+    model, _ = load_model(directory, lazy=True)
+    if float32 := device.is_cpu():
+        precision.to_float32(model)
+    return Fit(
+        architecture=found.architecture,
+        weights_bytes=found.float32_bytes if float32 else found.stored_bytes,
+        token_bytes=kv_layout(model, kv_format(settings.kv_bits, settings.kv_group_size)).token_bytes,
+    )
