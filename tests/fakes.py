@@ -10,6 +10,7 @@ import attrs
 import numpy as np
 import trio
 
+from tests.fake_digests import Diary, Held
 from trouper.protocol.blocks import Payload, Tensor
 from trouper.protocol.errors import bad_request
 from trouper.protocol.grammar import Grammar
@@ -118,6 +119,7 @@ class FakeEngine:
     restored_tokens: int = 0
     held: tuple[int, int] = (0, 0)
     """Blocks and snapshots when the last session ended."""
+    diary: Diary = attrs.field(factory=Diary)
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         task_status.started()
@@ -145,21 +147,26 @@ class FakeEngine:
         self.rows.clear()
         self.blocks.clear()
         self.snapshots.clear()
+        self.diary = Diary()
 
     async def _answer(self, plans: trio.MemoryReceiveChannel[Plan], results: trio.MemorySendChannel[Stepped]) -> None:
         pending: Stepped | None = None
         async for plan in plans:
             self.plans_seen.append(plan)
+            self.diary.compare(plan, self.holds(), (*self.blocks, *self.snapshots))
             began = trio.current_time()
             if plan.has_work and self.before_step is not None:
                 await self.before_step(plan)
-            stepped = self._compute(plan, trio.current_time() - began)
+            stepped = self.diary.note(self._compute(plan, trio.current_time() - began), self.holds())
             if pending is not None:
                 results.send_nowait(pending)
             pending = stepped if plan.has_work else None
             if pending is None:
                 results.send_nowait(stepped)
         assert pending is None, "the scheduler ended without flushing the pipeline"
+
+    def holds(self) -> dict[RowId, Held]:
+        return {name: Held(len(row.kv), row.position > 0) for name, row in self.rows.items()}
 
     def _compute(self, plan: Plan, seconds: float) -> Stepped:
         self._change(plan)
@@ -253,7 +260,8 @@ class FakeEngine:
         assert len(row.kv) <= len(row.prompt), "more prefill than prompt"
         if len(row.kv) < len(row.prompt):
             return False
-        row.last = row.kv.pop()  # The last one is decoded.
+        if not row.embed:
+            row.last = row.kv.pop()  # The last one is decoded.
         return True
 
     def _next_token(self, row: FakeRow) -> int:

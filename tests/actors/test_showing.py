@@ -141,7 +141,7 @@ async def test_channels_tell_how_full_they_are(opened: Opened, autojump_clock: M
         with await runtime.submit(generate(max_tokens=50)) as answer:
             await trio.sleep(1)
             facts = {channel.name: channel for channel in runtime.channels()}
-            assert set(facts) == set(CHANNELS)
+            assert set(facts) == set(CHANNELS) - {"answers"}, "which only several ranks have"
             assert facts["mirrored"].used == 1, "one plan is being answered, the next one waits"
             assert (facts["orders"].capacity, facts["orders"].policy) == (64, "sheds")
             hold.set()

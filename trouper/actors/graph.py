@@ -10,6 +10,7 @@ Blocking sends point inwards (requests, admitted); outward edges have room by co
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -19,17 +20,18 @@ import trio
 from trouper.actors.channels import Channels, Edge
 from trouper.actors.intake import Admitted, take_in_requests
 from trouper.actors.janitor import keep_tidy
-from trouper.actors.mirror import mirror_plans
+from trouper.actors.leading import Leader, RankLost
+from trouper.actors.mirror import MirrorEdges, lead_ranks, mirror_plans
 from trouper.actors.prefix import cache_namespace
 from trouper.actors.runtime import Runtime
 from trouper.actors.scheduler import Inbox, NoMoreRequests, SchedulerEdges, schedule
 from trouper.actors.stepper import step_model
 from trouper.actors.submission import Submission
-from trouper.actors.supervision import RestartLimit, supervise
+from trouper.actors.supervision import RestartLimit, innermost, supervise
 from trouper.actors.watches import Watches
 from trouper.actors.writer import WriterEdges, write_to_disk
-from trouper.protocol.errors import DRAINING
-from trouper.protocol.model import Engine, LoadedModel
+from trouper.protocol.errors import DRAINING, Problem, rank_lost
+from trouper.protocol.model import Engine, LoadedModel, MemoryFacts
 from trouper.protocol.plans import PLANS_IN_FLIGHT
 from trouper.protocol.settings import ByteSize, Settings
 
@@ -37,6 +39,9 @@ DISK_KNOWN_S = 10.0
 """At the start, for the catalogue of the disk."""
 LAST_WRITES_S = 5.0
 """At the end, for what is on its way to the disk."""
+LAST_WORDS_S = 1.0
+"""When a rank is lost, for what clients are told of it."""
+log = logging.getLogger("trouper.graph")
 
 
 CHANNELS = {
@@ -44,7 +49,8 @@ CHANNELS = {
     "admitted": Edge("RequestIntake, SSDWriter", "Scheduler", 16, "blocks"),
     "plans": Edge("Scheduler", "RankMirror", PLANS_IN_FLIGHT, "never full"),
     "mirrored": Edge("RankMirror", "ModelStepper", PLANS_IN_FLIGHT, "never full"),
-    "results": Edge("ModelStepper", "Scheduler", PLANS_IN_FLIGHT, "never full"),
+    "answers": Edge("ModelStepper", "RankMirror", PLANS_IN_FLIGHT, "never full"),
+    "results": Edge("ModelStepper, RankMirror", "Scheduler", PLANS_IN_FLIGHT, "never full"),
     "orders": Edge("Scheduler, CacheJanitor", "SSDWriter", 64, "sheds"),
 }
 
@@ -55,83 +61,163 @@ async def run_graph(
     *,
     limit: RestartLimit | None = None,
     graphs: int = 1,
+    ranks: Leader | None = None,
     task_status: trio.TaskStatus[Runtime] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Load the model, start the actors, hand out the `Runtime`; return when it was drained. Raises `ModelUnusable`.
-    `graphs`: so many share the memory for cached blocks."""
+    `graphs`: so many share the memory for cached blocks. `ranks`: this is rank 0 of a group. Raises `RankLost` when one is
+    lost, a moment after everybody was answered; or never, if the engine waits for that rank: look at `ranks.lost`."""
     async with trio.open_nursery() as thread:
         await thread.start(engine.run)
+        if ranks is not None:
+            ranks = await _gathered(thread, engine, ranks)
         model = await engine.load()
+        if ranks is not None:
+            settings, model = _without_disk(settings), await ranks.all_ready(model)
         model = attrs.evolve(model, card=attrs.evolve(model.card, cache_bytes=model.card.cache_bytes // graphs))
         if settings.cache_memory is not None:
             settings = attrs.evolve(settings, cache_memory=ByteSize(settings.cache_memory // graphs))
-        await _run_actors(settings, engine, model, limit or RestartLimit(), task_status)
+        await Graph(settings, engine, model, ranks).run(limit or RestartLimit(), task_status)
+        if ranks is not None:
+            await _part(ranks)
         thread.cancel_scope.cancel()
 
 
-async def _run_actors(
-    settings: Settings, engine: Engine, model: LoadedModel, limit: RestartLimit, task_status: trio.TaskStatus[Runtime]
-) -> None:
-    channels = Channels(CHANNELS)
-    requests, requests_in = channels.open("requests")
-    admitted, admitted_in = channels.open("admitted")
-    orders, orders_in = channels.open("orders")
-    watches = Watches(settings)
-    scope = trio.CancelScope()
-    disk_known = trio.Event()
-    runtime = Runtime(settings, model.card, model.tokenizer, requests, watches, channels, scope)
+async def _gathered(nursery: trio.Nursery, engine: Engine, ranks: Leader) -> Leader | None:
+    """All ranks have met; None if this one is alone after all. Raises `SettingsInvalid`."""
+    running = trio.CancelScope()
 
-    async def group() -> None:
-        """Scheduler, RankMirror and ModelStepper share fate."""
-        plans, plans_in = channels.open("plans")
-        mirrored, mirrored_in = channels.open("mirrored")
-        results, results_in = channels.open("results")
+    async def run(*, task_status: trio.TaskStatus[bytes]) -> None:
+        with running:
+            await ranks.run(task_status=task_status)
+
+    joined = await engine.join(await nursery.start(run))
+    if joined.size == 1:
+        running.cancel()
+        return None
+    await ranks.gather(joined.size)
+    return ranks
+
+
+async def _part(ranks: Leader) -> None:
+    """Raises `RankLost`."""
+    if ranks.lost.is_set():
+        await trio.sleep(LAST_WORDS_S)
+        raise RankLost(ranks.reason)
+    await ranks.leave()
+
+
+def _without_disk(settings: Settings) -> Settings:
+    if not settings.no_ssd:
+        log.info("blocks are not kept on disk: several ranks do not do that yet (as with --no-ssd)")
+    return attrs.evolve(settings, no_ssd=True)
+
+
+class Graph:
+    """The actors of one model. What outlives a crash of any of them is opened and closed here."""
+
+    def __init__(self, settings: Settings, engine: Engine, model: LoadedModel, ranks: Leader | None) -> None:
+        self._settings, self._engine, self._model, self._ranks = settings, engine, model, ranks
+        self._channels = Channels(CHANNELS)
+        self._requests, self._requests_in = self._channels.open("requests")
+        self._admitted, self._admitted_in = self._channels.open("admitted")
+        self._orders, self._orders_in = self._channels.open("orders")
+        self._watches = Watches(settings) if ranks is None else Watches(settings, ranks=ranks.facts)
+        self._scope = trio.CancelScope()
+        self._disk_known = trio.Event()
+        self._namespace = cache_namespace(model.card, settings)
+        self._runtime = Runtime(
+            settings, model.card, model.tokenizer, self._requests, self._watches, self._channels, self._scope
+        )
+
+    async def run(self, limit: RestartLimit, task_status: trio.TaskStatus[Runtime]) -> None:
+        watches = self._watches
+        janitor = partial(keep_tidy, self._orders, self._memory, watches.memory, watches.facts, self._settings)
+        try:
+            async with trio.open_nursery() as beside:
+                beside.start_soon(self._end_when_lost)
+                with self._scope:
+                    async with trio.open_nursery() as helpers:
+                        tidying: trio.CancelScope = await helpers.start(
+                            _in_scope, partial(supervise, janitor, watches.janitor, limit, needed=False)
+                        )
+                        helpers.start_soon(partial(supervise, self._writer(), watches.writer, limit, needed=False))
+                        async with trio.open_nursery() as actors:
+                            actors.start_soon(partial(supervise, self._intake, watches.intake, limit, needed=True))
+                            actors.start_soon(partial(supervise, self._group, watches.group, limit, needed=True))
+                            with trio.move_on_after(DISK_KNOWN_S):  # So that the first request finds what lies there.
+                                await self._disk_known.wait()
+                            task_status.started(self._runtime)
+                        _answer_undelivered(self._requests_in, self._admitted_in)
+                        tidying.cancel()
+                        self._orders.close()  # The writer ends after the last order.
+                        helpers.cancel_scope.deadline = trio.current_time() + LAST_WRITES_S
+                beside.cancel_scope.cancel()
+        finally:
+            self._close()
+            self._runtime.finished.set()
+
+    async def _intake(self) -> None:
+        await take_in_requests(self._requests_in, self._admitted, self._model, self._settings)
+        await self._admitted.send(NoMoreRequests())
+
+    def _writer(self) -> Callable[[], Awaitable[None]]:
+        kept = self._model.card.fingerprint and self._model.card.kv.cached and self._settings.cache_memory != 0
+        path = self._settings.blocks_dir if kept else None
+        edges = WriterEdges(self._orders_in, self._admitted, self._watches.directory, self._watches.facts)
+        return partial(write_to_disk, edges, path, self._namespace, self._settings)
+
+    async def _group(self) -> None:
+        """Scheduler, RankMirror and ModelStepper share fate. Followers cannot begin anew with rank 0's engine: with several
+        ranks its crash is everybody's end."""
+        try:
+            await self._step_together()
+        except* Exception as crash:
+            if self._ranks is None:
+                raise
+            log.exception("rank 0 crashed")
+            self._ranks.lose(f"rank 0: {type(innermost(crash)).__name__}: {innermost(crash)}")
+            await trio.sleep_forever()
+
+    async def _step_together(self) -> None:
+        watches = self._watches
+        plans, plans_in = self._channels.open("plans")
+        mirrored, mirrored_in = self._channels.open("mirrored")
+        results, results_in = self._channels.open("results")
+        answers, mirror = results, partial(mirror_plans, plans_in, mirrored)
+        if self._ranks is not None:
+            answers, answers_in = self._channels.open("answers")
+            mirror = partial(lead_ranks, MirrorEdges(plans_in, mirrored, answers_in, results), self._ranks)
         edges = SchedulerEdges(
-            admitted=admitted_in, plans=plans, results=results_in, orders=orders, facts=watches.facts,
+            admitted=self._admitted_in, plans=plans, results=results_in, orders=self._orders, facts=watches.facts,
             memory=watches.memory, directory=watches.directory, looked=watches.looked, batch=watches.batch,
-            disk_known=disk_known,
+            ranks=watches.ranks, disk_known=self._disk_known,
         )  # fmt: skip
         async with trio.open_nursery() as together:
-            together.start_soon(schedule, edges, model, namespace, settings)
-            together.start_soon(mirror_plans, plans_in, mirrored)
-            together.start_soon(step_model, mirrored_in, results, engine)
+            together.start_soon(schedule, edges, self._model, self._namespace, self._settings)
+            together.start_soon(mirror)
+            together.start_soon(step_model, mirrored_in, answers, self._engine)
 
-    async def intake() -> None:
-        await take_in_requests(requests_in, admitted, model, settings)
-        await admitted.send(NoMoreRequests())
+    def _memory(self) -> MemoryFacts:
+        own = self._engine.memory()
+        return own if self._ranks is None else self._ranks.memory(own)
 
-    namespace = cache_namespace(model.card, settings)
-    disk_edges = WriterEdges(orders_in, admitted, watches.directory, watches.facts)
-    path = (
-        settings.blocks_dir if model.card.fingerprint and model.card.kv.cached and settings.cache_memory != 0 else None
-    )
-    janitor = partial(keep_tidy, orders, engine.memory, watches.memory, watches.facts, settings)
-    writer = partial(write_to_disk, disk_edges, path, namespace, settings)
-    try:
-        with scope:
-            async with trio.open_nursery() as helpers:
-                tidying: trio.CancelScope = await helpers.start(
-                    _in_scope, partial(supervise, janitor, watches.janitor, limit, needed=False)
-                )
-                helpers.start_soon(partial(supervise, writer, watches.writer, limit, needed=False))
-                async with trio.open_nursery() as actors:
-                    actors.start_soon(partial(supervise, intake, watches.intake, limit, needed=True))
-                    actors.start_soon(partial(supervise, group, watches.group, limit, needed=True))
-                    with trio.move_on_after(DISK_KNOWN_S):  # So that the first request, too, finds what lies there.
-                        await disk_known.wait()
-                    task_status.started(runtime)
-                _answer_undelivered(requests_in, admitted_in)
-                tidying.cancel()
-                orders.close()  # The writer ends after the last order.
-                helpers.cancel_scope.deadline = trio.current_time() + LAST_WRITES_S
-    finally:
-        runtime.draining = True
-        requests.close()
-        orders.close()
-        orders_in.close()
-        admitted.close()
-        _answer_undelivered(requests_in, admitted_in)
-        runtime.finished.set()
+    async def _end_when_lost(self) -> None:
+        """The engine may wait for a lost rank for ever, so that the graph's own end does not come."""
+        if self._ranks is not None:
+            await self._ranks.lost.wait()
+            self._runtime.draining = True
+            self._scope.cancel(reason=self._ranks.reason)
+            await trio.lowlevel.checkpoint()  # Scheduler and RequestIntake answer theirs.
+            self._close()
+
+    def _close(self) -> None:
+        """Whoever is left is answered."""
+        self._runtime.draining = True
+        for channel in (self._requests, self._orders, self._orders_in, self._admitted):
+            channel.close()
+        lost = self._watches.ranks.latest.lost
+        _answer_undelivered(self._requests_in, self._admitted_in, rank_lost(lost) if lost else DRAINING)
 
 
 async def _in_scope(run: Callable[[], Awaitable[None]], *, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
@@ -141,7 +227,9 @@ async def _in_scope(run: Callable[[], Awaitable[None]], *, task_status: trio.Tas
 
 
 def _answer_undelivered(
-    requests: trio.MemoryReceiveChannel[Submission], admitted: trio.MemoryReceiveChannel[Inbox]
+    requests: trio.MemoryReceiveChannel[Submission],
+    admitted: trio.MemoryReceiveChannel[Inbox],
+    problem: Problem = DRAINING,
 ) -> None:
     """What still lies in a channel when the graph ends belongs to nobody else (rule 7)."""
     with requests, admitted:
@@ -153,8 +241,8 @@ def _answer_undelivered(
                     break
                 match left:
                     case Submission():
-                        left.fail(DRAINING)
+                        left.fail(problem)
                     case Admitted():
-                        left.submission.fail(DRAINING)
+                        left.submission.fail(problem)
                     case _:  # News of the disk.
                         pass

@@ -15,7 +15,7 @@ from trouper.actors.channels import Channels
 from trouper.actors.submission import Submission, open_submission
 from trouper.actors.watches import Health, Watches
 from trouper.protocol.batch import BatchFacts
-from trouper.protocol.errors import DRAINING, Problem, RequestFailed
+from trouper.protocol.errors import DRAINING, Problem, RequestFailed, rank_lost
 from trouper.protocol.health import ChannelFacts
 from trouper.protocol.model import ModelCard, Tokenizer
 from trouper.protocol.record import Reason, RequestRecord
@@ -309,19 +309,23 @@ class Runtime:
         deadline, limit, kind, flag = answer._limits()
         try:
             if self.draining:
-                raise RequestFailed(DRAINING)
+                raise RequestFailed(self._leaving())
             with trio.move_on_at(deadline):
                 self._channels.note_peaks()
                 await self._requests.send(submission)
                 return
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             submission.replies.close()
-            raise RequestFailed(DRAINING) from None
+            raise RequestFailed(self._leaving()) from None
         except BaseException:
             submission.replies.close()
             raise
         submission.replies.close()
         raise RequestFailed(timed_out(kind, limit, flag))
+
+    def _leaving(self) -> Problem:
+        lost = self._watches.ranks.latest.lost
+        return rank_lost(lost) if lost else DRAINING
 
     def health(self) -> Health:
         """What the actors last published. Never waits."""

@@ -21,8 +21,8 @@ from trouper.actors.submission import Submission
 from trouper.actors.tiers import DiskTier, Ticket
 from trouper.actors.watches import STUCK_FACTOR
 from trouper.protocol.batch import BatchFacts
-from trouper.protocol.errors import Problem
-from trouper.protocol.health import DirectoryFacts, MemoryStatus, SchedulerFacts
+from trouper.protocol.errors import Problem, rank_lost
+from trouper.protocol.health import DirectoryFacts, MemoryStatus, RanksFacts, SchedulerFacts
 from trouper.protocol.model import LoadedModel
 from trouper.protocol.plans import PLANS_IN_FLIGHT, Admit, Chunk, Load, Plan, RowId, Stepped, Store
 from trouper.protocol.replies import Embedded, Finished
@@ -66,6 +66,7 @@ class SchedulerEdges:
     directory: Watch[DirectoryFacts]
     looked: Watch[float]
     batch: Watch[BatchFacts]
+    ranks: Watch[RanksFacts] = attrs.field(factory=lambda: Watch(RanksFacts()))
     disk_known: trio.Event
     """Set once the scheduler has heard what lies on disk, or that nothing does."""
 
@@ -234,6 +235,8 @@ class Scheduler:
 
     def last_words(self) -> Problem:
         """For those who are left when the actor ends: 503 if the server is leaving, 500 if the engine crashed."""
+        if lost := self._edges.ranks.latest.lost:
+            return rank_lost(lost)
         said = "the engine stopped before the answer was complete"
         status, retry_s = (500, None) if self._open else (503, 1)
         return Problem(status, said, "server_error", None, "engine_stopped", retry_s)

@@ -9,14 +9,14 @@ import attrs
 import trio
 
 from trouper.protocol.batch import NOTHING_SHOWN, BatchFacts
-from trouper.protocol.health import ActorFacts, DirectoryFacts, MemoryStatus, SchedulerFacts
+from trouper.protocol.health import ActorFacts, DirectoryFacts, MemoryStatus, RanksFacts, SchedulerFacts
 from trouper.protocol.settings import Settings
 from trouper.protocol.watch import Watch
 
 STUCK_FACTOR = 10
 """A step this many times longer than --stall-timeout-s is taken for a dead device."""
 
-Status = Literal["ok", "restarting", "stalled", "stuck", "draining", "failed"]
+Status = Literal["ok", "restarting", "stalled", "stuck", "draining", "failed", "lost"]
 
 
 @attrs.frozen(kw_only=True)
@@ -30,6 +30,7 @@ class Health:
     memory: MemoryStatus
     directory: DirectoryFacts
     actors: tuple[ActorFacts, ...]
+    ranks: RanksFacts
 
     @property
     def ready(self) -> bool:
@@ -51,6 +52,7 @@ class Watches:
     looked: Watch[float] = attrs.field(factory=lambda: Watch(-inf))
     """When somebody last looked at the batch; trio's time."""
     batch: Watch[BatchFacts] = attrs.field(factory=lambda: Watch(NOTHING_SHOWN))
+    ranks: Watch[RanksFacts] = attrs.field(factory=lambda: Watch(RanksFacts()))
     intake: Watch[ActorFacts] = attrs.field(factory=lambda: _actor("RequestIntake"))
     group: Watch[ActorFacts] = attrs.field(factory=lambda: _actor("Scheduler+RankMirror+ModelStepper"))
     janitor: Watch[ActorFacts] = attrs.field(factory=lambda: _actor("CacheJanitor"))
@@ -65,11 +67,14 @@ class Watches:
             memory=self.memory.latest,
             directory=self.directory.latest,
             actors=tuple(watch.latest for watch in (self.intake, self.group, self.janitor, self.writer)),
+            ranks=self.ranks.latest,
         )
 
     def _status(self, *, draining: bool) -> tuple[Status, str]:
         """Readiness is progress (D11, F27)."""
         group, since = self.group.latest, self.facts.latest.stalled_since
+        if self.ranks.latest.lost:
+            return "lost", self.ranks.latest.lost
         if draining:
             return "draining", "the server is shutting down"
         if "failed" in (group.state, self.intake.latest.state):

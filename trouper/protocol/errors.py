@@ -20,6 +20,11 @@ class Problem:
 DRAINING = Problem(503, "the server is shutting down", "server_error", None, "draining", 1)
 
 
+def rank_lost(reason: str) -> Problem:
+    """The group of ranks ends, and with it this process; whoever watches over it starts it again."""
+    return Problem(503, f"the server starts again: {reason}", "server_error", None, "rank_lost", 5)
+
+
 class RequestFailed(Exception):
     """A request was refused, timed out or lost its engine. Carries the `Problem`; costs nobody else anything."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import attrs
 
 from trouper.protocol.histogram import Histogram
@@ -135,3 +137,27 @@ class ChannelFacts:
     peak: int
     """The most that an arriving request, or anybody who looked, found in it."""
     senders_waiting: int
+
+
+RankState = Literal["joining", "loading", "ready", "lost", "left"]
+
+
+@attrs.frozen(kw_only=True)
+class RankFacts:
+    """One rank, as rank 0 knows it."""
+
+    rank: int
+    state: RankState = "joining"
+    step: int = -1
+    """The last that it has answered."""
+    heard_at: float = 0.0
+    """trio.current_time() of its last sign of life; rank 0's own is now."""
+
+
+@attrs.frozen(kw_only=True)
+class RanksFacts:
+    """The group; nothing of it when there is only one rank."""
+
+    ranks: tuple[RankFacts, ...] = ()
+    lost: str = ""
+    """Why the group ends, once it does."""

@@ -122,6 +122,11 @@ class Settings:
     )
     janitor_interval_s: float = setting(5.0, "How often memory and disk are looked at.", 0.05)
     seed: int | None = setting(None, "Seed for requests that name none; default: drawn for each.")
+    control_host: str | None = setting(
+        None, "Where rank 0 listens for the other ranks. Default: its address in what launched the ranks, or loopback."
+    )
+    rank_timeout_s: float = setting(4.0, "A rank that is silent for so long is lost.", 0.5)
+    collective_timeout_s: float = setting(60.0, "With several ranks, a step that takes longer is given up.", 1)
 
     def __attrs_post_init__(self) -> None:
         if self.kv_bits not in (0, 4, 8):

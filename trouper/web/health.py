@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import attrs
+import trio
 
 from trouper.actors.fleet import Listed
 from trouper.actors.watches import Health
+from trouper.protocol.health import RankFacts
 from trouper.web.schema import OBJECT, TEXT, Json, array, closed
 
 STATUS: Json = {"type": "object", "properties": {"status": TEXT}, "required": ["status"]}
@@ -22,8 +24,9 @@ HEALTH = closed(
         "actors": array(OBJECT),
         "memory": OBJECT,
         "directory": OBJECT,
+        "ranks": array(OBJECT),
     },
-    "status", "detail", "cache_stats", "cache", "actors", "memory", "directory",
+    "status", "detail", "cache_stats", "cache", "actors", "memory", "directory", "ranks",
 )  # fmt: skip
 
 
@@ -50,7 +53,14 @@ def _one(health: Health) -> dict[str, Any]:
         "actors": [attrs.asdict(actor) for actor in health.actors],
         "memory": attrs.asdict(health.memory),
         "directory": attrs.asdict(health.directory),
+        "ranks": [_rank(rank) for rank in health.ranks.ranks],
     }
+
+
+def _rank(rank: RankFacts) -> dict[str, Any]:
+    """`silent_s`: since its last sign of life."""
+    silent_s = round(max(0.0, trio.current_time() - rank.heard_at), 3)
+    return {"rank": rank.rank, "state": rank.state, "step": rank.step, "silent_s": silent_s}
 
 
 def cache_stats(health: Health) -> dict[str, int | float]:

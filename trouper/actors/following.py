@@ -1,0 +1,191 @@
+"""A follower: RankMirror and ModelStepper, nothing else. It decides nothing and speaks no HTTP.
+
+It replays rank 0's plans, says what it does and what goes wrong, and ends when rank 0 says so or has gone. Its engine may
+then be blocked in a collective for ever: `ended` is set beside it, so that whoever runs the process can end it.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import trio
+
+from trouper.actors.leading import BEAT_S, HELLO_S, LEAVING_S, RankLost, flags_of, send_beats
+from trouper.actors.link import Invitation, Link, LinkFailed
+from trouper.actors.stepper import step_model
+from trouper.actors.supervision import innermost
+from trouper.protocol.errors import ModelUnusable
+from trouper.protocol.link import Beat, Crashed, Differs, Hello, Leave, Message, Ready, Refused, Said, Unable
+from trouper.protocol.model import Engine
+from trouper.protocol.plans import Plan, Stepped
+from trouper.protocol.ranks import Joined, RankDiffers
+from trouper.protocol.settings import Settings
+from trouper.protocol.wire import VERSION, encode
+
+log = logging.getLogger("trouper.ranks")
+PLANS_AHEAD = 64
+"""Plans that wait for a follower's engine. Those without work need no collective, so rank 0 may be some ahead."""
+LAST_WORDS_S = 1.0
+OUTBOX = 1024
+
+
+class Follower:
+    """The actor's state, and its end."""
+
+    def __init__(self, settings: Settings, engine: Engine, beat_s: float = BEAT_S) -> None:
+        self.ended = trio.Event()
+        self.reason = ""
+        """Why it ended; "" when rank 0 has said that it may."""
+        self.unusable = False
+        """A second try would end in the same way."""
+        self.linked = False
+        """Rank 0 decides when it ends."""
+        self._settings, self._engine, self._beat_s = settings, engine, beat_s
+        self._outbox, self._frames = trio.open_memory_channel[bytes](OUTBOX)
+        self._step = -1
+        self._sent = trio.Event()
+
+    def say(self, level: int, text: str) -> bool:
+        """A log record for rank 0's terminal. False where there is nobody to hear it."""
+        return self.linked and self._post(Said(level, text))
+
+    async def run(self) -> None:
+        """Join, load, follow. Returns when rank 0 leaves. Raises `RankLost` or `ModelUnusable`; `ended` is set before, since
+        raising may have to wait for an engine that never ends."""
+        async with trio.open_nursery() as thread:
+            await thread.start(self._engine.run)
+            joined = await self._engine.join(b"")
+            link = await self._connect(joined)
+            try:
+                await self._follow(link, joined)
+            finally:
+                await link.close()
+            self._end("")
+            thread.cancel_scope.cancel()
+
+    async def meet(self, stream: trio.abc.Stream, joined: Joined) -> Link:
+        """Prove the secret and say who we are."""
+        link = await Link.proved(stream, Invitation.decode(joined.invitation).secret, "follower")
+        await link.send(Hello(joined.rank, joined.size, VERSION, flags_of(self._settings)))
+        return link
+
+    async def _connect(self, joined: Joined) -> Link:
+        invitation = Invitation.decode(joined.invitation)
+        try:
+            with trio.fail_after(HELLO_S):
+                stream = await trio.open_tcp_stream(invitation.host, invitation.port)
+                return await self.meet(stream, joined)
+        except (OSError, LinkFailed, trio.TooSlowError) as error:
+            reason = f"rank 0 is not to be reached at {invitation.host}:{invitation.port} (--control-host): {error}"
+            raise self._end(reason) from error
+
+    async def _follow(self, link: Link, joined: Joined) -> None:
+        self.linked = True
+        mirrored, plans = trio.open_memory_channel[Plan](PLANS_AHEAD)
+        results, answers = trio.open_memory_channel[Stepped](PLANS_AHEAD)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._send, link)
+            nursery.start_soon(send_beats, self._outbox, self._beat, self._beat_s)
+            nursery.start_soon(self._hear, link, mirrored)
+            nursery.start_soon(self._watch, link)
+            nursery.start_soon(self._count, answers)
+            try:
+                await self._load_and_step(plans, results)
+            except* RankDiffers as group:
+                one = innermost(group)
+                assert isinstance(one, RankDiffers)
+                await self._last_words(Differs(one.step, one.field, one.expected, one.found))
+                raise self._end(str(one)) from None
+            except* ModelUnusable as group:
+                reason = str(innermost(group))
+                await self._last_words(Unable(reason))
+                raise self._end(reason, unusable=True) from None
+            except* Exception as group:
+                crash = innermost(group)
+                if self.ended.is_set():
+                    raise
+                log.exception("the engine of rank %d crashed", joined.rank)
+                await self._last_words(Crashed(f"{type(crash).__name__}: {crash}"))
+                raise self._end(f"{type(crash).__name__}: {crash}") from crash
+            nursery.cancel_scope.cancel()
+
+    async def _load_and_step(
+        self, plans: trio.MemoryReceiveChannel[Plan], results: trio.MemorySendChannel[Stepped]
+    ) -> None:
+        model = await self._engine.load()
+        self._post(Ready(model.card))
+        await step_model(plans, results, self._engine)
+
+    # -- the link --------------------------------------------------------------------------------
+
+    async def _hear(self, link: Link, mirrored: trio.MemorySendChannel[Plan]) -> None:
+        """Plans, until rank 0 leaves. When `mirrored` is full this waits, and rank 0 with it."""
+        with mirrored:
+            while True:
+                try:
+                    message = await link.receive()
+                except LinkFailed as failed:
+                    raise self._end(f"rank 0 is gone: {failed}") from None
+                match message:
+                    case Plan():
+                        await mirrored.send(message)
+                    case Beat():
+                        pass
+                    case Leave():
+                        break
+                    case Refused(reason=reason):
+                        raise self._end(reason, unusable=True)
+                    case _:
+                        raise self._end(f"rank 0 sent {type(message).__name__}, which is not for a follower")
+        await trio.sleep(LEAVING_S / 2)
+        self._end("")  # The engine waits for a collective that rank 0 never began.
+
+    async def _send(self, link: Link) -> None:
+        async for frame in self._frames:
+            try:
+                with trio.fail_after(self._settings.rank_timeout_s):
+                    await link.send_frame(frame)
+            except LinkFailed as failed:
+                raise self._end(f"rank 0 is gone: {failed}") from None
+            except trio.TooSlowError:
+                raise self._end(f"rank 0 has not read for {self._settings.rank_timeout_s:g} s") from None
+        self._sent.set()
+
+    async def _watch(self, link: Link) -> None:
+        """Rank 0 is silent, or we were away ourselves, in which case what it said still lies here."""
+        looked = trio.current_time()
+        while True:
+            await trio.sleep(self._beat_s)
+            now, limit_s = trio.current_time(), self._settings.rank_timeout_s
+            if now - looked > limit_s / 2:
+                link.heard_at = now
+            looked = now
+            if now - link.heard_at > limit_s:
+                raise self._end(f"rank 0 is silent for {limit_s:g} s (--rank-timeout-s)")
+
+    async def _count(self, answers: trio.MemoryReceiveChannel[Stepped]) -> None:
+        async for stepped in answers:
+            self._step = stepped.step
+
+    def _beat(self) -> Beat:
+        return Beat(self._step, self._engine.memory())
+
+    def _post(self, message: Message) -> bool:
+        try:
+            self._outbox.send_nowait(encode(message))
+        except (trio.WouldBlock, trio.BrokenResourceError, trio.ClosedResourceError):
+            return False
+        return True
+
+    async def _last_words(self, message: Message) -> None:
+        """They must be out before the process ends."""
+        self._post(message)
+        self._outbox.close()
+        with trio.move_on_after(LAST_WORDS_S, shield=True):
+            await self._sent.wait()
+
+    def _end(self, reason: str, *, unusable: bool = False) -> RankLost:
+        if not self.ended.is_set():
+            self.reason, self.unusable = reason, unusable
+            self.ended.set()
+        return RankLost(self.reason)
