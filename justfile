@@ -85,3 +85,7 @@ test-long *flags: _setup
 # Bodies made from /openapi.json, valid and not, against the server with the fake engine, or the one at a URL
 schemathesis *flags: _setup
     @.venv/bin/python -m tests.schemathesis "$@"
+
+# Greedy tokens of each family at two and three ranks against one rank's, in float32
+ranks-parity tokens="512" *flags: _setup
+    @.venv/bin/python -m tests.ranks "$@"

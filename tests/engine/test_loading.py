@@ -217,7 +217,7 @@ def test_a_hub_id_without_a_hub() -> None:
 
 
 def test_too_large_for_the_device(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "memory_limit_bytes", lambda: 2**18)
+    monkeypatch.setattr(device, "memory_limit_bytes", lambda sharers=1: 2**18)
     assert "GiB for its weights" in complaint(llama)
 
 

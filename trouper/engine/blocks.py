@@ -16,6 +16,7 @@ from trouper.engine.layout import Layout
 from trouper.engine.payloads import PendingPayload, Stored, pending, stored_from
 from trouper.engine.rows import SlotRows
 from trouper.protocol.plans import BlockId, Load, Restore, RowId, Store
+from trouper.protocol.ranks import joined, parted
 
 RUN_BYTES = 2**26
 """What is copied out of slots at one time, before it is cut into blocks."""
@@ -27,6 +28,8 @@ class BlockStore:
     def __init__(self, rows: SlotRows) -> None:
         self._rows = rows
         self._stored: dict[BlockId, Stored] = {}
+        self.members = 0
+        """`ranks.members` of all ids here."""
 
     @property
     def _layout(self) -> Layout:
@@ -36,9 +39,10 @@ class BlockStore:
     def nbytes(self) -> int:
         return sum(stored.nbytes for stored in self._stored.values())
 
-    def evict(self, blocks: Iterable[BlockId]) -> None:
+    def evict(self, blocks: Sequence[BlockId]) -> None:
         for block in blocks:
             del self._stored[block]
+        self.members = parted(self.members, blocks)
 
     def store(self, order: Store) -> None:
         """Copy out of a live row."""
@@ -46,9 +50,12 @@ class BlockStore:
         for blocks in batched(list(zip(order.blocks, order.sizes, strict=True)), self._bytes):
             at = self._store_run(order.row, at, blocks)
         if order.snapshot is not None:
-            arrays = tuple(self._rows.snapshot(order.row, at))
+            assert at == self._rows.length(order.row), "a snapshot is of now, not of another length"
+            arrays = tuple(self._rows.snapshot(order.row))
             finish_or_start(arrays)
             self._keep(order.snapshot, Stored(at, arrays, snapshot=True))
+        snapshots = () if order.snapshot is None else (order.snapshot,)
+        self.members = joined(self.members, (*order.blocks, *snapshots))
 
     def _store_run(self, row: RowId, start: int, blocks: Sequence[tuple[BlockId, int]]) -> int:
         """Cut (planes, tokens, dim) into blocks. `contiguous` copies, since a view would keep the whole run."""
@@ -74,6 +81,7 @@ class BlockStore:
     def load(self, order: Load) -> None:
         """Raises ValueError where the bytes do not fit this model."""
         self._keep(order.block, stored_from(order.payload, self._layout))
+        self.members = joined(self.members, [order.block])
 
     def restore(self, row: RowId, order: Restore) -> None:
         """Into a row that was just opened: blocks, then what a live row has beyond them, then rings and states."""

@@ -14,13 +14,17 @@ from typing import Any
 
 import attrs
 from mlx_lm.utils import MODEL_REMAPPING
+from xxhash import xxh3_64
 
 from trouper.engine import device
+from trouper.engine.group import ALONE, Group
 from trouper.protocol.errors import ModelUnusable
 
 PACKED = ("U32", "I32")
 """Quantized weights are packed into words, each layer with its own number of bits."""
 LONGEST_HEADER_BYTES = 100_000_000
+SAMPLE_BYTES = 2**16
+"""From the end of each file."""
 
 
 @attrs.frozen
@@ -31,6 +35,8 @@ class Checkpoint:
     config: dict[str, Any]
     stored_bytes: int
     float32_bytes: int
+    digest: int
+    """63 bits of config, shapes and a sample of the weights: tells ranks whether theirs is the same model."""
 
     @property
     def architecture(self) -> str:
@@ -50,16 +56,29 @@ def inspect(directory: Path) -> Checkpoint:
         config,
         sum(tensor["data_offsets"][1] - tensor["data_offsets"][0] for tensor in tensors.values()),
         sum(_float32_bytes(name, tensor, group_size) for name, tensor in tensors.items()),
+        _digest(config, headers, files),
     )
 
 
-def require_memory(needed_bytes: int, directory: Path) -> None:
-    limit = device.memory_limit_bytes()
-    if needed_bytes > limit:
+def require_memory(needed_bytes: int, directory: Path, group: Group = ALONE) -> None:
+    """`needed_bytes`: of the whole model, of which each rank keeps its part."""
+    needed, limit = needed_bytes // group.size, device.memory_limit_bytes(group.sharers)
+    if needed > limit:
+        whose = "its weights" if group.size == 1 else f"one of {group.size} parts of its weights"
         raise ModelUnusable(
-            f"{directory} needs {needed_bytes / 2**30:.1f} GiB for its weights, and {device.name()} has "
+            f"{directory} needs {needed / 2**30:.1f} GiB for {whose}, and {device.name()} has "
             f"{limit / 2**30:.1f} GiB: use a smaller or a quantized model"
         )
+
+
+def _digest(config: dict[str, Any], headers: list[dict[str, Any]], files: list[Path]) -> int:
+    """Reading all weights would take as long as loading them."""
+    digest = xxh3_64(json.dumps([config, headers], sort_keys=True).encode())
+    for path in files:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - SAMPLE_BYTES))
+            digest.update(file.read())
+    return digest.intdigest() >> 1
 
 
 def read_json(path: Path) -> dict[str, Any]:

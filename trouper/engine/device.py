@@ -31,18 +31,19 @@ def name() -> str:
     return str(info.get("device_name") or info.get("architecture") or platform.machine())
 
 
-def memory_limit_bytes() -> int:
-    """What may be in use: the accelerator's own limit, or the memory of the machine or container."""
+def memory_limit_bytes(sharers: int = 1) -> int:
+    """What may be in use: the accelerator's own limit, or the memory of the machine or container. So many processes
+    share it."""
     info = mx.device_info()
     known = (info.get(key) for key in (RECOMMENDED, *TOTAL))
-    return next((int(size) for size in known if size), 0) or _main_memory_bytes()
+    return (next((int(size) for size in known if size), 0) or _main_memory_bytes()) // sharers
 
 
-def memory_facts() -> MemoryFacts:
+def memory_facts(sharers: int = 1) -> MemoryFacts:
     return MemoryFacts(
         active_bytes=mx.get_active_memory(),
         spare_bytes=mx.get_cache_memory(),
-        limit_bytes=memory_limit_bytes(),
+        limit_bytes=memory_limit_bytes(sharers),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 
@@ -14,12 +14,17 @@ SHAPING = ("*.safetensors", "config.json")
 
 
 def fingerprint(
-    directory: Path, adapter_path: str | None, report: Callable[[str], None], progress: Callable[[int, int], None]
+    directory: Path,
+    adapter_path: str | None,
+    report: Callable[[str], None],
+    progress: Callable[[int, int], None],
+    rank: Mapping[str, str],
 ) -> str:
     """Hex digits; "" if the files cannot be read, and then nothing is kept on disk. Takes the time to read the files
-    once; a memo in the cache directory spares that until they change. `progress` hears bytes read, of how many."""
+    once; a memo in the cache directory spares that until they change. `progress` hears bytes read, of how many. `rank`:
+    what tells this rank's KV from other ranks', and from that of another number of them."""
     memo = default_cache_dir() / "digests.json"
-    parts = {"mlx-lm": version("mlx-lm")}
+    parts = {"mlx-lm": version("mlx-lm"), **rank}
     try:
         memo.parent.mkdir(parents=True, exist_ok=True)
         files = _files(directory, adapter_path)

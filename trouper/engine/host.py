@@ -11,7 +11,7 @@ import attrs
 import mlx.core as mx
 import trio
 
-from trouper.engine import device
+from trouper.engine import device, group
 from trouper.engine.architecture import batching_of
 from trouper.engine.device import memory_facts
 from trouper.engine.loading import Loaded, load
@@ -47,6 +47,7 @@ class MlxEngine:
         self._settings, self._watch = settings, watch
         self._jobs, self._inbox = trio.open_memory_channel[Job](0)
         self._loaded: Loaded | None = None
+        self._group = group.ALONE
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         """The thread's life. Ends when cancelled, after the step in hand: a thread is never abandoned (F18)."""
@@ -65,11 +66,16 @@ class MlxEngine:
             gc.collect()
             mx.clear_cache()
 
-    async def join(self, invitation: bytes) -> Joined:  # noqa: ARG002  Alone there is nobody to invite.
-        return Joined()
+    async def join(self, invitation: bytes) -> Joined:
+        """The whole process waits until all ranks are there (see `group`)."""
+        return await self._on_thread(lambda: self._join(invitation))
+
+    def _join(self, invitation: bytes) -> Joined:
+        self._group = group.join()
+        return Joined(self._group.rank, self._group.size, self._group.share(invitation))
 
     async def load(self) -> LoadedModel:
-        self._loaded = await self._on_thread(lambda: load(self._settings, log.info, self._watch))
+        self._loaded = await self._on_thread(lambda: load(self._settings, log.info, self._watch, self._group))
         card = attrs.evolve(self._loaded.card, batching=batching_of(self._loaded.model).description)
         log.info(
             "model %s: %s, %s, %.0f MB on %s",
@@ -85,7 +91,7 @@ class MlxEngine:
         await self._on_thread(lambda: self._session(plans, results))
 
     def memory(self) -> MemoryFacts:
-        return memory_facts()
+        return memory_facts(self._group.sharers)
 
     async def _on_thread(self, work: Callable[[], T]) -> T:
         """Run `work` on the engine's thread and wait for its end, whatever it is."""
@@ -116,7 +122,8 @@ class MlxEngine:
         """Answer plans until they end. A new session has no rows: after a crash nothing of them can be trusted."""
         assert self._loaded is not None, "load() comes first"
         loaded = self._loaded
-        engine = StepEngine(loaded.model, loaded.card.vocab_size, loaded.kv, loaded.tokenizer.grammars)
+        grammars = loaded.tokenizer.grammars
+        engine = StepEngine(loaded.model, loaded.card.vocab_size, loaded.kv, grammars, self._group)
         try:
             self._answer(engine, plans, results)
         finally:

@@ -15,9 +15,10 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_adapters, load_model
 
-from trouper.engine import checkpoint, device, embedded, precision, tokenizer
+from trouper.engine import checkpoint, device, embedded, precision, sharding, tokenizer
 from trouper.engine.embedding import facts_of
 from trouper.engine.fingerprint import fingerprint
+from trouper.engine.group import ALONE, Group
 from trouper.engine.layout import kv_layout
 from trouper.engine.quantized import KvFormat, kv_format
 from trouper.engine.resolve import resolve
@@ -54,9 +55,15 @@ class Loaded:
     kv: KvFormat
 
 
-def load(settings: Settings, report: Callable[[str], None], watch: LoadWatch = nobody_watches) -> Loaded:
-    """Load what the settings name. `report` hears one line for each stage, `watch` what takes long as it goes on. Raises
-    `ModelUnusable` with one line."""
+def load(
+    settings: Settings,
+    report: Callable[[str], None],
+    watch: LoadWatch = nobody_watches,
+    group: Group = ALONE,
+) -> Loaded:
+    """Load what the settings name, or this rank's part of it. `report` hears one line for each stage, `watch` what takes
+    long as it goes on. Raises `ModelUnusable` with one line. With several ranks it waits for all of them, once its own
+    part is there."""
     name = settings.model or embedded.NAME
     directory = resolve(settings.model, report)
     found = checkpoint.inspect(directory)
@@ -64,21 +71,37 @@ def load(settings: Settings, report: Callable[[str], None], watch: LoadWatch = n
     words = tokenizer.load(directory, found.config, generation)
     float32 = device.is_cpu()
     size = found.float32_bytes if float32 else found.stored_bytes
-    checkpoint.require_memory(size, directory)
+    checkpoint.require_memory(size, directory, group)
     report(f"loading {found.architecture} from {directory}: {size / 2**20:.0f} MiB on {device.name()}")
     model, config = _model(directory)
     if settings.adapter_path is not None:
         report(f"applying the adapter {settings.adapter_path}")
         _adapt(model, settings.adapter_path)
+    if group.size > 1:
+        sharding.fuse_adapters(model)
     if float32:
         precision.to_float32(model)
+    if group.size > 1:
+        _shard(model, config, directory, settings, group)
     _evaluate(model, directory, partial(Loading, name, "loading the weights"), watch)
     kv = kv_format(settings.kv_bits, settings.kv_group_size)
-    card = _card(settings, found, model, config, kv)
+    card = attrs.evolve(
+        _card(settings, found, model, config, kv),
+        ranks=group.size,
+        cache_bytes=_cache_bytes(settings, model, group),
+    )
     if settings.blocks_dir is not None and card.kv.cached:
         digests = partial(Loading, name, "reading again for the cache's sake")
-        told = fingerprint(directory, settings.adapter_path, report, lambda done, total: watch(digests(done, total)))
+        told = fingerprint(
+            directory,
+            settings.adapter_path,
+            report,
+            lambda done, total: watch(digests(done, total)),
+            _rank(settings, group),
+        )
         card = attrs.evolve(card, fingerprint=told)
+    if group.size > 1:
+        card = _agreed(card, found, group)
     return Loaded(model, card, words.with_grammars(card.vocab_size), directory, config, kv)
 
 
@@ -108,6 +131,28 @@ def _adapt(model: nn.Module, path: str) -> None:
     except Exception as error:  # as above
         raise ModelUnusable(f"--adapter-path {path} does not fit the model: {_line(error)}") from error
     model.eval()
+
+
+def _shard(model: nn.Module, config: dict[str, Any], directory: Path, settings: Settings, group: Group) -> None:
+    sharding.shard(model, config, directory, group, lambda: _model(directory)[0])
+    if settings.tp_reduce_dtype == "float32":
+        sharding.sum_in_float32(model, group)
+
+
+def _rank(settings: Settings, group: Group) -> dict[str, str]:
+    """A rank keeps its own heads' KV, and how parts are added shows in it."""
+    if group.size == 1:
+        return {}
+    return {"rank": f"{group.rank} of {group.size}", "sums": settings.tp_reduce_dtype}
+
+
+def _agreed(card: ModelCard, found: checkpoint.Checkpoint, group: Group) -> ModelCard:
+    """What all ranks can keep to. The first thing that they do together: whoever could not load is not there."""
+    digests = group.gather(found.digest)
+    other = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None)
+    if other is not None:
+        raise ModelUnusable(f"{found.directory} is another model on rank {other} than on rank 0: copy rank 0's there")
+    return attrs.evolve(card, cache_bytes=min(group.gather(card.cache_bytes)))
 
 
 def _evaluate(model: nn.Module, directory: Path, at: Callable[[int, int], Loading], watch: LoadWatch) -> None:
@@ -157,15 +202,14 @@ def _card(
         device=device.name(),
         batching="batched",
         kv=kv_layout(model, kv),
-        cache_bytes=_cache_bytes(settings, parameters),
         embedding=facts_of(model, found.directory),
     )
 
 
-def _cache_bytes(settings: Settings, parameters: Iterable[mx.array]) -> int:
+def _cache_bytes(settings: Settings, model: nn.Module, group: Group) -> int:
     """For cached blocks, unless --cache-memory says: half of what the weights leave, and not more than a third of all."""
-    limit = device.memory_limit_bytes()
-    left = limit * settings.memory_fraction - sum(parameter.nbytes for parameter in parameters)
+    limit = device.memory_limit_bytes(group.sharers)
+    left = limit * settings.memory_fraction - sum(parameter.nbytes for _, parameter in tree_flatten(model.parameters()))
     return max(0, int(min(left / 2, limit / 3)))
 
 

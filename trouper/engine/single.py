@@ -13,7 +13,6 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from trouper.engine.computing import start_computing
 from trouper.engine.embedding import body_of
-from trouper.engine.region import Ints
 from trouper.protocol.plans import RowId
 
 
@@ -29,6 +28,10 @@ class SingleRows:
     @property
     def decoding(self) -> Sequence[RowId]:
         return self._decoding
+
+    @property
+    def order(self) -> Sequence[RowId]:
+        return [*self._decoding, *(row for row in self._caches if row not in self._decoding)]
 
     def make_room(self, rows: int) -> None:
         """Each has caches of its own."""
@@ -71,12 +74,6 @@ class SingleRows:
     def decode(self, tokens: mx.array) -> mx.array:
         rows = [self._forward(row, tokens[place : place + 1, None]) for place, row in enumerate(self._decoding)]
         return mx.concatenate([logits[:, -1, :] for logits in rows])
-
-    def verify(self, tokens: mx.array, counts: Ints) -> mx.array:  # noqa: ARG002
-        raise AssertionError("rows that step alone draft nothing")
-
-    def accepted(self, more: Ints) -> None:  # noqa: ARG002
-        raise AssertionError("rows that step alone draft nothing")
 
     def _forward(self, row: RowId, tokens: mx.array) -> mx.array:
         self._lengths[row] += tokens.shape[1]

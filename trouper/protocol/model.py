@@ -74,6 +74,7 @@ class ModelCard:
     architecture: str
     dtype: str
     weights_bytes: int
+    """On this rank."""
     device: str
     batching: str
     """How rows share a step: "batched", or "row by row" with the reason."""
@@ -84,6 +85,8 @@ class ModelCard:
     """Of the weights' content, adapter, architecture and dtype, as hex; "" if nothing may be kept on disk."""
     embedding: EmbeddingFacts | None = None
     """None: it gives no embeddings."""
+    ranks: int = 1
+    """Processes that compute it together."""
 
 
 @attrs.frozen

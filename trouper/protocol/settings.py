@@ -111,6 +111,9 @@ class Settings:
     sequence_cache_size: int | None = setting(
         None, "Older name of a bound. No effect: whole sequences are kept as blocks, under --cache-memory.", 0
     )
+    tp_reduce_dtype: str = setting(
+        "native", "With several ranks, the type in which their parts are added: native (the model's own) or float32."
+    )
     ssd_cache_dir: Path | None = setting(None, "Directory of the SSD tier. Default: in the user's cache directory.")
     ssd_max_bytes: ByteSize = setting(ByteSize("20GB"), "Most that the SSD tier holds.", 0)
     ssd_keep_free: ByteSize = setting(ByteSize("2GB"), "Nothing is written that would leave less of the disk free.", 0)
@@ -133,6 +136,8 @@ class Settings:
             raise SettingsInvalid(f"--kv-bits must be 8, 4 or 0, not {self.kv_bits}")
         if self.kv_group_size not in (32, 64, 128):
             raise SettingsInvalid(f"--kv-group-size must be 32, 64 or 128, not {self.kv_group_size}")
+        if self.tp_reduce_dtype not in ("native", "float32"):
+            raise SettingsInvalid(f"--tp-reduce-dtype must be native or float32, not {self.tp_reduce_dtype}")
 
     @property
     def blocks_dir(self) -> Path | None:

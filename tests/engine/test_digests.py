@@ -1,0 +1,148 @@
+"""F19, F20: a rank whose state is not what a plan expects says which part of it, before it launches anything."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import attrs
+import numpy as np
+import pytest
+
+from tests.engine.driver import Driver, Request
+from tests.engine.test_exactness import engine_of, greedy_requests, random_script
+from tests.families import prompts
+from trouper.engine.step import Launched, StepEngine
+from trouper.protocol.plans import Admit, BlockId, Chunk, Plan, RowId, Stepped, Store
+from trouper.protocol.ranks import Digest, RankDiffers
+from trouper.protocol.sampling import Sampling
+
+GREEDY = Sampling(temperature=0)
+ONE, TWO = RowId(1), RowId(2)
+
+
+class Pair:
+    """A rank that leads, and one that follows: each plan carries what the first has."""
+
+    def __init__(self, name: str) -> None:
+        self.first, self.second = engine_of(name), engine_of(name)
+        self.settled = -1
+        self._step = 0
+
+    def take(self, **fields: object) -> tuple[Stepped, Stepped]:
+        """One step, read at once."""
+        plan = Plan(self._step, **fields, digest=self.first._digests.now(self.settled))  # type: ignore[arg-type]
+        self._step += 1
+        both = tuple(engine.collect(engine.launch(plan)) for engine in (self.first, self.second))
+        self.settled = plan.step
+        return both  # type: ignore[return-value]
+
+
+def admit(row: RowId, length: int) -> Admit:
+    return Admit(row, np.array(prompts((length,))[0], "<i4").tobytes(), GREEDY)
+
+
+@pytest.fixture
+def pair() -> Pair:
+    """Two rows decode; a block is stored."""
+    pair = Pair("llama")
+    pair.take(admit=(admit(ONE, 5), admit(TWO, 9)), prefill=(Chunk(ONE, 5), Chunk(TWO, 9)))
+    pair.take(decode=(ONE, TWO), store=(Store(ONE, 0, (4,), (BlockId(7),)),))
+    return pair
+
+
+def test_equal_ranks_say_the_same(pair: Pair) -> None:
+    first, second = pair.take(decode=(ONE, TWO))
+    assert (first.order, first.tokens_hash) == (second.order, second.tokens_hash) != (0, 0)
+    pair.take(drop=(ONE, TWO), evict=(BlockId(7),))
+    assert pair.first._digests.now(pair.settled) == pair.second._digests.now(pair.settled)
+
+
+def without_a_row(engine: StepEngine) -> None:
+    engine._drop([TWO])
+
+
+def longer_by_one(engine: StepEngine) -> None:
+    engine._rows._lengths[0] += 1  # type: ignore[attr-defined]
+
+
+def without_a_block(engine: StepEngine) -> None:
+    engine.blocks.evict([BlockId(7)])
+
+
+def in_other_slots(engine: StepEngine) -> None:
+    engine._digests._settled = {step: (order + 1, said) for step, (order, said) in engine._digests._settled.items()}
+
+
+def with_another_token(engine: StepEngine) -> None:
+    engine._digests._settled = {step: (order, said + 1) for step, (order, said) in engine._digests._settled.items()}
+
+
+@pytest.mark.parametrize(
+    ("field", "planted"),
+    [
+        ("rows", without_a_row),
+        ("lengths", longer_by_one),
+        ("blocks", without_a_block),
+        ("order", in_other_slots),
+        ("tokens", with_another_token),
+    ],
+)
+def test_f19_f20_what_differs_is_named_before_anything_is_done(
+    pair: Pair, field: str, planted: Callable[[StepEngine], None]
+) -> None:
+    planted(pair.second)
+    before = pair.second.lengths()
+    with pytest.raises(RankDiffers) as caught:
+        pair.take(decode=(ONE, TWO))
+    assert (caught.value.field, caught.value.step) == (field, 2)
+    assert pair.second.lengths() == before, "it was not launched"
+
+
+def test_a_step_that_the_plan_counts_on_is_read_first() -> None:
+    """Rank 0 may have read a step that this rank has not: then the plan says more of it than this rank knows yet."""
+    pair = Pair("llama")
+    pair.take(admit=(admit(ONE, 5),), prefill=(Chunk(ONE, 5),))
+    plan = Plan(1, decode=(ONE,), digest=pair.first._digests.now(0))
+    pair.first.collect(pair.first.launch(plan))
+    pair.second.launch(plan)
+    following = Plan(2, decode=(ONE,), digest=pair.first._digests.now(1))
+    pair.second.collect(pair.second.launch(following))
+
+
+@attrs.define
+class Twin:
+    """Two engines as one: each plan goes to both, with what the first has."""
+
+    first: StepEngine
+    second: StepEngine
+    settled: int = -1
+
+    def launch(self, plan: Plan) -> tuple[Launched, Launched]:
+        plan = attrs.evolve(plan, digest=self.first._digests.now(self.settled))
+        return self.first.launch(plan), self.second.launch(plan)
+
+    def collect(self, launched: tuple[Launched, Launched]) -> Stepped:
+        one, two = self.first.collect(launched[0]), self.second.collect(launched[1])
+        assert (one.tokens, one.order, one.tokens_hash) == (two.tokens, two.order, two.tokens_hash)
+        self.settled = one.step
+        return one
+
+    def lengths(self) -> dict[RowId, int]:
+        return self.first.lengths()
+
+    @property
+    def nbytes(self) -> int:
+        return self.first.nbytes
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_oss", "jamba"])
+def test_f19_any_script_leaves_equal_ranks_equal(name: str) -> None:
+    """With every kind of cache."""
+    requests: list[Request] = [request for request, _ in greedy_requests(name)]
+    _, script, chunk = random_script(requests, random.Random(name))
+    Driver(Twin(engine_of(name), engine_of(name)), chunk).play(script)  # type: ignore[arg-type]
+
+
+def test_an_engine_begins_with_nothing() -> None:
+    assert Digest(0, 0, 0) == engine_of("llama")._digests.now(-1)

@@ -1,0 +1,64 @@
+"""R8: what ranks answer together is what one process answers. `just ranks-parity` does it for 512 tokens of each family."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.naive import certain_answer
+from tests.families import build
+from tests.ranks.launching import run_ranks
+from tests.ranks.models import CONFIGS, SEEDS, save
+from tests.ranks.playing import PROMPTS, SAMPLINGS, SEEDED_TOKENS, play_all
+from trouper.engine import device
+from trouper.engine.group import ALONE
+
+KEPT_IN_BYTES = {"kv_bits": 8, "kv_group_size": 32}
+FLOAT32_SUMS = {"tp_reduce_dtype": "float32"}
+pytestmark = pytest.mark.skipif(not device.is_cpu(), reason="float32 is the reference, and that is for CPUs")
+
+
+def saved(directory: Path, models: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    return {name: {"directory": str(save(name, directory / name)), **one} for name, one in models.items()}
+
+
+def certain_seeds(name: str) -> list[int]:
+    """Another order of additions changes no draw of these."""
+    model = build(name, SEEDS[name], CONFIGS[name])
+    each = zip(PROMPTS, SAMPLINGS, strict=True)
+    return [certain_answer(model, prompt, sampling, SEEDED_TOKENS)[0].seed for prompt, sampling in each]
+
+
+def tokens(told: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return {kind: said for kind, said in told[name].items() if isinstance(said, list)}
+
+
+def test_r8_f21_two_ranks_answer_what_one_answers(tmp_path: Path) -> None:
+    """Greedy; drawn, with other seeds on rank 1, which do not count; rows that join and leave, follow grammars, think;
+    stored prefixes and copies of live rows; KV in bytes; sums in float32."""
+    models: dict[str, dict[str, Any]] = {
+        "llama": {"seeds": certain_seeds("llama"), "prefixes": True, "settings": KEPT_IN_BYTES},
+        "qwen3_moe": {"greedy": 6, "settings": FLOAT32_SUMS},
+        "deepseek_v3": {"greedy": 6},
+    }
+    spec = saved(tmp_path, models)
+    alone = play_all(spec, ALONE)
+    ranks = run_ranks(2, "tests.ranks.playing", json.dumps(spec))
+    for rank, told in enumerate(ranks):
+        assert (told["rank"], told["invited"], told["gathered"]) == (rank, "rank 0 says so", [5, 6])
+        for name in models:
+            assert tokens(told, name) == tokens(alone, name), f"{name} on rank {rank}"
+    llama, whole = ranks[1]["llama"], alone["llama"]
+    assert llama["token_bytes"] * 2 == whole["token_bytes"], "each rank keeps its own heads"
+    assert llama["cache_bytes"] <= whole["cache_bytes"] / 2 + 1, "two ranks share this machine's memory"
+
+
+def test_r8_three_ranks_answer_what_one_answers(tmp_path: Path) -> None:
+    spec = saved(tmp_path, {"qwen3": {"greedy": 4}})
+    alone = play_all(spec, ALONE)
+    ranks = run_ranks(3, "tests.ranks.playing", json.dumps(spec))
+    assert [tokens(told, "qwen3") for told in ranks] == [tokens(alone, "qwen3")] * 3

@@ -1,0 +1,50 @@
+"""What this rank's state is, as hashes to compare with what a plan expects (`protocol/ranks.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from trouper.engine.blocks import BlockStore
+from trouper.engine.rows import Rows
+from trouper.protocol.plans import RowId
+from trouper.protocol.ranks import Digest, ids_of, pairs, sequence
+
+KEPT = 8
+"""Steps whose hashes are remembered: a plan is sent when at most two steps are unanswered."""
+
+
+class Digests:
+    """Remembers what the last steps left. Without digests in plans nothing of it is called."""
+
+    def __init__(self, rows: Rows, blocks: BlockStore | None) -> None:
+        self._rows, self._blocks = rows, blocks
+        self._settled: dict[int, tuple[int, int]] = {-1: (0, 0)}
+        """Of each step that was read: the order of slots, and all tokens so far."""
+        self._tokens = 0
+
+    def order(self) -> int:
+        """Of the rows in their slots, as they are now."""
+        return sequence([*self._rows.order, len(self._rows.decoding)])
+
+    def settle(self, step: int, order: int, rows: Sequence[RowId], tokens: Sequence[int]) -> int:
+        """A step was read; the hash of all tokens so far."""
+        self._tokens = sequence([*rows, *tokens], self._tokens)
+        self._settled[step] = order, self._tokens
+        self._settled.pop(step - KEPT, None)
+        return self._tokens
+
+    def knows(self, step: int) -> bool:
+        """Whether it was read."""
+        return step in self._settled
+
+    def now(self, settled: int) -> Digest:
+        """Before a plan changes anything."""
+        order, lengths = self._rows.order, self._rows.lengths()
+        ids = ids_of(order)
+        decodes = np.arange(len(order)) < len(self._rows.decoding)
+        tokens = np.fromiter((lengths[row] for row in order), np.uint64, len(order))
+        blocks = self._blocks.members if self._blocks is not None else 0
+        slots, said = self._settled[settled]
+        return Digest(pairs(ids, decodes), pairs(ids, tokens), blocks, settled, slots, said)
