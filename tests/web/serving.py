@@ -67,7 +67,7 @@ async def serving(
     async with trio.open_nursery() as nursery:
         chosen = Settings(**{"no_ssd": True, "gather_ms": 0} | (settings or {}))
         runtime: Runtime = await nursery.start(partial(run_runtime, chosen, engine=engine))
-        start = partial(serve_http, runtime, ServerSettings(port=0, **server), shutdown=shutdown)
+        start = partial(serve_http, runtime, ServerSettings(**{"port": 0} | server), shutdown=shutdown)
         [url] = await nursery.start(start)
         yield Served(int(url.rsplit(":", 1)[1]), runtime, engine, shutdown)
         with trio.fail_after(SHUTDOWN_S):

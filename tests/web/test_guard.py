@@ -282,7 +282,7 @@ async def test_websocket_upgrade_and_one_byte() -> None:
         await served.connect() as client,
     ):
         upgrade = "Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: bKdPyn3u98cTfZJSh4TNeQ==\r\n"
-        await client.send_all(get("/", upgrade).replace(b"Connection: close", b"Connection: Upgrade") + b"x")
+        await client.send_all(get("/none", upgrade).replace(b"Connection: close", b"Connection: Upgrade") + b"x")
         assert (await receive_all(client)).startswith(b"HTTP/1.1 404")
 
 

@@ -164,7 +164,7 @@ async def test_only_a_key_learns_the_names_of_the_models() -> None:
     for document in (stranger, friend):
         assert set(document["components"]["securitySchemes"]) == {"bearer", "key"}
         keyless = {path for _, path, operation in operations(document) if "security" not in operation}
-        assert keyless == {"/health", "/livez", "/readyz", "/metrics", "/openapi.json", "/docs"}
+        assert keyless == {"/", "/health", "/livez", "/readyz", "/metrics", "/openapi.json", "/docs"}
 
 
 async def test_the_page_needs_no_other_host() -> None:

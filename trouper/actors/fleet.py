@@ -57,6 +57,10 @@ class Listed:
 class Models(Protocol):
     """What the edge asks for models."""
 
+    @property
+    def finished(self) -> trio.Event:
+        """Set when all were drained."""
+
     def listed(self) -> Sequence[Listed]:
         """All that may be asked for, the default first."""
 
@@ -80,6 +84,10 @@ class OneModel:
     def __init__(self, runtime: Runtime, aliases: Sequence[str] = ()) -> None:
         self._listed = Listed(names_of(runtime.model.id, aliases, default=True), "ready", runtime)
         self._runtime = runtime
+
+    @property
+    def finished(self) -> trio.Event:
+        return self._runtime.finished
 
     def listed(self) -> Sequence[Listed]:
         return (self._listed,)

@@ -438,14 +438,13 @@ class Scheduler:
                 row.admitted.submission.reply(finished)
                 self._remove(row)
                 self._add(requests_completed=1)
-        self._note_first_tokens(plan)
+        self._note_first_tokens(plan, now)
         self._showing.stepped(decoded=bool(plan.decode), produced=bool(stepped.rows))
         prefilled = sum(chunk.tokens for chunk in plan.prefill)
         self._pulse.stepped(now, decoding=decoding, produced=bool(stepped.rows), tokens=committed + prefilled)
         self._add(steps=int(plan.has_work), tokens_generated=committed, total_prefill_tokens=prefilled)
 
-    def _note_first_tokens(self, plan: Plan) -> None:
-        now = trio.current_time() if plan.prefill else 0.0
+    def _note_first_tokens(self, plan: Plan, now: float) -> None:
         for chunk in plan.prefill:
             row = self._rows.get(chunk.row)
             if row is not None and row.produced == 1:

@@ -22,11 +22,12 @@ from trouper.protocol.settings import ServerSettings
 from trouper.web.anthropic.bodies import COMPONENTS as ANTHROPIC
 from trouper.web.anthropic.errors import anthropic_error, is_anthropic
 from trouper.web.anthropic.routes import Anthropic
-from trouper.web.auth import Keys
+from trouper.web.auth import ASSETS, Keys
 from trouper.web.endpoints import Endpoint
 from trouper.web.errors import error_response, http_problem
 from trouper.web.health import HEALTH, READY, STATUS, health_body
 from trouper.web.journal import Journal
+from trouper.web.live.site import Site
 from trouper.web.metrics.collector import Metrics
 from trouper.web.metrics.routes import Scrapes
 from trouper.web.openai.bodies import COMPONENTS as OPENAI
@@ -92,11 +93,13 @@ def create_app(models: Runtime | Models, settings: ServerSettings, background: t
     app.register_error_handler(HTTPException, edge.http_error)
     app.register_error_handler(RequestFailed, edge.failed)
     app.register_error_handler(Exception, edge.crashed)
-    told = (*dialects, Replica(service), edge, Scrapes(metrics))
+    site = Site(service, keys)
+    told = (*dialects, Replica(service), edge, Scrapes(metrics), site)
     described = [endpoint for one in told for endpoint in one.endpoints()]
     components = OPENAI | response_schemas.COMPONENTS | ANTHROPIC
     for endpoint in Pages(service, keys, described, components).endpoints:
         app.add_url_rule(endpoint.path, endpoint.name, endpoint.handler, methods=[endpoint.method])
+    app.add_url_rule(f"{ASSETS}<digest>/<name>", "site_file", site.file, methods=["GET"])
     return app
 
 

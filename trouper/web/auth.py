@@ -10,7 +10,9 @@ import attrs
 from trouper.protocol.errors import Problem, SettingsInvalid
 from trouper.protocol.settings import ServerSettings
 
-OPEN_PATHS = frozenset({"/health", "/livez", "/readyz", "/metrics", "/openapi.json", "/docs"})
+OPEN_PATHS = frozenset({"/", "/health", "/livez", "/readyz", "/metrics", "/openapi.json", "/docs"})
+ASSETS = "/live/"
+"""The live page's files; they hold no data."""
 
 
 @attrs.frozen
@@ -47,7 +49,7 @@ class Keys:
 
     def problem(self, path: str, authorization: str | None, api_key: str | None) -> Problem | None:
         """Why this request is not let in, if it is not."""
-        if path in OPEN_PATHS or self.let_in(authorization, api_key):
+        if path in OPEN_PATHS or path.startswith(ASSETS) or self.let_in(authorization, api_key):
             return None
         given = _given(authorization, api_key)
         said = "the API key is wrong" if given else "an API key is needed: send `Authorization: Bearer KEY`"

@@ -1,0 +1,88 @@
+"""Debian's Chromium without a window, driven by its own chromedriver. Nothing but this machine can be reached from it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+from selenium.webdriver import Chrome, ChromeOptions
+from selenium.webdriver.chrome.service import Service
+
+CHROMIUM, CHROMEDRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+MISSING = " and ".join(
+    name for name, path in (("chromium", CHROMIUM), ("chromium-driver", CHROMEDRIVER)) if path is None
+)
+"""Debian's packages that are not there."""
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--hide-scrollbars", "--lang=en", "about:blank",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+)  # fmt: skip
+DESKTOP, PHONE = (1280, 800), (390, 844)
+
+
+@attrs.frozen(eq=False)
+class Browser:
+    """One tab. Everything blocks: call it in a thread where a server runs in the same process."""
+
+    driver: Chrome
+
+    def open(self, url: str) -> None:
+        self.driver.get(url)
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        """The value of a body of JavaScript."""
+        return self.driver.execute_script(script, *arguments)
+
+    def text(self, selector: str) -> str:
+        return str(self.run("return document.querySelector(arguments[0])?.textContent ?? ''", selector)).strip()
+
+    def resize(self, width: int, height: int, scale: float = 1) -> None:
+        self.driver.execute_cdp_cmd(
+            "Emulation.setDeviceMetricsOverride",
+            {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": width < 600},
+        )
+
+    def prefer(self, scheme: str, motion: str = "no-preference") -> None:
+        features = [
+            {"name": "prefers-color-scheme", "value": scheme},
+            {"name": "prefers-reduced-motion", "value": motion},
+        ]
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+    def console(self) -> list[str]:
+        """What was complained about since the last call."""
+        return [f"{entry['level']}: {entry['message']}" for entry in self._log("browser")]
+
+    def requested(self) -> list[str]:
+        """Every URL that was asked for since the last call."""
+        events = [json.loads(entry["message"])["message"] for entry in self._log("performance")]
+        return [one["params"]["request"]["url"] for one in events if one["method"] == "Network.requestWillBeSent"]
+
+    def _log(self, kind: str) -> list[Any]:
+        entries: list[Any] = self.driver.get_log(kind)  # type: ignore[no-untyped-call]
+        return entries
+
+
+@contextmanager
+def chromium(flags: Sequence[str] = ()) -> Iterator[Browser]:
+    """With a profile of its own, which is gone afterwards."""
+    options = ChromeOptions()
+    assert CHROMIUM is not None and CHROMEDRIVER is not None, f"install {MISSING}"
+    options.binary_location = CHROMIUM
+    with tempfile.TemporaryDirectory(prefix="trouper-browser-", ignore_cleanup_errors=True) as profile:
+        for flag in (*FLAGS, f"--user-data-dir={profile}", *flags):
+            options.add_argument(flag)
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+        driver = Chrome(options, Service(CHROMEDRIVER))
+        try:
+            browser = Browser(driver)
+            browser.resize(*DESKTOP)
+            yield browser
+        finally:
+            driver.quit()

@@ -1,0 +1,1 @@
+"""The live page at `/`, and the snapshots that it is fed with."""

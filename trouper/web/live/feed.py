@@ -1,0 +1,124 @@
+"""Snapshots for whoever looks: each is made once for all viewers, by the one who comes first, and none without viewers.
+
+There is no task. Viewers wait for the same ticks of the clock; so nothing has to be started, counted or ended with them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from importlib.metadata import version
+from math import inf
+from types import TracebackType
+from typing import Any
+
+import msgspec
+import trio
+from quart.wrappers.response import ResponseBody
+
+from trouper.actors.fleet import Models
+from trouper.protocol.record import RequestRecord
+from trouper.web.live.snapshot import NewGaps, model_body
+
+TICK_S = 0.25
+RECENT = 50
+"""Requests that a new viewer is told of."""
+
+
+class Feed:
+    """One for the app."""
+
+    def __init__(self, models: Models, recent: Sequence[RequestRecord]) -> None:
+        self._models, self._recent = models, recent
+        self._server = {"version": version("trouper"), "started": time.time()}
+        """`started` also tells one server from the next at the same address."""
+        self._gaps: dict[str, NewGaps] = {}
+        self._tick = -1
+        self._last: RequestRecord | None = None
+        """The last request of the last snapshot."""
+        self.number = 0
+        """Of snapshots that were made."""
+        self._body: dict[str, Any] = {}
+        self._latest = b""
+
+    @property
+    def over(self) -> trio.Event:
+        """Nothing will change any more."""
+        return self._models.finished
+
+    def snapshot(self) -> tuple[int, bytes]:
+        """This tick's number, and the snapshot as an event."""
+        tick = int(trio.current_time() / TICK_S)
+        if tick != self._tick:
+            self._tick = tick
+            self.number += 1
+            models = [model_body(one, self._gaps.setdefault(one.names[0], NewGaps())) for one in self._models.listed()]
+            now = {"number": self.number, "at": trio.current_time(), "models": models}
+            self._body = self._server | now | {"ended": self._ended()}
+            self._latest = event("snapshot", self._body)
+        return self.number, self._latest
+
+    async def once(self) -> dict[str, Any]:
+        """For whoever asks once: the batch is there a tick after the first look."""
+        self.snapshot()
+        await trio.sleep_until(next_tick())
+        self.snapshot()
+        return self._body | {"recent": self.recent()}
+
+    def recent(self) -> list[RequestRecord]:
+        """The last one last."""
+        return list(self._recent)[-RECENT:]
+
+    def _ended(self) -> list[RequestRecord]:
+        """Requests that ended since the last snapshot."""
+        ended: list[RequestRecord] = []
+        for record in reversed(self._recent):
+            if record is self._last or len(ended) == RECENT:
+                break
+            ended.append(record)
+        if ended:
+            self._last = ended[0]
+        return ended[::-1]
+
+
+def next_tick() -> float:
+    return (int(trio.current_time() / TICK_S) + 1) * TICK_S
+
+
+def event(name: str, data: Any) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(data))
+
+
+class Viewer(ResponseBody):
+    """The body of one viewer's stream. It has nothing that would have to be given back.
+
+    One that is slow misses snapshots; then it is told of the recent requests anew, as at its beginning.
+    """
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+        self._seen = -1
+
+    async def __aenter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if await self._over():
+            raise StopAsyncIteration
+        number, data = self._feed.snapshot()
+        missed, self._seen = number != self._seen + 1, number
+        return (event("recent", self._feed.recent()) if missed else b"") + data
+
+    async def _over(self) -> bool:
+        """The first snapshot comes at once, each further one at the next tick."""
+        with trio.move_on_at(-inf if self._seen < 0 else next_tick()):
+            await self._feed.over.wait()
+        return self._feed.over.is_set()

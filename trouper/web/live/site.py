@@ -1,0 +1,92 @@
+"""GET /, the files that it is made of, and GET /v1/live that feeds it.
+
+The page and its files are open, for they hold no data; what they show needs a key like any request. The files lie under a
+path that names their content, so a browser keeps them for ever and never mixes two versions.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from importlib.resources import files
+
+from quart import Response, request
+
+from trouper.web.auth import ASSETS, Keys
+from trouper.web.endpoints import Endpoint
+from trouper.web.live.feed import Feed, Viewer
+from trouper.web.live.snapshot import SNAPSHOT
+from trouper.web.query import Query
+from trouper.web.service import Service, as_events, as_json
+
+TYPES = {
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+    "txt": "text/plain; charset=utf-8",
+}
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""Nothing from elsewhere and nothing inline, whatever a model writes."""
+HEADERS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Content-Security-Policy": POLICY}
+
+
+class Site:
+    """The handlers."""
+
+    def __init__(self, service: Service, keys: Keys) -> None:
+        self._feed = Feed(service.models, service.journal.recent)
+        static = {one.name: one.read_bytes() for one in files("trouper.web.live").joinpath("static").iterdir()}
+        page = static.pop("index.html").decode()
+        self._files = static
+        self._digest = sha256(b"".join(name.encode() + data for name, data in sorted(static.items()))).hexdigest()[:16]
+        page = page.replace("{files}", f"{ASSETS.strip('/')}/{self._digest}")
+        self._page = page.replace("{keyed}", "true" if keys.needed else "false").encode()
+        self._etag = sha256(self._page).hexdigest()[:16]
+
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        return (
+            Endpoint(
+                method="GET",
+                path="/v1/live",
+                handler=self.live,
+                tag="Server",
+                summary="What the troupe does now",
+                description="One snapshot; with `Accept: text/event-stream` an event `snapshot` four times a second, and an "
+                "event `recent` with the last requests when it begins. Nothing is computed while nobody looks.",
+                answer=SNAPSHOT,
+                events=SNAPSHOT,
+                also=(400,),
+            ),
+            Endpoint(
+                method="GET",
+                path="/",
+                handler=self.page,
+                tag="Server",
+                summary="A page that shows it",
+                answer={"type": "string"},
+                content_type="text/html",
+            ),
+        )
+
+    async def live(self) -> Response:
+        Query(request.args, ())
+        if "text/event-stream" in request.headers.get("Accept", ""):
+            return as_events(Viewer(self._feed))
+        return as_json(await self._feed.once())
+
+    async def page(self) -> Response:
+        response = Response(self._page, content_type="text/html; charset=utf-8", headers=HEADERS)
+        response.headers["Cache-Control"] = "no-cache"
+        response.set_etag(self._etag)
+        return await response.make_conditional(request)
+
+    async def file(self, digest: str, name: str) -> Response:
+        """Those of another version are not here: the page that wants them is old."""
+        kind = name.rpartition(".")[2]
+        if digest != self._digest or name not in self._files:
+            return Response(b"", 404, headers=HEADERS)
+        response = Response(self._files[name], content_type=TYPES[kind], headers=HEADERS)
+        response.headers["Cache-Control"] = "public, max-age=31536000, immutable"
+        return response

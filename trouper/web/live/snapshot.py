@@ -1,0 +1,134 @@
+"""What the live page is told of the server: one object, made of what the actors publish anyway."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+import attrs
+
+from trouper.actors.fleet import Listed
+from trouper.actors.runtime import Runtime
+from trouper.protocol.batch import BatchFacts
+from trouper.web.schema import COUNT, OBJECT, TEXT, Json, array, nullable
+
+NUMBER: Json = {"type": "number"}
+
+
+def told(properties: Json, *optional: str) -> Json:
+    """An object of at least these properties: what an actor publishes may grow."""
+    return {"type": "object", "properties": properties, "required": [key for key in properties if key not in optional]}
+
+
+ROW = told(
+    {
+        "row": COUNT,
+        "request_id": TEXT,
+        "prompt_tokens": COUNT,
+        "cached_tokens": COUNT,
+        "prefilled_tokens": COUNT,
+        "generated_tokens": COUNT,
+        "max_tokens": COUNT,
+        "since": NUMBER,
+        "first_token_at": nullable(NUMBER),
+    }
+)
+BATCH = told(
+    {
+        "at": NUMBER,
+        "rows": array(ROW),
+        "gaps": COUNT,
+        "gap_median_s": nullable(NUMBER),
+        "gap_longest_s": nullable(NUMBER),
+    }
+)
+MODEL = told(
+    {
+        "name": TEXT,
+        "state": {"enum": ["unloaded", "waiting", "loading", "ready", "unloading"]},
+        "status": TEXT,
+        "detail": TEXT,
+        "card": OBJECT,
+        "scheduler": OBJECT,
+        "cache": OBJECT,
+        "memory": OBJECT,
+        "directory": OBJECT,
+        "actors": array(OBJECT),
+        "channels": array(told({"name": TEXT, "used": COUNT, "capacity": COUNT, "senders_waiting": COUNT})),
+        "batch": BATCH,
+    },
+    "status", "detail", "card", "scheduler", "cache", "memory", "directory", "actors", "channels", "batch",
+)  # fmt: skip
+SNAPSHOT = told(
+    {
+        "version": TEXT,
+        "started": NUMBER,
+        "number": COUNT,
+        "at": NUMBER,
+        "models": array(MODEL),
+        "ended": array(OBJECT),
+        "recent": array(OBJECT),
+    },
+    "recent",
+)
+
+
+@attrs.define
+class NewGaps:
+    """Which gaps of a model's batch were told already."""
+
+    told: int | None = None
+
+    def of(self, batch: BatchFacts) -> tuple[float, ...]:
+        """Those since the last time; none the first time, for they may be old."""
+        new = 0 if self.told is None else batch.gap_count - self.told
+        self.told = batch.gap_count
+        return batch.gaps_s[-new:] if new > 0 else ()
+
+
+def model_body(listed: Listed, gaps: NewGaps) -> dict[str, Any]:
+    """With all that is known of it, if it is loaded."""
+    body: dict[str, Any] = {"name": listed.names[0], "state": listed.state}
+    return body if listed.runtime is None else body | _loaded(listed.runtime, gaps)
+
+
+def _loaded(runtime: Runtime, gaps: NewGaps) -> dict[str, Any]:
+    health = runtime.health()
+    return {
+        "status": health.status,
+        "detail": health.detail,
+        "card": _card(runtime),
+        "scheduler": attrs.asdict(health.scheduler, filter=lambda field, _: field.name != "cache"),
+        "cache": health.scheduler.cache,
+        "memory": health.memory,
+        "directory": health.directory,
+        "actors": health.actors,
+        "channels": runtime.channels(),
+        "batch": _batch(runtime.look(), gaps),
+    }
+
+
+def _card(runtime: Runtime) -> dict[str, Any]:
+    card, settings = runtime.model, runtime.settings
+    return {
+        "architecture": card.architecture,
+        "dtype": card.dtype,
+        "device": card.device,
+        "context_length": min(card.context_length, settings.max_kv_size or card.context_length),
+        "weights_bytes": card.weights_bytes,
+        "rows": settings.rows,
+        "queue": settings.max_queue_size,
+        "ssd_max_bytes": int(settings.ssd_max_bytes),
+        "chats": runtime.tokenizer.has_chat_template,
+    }
+
+
+def _batch(batch: BatchFacts, gaps: NewGaps) -> dict[str, Any]:
+    new = gaps.of(batch)
+    return {
+        "at": batch.at,
+        "rows": batch.rows,
+        "gaps": len(new),
+        "gap_median_s": statistics.median(new) if new else None,
+        "gap_longest_s": max(new, default=None),
+    }

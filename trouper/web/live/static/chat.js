@@ -1,0 +1,171 @@
+// A chat with the model: POST /v1/chat/completions, streamed.
+
+import { byId, make } from "./dom.js";
+import { modelName, plural, seconds, short } from "./format.js";
+import { headers } from "./key.js";
+import { events } from "./sse.js";
+
+export class Chat {
+  #messages = [];
+  #list = byId("messages");
+  #prompt = byId("prompt");
+  #running = null;
+  #model = "";
+
+  constructor() {
+    byId("ask").addEventListener("submit", (event) => { event.preventDefault(); this.#ask(); });
+    byId("stop").addEventListener("click", () => this.#running?.abort());
+    byId("chat-clear").addEventListener("click", () => this.clear());
+    this.#prompt.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+      event.preventDefault();
+      byId("ask").requestSubmit();
+    });
+  }
+
+  use(model) {
+    this.#model = model;
+    byId("chat-model").textContent = modelName(model);
+  }
+
+  clear() {
+    this.#running?.abort();
+    this.#messages = [];
+    this.#list.replaceChildren();
+    this.#prompt.focus();
+  }
+
+  async #ask() {
+    const text = this.#prompt.value.trim();
+    if (!text || this.#running) return;
+    this.#prompt.value = "";
+    this.#messages.push({ role: "user", content: text });
+    const asked = this.#messages;
+    this.#show("user", text);
+    const answer = new Reply(this.#list);
+    this.#running = new AbortController();
+    this.#busy(true);
+    try {
+      await this.#stream(answer);
+    } catch (error) {
+      if (this.#running.signal.aborted) answer.note("stopped");
+      else answer.fail(error instanceof TypeError ? "The server does not answer." : error.message);
+    }
+    this.#running = null;
+    this.#busy(false);
+    answer.end();
+    if (asked !== this.#messages) return; // Cleared meanwhile.
+    if (answer.text) asked.push({ role: "assistant", content: answer.text });
+    else asked.pop();
+  }
+
+  async #stream(answer) {
+    const system = byId("system").value.trim();
+    const body = {
+      model: this.#model, stream: true, stream_options: { include_usage: true },
+      temperature: Number(byId("temperature").value), max_tokens: Number(byId("most").value) || undefined,
+      messages: system ? [{ role: "system", content: system }, ...this.#messages] : this.#messages,
+    };
+    const response = await fetch("v1/chat/completions", {
+      method: "POST", body: JSON.stringify(body), signal: this.#running.signal,
+      headers: headers({ "Content-Type": "application/json" }),
+    });
+    if (!response.ok) throw new Error((await response.json()).error.message);
+    for await (const { data } of events(response.body)) {
+      if (data === "[DONE]") break;
+      const chunk = JSON.parse(data);
+      if (chunk.error) throw new Error(chunk.error.message);
+      answer.take(chunk);
+    }
+  }
+
+  #show(role, text) {
+    this.#list.append(make("li", { "data-role": role }, make("div", { class: "said" }, text)));
+    this.#list.scrollTop = this.#list.scrollHeight;
+  }
+
+  #busy(busy) {
+    byId("send").hidden = busy;
+    byId("stop").hidden = !busy;
+    (busy ? byId("stop") : this.#prompt).focus({ preventScroll: true });
+  }
+}
+
+/** One answer as it comes. */
+class Reply {
+  text = "";
+  #said = make("div", { class: "said" });
+  #told = make("p", { class: "told" }, "…");
+  #thought = null;
+  #item = make("li", { "data-role": "assistant", "aria-busy": "true" }, this.#said, this.#told);
+  #list;
+  #began = performance.now();
+  #first = null;
+  #usage = null;
+  #reason = null;
+  #note = null;
+
+  constructor(list) {
+    this.#list = list;
+    list.append(this.#item);
+    list.scrollTop = list.scrollHeight;
+  }
+
+  take(chunk) {
+    if (chunk.usage) this.#usage = chunk.usage;
+    const choice = chunk.choices?.[0];
+    if (!choice) return;
+    this.#reason = choice.finish_reason ?? this.#reason;
+    if (choice.delta.reasoning_content) this.#think(choice.delta.reasoning_content);
+    if (choice.delta.content) this.#say(choice.delta.content);
+  }
+
+  #say(text) {
+    this.#first ??= performance.now();
+    this.text += text;
+    this.#append(this.#said, text);
+  }
+
+  #think(text) {
+    this.#first ??= performance.now();
+    if (!this.#thought) {
+      this.#thought = make("div", { class: "thought" });
+      this.#item.prepend(make("details", { open: true }, make("summary", {}, "Thought"), this.#thought));
+    }
+    this.#append(this.#thought, text);
+  }
+
+  /** Follow the end, unless somebody scrolled up to read. */
+  #append(place, text) {
+    const list = this.#list, follows = list.scrollHeight - list.scrollTop - list.clientHeight < 40;
+    place.append(text);
+    place.normalize();
+    if (follows) list.scrollTop = list.scrollHeight;
+  }
+
+  note(text) {
+    this.#note = text;
+  }
+
+  fail(message) {
+    this.#said.append(make("p", { class: "problem", role: "alert" }, message));
+  }
+
+  end() {
+    this.#item.removeAttribute("aria-busy");
+    this.#told.textContent = this.#summary();
+    this.#list.scrollTop = this.#list.scrollHeight;
+  }
+
+  #summary() {
+    const now = performance.now(), said = [];
+    if (this.#usage) said.push(plural(this.#usage.completion_tokens, "token"));
+    if (this.#first !== null) said.push(`first after ${seconds((this.#first - this.#began) / 1000)} s`);
+    if (this.#usage && this.#usage.completion_tokens > 1) {
+      said.push(`${short((this.#usage.completion_tokens - 1) / ((now - this.#first) / 1000))} a second`);
+    }
+    if (this.#reason === "length") said.push("cut at the most tokens");
+    if (this.#note) said.push(this.#note);
+    return said.join(" · ");
+  }
+}

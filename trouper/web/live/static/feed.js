@@ -1,0 +1,79 @@
+// The stream of snapshots. It comes back by itself, and rests while nobody sees the page.
+
+import { WrongKey, headers } from "./key.js";
+import { events } from "./sse.js";
+
+const PAUSES_MS = [300, 600, 1200, 2500, 5000];
+/** Silence after which a connection is taken for dead: twenty snapshots. */
+const SILENCE_MS = 5000;
+
+export class Feed {
+  #wanted = null;
+  #on;
+
+  /** on: {snapshot(data), recent(data), state(name, detail), locked()} */
+  constructor(on) {
+    this.#on = on;
+    document.addEventListener("visibilitychange", () => (document.hidden ? this.stop() : this.start()));
+    addEventListener("pagehide", () => this.stop());
+    addEventListener("pageshow", () => this.start());
+  }
+
+  start() {
+    if (this.#wanted || document.hidden) return;
+    this.#wanted = new AbortController();
+    this.#run(this.#wanted.signal);
+  }
+
+  stop() {
+    this.#wanted?.abort();
+    this.#wanted = null;
+  }
+
+  async #run(stopped) {
+    for (let failures = 0; !stopped.aborted;) {
+      try {
+        await this.#read(stopped, () => { failures = 0; });
+      } catch (error) {
+        if (stopped.aborted) return;
+        if (error instanceof WrongKey) {
+          this.stop();
+          this.#on.locked();
+          return;
+        }
+      }
+      if (stopped.aborted) return;
+      this.#on.state("away", "Reconnecting");
+      await pause(PAUSES_MS[Math.min(failures, PAUSES_MS.length - 1)], stopped);
+      failures += 1;
+    }
+  }
+
+  async #read(stopped, heard) {
+    const silence = new AbortController();
+    let timer = setTimeout(() => silence.abort(), SILENCE_MS);
+    try {
+      const response = await fetch("v1/live", {
+        headers: headers({ Accept: "text/event-stream" }), cache: "no-store",
+        signal: AbortSignal.any([stopped, silence.signal]),
+      });
+      if (response.status === 401) throw new WrongKey();
+      if (!response.ok) throw new Error(`status ${response.status}`);
+      for await (const { event, data } of events(response.body)) {
+        clearTimeout(timer);
+        timer = setTimeout(() => silence.abort(), SILENCE_MS);
+        heard();
+        this.#on[event]?.(JSON.parse(data));
+      }
+    } finally {
+      clearTimeout(timer);
+    }
+  }
+}
+
+function pause(ms, stopped) {
+  return new Promise((resolve) => {
+    const timer = setTimeout(resolve, ms);
+    stopped.addEventListener("abort", () => { clearTimeout(timer); resolve(); }, { once: true });
+  });
+}

@@ -1,0 +1,50 @@
+// What one model did of late: counters become rates over the last second.
+
+const KEPT = 480; // two minutes of snapshots
+const WINDOW_S = 1;
+
+export class History {
+  /** Columns as uPlot takes them. */
+  columns = { at: [], generated: [], computed: [], cached: [], median: [], longest: [] };
+  steps = 0;
+  #seen = [];
+
+  /** `at` is the server's clock, `now` ours. */
+  add(model, at, now) {
+    const facts = model.scheduler;
+    if (!facts) return;
+    const last = this.#seen.at(-1);
+    if (last && (facts.tokens_generated < last.facts.tokens_generated || at < last.at || at - last.at > 3)) {
+      this.#seen = [];
+      if (this.columns.at.length) this.#push(now - 0.001, null, null, null, null, null);
+    }
+    this.#seen.push({ at, facts });
+    while (this.#seen.length > 2 && at - this.#seen[1].at >= WINDOW_S) this.#seen.shift();
+    if (this.#seen.length < 2) return;
+    const first = this.#seen[0];
+    const rate = (name) => (facts[name] - first.facts[name]) / (at - first.at);
+    this.steps = rate("steps");
+    const ms = (s) => (s == null ? null : s * 1000);
+    const { gap_median_s: median, gap_longest_s: longest } = model.batch;
+    this.#push(now, rate("tokens_generated"), rate("total_prefill_tokens"), rate("total_cached_tokens"), ms(median), ms(longest));
+  }
+
+  /** The newest value of a column that is one. */
+  last(name) {
+    return this.columns[name].at(-1) ?? null;
+  }
+
+  /** The newest gap, or none if nothing decodes. */
+  gap() {
+    const { median } = this.columns;
+    for (let back = 1; back <= 4 && back <= median.length; back += 1) if (median.at(-back) != null) return median.at(-back);
+    return null;
+  }
+
+  #push(...values) {
+    Object.values(this.columns).forEach((column, place) => {
+      column.push(values[place]);
+      if (column.length > KEPT) column.shift();
+    });
+  }
+}

@@ -1,0 +1,133 @@
+// What is where, and who is told of a snapshot.
+
+import { Chat } from "./chat.js";
+import { byId, make, mark, say } from "./dom.js";
+import { Feed } from "./feed.js";
+import { Figures } from "./figures.js";
+import { modelName, plural, span } from "./format.js";
+import { History } from "./history.js";
+import * as key from "./key.js";
+import { Lanes } from "./lanes.js";
+import { Plots } from "./plots.js";
+import { Requests } from "./requests.js";
+import { Rows } from "./rows.js";
+import { Tiers } from "./tiers.js";
+import { Timeline } from "./timeline.js";
+import { Troupe } from "./troupe.js";
+
+const WORDS = { ok: "Running", draining: "Shutting down", restarting: "Restarting", stalled: "Stalled", stuck: "Device stuck", failed: "Failed" };
+
+byId("main").hidden = false; // Sizes are needed from here on.
+const figures = new Figures(byId("figures")), timeline = new Timeline(byId("timeline")), rows = new Rows(byId("rows"));
+const plots = new Plots(byId("plots")), troupe = new Troupe(byId("troupe")), chat = new Chat();
+const tiers = new Tiers(byId("tiers"), byId("tiers-note")), requests = new Requests(byId("requests"), byId("no-requests"));
+const known = new Map(); // By model: {history, lanes}.
+const select = byId("model");
+let server = null, chosen = null, latest = null, ended = [];
+
+const feed = new Feed({
+  snapshot: take,
+  recent: (records) => { ended = records; requests.add(records, chosen); },
+  state: (state, words) => status(state, words),
+  locked: () => lock(key.get() ? "The key is wrong." : ""),
+});
+
+function take(snapshot) {
+  if (snapshot.started !== server) begin(snapshot);
+  latest = snapshot;
+  const records = ended.concat(snapshot.ended);
+  ended = [];
+  list(snapshot.models);
+  for (const model of snapshot.models) note(model, snapshot, records.filter((one) => one.model === model.name));
+  requests.add(records, chosen);
+  show(snapshot.number);
+}
+
+/** Another server at the same address: what was known of the last one is over. */
+function begin(snapshot) {
+  server = snapshot.started;
+  requests.clear();
+  for (const one of known.values()) one.lanes = new Lanes();
+}
+
+function note(model, snapshot, records) {
+  if (!known.has(model.name)) known.set(model.name, { history: new History(), lanes: new Lanes() });
+  const { history, lanes } = known.get(model.name);
+  history.add(model, snapshot.at, Date.now() / 1000);
+  if (model.batch) lanes.update(server, snapshot.at, model.batch.rows, records);
+}
+
+function list(models) {
+  const names = models.map((model) => modelName(model.name) + (model.state === "ready" ? "" : ` (${model.state})`));
+  const told = JSON.stringify(names);
+  if (select.dataset.told === told) return;
+  select.dataset.told = told;
+  if (!models.some((model) => model.name === chosen)) choose(models[0].name);
+  select.replaceChildren(...models.map((model, place) => make("option", { value: model.name, selected: model.name === chosen }, names[place])));
+  select.disabled = models.length < 2;
+}
+
+function choose(name) {
+  chosen = name;
+  chat.use(name);
+  requests.show(name);
+}
+
+function show(number = 0) {
+  const model = latest.models.find((one) => one.name === chosen);
+  const { history, lanes } = known.get(chosen);
+  status(model.status === "ok" ? "ok" : model.batch ? "bad" : "away", WORDS[model.status] ?? `Not loaded (${model.state})`);
+  notice(model);
+  if (!model.batch) return;
+  figures.show(model, history);
+  timeline.draw(lanes, latest.at);
+  troupe.show(model, history);
+  if (number % 2) return; // What follows needs no more than two looks a second.
+  plots.draw(history, Date.now() / 1000);
+  tiers.show(model);
+  rows.show(model.batch, latest.at);
+  const { scheduler: facts, card } = model;
+  say(byId("batch-note"), `${plural(facts.active_sequences, "row")} of ${card.rows}` + (facts.queued_requests ? `, ${facts.queued_requests} waiting` : ""));
+  say(byId("about"), `Trouper ${latest.version} · ${card.architecture}, ${card.dtype} on ${card.device} · up for ${span(Date.now() / 1000 - server)} · `
+    + `${plural(facts.requests_completed, "request")} answered, ${facts.requests_withdrawn} withdrawn, ${facts.requests_errored} failed`);
+}
+
+function notice(model) {
+  const said = model.batch ? model.detail : "It is loaded when it is asked for: say something to it in the chat.";
+  byId("notice").hidden = !said;
+  say(byId("notice"), said);
+}
+
+function status(state, words) {
+  mark(byId("status"), "data-state", state);
+  say(byId("status"), words);
+}
+
+function lock(problem) {
+  byId("main").hidden = true;
+  byId("locked").hidden = false;
+  byId("forget").hidden = true;
+  say(byId("wrong"), problem);
+  status("away", "Locked");
+  byId("key").focus();
+}
+
+function unlock() {
+  byId("main").hidden = false;
+  byId("locked").hidden = true;
+  byId("forget").hidden = !key.get();
+  feed.start();
+}
+
+byId("unlock").addEventListener("submit", (event) => {
+  event.preventDefault();
+  key.keep(byId("key").value.trim());
+  byId("key").value = "";
+  unlock();
+});
+byId("forget").addEventListener("click", () => { key.forget(); feed.stop(); chat.clear(); lock(""); });
+select.addEventListener("change", () => { choose(select.value); if (latest) show(); });
+addEventListener("themechange", () => { timeline.recolour(); plots.rebuild(); if (latest) show(); });
+addEventListener("resize", () => { if (latest) show(1); });
+if (key.needed && !key.get()) lock("");
+else unlock();
