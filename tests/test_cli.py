@@ -100,7 +100,7 @@ def refused(arguments: list[str], said: str) -> None:
     *log, last = outcome.stderr.splitlines()
     assert said in last
     assert "Traceback" not in outcome.stderr
-    assert all(" INFO " in line for line in log)
+    assert all(json.loads(line)["level"] == "info" for line in log)
     assert outcome.stdout == ""
 
 

@@ -13,7 +13,7 @@ from trouper.cli.address import CannotListenError
 from trouper.cli.config import configured, file_read
 from trouper.cli.exits import leaves, refuse
 from trouper.cli.flags import flags_of, models_from, settings_from
-from trouper.cli.logs import LEVELS, configure_logging
+from trouper.cli.logs import FORMATS, LEVELS, Format, configure_logging
 from trouper.cli.print_config import config_text
 from trouper.protocol.errors import ModelUnusable, SettingsInvalid
 from trouper.protocol.settings import ServerSettings, Settings
@@ -27,11 +27,19 @@ logger = logging.getLogger("trouper")
 @flags_of(Settings)
 @flags_of(ServerSettings)
 @click.option("--log-level", type=click.Choice(LEVELS), default="info", envvar="TROUPER_LOG_LEVEL", show_default=True)
+@click.option(
+    "--log-format",
+    type=click.Choice(FORMATS),
+    default="auto",
+    envvar="TROUPER_LOG_FORMAT",
+    show_default=True,
+    help="auto: for a person at a terminal, else a JSON object a line.",
+)
 @click.pass_context
-def serve(context: click.Context, /, print_config: bool, log_level: str, **given: Any) -> None:
+def serve(context: click.Context, /, print_config: bool, log_level: str, log_format: Format, **given: Any) -> None:
     """Serve a model over HTTP, in OpenAI's dialect."""
     console = Console(stderr=True)
-    configure_logging(log_level, console)
+    configure_logging(log_level, console, log_format)
     refused: list[str] = []
     try:
         settings, server_settings = models_from(given), settings_from(ServerSettings, given)

@@ -17,7 +17,7 @@ class RequestRecord:
     None: it did not come so far. Plus `unix_offset` they are Unix time."""
 
     request_id: str
-    """Choices of one response share theirs."""
+    """Further choices of one response have a number behind theirs: "id-1"."""
     model: str = ""
     """As clients call it."""
     endpoint: str = ""

@@ -18,7 +18,9 @@ from werkzeug.routing import BaseConverter
 from trouper.actors.fleet import Models, OneModel
 from trouper.actors.runtime import Runtime
 from trouper.protocol.errors import Problem, RequestFailed
+from trouper.protocol.logs import CURRENT_REQUEST
 from trouper.protocol.settings import ServerSettings
+from trouper.web.access import log_record, log_response
 from trouper.web.anthropic.bodies import COMPONENTS as ANTHROPIC
 from trouper.web.anthropic.errors import anthropic_error, is_anthropic
 from trouper.web.anthropic.routes import Anthropic
@@ -85,7 +87,7 @@ def create_app(models: Runtime | Models, settings: ServerSettings, background: t
     app.config["RESPONSE_TIMEOUT"] = None
     app.url_map.converters["response"] = ResponseId
     metrics = Metrics(models.listed)
-    service = Service(models, settings, background, Journal(metrics.requests.read))
+    service = Service(models, settings, background, Journal(metrics.requests.read, log_record))
     keys = Keys.of(settings)
     edge, dialects = Edge(service, keys, metrics), (OpenAi(service), Responses(service), Anthropic(service))
     app.before_request(edge.let_in)
@@ -125,6 +127,7 @@ class Edge:
         )
 
     async def let_in(self) -> Response | None:
+        CURRENT_REQUEST.set(self._service.request_id)
         headers = request.headers
         problem = self._keys.problem(request.path, headers.get("Authorization"), headers.get("X-Api-Key"))
         return None if problem is None else self._refused(problem)
@@ -138,6 +141,8 @@ class Edge:
     async def sign(self, response: Response) -> Response:
         path = request.url_rule.rule if request.url_rule is not None else ""
         self._metrics.responded(request.method if path else "", path, response.status_code)
+        if not self._service.submitted:
+            log_response(request.method, request.path, response.status_code)
         response.headers["X-Request-Id"] = self._service.request_id
         if is_anthropic(request.path):
             response.headers["Request-Id"] = self._service.request_id
@@ -164,7 +169,7 @@ class Edge:
         return self._refused(error.problem)
 
     async def crashed(self, error: Exception) -> Response:
-        log.error("request %s failed", self._service.request_id, exc_info=error)
+        log.error("a request failed; the others go on", exc_info=error)
         return self._refused(
             http_problem(500, "an internal error; the log has it under the request id", "internal_error")
         )

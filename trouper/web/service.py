@@ -92,6 +92,11 @@ class Service:
             state["request_id"] = given if REQUEST_ID.fullmatch(given) else uuid4().hex
         return cast("str", state["request_id"])
 
+    @property
+    def submitted(self) -> bool:
+        """A model was asked, so the journal has it."""
+        return "submitted" in self._state
+
     async def body(self) -> dict[str, Any]:
         """The request's JSON object. Raises `RequestFailed` (400), or werkzeug's 408 and 413."""
         data = cast("bytes", await request.get_data(as_text=False))
@@ -145,6 +150,7 @@ class Service:
         return [await self._submit(served, generate) for generate in generates]
 
     async def _submit(self, served: Served, generate: Generate) -> Answer:
+        self._state["submitted"] = True
         ended = partial(self.journal.note, served.name, request.path)
         answer = await served.runtime.submit(generate, ended)
         running = self._running.setdefault(self.request_id, set())

@@ -1,0 +1,77 @@
+"""Where the log goes and how it reads: for a person at a terminal, for a machine elsewhere."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from rich.console import Console
+
+from trouper.cli.logs import Format, JsonLines, configure_logging, name_request
+from trouper.protocol.logs import CURRENT_REQUEST, FIELDS, REQUEST_ID
+
+logger = logging.getLogger("trouper.tests")
+
+
+@contextmanager
+def configured(form: Format, level: str, *, terminal: bool) -> Iterator[None]:
+    """As the command does it, for a while: `basicConfig` does nothing where handlers are, and pytest's are."""
+    root, ours = logging.getLogger(), logging.getLogger("trouper")
+    before, levels = root.handlers[:], (root.level, ours.level)
+    root.handlers.clear()
+    try:
+        configure_logging(level, Console(file=sys.stderr, force_terminal=terminal, width=200, color_system=None), form)
+        yield
+    finally:
+        root.handlers[:] = before
+        root.setLevel(levels[0])
+        ours.setLevel(levels[1])
+
+
+def written(capsys: pytest.CaptureFixture[str], form: Format, *, terminal: bool, level: str = "info") -> str:
+    with configured(form, level, terminal=terminal):
+        logger.debug("nobody wants to know")
+        logger.info("a line with %d", 2, extra={REQUEST_ID: "abc", FIELDS: {"tokens": 3}})
+        logger.info("another\nline")
+        logging.getLogger("hypercorn").info("not ours")
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("form", "terminal"), [("auto", False), ("json", False), ("json", True)])
+def test_a_machine_reads_a_line_of_json_for_each_record(
+    capsys: pytest.CaptureFixture[str], form: Format, terminal: bool
+) -> None:
+    first, second = map(json.loads, written(capsys, form, terminal=terminal).splitlines())
+    assert first.pop("time").endswith("+00:00")
+    assert first == {
+        "level": "info", "logger": "trouper.tests", "message": "a line with 2", "request_id": "abc", "tokens": 3,
+    }  # fmt: skip
+    assert second["message"] == "another\nline"
+    assert "request_id" not in second
+
+
+@pytest.mark.parametrize(("form", "terminal"), [("auto", True), ("human", True), ("human", False)])
+def test_a_person_reads_text(capsys: pytest.CaptureFixture[str], form: Format, terminal: bool) -> None:
+    first, *_ = written(capsys, form, terminal=terminal).splitlines()
+    assert "a line with 2 [abc]" in first
+    assert ("INFO trouper.tests:" in first) == (not terminal)
+
+
+def test_the_level_is_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "nobody wants to know" in written(capsys, "human", terminal=False, level="debug")
+    assert not written(capsys, "human", terminal=False, level="error")
+
+
+def test_a_record_names_the_current_request_and_keeps_its_own_name() -> None:
+    token = CURRENT_REQUEST.set("current")
+    try:
+        for extra, named in (({}, "current"), ({REQUEST_ID: "its own"}, "its own")):
+            record = logger.makeRecord("trouper", logging.INFO, "", 1, "text", (), None, extra=extra)
+            name_request(record)
+            assert json.loads(JsonLines().format(record))[REQUEST_ID] == named
+    finally:
+        CURRENT_REQUEST.reset(token)

@@ -1,0 +1,62 @@
+"""A line in the log for each request, when it has ended. Never a word of a prompt, an answer or a key."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from trouper.protocol.logs import FIELDS, REQUEST_ID
+from trouper.protocol.record import RequestRecord
+
+log = logging.getLogger("trouper.requests")
+
+
+def log_record(record: RequestRecord) -> None:
+    """What became of a prompt that a model was asked to answer."""
+    level = logging.WARNING if record.reason == "error" else logging.INFO
+    if log.isEnabledFor(level):
+        log.log(level, _told(record), extra={REQUEST_ID: record.request_id, FIELDS: _fields(record)})
+
+
+def _told(record: RequestRecord) -> str:
+    """For a person."""
+    how = f"{record.reason} ({record.code})" if record.code else record.reason
+    said = f"{record.endpoint} {how} after {record.whole_s:.2f} s"
+    if record.reason == "refused":
+        return said
+    cached = f" ({record.cached_tokens} cached)" if record.cached_tokens else ""
+    waited = "" if record.first_token_s is None else f", the first after {record.first_token_s:.2f} s"
+    return f"{said}: prompt {record.prompt_tokens}{cached}, answer {record.generated_tokens} tokens{waited}"
+
+
+def _fields(record: RequestRecord) -> dict[str, Any]:
+    """For a machine. What did not come so far is left out."""
+    fields = {
+        "event": "request",
+        "model": record.model,
+        "endpoint": record.endpoint,
+        "reason": record.reason,
+        "code": record.code or None,
+        "prompt_tokens": record.prompt_tokens,
+        "cached_tokens": record.cached_tokens,
+        "disk_tokens": record.disk_tokens,
+        "generated_tokens": record.generated_tokens,
+        "queue_s": _rounded(record.queue_s),
+        "prefill_s": _rounded(record.prefill_s),
+        "decode_s": _rounded(record.decode_s),
+        "first_token_s": _rounded(record.first_token_s),
+        "whole_s": _rounded(record.whole_s),
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 6)
+
+
+def log_response(method: str, path: str, status: int) -> None:
+    """A response that no prompt stands behind: at `info` if it says what is wrong with the request, else at `debug`."""
+    level = logging.INFO if status >= 400 else logging.DEBUG
+    if log.isEnabledFor(level):
+        fields = {"event": "response", "method": method, "path": path, "status": status}
+        log.log(level, "%s %r %d", method, path, status, extra={FIELDS: fields})
