@@ -135,7 +135,13 @@ class Stage:
         return self.drained
 
     async def serve_http(
-        self, fleet: object, settings: ServerSettings, *, shutdown: trio.Event, task_status: trio.TaskStatus[Any]
+        self,
+        fleet: object,
+        settings: ServerSettings,
+        *,
+        shutdown: trio.Event,
+        readers: object,
+        task_status: trio.TaskStatus[Any],
     ) -> None:
         task_status.started(["http://127.0.0.1:1"])
         await shutdown.wait()

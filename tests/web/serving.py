@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ import trio
 
 from tests.fakes import FakeEngine
 from trouper import Runtime, ServerSettings, Settings, run_runtime
+from trouper.web.journal import Reader
 from trouper.web.server import serve_http
 
 PATIENCE_S = 20.0
@@ -57,7 +58,10 @@ async def pace(_: object) -> None:
 
 @asynccontextmanager
 async def serving(
-    engine: FakeEngine | None = None, settings: dict[str, Any] | None = None, **server: Any
+    engine: FakeEngine | None = None,
+    settings: dict[str, Any] | None = None,
+    readers: Sequence[Reader] = (),
+    **server: Any,
 ) -> AsyncIterator[Served]:
     """Shut down at the end, which must end by itself and leave no task and no file behind. It takes well under two
     seconds; the limit here leaves room for a busy machine."""
@@ -67,7 +71,7 @@ async def serving(
     async with trio.open_nursery() as nursery:
         chosen = Settings(**{"no_ssd": True, "gather_ms": 0} | (settings or {}))
         runtime: Runtime = await nursery.start(partial(run_runtime, chosen, engine=engine))
-        start = partial(serve_http, runtime, ServerSettings(**{"port": 0} | server), shutdown=shutdown)
+        start = partial(serve_http, runtime, ServerSettings(**{"port": 0} | server), shutdown=shutdown, readers=readers)
         [url] = await nursery.start(start)
         yield Served(int(url.rsplit(":", 1)[1]), runtime, engine, shutdown)
         with trio.fail_after(SHUTDOWN_S):

@@ -22,14 +22,17 @@ from trouper.cli.address import cannot_listen, require_address
 from trouper.cli.announce import announce
 from trouper.cli.exits import DEVICE_STUCK
 from trouper.cli.loading import shown
+from trouper.web.journal import Reader
 from trouper.web.server import serve_http
 
 logger = logging.getLogger("trouper")
 STUCK_POLL_S = 1.0
 
 
-async def run(settings: Sequence[Settings], server_settings: ServerSettings, console: Console) -> None:
-    """Load, serve, and on the first signal drain; returns when everything has ended."""
+async def run(
+    settings: Sequence[Settings], server_settings: ServerSettings, console: Console, readers: Sequence[Reader] = ()
+) -> None:
+    """Load, serve, and on the first signal drain; returns when everything has ended. `readers`: as for `serve_http`."""
     require_address(server_settings.host, server_settings.port)
     leaving, loading = trio.Event(), trio.CancelScope()
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
@@ -40,7 +43,7 @@ async def run(settings: Sequence[Settings], server_settings: ServerSettings, con
                     fleet: Fleet = await nursery.start(partial(run_fleet, settings, server_settings, watch=watch))
                 if not loading.cancelled_caught:
                     watching.start_soon(_watch_device, fleet)
-                    await _serve(nursery, fleet, server_settings, leaving)
+                    await _serve(nursery, fleet, server_settings, leaving, readers)
             watching.cancel_scope.cancel(reason="everything has ended")
 
 
@@ -77,10 +80,12 @@ def _end_at_once(code: int) -> NoReturn:
     os._exit(code)
 
 
-async def _serve(nursery: trio.Nursery, fleet: Fleet, settings: ServerSettings, leaving: trio.Event) -> None:
+async def _serve(
+    nursery: trio.Nursery, fleet: Fleet, settings: ServerSettings, leaving: trio.Event, readers: Sequence[Reader]
+) -> None:
     shutdown = trio.Event()
     try:
-        urls: list[str] = await nursery.start(partial(serve_http, fleet, settings, shutdown=shutdown))
+        urls: list[str] = await nursery.start(partial(serve_http, fleet, settings, shutdown=shutdown, readers=readers))
     except OSError as error:
         raise cannot_listen(settings.host, settings.port, error) from error
     announce(urls[0], fleet, bool(settings.api_key or settings.api_key_file))

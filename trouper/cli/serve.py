@@ -15,6 +15,7 @@ from trouper.cli.exits import leaves, refuse
 from trouper.cli.flags import flags_of, models_from, settings_from
 from trouper.cli.logs import FORMATS, LEVELS, Format, configure_logging
 from trouper.cli.print_config import config_text
+from trouper.cli.traces import tracing
 from trouper.protocol.errors import ModelUnusable, SettingsInvalid
 from trouper.protocol.settings import ServerSettings, Settings
 
@@ -35,8 +36,22 @@ logger = logging.getLogger("trouper")
     show_default=True,
     help="auto: for a person at a terminal, else a JSON object a line.",
 )
+@click.option(
+    "--otlp-endpoint",
+    metavar="URL",
+    envvar="TROUPER_OTLP_ENDPOINT",
+    help="Where traces of requests go: an OpenTelemetry collector, as in http://127.0.0.1:4318. Or OpenTelemetry's variables.",
+)
 @click.pass_context
-def serve(context: click.Context, /, print_config: bool, log_level: str, log_format: Format, **given: Any) -> None:
+def serve(
+    context: click.Context,
+    /,
+    print_config: bool,
+    log_level: str,
+    log_format: Format,
+    otlp_endpoint: str | None,
+    **given: Any,
+) -> None:
     """Serve a model over HTTP, in OpenAI's dialect."""
     console = Console(stderr=True)
     configure_logging(log_level, console, log_format)
@@ -50,7 +65,8 @@ def serve(context: click.Context, /, print_config: bool, log_level: str, log_for
             logger.info("settings of %s", path)
         from trouper.cli.running import run  # Imports the whole server, which `trouper --help` does not need.
 
-        trio.run(run, settings, server_settings, console)
+        with tracing(otlp_endpoint) as readers:
+            trio.run(run, settings, server_settings, console, readers)
     except* (ModelUnusable, SettingsInvalid, CannotListenError) as group:
         refused = [str(error) for error in leaves(group)]
     if refused:

@@ -40,6 +40,9 @@ class RequestRecord:
     last_token_at: float | None = None
     ended_at: float
     unix_offset: float = 0.0
+    traceparent: str = ""
+    tracestate: str = ""
+    """Headers of the request, by which its client knows it among others' work (W3C)."""
 
     @property
     def queue_s(self) -> float | None:

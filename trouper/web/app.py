@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, cast
@@ -28,7 +29,7 @@ from trouper.web.auth import ASSETS, Keys
 from trouper.web.endpoints import Endpoint
 from trouper.web.errors import error_response, http_problem
 from trouper.web.health import HEALTH, READY, STATUS, health_body
-from trouper.web.journal import Journal
+from trouper.web.journal import Journal, Reader
 from trouper.web.live.site import Site
 from trouper.web.metrics.collector import Metrics
 from trouper.web.metrics.routes import Scrapes
@@ -76,9 +77,14 @@ class App(QuartTrio):
     asgi_http_class = HTTPConnection
 
 
-def create_app(models: Runtime | Models, settings: ServerSettings, background: trio.Nursery | None = None) -> App:
-    """The whole API. `background` runs what outlives its connection; without one, that is refused.
-    Raises `SettingsInvalid` for a bad key file."""
+def create_app(
+    models: Runtime | Models,
+    settings: ServerSettings,
+    background: trio.Nursery | None = None,
+    readers: Sequence[Reader] = (),
+) -> App:
+    """The whole API. `background` runs what outlives its connection; without one, that is refused. `readers` are told of
+    each request that has ended. Raises `SettingsInvalid` for a bad key file."""
     if isinstance(models, Runtime):
         models = OneModel(models, settings.served_model_name)
     app = App("trouper", static_folder=None)
@@ -87,7 +93,7 @@ def create_app(models: Runtime | Models, settings: ServerSettings, background: t
     app.config["RESPONSE_TIMEOUT"] = None
     app.url_map.converters["response"] = ResponseId
     metrics = Metrics(models.listed)
-    service = Service(models, settings, background, Journal(metrics.requests.read, log_record))
+    service = Service(models, settings, background, Journal(metrics.requests.read, log_record, *readers))
     keys = Keys.of(settings)
     edge, dialects = Edge(service, keys, metrics), (OpenAi(service), Responses(service), Anthropic(service))
     app.before_request(edge.let_in)

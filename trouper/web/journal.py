@@ -25,10 +25,17 @@ class Journal:
         self.recent: deque[RequestRecord] = deque(maxlen=KEPT)
         """The last one last."""
 
-    def note(self, model: str, endpoint: str, record: RequestRecord) -> None:
-        """Runs where a request is being closed, perhaps in cancelled cleanup: it neither waits nor raises."""
-        offset = time.time() - trio.current_time()
-        whole = attrs.evolve(record, model=model, endpoint=endpoint, unix_offset=offset)
+    def note(self, model: str, endpoint: str, traceparent: str, tracestate: str, record: RequestRecord) -> None:
+        """A record, and what only the edge knows of it. Runs where a request is being closed, perhaps in cancelled cleanup:
+        it neither waits nor raises."""
+        whole = attrs.evolve(
+            record,
+            model=model,
+            endpoint=endpoint,
+            unix_offset=time.time() - trio.current_time(),
+            traceparent=traceparent,
+            tracestate=tracestate,
+        )
         self.recent.append(whole)
         for reader in self._readers:
             try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+from collections.abc import Sequence
 from functools import partial
 
 import trio
@@ -18,6 +19,7 @@ from trouper.protocol.errors import SettingsInvalid
 from trouper.protocol.settings import ServerSettings
 from trouper.web.app import create_app
 from trouper.web.guard import Connection
+from trouper.web.journal import Reader
 
 log = logging.getLogger("trouper.web")
 
@@ -30,12 +32,14 @@ async def serve_http(
     settings: ServerSettings,
     *,
     shutdown: trio.Event,
+    readers: Sequence[Reader] = (),
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve until `shutdown`, then end within two seconds. Starts with the URLs; raises `SettingsInvalid` for a taken port."""
+    """Serve until `shutdown`, then end within two seconds. Starts with the URLs; raises `SettingsInvalid` for a taken port.
+    `readers`: as for `create_app`."""
     listeners = await _listen(settings)
     async with trio.open_nursery() as background:
-        await _serve(create_app(models, settings, background), listeners, settings, shutdown, task_status)
+        await _serve(create_app(models, settings, background, readers), listeners, settings, shutdown, task_status)
         # A runtime that was drained has ended it already; nothing outlives the server.
         background.cancel_scope.cancel()
 

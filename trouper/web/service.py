@@ -151,7 +151,9 @@ class Service:
 
     async def _submit(self, served: Served, generate: Generate) -> Answer:
         self._state["submitted"] = True
-        ended = partial(self.journal.note, served.name, request.path)
+        headers = request.headers
+        trace = headers.get("traceparent", ""), headers.get("tracestate", "")
+        ended = partial(self.journal.note, served.name, request.path, *trace)
         answer = await served.runtime.submit(generate, ended)
         running = self._running.setdefault(self.request_id, set())
         running.add(answer)

@@ -1,0 +1,132 @@
+"""Where traces go: nowhere unless asked, and to a collector over HTTP, whose silence holds up nobody."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from trouper.cli.traces import VARIABLES, tracing
+from trouper.protocol.errors import SettingsInvalid
+from trouper.protocol.record import RequestRecord
+
+RECORD = RequestRecord(
+    request_id="a", model="m", endpoint="/v1/completions", reason="length", arrived_at=1.0, admitted_at=2.0,
+    first_token_at=3.0, last_token_at=4.0, ended_at=5.0, unix_offset=1e9,
+)  # fmt: skip
+
+
+class Collector(ThreadingHTTPServer):
+    """Takes what OpenTelemetry's exporter sends."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Taking)
+        self.taken: list[tuple[str, ExportTraceServiceRequest]] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class Taking(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        data = self.rfile.read(int(self.headers["Content-Length"]))
+        assert isinstance(self.server, Collector)
+        self.server.taken.append((self.path, ExportTraceServiceRequest.FromString(data)))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*VARIABLES, "OTEL_SDK_DISABLED", "OTEL_TRACES_EXPORTER", "OTEL_SERVICE_NAME"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@contextmanager
+def collecting() -> Iterator[Collector]:
+    with Collector() as collector:
+        thread = threading.Thread(target=collector.serve_forever)
+        thread.start()
+        yield collector
+        collector.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("path", ["", "/", "/v1/traces"])
+def test_what_is_told_until_the_end_arrives(path: str) -> None:
+    with collecting() as collector:
+        with tracing(collector.url + path) as readers:
+            for read in readers:
+                read(RECORD)
+        [(taken_at, request)] = collector.taken
+    assert taken_at == "/v1/traces"
+    [group] = request.resource_spans
+    assert {one.key: one.value.string_value for one in group.resource.attributes}["service.name"] == "trouper"
+    names = [span.name for scope in group.scope_spans for span in scope.spans]
+    assert sorted(names) == ["POST /v1/completions", "decode", "prefill", "queue"]
+
+
+def test_opentelemetrys_own_variables_turn_it_on_and_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    with collecting() as collector:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+        with tracing(None) as readers:
+            for read in readers:
+                read(RECORD)
+        assert [path for path, _ in collector.taken] == ["/v1/traces"]
+        for name, value in (("OTEL_SDK_DISABLED", "true"), ("OTEL_TRACES_EXPORTER", "none")):
+            with monkeypatch.context() as patch:
+                patch.setenv(name, value)
+                with tracing(None) as readers:
+                    assert readers == ()
+
+
+def test_nobody_asked() -> None:
+    with tracing(None) as readers:
+        assert readers == ()
+
+
+def test_a_collector_that_is_silent_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It accepts and never answers: the end waits for a moment, and leaves what is not delivered."""
+    monkeypatch.setattr("trouper.cli.traces.LAST_SPANS_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        with tracing(f"http://127.0.0.1:{silent.getsockname()[1]}") as readers:
+            for read in readers:
+                read(RECORD)
+        assert [thread for thread in threading.enumerate() if "Otel" in thread.name], (
+            "it still waits, and nobody for it"
+        )
+
+
+def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    with pytest.raises(SettingsInvalid, match=r"--otlp-endpoint needs the extra `otel`: pip install 'trouper\[otel\]'"):
+        enter("http://127.0.0.1:1")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    with pytest.raises(SettingsInvalid, match="OTEL_EXPORTER_OTLP_ENDPOINT needs the extra"):
+        enter(None)
+
+
+def enter(endpoint: str | None) -> None:
+    with tracing(endpoint):
+        raise AssertionError("it cannot begin")
+
+
+def test_off_nothing_of_it_is_imported() -> None:
+    """Nor is it a dependency."""
+    code = (
+        "import sys; from trouper.cli.traces import tracing; import trouper.web.server\n"
+        "with tracing(None): print([name for name in sys.modules if name.startswith('opentelemetry')])"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout == "[]\n"
