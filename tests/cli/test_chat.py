@@ -1,0 +1,277 @@
+"""`trouper chat` against a server: one answer, a conversation in a real terminal, what goes wrong."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import trio
+from click.testing import CliRunner, Result
+
+from tests.fakes import EOS, FakeEngine
+from tests.families import save
+from tests.web.serving import Served, eventually, pace, serving
+from trouper import cli
+from trouper.cli import chat
+from trouper.cli.answers import Answer, AnswerFailed, stream
+from trouper.cli.client import Where
+from trouper.cli.conversation import Conversation
+from trouper.cli.exits import USAGE_ERROR
+
+PATIENCE_S = 60
+
+
+def where(served: Served, key: str | None = None) -> Where:
+    return Where(f"http://127.0.0.1:{served.port}", key)
+
+
+def says(text: str) -> FakeEngine:
+    """A model that answers this, whatever it is asked."""
+    tokens = [*text.encode(), EOS]
+    return FakeEngine(before_step=pace, token_at=lambda _, position: tokens[min(position, len(tokens) - 1)])
+
+
+async def invoke(*arguments: str, stdin: str = "", **variables: str) -> Result:
+    def run() -> Result:
+        return CliRunner().invoke(cli.main, ["chat", *arguments], input=stdin, env=variables)
+
+    return await trio.to_thread.run_sync(run)
+
+
+async def test_a_question_in_the_command_is_answered_once() -> None:
+    async with serving(says("Paris.")) as served:
+        outcome = await invoke("--url", f"http://127.0.0.1:{served.port}/v1/", "the", "capital?")
+    assert (outcome.exit_code, outcome.stdout) == (0, "Paris.\n")
+
+
+async def test_a_question_in_stdin_is_answered_and_the_port_is_the_variables() -> None:
+    async with serving(says("Paris.")) as served:
+        outcome = await invoke(stdin="the\ncapital?\n", TROUPER_PORT=str(served.port), TROUPER_HOST="0.0.0.0")
+        assert bytes(served.engine.plans_seen[0].admit[0].prompt) == bytes_of("<user>the\ncapital?<assistant>")
+    assert (outcome.exit_code, outcome.stdout) == (0, "Paris.\n")
+
+
+def bytes_of(text: str) -> bytes:
+    import numpy as np
+
+    return np.asarray(list(text.encode()), "<i4").tobytes()
+
+
+async def test_a_key(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("\nsecret\nother\n")
+    async with serving(says("yes"), api_key=("secret",)) as served:
+        url = ("--url", f"http://127.0.0.1:{served.port}", "hm?")
+        assert (await invoke(*url, "--api-key", "secret")).stdout == "yes\n"
+        assert (await invoke(*url, TROUPER_API_KEY_FILE=str(tmp_path / "keys"))).stdout == "yes\n"
+        outcome = await invoke(*url)
+    assert (outcome.exit_code, "an API key is needed" in outcome.stderr) == (USAGE_ERROR, True)
+
+
+async def test_nobody_there() -> None:
+    with trio.socket.socket() as unused:
+        await unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        outcome = await invoke("--url", url, "hello?")
+    assert outcome.exit_code == USAGE_ERROR
+    assert f"no server answers at {url}: start one by `trouper serve`" in outcome.stderr
+
+
+async def test_nothing_was_asked() -> None:
+    outcome = await invoke("--url", "http://127.0.0.1:9")
+    assert (outcome.exit_code, "there is no question" in outcome.stderr) == (USAGE_ERROR, True)
+
+
+async def answered(served: Served, conversation: Conversation, echo: Callable[..., None]) -> None:
+    def run() -> None:
+        with where(served).client() as client:
+            chat.answer_to("hello?", client, conversation, echo)
+
+    await trio.to_thread.run_sync(run)
+
+
+async def test_thinking_is_shown_and_only_the_answer_is_kept() -> None:
+    said: list[str] = []
+    conversation = Conversation()
+    async with serving(says("<think>hm</think>Hello\x1b[2J!")) as served:
+        await answered(served, conversation, lambda text, **_: said.append(text))
+    assert "\x1b[2mh\x1b[0m" in said
+    assert "".join(said).endswith("tokens cached\x1b[0m")
+    assert "�[2J!" in "".join(said), "a model does not clear the screen"
+    assert conversation.messages[-1]["role"] == "assistant"
+    assert conversation.messages[-1]["content"].strip() == "Hello\x1b[2J!"
+
+
+async def test_stopping_an_answer_ends_it_at_the_server_and_keeps_what_was_said() -> None:
+    """Ctrl-C, wherever it lands: here while text is shown, in the terminal below while the next is awaited."""
+    shown: list[str] = []
+
+    def echo(text: str, **_: Any) -> None:
+        shown.append(text)
+        if len(shown) == 3:
+            raise KeyboardInterrupt
+
+    conversation = Conversation(parameters={"max_tokens": 4000})
+    async with serving() as served:
+        await answered(served, conversation, echo)
+        await eventually(lambda: served.busy == 0)
+        assert served.runtime.health().scheduler.requests_withdrawn == 1
+    assert conversation.messages[-1]["content"].startswith("".join(shown[:2]))
+    assert chat.STOPPED in shown[-1]
+
+
+async def test_a_refused_question_is_taken_back() -> None:
+    said: list[str] = []
+    conversation = Conversation(parameters={"temperature": -1})
+    async with serving() as served:
+        await answered(served, conversation, lambda text, **_: said.append(text))
+    assert "temperature" in said[-1]
+    assert conversation.messages == []
+
+
+async def test_an_answer_that_breaks_off_is_not_whole() -> None:
+    def broken(_: httpx2.Request) -> httpx2.Response:
+        event = 'data: {"choices": [{"delta": {"content": "so far"}}]}\n\n'
+        return httpx2.Response(200, headers={"content-type": "text/event-stream"}, text=event)
+
+    answer = Answer()
+    with httpx2.Client(transport=httpx2.MockTransport(broken), base_url="http://x") as client:
+        pieces = stream(client, {}, answer)
+        assert next(pieces).text == "so far"
+        with pytest.raises(AnswerFailed, match="in the middle"):
+            next(pieces)
+    assert answer.text == "so far"
+
+
+CONTROLLED = """
+import fcntl, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+from trouper.cli import main
+main()
+"""
+"""Only a controlling terminal turns Ctrl-C into a signal."""
+
+
+READING = "\x1b[?2004h"
+"""The prompt asks the terminal to mark what is pasted."""
+
+
+class Terminal:
+    """The command in a terminal of its own."""
+
+    def __init__(self, arguments: list[str], home: Path) -> None:
+        self._master, slave = pty.openpty()
+        environment = os.environ | {"XDG_STATE_HOME": str(home), "TERM": "xterm", "HOME": str(home)}
+        command = [sys.executable, "-c", CONTROLLED, "chat", *arguments]
+        self.process = subprocess.Popen(
+            command, stdin=slave, stdout=slave, stderr=slave, env=environment, cwd=home, start_new_session=True
+        )
+        os.close(slave)
+        self.seen = ""
+
+    async def until(self, text: str) -> None:
+        """And forget what was seen up to there."""
+        with trio.fail_after(PATIENCE_S):
+            while text not in self.seen:
+                data = await trio.to_thread.run_sync(self._read, abandon_on_cancel=True)
+                assert data, f"it ended before {text!r}: {self.seen}"
+                self.seen += data.decode(errors="replace")
+        self.seen = self.seen.split(text, 1)[1]
+
+    def _read(self) -> bytes:
+        try:
+            data = os.read(self._master, 65536)
+        except OSError:
+            return b""
+        if b"\x1b[6n" in data:  # Where is the cursor? A terminal answers.
+            self.type("\x1b[1;1R")
+        return data
+
+    async def enter(self, keys: str) -> None:
+        """At the prompt, once it is there: before, the terminal itself would eat Ctrl-D."""
+        await self.until(READING)
+        self.type(keys)
+
+    def type(self, keys: str) -> None:
+        os.write(self._master, keys.encode())
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._master)
+
+
+async def test_a_conversation_in_a_terminal(tmp_path: Path) -> None:
+    """Answers stream; Ctrl-C stops one, not the program; the history is there the next time, for its owner only."""
+    async with serving() as served:
+        terminal = Terminal(["--url", f"http://127.0.0.1:{served.port}"], tmp_path)
+        try:
+            await terminal.until("/help lists commands")
+            await terminal.enter("/set max_tokens 4000\r")
+            await terminal.until("max_tokens = 4000")
+            await terminal.enter("tell me\r")
+            await eventually(lambda: served.runtime.health().scheduler.tokens_generated > 20)
+            terminal.type("\x03")
+            await terminal.until(chat.STOPPED)
+            await eventually(lambda: served.busy == 0)
+            await terminal.enter("/set max_tokens 5\r")
+            await terminal.until("max_tokens = 5")
+            await terminal.enter("\x1b[A\x1b[A\r")  # Twice up: "tell me" again.
+            await terminal.until("5 tokens")
+            await terminal.until("length")
+            await terminal.enter("half a line\x03")
+            await terminal.until("Ctrl-D leaves")
+            await terminal.enter("\x04")
+            assert await trio.to_thread.run_sync(terminal.process.wait, PATIENCE_S) == 0
+            assert served.runtime.health().scheduler.total_requests == 2
+        finally:
+            terminal.close()
+    history = tmp_path / "trouper" / "chat-history"
+    assert history.read_text().count("+tell me\n") == 2
+    assert history.stat().st_mode & 0o777 == 0o600
+
+
+OWN = """
+import time
+from trouper.cli.own_server import serving
+with serving("--model", {model!r}, "--log-level", "warning", "--no-ssd") as url:
+    print(url, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_server_of_ones_own_ends_with_its_owner(tmp_path: Path) -> None:
+    """As when the terminal is closed."""
+    script = OWN.format(model=str(save("llama", tmp_path / "tiny")))
+    owner = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=tmp_path)
+    try:
+        assert owner.stdout is not None
+        url = owner.stdout.readline().strip()
+        with Where(url).client() as client:
+            assert client.get("/readyz").status_code == 200
+            owner.send_signal(signal.SIGHUP)
+            assert owner.wait(PATIENCE_S) == 128 + signal.SIGHUP
+            with pytest.raises(httpx2.ConnectError):
+                client.get("/readyz")
+    finally:
+        owner.kill()
+        owner.communicate()
+
+
+async def test_a_server_of_ones_own_that_cannot_start_is_one_line() -> None:
+    done = await trio.run_process(
+        [sys.executable, "-m", "trouper", "chat", "--model", "/no/such/model", "hello?"],
+        capture_stdout=True, capture_stderr=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == USAGE_ERROR
+    assert done.stderr.decode().splitlines() == [
+        "trouper: --model /no/such/model: no such directory, and not a hub id (owner/name) either",
+        "trouper: the server ended with 2; it said why above",
+    ]

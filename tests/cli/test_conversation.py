@@ -1,0 +1,114 @@
+"""What `trouper chat` keeps, and its commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trouper.cli.conversation import COMMANDS, AskAgain, CommandRefused, Conversation, Leave, follow
+
+
+@pytest.fixture
+def talked() -> Conversation:
+    conversation = Conversation("Be brief.")
+    for question, answer in (("one?", "1"), ("two?", "2")):
+        conversation.ask(question)
+        conversation.answered(answer)
+    return conversation
+
+
+def test_the_whole_conversation_is_sent(talked: Conversation) -> None:
+    talked.ask("three?")
+    assert talked.body() == {
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "one?"},
+            {"role": "assistant", "content": "1"},
+            {"role": "user", "content": "two?"},
+            {"role": "assistant", "content": "2"},
+            {"role": "user", "content": "three?"},
+        ]
+    }
+
+
+def test_a_question_without_an_answer_is_taken_back(talked: Conversation) -> None:
+    """Else the next request would hold two questions in a row, which templates refuse."""
+    before = talked.body()
+    talked.ask("three?")
+    talked.answered("")
+    assert talked.body() == before
+
+
+def test_parameters_and_the_model(talked: Conversation) -> None:
+    assert follow(talked, "/set") == "all defaults"
+    follow(talked, "/set temperature 0.5")
+    assert follow(talked, "/set stop END") == 'temperature = 0.5, stop = "END"'
+    follow(talked, "/set stop -")
+    assert follow(talked, "/model") == "the server's default"
+    assert follow(talked, "/model other") == "other"
+    body = talked.body()
+    assert (body["temperature"], body["model"], "stop" in body) == (0.5, "other", False)
+    with pytest.raises(CommandRefused, match="give a value"):
+        follow(talked, "/set temperature")
+
+
+def test_the_system_prompt(talked: Conversation) -> None:
+    assert follow(talked, "/system") == "Be brief."
+    follow(talked, "/system Be long, and nice.")
+    assert talked.body()["messages"][0] == {"role": "system", "content": "Be long, and nice."}
+    assert follow(talked, "/system -") == "no system prompt"
+    assert talked.body()["messages"][0]["role"] == "user"
+
+
+def test_clear_retry_and_undo(talked: Conversation) -> None:
+    with pytest.raises(AskAgain) as again:
+        follow(talked, "/retry")
+    assert again.value.question == "two?"
+    assert [message["content"] for message in talked.messages] == ["one?", "1"]
+    assert follow(talked, "/undo") == "taken back: one?"
+    with pytest.raises(CommandRefused, match="nothing was asked"):
+        follow(talked, "/undo")
+    talked.ask("four?")
+    follow(talked, "/clear")
+    assert (talked.messages, talked.system) == ([], "Be brief.")
+
+
+def test_what_is_saved_is_loaded(talked: Conversation, tmp_path: Path) -> None:
+    talked.parameters["temperature"] = 0
+    talked.ask("ünïcode?")
+    talked.answered("\n")
+    path = tmp_path / "talk.json"
+    assert follow(talked, f"/save {path}") == f"6 messages are in {path}"
+    other = Conversation(model="kept")
+    assert follow(other, f"/load {path}") == "6 messages"
+    talked.model = "kept"
+    assert other == talked
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("/nothing", "there is no /nothing; /help"),
+        ("/save", "name a file"),
+        ("/save /none/x.json", "/none/x.json: No such file or directory"),
+        ("/load /none", "/none: No such file or directory"),
+        ("/load {tmp}/wrong", "holds no conversation"),
+    ],
+)
+def test_what_cannot_be_followed_says_why_and_changes_nothing(
+    talked: Conversation, line: str, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "wrong").write_text('{"messages": [{"role": "user"}]}')
+    before = talked.body()
+    with pytest.raises(CommandRefused) as refused:
+        follow(talked, line.replace("{tmp}", str(tmp_path)))
+    assert said in str(refused.value)
+    assert talked.body() == before
+
+
+def test_help_lists_every_command_and_quit_leaves(talked: Conversation) -> None:
+    said = follow(talked, "/help").splitlines()
+    assert [line.split()[0] for line in said[: len(COMMANDS)]] == list(COMMANDS)
+    with pytest.raises(Leave):
+        follow(talked, "/quit")

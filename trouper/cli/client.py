@@ -1,0 +1,119 @@
+"""The commands that talk to a running server: which one, and with what key."""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import attrs
+import click
+import httpx2
+
+from trouper.cli.config import configured
+from trouper.cli.exits import refuse
+from trouper.protocol.settings import ServerSettings
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+CONNECT_S = 5.0
+SILENCE_S = 300.0
+"""A server that is alive says something in every stream long before."""
+EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - what is connected to instead
+DEFAULT = ServerSettings()
+
+
+@attrs.frozen
+class Where:
+    """A server, as a client sees it."""
+
+    url: str
+    """Without /v1."""
+    key: str | None = None
+
+    @property
+    def is_local(self) -> bool:
+        host = httpx2.URL(self.url).host
+        try:
+            return ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            return host == "localhost"
+
+    def client(self) -> httpx2.Client:
+        """Proxies of the environment are for other machines."""
+        return httpx2.Client(
+            base_url=self.url, headers=self.headers(), timeout=self.timeout(), trust_env=not self.is_local
+        )
+
+    def headers(self) -> dict[str, str]:
+        return {} if self.key is None else {"Authorization": f"Bearer {self.key}"}
+
+    @staticmethod
+    def timeout() -> httpx2.Timeout:
+        return httpx2.Timeout(SILENCE_S, connect=CONNECT_S)
+
+
+def client_of(command: Command) -> Command:
+    """With --url and --api-key, and a first argument `where`. Without --url it is where `trouper serve` would listen with
+    the same variables and the same settings file."""
+
+    @functools.wraps(command)
+    def run(
+        *more: Any,
+        url: str | None,
+        host: str,
+        port: int,
+        api_key: tuple[str, ...],
+        api_key_file: Path | None,
+        **given: Any,
+    ) -> Any:
+        address = f"[{EVERYWHERE.get(host, host)}]" if ":" in host else EVERYWHERE.get(host, host)
+        where = Where((url or f"http://{address}:{port}").rstrip("/").removesuffix("/v1"), _key(api_key, api_key_file))
+        return command(where, *more, **given)
+
+    for option in (
+        click.option("--api-key-file", type=click.Path(path_type=Path), envvar="TROUPER_API_KEY_FILE", hidden=True),
+        click.option("--api-key", multiple=True, envvar="TROUPER_API_KEY", help="Key that the server wants."),
+        click.option("--port", type=int, envvar="TROUPER_PORT", default=DEFAULT.port, hidden=True),
+        click.option("--host", envvar="TROUPER_HOST", default=DEFAULT.host, hidden=True),
+        click.option("--url", envvar="TROUPER_URL", help=f"The server. Default: http://{DEFAULT.host}:{DEFAULT.port}"),
+        configured,
+    ):
+        run = option(run)
+    return run  # type: ignore[return-value]
+
+
+def _key(keys: tuple[str, ...], path: Path | None) -> str | None:
+    """The first: any of them opens."""
+    if keys:
+        return keys[0]
+    if path is None:
+        return None
+    try:
+        return next((line.strip() for line in path.read_text("utf-8").splitlines() if line.strip()), None)
+    except (OSError, UnicodeDecodeError) as error:
+        refuse(f"--api-key-file {path}: {error}")
+
+
+@contextmanager
+def refused_in_one_line(where: Where) -> Iterator[None]:
+    """What keeps a command from its server ends it with one line."""
+    try:
+        yield
+    except httpx2.ConnectError:
+        refuse(f"no server answers at {where.url}: start one by `trouper serve`, or say where it is by --url")
+    except httpx2.HTTPStatusError as error:
+        refuse(f"{where.url}: {problem_of(error.response)}")
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        refuse(f"{where.url}: {str(error) or type(error).__name__}")
+
+
+def problem_of(response: httpx2.Response) -> str:
+    """What an error's body says; of a server that is not ours, its status."""
+    try:
+        response.read()
+        return str(response.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError, httpx2.HTTPError):
+        return f"answered {response.status_code} {response.reason_phrase}"
