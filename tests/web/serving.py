@@ -18,7 +18,7 @@ from trouper import Runtime, ServerSettings, Settings, run_runtime
 from trouper.web.journal import Reader
 from trouper.web.server import serve_http
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 STEP_S = 0.002
 SHUTDOWN_S = 8.0
 
@@ -134,14 +134,42 @@ async def ask(served: Served, body: object, path: str = "/v1/completions", heade
 STREAM = {"prompt": "hello", "max_tokens": 4000, "stream": True, "ignore_eos": True}
 
 
+class Listener:
+    """A client that reads one stream after another, each to its end."""
+
+    def __init__(self, served: Served) -> None:
+        self._served = served
+        self._heard = trio.Event()
+
+    async def run(self) -> None:
+        while True:
+            async with await self._served.connect() as stream:
+                await stream.send_all(post("/v1/completions", STREAM))
+                await self._listen(stream)
+
+    async def _listen(self, stream: trio.SocketStream) -> None:
+        last = b""
+        while b"data: [DONE]" not in last:
+            said = await stream.receive_some()
+            assert said, f"the stream ended in the middle: {last!r}"
+            last = last[-100:] + said
+            if b"data: " in said:
+                self._heard.set()
+                self._heard = trio.Event()
+
+    async def hears(self) -> None:
+        with trio.fail_after(PATIENCE_S):
+            await self._heard.wait()
+
+
 @asynccontextmanager
 async def a_stream_that_goes_on(served: Served) -> AsyncIterator[None]:
-    """Another client, whose stream must still run when the body is over."""
-    async with await served.connect() as stream:
-        await stream.send_all(post("/v1/completions", STREAM))
-        with trio.fail_after(PATIENCE_S):
-            while b"data: " not in await stream.receive_some():
-                pass
-            yield
-            for _ in range(3):
-                assert b"data: " in await stream.receive_some()
+    """Another client, whose stream must go on all the time, and when the body is over."""
+    listener = Listener(served)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(listener.run)
+        await listener.hears()
+        yield
+        for _ in range(3):
+            await listener.hears()
+        nursery.cancel_scope.cancel()
