@@ -8,26 +8,37 @@ const PAUSES_MS = [300, 600, 1200, 2500, 5000];
 const SILENCE_MS = 5000;
 
 export class Feed {
-  #wanted = null;
+  #open = false; // Whether it may run at all.
+  #running = null;
   #on;
 
   /** on: {snapshot(data), recent(data), state(name, detail), locked()} */
   constructor(on) {
     this.#on = on;
-    document.addEventListener("visibilitychange", () => (document.hidden ? this.stop() : this.start()));
-    addEventListener("pagehide", () => this.stop());
-    addEventListener("pageshow", () => this.start());
+    document.addEventListener("visibilitychange", () => (document.hidden ? this.#rest() : this.#go()));
+    addEventListener("pagehide", () => this.#rest());
+    addEventListener("pageshow", () => this.#go());
   }
 
   start() {
-    if (this.#wanted || document.hidden) return;
-    this.#wanted = new AbortController();
-    this.#run(this.#wanted.signal);
+    this.#open = true;
+    this.#go();
   }
 
   stop() {
-    this.#wanted?.abort();
-    this.#wanted = null;
+    this.#open = false;
+    this.#rest();
+  }
+
+  #go() {
+    if (!this.#open || this.#running || document.hidden) return;
+    this.#running = new AbortController();
+    this.#run(this.#running.signal);
+  }
+
+  #rest() {
+    this.#running?.abort();
+    this.#running = null;
   }
 
   async #run(stopped) {

@@ -23,7 +23,7 @@ const plots = new Plots(byId("plots")), troupe = new Troupe(byId("troupe")), cha
 const tiers = new Tiers(byId("tiers"), byId("tiers-note")), requests = new Requests(byId("requests"), byId("no-requests"));
 const known = new Map(); // By model: {history, lanes}.
 const select = byId("model");
-let server = null, chosen = null, latest = null, ended = [];
+let server = null, chosen = null, latest = null, ended = [], looks = 0;
 
 const feed = new Feed({
   snapshot: take,
@@ -40,7 +40,8 @@ function take(snapshot) {
   list(snapshot.models);
   for (const model of snapshot.models) note(model, snapshot, records.filter((one) => one.model === model.name));
   requests.add(records, chosen);
-  show(snapshot.number);
+  show(looks % 2 === 0);
+  looks += 1;
 }
 
 /** Another server at the same address: what was known of the last one is over. */
@@ -73,7 +74,8 @@ function choose(name) {
   requests.show(name);
 }
 
-function show(number = 0) {
+/** `all`: also what needs no more than two looks a second. */
+function show(all = true) {
   const model = latest.models.find((one) => one.name === chosen);
   const { history, lanes } = known.get(chosen);
   status(model.status === "ok" ? "ok" : model.batch ? "bad" : "away", WORDS[model.status] ?? `Not loaded (${model.state})`);
@@ -82,7 +84,7 @@ function show(number = 0) {
   figures.show(model, history);
   timeline.draw(lanes, latest.at);
   troupe.show(model, history);
-  if (number % 2) return; // What follows needs no more than two looks a second.
+  if (!all) return;
   plots.draw(history, Date.now() / 1000);
   tiers.show(model);
   rows.show(model.batch, latest.at);
@@ -128,6 +130,6 @@ byId("unlock").addEventListener("submit", (event) => {
 byId("forget").addEventListener("click", () => { key.forget(); feed.stop(); chat.clear(); lock(""); });
 select.addEventListener("change", () => { choose(select.value); if (latest) show(); });
 addEventListener("themechange", () => { timeline.recolour(); plots.rebuild(); if (latest) show(); });
-addEventListener("resize", () => { if (latest) show(1); });
+addEventListener("resize", () => { if (latest) show(false); });
 if (key.needed && !key.get()) lock("");
 else unlock();

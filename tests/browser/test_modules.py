@@ -1,0 +1,66 @@
+"""What the live page computes in the browser, module by module."""
+
+from __future__ import annotations
+
+import trio
+
+from tests.browser.driver import Browser
+from tests.browser.page import Page, shown
+
+MODULE = """
+const done = arguments[arguments.length - 1];
+const root = document.querySelector("script[type=module]").src.replace(/main\\.js$/, "");
+import(root + arguments[0]).then(module => { SCRIPT }).then(done, error => done(String(error)));
+"""
+
+
+async def computed(page: Page, module: str, script: str) -> object:
+    code = MODULE.replace("SCRIPT", script)
+    return await trio.to_thread.run_sync(lambda: page.browser.driver.execute_async_script(code, module))
+
+
+async def test_lanes_are_taken_by_who_is_first_and_records_are_the_last_word(browser: Browser) -> None:
+    async with shown(browser) as (page, _):
+        bars = await computed(
+            page,
+            "lanes.js",
+            """
+            const lanes = new module.Lanes();
+            const row = (row, since, more = {}) => ({row, request_id: `r${row}`, since, first_token_at: since + 1,
+              prompt_tokens: 9, cached_tokens: 3, prefilled_tokens: 9, generated_tokens: 1, max_tokens: 5, ...more});
+            const ended = (row, since, end) => ({request_id: `r${row}`, admitted_at: since, first_token_at: since + 1,
+              last_token_at: end, ended_at: end, prompt_tokens: 9, cached_tokens: 3, generated_tokens: 5, max_tokens: 5,
+              reason: "stop"});
+            lanes.update(1, 100, [row(0, 98), row(1, 99)], []);
+            lanes.update(1, 101, [row(0, 98), row(1, 99)], [ended(0, 98, 100.5)]);
+            lanes.update(1, 102, [row(1, 99), row(2, 101.5)], [ended(7, 101.6, 101.9)]);
+            const seen = lanes.bars.map(bar => [bar.id, bar.lane, bar.since, bar.end, bar.generated]);
+            lanes.update(1, 131, [], []);
+            const later = lanes.bars.map(bar => bar.id);
+            lanes.update(2, 5, [], []);
+            return [seen, later, lanes.bars.length];
+            """,
+        )
+    assert bars == [
+        [["r0", 0, 98, 100.5, 5], ["r1", 1, 99, None, 1], ["r2", 0, 101.5, None, 1], ["r7", 2, 101.6, 101.9, 5]],
+        ["r1", "r2", "r7"],
+        0,
+    ]
+
+
+async def test_rates_are_of_the_last_second_and_break_where_a_server_was_replaced(browser: Browser) -> None:
+    async with shown(browser) as (page, _):
+        columns = await computed(
+            page,
+            "history.js",
+            """
+            const history = new module.History();
+            const model = tokens => ({scheduler: {tokens_generated: tokens, total_prefill_tokens: 0, total_cached_tokens: 0,
+              steps: tokens}, batch: {gap_median_s: 0.02, gap_longest_s: null}});
+            for (let tick = 0; tick <= 8; tick += 1) history.add(model(tick * 10), tick / 4, 1000 + tick / 4);
+            history.add(model(0), 0, 1010);
+            history.add(model(5), 0.5, 1010.5);
+            return [history.columns.generated, history.columns.median, history.last("generated"), history.gap()];
+            """,
+        )
+    assert columns == [[40] * 8 + [None, 10], [20] * 8 + [None, 20], 10, 20]

@@ -1,0 +1,161 @@
+"""The live page in real Chromium, without a window. Skipped by name where it is not installed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+import trio
+
+from tests.actors.test_fleet import fleet_of
+from tests.browser.driver import Browser
+from tests.browser.page import SAID, Page, says, shown, slowly, streams
+from tests.fakes import FakeEngine
+from tests.web.serving import eventually, exchange, post, serving
+from trouper import Fleet, ServerSettings
+from trouper.web.server import serve_http
+
+PICTURE = "document.querySelector('#timeline').toDataURL()"
+
+
+async def test_a_running_batch_moves_without_complaints_or_other_hosts(browser: Browser) -> None:
+    async with shown(browser) as (page, served), streams(served, 5):
+        await page.reads("#status", "Running")
+        await page.reads("#figure-running dd", "5")
+        await page.until("parseFloat(document.querySelector('#figure-generated dd').textContent) > 0")
+        await page.until("document.querySelector('#figure-gap dd').textContent.includes('ms')")
+        before = await page.run(f"return {PICTURE}")
+        await page.until(f"{PICTURE} !== {before!r}")
+        await page.until("document.querySelectorAll('.plots canvas').length === 3")
+        await page.reads("#troupe svg", "ModelStepper")
+        await page.click("#rows summary")
+        await page.reads("#rows td, #rows th[scope=row]", "row")
+        rows = await page.run("return [...document.querySelectorAll('#rows tbody th')].map(one => one.textContent)")
+        assert rows == [f"row{number}" for number in range(5)]
+        assert await page.complaints() == []
+        assert {url for url in await page.requested() if not url.startswith(page.url)} == set()
+
+
+async def test_it_chats(browser: Browser) -> None:
+    async with shown(browser, says(SAID)) as (page, _):
+        await page.reads("#status", "Running")
+        await page.type("#prompt", "What is the capital of France?\n")
+        await page.reads("#messages [data-role=assistant] .said", SAID)
+        await page.reads("#messages .told", f"{len(SAID) + 1} tokens")
+        await page.type("#prompt", "And <b>now</b>?")
+        await page.click("#send")
+        await page.until("document.querySelectorAll('#messages [data-role=assistant] .said')[1]?.textContent")
+        said = await page.run("return [...document.querySelectorAll('#messages .said')].map(one => one.innerHTML)")
+        assert isinstance(said, list) and said[2] == "And &lt;b&gt;now&lt;/b&gt;?", "text, never markup"
+        await page.until("document.querySelectorAll('#requests tbody tr').length === 2")
+        await page.click("#chat-clear")
+        assert await page.run("return document.querySelectorAll('#messages li').length") == 0
+        assert await page.complaints() == []
+
+
+async def test_an_answer_can_be_stopped_and_its_row_is_gone(browser: Browser) -> None:
+    async with shown(browser) as (page, served):
+        await page.reads("#status", "Running")
+        await page.run("document.querySelector('#most').value = 4000")
+        await page.type("#prompt", "Go on for ever\n")
+        await page.until("document.querySelector('#messages [data-role=assistant] .said').textContent.length > 5")
+        await page.click("#stop")
+        await page.reads("#messages .told", "stopped")
+        await eventually(lambda: served.busy == 0)
+        await page.reads("#requests tbody", "abort")
+
+
+async def test_what_the_server_refuses_is_said(browser: Browser) -> None:
+    async with shown(browser) as (page, _):
+        await page.reads("#status", "Running")
+        await page.run("document.querySelector('#temperature').value = 9")
+        await page.type("#prompt", "Hi\n")
+        await page.reads("#messages [role=alert]", "temperature")
+
+
+async def test_it_comes_back_after_a_restart_of_the_server(browser: Browser) -> None:
+    async with serving() as served:
+        page = Page(browser, f"http://127.0.0.1:{served.port}/")
+        await page.open()
+        await page.reads("#status", "Running")
+        await exchange(served, post("/v1/completions", {"prompt": "hi", "max_tokens": 2}))
+        await page.reads("#figure-answered dd", "1")
+        assert await page.complaints() == []
+    await page.reads("#status", "Reconnecting")
+    async with serving(FakeEngine(before_step=slowly), port=served.port) as again, streams(again, 3):
+        await page.reads("#status", "Running")
+        await page.reads("#figure-running dd", "3")
+        await page.reads("#figure-answered dd", "0")
+        await page.until("document.querySelectorAll('#requests tbody tr').length === 0")
+        complaints = [one for one in await page.complaints() if "ERR_CONNECTION_REFUSED" not in one]
+        assert complaints == [], "the browser itself says that a server is away, and nothing else is wrong"
+        await page.leave()
+
+
+async def test_a_key_is_asked_for_kept_in_the_tab_and_sent_as_a_header(browser: Browser) -> None:
+    async with shown(browser, says(SAID), api_key=("secret",)) as (page, _):
+        await page.reads("#status", "Locked")
+        assert await page.complaints() == [], "it knows that a key is needed without being refused"
+        await page.type("#key", "wrong\n")
+        await page.reads("#wrong", "The key is wrong.")
+        await page.complaints()
+        await page.type("#key", "secret\n")
+        await page.reads("#status", "Running")
+        await page.type("#prompt", "Hi\n")
+        await page.reads("#messages", SAID)
+        await page.open()
+        await page.reads("#status", "Running")
+        assert await page.run("return [{...sessionStorage}, {...localStorage}]") == [{"trouper-key": "secret"}, {}]
+        assert not [url for url in await page.requested() if "secret" in url]
+        assert await page.complaints() == []
+        await page.click("#forget")
+        await page.reads("#status", "Locked")
+        assert await page.run("return [sessionStorage.length, document.querySelector('#main').hidden]") == [0, True]
+
+
+async def test_a_hidden_page_looks_at_nothing(browser: Browser) -> None:
+    async with shown(browser) as (page, served):
+        await page.reads("#status", "Running")
+        await eventually(lambda: served.connections > 0)
+        await page.run("Object.defineProperty(document, 'hidden', {value: true, configurable: true})")
+        looks = "document.dispatchEvent(new Event('visibilitychange'))"
+        await page.run(looks)
+        await trio.to_thread.run_sync(browser.requested)
+        await page.run("delete document.hidden")
+        assert not [url for url in await page.requested() if url.endswith("live")], "it does not come back while hidden"
+        await page.run(looks)
+        await page.reads("#status", "Running")
+        assert [url for url in await page.requested() if url.endswith("live")]
+
+
+async def test_several_models_are_chosen_from(browser: Browser) -> None:
+    async with fleet_of("small", "large") as (fleet, _), serving_fleet(fleet) as port:
+        page = Page(browser, f"http://127.0.0.1:{port}/")
+        await page.open()
+        await page.reads("#status", "Running")
+        assert await page.run("return [...document.querySelectorAll('#model option')].map(one => one.value)") == [
+            "small",
+            "large",
+        ]
+        await page.run(
+            "const one = document.querySelector('#model'); one.value = 'large'; one.dispatchEvent(new Event('change'))"
+        )
+        await page.reads("#chat-model", "large")
+        await page.type("#prompt", "Hi\n")
+        await page.until("document.querySelectorAll('#requests tbody tr').length === 1")
+        await page.run(
+            "const one = document.querySelector('#model'); one.value = 'small'; one.dispatchEvent(new Event('change'))"
+        )
+        await page.until("document.querySelectorAll('#requests tbody tr').length === 0")
+        assert await page.complaints() == []
+        await page.leave()
+
+
+@asynccontextmanager
+async def serving_fleet(fleet: Fleet) -> AsyncIterator[int]:
+    shutdown = trio.Event()
+    async with trio.open_nursery() as nursery:
+        [url] = await nursery.start(partial(serve_http, fleet, ServerSettings(port=0), shutdown=shutdown))
+        yield int(url.rsplit(":", 1)[1])
+        shutdown.set()
