@@ -30,8 +30,17 @@ serve *flags: (_setup "--no-dev")
 replicas *flags: _setup
     @exec .venv/bin/python examples/replicas.py "$@"
 
+# Chromium for the tests of the live page, where Debian's packages can be had; elsewhere they are skipped by name
+_browser:
+    @command -v chromium >/dev/null && command -v chromedriver >/dev/null || just _install-browser
+
+_install-browser:
+    @[ "$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq >/dev/null 2>&1 \
+        && DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends chromium chromium-driver >/dev/null 2>&1 \
+        || echo "no Chromium here, and none to be installed: the tests of the live page are skipped"
+
 # Run the tests, or some: `just test tests/policy -k chunks`; further flags go to pytest
-test *flags: _setup
+test *flags: _setup _browser
     @.venv/bin/python -m pytest -n {{ workers }} --dist loadfile "$@"
 
 # Formatting, lint, types and import rules
