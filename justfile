@@ -50,6 +50,14 @@ check: _setup
     .venv/bin/mypy
     .venv/bin/lint-imports
 
+# The documentation as a site in site/, strictly: no broken link, no page without a place
+docs: _setup
+    @NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict
+
+# The same, shown at http://127.0.0.1:8010 while it is written
+docs-serve *flags: _setup
+    @exec .venv/bin/mkdocs serve --dev-addr 127.0.0.1:8010 "$@"
+
 # Format, and fix what can be fixed
 fmt: _setup
     .venv/bin/ruff format

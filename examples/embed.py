@@ -10,8 +10,7 @@ from functools import partial
 
 import trio
 
-from trouper import ChatPrompt, Generate, Runtime, Sampling, Settings, run_runtime
-from trouper.protocol.model import Engine
+from trouper import ChatPrompt, Engine, Generate, Runtime, Sampling, Settings, run_runtime
 
 
 async def main(question: str, *, model: str | None = None, engine: Engine | None = None) -> None:

@@ -17,8 +17,7 @@ from hypercorn.middleware.dispatcher import TrioDispatcherMiddleware
 from hypercorn.typing import ASGIFramework
 from quart_trio import QuartTrio
 
-from trouper import ChatPrompt, Generate, RequestFailed, Runtime, ServerSettings, Settings, run_runtime
-from trouper.protocol.model import Engine
+from trouper import ChatPrompt, Engine, Generate, RequestFailed, Runtime, ServerSettings, Settings, run_runtime
 from trouper.web import create_app, serve_app
 
 

@@ -20,8 +20,7 @@ from typing import Self
 import attrs
 import trio
 
-from trouper import ChatPrompt, Generate, RequestFailed, Runtime, Settings, Timeouts, run_runtime
-from trouper.protocol.model import Engine
+from trouper import ChatPrompt, Engine, Generate, RequestFailed, Runtime, Settings, Timeouts, run_runtime
 
 
 @attrs.frozen

@@ -21,16 +21,16 @@ from trouper.actors.runtime import Answer, Runtime
 from trouper.protocol.errors import ModelUnusable, Problem, RequestFailed, SettingsInvalid
 from trouper.protocol.loading import Loading, LoadWatch, nobody_watches
 from trouper.protocol.model import Engine
-from trouper.protocol.replies import Delta, Finished
+from trouper.protocol.replies import Delta, Finished, TokenLogprobs
 from trouper.protocol.requests import ChatPrompt, Generate, TextPrompt, Timeouts, TokenPrompt
 from trouper.protocol.sampling import Sampling
 from trouper.protocol.settings import ServerSettings, Settings
 
 __version__ = "0.1.0"
 __all__ = [
-    "Answer", "ChatPrompt", "Delta", "Finished", "Fleet", "Generate", "LoadWatch", "Loading", "ModelUnusable", "Problem", "RequestFailed", "Runtime",
-    "Sampling", "ServerSettings", "Settings", "SettingsInvalid", "TextPrompt", "Timeouts", "TokenPrompt",
-    "run_fleet", "run_runtime",
+    "Answer", "ChatPrompt", "Delta", "Engine", "Finished", "Fleet", "Generate", "LoadWatch", "Loading", "ModelUnusable",
+    "Problem", "RequestFailed", "Runtime", "Sampling", "ServerSettings", "Settings", "SettingsInvalid", "TextPrompt",
+    "Timeouts", "TokenLogprobs", "TokenPrompt", "run_fleet", "run_runtime",
 ]  # fmt: skip
 
 
