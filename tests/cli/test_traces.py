@@ -99,13 +99,16 @@ def test_nobody_asked() -> None:
 def test_a_collector_that_is_silent_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """It accepts and never answers: the end waits for a moment, and leaves what is not delivered."""
     monkeypatch.setattr("trouper.cli.traces.LAST_SPANS_S", 0.05)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         with tracing(f"http://127.0.0.1:{silent.getsockname()[1]}") as readers:
             for read in readers:
                 read(RECORD)
-        assert [thread for thread in threading.enumerate() if "Otel" in thread.name], (
-            "it still waits, and nobody for it"
-        )
+        waiting = [thread for thread in threading.enumerate() if "Otel" in thread.name]
+        assert waiting, "it still waits, and nobody for it"
+    for thread in waiting:  # Nobody listens any more, so it gives up.
+        thread.join(20)
+        assert not thread.is_alive()
 
 
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
