@@ -1,0 +1,129 @@
+"""`trouper top`: what it makes of /health, and a server that goes and comes back."""
+
+from __future__ import annotations
+
+import copy
+from io import StringIO
+from typing import Any
+
+import httpx2
+import pytest
+import trio
+from click.testing import CliRunner
+from rich.console import Console, RenderableType
+
+from tests.web.serving import ask, serving
+from trouper import cli
+from trouper.cli.dashboard import KEPT, Rates, models_of, page, sparkline
+from trouper.cli.exits import USAGE_ERROR
+from trouper.cli.top import Watching
+
+
+def text(shown: RenderableType) -> str:
+    written = StringIO()
+    Console(file=written, width=120).print(shown)
+    return written.getvalue()
+
+
+async def health() -> dict[str, Any]:
+    """A real one."""
+    import json
+
+    from tests.web.serving import exchange, get
+
+    async with serving() as served:
+        await ask(served, {"prompt": "hello", "max_tokens": 7})
+        _, _, body = await exchange(served, get("/health").replace(b"Connection: close\r\n", b""))
+        return dict(json.loads(body))
+
+
+async def test_every_part_of_health_has_its_line() -> None:
+    body = await health()
+    rates = Rates()
+    rates.look(body["cache_stats"], 1.0)
+    later = copy.deepcopy(body)
+    later["cache_stats"]["tokens_generated"] += 50
+    later["actors"][0] |= {"state": "restarting", "restarts": 2, "last_error": "ValueError: [bold]x[/nothing]"}
+    rates.look(later["cache_stats"], 3.0)
+    said = text(page("http://here", later, {"": rates}))
+    assert "25 tok/s" in said
+    assert "ValueError: [bold]x[/nothing]" in said, "an error is no markup"
+    for part in ("http://here", "ok", "0 running, 0 waiting", "1 done, 0 failed, 1 in all", "blocks", "memory", "disk"):
+        assert part in said
+    assert all(actor["name"] in said for actor in body["actors"])
+
+
+async def test_several_models_have_a_panel_each() -> None:
+    one = await health()
+    body = one | {"models": {"first": {"state": "ready"} | one, "second": {"state": "unloaded"}}}
+    assert list(models_of(body)) == ["first", "second"]
+    said = text(page("http://here", body, {}))
+    assert "first ok" in said and "second unloaded" in said and "not loaded" in said
+
+
+def test_rates_of_a_server_that_was_started_again() -> None:
+    rates = Rates()
+    for now, count in ((1.0, 1000), (2.0, 1100), (3.0, 10), (4.0, 30), (4.0, 30)):
+        rates.look({"tokens_generated": count, "total_prefill_tokens": 0, "total_cached_tokens": 0}, now)
+    assert list(rates.seen["decoded"]) == [100.0, 0.0, 20.0]
+    for now in range(5, 200):
+        rates.look({"tokens_generated": 0, "total_prefill_tokens": 0, "total_cached_tokens": 0}, now)
+    assert len(rates.seen["decoded"]) == KEPT
+
+
+def test_a_sparkline() -> None:
+    from collections import deque
+
+    assert sparkline(deque([0.0, 1.0, 4.0, 8.0])) == " ▁▄█"
+    assert sparkline(deque()) == ""
+    assert sparkline(deque([0.0, 0.0])) == "  "
+
+
+async def test_a_server_that_goes_and_comes_back_is_watched_on() -> None:
+    body = await health()
+    answers: list[httpx2.Response | Exception] = [
+        httpx2.Response(200, json=body), httpx2.ConnectError("refused"), httpx2.Response(503), httpx2.Response(200, json=body)
+    ]  # fmt: skip
+
+    def answer(_: httpx2.Request) -> httpx2.Response:
+        one = answers.pop(0)
+        if isinstance(one, Exception):
+            raise one
+        return one
+
+    with httpx2.Client(transport=httpx2.MockTransport(answer), base_url="http://x") as client:
+        watching = Watching("http://x", client)
+        assert "no answer" not in text(watching.frame())
+        gone = text(watching.frame())
+        assert "no answer for 0 s: refused" in gone
+        assert "1 done" in gone, "what was seen last is still shown"
+        assert "503" in text(watching.frame())
+        assert "no answer" not in text(watching.frame())
+
+
+async def test_the_command_prints_what_it_sees() -> None:
+    async with serving() as served:
+        await ask(served, {"prompt": "hello", "max_tokens": 7})
+        arguments = ["top", "--once", "--interval-s", "0.1", "--url", f"http://127.0.0.1:{served.port}"]
+        outcome = await trio.to_thread.run_sync(lambda: CliRunner().invoke(cli.main, arguments))
+    assert outcome.exit_code == 0, outcome.output
+    assert "1 done, 0 failed, 1 in all" in outcome.stdout
+
+
+@pytest.mark.parametrize("arguments", [("top", "--once"), ("chat", "hm?")])
+async def test_a_server_that_is_none(arguments: tuple[str, ...]) -> None:
+    """Something else listens there."""
+    async with trio.open_nursery() as nursery:
+        [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
+
+        async def answer(stream: trio.SocketStream) -> None:
+            async with stream:
+                await stream.receive_some()
+                await stream.send_all(b"HTTP/1.1 404 Not Found\r\nContent-Length: 5\r\nConnection: close\r\n\r\nwhat?")
+
+        nursery.start_soon(trio.serve_listeners, answer, [listener])
+        url = f"http://127.0.0.1:{listener.socket.getsockname()[1]}"
+        outcome = await trio.to_thread.run_sync(lambda: CliRunner().invoke(cli.main, [*arguments, "--url", url]))
+        nursery.cancel_scope.cancel()
+    assert outcome.exit_code == USAGE_ERROR
+    assert "404 Not Found" in outcome.stderr

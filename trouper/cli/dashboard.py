@@ -1,0 +1,108 @@
+"""What `trouper top` shows, made of /health. Pure: what is asked, and when, is top's business."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
+
+import attrs
+from rich.console import Group, RenderableType
+from rich.filesize import decimal
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+Health: TypeAlias = Mapping[str, Any]
+KEPT = 60
+LEVELS = " ▁▂▃▄▅▆▇█"
+COUNTERS = {"decoded": "tokens_generated", "prefilled": "total_prefill_tokens", "spared": "total_cached_tokens"}
+"""What is shown as tokens a second, and the counter it is made of."""
+COLOURS = {"ok": "green", "running": "green", "ready": "green", "degraded": "yellow", "starting": "yellow", "restarting": "yellow",
+           "draining": "yellow", "stalled": "red", "stuck": "red", "stopped": "red", "failed": "red"}  # fmt: skip
+BAR_WIDTH = 30
+
+
+@attrs.define
+class Rates:
+    """Of one model's counters, look by look."""
+
+    _at: float | None = None
+    _counted: dict[str, int] = attrs.field(factory=dict)
+    seen: dict[str, deque[float]] = attrs.field(factory=lambda: {name: deque(maxlen=KEPT) for name in COUNTERS})
+
+    def look(self, stats: Mapping[str, Any], now: float) -> None:
+        """A counter that went back is of a server that was started again."""
+        counted = {name: int(stats[counter]) for name, counter in COUNTERS.items()}
+        if self._at is not None and now > self._at:
+            for name, count in counted.items():
+                self.seen[name].append(max(0, count - self._counted[name]) / (now - self._at))
+        self._at, self._counted = now, counted
+
+
+def models_of(body: Health) -> dict[str, Health]:
+    """By name; one alone has none."""
+    several: Mapping[str, Health] | None = body.get("models")
+    return dict(several) if several else {"": body}
+
+
+def page(url: str, body: Health, rates: Mapping[str, Rates], problem: str = "") -> RenderableType:
+    """`problem`: why what is shown is not of now."""
+    parts: list[RenderableType] = [Text(problem, style="bold red")] if problem else []
+    for name, health in models_of(body).items():
+        title = Text(f"{name} " if name else "") + _status(health)
+        parts.append(Panel(_model(health, rates.get(name, Rates())), title=title, title_align="left"))
+    return Group(Text(url, style="bold"), *parts)
+
+
+def _status(health: Health) -> Text:
+    state = str(health.get("status") or health.get("state"))
+    detail = f": {health['detail']}" if health.get("detail") else ""
+    return Text.assemble((state, COLOURS.get(state, "")), detail)
+
+
+def _model(health: Health, rates: Rates) -> RenderableType:
+    if "cache_stats" not in health:
+        return Text("not loaded", style="dim")
+    lines = Table.grid(padding=(0, 2))
+    for name, said in _lines(health, rates):
+        lines.add_row(Text(name, style="dim"), said)
+    return lines
+
+
+def _lines(health: Health, rates: Rates) -> Iterator[tuple[str, Text]]:
+    stats = health["cache_stats"]
+    for name, seen in rates.seen.items():
+        yield name, Text.assemble(f"{seen[-1] if seen else 0:>9,.0f} tok/s  ", (sparkline(seen), "cyan"))
+    yield "rows", Text(f"{stats['active_sequences']} running, {stats['queued_requests']} waiting")
+    done, errors, total = stats["requests_completed"], stats["requests_errored"], stats["total_requests"]
+    yield "requests", Text(f"{done} done, {errors} failed, {total} in all")
+    yield from _stores(health)
+    for actor in health["actors"]:
+        again = f"  {actor['restarts']} restarts, the last for {actor['last_error']}" if actor["restarts"] else ""
+        yield actor["name"], Text.assemble((actor["state"], COLOURS.get(actor["state"], "")), again)
+    for rank in health.get("ranks", ()):
+        yield f"rank {rank['rank']}", Text(f"{rank['state']}, step {rank['step']}, heard {rank['silent_s']:.1f} s ago")
+
+
+def _stores(health: Health) -> Iterator[tuple[str, Text]]:
+    stats, memory, disk = health["cache_stats"], health["memory"], health["directory"]
+    used, total = stats["used_blocks"], stats["total_blocks"]
+    yield "cache", _bar(used, total) + f"  {used:,} of {total:,} blocks"
+    spared, hits = stats["cache_effectiveness"], stats["cache_hit_rate"]
+    yield "", Text(f"{spared:.0%} of prompt tokens spared, {hits:.0%} of blocks found")
+    active, limit = memory["active_bytes"], memory["limit_bytes"]
+    yield "memory", _bar(active, limit) + f"  {decimal(active)} of {decimal(limit)}"
+    said = f"{decimal(disk['bytes'])} in {disk['files']} files, {decimal(disk['free_disk_bytes'])} free"
+    yield "disk", Text(said if disk["attached"] else disk["reason"] or "none")
+
+
+def _bar(part: float, whole: float) -> Text:
+    full = round(BAR_WIDTH * min(1.0, part / whole)) if whole else 0
+    return Text.assemble(("━" * full, "cyan"), ("━" * (BAR_WIDTH - full), "bright_black"))
+
+
+def sparkline(values: deque[float]) -> str:
+    """The highest is full."""
+    most = max(values, default=0) or 1
+    return "".join(LEVELS[round(value / most * (len(LEVELS) - 1))] for value in values)

@@ -1,0 +1,69 @@
+"""`trouper top`: a server, watched from a terminal."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from typing import Any
+
+import attrs
+import click
+import httpx2
+from rich.console import Console, RenderableType
+from rich.live import Live
+
+from trouper.cli.client import Where, client_of, refused_in_one_line
+from trouper.cli.dashboard import Rates, models_of, page
+
+
+@click.command()
+@client_of
+@click.option("--interval-s", type=click.FloatRange(0.1), default=1.0, show_default=True, help="How often it looks.")
+@click.option("--once", is_flag=True, help="Print what it sees after two looks, and end.")
+def top(where: Where, /, interval_s: float, once: bool) -> None:
+    """Watch a running server: tokens a second, rows, cache, memory, actors. Ctrl-C leaves."""
+    console = Console()
+    with refused_in_one_line(where), where.client() as client:
+        watching = Watching(where.url, client)
+        watching.look()
+        if once or not console.is_terminal:
+            time.sleep(interval_s)
+            console.print(watching.look())
+            return
+        try:
+            with Live(console=console, screen=True, auto_refresh=False) as live:
+                while True:
+                    live.update(watching.frame(), refresh=True)
+                    time.sleep(interval_s)
+        except KeyboardInterrupt:
+            pass
+
+
+@attrs.define
+class Watching:
+    """What was seen so far. A server that is gone may come back."""
+
+    _url: str
+    _client: httpx2.Client
+    _rates: defaultdict[str, Rates] = attrs.field(factory=lambda: defaultdict(Rates))
+    _body: dict[str, Any] = attrs.field(factory=dict)
+    _seen_at: float = 0.0
+
+    def look(self) -> RenderableType:
+        """Ask, and show. Raises httpx2's errors."""
+        answer = self._client.get("/health")
+        self._body = answer.raise_for_status().json()
+        self._seen_at = time.monotonic()
+        for name, health in models_of(self._body).items():
+            if stats := health.get("cache_stats"):
+                self._rates[name].look(stats, self._seen_at)
+        return page(self._url, self._body, self._rates)
+
+    def frame(self) -> RenderableType:
+        """As `look`, but a server that does not answer is shown as it was."""
+        try:
+            return self.look()
+        except httpx2.HTTPError as error:
+            ago = time.monotonic() - self._seen_at
+            said = f"no answer for {ago:.0f} s: {str(error) or type(error).__name__}"
+            return page(self._url, self._body, self._rates, said)
