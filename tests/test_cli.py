@@ -179,7 +179,7 @@ async def test_the_second_signal_ends_at_once(stage: Stage, monkeypatch: pytest.
         ended.append(number)
         stage.may_finish.set()
 
-    monkeypatch.setattr(server_process, "_end_at_once", end)
+    monkeypatch.setattr(server_process, "end_at_once", end)
     async with trio.open_nursery() as nursery:
         start(nursery)
         await trio.testing.wait_all_tasks_blocked()

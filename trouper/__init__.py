@@ -17,6 +17,7 @@ import trio
 
 from trouper.actors.fleet import Fleet, run_fleet_of
 from trouper.actors.graph import run_graph
+from trouper.actors.leading import Leader
 from trouper.actors.runtime import Answer, Runtime
 from trouper.protocol.errors import ModelUnusable, Problem, RequestFailed, SettingsInvalid
 from trouper.protocol.loading import Loading, LoadWatch, nobody_watches
@@ -56,17 +57,18 @@ async def run_fleet(
     server: ServerSettings,
     *,
     watch: LoadWatch = nobody_watches,
+    ranks: Leader | None = None,
     task_status: trio.TaskStatus[Fleet] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run a runtime for each of several models; `nursery.start` returns the `Fleet` once the first is loaded. Ends after
-    `Fleet.drain`. `watch` hears, on a thread, how far the loading of each has come. Raises `ModelUnusable`, if the first
-    cannot be loaded."""
+    `Fleet.drain`. `watch` hears, on a thread, how far the loading of each has come. `ranks`: this is rank 0 of several
+    processes that have the one model together. Raises `ModelUnusable`, if the first cannot be loaded."""
     from trouper.engine.embedded import NAME
     from trouper.engine.host import MlxEngine, weights_room
     from trouper.engine.loading import weights_bytes
 
     async def start(one: Settings, *, task_status: trio.TaskStatus[Runtime]) -> None:
-        await run_graph(one, MlxEngine(one, watch), graphs=len(settings), task_status=task_status)
+        await run_graph(one, MlxEngine(one, watch), graphs=len(settings), ranks=ranks, task_status=task_status)
 
     async def measure(one: Settings) -> int:
         return await trio.to_thread.run_sync(weights_bytes, one)

@@ -33,6 +33,7 @@ class Follower:
     """The actor's state, and its end."""
 
     def __init__(self, settings: Settings, engine: Engine, beat_s: float = BEAT_S) -> None:
+        self.joined = trio.Event()
         self.ended = trio.Event()
         self.reason = ""
         """Why it ended; "" when rank 0 has said that it may."""
@@ -55,6 +56,7 @@ class Follower:
         async with trio.open_nursery() as thread:
             await thread.start(self._engine.run)
             joined = await self._engine.join(b"")
+            self.joined.set()
             link = await self._connect(joined)
             try:
                 await self._follow(link, joined)

@@ -30,7 +30,7 @@ from trouper.actors.submission import Submission
 from trouper.actors.supervision import RestartLimit, innermost, supervise
 from trouper.actors.watches import Watches
 from trouper.actors.writer import WriterEdges, write_to_disk
-from trouper.protocol.errors import DRAINING, Problem, rank_lost
+from trouper.protocol.errors import DRAINING, Problem, SettingsInvalid, rank_lost
 from trouper.protocol.model import Engine, LoadedModel, MemoryFacts
 from trouper.protocol.plans import PLANS_IN_FLIGHT
 from trouper.protocol.settings import ByteSize, Settings
@@ -91,8 +91,13 @@ async def _gathered(nursery: trio.Nursery, engine: Engine, ranks: Leader) -> Lea
         with running:
             await ranks.run(task_status=task_status)
 
-    joined = await engine.join(await nursery.start(run))
+    try:
+        invitation = await nursery.start(run)
+    except OSError as error:
+        raise SettingsInvalid(f"--control-host: cannot listen there: {error.strerror or error}") from error
+    joined = await engine.join(invitation)
     if joined.size == 1:
+        ranks.joined.set()
         running.cancel()
         return None
     await ranks.gather(joined.size)

@@ -35,7 +35,8 @@ OUTBOX = 256
 """Messages on their way to one follower. More are not owed to anybody who still reads."""
 MAY_DIFFER = ("model", "adapter_path", "ssd_cache_dir", "control_host")
 """Settings that are a matter of the machine: what lies behind them is compared by its content."""
-SAME_OF_CARDS = ("architecture", "vocab_size", "context_length", "dtype", "batching", "kv", "fingerprint")
+SAME_OF_CARDS = ("architecture", "vocab_size", "context_length", "dtype", "batching", "kv")
+"""Of the files that they were loaded from the engines have agreed by then; a fingerprint is of one rank's part."""
 
 
 class RankLost(Exception):
@@ -70,6 +71,7 @@ class Leader:
 
     def __init__(self, settings: Settings, host: str = "127.0.0.1", beat_s: float = BEAT_S) -> None:
         self.facts = Watch(RanksFacts())
+        self.joined = trio.Event()
         self.lost = trio.Event()
         self.unusable = False
         """A second try would be lost in the same way."""
@@ -114,6 +116,7 @@ class Leader:
     async def gather(self, size: int) -> None:
         """Wait until all followers have connected. Returns also when the group is lost."""
         self.size = size
+        self.joined.set()
         with trio.move_on_after(COMING_S):
             await self._until(lambda: len(self._members) == size - 1)
             return

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
 from collections.abc import Iterator
 from typing import Any, NoReturn
@@ -12,6 +14,8 @@ USAGE_ERROR = 2
 """Exit code when what was asked for cannot be: a flag, a model, a port. (click's own, too.)"""
 DEVICE_STUCK = 70
 """Exit code when the device never finished a step (EX_SOFTWARE): a supervisor should start the process again."""
+RANK_LOST = 75
+"""Exit code when the group of ranks has ended (EX_TEMPFAIL): a supervisor should start all of them again."""
 DAMAGE_FOUND = 1
 """Exit code of `trouper cache verify` when a file is not sound."""
 
@@ -20,6 +24,13 @@ def refuse(said: str) -> NoReturn:
     """One line, and out."""
     click.secho(f"trouper: {said}", fg="red", err=True)
     sys.exit(USAGE_ERROR)
+
+
+def end_at_once(code: int) -> NoReturn:
+    """Without unwinding: what would have to be waited for is what did not end."""
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(code)
 
 
 def leaves(group: BaseExceptionGroup[Any]) -> Iterator[BaseException]:

@@ -7,21 +7,20 @@ another program can embed it.
 from __future__ import annotations
 
 import logging
-import os
 import signal
-import sys
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
-from typing import NoReturn
 
 import trio
 from rich.console import Console
 
 from trouper import Fleet, ServerSettings, Settings, run_fleet
+from trouper.actors.leading import Leader
 from trouper.cli.address import cannot_listen, require_address
 from trouper.cli.announce import announce
-from trouper.cli.exits import DEVICE_STUCK
+from trouper.cli.exits import DEVICE_STUCK, end_at_once
 from trouper.cli.loading import shown
+from trouper.cli.ranks import end_with_group
 from trouper.web.journal import Reader
 from trouper.web.server import serve_http
 
@@ -30,7 +29,11 @@ STUCK_POLL_S = 1.0
 
 
 async def run(
-    settings: Sequence[Settings], server_settings: ServerSettings, console: Console, readers: Sequence[Reader] = ()
+    settings: Sequence[Settings],
+    server_settings: ServerSettings,
+    console: Console,
+    readers: Sequence[Reader] = (),
+    ranks: Leader | None = None,
 ) -> None:
     """Load, serve, and on the first signal drain; returns when everything has ended. `readers`: as for `serve_http`."""
     require_address(server_settings.host, server_settings.port)
@@ -38,9 +41,12 @@ async def run(
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as watching:
             watching.start_soon(_watch_signals, signals, leaving, loading)
+            if ranks is not None:
+                watching.start_soon(end_with_group, ranks)
             async with trio.open_nursery() as nursery:
                 with loading, shown(console) as watch:
-                    fleet: Fleet = await nursery.start(partial(run_fleet, settings, server_settings, watch=watch))
+                    start = partial(run_fleet, settings, server_settings, watch=watch, ranks=ranks)
+                    fleet: Fleet = await nursery.start(start)
                 if not loading.cancelled_caught:
                     watching.start_soon(_watch_device, fleet)
                     await _serve(nursery, fleet, server_settings, leaving, readers)
@@ -51,7 +57,7 @@ async def _watch_signals(signals: AsyncIterator[int], leaving: trio.Event, loadi
     """While loading there is nobody to drain: loading is cancelled. Later that is a no-op."""
     async for number in signals:
         if leaving.is_set():
-            _end_at_once(128 + number)
+            end_at_once(128 + number)
         logger.info("%s: leaving; once more ends at once", signal.Signals(number).name)
         leaving.set()
         loading.cancel(reason="a signal")
@@ -64,20 +70,13 @@ async def _watch_device(fleet: Fleet) -> None:
         await trio.sleep(STUCK_POLL_S)
     logger.critical("%s; ending the process", detail)
     await trio.sleep(STUCK_POLL_S)
-    _end_at_once(DEVICE_STUCK)
+    end_at_once(DEVICE_STUCK)
 
 
 def _stuck(fleet: Fleet) -> str | None:
     """What a model's health says if its device is given up."""
     healths = [one.runtime.health() for one in fleet.listed() if one.runtime is not None]
     return next((health.detail for health in healths if health.status == "stuck"), None)
-
-
-def _end_at_once(code: int) -> NoReturn:
-    """Without unwinding: what would have to be waited for is what did not end."""
-    logging.shutdown()
-    sys.stdout.flush()
-    os._exit(code)
 
 
 async def _serve(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import Any
 
 import click
@@ -11,7 +12,7 @@ from rich.console import Console
 
 from trouper.cli.address import CannotListenError
 from trouper.cli.config import configured, file_read
-from trouper.cli.exits import leaves, refuse
+from trouper.cli.exits import end_at_once, leaves, refuse
 from trouper.cli.flags import flags_of, models_from, settings_from
 from trouper.cli.logs import FORMATS, LEVELS, Format, configure_logging
 from trouper.cli.print_config import config_text
@@ -63,11 +64,31 @@ def serve(
             return
         if (path := file_read(context)) is not None:
             logger.info("settings of %s", path)
-        from trouper.cli.running import run  # Imports the whole server, which `trouper --help` does not need.
-
-        with tracing(otlp_endpoint) as readers:
-            trio.run(run, settings, server_settings, console, readers)
+        _run(settings, server_settings, console, otlp_endpoint)
     except* (ModelUnusable, SettingsInvalid, CannotListenError) as group:
         refused = [str(error) for error in leaves(group)]
     if refused:
         refuse(refused[0])
+
+
+def _run(
+    settings: list[Settings], server_settings: ServerSettings, console: Console, otlp_endpoint: str | None
+) -> None:
+    """As the server; or, where something has launched several ranks, as one of them."""
+    from trouper.cli import ranks  # Imports the whole server, which `trouper --help` does not need.
+    from trouper.cli.running import run
+
+    rank = ranks.rank_of(os.environ)
+    if rank is None:
+        with tracing(otlp_endpoint) as readers:
+            trio.run(run, settings, server_settings, console, readers)
+        return
+    one = ranks.only_model(settings)
+    ranks.prepare(os.environ)
+    if rank > 0:
+        trio.run(ranks.follow, one, rank)
+        return
+    leader = ranks.leader(one, os.environ)
+    with ranks.lost_is_an_exit_code(leader), tracing(otlp_endpoint) as readers:
+        trio.run(run, settings, server_settings, console, readers, leader)
+    end_at_once(0)  # What is left of a group in native code would be waited for.
