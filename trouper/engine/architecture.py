@@ -45,6 +45,13 @@ class Batching:
     reason: str = ""
 
     @property
+    def no_drafts(self) -> str:
+        """Why rows cannot draft tokens and take wrong ones back; "" if they can."""
+        if not self.together:
+            return self.description
+        return "" if self.prefill_together else "recurrent state cannot be taken back"
+
+    @property
     def description(self) -> str:
         if not self.together:
             return f"row by row ({self.reason})"
@@ -72,9 +79,9 @@ def flatten(caches: Sequence[Any]) -> list[Any]:
     ]
 
 
-def slot_caches(model: nn.Module, kv: KvFormat) -> list[Any]:
+def slot_caches(model: nn.Module, kv: KvFormat, slack: int = 0) -> list[Any]:
     """One slot cache for each cache that the model makes for a single row. Rings and states are bounded, and are
-    never quantized."""
+    never quantized. `slack`: tokens that a ring holds beyond its window."""
     mask_rank = 5 if getattr(model, "model_type", "") in GROUPED_SCORES else 4
 
     def counterpart(cache: Any) -> Any:
@@ -83,7 +90,7 @@ def slot_caches(model: nn.Module, kv: KvFormat) -> list[Any]:
         if isinstance(cache, ArraysCache):
             return StateSlots(len(cache.cache))
         if isinstance(cache, RotatingKVCache):
-            return RingSlots(cache.max_size, mask_rank=mask_rank)
+            return RingSlots(cache.max_size, slack, mask_rank)
         return QuantizedSlots(kv, mask_rank) if kv.bits else FullSlots(mask_rank)
 
     return [counterpart(cache) for cache in make_prompt_cache(model)]

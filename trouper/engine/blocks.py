@@ -50,8 +50,7 @@ class BlockStore:
         for blocks in batched(list(zip(order.blocks, order.sizes, strict=True)), self._bytes):
             at = self._store_run(order.row, at, blocks)
         if order.snapshot is not None:
-            assert at == self._rows.length(order.row), "a snapshot is of now, not of another length"
-            arrays = tuple(self._rows.snapshot(order.row))
+            arrays = tuple(self._rows.snapshot(order.row, at))
             finish_or_start(arrays)
             self._keep(order.snapshot, Stored(at, arrays, snapshot=True))
         snapshots = () if order.snapshot is None else (order.snapshot,)

@@ -23,6 +23,8 @@ class Digests:
         self._settled: dict[int, tuple[int, int]] = {-1: (0, 0)}
         """Of each step that was read: the order of slots, and all tokens so far."""
         self._tokens = 0
+        self._drafted: dict[int, tuple[tuple[RowId, int, int], ...]] = {}
+        """Of steps that were read: what came of their drafts."""
 
     def order(self) -> int:
         """Of the rows in their slots, as they are now."""
@@ -35,6 +37,11 @@ class Digests:
         self._settled.pop(step - KEPT, None)
         return self._tokens
 
+    def accepted(self, step: int, drafted: tuple[tuple[RowId, int, int], ...]) -> None:
+        """What came of a step's drafts. A plan that was sent before rank 0 had its answer does not count on it."""
+        self._drafted[step] = drafted
+        self._drafted.pop(step - KEPT, None)
+
     def knows(self, step: int) -> bool:
         """Whether it was read."""
         return step in self._settled
@@ -42,6 +49,10 @@ class Digests:
     def now(self, settled: int) -> Digest:
         """Before a plan changes anything."""
         order, lengths = self._rows.order, self._rows.lengths()
+        for step, drafted in self._drafted.items():
+            for row, _, accepted in drafted if step > settled else ():
+                if row in lengths:
+                    lengths[row] -= accepted
         ids = ids_of(order)
         decodes = np.arange(len(order)) < len(self._rows.decoding)
         tokens = np.fromiter((lengths[row] for row in order), np.uint64, len(order))

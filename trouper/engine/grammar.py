@@ -156,6 +156,23 @@ class Constraint:
             return self.fault or "the grammar does not go on"
         return ""
 
+    def fitting(self, draft: Sequence[int]) -> int:
+        """How many of these tokens may come next, one after another."""
+        return 0 if self._matcher.is_stopped() else self._matcher.validate_tokens(list(draft))
+
+    def along(self, draft: Sequence[int], drawn: int) -> list[Mask]:
+        """What is allowed before each of these tokens, and after the last; fewer if it cannot be followed so far. A
+        copy of the matcher goes there (1.4 us), since one that gave up could not come back."""
+        masks, scout = [self.allowed(drawn)], Constraint(self._matcher.deep_copy(), self._eos, self._least, self._ends)
+        for place, token in enumerate(draft, 1):
+            if scout.took(token):
+                break
+            mask = scout.allowed(drawn + place)
+            if scout.fault:
+                break
+            masks.append(mask)
+        return masks
+
     def allowed(self, drawn: int) -> Mask:
         """After so many tokens. What is complete can only end."""
         stopped = self._matcher.is_stopped()

@@ -6,7 +6,11 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
+from trouper.engine.region import Ints
+from trouper.engine.sampler import Drawn
+from trouper.engine.spans import Spans, indices
 from trouper.protocol.sampling import Sampling
 
 
@@ -18,12 +22,17 @@ class Bias:
         self._any = bool(entries)
         if entries:
             places, tokens, values = zip(*entries, strict=True)
+            self._rows = np.array(places, np.int32)
             self._places, self._tokens, self._values = mx.array(places), mx.array(tokens), mx.array(values, mx.float32)
 
-    def __call__(self, logits: mx.array) -> mx.array:
+    def __call__(self, logits: mx.array, spans: Spans | None = None) -> mx.array:
+        """logits (n, V), or (positions, V) of the spans of n rows."""
         if not self._any:
             return logits
-        return logits.at[self._places, self._tokens].add(self._values.astype(logits.dtype))
+        if spans is None:
+            return logits.at[self._places, self._tokens].add(self._values.astype(logits.dtype))
+        positions, entries = map(indices, spans.of(self._rows))
+        return logits.at[positions, self._tokens[entries]].add(self._values[entries].astype(logits.dtype))
 
 
 class MinTokens:
@@ -34,15 +43,19 @@ class MinTokens:
         table = np.array(entries, np.int64).reshape(-1, 3)
         self._places, self._tokens, self._least = table[:, 0], table[:, 1], table[:, 2]
 
-    def __call__(self, logits: mx.array, drawn: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> mx.array:
-        """logits (n, V); drawn (n,): tokens that each row has drawn so far."""
+    def __call__(self, logits: mx.array, drawn: Drawn, spans: Spans | None = None) -> mx.array:
+        """logits (n, V), or (positions, V) of the spans of n rows; drawn, for each: tokens that the row drew up to there."""
         if not self._places.size:
             return logits
-        early = drawn[self._places].astype(np.int64) < self._least
+        places, tokens, least = self._places, self._tokens, self._least
+        if spans is not None:
+            places, entries = spans.of(places)
+            tokens, least = tokens[entries], least[entries]
+        early = drawn[places].astype(np.int64) < least
         if not early.any():
             return logits
         changed = logits.astype(mx.float32)
-        changed[mx.array(self._places[early]), mx.array(self._tokens[early])] = -mx.inf
+        changed[mx.array(places[early]), mx.array(tokens[early])] = -mx.inf
         return changed
 
 
@@ -69,7 +82,8 @@ class Penalties:
         ]
         self._histories = [history for _, _, history in kept]
         if kept:
-            self._places = mx.array([place for place, _, _ in kept])
+            self._rows = np.array([place for place, _, _ in kept], np.int32)
+            self._places = mx.array(self._rows)
             self._repetition = mx.array([row.repetition_penalty for _, row, _ in kept])[:, None]
             self._presence = mx.array([row.presence_penalty for _, row, _ in kept])[:, None]
             self._frequency = mx.array([row.frequency_penalty for _, row, _ in kept])[:, None]
@@ -77,16 +91,23 @@ class Penalties:
             self._seen = mx.stack([history.seen for history in self._histories])
             self._each = mx.arange(len(kept))
 
-    def __call__(self, logits: mx.array) -> mx.array:
+    def __call__(self, logits: mx.array, spans: Spans | None = None) -> mx.array:
+        """logits (n, V), or (positions, V) of the spans of n rows, each after the drafted tokens before it."""
         if not self._histories:
             return logits
-        chosen = logits[self._places].astype(mx.float32)
-        repeated = mx.where(chosen > 0, chosen / self._repetition, chosen * self._repetition)
-        chosen = mx.where(self._seen, repeated, chosen)
-        chosen = chosen - self._presence * (self._counts > 0) - self._frequency * self._counts
-        changed = logits.astype(mx.float32)
-        changed[self._places] = chosen
-        return changed
+        if spans is None:
+            rates = self._repetition, self._presence, self._frequency
+            return _penalized(logits, self._places, self._seen, self._counts, rates)
+        positions, which = spans.of(self._rows)
+        own = indices(which)
+        seen, counts = self._seen[own], self._counts[own]
+        which, drafted = spans.before(positions)
+        if len(which):
+            after, tokens = indices(which), indices(drafted)
+            counts = counts.at[after, tokens].add(1.0)
+            seen[after, tokens] = True
+        rates = self._repetition[own], self._presence[own], self._frequency[own]
+        return _penalized(logits, indices(positions), seen, counts, rates)
 
     def took(self, tokens: mx.array) -> None:
         """The step's tokens, (n,) for all rows, before anybody reads them."""
@@ -95,6 +116,15 @@ class Penalties:
             self._counts = self._counts.at[self._each, mine].add(1.0)
             self._seen[self._each, mine] = True
 
+    def accepted(self, spans: Spans, tokens: Ints, kept: NDArray[np.bool_]) -> None:
+        """Of (positions,) tokens those that are kept."""
+        if self._histories:
+            positions, which = spans.of(self._rows)
+            positions, which = positions[kept[positions]], which[kept[positions]]
+            own, mine = indices(which), indices(tokens[positions])
+            self._counts = self._counts.at[own, mine].add(1.0)
+            self._seen[own, mine] = True
+
     def unstack(self) -> None:
         """Give each row its history back, before the membership changes."""
         for place, history in enumerate(self._histories):
@@ -102,3 +132,17 @@ class Penalties:
 
     def state(self) -> list[mx.array]:
         return [self._counts, self._seen] if self._histories else []
+
+
+def _penalized(
+    logits: mx.array, places: mx.array, seen: mx.array, counts: mx.array, rates: tuple[mx.array, mx.array, mx.array]
+) -> mx.array:
+    """`rates`: repetition, presence and frequency, (k, 1) each, of the rows at `places` (k,)."""
+    repetition, presence, frequency = rates
+    chosen = logits[places].astype(mx.float32)
+    repeated = mx.where(chosen > 0, chosen / repetition, chosen * repetition)
+    chosen = mx.where(seen, repeated, chosen)
+    chosen = chosen - presence * (counts > 0) - frequency * counts
+    changed = logits.astype(mx.float32)
+    changed[places] = chosen
+    return changed

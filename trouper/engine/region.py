@@ -44,6 +44,17 @@ class Region:
         """(n, width) int32: the absolute position of each token."""
         return mx.array(self.lengths[:, None] + np.arange(self.width, dtype=np.int32))
 
+    @cached_property
+    def own_positions(self) -> mx.array:
+        """(n, width) int32: the same, but padding stands where the row's last token does, so that it sees something."""
+        steps = np.minimum(np.arange(self.width), np.maximum(self.counts, 1)[:, None] - 1)
+        return mx.array((self.lengths[:, None] + steps).astype(np.int32))
+
+    @cached_property
+    def last(self) -> mx.array:
+        """(n,) int32: the position of each row's last token, once the pass is over; of its first padding if it has none."""
+        return mx.array((self.lengths + np.maximum(self.counts, 1) - 1).astype(np.int32))
+
     def ring_positions(self, ring: int) -> mx.array:
         """(n, width) int32: where in a ring each token goes; `ring` itself (one past its end) for what is not kept."""
         steps = np.arange(self.width, dtype=np.int32)

@@ -64,6 +64,13 @@ class Rows(Protocol):
     def decode(self, tokens: mx.array) -> mx.array:
         """(n,) one token for each decoding row; logits (n, vocabulary) for the next."""
 
+    def verify(self, tokens: mx.array, counts: Ints) -> mx.array:
+        """(n, width) tokens for the decoding rows, counts[i] of them row i's own and the rest padding; logits (n, width,
+        vocabulary). Each row is one token longer, until `accepted` says of how many more it keeps the KV."""
+
+    def accepted(self, more: Ints) -> None:
+        """(n,): so many tokens each row keeps besides the first."""
+
     def drop(self, rows: Sequence[RowId]) -> None: ...
 
     def lengths(self) -> dict[RowId, int]:
@@ -73,20 +80,21 @@ class Rows(Protocol):
     def nbytes(self) -> int: ...
 
 
-def rows_for(model: nn.Module, kv: KvFormat) -> tuple[Rows, Batching]:
+def rows_for(model: nn.Module, kv: KvFormat, slack: int = 0) -> tuple[Rows, Batching]:
     batching = batching_of(model)
-    return (SlotRows(model, batching, kv) if batching.together else SingleRows(model)), batching
+    return (SlotRows(model, batching, kv, slack) if batching.together else SingleRows(model)), batching
 
 
 class SlotRows:
     """Decoding rows fill slots [0, n), prefilling rows [n, m): each pass is over a contiguous range, so no row's KV is
     gathered. Only a row that leaves, or overtakes an older one, moves KV."""
 
-    def __init__(self, model: nn.Module, batching: Batching, kv: KvFormat) -> None:
+    def __init__(self, model: nn.Module, batching: Batching, kv: KvFormat, slack: int = 0) -> None:
         self._model = model
         self._kv = kv
         self._together = batching.prefill_together
-        self._caches = slot_caches(model, kv)
+        self._slack = slack
+        self._caches = slot_caches(model, kv, slack)
         self._leaves = flatten(self._caches)
         self._full = [cache for cache in self._leaves if isinstance(cache, FullSlots)]
         self._rings = [cache for cache in self._leaves if isinstance(cache, RingSlots)]
@@ -176,6 +184,15 @@ class SlotRows:
     def decode(self, tokens: mx.array) -> mx.array:
         logits = self._forward(0, tokens[:, None], np.ones(self._decoding, np.int32))
         return logits[:, -1, :]
+
+    def verify(self, tokens: mx.array, counts: Ints) -> mx.array:
+        assert not self._states, "recurrent state cannot be taken back"
+        logits = self._forward(0, tokens, counts)
+        self._lengths[: self._decoding] -= counts - 1
+        return logits
+
+    def accepted(self, more: Ints) -> None:
+        self._lengths[: self._decoding] += more
 
     def _forward(self, start: int, tokens: mx.array, counts: Ints, part: nn.Module | None = None) -> mx.array:
         rows, width = tokens.shape
@@ -273,9 +290,11 @@ class SlotRows:
         self.write(row, copied(self.read(source, start, tokens)), tokens)
         self.advance(row, tokens - start)
 
-    def snapshot(self, row: RowId) -> list[mx.array]:
-        """Rings, then states, in memory of their own."""
-        slot, length = self._order.index(row), self.length(row)
+    def snapshot(self, row: RowId, length: int) -> list[mx.array]:
+        """Rings, then states, in memory of their own, as they are after so many tokens: now, or as far back as rings that
+        take drafts reach."""
+        slot, beyond = self._order.index(row), self.length(row) - length
+        assert beyond == 0 or (0 < beyond <= self._slack * 2 // 3 and not self._states), "a snapshot of another length"
         rings = [part for cache in self._rings for part in cache.snapshot(slot, length)]
         return rings + [part for cache in self._states for part in cache.snapshot(slot)]
 

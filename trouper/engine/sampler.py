@@ -13,14 +13,20 @@ Order of the filters as in Hugging Face transformers and vLLM: bias, penalties, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import attrs
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
 from trouper.engine.noise import gumbel, mix, stream_keys
 from trouper.protocol.sampling import Sampling
 
+Drawn = np.ndarray[tuple[int], np.dtype[np.uint64]]
+Places = NDArray[Any]
+"""Of rows, as integers."""
 CANDIDATES = 64
 GROUP = 32
 """Tokens of one group in the first stage; 1536 groups for a vocabulary of 49152."""
@@ -73,6 +79,10 @@ class Columns:
             column([np.log(max(row.min_p, 1e-30)) for row in rows], mx.float32),
         )
 
+    def spread(self, places: mx.array) -> Columns:
+        """Those of the rows at `places`, which may repeat."""
+        return Columns(self.temperature[places], self.top_k[places], self.top_p[places], self.min_p[places])
+
 
 def choose_narrow(logits: mx.array, columns: Columns, keys: mx.array) -> mx.array:
     """(n, V) to (n,) uint32, for rows with 1 <= top_k <= CANDIDATES."""
@@ -106,16 +116,17 @@ def _nucleus_floor(scaled: mx.array, columns: Columns) -> mx.array:
     return mx.take_along_axis(descending, mx.maximum(kept, 1) - 1, axis=-1)
 
 
-Choose = Callable[[mx.array, mx.array], mx.array]
+Choose = Callable[[mx.array, Columns, mx.array], mx.array]
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class Tier:
     """Some of the rows, and how they choose."""
 
-    rows: tuple[int, ...]
+    rows: Places
+    columns: Columns
     choose: Choose
-    """(logits of these rows, their keys) to tokens (n,)."""
+    """(logits of these rows, their columns, their keys) to tokens (n,)."""
 
 
 def tiers_of(rows: Sequence[Sampling], vocabulary: int) -> list[Tier]:
@@ -123,7 +134,7 @@ def tiers_of(rows: Sequence[Sampling], vocabulary: int) -> list[Tier]:
     for place, row in enumerate(rows):
         kinds[_kind(row)].append(place)
     return [
-        Tier(tuple(places), _chooser(kind, Columns.of([rows[place] for place in places], vocabulary)))
+        Tier(np.array(places), Columns.of([rows[place] for place in places], vocabulary), _chooser(kind))
         for kind, places in kinds.items()
         if places
     ]
@@ -137,14 +148,14 @@ def _kind(row: Sampling) -> str:
     return "ordered" if row.top_k > 0 or row.top_p < 1 else "wide"
 
 
-def _chooser(kind: str, columns: Columns) -> Choose:
+def _chooser(kind: str) -> Choose:
     match kind:
         case "greedy":
-            return lambda logits, _: mx.argmax(logits, axis=-1).astype(mx.uint32)
+            return lambda logits, _, __: mx.argmax(logits, axis=-1).astype(mx.uint32)
         case "narrow":
-            return lambda logits, keys: choose_narrow(logits, columns, keys)
+            return choose_narrow
         case _:
-            return lambda logits, keys: choose_wide(logits, columns, keys, ordered=kind == "ordered")
+            return partial(choose_wide, ordered=kind == "ordered")
 
 
 class BatchSampler:
@@ -153,17 +164,38 @@ class BatchSampler:
     def __init__(self, rows: Sequence[Sampling], vocabulary: int) -> None:
         self._tiers = tiers_of(rows, vocabulary)
         self._seeds = np.array([mix(row.seed) for row in rows], np.uint64)
-        self._no_keys = mx.zeros((len(rows), 2), mx.uint32) if all(row.greedy for row in rows) else None
-        together = [place for tier in self._tiers for place in tier.rows]
+        self._greedy = all(row.greedy for row in rows)
+        together = np.concatenate([tier.rows for tier in self._tiers]) if rows else np.zeros(0, np.int64)
         self._back = mx.array(np.argsort(together).astype(np.int32))
+        self._own = [mx.array(tier.rows.astype(np.int32)) for tier in self._tiers]
 
-    def __call__(self, logits: mx.array, positions: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> mx.array:
-        """logits (n, V), after bias and penalties; positions (n,): how many tokens each row has drawn. Tokens (n,) uint32."""
-        keys = stream_keys(self._seeds, positions) if self._no_keys is None else self._no_keys
+    def __call__(self, logits: mx.array, positions: Drawn, owners: Places | None = None) -> mx.array:
+        """logits (n, V), after bias and penalties; positions (n,): how many tokens each row has drawn. Tokens (n,) uint32.
+        With `owners` (m,): m positions, each of the row that it names."""
+        if owners is not None:
+            return self._spread(logits, positions, owners)
+        keys = self._keys(self._seeds, positions)
         if len(self._tiers) == 1:
-            return self._tiers[0].choose(logits, keys)
-        parts = []
-        for tier in self._tiers:
-            rows = mx.array(tier.rows)
-            parts.append(tier.choose(logits[rows], keys[rows]))
+            return self._tiers[0].choose(logits, self._tiers[0].columns, keys)
+        parts = [
+            tier.choose(logits[own], tier.columns, keys[own]) for tier, own in zip(self._tiers, self._own, strict=True)
+        ]
         return mx.concatenate(parts)[self._back]
+
+    def _spread(self, logits: mx.array, positions: Drawn, owners: Places) -> mx.array:
+        keys = self._keys(self._seeds[owners], positions)
+        parts, together = [], []
+        for tier in self._tiers:
+            mine = np.flatnonzero(np.isin(owners, tier.rows))
+            if not len(mine):
+                continue
+            columns = tier.columns.spread(mx.array(np.searchsorted(tier.rows, owners[mine]).astype(np.int32)))
+            if len(mine) == len(owners):
+                return tier.choose(logits, columns, keys)
+            chosen = mx.array(mine.astype(np.int32))
+            parts.append(tier.choose(logits[chosen], columns, keys[chosen]))
+            together.append(mine)
+        return mx.concatenate(parts)[mx.array(np.argsort(np.concatenate(together)).astype(np.int32))]
+
+    def _keys(self, seeds: NDArray[np.uint64], positions: Drawn) -> mx.array:
+        return mx.zeros((len(seeds), 2), mx.uint32) if self._greedy else stream_keys(seeds, positions)

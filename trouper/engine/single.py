@@ -13,6 +13,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from trouper.engine.computing import start_computing
 from trouper.engine.embedding import body_of
+from trouper.engine.region import Ints
 from trouper.protocol.plans import RowId
 
 
@@ -74,6 +75,12 @@ class SingleRows:
     def decode(self, tokens: mx.array) -> mx.array:
         rows = [self._forward(row, tokens[place : place + 1, None]) for place, row in enumerate(self._decoding)]
         return mx.concatenate([logits[:, -1, :] for logits in rows])
+
+    def verify(self, tokens: mx.array, counts: Ints) -> mx.array:  # noqa: ARG002
+        raise AssertionError("rows that step alone draft nothing")
+
+    def accepted(self, more: Ints) -> None:  # noqa: ARG002
+        raise AssertionError("rows that step alone draft nothing")
 
     def _forward(self, row: RowId, tokens: mx.array) -> mx.array:
         self._lengths[row] += tokens.shape[1]

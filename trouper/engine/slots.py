@@ -188,6 +188,10 @@ class RingSlots(SlotCache):
     """Attention over the last `window` tokens: the counterpart of mlx-lm's RotatingKVCache.
 
     The token at position p lies at p % ring. One place more than the ring takes what need not be kept.
+
+    `slack` is what the ring holds beyond the window. A pass of at most slack + 1 tokens a row overwrites nothing that its
+    first token sees, so all are written first. And what is taken back afterwards leaves the window of the row's last
+    tokens whole: the places that were written too far hold tokens that no window reaches any more.
     """
 
     def __init__(self, window: int, slack: int = 0, mask_rank: int = 4) -> None:
@@ -207,10 +211,10 @@ class RingSlots(SlotCache):
         return min(tokens, self.ring)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """One token: the ring after it was written. More: what the ring held before, then the new tokens."""
+        """Few tokens: the ring after they were written. More: what the ring held before, then the new tokens."""
         region, parts = self.region, (keys, values)
         self._reserve(parts, region.stop, 0)
-        if region.width > 1:
+        if not self._fits:
             before_keys, before_values = self._held()
             self._fetched = mx.concatenate([before_keys, keys], 2), mx.concatenate([before_values, values], 2)
         places = region.ring_positions(self.ring)
@@ -219,11 +223,17 @@ class RingSlots(SlotCache):
         self._updated = True
         return self.keys_and_values()
 
+    @property
+    def _fits(self) -> bool:
+        """Whether the pass's tokens can be written before any of them looks at the ring."""
+        return self.region.width <= 1 + self.ring - self.window
+
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         return self._fetched or self._held()
 
     def snapshot(self, slot: int, length: int) -> list[mx.array]:
-        """(last min(length, window) tokens, heads, dim) of each buffer, oldest first, in memory of its own."""
+        """(last min(length, window) tokens, heads, dim) of each buffer, oldest first, in memory of its own. Less than
+        `slack` tokens after `length` may have been written meanwhile."""
         places = self._places(length)
         return [buffer[mx.full(places.shape, slot), :, places] for buffer in self.buffers]
 
@@ -240,8 +250,7 @@ class RingSlots(SlotCache):
 
     def _held_tokens(self) -> int:
         """How much of the ring any row of the region may use."""
-        width = self.region.width
-        return min(self.ring, self.region.longest - (width if width > 1 else 0))
+        return min(self.ring, self.region.longest - (0 if self._fits else self.region.width))
 
     def _held(self) -> tuple[mx.array, mx.array]:
         rows, tokens = slice(self.region.start, self.region.stop), slice(0, self._held_tokens())
@@ -250,17 +259,18 @@ class RingSlots(SlotCache):
 
     def make_mask(
         self,
-        width: int,
+        width: int,  # noqa: ARG002  The region knows.
         return_array: bool = False,  # noqa: ARG002  It always is one.
         window_size: int | None = None,
     ) -> mx.array:
         window = min(window_size or self.window, self.window)
-        query = self.region.positions[:, :, None]
         place = mx.arange(self._held_tokens(), dtype=mx.int32)
-        last = query if width == 1 else self.region.offset[:, None, None] - 1
+        if self._fits:
+            query, last = self.region.own_positions[:, :, None], self.region.last[:, None, None]
+            position = last - (last - place) % self.ring
+            return self._shape_mask((position >= 0) & (position <= query) & (position > query - window))
+        query, last = self.region.positions[:, :, None], self.region.offset[:, None, None] - 1
         position = last - (last - place) % self.ring
-        mask = (position >= 0) & (position > query - window)
-        if width > 1:
-            key = self.region.positions[:, None, :]
-            mask = mx.concatenate([mask, (key <= query) & (key > query - window)], axis=-1)
-        return self._shape_mask(mask)
+        before = (position >= 0) & (position > query - window)
+        key = self.region.positions[:, None, :]
+        return self._shape_mask(mx.concatenate([before, (key <= query) & (key > query - window)], axis=-1))

@@ -13,15 +13,18 @@ import numpy as np
 
 from trouper.engine.blocks import BlockStore
 from trouper.engine.digests import Digests
+from trouper.engine.drafting import DRAFTING, Drafting, Proposer
 from trouper.engine.embedding import Pool
-from trouper.engine.grammar import Constraint, Grammars, masked
+from trouper.engine.grammar import Constraint, Grammars, Mask, masked
 from trouper.engine.group import ALONE, Group
-from trouper.engine.logprobs import PendingLogprobs, logprobs_of
+from trouper.engine.logprobs import Kept, PendingLogprobs, logprobs_of
 from trouper.engine.payloads import PendingPayload
 from trouper.engine.penalties import Bias, History, MinTokens, Penalties
 from trouper.engine.quantized import PLAIN, KvFormat
+from trouper.engine.region import Ints
 from trouper.engine.rows import SlotRows, rows_for
 from trouper.engine.sampler import BatchSampler
+from trouper.engine.spans import Spans, indices
 from trouper.engine.thinking import ThinkingRule
 from trouper.protocol.plans import Admit, Plan, RowId, Stepped
 from trouper.protocol.ranks import Digest, compare
@@ -49,6 +52,8 @@ class RowState:
     prompt_logprobs: int | None = None
     pool: Pool | None = None
     """Its prompt is embedded."""
+    proposer: Proposer | None = None
+    """None: it drafts nothing."""
 
 
 @attrs.define(eq=False)
@@ -70,6 +75,8 @@ class Launched:
     """Rows whose grammar gave up when it should have said what may come."""
     order: int = 0
     """Of the rows in their slots, if other ranks must have the same."""
+    spans: Spans | None = None
+    """With drafts: how many of them are right is known when the tokens are read."""
     stepped: Stepped | None = None
     """Once it was read."""
 
@@ -84,8 +91,10 @@ class StepEngine:
         kv: KvFormat = PLAIN,
         grammars: Grammars | None = None,
         group: Group = ALONE,
+        drafting: Drafting = DRAFTING,
     ) -> None:
-        self._rows, self.batching = rows_for(model, kv)
+        self._rows, self.batching = rows_for(model, kv, drafting.slack)
+        self._drafting = drafting
         self._blocks = BlockStore(self._rows) if isinstance(self._rows, SlotRows) else None
         self._vocabulary = vocabulary
         self._grammars = grammars
@@ -108,10 +117,12 @@ class StepEngine:
 
     def launch(self, plan: Plan) -> Launched:
         """Build and start the step. Returns at once where the device is asynchronous, unless a row follows a grammar:
-        then its last token must be read, after the pass over the model was started and while it runs. Raises
-        `RankDiffers` before anything is done."""
+        then its last token must be read, after the pass over the model was started and while it runs. Whoever drafts, or
+        comes after drafts, must know all tokens before. Raises `RankDiffers` before anything is done."""
         if plan.digest is not None:
             self._compare(plan.step, plan.digest)
+        if self._unread is not None and (plan.drafts or self._unread.spans is not None):
+            self.collect(self._unread)
         self._unread = launched = self._launch(plan)
         if plan.digest is not None:
             launched.order = self._digests.order()
@@ -140,10 +151,13 @@ class StepEngine:
         if not (self._rows.decoding or alone):
             return Launched(plan, at, (), None, None, prefilled, persisted, scores, embedded)
         self._failed = ()
-        tokens, logprobs = self._decode(alone)
+        spans = self._draft(plan)
+        tokens, logprobs = self._decode(alone) if spans is None else self._verify(spans)
         expected = {*plan.decode, *(chunk.row for chunk in plan.prefill)}
         assert expected.issuperset(self._members), "a row decodes that the plan does not name"
-        return Launched(plan, at, self._members, tokens, logprobs, prefilled, persisted, scores, embedded, self._failed)
+        return Launched(
+            plan, at, self._members, tokens, logprobs, prefilled, persisted, scores, embedded, self._failed, spans
+        )
 
     @property
     def blocks(self) -> BlockStore:
@@ -172,6 +186,7 @@ class StepEngine:
             prompt, admit.sampling, admit.logprobs, history=history, constraint=self._constraint(admit),
             min_tokens=admit.min_tokens, ends=admit.ends, prompt_logprobs=admit.prompt_logprobs,
             pool=Pool(admit.embed) if admit.embed else None,
+            proposer=self._drafting.proposer(prompt.tolist()) if admit.drafts and not self.batching.no_drafts else None,
         )  # fmt: skip
         self._rows.open(admit.row)
         if admit.restore is not None:
@@ -257,6 +272,28 @@ class StepEngine:
         self._join()
         return self._sample(logits)
 
+    def _draft(self, plan: Plan) -> Spans | None:
+        """What rows want verified, if anything."""
+        if not any(plan.drafts):
+            return None
+        wanted = dict(zip(plan.decode, plan.drafts, strict=True))
+        drafts = [self._drafted(self._state[row], wanted.get(row, 0)) for row in self._rows.decoding]
+        return Spans(drafts) if any(drafts) else None
+
+    def _drafted(self, state: RowState, most: int) -> Sequence[int]:
+        if not most or state.proposer is None:
+            return ()
+        draft = state.proposer.draft(min(most, self._drafting.tokens))
+        return draft[: state.constraint.fitting(draft)] if state.constraint is not None else draft
+
+    def _verify(self, spans: Spans) -> tuple[mx.array, PendingLogprobs | None]:
+        """Rows with drafts and rows without, in one pass."""
+        inputs = mx.concatenate([self._inputs()[:, None], mx.array(spans.drafts.astype(np.uint32))], axis=1)
+        logits = self._rows.verify(inputs, spans.counts)
+        self._join()
+        flat = logits.reshape(-1, logits.shape[-1])
+        return self._sample(flat[indices(spans.places)] if spans.padded else flat, spans)
+
     def _inputs(self) -> mx.array:
         """(n,) the next input of each decoding row: its last sampled token, or its last prompt token."""
         rows = self._rows.decoding
@@ -299,26 +336,52 @@ class StepEngine:
             if row in self._state:
                 self._state[row].drawn = drawn
 
-    def _sample(self, logits: mx.array) -> tuple[mx.array, PendingLogprobs | None]:
-        shaped = self._min_tokens(self._penalties(self._bias(logits)), self._drawn)
+    def _sample(self, logits: mx.array, spans: Spans | None = None) -> tuple[mx.array, PendingLogprobs | None]:
+        """(n,) tokens of (n, V) logits, or of each position of the spans."""
+        drawn = self._drawn if spans is None else self._drawn[spans.owners] + spans.steps.astype(np.uint64)
+        shaped = self._min_tokens(self._penalties(self._bias(logits, spans), spans), drawn, spans)
         if self._constrained:
-            shaped = self._follow_grammars(logits, shaped)
-        tokens = self._group.agree(self._sampler(shaped, self._drawn))
-        self._penalties.took(tokens)
+            shaped = self._follow_grammars(logits, shaped, spans)
+        tokens = self._group.agree(self._sampler(shaped, drawn, None if spans is None else spans.owners))
         self._drawn += np.uint64(1)
-        logprobs = logprobs_of(logits, tokens, self._asked)
+        if spans is None:
+            self._penalties.took(tokens)
+        logprobs = logprobs_of(logits, tokens, self._asked if spans is None else self._asked_along(spans))
         mx.async_eval(tokens, self._penalties.state(), logprobs.arrays() if logprobs else [])
-        self._tokens = tokens
+        self._tokens = tokens if spans is None else None
         return tokens, logprobs
 
-    def _follow_grammars(self, logits: mx.array, shaped: mx.array) -> mx.array:
+    def _asked_along(self, spans: Spans) -> list[tuple[int, RowId, int]]:
+        starts, counts = spans.starts.tolist(), spans.counts.tolist()
+        return [
+            (position, row, k)
+            for place, row, k in self._asked
+            for position in range(starts[place], starts[place] + counts[place])
+        ]
+
+    def _follow_grammars(self, logits: mx.array, shaped: mx.array, spans: Spans | None) -> mx.array:
         """The device computes logits while the masks are made of the tokens before."""
         mx.async_eval(logits)
         if self._unread is not None:
             self.collect(self._unread)
-        packed = np.stack([one.allowed(int(self._drawn[place])) for place, one in self._constrained])
+        masks: list[Mask] = []
+        places = self._constrained_places
+        if spans is None:
+            masks = [one.allowed(int(self._drawn[place])) for place, one in self._constrained]
+        else:
+            places = self._masks_along(spans, masks)
         self._failed = tuple((self._members[place], one.fault) for place, one in self._constrained if one.fault)
-        return masked(shaped, self._constrained_places, packed)
+        return masked(shaped, places, np.stack(masks))
+
+    def _masks_along(self, spans: Spans, masks: list[Mask]) -> mx.array:
+        """Masks of the constrained rows at all their positions, into `masks`; the positions are returned."""
+        positions: list[int] = []
+        for place, one in self._constrained:
+            along = one.along(spans.own(place), int(self._drawn[place]))
+            spans.most[place] = len(along) - 1
+            positions += range(spans.starts[place], spans.starts[place] + len(along))
+            masks += along
+        return mx.array(positions, mx.int32)
 
     # -- collect ---------------------------------------------------------------------------------
 
@@ -333,32 +396,65 @@ class StepEngine:
     def _read(self, launched: Launched) -> Stepped:
         if launched.prefilled is not None:
             mx.eval(launched.prefilled)
-        tokens = () if launched.tokens is None else tuple(cast(list[int], launched.tokens.tolist()))
-        logprobs = launched.logprobs.read() if launched.logprobs else ()
+        rows, kept = launched.rows, None
+        sampled: Ints = np.zeros(0, np.int32) if launched.tokens is None else np.array(launched.tokens, np.int32)
+        drafted: tuple[tuple[RowId, int, int], ...] = ()
+        if launched.spans is not None:
+            rows, kept, drafted = self._commit(launched.rows, launched.spans, sampled)
+            sampled = sampled[kept]
+        tokens = tuple(cast(list[int], sampled.tolist()))
+        logprobs = launched.logprobs.read(kept) if launched.logprobs else ()
         scores = tuple(score for pending in launched.scores for score in pending.read())
         embedded = tuple((row, np.array(vector, "<f4").tobytes()) for row, vector in launched.embedded)
         now = time.perf_counter()
         seconds, self._last_read = now - max(launched.at, self._last_read), now
         persisted = tuple(payload.read() for payload in launched.persisted)
-        failed = launched.failed + self._advance_grammars(launched.rows, tokens)
+        failed = launched.failed + self._follow(rows, tokens)
+        matched = self._matched(launched.rows) if launched.plan.watch else ()
         stepped = Stepped(
-            launched.plan.step, launched.rows, tokens, logprobs, seconds, persisted, failed, scores, embedded
-        )
+            launched.plan.step, rows, tokens, logprobs, seconds, persisted, failed, scores, embedded, drafted,
+            matched=matched,
+        )  # fmt: skip
         return stepped if launched.plan.digest is None else self._settle(launched, stepped)
 
     def _settle(self, launched: Launched, stepped: Stepped) -> Stepped:
         """Say what other ranks must have had, too."""
         said = self._digests.settle(stepped.step, launched.order, stepped.rows, stepped.tokens)
+        self._digests.accepted(stepped.step, stepped.drafted)
         return attrs.evolve(stepped, order=launched.order, tokens_hash=said)
 
-    def _advance_grammars(self, rows: Sequence[RowId], tokens: Sequence[int]) -> tuple[tuple[RowId, str], ...]:
-        """A row that was dropped meanwhile needs no place in its grammar."""
+    def _commit(
+        self, rows: Sequence[RowId], spans: Spans, sampled: Ints
+    ) -> tuple[tuple[RowId, ...], Kept, tuple[tuple[RowId, int, int], ...]]:
+        """What the step commits (F22): of each row the drafts that were right, and what was sampled after them. Lengths,
+        histories, positions and inputs follow from it; nothing was launched since."""
+        accepted = spans.accepted(sampled)
+        kept = spans.steps <= accepted[spans.owners]
+        self._rows.accepted(accepted)
+        self._drawn += accepted.astype(np.uint64)
+        self._tokens = mx.array(sampled[spans.starts + accepted].astype(np.uint32))
+        self._penalties.accepted(spans, sampled, kept)
+        mx.async_eval(self._penalties.state())
+        tried = zip(rows, (spans.counts - 1).tolist(), accepted.tolist(), strict=True)
+        drafted = tuple((row, tokens, right) for row, tokens, right in tried if tokens)
+        return tuple(rows[owner] for owner in spans.owners[kept].tolist()), kept, drafted
+
+    def _follow(self, rows: Sequence[RowId], tokens: Sequence[int]) -> tuple[tuple[RowId, str], ...]:
+        """Grammars and proposers hear what was said. A row that was dropped meanwhile needs no place in its grammar."""
         failed = []
         for row, token in zip(rows, tokens, strict=True):
             state = self._state.get(row)
-            if state is not None and state.constraint is not None and (reason := state.constraint.took(token)):
+            if state is None:
+                continue
+            if state.proposer is not None:
+                state.proposer.took((token,))
+            if state.constraint is not None and (reason := state.constraint.took(token)):
                 failed.append((row, reason))
         return tuple(failed)
+
+    def _matched(self, rows: Sequence[RowId]) -> tuple[tuple[RowId, int], ...]:
+        states = [(row, state) for row in rows if (state := self._state.get(row)) is not None]
+        return tuple((row, n) for row, state in states if state.proposer is not None and (n := state.proposer.matched))
 
     def lengths(self) -> dict[RowId, int]:
         """Tokens in each row's KV, for checks."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from copy import copy
+
 import numpy as np
 
 from trouper.engine.grammar import Mask, mask_bytes
@@ -34,6 +37,19 @@ class ThinkingRule:
         else:
             self._thinks = self._recent[-len(start) :] == start
         return ""
+
+    def fitting(self, draft: Sequence[int]) -> int:
+        """How many of these tokens are worth a try: what is forced is known when their masks are made."""
+        return len(draft)
+
+    def along(self, draft: Sequence[int], drawn: int) -> list[Mask]:
+        """What is allowed before each of these tokens, and after the last."""
+        scout = copy(self)
+        masks = [scout.allowed(drawn)]
+        for token in draft:
+            scout.took(token)
+            masks.append(scout.allowed(drawn))
+        return masks
 
     def allowed(self, drawn: int) -> Mask:  # noqa: ARG002  It counts for itself: thinking may begin anywhere.
         """Everything, or the next token of the end of thinking."""

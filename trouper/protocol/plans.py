@@ -89,6 +89,8 @@ class Admit:
     thinking: ThinkingLimit | None = None
     embed: Pooling | None = None
     """No token is sampled: the prompt's vector comes with its last chunk, and the row waits to be dropped."""
+    drafts: bool = False
+    """It may draft, so the engine remembers what stands where in its prompt and its answer."""
 
 
 @attrs.frozen
@@ -120,6 +122,8 @@ class Plan:
     drafts: tuple[int, ...] = ()
     """For each of `decode`: how many tokens the engine may draft for it and verify in this step; () means none for all.
     What it drafts follows from the row's tokens alone."""
+    watch: bool = False
+    """Say in `Stepped.matched` which rows repeat something."""
     digest: Digest | None = None
     """With several ranks: what the engine's state must be before it launches this. RankMirror adds it."""
 
@@ -160,6 +164,9 @@ class Stepped:
     """Vectors of prompts that ended in this step, as little-endian float32."""
     drafted: tuple[tuple[RowId, int, int], ...] = ()
     """(row, tokens drafted, tokens of those accepted), for rows that had drafts."""
+    matched: tuple[tuple[RowId, int], ...] = ()
+    """If the plan asked: (row, how many of its last tokens stand somewhere before, or were foretold by what stood there),
+    for rows that have something to draft."""
     order: int = 0
     """With a digest in its plan: `ranks.sequence` of the rows in their slots, then how many of them decode, after this step
     was launched."""
