@@ -39,6 +39,7 @@ class Request:
     min_tokens: int = 0
     ends: tuple[int, ...] = ()
     thinking: ThinkingLimit | None = None
+    drafts: bool = False
 
 
 @attrs.define
@@ -61,7 +62,7 @@ class Row:
         return self.prefilled + max(self.planned - 1, 0)
 
     def ended(self, step: int) -> bool:
-        return self.planned == self.request.tokens or (self.request.leave is not None and step >= self.request.leave)
+        return self.planned >= self.request.tokens or (self.request.leave is not None and step >= self.request.leave)
 
     def chunk(self, tokens: int) -> Chunk:
         taken = min(tokens, len(self.request.prompt) - self.prefilled)
@@ -74,6 +75,9 @@ class Row:
 ChunkSize = Callable[[int], int]
 """From the step to how many tokens of each prompt it prefills."""
 
+Allow = Callable[[int], int]
+"""From the step to how many tokens each row may draft, for one row after the other."""
+
 
 Orders = Mapping[int, Mapping[str, Any]]
 """Fields of the plan of some steps (counted over all plays): what to store, persist, load and evict."""
@@ -82,14 +86,22 @@ Orders = Mapping[int, Mapping[str, Any]]
 class Driver:
     """Plays scripts on one engine and checks after each launch that KV lengths are token counts."""
 
-    def __init__(self, engine: StepEngine, chunk: int | ChunkSize = 32, orders: Orders | None = None) -> None:
+    def __init__(
+        self,
+        engine: StepEngine,
+        chunk: int | ChunkSize = 32,
+        orders: Orders | None = None,
+        allow: Allow | None = None,
+    ) -> None:
         self.engine = engine
+        self.drafted: list[tuple[RowId, int, int]] = []
         self.prefilled: Counter[RowId] = Counter()
         """Prompt tokens that each row had computed."""
         self.persisted: list[Payload] = []
         self.failed: list[tuple[RowId, str]] = []
         self._orders = orders or {}
         self._chunk: ChunkSize = chunk if callable(chunk) else lambda _: chunk
+        self._allow = allow
         self._step = 0
         self._rows: dict[RowId, Row] = {}
         self._next = 0
@@ -124,6 +136,7 @@ class Driver:
         decode = [row for row in self._rows.values() if row.planned]
         for row in decode:
             row.planned += 1
+        drafts = tuple(self._allow(now) for _ in decode) if self._allow else ()
         self._rows |= {row.id: row for row in entering}
         chunks = [row.chunk(self._chunk(now)) for row in self._rows.values() if not row.planned]
         for chunk in chunks:
@@ -134,12 +147,14 @@ class Driver:
             tuple(map(_admit, entering)),
             tuple(row.id for row in decode),
             tuple(chunks),
+            drafts=drafts if any(drafts) else (),
             **self._orders.get(self._step, {}),
         )
 
     def _take(self, plan: Plan, rows: dict[RowId, Row]) -> None:
         self._step += 1
         launched = self.engine.launch(plan)
+        self._count_settled()
         assert self.engine.lengths() == {row.id: row.in_kv for row in self._rows.values()}
         finished = [self._pending] if self._pending is not None else []
         self._pending = launched if plan.has_work else None
@@ -148,10 +163,19 @@ class Driver:
         for step in finished:
             self._read(self.engine.collect(step), rows)
 
+    def _count_settled(self) -> None:
+        """A step with drafts is read before the next is launched."""
+        if self._pending is not None and self._pending.stepped is not None:
+            for row, _, accepted in self._pending.stepped.drafted:
+                if row in self._rows:
+                    self._rows[row].planned += accepted
+
     def _read(self, stepped: Stepped, rows: dict[RowId, Row]) -> None:
         self.persisted += stepped.persisted
         self.failed += stepped.failed
-        assert len(set(stepped.rows)) == len(stepped.rows) == len(stepped.tokens)
+        self.drafted += stepped.drafted
+        more = sum(accepted for _, _, accepted in stepped.drafted)
+        assert len(set(stepped.rows)) + more == len(stepped.rows) == len(stepped.tokens)
         for row, token in zip(stepped.rows, stepped.tokens, strict=True):
             rows[row].tokens.append(token)
         for row, logprobs in stepped.logprobs:
@@ -171,6 +195,7 @@ def _admit(row: Row) -> Admit:
         request.min_tokens,
         request.ends,
         thinking=request.thinking,
+        drafts=request.drafts,
     )
 
 

@@ -14,6 +14,7 @@ import trio
 
 from trouper import Answer, Generate, Runtime, Settings, run_runtime
 from trouper.engine import host
+from trouper.engine.spans import Spans
 from trouper.engine.step import StepEngine
 from trouper.protocol.replies import TokenLogprobs
 
@@ -29,9 +30,10 @@ class Shaken(StepEngine):
 
     shakes = 0
 
-    def _sample(self, logits: mx.array) -> Any:
+    def _sample(self, logits: mx.array, spans: Spans | None = None) -> Any:
         Shaken.shakes += 1
-        return super()._sample(logits + ROUNDING * mx.random.normal(logits.shape, key=mx.random.key(Shaken.shakes)))
+        shaken = logits + ROUNDING * mx.random.normal(logits.shape, key=mx.random.key(Shaken.shakes))
+        return super()._sample(shaken, spans)
 
 
 @asynccontextmanager

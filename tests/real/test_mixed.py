@@ -24,6 +24,7 @@ from tests.real.serving import Heard, Shaken, ask, assert_close, common, hear, r
 from tests.real.wishes import wishes
 from tests.reuse.serving import text
 from trouper import Answer, Generate, RequestFailed, Runtime
+from trouper.engine.spans import Spans
 from trouper.engine.step import Launched, StepEngine
 from trouper.protocol.grammar import Grammar
 from trouper.protocol.plans import Plan
@@ -231,8 +232,8 @@ async def test_the_comparison_can_fail(tmp_path: Path) -> None:
     """A negative control: a batch whose rows see their neighbour's logits."""
 
     class Rolled(StepEngine):
-        def _sample(self, logits: mx.array) -> Any:
-            return super()._sample(mx.concatenate([logits[1:], logits[:1]]))
+        def _sample(self, logits: mx.array, spans: Spans | None = None) -> Any:
+            return super()._sample(mx.concatenate([logits[1:], logits[:1]]), spans)
 
     path = str(save("llama", tmp_path))
     async with running(path) as runtime:

@@ -294,7 +294,9 @@ class SlotRows:
         """Rings, then states, in memory of their own, as they are after so many tokens: now, or as far back as rings that
         take drafts reach."""
         slot, beyond = self._order.index(row), self.length(row) - length
-        assert beyond == 0 or (0 < beyond <= self._slack * 2 // 3 and not self._states), "a snapshot of another length"
+        assert beyond == 0 or (0 < beyond <= self._slack * 2 // 3 and not self._states), (
+            "a snapshot is of now, or of what rings still hold"
+        )
         rings = [part for cache in self._rings for part in cache.snapshot(slot, length)]
         return rings + [part for cache in self._states for part in cache.snapshot(slot)]
 

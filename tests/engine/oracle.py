@@ -1,0 +1,48 @@
+"""A proposer that knows the answer, and is wrong when dice say so: drafts of which any number may be right."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+
+import attrs
+
+from trouper.engine.drafting import Drafting, Proposer
+
+
+@attrs.define
+class Oracle:
+    """Of one row. `answer`: what it will say."""
+
+    answer: Sequence[int]
+    dice: random.Random
+    vocabulary: int
+    said: int = 0
+
+    @property
+    def matched(self) -> int:
+        return self.said
+
+    def took(self, tokens: Sequence[int]) -> None:
+        self.said += len(tokens)
+
+    def draft(self, most: int) -> list[int]:
+        """Shorter now and then; from some place on wrong, or right to its end."""
+        right = list(self.answer[self.said : self.said + self.dice.randint(0, most)])
+        wrong = self.dice.randint(0, 2 * len(right))
+        return [
+            token if place != wrong else (token + self.dice.randrange(1, self.vocabulary)) % self.vocabulary
+            for place, token in enumerate(right)
+        ]
+
+
+@attrs.frozen
+class Foretelling(Drafting):
+    """Oracles for prompts whose answers are known; the others draft nothing of their own."""
+
+    answers: Mapping[tuple[int, ...], Sequence[int]] = attrs.field(factory=dict)
+    dice: random.Random = attrs.field(factory=random.Random)
+    vocabulary: int = 512
+
+    def proposer(self, prompt: Sequence[int]) -> Proposer:
+        return Oracle(self.answers.get(tuple(prompt), ()), self.dice, self.vocabulary)
