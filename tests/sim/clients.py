@@ -128,6 +128,7 @@ def draw_request(name: int, chance: Random, weather: Weather) -> Generate:
         ignore_eos=chance.random() < 0.1,
         cache_salt=chance.choice(("", "", "", "other")),
         logprobs=chance.choice((None, None, 0, 2)),
+        speculation=chance.choice((None, None, "ngram", "off")),
         timeouts=small if chance.random() < 0.2 else None,
     )
 

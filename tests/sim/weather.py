@@ -56,6 +56,10 @@ class Weather:
     """None: when all clients are done."""
     drain_s: float
     kv: KvLayout
+    repeats: float
+    """Rows have something to draft at so many of their places."""
+    eager: bool
+    """They draft whether it pays or not."""
     roots: tuple[tuple[int, ...], ...]
     """What prompts begin with."""
 
@@ -74,6 +78,7 @@ class Weather:
             token_timeout_s=pick((0, 5)),
             request_timeout_s=pick((0, 20)),
             janitor_interval_s=pick((0.1, 5)),
+            spec_draft_tokens=pick((1, 3, 8)),
             block_size=pick((1, 4, 16, 16)),
             cache_memory=ByteSize(pick((0, 5_000, 50_000, 1_000_000))),
             num_blocks=pick((None, None, 3)),
@@ -94,6 +99,8 @@ class Weather:
             drain_at_s=pick((None, None, None, chance.random() * 5)),
             drain_s=pick((0, 0.5, 60, 1000)),
             kv=pick((CUTTABLE, CUTTABLE, UNCUTTABLE)),
+            repeats=pick((0, 0.5, 1, 1)),
+            eager=pick((False, True, True)),
             roots=tuple(tuple(chance.randrange(EOS + 1) for _ in range(300)) for _ in range(pick((1, 3)))),
         )
 
@@ -102,7 +109,9 @@ class SimEngine(FakeEngine):
     """The fake engine in this weather. Counts what it did to the actors, so that no other crash goes unseen."""
 
     def __init__(self, weather: Weather, chance: Random, trace: list[Any]) -> None:
-        super().__init__(before_step=self._suffer, token_at=token_at, tokenizer=SimTokenizer(), kv=weather.kv)
+        super().__init__(
+            before_step=self._suffer, token_at=token_at, tokenizer=SimTokenizer(), kv=weather.kv, guess=self._guess
+        )
         self.crashes: Counter[str] = Counter()
         self._weather = weather
         self._chance = chance
@@ -118,6 +127,12 @@ class SimEngine(FakeEngine):
             raise SimulatedCrash("the device died")
         if fate < weather.crash + weather.hang:
             await trio.sleep(STALL_TIMEOUT_S * self._chance.choice((1.5, 9, 25)))
+
+    def _guess(self, key: int, position: int) -> tuple[int, int]:
+        """Of one row and place always the same, whatever else happens."""
+        drawn = (2654435761 * (1000 * key + position)) >> 4
+        tokens = 1 + drawn % 8 if drawn % 97 < 97 * self._weather.repeats else 0
+        return tokens, (0, tokens, drawn % (tokens + 1))[drawn % 3]
 
     def memory(self) -> MemoryFacts:
         if self._chance.random() < self._weather.janitor_crash:

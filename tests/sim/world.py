@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from random import Random
 from typing import Any
@@ -18,12 +18,24 @@ from tests.sim.seeded import run_seeded
 from tests.sim.weather import SimEngine, SimulatedCrash, Weather
 from trouper import Answer, Generate, Runtime, Settings
 from trouper.actors import runtime as runtime_module
+from trouper.actors import scheduler as scheduler_module
 from trouper.actors.graph import run_graph
+from trouper.actors.speculation import Drafter, Speculation
 from trouper.actors.submission import Submission, open_submission
+from trouper.protocol.health import SpeculationFacts
 from trouper.protocol.replies import Failed, Finished, Reply
 
 CLIENTS = 40
 TOO_LONG_S = 10_000
+
+
+class Eager(Speculation):
+    """Everybody drafts as much as there is room for, whatever it costs: what is measured on a virtual clock seldom pays."""
+
+    def allow(self, rows: Sequence[Drafter]) -> tuple[tuple[int, ...], bool]:
+        most = max(self._sizes)
+        drafts = tuple(max(0, min(most, row.room)) if row.record is not None else 0 for row in rows)
+        return (drafts if any(drafts) else ()), True
 
 
 @attrs.define(eq=False)
@@ -33,6 +45,7 @@ class World:
     clients: list[Client]
     trace: list[Any]
     submissions: list[Submission] = attrs.field(factory=list)
+    drafts: SpeculationFacts = attrs.field(factory=SpeculationFacts)
     whole: bool = False
     """Everybody was answered before the graph ended."""
     died: bool = False
@@ -95,6 +108,8 @@ class World:
         if self.whole and not self.died and not self.engine.crashes:
             assert self.engine.held == (facts.cache.blocks, facts.cache.snapshots), facts.cache
         assert facts.cache.bytes <= facts.cache.capacity_bytes
+        self.drafts = facts.speculation
+        assert self.drafts.accepted == sum(self.drafts.accepted_at) <= self.drafts.drafted
         ended = facts.requests_completed + facts.requests_errored + facts.requests_withdrawn
         assert facts.total_requests == ended, facts
         poisoned = sum(client.outcome == "intake_failed" for client in self.clients)
@@ -141,6 +156,7 @@ def run_world(seed: int) -> World:
     weather, trace = Weather.draw(chance), list[Any]()
     clients = [Client.draw(name, chance, weather) for name in range(CLIENTS)]
     world = World(weather, SimEngine(weather, chance, trace), clients, trace)
-    with _watched(world.submissions):
+    policy = Eager if weather.eager else Speculation
+    with _watched(world.submissions), mock.patch.object(scheduler_module, "Speculation", policy):
         run_seeded(seed, world.run)
     return world

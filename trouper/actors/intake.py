@@ -60,6 +60,12 @@ async def prepare(submission: Submission, model: LoadedModel, settings: Settings
     check_tokens(request, prompt, model.card.vocab_size)
     if request.embed and model.card.embedding is None:
         raise bad_request("this model gives no embeddings", "model", "embeddings_not_supported")
+    if request.speculation == "ngram" and model.card.no_drafts:
+        raise bad_request(
+            f"speculation cannot be ngram: rows of this model draft nothing ({model.card.no_drafts}); leave it out",
+            "speculation",
+            "speculation_not_supported",
+        )
     if request.grammar is not None:
         await trio.to_thread.run_sync(model.tokenizer.check_grammar, request.grammar)
     most = room(request, len(prompt), model.card.context_length, settings)

@@ -7,6 +7,7 @@ from bisect import insort
 import attrs
 
 from trouper.actors.intake import Admitted
+from trouper.actors.speculation import Record
 from trouper.actors.text import TextStream
 from trouper.protocol.model import Tokenizer
 from trouper.protocol.plans import RowId
@@ -16,7 +17,8 @@ from trouper.storage.index import Chain, Node
 
 @attrs.define(eq=False)
 class Row:
-    """One answer in the making. `planned` counts tokens that sent plans will produce, `produced` those that came."""
+    """One answer in the making. `planned` counts tokens that sent plans will produce at least, one each; `produced` those
+    that came. Of drafts nothing is known before they are answered."""
 
     id: RowId
     admitted: Admitted
@@ -30,6 +32,10 @@ class Row:
     """Prompt tokens that no plan prefills yet."""
     planned: int = 0
     produced: int = 0
+    record: Record | None = None
+    """Of its drafts; None: it never drafts."""
+    hoped: int = 0
+    """What it may draft in plans that are not answered."""
     dropped: bool = False
     """A plan told the engine, or the next one will, to forget it."""
     node: Node | None = None
@@ -64,7 +70,7 @@ class Row:
 
     @property
     def kv_tokens(self) -> int:
-        """What its KV holds once all sent plans are done."""
+        """What its KV holds once all sent plans are done; more, if drafts are right."""
         return self.prompt_tokens + (self.planned - 1 if self.unplanned == 0 else -self.unplanned)
 
     @property
@@ -103,6 +109,11 @@ class Row:
     def wants_token(self) -> bool:
         """Its prompt is planned and its answer is not yet planned to the end."""
         return self.unplanned == 0 and self.planned < self.admitted.max_tokens
+
+    @property
+    def room(self) -> int:
+        """For so many tokens beyond the next plan's one there is surely room."""
+        return self.admitted.max_tokens - self.planned - self.hoped - 1
 
     @property
     def withdrawn(self) -> bool:

@@ -17,6 +17,7 @@ from trouper.actors.prefix import Found, PrefixCache
 from trouper.actors.pulse import Pulse
 from trouper.actors.rows import Row
 from trouper.actors.showing import Showing
+from trouper.actors.speculation import Record, Speculation
 from trouper.actors.submission import Submission
 from trouper.actors.tiers import DiskTier, Ticket
 from trouper.actors.watches import STUCK_FACTOR
@@ -25,7 +26,7 @@ from trouper.protocol.errors import Problem, rank_lost
 from trouper.protocol.health import DirectoryFacts, MemoryStatus, RanksFacts, SchedulerFacts
 from trouper.protocol.model import LoadedModel
 from trouper.protocol.plans import PLANS_IN_FLIGHT, Admit, Chunk, Load, Plan, RowId, Stepped, Store
-from trouper.protocol.replies import Embedded, Finished
+from trouper.protocol.replies import Embedded, Finished, TokenLogprobs
 from trouper.protocol.settings import Settings
 from trouper.protocol.watch import Watch
 from trouper.protocol.work import DiskNews, DiskOrder
@@ -117,6 +118,8 @@ class Scheduler:
         self._cache = PrefixCache.of(model.card, namespace, settings, edges.facts.latest.cache)
         self._disk = DiskTier(edges.orders, edges.directory, edges.disk_known, self._cache)
         self._cache.saves = settings.blocks_dir is not None
+        facts = attrs.evolve(edges.facts.latest.speculation, reason=model.card.no_drafts)
+        self._speculation = Speculation(settings.spec_draft_tokens, settings.spec_ngram_min, facts)
         self._showing = Showing(edges.looked, edges.batch)
         self._loads: list[Load] = []
         """What the next plan loads."""
@@ -280,18 +283,21 @@ class Scheduler:
         stores = self._stores()
         drops, self._leaving = tuple(row.id for row in self._leaving), []
         admits = self._admit()
-        decode = tuple(row.id for row in self._rows.values() if row.wants_token)
-        chunks = self._chunks(busy=bool(decode))
-        for row_id in decode:
-            self._rows[row_id].planned += 1
+        decoding = [row for row in self._rows.values() if row.wants_token]
+        chunks = self._chunks(busy=bool(decoding))
+        drafts, watch = self._speculation.allow(decoding)
+        for row, hoped in zip(decoding, drafts, strict=False):
+            row.hoped += hoped
+        for row in decoding:
+            row.planned += 1
         for chunk in chunks:
             self._plan_chunk(chunk)
         for row in self._rows.values():
-            if row.planned == row.admitted.max_tokens:
+            if row.planned >= row.admitted.max_tokens:
                 self._drop(row)
         return Plan(
-            next(self._steps), drops, admits, decode, chunks, self._release_memory(),
-            evict=self._cache.freed(), store=stores, load=loads, persist=self._disk.pick(),
+            next(self._steps), drops, admits, tuple(row.id for row in decoding), chunks, self._release_memory(),
+            evict=self._cache.freed(), store=stores, load=loads, persist=self._disk.pick(), drafts=drafts, watch=watch,
         )  # fmt: skip
 
     def _stores(self) -> tuple[Store, ...]:
@@ -347,6 +353,7 @@ class Scheduler:
     def _enter(self, waiting: Waiting, found: Found) -> Admit:
         admitted = waiting.admitted
         row = Row.of(RowId(next(self._ids)), admitted, self._tokenizer, waiting.chain)
+        row.record = self._record(admitted)
         self._rows[row.id] = row
         # What is embedded once is hardly ever continued: its blocks would only take others' place.
         restore = None if admitted.submission.request.embed else self._cache.enter(row, found)
@@ -359,8 +366,14 @@ class Scheduler:
         return Admit(
             row.id, prompt, request.sampling, request.logprobs, restore,
             request.grammar, request.min_tokens, tuple(sorted(row.ends)) if request.min_tokens else (),
-            request.prompt_logprobs, admitted.thinking, self._pooling if request.embed else None,
+            request.prompt_logprobs, admitted.thinking, self._pooling if request.embed else None, row.record is not None,
         )  # fmt: skip
+
+    def _record(self, admitted: Admitted) -> Record | None:
+        """None for a row that never drafts."""
+        request = admitted.submission.request
+        wanted = (request.speculation or self._settings.speculation) == "ngram"
+        return self._speculation.record() if wanted and not (request.embed or self._speculation.facts.reason) else None
 
     def _relieve_pressure(self) -> None:
         """What is cached makes room for what is needed, once for each look of the janitor."""
@@ -413,7 +426,10 @@ class Scheduler:
         self._count = attrs.evolve(self._count, stalled_since=None)
         self._measure(plan, stepped)
         self._disk.persisted(stepped.persisted)
-        logprobs = dict(stepped.logprobs)
+        self._learn(plan, stepped)
+        logprobs: dict[RowId, list[TokenLogprobs]] = {}
+        for row_id, at in stepped.logprobs:
+            logprobs.setdefault(row_id, []).append(at)
         for row_id, at in stepped.prompt_logprobs:
             if row_id in self._rows:
                 self._rows[row_id].scores.append(at)
@@ -425,12 +441,15 @@ class Scheduler:
                 self._give_up(self._rows[row_id], Problem(400, reason, param=None, code="grammar_failed"))
         committed, now = 0, trio.current_time()
         decoding = sum(map(self._rows.__contains__, plan.decode))
+        before: Row | None = None
         for row_id, token in zip(stepped.rows, stepped.tokens, strict=True):
             row = self._rows.get(row_id)
-            if row is None:  # It ended while this step was in flight.
+            if row is None:  # It ended while this step was in flight, or with an earlier token of it.
                 continue
             committed += 1
-            finished = row.take(token, logprobs.get(row_id), now)
+            row.planned += row is before  # A draft that was right: no plan counted on it.
+            before = row
+            finished = row.take(token, logprobs[row_id].pop(0) if row_id in logprobs else None, now)
             if finished is None:
                 if self._cache.wants_storing(row):
                     self._due[row_id] = row
@@ -443,6 +462,13 @@ class Scheduler:
         prefilled = sum(chunk.tokens for chunk in plan.prefill)
         self._pulse.stepped(now, decoding=decoding, produced=bool(stepped.rows), tokens=committed + prefilled)
         self._add(steps=int(plan.has_work), tokens_generated=committed, total_prefill_tokens=prefilled)
+
+    def _learn(self, plan: Plan, stepped: Stepped) -> None:
+        """What drafts came to."""
+        for row_id, hoped in zip(plan.decode, plan.drafts, strict=False):
+            if row_id in self._rows:
+                self._rows[row_id].hoped -= hoped
+        self._speculation.answered(plan, stepped, self._rows)
 
     def _note_first_tokens(self, plan: Plan, now: float) -> None:
         for chunk in plan.prefill:
@@ -490,6 +516,7 @@ class Scheduler:
             queued_requests=len(self._waiting),
             gaps=self._pulse.gaps,
             step_tokens=self._pulse.step_tokens,
+            speculation=self._speculation.facts,
             prefilling_sequences=sum(row.unplanned > 0 for row in self._rows.values()),
         )
         self._edges.facts.publish(self._count)

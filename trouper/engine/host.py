@@ -14,6 +14,7 @@ import trio
 from trouper.engine import device, group
 from trouper.engine.architecture import batching_of
 from trouper.engine.device import memory_facts
+from trouper.engine.drafting import Drafting
 from trouper.engine.loading import Loaded, load
 from trouper.engine.step import Launched, StepEngine
 from trouper.protocol.loading import LoadWatch, nobody_watches
@@ -76,7 +77,8 @@ class MlxEngine:
 
     async def load(self) -> LoadedModel:
         self._loaded = await self._on_thread(lambda: load(self._settings, log.info, self._watch, self._group))
-        card = attrs.evolve(self._loaded.card, batching=batching_of(self._loaded.model).description)
+        batching = batching_of(self._loaded.model)
+        card = attrs.evolve(self._loaded.card, batching=batching.description, no_drafts=batching.no_drafts)
         log.info(
             "model %s: %s, %s, %.0f MB on %s",
             card.id,
@@ -123,7 +125,9 @@ class MlxEngine:
         assert self._loaded is not None, "load() comes first"
         loaded = self._loaded
         grammars = loaded.tokenizer.grammars
-        engine = StepEngine(loaded.model, loaded.card.vocab_size, loaded.kv, grammars, self._group)
+        settings = self._settings
+        drafting = Drafting(settings.spec_ngram_min, settings.spec_ngram_max, settings.spec_draft_tokens)
+        engine = StepEngine(loaded.model, loaded.card.vocab_size, loaded.kv, grammars, self._group, drafting)
         try:
             self._answer(engine, plans, results)
         finally:

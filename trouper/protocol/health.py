@@ -48,6 +48,26 @@ class CacheFacts:
 
 
 @attrs.frozen(kw_only=True)
+class SpeculationFacts:
+    """Drafts: counters since the server started."""
+
+    steps: int = 0
+    """That verified drafts of any row."""
+    drafts: int = 0
+    """One for each row and step."""
+    drafted: int = 0
+    """Tokens,"""
+    accepted: int = 0
+    """and of these, those that were right."""
+    accepted_at: tuple[int, ...] = ()
+    """How often a draft's first token was right, its second, and so on."""
+    parked_s: float = 0.0
+    """Seconds of steps in which rows decoded that may draft, and none was to."""
+    reason: str = ""
+    """Why no row drafts, if none can."""
+
+
+@attrs.frozen(kw_only=True)
 class SchedulerFacts:
     """Counters since the server started (they survive a restart of the engine group) and gauges of now."""
 
@@ -71,6 +91,7 @@ class SchedulerFacts:
     step_tokens: Histogram = NO_STEPS
     """Tokens that a step prefilled and decoded."""
     cache: CacheFacts = attrs.field(factory=CacheFacts)
+    speculation: SpeculationFacts = attrs.field(factory=SpeculationFacts)
     stalled_since: float | None = None
     """trio.current_time() of the plan that has been unanswered for too long."""
 

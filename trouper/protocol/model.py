@@ -87,6 +87,8 @@ class ModelCard:
     """None: it gives no embeddings."""
     ranks: int = 1
     """Processes that compute it together."""
+    no_drafts: str = ""
+    """Why rows cannot draft tokens and take wrong ones back; "" if they can."""
 
 
 @attrs.frozen

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 
 from trouper.protocol.grammar import Grammar
 from trouper.protocol.sampling import Sampling
+
+Speculation = Literal["ngram", "off"]
+"""How a row guesses its next tokens."""
 
 
 @attrs.frozen
@@ -75,6 +78,8 @@ class Generate:
     """The same for each token of the prompt but the first. The prompt is then computed whole, whatever is cached."""
     thinking_tokens: int | None = None
     """A model that thinks does so for at most so many tokens. Not with a grammar, which leaves no room for thinking."""
+    speculation: Speculation | None = None
+    """Whether it may draft. None: as the settings say. It changes the time that an answer takes, never its tokens."""
     cache_salt: str = ""
     """Prompts share what is cached only with those of the same salt."""
     timeouts: Timeouts | None = None
