@@ -127,7 +127,7 @@ class MlxEngine:
         grammars = loaded.tokenizer.grammars
         settings = self._settings
         drafting = Drafting(settings.spec_ngram_min, settings.spec_ngram_max, settings.spec_draft_tokens)
-        engine = StepEngine(loaded.model, loaded.card.vocab_size, loaded.kv, grammars, self._group, drafting)
+        engine = StepEngine(loaded.model, loaded.card.vocab_size, loaded.kv, grammars, self._group, drafting=drafting)
         try:
             self._answer(engine, plans, results)
         finally:

@@ -91,6 +91,7 @@ class StepEngine:
         kv: KvFormat = PLAIN,
         grammars: Grammars | None = None,
         group: Group = ALONE,
+        *,
         drafting: Drafting = DRAFTING,
     ) -> None:
         self._rows, self.batching = rows_for(model, kv, drafting.slack)

@@ -21,12 +21,13 @@ HEALTH = closed(
         "detail": TEXT,
         "cache_stats": {"type": "object", "additionalProperties": {"type": "number"}},
         "cache": OBJECT,
+        "speculation": OBJECT,
         "actors": array(OBJECT),
         "memory": OBJECT,
         "directory": OBJECT,
         "ranks": array(OBJECT),
     },
-    "status", "detail", "cache_stats", "cache", "actors", "memory", "directory", "ranks",
+    "status", "detail", "cache_stats", "cache", "speculation", "actors", "memory", "directory", "ranks",
 )  # fmt: skip
 
 
@@ -50,6 +51,7 @@ def _one(health: Health) -> dict[str, Any]:
         "detail": health.detail,
         "cache_stats": cache_stats(health),
         "cache": attrs.asdict(health.scheduler.cache),
+        "speculation": attrs.asdict(health.scheduler.speculation),
         "actors": [attrs.asdict(actor) for actor in health.actors],
         "memory": attrs.asdict(health.memory),
         "directory": attrs.asdict(health.directory),

@@ -23,6 +23,10 @@ def _cache_config(seen: Seen) -> Iterable[Labelled]:
     return [((str(settings.block_size), dtype, cached, str(cache.capacity_blocks)), 1)]
 
 
+def _accepted_at(seen: Seen) -> Iterable[Labelled]:
+    return [((str(place),), count) for place, count in enumerate(seen.health.scheduler.speculation.accepted_at)]
+
+
 def _of(measure: Measure) -> Told:
     return Told("histogram", measure.name, measure.help, lambda seen: seen.counts.histograms[measure.name])
 
@@ -64,6 +68,31 @@ VLLM = (
         "vllm:prefix_cache_hits_total",
         "Tokens of prompts that the prefix cache had.",
         lambda seen: seen.health.scheduler.cache.hit_tokens,
+    ),
+    Told(
+        "counter",
+        "vllm:spec_decode_num_drafts_total",
+        "Drafts that were verified: one for each row and step.",
+        lambda seen: seen.health.scheduler.speculation.drafts,
+    ),
+    Told(
+        "counter",
+        "vllm:spec_decode_num_draft_tokens_total",
+        "Tokens of those drafts.",
+        lambda seen: seen.health.scheduler.speculation.drafted,
+    ),
+    Told(
+        "counter",
+        "vllm:spec_decode_num_accepted_tokens_total",
+        "Tokens of drafts that were right.",
+        lambda seen: seen.health.scheduler.speculation.accepted,
+    ),
+    Told(
+        "counter",
+        "vllm:spec_decode_num_accepted_tokens_per_pos_total",
+        "The same by their place in the draft.",
+        _accepted_at,
+        ("position",),
     ),
     Told(
         "counter",

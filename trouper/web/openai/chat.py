@@ -20,6 +20,7 @@ from trouper.web.openai.parameters import (
     length_of,
     salt_of,
     sampling_of,
+    speculation_of,
     stops_of,
 )  # fmt: skip
 from trouper.web.openai.structured import grammar_of
@@ -121,6 +122,7 @@ def chat_to_generate(request: ChatRequest, request_id: str, default_seed: int | 
         ignore_eos=request.ignore_eos,
         logprobs=_top_logprobs(request),
         cache_salt=salt_of(request),
+        speculation=speculation_of(request),
         min_tokens=least_of(request, request.max_tokens if limit is None else limit),
         grammar=_grammar(request, tools),
         thinking_tokens=request.thinking_token_budget,

@@ -19,6 +19,7 @@ from trouper.web.openai.parameters import (
     length_of,
     salt_of,
     sampling_of,
+    speculation_of,
     stops_of,
 )  # fmt: skip
 from trouper.web.openai.prompts import prompts_of
@@ -77,6 +78,7 @@ def completion_to_generate(
             logprobs=0 if request.logprobs is None and request.candidates > request.n else request.logprobs,
             prompt_logprobs=request.logprobs if request.echo else None,
             cache_salt=salt_of(request),
+            speculation=speculation_of(request),
             min_tokens=least_of(request, request.max_tokens),
             grammar=grammar_of(request),
         )

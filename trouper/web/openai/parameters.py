@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import secrets
-from typing import Any
+from typing import Any, get_args
 
 import attrs
 
 from trouper.protocol.errors import bad_request
-from trouper.protocol.requests import Generate
+from trouper.protocol.requests import Generate, Speculation
 from trouper.protocol.sampling import Sampling
 from trouper.web.openai import schemas
 from trouper.web.parsing import between, combination, json_type, structure
 from trouper.web.schema import HARMLESS, LENGTH, Refused, limits, schema, schema_of
 
+SPECULATIONS: tuple[Speculation, ...] = get_args(Speculation)
 MAX_STOPS = 16
 MAX_BIASES = 1024
 MAX_CHOICES = 128
@@ -57,6 +58,7 @@ class SamplingParameters:
     stream_options: Any = attrs.field(default=None, metadata=schema(schema_of(StreamOptions, STREAM_OPTIONS_REFUSED)))
     user: str | None = attrs.field(default=None, metadata=HARMLESS)
     cache_salt: str | None = attrs.field(default=None, metadata=limits(maxLength=1024))
+    speculation: str | None = attrs.field(default=None, metadata=schema({"enum": [*SPECULATIONS]}))
 
 
 @attrs.frozen(kw_only=True)
@@ -77,6 +79,18 @@ class Parameters(SamplingParameters):
 def salt_of(parameters: SamplingParameters) -> str:
     """Whoever sends another salt shares no cached prompt, and cannot find out by timing what others sent."""
     return parameters.cache_salt or ""
+
+
+def speculation_of(parameters: SamplingParameters) -> Speculation | None:
+    """Raises `RequestFailed` (400). Tokens are the same either way."""
+    asked = parameters.speculation
+    for known in SPECULATIONS:
+        if asked == known:
+            return known
+    if asked is None:
+        return None
+    choices = " or ".join(SPECULATIONS)
+    raise bad_request(f"speculation must be {choices}, not {asked!r}", "speculation", "invalid_value")
 
 
 def sampling_of(parameters: SamplingParameters, default_seed: int | None) -> Sampling:

@@ -19,6 +19,7 @@ from trouper.web.openai.parameters import (
     length_of,
     salt_of,
     sampling_of,
+    speculation_of,
     stops_of,
 )  # fmt: skip
 from trouper.web.openai.structured import text_format
@@ -217,6 +218,7 @@ def response_to_generate(
         ignore_eos=request.ignore_eos,
         logprobs=asked.logprobs,
         cache_salt=salt_of(request),
+        speculation=speculation_of(request),
         min_tokens=least_of(request, request.max_output_tokens),
         grammar=asked.tools.grammar or asked.grammar,
         thinking_tokens=request.thinking_token_budget,
