@@ -165,10 +165,13 @@ class Driver:
 
     def _count_settled(self) -> None:
         """A step with drafts is read before the next is launched."""
-        if self._pending is not None and self._pending.stepped is not None:
-            for row, _, accepted in self._pending.stepped.drafted:
+        if self._allow is not None and self._pending is not None and (stepped := self._read_already(self._pending)):
+            for row, _, accepted in stepped.drafted:
                 if row in self._rows:
                     self._rows[row].planned += accepted
+
+    def _read_already(self, launched: Launched) -> Stepped | None:
+        return launched.stepped
 
     def _read(self, stepped: Stepped, rows: dict[RowId, Row]) -> None:
         self.persisted += stepped.persisted

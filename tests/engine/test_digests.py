@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import cast
 
 import attrs
 import numpy as np
 import pytest
 
 from tests.engine.driver import Driver, Request
-from tests.engine.test_exactness import engine_of, greedy_requests, random_script
+from tests.engine.test_drafts import foretelling
+from tests.engine.test_exactness import engine_of, greedy_requests, model_of, random_script
 from tests.families import prompts
+from tests.family_configs import VOCABULARY
 from trouper.engine.step import Launched, StepEngine
 from trouper.protocol.plans import Admit, BlockId, Chunk, Plan, RowId, Stepped, Store
 from trouper.protocol.ranks import Digest, RankDiffers
@@ -142,6 +145,28 @@ def test_f19_any_script_leaves_equal_ranks_equal(name: str) -> None:
     requests: list[Request] = [request for request, _ in greedy_requests(name)]
     _, script, chunk = random_script(requests, random.Random(name))
     Driver(Twin(engine_of(name), engine_of(name)), chunk).play(script)  # type: ignore[arg-type]
+
+
+class OfTwins(Driver):
+    def _read_already(self, launched: Launched) -> Stepped | None:
+        both = cast(tuple[Launched, Launched], launched)
+        assert (both[0].stepped is None) == (both[1].stepped is None)
+        return both[0].stepped
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_oss"])
+def test_r8_r9_drafts_leave_equal_ranks_equal(name: str) -> None:
+    """What is drafted follows from tokens, so both draft the same. A plan that was sent before its sender knew what came
+    of a step's drafts counts one token for that step."""
+    cases = greedy_requests(name)
+    ranks = [
+        StepEngine(model_of(name), VOCABULARY, drafting=foretelling(cases, random.Random(name), 5)) for _ in range(2)
+    ]
+    dice = random.Random(name)
+    driver = OfTwins(Twin(*ranks), allow=lambda _: dice.choice((0, 2, 5)))  # type: ignore[arg-type]
+    rows = driver.play([attrs.evolve(request, drafts=True) for request, _ in cases])
+    assert [row.tokens[: row.request.tokens] for row in rows] == [wanted for _, wanted in cases]
+    assert sum(right for _, _, right in driver.drafted) > 10
 
 
 def test_an_engine_begins_with_nothing() -> None:

@@ -176,8 +176,8 @@ def test_the_comparison_can_fail() -> None:
     """A row that keeps one token too many of its drafts (F23's off by one)."""
 
     class Greedy(StepEngine):
-        def _settle(self, rows: Sequence[RowId], spans: Spans, sampled: Ints) -> Any:
-            out = super()._settle(rows, spans, sampled)
+        def _commit(self, rows: Sequence[RowId], spans: Spans, sampled: Ints) -> Any:
+            out = super()._commit(rows, spans, sampled)
             self._rows.accepted((spans.counts > 1).astype(np.int32))
             return out
 

@@ -157,7 +157,7 @@ class StepEngine:
         expected = {*plan.decode, *(chunk.row for chunk in plan.prefill)}
         assert expected.issuperset(self._members), "a row decodes that the plan does not name"
         return Launched(
-            plan, at, self._members, tokens, logprobs, prefilled, persisted, scores, embedded, self._failed, spans
+            plan, at, self._members, tokens, logprobs, prefilled, persisted, scores, embedded, self._failed, spans=spans
         )
 
     @property
