@@ -34,9 +34,13 @@ async def scrape(served: Served, headers: str = "") -> Scraped:
     status, answered, body = await exchange(served, get("/metrics", headers))
     assert status == 200
     assert answered["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
-    families = [*text_string_to_metric_families(body.decode())]
+    return read_text(body.decode())
+
+
+def read_text(text: str) -> Scraped:
+    families = [*text_string_to_metric_families(text)]
     samples = {
         (one.name, tuple(sorted(one.labels.items()))): one.value for family in families for one in family.samples
     }
     assert len(samples) == sum(len(family.samples) for family in families), "each sample once"
-    return Scraped(samples, {family.name: family.type for family in families}, body.decode())
+    return Scraped(samples, {family.name: family.type for family in families}, text)

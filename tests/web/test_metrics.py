@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from functools import partial
 
+import attrs
 import trio
 
+from tests.actors.test_fleet import fleet_of, tokens_from
 from tests.fakes import EOS, FakeEngine
-from tests.web.scraping import scrape
+from tests.web.scraping import Scraped, read_text, scrape
 from tests.web.serving import (
     PATIENCE_S,
     STREAM,
@@ -22,6 +24,13 @@ from tests.web.serving import (
     receive_all,
     serving,
 )
+from trouper.protocol.health import RankFacts, RanksFacts
+from trouper.protocol.histogram import Histogram
+from trouper.protocol.record import RequestRecord
+from trouper.web.metrics.collector import ALL, LOADED, Metrics
+from trouper.web.metrics.metric import Seen
+from trouper.web.metrics.own import RANKS
+from trouper.web.metrics.requests import Counts
 
 MODEL = "fake"
 LEAVING = 200
@@ -195,3 +204,74 @@ async def test_scrapes_while_streams_run_cost_them_nothing() -> None:
             while b"[DONE]" not in said:
                 said += await stream.receive_some()
                 assert all(map(math.isfinite, (await scrape(served)).samples.values()))
+
+
+ASKED_BY_VLLMS_DASHBOARD = (
+    "e2e_request_latency_seconds", "generation_tokens_total", "kv_cache_usage_perc", "num_requests_running",
+    "num_requests_waiting", "prompt_tokens_total", "request_decode_time_seconds", "request_generation_tokens",
+    "request_max_num_generation_tokens", "request_prefill_time_seconds", "request_prompt_tokens",
+    "request_queue_time_seconds", "request_success_total", "time_per_output_token_seconds",
+    "time_to_first_token_seconds",
+)  # fmt: skip
+
+
+def test_what_vllms_own_dashboard_asks_for_is_there() -> None:
+    assert {f"vllm:{name}" for name in ASKED_BY_VLLMS_DASHBOARD} <= {one.name for one in ALL}
+
+
+def exposed(metrics: Metrics) -> Scraped:
+    return read_text(metrics.exposed().decode())
+
+
+async def test_each_model_is_one_value_of_the_label(autojump_clock: object) -> None:
+    """And one that is not loaded tells that, and nothing else; its requests are counted on when it is back."""
+    async with fleet_of("small", "large", "middle", aliases=("first=small",)) as (fleet, _):
+        metrics = Metrics(fleet.listed)
+        for name, tokens in (("small", 2), ("large", 3)):
+            lease = await fleet.lease(name)
+            await tokens_from(lease.runtime, tokens)
+            lease.release()
+            metrics.requests.read(a_record(lease.name))
+        seen = exposed(metrics)
+        assert seen.value("vllm:generation_tokens_total", model_name="first") == 2
+        assert seen.value("vllm:generation_tokens_total", model_name="large") == 3
+        assert loaded(seen) == {"first": 1, "large": 1, "middle": 0}
+        for name in ("middle", "small"):
+            (await fleet.lease(name)).release()
+        seen = exposed(metrics)
+        assert loaded(seen) == {"first": 1, "large": 0, "middle": 1}
+        assert not seen.values("vllm:num_requests_running", model_name="large")
+        (await fleet.lease("large")).release()
+        seen = exposed(metrics)
+        assert seen.value("vllm:request_success_total", model_name="large", finished_reason="stop") == 1
+        assert seen.value("vllm:generation_tokens_total", model_name="large") == 0, "a new graph"
+
+
+def loaded(seen: Scraped) -> dict[str, float]:
+    return {dict(labels)["model_name"]: value for (name, labels), value in seen.samples.items() if name == LOADED.name}
+
+
+def a_record(model: str) -> RequestRecord:
+    return RequestRecord(request_id="a", model=model, reason="stop", arrived_at=0, ended_at=1)
+
+
+async def test_ranks_tell_who_takes_part_and_who_is_behind() -> None:
+    ranks = RanksFacts(
+        ranks=(
+            RankFacts(rank=0, state="ready", step=9),
+            RankFacts(rank=1, state="lost", step=7, heard_at=trio.current_time() - 60),
+        )
+    )
+    async with serving() as served:
+        health = attrs.evolve(served.runtime.health(), ranks=ranks)
+        seen = Seen(served.runtime, health, served.runtime.channels(), Counts())
+        told = {
+            one.name: [value for _, value in one.values("fake", seen) if not isinstance(value, Histogram)]
+            for one in RANKS
+        }
+        alone = (await scrape(served)).values("trouper_rank_ready")
+    silent = told.pop("trouper_rank_silent_seconds")
+    assert told == {"trouper_rank_ready": [1, 0], "trouper_rank_steps_behind": [0, 2]}
+    assert silent[0] == 0
+    assert silent[1] >= 60
+    assert alone == []

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 import trio
 
-from trouper.protocol.health import ChannelFacts
+from trouper.protocol.health import ChannelFacts, RankFacts
 from trouper.web.metrics.metric import Kind, Labelled, Seen, Told
 
 
@@ -31,6 +31,19 @@ def _channel(kind: Kind, name: str, of: Callable[[ChannelFacts], float], help: s
         return [((one.name,), of(one)) for one in seen.channels]
 
     return Told(kind, name, help, values, ("channel",))
+
+
+def _rank(name: str, of: Callable[[RankFacts, int], float], help: str) -> Told:
+    def values(seen: Seen) -> Iterable[Labelled]:
+        ranks = seen.health.ranks.ranks
+        newest = max((one.step for one in ranks), default=-1)
+        return [((str(one.rank),), of(one, newest)) for one in ranks]
+
+    return Told("gauge", name, help, values, ("rank",))
+
+
+def _silent_s(one: RankFacts, _: int) -> float:
+    return max(0.0, trio.current_time() - one.heard_at) if one.rank else 0.0
 
 
 def _stalled_s(seen: Seen) -> float:
@@ -149,4 +162,10 @@ MEMORY = (
     _memory("counter", "trouper_memory_releases_total", "releases", "How often spare memory was given back."),
 )
 
-OWN = (*SERVING, *ACTORS, *MEMORY_TIER, *DISK_TIER, *MEMORY)
+RANKS = (
+    _rank("trouper_rank_ready", lambda one, _: int(one.state == "ready"), "1 while this rank takes part."),
+    _rank("trouper_rank_silent_seconds", _silent_s, "Since its last sign of life; 0 for rank 0, which tells this."),
+    _rank("trouper_rank_steps_behind", lambda one, newest: newest - one.step, "Steps that another rank has answered and it has not."),
+)  # fmt: skip
+
+OWN = (*SERVING, *ACTORS, *RANKS, *MEMORY_TIER, *DISK_TIER, *MEMORY)

@@ -96,6 +96,12 @@ MEASURES = (
         _if_whole(lambda record: record.generated_tokens),
     ),
     Measure(
+        "vllm:request_max_num_generation_tokens",
+        "The same: each choice of a request counts on its own.",
+        LENGTHS,
+        _if_whole(lambda record: record.generated_tokens),
+    ),
+    Measure(
         "vllm:request_params_max_tokens",
         "Most tokens that an answer was allowed.",
         LENGTHS,

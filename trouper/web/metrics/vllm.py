@@ -16,6 +16,12 @@ def _reasons(seen: Seen) -> Iterable[Labelled]:
     return [((reason,), count) for reason, count in seen.counts.reasons.items()]
 
 
+def _sources(seen: Seen) -> Iterable[Labelled]:
+    facts = seen.health.scheduler
+    cached = facts.total_cached_tokens
+    return [(("local_compute",), facts.total_prompt_tokens - cached), (("local_cache_hit",), cached)]
+
+
 def _cache_config(seen: Seen) -> Iterable[Labelled]:
     cache, settings = seen.health.scheduler.cache, seen.runtime.settings
     cached = "False" if cache.reason else "True"
@@ -108,6 +114,19 @@ VLLM = (
     ),
     Told(
         "counter",
+        "vllm:prompt_tokens_cached_total",
+        "Tokens of these that need not be computed.",
+        lambda seen: seen.health.scheduler.total_cached_tokens,
+    ),
+    Told(
+        "counter",
+        "vllm:prompt_tokens_by_source_total",
+        "The same tokens: computed (local_compute), or from a cache in memory or on disk (local_cache_hit).",
+        _sources,
+        ("source",),
+    ),
+    Told(
+        "counter",
         "vllm:generation_tokens_total",
         "Tokens that were generated.",
         lambda seen: seen.health.scheduler.tokens_generated,
@@ -123,6 +142,12 @@ VLLM = (
         "histogram",
         "vllm:inter_token_latency_seconds",
         "Between two tokens of a row.",
+        lambda seen: seen.health.scheduler.gaps,
+    ),
+    Told(
+        "histogram",
+        "vllm:time_per_output_token_seconds",
+        "The same by its older name, which dashboards still ask for.",
         lambda seen: seen.health.scheduler.gaps,
     ),
     Told(
