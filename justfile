@@ -106,3 +106,11 @@ schemathesis *flags: _setup
 # Greedy tokens of each family at two and three ranks against one rank's, in float32
 ranks-parity tokens="512" *flags: _setup
     @.venv/bin/python -m tests.ranks "$@"
+
+# A model split over ranks: the server through HTTP, the engine, and a bare loop, on the same ranks
+bench-ranks *flags: _setup
+    @.venv/bin/python -m benchmarks.ranks "$@"
+
+# Mean KL of a split bfloat16 model against one rank, for each type of sums
+bench-ranks-kl *flags: _setup
+    @.venv/bin/python -m benchmarks.ranks_kl "$@"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import trouper.engine  # noqa: F401 - OpenBLAS before MLX
 
 # isort: split
 import mlx.core as mx
 from mlx.utils import tree_flatten
-from mlx_lm.models import llama
+from mlx_lm.models import llama, qwen3
 
 from trouper.engine.loading import load
 from trouper.protocol.settings import Settings
@@ -35,10 +36,50 @@ def save_tiny(source: str, target: str) -> None:
     _save(llama.Model(llama.ModelArgs.from_dict(config)), config, Path(source), Path(target))
 
 
-def _save(model: llama.Model, config: dict[str, object], source: Path, target: Path) -> None:
+SHAPES = {
+    "tiny": (64, 128, 2, 4, 2, 16, "float32"),
+    "0.1b": (512, 1536, 30, 8, 4, 64, "float32"),
+    "0.6b": (1024, 3072, 28, 16, 8, 128, "bfloat16"),
+    "4b": (2560, 9728, 36, 32, 8, 128, "bfloat16"),
+    "8b": (4096, 12288, 36, 32, 8, 128, "bfloat16"),
+    "32b": (5120, 25600, 64, 64, 8, 128, "bfloat16"),
+}
+"""Of Qwen3's models, and one for CPUs: hidden, inner, layers, heads, KV heads, their size, type. 0.1b divides by two and by
+four, which the embedded model does not."""
+
+
+def save_random(shape: str, source: str, target: str) -> None:
+    """Random weights of a shape, a file for each layer, with the tokenizer of `source`."""
+    hidden, inner, layers, heads, kv_heads, head_dim, dtype = SHAPES[shape]
+    config = {"model_type": "qwen3", "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers,
+              "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim, "rms_norm_eps": 1e-6,
+              "rope_theta": 1e6, "vocab_size": 49152, "max_position_embeddings": 40960, "tie_word_embeddings": True,
+              "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
+    mx.random.seed(0)
+    model = qwen3.Model(qwen3.ModelArgs.from_dict(config))
+    model.set_dtype(getattr(mx, dtype))
+    scratch = Path(target).with_suffix(".part")
+    scratch.mkdir(parents=True, exist_ok=True)
+    weights = dict(tree_flatten(model.parameters()))
+    for layer in range(-1, layers):
+        own = {name: array for name, array in weights.items() if _layer_of(name) == layer}
+        mx.save_safetensors(str(scratch / f"model-{layer + 1:03}.safetensors"), own, {"format": "mlx"})
+    _finish(config, Path(source), scratch, Path(target))
+
+
+def _layer_of(name: str) -> int:
+    parts = name.split(".")
+    return int(parts[parts.index("layers") + 1]) if "layers" in parts else -1
+
+
+def _save(model: llama.Model, config: dict[str, Any], source: Path, target: Path) -> None:
     scratch = target.with_suffix(".part")
     scratch.mkdir(parents=True, exist_ok=True)
     mx.save_safetensors(str(scratch / "model.safetensors"), dict(tree_flatten(model.parameters())), {"format": "mlx"})
+    _finish(config, source, scratch, target)
+
+
+def _finish(config: dict[str, Any], source: Path, scratch: Path, target: Path) -> None:
     (scratch / "config.json").write_text(json.dumps(config))
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         if (source / name).exists():

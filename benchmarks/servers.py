@@ -72,7 +72,7 @@ def trouper(model: Path, *flags: str, disk: Path | None = None) -> Iterator[Serv
         "--model",
         str(model),
     ]
-    with _serving("trouper", [*command, "--port", str(port), "--request-timeout-s", "0", *flags], port) as server:
+    with serving("trouper", [*command, "--port", str(port), "--request-timeout-s", "0", *flags], port) as server:
         yield server
 
 
@@ -90,12 +90,12 @@ def mlx_lm(model: Path) -> Iterator[Server]:
         "--log-level",
         "WARNING",
     ]
-    with _serving("mlx_lm.server", command, port) as server:
+    with serving("mlx_lm.server", command, port) as server:
         yield server
 
 
 @contextmanager
-def _serving(name: str, command: list[str], port: int) -> Iterator[Server]:
+def serving(name: str, command: list[str], port: int) -> Iterator[Server]:
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
         try:
@@ -122,7 +122,7 @@ def _wait_until_it_answers(port: int, process: subprocess.Popen[bytes]) -> None:
         if process.poll() is not None:
             raise RuntimeError(f"the server ended with {process.returncode}")
         try:
-            urllib.request.urlopen(request, timeout=60).read()  # noqa: S310 - our own loopback address
+            urllib.request.urlopen(request, timeout=600).read()  # noqa: S310 - our own loopback address
         except (urllib.error.URLError, ConnectionError):
             time.sleep(0.2)
         else:

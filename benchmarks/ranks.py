@@ -1,0 +1,144 @@
+"""A model split over ranks: the server through HTTP, our engine, and a bare loop, on the same ranks. `python -m benchmarks.ranks`.
+
+`bare`: the model and argmax. `engine`: our engine without a server, each rank making the same plans for itself. `server`:
+`trouper launch`, streams over HTTP, with the control link. server / bare is what serving costs; engine / server is what
+scheduler, control link and HTTP cost together, so the link costs less than that.
+
+On two NVIDIA GPUs, with a model that one would not hold well, made there with random weights:
+    python -m benchmarks.ranks --backend nccl --shape 32b --tokenizer DIR --streams 1 8 32 --tokens 128
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from benchmarks import load, servers
+from benchmarks.starting import run_ranks
+
+Rates = dict[int, float]
+WORDS = 12
+"""Of a prompt."""
+
+
+def main() -> None:
+    options = arguments()
+    model = options.model or random_model(options.shape, options.tokenizer or servers.embedded())
+    rounds = []
+    for number in range(options.rounds):
+        rounds.append({**without_server(model, options), "server": with_server(model, options)})
+        print(f"round {number + 1} of {options.rounds}: {json.dumps(rounds[-1])}", flush=True)
+    table = [row(rounds, streams) for streams in options.streams]
+    print(
+        f"{model.name}, {options.ranks} ranks by {options.backend}, {platform.processor() or platform.machine()}; tokens a second"
+    )
+    print("| streams | bare | engine | server | engine / bare | server / bare | server / engine |")
+    print("|---|---|---|---|---|---|---|")
+    for one in table:
+        kinds = " | ".join(f"{one[kind]:.1f}" for kind in ("bare", "engine", "server"))
+        ratios = " | ".join(f"{one[kind]:.3f}" for kind in ("engine / bare", "server / bare", "server / engine"))
+        print(f"| {one['streams']} | {kinds} | {ratios} |")
+    if options.out:
+        options.out.write_text(json.dumps({"model": model.name, "rounds": rounds, "table": table}, indent=1))
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, help="A directory")
+    parser.add_argument(
+        "--shape", default="0.1b", help="Without --model: of random weights, made once (benchmarks/models.py)"
+    )
+    parser.add_argument(
+        "--tokenizer", type=Path, help="Directory of a tokenizer for --shape; default: the embedded model's"
+    )
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--backend", choices=["ring", "nccl"], default="ring")
+    parser.add_argument("--streams", type=int, nargs="+", default=[8])
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path)
+    return parser.parse_args()
+
+
+def row(rounds: list[dict[str, Any]], streams: int) -> dict[str, float]:
+    """Medians; ratios within a round, since what else a machine does changes between them."""
+    rates = [{kind: float(one[kind][str(streams)]) for kind in ("bare", "engine", "server")} for one in rounds]
+    ratios = {
+        "engine / bare": [one["engine"] / one["bare"] for one in rates],
+        "server / bare": [one["server"] / one["bare"] for one in rates],
+        "server / engine": [one["server"] / one["engine"] for one in rates],
+    }
+    medians = {kind: statistics.median(one[kind] for one in rates) for kind in rates[0]}
+    return {"streams": streams, **medians, **{name: statistics.median(some) for name, some in ratios.items()}}
+
+
+def without_server(model: Path, options: argparse.Namespace) -> dict[str, Any]:
+    spec = {"model": str(model), "streams": options.streams, "prompt": 2 * WORDS, "tokens": options.tokens, "rounds": 3}
+    said = run_ranks(options.ranks, options.backend, ["benchmarks.ranks_bare", json.dumps(spec)])
+    return dict(json.loads(said.strip().splitlines()[-1]))
+
+
+def with_server(model: Path, options: argparse.Namespace) -> dict[str, float]:
+    """Of one server, for each number of streams the median of three rates while all of them decode."""
+    rates = {}
+    with serving(model, options) as port:
+        for streams in options.streams:
+            trio.run(streaming, port, streams, 8, 1000 + streams)
+            rates[str(streams)] = statistics.median(
+                trio.run(streaming, port, streams, options.tokens, 100 * k + streams) for k in range(3)
+            )
+    return rates
+
+
+async def streaming(port: int, streams: int, tokens: int, seed: int) -> float:
+    some = [load.Stream() for _ in range(streams)]
+    async with trio.open_nursery() as nursery:
+        for k, one in enumerate(some):
+            text = load.prompt(seed + k, WORDS)
+            nursery.start_soon(lambda text=text, one=one: load.stream(port, text, tokens, one, ignore_eos=True))
+    return load.decode_rate(some)
+
+
+@contextmanager
+def serving(model: Path, options: argparse.Namespace) -> Iterator[int]:
+    port = servers.free_port()
+    launch = [
+        sys.executable,
+        "-m",
+        "trouper",
+        "launch",
+        "-n",
+        str(options.ranks),
+        "--backend",
+        options.backend,
+        "--restarts",
+        "0",
+    ]
+    serve = ["serve", "--model", str(model), "--port", str(port), "--no-ssd", "--request-timeout-s", "0"]
+    began = time.perf_counter()
+    with servers.serving("trouper", [*launch, "--", *serve], port):
+        print(f"the server answers after {time.perf_counter() - began:.0f} s", flush=True)
+        yield port
+
+
+def random_model(shape: str, tokenizer: Path) -> Path:
+    target = Path(tempfile.gettempdir()) / "trouper-bench" / f"random-{shape}"
+    if not target.is_dir():
+        code = f"from benchmarks.models import save_random; save_random({shape!r}, {str(tokenizer)!r}, {str(target)!r})"
+        subprocess.run([sys.executable, "-c", code], check=True)
+    return target
+
+
+main()

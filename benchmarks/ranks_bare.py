@@ -1,0 +1,119 @@
+"""What ranks do without a server: `python -m benchmarks.ranks_bare SPEC` on each of them; rank 0 prints JSON.
+
+`bare`: the model and argmax, with mlx-lm's batch cache. `engine`: our engine, each rank making the same plans for itself,
+so that nothing is sent but tensors. Both on the same ranks in one life, turn by turn: tokens a second, for each number of
+rows the median of the rounds.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import trouper.engine  # noqa: F401 - OpenBLAS before MLX
+
+# isort: split
+import attrs
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx_lm.models.cache import BatchKVCache
+
+from trouper.engine import device
+from trouper.engine.group import Group, join
+from trouper.engine.loading import Loaded, load
+from trouper.engine.step import Launched, StepEngine
+from trouper.protocol.plans import Admit, Chunk, Plan, RowId
+from trouper.protocol.sampling import Sampling
+from trouper.protocol.settings import Settings
+
+WARM_UP = 5
+GREEDY = Sampling(temperature=0)
+
+
+@attrs.frozen
+class Load:
+    rows: int
+    prompt: int
+    tokens: int
+
+    def prompts(self) -> list[list[int]]:
+        random = np.random.RandomState(self.rows)
+        return random.randint(1000, 40000, (self.rows, self.prompt)).tolist()
+
+
+def timed(steps: Callable[[int], None], load: Load) -> float:
+    """Tokens a second of so many decode steps, once a few are done."""
+    steps(WARM_UP)
+    began = time.perf_counter()
+    steps(load.tokens)
+    return load.rows * load.tokens / (time.perf_counter() - began)
+
+
+def bare(model: nn.Module, load: Load) -> float:
+    cache = [BatchKVCache([0] * load.rows) for _ in model.layers]
+    last = mx.argmax(model(mx.array(load.prompts()), cache=cache)[:, -1], -1)
+    mx.eval(last)
+
+    def steps(count: int) -> None:
+        nonlocal last
+        for _ in range(count):
+            following = mx.argmax(model(last[:, None], cache=cache)[:, -1], -1)
+            mx.async_eval(following)
+            last.tolist()
+            last = following
+        mx.eval(last)
+
+    return timed(steps, load)
+
+
+def engine(loaded: Loaded, group: Group, load: Load) -> float:
+    own = StepEngine(loaded.model, loaded.card.vocab_size, loaded.kv, group=group)
+    rows = tuple(RowId(row) for row in range(load.rows))
+    prompts = [np.array(prompt, "<i4").tobytes() for prompt in load.prompts()]
+    admit = tuple(Admit(row, prompt, GREEDY) for row, prompt in zip(rows, prompts, strict=True))
+    own.collect(own.launch(Plan(0, admit=admit, prefill=tuple(Chunk(row, load.prompt) for row in rows))))
+    step, ahead = 0, device.runs_ahead()
+
+    def steps(count: int) -> None:
+        """One launched ahead where the device lets it, as the server does."""
+        nonlocal step
+        pending: Launched | None = None
+        for _ in range(count):
+            step += 1
+            launched = own.launch(Plan(step, decode=rows))
+            if pending is not None:
+                own.collect(pending)
+            pending = launched if ahead else own.collect(launched) and None
+        if pending is not None:
+            own.collect(pending)
+
+    return timed(steps, load)
+
+
+def main() -> None:
+    spec = json.loads(sys.argv[1])
+    group = join()
+    loaded = load(Settings(model=spec["model"], no_ssd=True), lambda _: None, group=group)
+    rates: dict[str, dict[int, list[float]]] = {"bare": {}, "engine": {}}
+    for _ in range(spec["rounds"]):
+        for rows in spec["streams"]:
+            one = Load(rows, spec["prompt"], spec["tokens"])
+            rates["bare"].setdefault(rows, []).append(bare(loaded.model, one))
+            rates["engine"].setdefault(rows, []).append(engine(loaded, group, one))
+    if group.leads:
+        print(
+            json.dumps(
+                {kind: medians(some) for kind, some in rates.items()} | {"weights_bytes": loaded.card.weights_bytes}
+            )
+        )
+
+
+def medians(rates: dict[int, list[float]]) -> dict[int, float]:
+    return {rows: statistics.median(some) for rows, some in rates.items()}
+
+
+main()
