@@ -21,9 +21,9 @@ import trio
 
 from tests.fakes import FakeEngine
 from trouper import Generate, Runtime, Settings, TokenPrompt, run_runtime
+from trouper.actors.answer import Answer
 from trouper.actors.fleet import OneModel
 from trouper.actors.pulse import Pulse
-from trouper.actors.runtime import Answer
 from trouper.cli.logs import JsonLines, name_request
 from trouper.protocol.health import SchedulerFacts
 from trouper.protocol.record import RequestRecord

@@ -15,10 +15,11 @@ from functools import partial
 
 import trio
 
+from trouper.actors.answer import Answer
 from trouper.actors.fleet import Fleet, run_fleet_of
 from trouper.actors.graph import run_graph
 from trouper.actors.leading import Leader
-from trouper.actors.runtime import Answer, Runtime
+from trouper.actors.runtime import Runtime
 from trouper.protocol.errors import ModelUnusable, Problem, RequestFailed, SettingsInvalid
 from trouper.protocol.loading import Loading, LoadWatch, nobody_watches
 from trouper.protocol.model import Engine

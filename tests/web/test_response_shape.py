@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from tests.fakes import ByteTokenizer
-from trouper.actors.runtime import Answer
+from trouper.actors.answer import Answer
 from trouper.protocol.errors import Problem
 from trouper.protocol.replies import Accepted, Delta, Finished, Reply, TokenLogprobs
 from trouper.protocol.requests import Timeouts

@@ -10,7 +10,7 @@ import attrs
 import trio
 from quart.wrappers.response import ResponseBody
 
-from trouper.actors.runtime import Answer
+from trouper.actors.answer import Answer
 from trouper.protocol.errors import RequestFailed
 from trouper.protocol.replies import Delta, Finished
 from trouper.web.shape import Choice, Shape, usage_of

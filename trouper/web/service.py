@@ -17,8 +17,9 @@ import trio
 from quart import Response, request
 from quart.wrappers.response import ResponseBody
 
+from trouper.actors.answer import Answer
 from trouper.actors.fleet import Listed, Models, model_not_found
-from trouper.actors.runtime import Answer, Runtime
+from trouper.actors.runtime import Runtime
 from trouper.protocol.requests import Generate
 from trouper.protocol.settings import ServerSettings
 from trouper.web.answers import EventStream, collect_all

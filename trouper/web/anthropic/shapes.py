@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from trouper.actors.runtime import Answer
+from trouper.actors.answer import Answer
 from trouper.protocol.errors import Problem
 from trouper.protocol.replies import Delta, Finished
 from trouper.web.anthropic.errors import anthropic_error

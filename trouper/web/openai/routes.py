@@ -7,8 +7,8 @@ from functools import partial
 
 from quart import Response
 
+from trouper.actors.answer import Answer
 from trouper.actors.intake import thinks_already, tokenize
-from trouper.actors.runtime import Answer
 from trouper.protocol.requests import TextPrompt
 from trouper.web.endpoints import GENERATES, Endpoint
 from trouper.web.errors import error_response, http_problem

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import msgspec
 
-from trouper.actors.runtime import Answer
+from trouper.actors.answer import Answer
 from trouper.protocol.errors import Problem
 from trouper.protocol.model import Tokenizer
 from trouper.protocol.replies import Delta, Finished, TokenLogprobs

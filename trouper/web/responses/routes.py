@@ -9,8 +9,8 @@ from functools import partial
 import attrs
 from quart import Response, request
 
+from trouper.actors.answer import Answer
 from trouper.actors.intake import thinks_already, tokenize
-from trouper.actors.runtime import Answer
 from trouper.protocol.errors import Problem, RequestFailed, bad_request
 from trouper.protocol.replies import Delta
 from trouper.protocol.requests import Generate
