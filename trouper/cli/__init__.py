@@ -8,7 +8,7 @@ from __future__ import annotations
 import click
 
 from trouper import __version__
-from trouper.cli import cache, chat, completion, doctor, launch, serve, top
+from trouper.cli import bench, cache, chat, completion, doctor, launch, serve, top
 
 
 @click.group()
@@ -18,5 +18,7 @@ def main() -> None:
     a settings file (`trouper serve --print-config` shows one)."""
 
 
-for _command in (serve.serve, launch.launch, chat.chat, top.top, doctor.doctor, cache.cache, completion.completion):
+for _command in (
+    serve.serve, launch.launch, chat.chat, top.top, bench.bench, doctor.doctor, cache.cache, completion.completion,
+):  # fmt: skip
     main.add_command(_command)

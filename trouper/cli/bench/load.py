@@ -1,0 +1,122 @@
+"""Streams, all at once, and when each piece of them came. As little as possible is done while they run: the load shares
+the machine with what it measures."""
+
+from __future__ import annotations
+
+import json
+import random
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import httpx2
+import trio
+
+from trouper.cli.answers import AnswerFailed
+from trouper.cli.client import Where, problem_of
+
+WORDS = [
+    "river",
+    "stone",
+    "light",
+    "window",
+    "garden",
+    "paper",
+    "winter",
+    "market",
+    "bridge",
+    "silver",
+    "forest",
+    "letter",
+    "morning",
+    "island",
+    "engine",
+    "captain",
+    "harbor",
+    "candle",
+    "meadow",
+    "thunder",
+    "lantern",
+    "orchard",
+    "compass",
+    "velvet",
+]
+
+
+@attrs.define
+class Stream:
+    """One request. Times are of `time.perf_counter`."""
+
+    sent: float = 0.0
+    times: list[float] = attrs.field(factory=list)
+    """Of each piece of text; a piece may be several tokens where the client was late."""
+    tokens: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+    @property
+    def ttft_s(self) -> float:
+        return self.times[0] - self.sent
+
+    @property
+    def gaps_s(self) -> list[float]:
+        return [later - earlier for earlier, later in zip(self.times, self.times[1:], strict=False)]
+
+
+@attrs.frozen
+class Question:
+    prompt: str
+    max_tokens: int
+    salt: str = attrs.field(factory=lambda: secrets.token_hex(8))
+    """What another salt has cached helps nobody: by itself each question is new, also to a disk that remembers."""
+
+
+def words(count: int) -> str:
+    """About 1.3 tokens each."""
+    return " ".join(random.choices(WORDS, k=count))
+
+
+async def together(where: Where, questions: Sequence[Question]) -> list[Stream]:
+    """Ask all at once. Raises `AnswerFailed`, or httpx2's errors, in a group."""
+    streams = [Stream() for _ in questions]
+    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
+    async with httpx2.AsyncClient(
+        base_url=where.url, headers=where.headers(), timeout=where.timeout(), trust_env=not where.is_local, limits=limits
+    ) as client, trio.open_nursery() as nursery:  # fmt: skip
+        for question, stream in zip(questions, streams, strict=True):
+            nursery.start_soon(_ask, client, question, stream)
+    return streams
+
+
+async def _ask(client: httpx2.AsyncClient, question: Question, stream: Stream) -> None:
+    """Always as many tokens as were asked for: an answer that ends early would make the others look faster."""
+    body = {
+        "prompt": question.prompt, "max_tokens": question.max_tokens, "cache_salt": question.salt, "temperature": 0,
+        "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True},
+    }  # fmt: skip
+    stream.sent = time.perf_counter()
+    async with client.stream("POST", "/v1/completions", json=body) as response:
+        if response.is_error:
+            await response.aread()
+            raise AnswerFailed(problem_of(response))
+        rest = b""
+        async for data in response.aiter_raw():
+            now = time.perf_counter()
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                if line.startswith(b"data: {"):
+                    _take(json.loads(line[6:]), now, stream)
+    if not stream.tokens:
+        raise AnswerFailed("a stream ended in the middle")
+
+
+def _take(chunk: dict[str, Any], now: float, stream: Stream) -> None:
+    if "error" in chunk:
+        raise AnswerFailed(str(chunk["error"]["message"]))
+    if usage := chunk.get("usage"):
+        stream.tokens, stream.prompt_tokens = usage["completion_tokens"], usage["prompt_tokens"]
+        stream.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+    if any(choice.get("text") for choice in chunk["choices"]):
+        stream.times.append(now)
