@@ -12,6 +12,7 @@ from tests.fakes import EOS
 from tests.policy.reference import reference
 from tests.sim.weather import POISON, Weather, token_at
 from trouper import Answer, Delta, Finished, Generate, RequestFailed, Runtime, TextPrompt, Timeouts, TokenPrompt
+from trouper.protocol.record import RequestRecord
 
 FOREVER = float("inf")
 STOPS = ("end", "the end", "🦜", "ïve", "rots", "✂ c", "then ", "zz")
@@ -34,6 +35,8 @@ class Client:
     tokens: int = 0
     met: list[Finished | RequestFailed | Literal["left"]] = attrs.field(factory=list)
     stalled: Answer | None = None
+    told: list[RequestRecord] = attrs.field(factory=list)
+    """What became of it, as the runtime tells."""
     settled: trio.Event = attrs.field(factory=trio.Event)
     """It met its end, or it stalled."""
 
@@ -54,7 +57,7 @@ class Client:
         await trio.sleep(self.arrives_s)
         with trio.move_on_after(self.patience_s) as leaving:
             try:
-                with await runtime.submit(self.request) as answer:
+                with await runtime.submit(self.request, self.told.append) as answer:
                     self.met.append(await self._read(answer))
             except RequestFailed as failed:
                 self.met.append(failed)
@@ -107,6 +110,24 @@ class Client:
             assert (self.text, self.outcome, self.tokens) == (text, reason, tokens), self
         else:
             assert len(self.met) == 1 or self.stalled, self
+        self._check_told()
+
+    def _check_told(self) -> None:
+        """Once, and nothing else than what it met; in the order in which things happen."""
+        [told] = self.told
+        times = (told.arrived_at, told.admitted_at, told.first_token_at, told.last_token_at, told.ended_at)
+        came = [at for at in times if at is not None]
+        assert came == sorted(came), told
+        assert told.cached_tokens <= told.prompt_tokens, told
+        match self.outcome:
+            case "stop" | "length" as reason:
+                assert (told.reason, told.code, told.generated_tokens) == (reason, "", self.tokens), told
+            case "left":  # What it never read may have been a whole answer, or an error.
+                assert told.generated_tokens >= self.tokens, told
+            case "stalled":
+                assert told.generated_tokens >= self.tokens, told
+            case code:
+                assert (told.reason, told.code) in {("error", code), ("refused", code)}, (told, self)
 
 
 def draw_request(name: int, chance: Random, weather: Weather) -> Generate:

@@ -134,3 +134,15 @@ async def break_health(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(served.runtime), "health", lambda _: 1 // 0)
     assert (await exchange(served, get("/health", ID)))[0] == 500
     monkeypatch.undo()
+
+
+async def test_what_runs_in_the_background_is_told_when_it_has_ended(log: Log) -> None:
+    async with serving() as served:
+        body = {"input": SECRET, "background": True, "ignore_eos": True, "max_output_tokens": 3000}
+        _, made = await ask(served, body, "/v1/responses", ID)
+        assert not log["request"], "its connection has ended, and it goes on"
+        await exchange(served, post(f"/v1/responses/{made['id']}/cancel", {}))
+        await eventually(lambda: bool(log["request"]))
+    [line] = log["request"]
+    assert (line["request_id"], line["endpoint"]) == ("mine-1", "/v1/responses")
+    assert (line["reason"], line["code"]) == ("abort", "cancelled")
