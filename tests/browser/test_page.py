@@ -50,7 +50,7 @@ async def test_it_chats(browser: Browser) -> None:
         assert isinstance(said, list) and said[2] == "And &lt;b&gt;now&lt;/b&gt;?", "text, never markup"
         await page.until("document.querySelectorAll('#requests tbody tr').length === 2")
         await page.click("#chat-clear")
-        assert await page.run("return document.querySelectorAll('#messages li').length") == 0
+        assert await page.run("return document.querySelectorAll('#messages > div').length") == 0
         assert await page.complaints() == []
 
 

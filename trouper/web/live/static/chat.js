@@ -80,7 +80,7 @@ export class Chat {
   }
 
   #show(role, text) {
-    this.#list.append(make("li", { "data-role": role }, make("div", { class: "said" }, text)));
+    this.#list.append(make("div", { "data-role": role }, make("div", { class: "said" }, text)));
     this.#list.scrollTop = this.#list.scrollHeight;
   }
 
@@ -97,7 +97,7 @@ class Reply {
   #said = make("div", { class: "said" });
   #told = make("p", { class: "told" }, "…");
   #thought = null;
-  #item = make("li", { "data-role": "assistant", "aria-busy": "true" }, this.#said, this.#told);
+  #item = make("div", { "data-role": "assistant", "aria-busy": "true" }, this.#said, this.#told);
   #list;
   #began = performance.now();
   #first = null;
