@@ -114,3 +114,7 @@ bench-ranks *flags: _setup
 # Mean KL of a split bfloat16 model against one rank, for each type of sums
 bench-ranks-kl *flags: _setup
     @.venv/bin/python -m benchmarks.ranks_kl "$@"
+
+# How fast the live page is there, and what it costs 8 streams: needs Chromium
+bench-page *flags: _setup _browser
+    @.venv/bin/python -m benchmarks.page "$@"

@@ -473,7 +473,7 @@ class Scheduler:
     def _note_first_tokens(self, plan: Plan, now: float) -> None:
         for chunk in plan.prefill:
             row = self._rows.get(chunk.row)
-            if row is not None and row.produced == 1:
+            if row is not None and row.produced and row.first_token_at is None:
                 row.first_token_at = now
 
     def _finish_embedding(self, row: Row, vector: bytes) -> None:

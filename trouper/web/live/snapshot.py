@@ -10,9 +10,13 @@ import attrs
 from trouper.actors.fleet import Listed
 from trouper.actors.runtime import Runtime
 from trouper.protocol.batch import BatchFacts
+from trouper.protocol.health import SchedulerFacts
 from trouper.web.schema import COUNT, OBJECT, TEXT, Json, array, nullable
 
 NUMBER: Json = {"type": "number"}
+APART = ("cache", "speculation", "gaps", "step_tokens")
+"""Of what the scheduler publishes: told beside it, and histograms, which are for /metrics."""
+COUNTERS = tuple(field.name for field in attrs.fields(SchedulerFacts) if field.name not in APART)
 
 
 def told(properties: Json, *optional: str) -> Json:
@@ -53,11 +57,14 @@ MODEL = told(
         "cache": OBJECT,
         "memory": OBJECT,
         "directory": OBJECT,
+        "speculation": OBJECT,
+        "ranks": OBJECT,
         "actors": array(OBJECT),
         "channels": array(told({"name": TEXT, "used": COUNT, "capacity": COUNT, "senders_waiting": COUNT})),
         "batch": BATCH,
     },
-    "status", "detail", "card", "scheduler", "cache", "memory", "directory", "actors", "channels", "batch",
+    "status", "detail", "card", "scheduler", "cache", "memory", "directory", "speculation", "ranks", "actors", "channels",
+    "batch",
 )  # fmt: skip
 SNAPSHOT = told(
     {
@@ -98,10 +105,12 @@ def _loaded(runtime: Runtime, gaps: NewGaps) -> dict[str, Any]:
         "status": health.status,
         "detail": health.detail,
         "card": _card(runtime),
-        "scheduler": attrs.asdict(health.scheduler, filter=lambda field, _: field.name != "cache"),
+        "scheduler": {name: getattr(health.scheduler, name) for name in COUNTERS},
         "cache": health.scheduler.cache,
+        "speculation": health.scheduler.speculation,
         "memory": health.memory,
         "directory": health.directory,
+        "ranks": health.ranks,
         "actors": health.actors,
         "channels": runtime.channels(),
         "batch": _batch(runtime.look(), gaps),

@@ -14,13 +14,13 @@ export class Tiers {
   }
 
   show(model) {
-    const { scheduler: facts, cache, directory, card } = model;
-    const told = JSON.stringify([cache, directory, facts.total_cached_tokens, facts.total_prefill_tokens]);
+    const { scheduler: facts, cache, directory, speculation, card } = model;
+    const told = JSON.stringify([cache, directory, speculation, facts.total_cached_tokens, facts.total_prefill_tokens]);
     if (told === this.#shown) return;
     this.#shown = told;
     const prompts = facts.total_cached_tokens + facts.total_prefill_tokens;
     say(this.#note, cache.reason ? `off: ${cache.reason}` : "");
-    this.#place.replaceChildren(saved(facts, cache, prompts), memory(cache), disk(directory, cache, card));
+    this.#place.replaceChildren(saved(facts, cache, prompts), memory(cache), disk(directory, cache, card), ...drafts(speculation));
   }
 }
 
@@ -38,6 +38,16 @@ function saved(facts, cache, prompts) {
     ["Tokens computed", count(computed)],
     ["Waited for another's prefill", count(cache.waited)],
   ]);
+}
+
+/** Tokens that were guessed, where any were. */
+function drafts({ drafted, accepted, steps }) {
+  if (!drafted) return [];
+  return [tier("Drafts", `${percent(accepted, drafted)} right`, [["decode", accepted], ["", drafted - accepted]], [
+    ["Tokens drafted", count(drafted)],
+    ["Tokens accepted", count(accepted)],
+    ["Steps that verified some", count(steps)],
+  ])];
 }
 
 function memory(cache) {

@@ -108,13 +108,13 @@ export class Troupe {
   }
 
   #fill(model, history) {
-    const { scheduler: facts, memory, directory } = model;
+    const { scheduler: facts, memory, directory, ranks } = model;
     const states = Object.fromEntries(model.actors.flatMap((one) => one.name.split("+").map((name) => [name, one])));
     const said = {
       clients: plural(facts.active_sequences + facts.queued_requests, "request"),
       RequestIntake: `${count(facts.total_requests)} taken in`,
       Scheduler: `${plural(facts.active_sequences, "row")}, ${count(facts.queued_requests)} wait`,
-      RankMirror: `${plural(facts.steps, "plan")}`,
+      RankMirror: ranks.ranks.length > 1 ? plural(ranks.ranks.length, "rank") : plural(facts.steps, "plan"),
       ModelStepper: `${short(history.steps)} steps/s`,
       SSDWriter: directory.attached ? `${bytes(directory.bytes)} on disk` : "no disk",
       CacheJanitor: `${bytes(memory.active_bytes)} used`,
