@@ -48,7 +48,9 @@ async def test_everything_has_a_name_and_a_place(browser: Browser) -> None:
         await page.until("document.querySelector('#troupe svg')?.getAttribute('aria-label')")
         await page.until("document.querySelector('.tier')")
         assert await page.run(UNNAMED) == []
-        levels = await page.run("return [...document.querySelectorAll('#main h2, #main h3')].map(one => +one.tagName[1])")
+        levels = await page.run(
+            "return [...document.querySelectorAll('#main h2, #main h3')].map(one => +one.tagName[1])"
+        )
         assert levels == [2, 2, 2, 2, 3, 3, 3, 2, 2], "six sections, three tiers in one"
         landmarks = await page.run(
             "return ['body > header', 'header > nav', 'body > main:not([hidden])', 'body > footer']"

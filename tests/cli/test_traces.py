@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from trouper.cli.traces import VARIABLES, tracing
+from trouper.cli.traces import PROTOCOLS, VARIABLES, tracing
 from trouper.protocol.errors import SettingsInvalid
 from trouper.protocol.record import RequestRecord
 
@@ -49,7 +49,7 @@ class Taking(BaseHTTPRequestHandler):
 
 @pytest.fixture(autouse=True)
 def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*VARIABLES, "OTEL_SDK_DISABLED", "OTEL_TRACES_EXPORTER", "OTEL_SERVICE_NAME"):
+    for name in (*VARIABLES, *PROTOCOLS, "OTEL_SDK_DISABLED", "OTEL_TRACES_EXPORTER", "OTEL_SERVICE_NAME"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -118,6 +118,23 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
     with pytest.raises(SettingsInvalid, match="OTEL_EXPORTER_OTLP_ENDPOINT needs the extra"):
         enter(None)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "variables", "said"),
+    [
+        ("localhost:4318", {}, "--otlp-endpoint localhost:4318 is no URL"),
+        ("http://x", {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "OTEL_EXPORTER_OTLP_PROTOCOL is 'grpc'"),
+        (None, {VARIABLES[0]: "http://x", "OTEL_TRACES_EXPORTER": "zipkin"}, "OTEL_TRACES_EXPORTER must be otlp"),
+    ],
+)
+def test_what_could_only_fail_later_is_refused(
+    monkeypatch: pytest.MonkeyPatch, endpoint: str | None, variables: dict[str, str], said: str
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsInvalid, match=said):
+        enter(endpoint)
 
 
 def enter(endpoint: str | None) -> None:

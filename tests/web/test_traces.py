@@ -105,6 +105,18 @@ async def test_it_is_part_of_the_callers_trace(spans: Spans, headers: str, trace
         assert whole.context.trace_state.get("a") == "b"
 
 
+async def test_a_long_state_is_lost_and_the_trace_is_not(spans: Spans) -> None:
+    """The journal keeps its records, and nobody may fill them."""
+    kept: list[RequestRecord] = []
+    async with serving(readers=[spans.traces.read, kept.append]) as served:
+        long = "a=" + "b" * 2000
+        await ask(served, BODY, headers=f"traceparent: 00-{TRACE}-{CALLER}-01\r\ntracestate: {long}\r\n")
+    whole = spans.finished["POST /v1/completions"]
+    assert whole.context is not None
+    assert f"{whole.context.trace_id:032x}" == TRACE
+    assert [record.tracestate for record in kept] == [""]
+
+
 async def test_a_caller_that_is_not_sampled_costs_no_spans(spans: Spans) -> None:
     async with serving(readers=[spans.traces.read]) as served:
         await ask(served, BODY, headers=f"traceparent: 00-{TRACE}-{CALLER}-00\r\n")

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 Reader = Callable[[RequestRecord], None]
 VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+PROTOCOL = "http/protobuf"
 PATH = "/v1/traces"
 LAST_SPANS_S = 3.0
 """At the end, for spans that are not delivered yet. A collector that does not answer holds up nobody longer."""
@@ -31,6 +33,7 @@ def tracing(endpoint: str | None) -> Iterator[tuple[Reader, ...]]:
     if not _wanted(endpoint):
         yield ()
         return
+    _check(endpoint)
     try:
         from trouper.web.traces import Traces
 
@@ -44,6 +47,17 @@ def tracing(endpoint: str | None) -> Iterator[tuple[Reader, ...]]:
         ending = Thread(target=provider.shutdown, daemon=True)
         ending.start()
         ending.join(LAST_SPANS_S)
+
+
+def _check(endpoint: str | None) -> None:
+    """What could only fail later, once for each batch of spans. Raises `SettingsInvalid`."""
+    if endpoint and not endpoint.startswith(("http://", "https://")):
+        raise SettingsInvalid(f"--otlp-endpoint {endpoint} is no URL; give one as http://127.0.0.1:4318")
+    for name in PROTOCOLS:
+        if os.environ.get(name, PROTOCOL) != PROTOCOL:
+            raise SettingsInvalid(f"{name} is {os.environ[name]!r}, and traces are sent by {PROTOCOL} only; unset it")
+    if os.environ.get("OTEL_TRACES_EXPORTER", "otlp") != "otlp" and not endpoint:
+        raise SettingsInvalid("OTEL_TRACES_EXPORTER must be otlp, or none for no traces")
 
 
 def _wanted(endpoint: str | None) -> bool:

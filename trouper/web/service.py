@@ -32,6 +32,7 @@ T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
 LARGE_BODY = 2**17
 """Bytes beyond which what is done with a body leaves the event loop: a few milliseconds of it."""
+LONGEST_KEPT = 512
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
@@ -153,7 +154,7 @@ class Service:
     async def _submit(self, served: Served, generate: Generate) -> Answer:
         self._state["submitted"] = True
         headers = request.headers
-        trace = headers.get("traceparent", ""), headers.get("tracestate", "")
+        trace = _kept(headers.get("traceparent", "")), _kept(headers.get("tracestate", ""))
         ended = partial(self.journal.note, served.name, request.path, *trace)
         answer = await served.runtime.submit(generate, ended)
         running = self._running.setdefault(self.request_id, set())
@@ -180,6 +181,12 @@ class Service:
             return as_json(shape.body(await collect_all(answers)))
         nursery = cast("trio.Nursery", self._state["nursery"])
         return as_events(EventStream(shape, answers, self.settings.heartbeat_s, nursery))
+
+
+def _kept(header: str) -> str:
+    """A header that the journal keeps; not a long one, which would cost memory for as long as the record does. W3C
+    lets traces lose their state beyond this."""
+    return header if len(header) <= LONGEST_KEPT else ""
 
 
 async def _owning(owned: ExitStack, work: Callable[[], Awaitable[None]]) -> None:
