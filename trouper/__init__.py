@@ -16,23 +16,29 @@ from functools import partial
 import trio
 
 from trouper.actors.answer import Answer
-from trouper.actors.fleet import Fleet, run_fleet_of
+from trouper.actors.fleet import Fleet, Lease, Listed, run_fleet_of
 from trouper.actors.graph import run_graph
 from trouper.actors.leading import Leader
 from trouper.actors.runtime import Runtime
+from trouper.actors.watches import Health
+from trouper.protocol.batch import BatchFacts
 from trouper.protocol.errors import ModelUnusable, Problem, RequestFailed, SettingsInvalid
+from trouper.protocol.grammar import Grammar
+from trouper.protocol.health import ChannelFacts
 from trouper.protocol.loading import Loading, LoadWatch, nobody_watches
-from trouper.protocol.model import Engine
-from trouper.protocol.replies import Delta, Finished, TokenLogprobs
+from trouper.protocol.model import Engine, MemoryFacts, ModelCard, Tokenizer
+from trouper.protocol.replies import Accepted, Delta, Embedded, Failed, Finished, Scored, Started, TokenLogprobs
 from trouper.protocol.requests import ChatPrompt, Generate, TextPrompt, Timeouts, TokenPrompt
 from trouper.protocol.sampling import Sampling
-from trouper.protocol.settings import ServerSettings, Settings
+from trouper.protocol.settings import ByteSize, ServerSettings, Settings
 
 __version__ = "0.1.0"
 __all__ = [
-    "Answer", "ChatPrompt", "Delta", "Engine", "Finished", "Fleet", "Generate", "LoadWatch", "Loading", "ModelUnusable",
-    "Problem", "RequestFailed", "Runtime", "Sampling", "ServerSettings", "Settings", "SettingsInvalid", "TextPrompt",
-    "Timeouts", "TokenLogprobs", "TokenPrompt", "run_fleet", "run_runtime",
+    "Accepted", "Answer", "BatchFacts", "ByteSize", "ChannelFacts", "ChatPrompt", "Delta", "Embedded", "Engine",
+    "Failed", "Finished", "Fleet", "Generate", "Grammar", "Health", "Lease", "Listed", "LoadWatch", "Loading",
+    "MemoryFacts", "ModelCard", "ModelUnusable", "Problem", "RequestFailed", "Runtime", "Sampling", "Scored",
+    "ServerSettings", "Settings", "SettingsInvalid", "Started", "TextPrompt", "Timeouts", "TokenLogprobs",
+    "TokenPrompt", "Tokenizer", "run_fleet", "run_runtime",
 ]  # fmt: skip
 
 
