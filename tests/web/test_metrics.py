@@ -99,8 +99,9 @@ async def test_gauges_are_zero_again_after_clients_left_in_every_phase() -> None
                 nursery.start_soon(leave, served, number, leaving)
             await eventually(lambda: served.busy > LEAVING / 2)
             busy = await scrape(served)
-            assert busy.value("vllm:num_requests_running") == 32
-            assert busy.value("vllm:kv_cache_usage_perc") == 1
+            running = busy.value("vllm:num_requests_running")
+            assert 0 < running <= 32
+            assert busy.value("vllm:kv_cache_usage_perc") == running / 32
             assert busy.value("vllm:num_requests_waiting") > 0
             leaving.set()
         await eventually(lambda: served.busy + served.connections == 0)
@@ -124,7 +125,7 @@ async def leave(served: Served, number: int, leaving: trio.Event) -> None:
 
 
 async def test_a_limit_counts_by_its_code() -> None:
-    async with serving(settings={"request_timeout_s": 0.05}) as served:
+    async with serving(settings={"request_timeout_s": 0.5}) as served:
         status, _ = await ask(served, STREAM | {"stream": False})
         assert status == 504
         seen = await scrape(served)
@@ -148,7 +149,7 @@ async def test_a_stalled_engine_and_a_restart_show() -> None:
         assert seen.value("trouper_actor_restarts_total", actor="Scheduler+RankMirror+ModelStepper") == 1
         assert seen.value("trouper_actor_restarts_total", actor="RequestIntake") == 0
     async with (
-        serving(FakeEngine(before_step=stall), {"stall_timeout_s": 0.1}) as served,
+        serving(FakeEngine(before_step=stall), {"stall_timeout_s": 0.5}) as served,
         trio.open_nursery() as nursery,
     ):
         nursery.start_soon(partial(complete, served))

@@ -1,4 +1,4 @@
-"""docs/metrics.md lists every metric and no other; docs/grafana.json asks for no other."""
+"""docs/metrics.md lists every metric and no other; docs/grafana.json and docs/alerts.yml ask for no other."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from typing import Any
 
 import promql_parser as promql
 import pytest
+import yaml
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from tests.web.scraping import scrape
 from tests.web.serving import ask, serving
+from trouper.actors.scheduler import queue_full
 from trouper.web.metrics.collector import ALL
 from trouper.web.metrics.metric import Named
 from trouper.web.metrics.own import RANKS
+from trouper.web.metrics.requests import Counts
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 
@@ -110,6 +113,27 @@ def asked(expr: Any, grouped: frozenset[str] = frozenset()) -> Iterator[tuple[st
 def expressions() -> list[str]:
     board = json.loads((DOCS / "grafana.json").read_text())
     return [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
+
+
+def rules() -> dict[str, str]:
+    """Expressions of the alerts, by name."""
+    groups = yaml.safe_load((DOCS / "alerts.yml").read_text())["groups"]
+    return {rule["alert"]: rule["expr"] for group in groups for rule in group["rules"]}
+
+
+@pytest.mark.parametrize("name", rules())
+def test_every_alert_asks_for_what_there_is(name: str) -> None:
+    known = {**samples(), "up": {"job", "instance"}}
+    for sample, labels in asked(parsed(rules()[name])):
+        assert sample in known
+        assert labels <= known[sample]
+
+
+def test_codes_and_reasons_of_alerts_are_ours() -> None:
+    """A label's value that never comes is an alert that never does."""
+    text = "".join(rules().values())
+    assert set(re.findall(r'code="(\w+)"', text)) == {queue_full(1).code}
+    assert set(re.findall(r'finished_reason="(\w+)"', text)) <= set(Counts().reasons)
 
 
 def parsed(expression: str) -> Any:

@@ -144,7 +144,7 @@ async def test_what_failed_is_an_error_and_what_was_refused_is_none(spans: Spans
         StatusCode.UNSET, "context_length_exceeded",
     )  # fmt: skip
     spans.exporter.clear()
-    async with serving(settings={"request_timeout_s": 0.05}, readers=[spans.traces.read]) as served:
+    async with serving(settings={"request_timeout_s": 0.5}, readers=[spans.traces.read]) as served:
         await ask(served, STREAM | {"stream": False})
     failed = spans.finished["POST /v1/completions"]
     assert (failed.status.status_code, failed.status.description) == (StatusCode.ERROR, "request_timeout")
