@@ -118,3 +118,7 @@ bench-ranks-kl *flags: _setup
 # How fast the live page is there, and what it costs 8 streams: needs Chromium
 bench-page *flags: _setup _browser
     @.venv/bin/python -m benchmarks.page "$@"
+
+# The live page of a real server at work, into docs/; needs Chromium
+screenshots: _setup _browser
+    @.venv/bin/python -m tests.browser

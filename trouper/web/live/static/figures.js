@@ -22,7 +22,7 @@ export class Figures {
   show(model, history) {
     const { scheduler: facts, memory, card } = model, cells = this.#cells;
     const prompts = facts.total_prefill_tokens + facts.total_cached_tokens;
-    const gap = history.gap();
+    const gap = history.last("median");
     cells.generated(short(history.last("generated")));
     cells.computed(short(history.last("computed")));
     cells.gap(short(gap), gap == null ? "" : "ms");

@@ -1,7 +1,7 @@
-// What one model did of late: counters become rates over the last second.
+// What one model did of late: counters become rates over the last two seconds.
 
 const KEPT = 480; // two minutes of snapshots
-const WINDOW_S = 1;
+const WINDOW_S = 2;
 
 export class History {
   /** Columns as uPlot takes them. */
@@ -24,21 +24,18 @@ export class History {
     const first = this.#seen[0];
     const rate = (name) => (facts[name] - first.facts[name]) / (at - first.at);
     this.steps = rate("steps");
-    const ms = (s) => (s == null ? null : s * 1000);
-    const { gap_median_s: median, gap_longest_s: longest } = model.batch;
-    this.#push(now, rate("tokens_generated"), rate("total_prefill_tokens"), rate("total_cached_tokens"), ms(median), ms(longest));
+    this.#push(now, rate("tokens_generated"), rate("total_prefill_tokens"), rate("total_cached_tokens"), ...this.#gaps(model.batch));
+  }
+
+  /** In ms. Steps may be longer than looks are apart: while streams run, the last gap stands until the next. */
+  #gaps({ gap_median_s: median, gap_longest_s: longest, rows }) {
+    if (median != null) return [median * 1000, longest * 1000];
+    return rows.some((row) => row.first_token_at != null) ? [this.last("median"), this.last("longest")] : [null, null];
   }
 
   /** The newest value of a column that is one. */
   last(name) {
     return this.columns[name].at(-1) ?? null;
-  }
-
-  /** The newest gap, or none if nothing decodes. */
-  gap() {
-    const { median } = this.columns;
-    for (let back = 1; back <= 4 && back <= median.length; back += 1) if (median.at(-back) != null) return median.at(-back);
-    return null;
   }
 
   #push(...values) {

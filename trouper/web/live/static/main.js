@@ -40,7 +40,7 @@ function take(snapshot) {
   list(snapshot.models);
   for (const model of snapshot.models) note(model, snapshot, records.filter((one) => one.model === model.name));
   requests.add(records, chosen);
-  show(looks % 2 === 0);
+  show(looks);
   if (!looks) performance.mark("shown"); // For `just bench-page`.
   looks += 1;
 }
@@ -75,18 +75,19 @@ function choose(name) {
   requests.show(name);
 }
 
-/** `all`: also what needs no more than two looks a second. */
-function show(all = true) {
+/** Rows move four times a second; figures can be read when they change twice, and the rest need change once. */
+function show(look = 0) {
   const model = latest.models.find((one) => one.name === chosen);
   const { history, lanes } = known.get(chosen);
   status(model.status === "ok" ? "ok" : model.batch ? "bad" : "away", WORDS[model.status] ?? `Not loaded (${model.state})`);
   notice(model);
   if (!model.batch) return;
-  figures.show(model, history);
   timeline.draw(lanes, latest.at);
+  if (look % 2) return;
+  figures.show(model, history);
   troupe.show(model, history);
-  if (!all) return;
   plots.draw(history, Date.now() / 1000);
+  if (look % 4) return;
   tiers.show(model);
   rows.show(model.batch, latest.at);
   const { scheduler: facts, card } = model;
@@ -131,6 +132,6 @@ byId("unlock").addEventListener("submit", (event) => {
 byId("forget").addEventListener("click", () => { key.forget(); feed.stop(); chat.clear(); lock(""); });
 select.addEventListener("change", () => { choose(select.value); if (latest) show(); });
 addEventListener("themechange", () => { timeline.recolour(); plots.rebuild(); if (latest) show(); });
-addEventListener("resize", () => { if (latest) show(false); });
+addEventListener("resize", () => { if (latest) show(); });
 if (key.needed && !key.get()) lock("");
 else unlock();
