@@ -1,8 +1,8 @@
 """A model split over ranks: the server through HTTP, our engine, and a bare loop, on the same ranks. `python -m benchmarks.ranks`.
 
-`bare`: the model and argmax. `engine`: our engine without a server, each rank making the same plans for itself. `server`:
-`trouper launch`, streams over HTTP, with the control link. server / bare is what serving costs; engine / server is what
-scheduler, control link and HTTP cost together, so the link costs less than that.
+`bare`: the model and argmax, over rows of different lengths, or equally long ones. `engine`: our engine without a server, each
+rank making the same plans for itself. `server`: `trouper launch`, streams over HTTP, with the control link. server / bare is
+what serving costs; server / engine is what scheduler, control link and HTTP cost together, so the link costs less than that.
 
 On two NVIDIA GPUs, with a model that one would not hold well, made there with random weights:
     python -m benchmarks.ranks --backend nccl --shape 32b --tokenizer DIR --streams 1 8 32 --tokens 128
@@ -29,6 +29,13 @@ from benchmarks import load, servers
 from benchmarks.starting import run_ranks
 
 Rates = dict[int, float]
+KINDS = ("bare, equal", "bare", "engine", "server")
+RATIOS = {
+    "engine / bare": ("engine", "bare"),
+    "server / engine": ("server", "engine"),
+    "server / bare": ("server", "bare"),
+    "server / bare, equal": ("server", "bare, equal"),
+}
 WORDS = 12
 """Of a prompt."""
 
@@ -44,11 +51,11 @@ def main() -> None:
     print(
         f"{model.name}, {options.ranks} ranks by {options.backend}, {platform.processor() or platform.machine()}; tokens a second"
     )
-    print("| streams | bare | engine | server | engine / bare | server / bare | server / engine |")
-    print("|---|---|---|---|---|---|---|")
+    print("| streams | " + " | ".join((*KINDS, *RATIOS)) + " |")
+    print("|---" * (1 + len(KINDS) + len(RATIOS)) + "|")
     for one in table:
-        kinds = " | ".join(f"{one[kind]:.1f}" for kind in ("bare", "engine", "server"))
-        ratios = " | ".join(f"{one[kind]:.3f}" for kind in ("engine / bare", "server / bare", "server / engine"))
+        kinds = " | ".join(f"{one[kind]:.1f}" for kind in KINDS)
+        ratios = " | ".join(f"{one[ratio]:.3f}" for ratio in RATIOS)
         print(f"| {one['streams']} | {kinds} | {ratios} |")
     if options.out:
         options.out.write_text(json.dumps({"model": model.name, "rounds": rounds, "table": table}, indent=1))
@@ -74,14 +81,10 @@ def arguments() -> argparse.Namespace:
 
 def row(rounds: list[dict[str, Any]], streams: int) -> dict[str, float]:
     """Medians; ratios within a round, since what else a machine does changes between them."""
-    rates = [{kind: float(one[kind][str(streams)]) for kind in ("bare", "engine", "server")} for one in rounds]
-    ratios = {
-        "engine / bare": [one["engine"] / one["bare"] for one in rates],
-        "server / bare": [one["server"] / one["bare"] for one in rates],
-        "server / engine": [one["server"] / one["engine"] for one in rates],
-    }
-    medians = {kind: statistics.median(one[kind] for one in rates) for kind in rates[0]}
-    return {"streams": streams, **medians, **{name: statistics.median(some) for name, some in ratios.items()}}
+    rates = [{kind: float(one[kind][str(streams)]) for kind in KINDS} for one in rounds]
+    medians = {kind: statistics.median(one[kind] for one in rates) for kind in KINDS}
+    ratios = {ratio: statistics.median(one[of] / one[to] for one in rates) for ratio, (of, to) in RATIOS.items()}
+    return {"streams": streams, **medians, **ratios}
 
 
 def without_server(model: Path, options: argparse.Namespace) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """What ranks do without a server: `python -m benchmarks.ranks_bare SPEC` on each of them; rank 0 prints JSON.
 
-`bare`: the model and argmax, with mlx-lm's batch cache. `engine`: our engine, each rank making the same plans for itself,
-so that nothing is sent but tensors. Both on the same ranks in one life, turn by turn: tokens a second, for each number of
-rows the median of the rounds.
+`bare`: the model and argmax, with mlx-lm's batch cache, of rows that differ in length, as a server's do; `bare, equal`: of
+rows equally long, whose attention needs no mask, and which some kernels are made for. `engine`: our engine with the rows of
+`bare`, each rank making the same plans for itself, so that nothing is sent but tensors. All on the same ranks in one life,
+turn by turn: tokens a second, for each number of rows the median of the rounds.
 """
 
 from __future__ import annotations
@@ -40,9 +41,13 @@ class Load:
     prompt: int
     tokens: int
 
-    def prompts(self) -> list[list[int]]:
-        random = np.random.RandomState(self.rows)
-        return random.randint(1000, 40000, (self.rows, self.prompt)).tolist()
+    seed: int = 0
+
+    def prompts(self, equal: bool) -> list[list[int]]:
+        """Other lengths in each round: what kernels were prepared for one round serves no other."""
+        random = np.random.RandomState(self.seed)
+        lengths = [self.prompt + (0 if equal else int(random.randint(0, 16))) for _ in range(self.rows)]
+        return [random.randint(1000, 40000, length).tolist() for length in lengths]
 
 
 def timed(steps: Callable[[int], None], load: Load) -> float:
@@ -53,9 +58,13 @@ def timed(steps: Callable[[int], None], load: Load) -> float:
     return load.rows * load.tokens / (time.perf_counter() - began)
 
 
-def bare(model: nn.Module, load: Load) -> float:
-    cache = [BatchKVCache([0] * load.rows) for _ in model.layers]
-    last = mx.argmax(model(mx.array(load.prompts()), cache=cache)[:, -1], -1)
+def bare(model: nn.Module, load: Load, equal: bool) -> float:
+    prompts = load.prompts(equal)
+    longest = max(map(len, prompts))
+    padding = [longest - len(prompt) for prompt in prompts]
+    cache = [BatchKVCache(padding) for _ in model.layers]
+    inputs = mx.array([[0] * left + prompt for left, prompt in zip(padding, prompts, strict=True)])
+    last = mx.argmax(model(inputs, cache=cache)[:, -1], -1)
     mx.eval(last)
 
     def steps(count: int) -> None:
@@ -73,9 +82,10 @@ def bare(model: nn.Module, load: Load) -> float:
 def engine(loaded: Loaded, group: Group, load: Load) -> float:
     own = StepEngine(loaded.model, loaded.card.vocab_size, loaded.kv, group=group)
     rows = tuple(RowId(row) for row in range(load.rows))
-    prompts = [np.array(prompt, "<i4").tobytes() for prompt in load.prompts()]
-    admit = tuple(Admit(row, prompt, GREEDY) for row, prompt in zip(rows, prompts, strict=True))
-    own.collect(own.launch(Plan(0, admit=admit, prefill=tuple(Chunk(row, load.prompt) for row in rows))))
+    prompts = load.prompts(equal=False)
+    admit = tuple(Admit(row, np.array(one, "<i4").tobytes(), GREEDY) for row, one in zip(rows, prompts, strict=True))
+    chunks = tuple(Chunk(row, len(one)) for row, one in zip(rows, prompts, strict=True))
+    own.collect(own.launch(Plan(0, admit=admit, prefill=chunks)))
     step, ahead = 0, device.runs_ahead()
 
     def steps(count: int) -> None:
@@ -98,11 +108,12 @@ def main() -> None:
     spec = json.loads(sys.argv[1])
     group = join()
     loaded = load(Settings(model=spec["model"], no_ssd=True), lambda _: None, group=group)
-    rates: dict[str, dict[int, list[float]]] = {"bare": {}, "engine": {}}
-    for _ in range(spec["rounds"]):
+    rates: dict[str, dict[int, list[float]]] = {"bare, equal": {}, "bare": {}, "engine": {}}
+    for number in range(spec["rounds"]):
         for rows in spec["streams"]:
-            one = Load(rows, spec["prompt"], spec["tokens"])
-            rates["bare"].setdefault(rows, []).append(bare(loaded.model, one))
+            one = Load(rows, spec["prompt"], spec["tokens"], 100 * number + rows)
+            rates["bare, equal"].setdefault(rows, []).append(bare(loaded.model, one, equal=True))
+            rates["bare"].setdefault(rows, []).append(bare(loaded.model, one, equal=False))
             rates["engine"].setdefault(rows, []).append(engine(loaded, group, one))
     if group.leads:
         print(
