@@ -49,6 +49,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
         "XDG_CONFIG_HOME": str(home / "config"),
         "UV_CACHE_DIR": os.environ.get("UV_CACHE_DIR") or str(own / "uv"),
         "PYTHONPATH": str(ROOT),
+        "TROUPER_PORT": str(free_port()),
         "PYTHONWARNINGS": "default",
     }
 

@@ -7,12 +7,15 @@ from pathlib import Path
 
 import attrs
 
+import trouper
+import trouper.web
 from trouper.actors.channels import Edge
 from trouper.actors.graph import CHANNELS
 from trouper.actors.watches import Watches
 from trouper.protocol.watch import Watch
 
-ACTORS = Path(__file__).parent.parent / "docs" / "actors.md"
+DOCS = Path(__file__).parent.parent / "docs"
+ACTORS = DOCS / "actors.md"
 
 
 def table_below(heading: str) -> list[list[str]]:
@@ -39,3 +42,9 @@ def test_every_watch_is_described_and_no_other() -> None:
     described = {name for row in table_below("Watches") for name in re.findall(r"`(\w+)`", row[0])}
     assert described == {field.name for field in attrs.fields(Watches) if "Watch" in str(field.type)}
     assert Watch.__doc__
+
+
+def test_the_reference_has_every_public_name_and_no_other() -> None:
+    described = re.findall(r"^::: ([\w.]+)$", (DOCS / "reference.md").read_text(), re.MULTILINE)
+    public = [f"{module.__name__}.{name}" for module in (trouper, trouper.web) for name in module.__all__]
+    assert sorted(described) == sorted(public)
