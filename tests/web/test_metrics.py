@@ -220,8 +220,8 @@ def test_what_vllms_own_dashboard_asks_for_is_there() -> None:
     assert {f"vllm:{name}" for name in ASKED_BY_VLLMS_DASHBOARD} <= {one.name for one in ALL}
 
 
-def exposed(metrics: Metrics) -> Scraped:
-    return read_text(metrics.exposed().decode())
+async def exposed(metrics: Metrics) -> Scraped:
+    return read_text((await metrics.exposed()).decode())
 
 
 async def test_each_model_is_one_value_of_the_label(autojump_clock: object) -> None:
@@ -233,17 +233,17 @@ async def test_each_model_is_one_value_of_the_label(autojump_clock: object) -> N
             await tokens_from(lease.runtime, tokens)
             lease.release()
             metrics.requests.read(a_record(lease.name))
-        seen = exposed(metrics)
+        seen = await exposed(metrics)
         assert seen.value("vllm:generation_tokens_total", model_name="first") == 2
         assert seen.value("vllm:generation_tokens_total", model_name="large") == 3
         assert loaded(seen) == {"first": 1, "large": 1, "middle": 0}
         for name in ("middle", "small"):
             (await fleet.lease(name)).release()
-        seen = exposed(metrics)
+        seen = await exposed(metrics)
         assert loaded(seen) == {"first": 1, "large": 0, "middle": 1}
         assert not seen.values("vllm:num_requests_running", model_name="large")
         (await fleet.lease("large")).release()
-        seen = exposed(metrics)
+        seen = await exposed(metrics)
         assert seen.value("vllm:request_success_total", model_name="large", finished_reason="stop") == 1
         assert seen.value("vllm:generation_tokens_total", model_name="large") == 0, "a new graph"
 

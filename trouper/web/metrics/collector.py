@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+import attrs
+import trio
+from prometheus_client import ProcessCollector, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
@@ -29,32 +31,42 @@ ALL = (*(told.named for told in OF_MODELS), LOADED, BUILD, RESPONSES)
 """Beside those of the process, which the client library names."""
 
 
+@attrs.frozen
+class Some(Collector):
+    """A part of a scrape."""
+
+    families: Sequence[Metric]
+
+    def collect(self) -> Sequence[Metric]:
+        return self.families
+
+
 class Metrics(Collector):
-    """One for the app: what it counts itself, and a registry of its own, so that an embedding program's is not touched."""
+    """One for the app, in no registry, so that an embedding program's is not touched."""
 
     def __init__(self, listed: Callable[[], Sequence[Listed]]) -> None:
         self._listed = listed
         self.requests = RequestCounts()
         self._responses: Counter[tuple[str, str, str]] = Counter()
         self._version = version("trouper")
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
-        ProcessCollector(registry=self._registry)
+        self._process = ProcessCollector(registry=None)
 
     def responded(self, method: str, path: str, status: int) -> None:
         """`path` is the router's, so that there are not as many as clients can think of."""
         self._responses[method, path, str(status)] += 1
 
-    def exposed(self) -> bytes:
+    async def exposed(self) -> bytes:
         """In Prometheus' text format, whatever else a scraper would like better: written as OpenMetrics, the client library
-        makes `vllm_` of `vllm:` for every scraper that does not ask for UTF-8 names."""
-        return generate_latest(self._registry)
-
-    def describe(self) -> Iterable[Metric]:
-        """Nothing: registering does not scrape."""
-        return ()
+        makes `vllm_` of `vllm:` for every scraper that does not ask for UTF-8 names. One metric at a time, since the library
+        takes milliseconds for all of them and streams want to go on."""
+        parts = []
+        for family in self.collect():
+            parts.append(generate_latest(Some((family,))))
+            await trio.lowlevel.checkpoint()
+        return b"".join(parts)
 
     def collect(self) -> Iterator[Metric]:
+        """What the actors say is of the moment of the first metric, however long the rest takes."""
         listed = self._listed()
         seen = [(one.names[0], _seen(one, self.requests)) for one in listed if one.runtime is not None]
         for told in OF_MODELS:
@@ -63,6 +75,7 @@ class Metrics(Collector):
         yield LOADED.family(((one.names[0],), int(one.state == "ready")) for one in listed)
         yield BUILD.family([((self._version,), 1)])
         yield RESPONSES.family(self._responses.items())
+        yield from self._process.collect()
 
 
 def _seen(one: Listed, requests: RequestCounts) -> Seen:

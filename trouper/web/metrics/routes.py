@@ -30,4 +30,4 @@ class Scrapes:
         )
 
     async def metrics(self) -> Response:
-        return Response(self._metrics.exposed(), content_type=CONTENT_TYPE_PLAIN_0_0_4)
+        return Response(await self._metrics.exposed(), content_type=CONTENT_TYPE_PLAIN_0_0_4)
