@@ -104,8 +104,10 @@ class Follower:
                 raise self._end(reason, unusable=True) from None
             except* Exception as group:
                 crash = innermost(group)
+                with trio.move_on_after(self._beat_s):  # A collective that fails is only the consequence.
+                    await self.ended.wait()
                 if self.ended.is_set():
-                    raise
+                    raise RankLost(self.reason) from None
                 log.exception("the engine of rank %d crashed", joined.rank)
                 await self._last_words(Crashed(f"{type(crash).__name__}: {crash}"))
                 raise self._end(f"{type(crash).__name__}: {crash}") from crash

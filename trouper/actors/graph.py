@@ -20,7 +20,7 @@ import trio
 from trouper.actors.channels import Channels, Edge
 from trouper.actors.intake import Admitted, take_in_requests
 from trouper.actors.janitor import keep_tidy
-from trouper.actors.leading import Leader, RankLost
+from trouper.actors.leading import BEAT_S, Leader, RankLost
 from trouper.actors.mirror import MirrorEdges, lead_ranks, mirror_plans
 from trouper.actors.prefix import cache_namespace
 from trouper.actors.runtime import Runtime
@@ -180,6 +180,8 @@ class Graph:
         except* Exception as crash:
             if self._ranks is None:
                 raise
+            with trio.move_on_after(BEAT_S):  # A collective that fails is only the consequence: the link says of what.
+                await self._ranks.lost.wait()
             log.exception("rank 0 crashed")
             self._ranks.lose(f"rank 0: {type(innermost(crash)).__name__}: {innermost(crash)}")
             await trio.sleep_forever()

@@ -1,0 +1,370 @@
+"""A simulated world at two ranks: the whole graph at rank 0, a follower, a link that takes its time, collectives that hang
+when a rank does not come, and a fate for one of them. `python -m tests.sim.ranks N [FIRST]` runs worlds by seeds.
+
+A process that waits in a collective cannot be cancelled; it only ends when the process does. So everybody must be answered
+before that.
+"""
+
+# ruff: noqa: T201
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Awaitable
+from random import Random
+from typing import Any, Literal
+
+import attrs
+import trio
+from trio.testing import memory_stream_pair
+
+from tests.sim.clients import Client
+from tests.sim.seeded import run_seeded
+from tests.sim.weather import STALL_TIMEOUT_S, SimEngine, Weather
+from tests.sim.world import CLIENTS, World, _watched
+from trouper import Runtime
+from trouper.actors.following import Follower
+from trouper.actors.graph import run_graph
+from trouper.actors.leading import Leader, RankLost
+from trouper.actors.link import Link
+from trouper.protocol.plans import Plan, RowId, Stepped
+from trouper.protocol.ranks import Joined
+
+What = Literal["nothing", "dies", "stops", "crashes", "drops a row", "forgets a block", "draws another token", "dies first"]
+LIMIT_S = 30.0
+"""--collective-timeout-s: some steps of the worst weather take ten."""
+LAST_WORDS_S = 0.7
+"""Then the process of a lost group ends."""
+
+
+class RankDied(Exception):
+    """What the rest of a dead process raises here."""
+
+
+@attrs.define(eq=False)
+class Process:
+    """One rank: what it waits for in native code ends with it, and nothing else does it."""
+
+    ended: trio.Event = attrs.field(factory=trio.Event)
+    stopped: bool = False
+
+    async def native(self, event: trio.Event) -> None:
+        """Wait for it as native code does: not to be cancelled."""
+        with trio.CancelScope(shield=True):
+            async with trio.open_nursery() as nursery:
+                for one in (event, self.ended):
+                    nursery.start_soon(_then_cancel, one, nursery.cancel_scope)
+        if self.ended.is_set():
+            raise RankDied
+
+
+async def _then_cancel(event: trio.Event, scope: trio.CancelScope) -> None:
+    await event.wait()
+    scope.cancel()
+
+
+@attrs.define(eq=False)
+class Collectives:
+    """All ranks must begin the same one; who differs hangs them all."""
+
+    here: dict[tuple[int, object], int] = attrs.field(factory=dict)
+    complete: dict[tuple[int, object], trio.Event] = attrs.field(factory=dict)
+    done: int = 0
+
+    async def meet(self, plan: Plan, process: Process) -> None:
+        shape = (plan.step, (plan.decode, plan.prefill))
+        event = self.complete.setdefault(shape, trio.Event())
+        self.here[shape] = self.here.get(shape, 0) + 1
+        if self.here[shape] == 2:
+            event.set()
+            self.done += 1
+        await process.native(event)
+
+
+@attrs.define(eq=False)
+class SlowStream(trio.abc.Stream):
+    """A network: bytes come late, and not at all to or from a process that is stopped."""
+
+    inner: trio.abc.Stream
+    chance: Random
+    process: Process
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        await self._may()
+        await self.inner.send_all(data)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self.inner.wait_send_all_might_not_block()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        await trio.sleep(self.chance.choice((0, 0, 0.001, 0.05, 0.4)))
+        data = await self.inner.receive_some(max_bytes)
+        await self._may()
+        return data
+
+    async def aclose(self) -> None:
+        await self.inner.aclose()
+
+    async def _may(self) -> None:
+        if self.process.stopped:
+            await trio.sleep_forever()
+
+
+@attrs.frozen
+class Fate:
+    what: What = "nothing"
+    step: int = 0
+    """It happens when rank 1 is about to run the first step with work from here on; rank 0's, to rank 0."""
+
+
+class Rank(SimEngine):
+    """The engine of one rank."""
+
+    def __init__(self, rank: int, world: RanksWorld, weather: Weather, chance: Random, trace: list[Any]) -> None:
+        super().__init__(weather, chance, trace)
+        self.rank, self.world, self.process = rank, world, Process()
+        self.compared = 0
+        self._happened = False
+        self._spoils: What | None = None
+        self._inner_step, self.before_step = self.before_step, self._together
+
+    async def join(self, invitation: bytes) -> Joined:
+        if self.rank == 0:
+            self.world.invitation = invitation
+            self.world.invited.set()
+        await self.world.invited.wait()
+        return Joined(self.rank, 2, self.world.invitation)
+
+    async def step(self, plans: trio.MemoryReceiveChannel[Plan], results: trio.MemorySendChannel[Stepped]) -> None:
+        """As the real one: no row that is left at the end is a fault of its own."""
+        self._forget()
+        try:
+            await self._answer(plans, results)
+        except AssertionError:
+            if self.rank == 0 or not self.world.cut:
+                raise
+        finally:
+            self._forget()
+
+    def holds(self) -> dict[RowId, Any]:
+        self.compared += 1
+        return super().holds()
+
+    async def _together(self, plan: Plan) -> None:
+        fate = self.world.fate
+        if fate.what != "nothing" and not self._happened and plan.step >= fate.step:
+            await self._meet_fate(fate.what)
+        assert self._inner_step is not None
+        await self._inner_step(plan)
+        await self.world.collectives.meet(plan, self.process)
+
+    async def _meet_fate(self, what: What) -> None:
+        if (self.rank == 0) != (what == "dies first"):
+            return
+        self._happened = True
+        match what:
+            case "dies" | "dies first":
+                self.world.kill(self)
+                raise RankDied
+            case "stops":
+                self.process.stopped = True
+                await self.process.native(trio.Event())
+            case "crashes":
+                raise ZeroDivisionError("of rank 1")
+            case spoils:
+                self._spoils = spoils
+
+    def _compute(self, plan: Plan, seconds: float) -> Stepped:
+        """What is wrong with it is wrong after a step: the next digest finds it, or the next step would hang."""
+        stepped = super()._compute(plan, seconds)
+        spoils, self._spoils = self._spoils, None
+        if spoils == "drops a row" and self.rows:
+            self.rows.popitem()
+        elif spoils == "forgets a block" and self.blocks:
+            self.blocks.popitem()
+        elif spoils == "draws another token":
+            self.diary.tokens += 1
+        return stepped
+
+
+class SimLeader(Leader):
+    """Rank 0's links over the simulated network."""
+
+    world: RanksWorld
+
+    async def run(self, *, task_status: trio.TaskStatus[bytes] = trio.TASK_STATUS_IGNORED) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.watch)
+            self.world.links = nursery
+            task_status.started(self.invite("simulated", 1))
+
+
+class SimFollower(Follower):
+    world: RanksWorld
+
+    async def _connect(self, joined: Joined) -> Link:
+        return await self.meet(self.world.connect(), joined)
+
+
+@attrs.define(eq=False)
+class RanksWorld(World):
+    fate: Fate = Fate()
+    chance: Random = attrs.field(factory=Random)
+    collectives: Collectives = attrs.field(factory=Collectives)
+    invitation: bytes = b""
+    invited: trio.Event = attrs.field(factory=trio.Event)
+    links: trio.Nursery | None = None
+    ends: list[trio.abc.Stream] = attrs.field(factory=list)
+    follower_said: str = "nothing"
+    lost: str = ""
+    leader: SimLeader = attrs.field(init=False)
+    follower: SimFollower = attrs.field(init=False)
+
+    @property
+    def cut(self) -> bool:
+        """The graph did not end by itself."""
+        return not self.whole or bool(self.lost)
+
+    @property
+    def ranks(self) -> tuple[Rank, Rank]:
+        assert isinstance(self.engine, Rank) and isinstance(self.follower._engine, Rank)
+        return self.engine, self.follower._engine
+
+    def connect(self) -> trio.abc.Stream:
+        ours, theirs = memory_stream_pair()
+        assert self.links is not None
+        self.ends += [ours, theirs]
+        zero, one = self.ranks
+        self.links.start_soon(self.leader.attend, SlowStream(ours, self.chance, zero.process))
+        return SlowStream(theirs, self.chance, one.process)
+
+    def kill(self, rank: Rank) -> None:
+        """What the system does with what a process held."""
+        rank.process.ended.set()
+        for end in self.ends:
+            assert isinstance(end, trio.StapledStream)
+            end.send_stream.close()
+            end.receive_stream.close()
+
+    async def _graph(self, *, task_status: trio.TaskStatus[Runtime]) -> None:
+        self.leader = SimLeader(self.weather.settings)
+        self.leader.world = self
+        one = Rank(1, self, attrs.evolve(self.weather, janitor_crash=0, poison=0), self.chance, [])
+        self.follower = SimFollower(self.weather.settings, one)
+        self.follower.world = self
+        async with trio.open_nursery() as processes:
+            processes.start_soon(self._end_rank_0)
+            processes.start_soon(self._end_rank_1)
+            processes.start_soon(self._follow)
+            try:
+                await run_graph(
+                    self.weather.settings, self.engine, limit=self.weather.limit, ranks=self.leader, task_status=task_status
+                )
+            except* (RankLost, RankDied):
+                assert self.leader.lost.is_set()
+            with trio.fail_after(60):
+                await self.follower.ended.wait()
+            processes.cancel_scope.cancel()
+
+    async def _follow(self) -> None:
+        await _quietly(self.follower.run())
+
+    async def _end_rank_0(self) -> None:
+        """As `trouper serve` does: a moment for last words, then the process is gone. All were answered before."""
+        await self.leader.lost.wait()
+        self.lost = self.leader.reason
+        await trio.sleep(LAST_WORDS_S)
+        for submission in self.submissions:
+            assert submission.replies.statistics().open_send_channels == 0, f"{submission} has no end"
+        self.kill(self.ranks[0])
+
+    async def _end_rank_1(self) -> None:
+        await self.follower.ended.wait()
+        self.follower_said = self.follower.reason
+        await trio.sleep(LAST_WORDS_S)
+        self.ranks[1].process.ended.set()
+
+    def _check(self, runtime: Runtime) -> None:
+        zero, one = self.ranks
+        if not self.lost:
+            super()._check(runtime)
+            assert self.follower_said == "", self.follower_said
+            assert self.whole is False or zero.compared == one.compared, "the ranks did not replay the same plans"
+            return
+        for client in self.clients:
+            client.check()
+        for submission in self.submissions:
+            state = submission.replies.statistics()
+            assert (state.open_send_channels, state.open_receive_channels) == (0, 0), submission
+        assert self._expected() in self.lost, f"{self.fate}: {self.lost}"
+        if self.fate.what == "dies first":
+            assert "rank 0 is gone" in self.follower_said
+
+    def _expected(self) -> str:
+        return {
+            "nothing": "nobody", "dies": "rank 1: its connection ended", "stops": "rank 1: it has been silent",
+            "crashes": "rank 1 crashed: ZeroDivisionError: of rank 1", "drops a row": "rank 1 differs",
+            "forgets a block": "its blocks are not what the plan expects", "dies first": "",
+            "draws another token": "its tokens are not what the plan expects",
+        }[self.fate.what]  # fmt: skip
+
+    @property
+    def outcomes(self) -> Counter[str]:
+        return super().outcomes + Counter(lost=bool(self.lost))
+
+
+async def _quietly(work: Awaitable[None]) -> None:
+    try:
+        await work
+    except* (RankLost, RankDied, ZeroDivisionError):
+        pass
+
+
+def weather_of(chance: Random) -> Weather:
+    """Of one rank, but for what is the ranks' own fate."""
+    weather = Weather.draw(chance)
+    settings = attrs.evolve(
+        weather.settings, collective_timeout_s=LIMIT_S, rank_timeout_s=4.0, stall_timeout_s=STALL_TIMEOUT_S
+    )
+    return attrs.evolve(weather, settings=settings, crash=0)
+
+
+FATES: tuple[What, ...] = (
+    "nothing", "nothing", "dies", "stops", "crashes", "drops a row", "forgets a block", "draws another token", "dies first",
+)  # fmt: skip
+
+
+def run_ranks_world(seed: int, fate: Fate | None = None) -> RanksWorld:
+    """Raises, whatever is wrong with it."""
+    chance = Random(seed)
+    drawn = Fate(chance.choice(FATES), chance.randrange(60))
+    weather, trace = weather_of(chance), list[Any]()
+    clients = [Client.draw(name, chance, weather) for name in range(CLIENTS)]
+    world = RanksWorld(weather, SimEngine(weather, chance, trace), clients, trace, fate=fate or drawn, chance=chance)
+    world.engine = Rank(0, world, weather, chance, trace)
+    with _watched(world.submissions):
+        run_seeded(seed, world.run)
+    return world
+
+
+def main(worlds: int = 100, first: int = 0) -> int:
+    began, failed, outcomes = time.perf_counter(), list[int](), Counter[str]()
+    for seed in range(first, first + worlds):
+        try:
+            outcomes += run_ranks_world(seed).outcomes
+        except Exception:  # noqa: BLE001  A world may fail in any way; the others still count.
+            failed.append(seed)
+            if len(failed) <= 3:
+                print(f"\nseed {seed}\n{traceback.format_exc()}", file=sys.stderr)
+        if (done := seed - first + 1) % 100 == 0 or done == worlds:
+            print(f"{done} of {worlds} worlds, {len(failed)} failed, {time.perf_counter() - began:.1f} s", flush=True)
+    print(", ".join(f"{n} {what}" for what, n in outcomes.most_common()))
+    for seed in failed:
+        print(f"failed: seed {seed}; again: python -m tests.sim.ranks 1 {seed}")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*map(int, sys.argv[1:])))
