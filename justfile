@@ -79,6 +79,10 @@ wheel:
 sim worlds="100" *flags: _setup
     @.venv/bin/python -m tests.sim "$@"
 
+# Simulated worlds at two ranks: collectives that hang, a link that takes its time, ranks that die, stop or differ
+sim-ranks worlds="100" *flags: _setup
+    @.venv/bin/python -m tests.sim.ranks "$@"
+
 # Kill a real server N times while it works, and look at what the next one makes of its directory; then a seed
 kill-loop kills="10" *flags: _setup
     @.venv/bin/python -m tests.kill_loop "$@"

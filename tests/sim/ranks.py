@@ -22,7 +22,7 @@ from trio.testing import memory_stream_pair
 
 from tests.sim.clients import Client
 from tests.sim.seeded import run_seeded
-from tests.sim.weather import STALL_TIMEOUT_S, SimEngine, Weather
+from tests.sim.weather import STALL_TIMEOUT_S, SimEngine, SimulatedCrash, Weather
 from tests.sim.world import CLIENTS, World, _watched
 from trouper import Runtime
 from trouper.actors.following import Follower
@@ -32,7 +32,9 @@ from trouper.actors.link import Link
 from trouper.protocol.plans import Plan, RowId, Stepped
 from trouper.protocol.ranks import Joined
 
-What = Literal["nothing", "dies", "stops", "crashes", "drops a row", "forgets a block", "draws another token", "dies first"]
+What = Literal[
+    "nothing", "dies", "stops", "crashes", "drops a row", "forgets a block", "draws another token", "dies first"
+]
 LIMIT_S = 30.0
 """--collective-timeout-s: some steps of the worst weather take ten."""
 LAST_WORDS_S = 0.7
@@ -260,12 +262,21 @@ class RanksWorld(World):
             processes.start_soon(self._follow)
             try:
                 await run_graph(
-                    self.weather.settings, self.engine, limit=self.weather.limit, ranks=self.leader, task_status=task_status
+                    self.weather.settings,
+                    self.engine,
+                    limit=self.weather.limit,
+                    ranks=self.leader,
+                    task_status=task_status,
                 )
             except* (RankLost, RankDied):
                 assert self.leader.lost.is_set()
+            except* SimulatedCrash:
+                self.died = True
+            finally:  # Whatever it is, it must not be waited for.
+                self.ranks[0].process.ended.set()
             with trio.fail_after(60):
                 await self.follower.ended.wait()
+                await trio.sleep(LAST_WORDS_S + 1)
             processes.cancel_scope.cancel()
 
     async def _follow(self) -> None:
@@ -290,8 +301,10 @@ class RanksWorld(World):
         zero, one = self.ranks
         if not self.lost:
             super()._check(runtime)
-            assert self.follower_said == "", self.follower_said
-            assert self.whole is False or zero.compared == one.compared, "the ranks did not replay the same plans"
+            assert self.died or self.follower_said == "", self.follower_said
+            assert self.died or self.whole is False or zero.compared == one.compared, (
+                "the ranks did not replay the same plans"
+            )
             return
         for client in self.clients:
             client.check()

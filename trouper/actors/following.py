@@ -132,7 +132,10 @@ class Follower:
                     raise self._end(f"rank 0 is gone: {failed}") from None
                 match message:
                     case Plan():
-                        await mirrored.send(message)
+                        try:
+                            await mirrored.send(message)
+                        except trio.BrokenResourceError:
+                            return  # The engine has raised, and says why itself.
                     case Beat():
                         pass
                     case Leave():

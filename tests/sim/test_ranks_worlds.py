@@ -1,0 +1,31 @@
+"""Two ranks under a virtual clock; `just sim-ranks N` runs more worlds."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sim.ranks import FATES, Fate, What, run_ranks_world
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_f19_f20_f24_f27_everybody_is_answered_whatever_becomes_of_a_rank(seed: int) -> None:
+    """D12: also those whose engine waits in a collective for ever. Tokens are those of one rank; who differs is named."""
+    run_ranks_world(seed)
+
+
+STEPS = 16
+
+
+@pytest.mark.parametrize("step", range(STEPS))
+def test_f27_a_rank_may_die_at_any_step(step: int) -> None:
+    assert "rank 1" in run_ranks_world(3, Fate("dies", step)).lost
+
+
+@pytest.mark.parametrize("what", sorted(set(FATES) - {"nothing"}))
+def test_the_fates_are_met(what: What) -> None:
+    """A world where nothing is found proves nothing about finding it."""
+    assert any(run_ranks_world(seed, Fate(what, 5)).lost for seed in (3, 8, 11))
+
+
+def test_the_same_seed_is_the_same_world() -> None:
+    assert run_ranks_world(4).trace == run_ranks_world(4).trace
