@@ -99,6 +99,14 @@ bench-cache *flags: _setup
 bench-structure *flags: _setup
     @.venv/bin/python -m benchmarks.structure "$@"
 
+# What drafts are worth, in turns with and without them
+bench-speculation *flags: _setup
+    @.venv/bin/python -m benchmarks.speculation "$@"
+
+# Random mixes of requests on tiny models of every family, with speculation and without: COUNT of them
+spec-mixes count="300" *flags: _setup
+    @.venv/bin/python -m tests.drafts "$@"
+
 # The longer variants of the exactness tests
 test-long *flags: _setup
     @TROUPER_LONG_TESTS=1 .venv/bin/python -m pytest "$@"

@@ -43,9 +43,9 @@ async def alone_of(path: str | None, asked: Wishes) -> dict[str, Heard]:
         return {name: (await ask(runtime, wish))[0] for name, wish in asked.items()}
 
 
-async def may_depart(path: str | None, wish: Generate, wanted: Heard, place: int) -> bool:
+async def may_depart(path: str | None, wish: Generate, wanted: Heard, place: int, **settings: Any) -> bool:
     """Whether rounding can make this row say something else from here on."""
-    async with running(path, Shaken, cache_memory=0) as runtime:
+    async with running(path, Shaken, cache_memory=0, **settings) as runtime:
         for _ in range(SHAKES):
             [shaken] = await ask(runtime, wish)
             if common(shaken.tokens, wanted.tokens) == place < len(wanted.tokens):
@@ -53,14 +53,14 @@ async def may_depart(path: str | None, wish: Generate, wanted: Heard, place: int
     return False
 
 
-async def assert_as_alone(path: str | None, wish: Generate, heard: Heard, wanted: Heard) -> None:
+async def assert_as_alone(path: str | None, wish: Generate, heard: Heard, wanted: Heard, **settings: Any) -> None:
     told = f"{wish.request_id}: {heard} where {wanted} is right"
     same = common(heard.tokens, wanted.tokens)
     assert_close(heard.logprobs[:same], wanted.logprobs[: min(same, len(heard.logprobs))], told)
     if heard.tokens or heard.reason:
         assert_close(heard.prompt_logprobs, wanted.prompt_logprobs, told)
     if same < len(heard.tokens):
-        assert await may_depart(path, wish, wanted, same), told
+        assert await may_depart(path, wish, wanted, same, **settings), told
     elif heard.reason is None:
         assert wanted.text.startswith(heard.text), told
     else:

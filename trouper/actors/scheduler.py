@@ -427,9 +427,6 @@ class Scheduler:
         self._measure(plan, stepped)
         self._disk.persisted(stepped.persisted)
         self._learn(plan, stepped)
-        logprobs: dict[RowId, list[TokenLogprobs]] = {}
-        for row_id, at in stepped.logprobs:
-            logprobs.setdefault(row_id, []).append(at)
         for row_id, at in stepped.prompt_logprobs:
             if row_id in self._rows:
                 self._rows[row_id].scores.append(at)
@@ -439,15 +436,27 @@ class Scheduler:
         for row_id, reason in stepped.failed:
             if row_id in self._rows:
                 self._give_up(self._rows[row_id], Problem(400, reason, param=None, code="grammar_failed"))
-        committed, now = 0, trio.current_time()
-        decoding = sum(map(self._rows.__contains__, plan.decode))
-        before: Row | None = None
+        now, decoding = trio.current_time(), sum(map(self._rows.__contains__, plan.decode))
+        committed = self._commit(stepped, now)
+        self._note_first_tokens(plan, now)
+        self._showing.stepped(decoded=bool(plan.decode), produced=bool(stepped.rows))
+        prefilled = sum(chunk.tokens for chunk in plan.prefill)
+        self._pulse.stepped(now, decoding=decoding, produced=bool(stepped.rows), tokens=committed + prefilled)
+        self._add(steps=int(plan.has_work), tokens_generated=committed, total_prefill_tokens=prefilled)
+
+    def _commit(self, stepped: Stepped, now: float) -> int:
+        """Give each row its tokens, one by one; how many there were."""
+        logprobs: dict[RowId, list[TokenLogprobs]] = {}
+        for row_id, at in stepped.logprobs:
+            logprobs.setdefault(row_id, []).append(at)
+        committed, before = 0, None
         for row_id, token in zip(stepped.rows, stepped.tokens, strict=True):
             row = self._rows.get(row_id)
             if row is None:  # It ended while this step was in flight, or with an earlier token of it.
                 continue
             committed += 1
-            row.planned += row is before  # A draft that was right: no plan counted on it.
+            if row is before:
+                self._count_draft(row)
             before = row
             finished = row.take(token, logprobs[row_id].pop(0) if row_id in logprobs else None, now)
             if finished is None:
@@ -457,11 +466,13 @@ class Scheduler:
                 row.admitted.submission.reply(finished)
                 self._remove(row)
                 self._add(requests_completed=1)
-        self._note_first_tokens(plan, now)
-        self._showing.stepped(decoded=bool(plan.decode), produced=bool(stepped.rows))
-        prefilled = sum(chunk.tokens for chunk in plan.prefill)
-        self._pulse.stepped(now, decoding=decoding, produced=bool(stepped.rows), tokens=committed + prefilled)
-        self._add(steps=int(plan.has_work), tokens_generated=committed, total_prefill_tokens=prefilled)
+        return committed
+
+    def _count_draft(self, row: Row) -> None:
+        """One was right: a token that no plan counted on. So the last one may be on its way already."""
+        row.planned += 1
+        if row.planned >= row.admitted.max_tokens:
+            self._drop(row)
 
     def _learn(self, plan: Plan, stepped: Stepped) -> None:
         """What drafts came to."""

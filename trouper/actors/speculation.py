@@ -19,7 +19,8 @@ from trouper.protocol.health import SpeculationFacts
 from trouper.protocol.plans import Plan, RowId, Stepped
 
 WATCH_EVERY = 8
-"""Plans. Then it is asked who repeats something: an answer that begins to copy is found within so many tokens."""
+"""Plans, at most, and at most as many as there are rows. Then it is asked who repeats something, which costs a row some
+microseconds: an answer that begins to copy is found within so many tokens."""
 GRACE = 16
 """Answers without a draft, after which a row has stopped repeating."""
 MARGIN = 1.05
@@ -208,7 +209,7 @@ class Speculation:
             return (), False
         drafts = self._best(rows)
         self._unwatched += 1
-        watch = bool(drafts) or self._unwatched >= WATCH_EVERY
+        watch = bool(drafts) or self._unwatched >= min(WATCH_EVERY, len(rows))
         if watch:
             self._unwatched = 0
         return drafts, watch

@@ -111,9 +111,9 @@ class Settings:
     speculation: str = setting(
         "ngram", "ngram: guess tokens from what a row has said, and verify them where that is faster. off: do not."
     )
-    spec_ngram_min: int = setting(4, "Least tokens that must have stood somewhere before.", 1, 64)
+    spec_ngram_min: int = setting(3, "Least tokens that must have stood somewhere before.", 1, 64)
     spec_ngram_max: int = setting(8, "The longest match is looked for up to so many tokens.", 1, 64)
-    spec_draft_tokens: int = setting(8, "Most tokens that a row guesses at a time.", 1, 64)
+    spec_draft_tokens: int = setting(16, "Most tokens that a row guesses at a time.", 1, 64)
     sequence_cache_size: int | None = setting(
         None, "Older name of a bound. No effect: whole sequences are kept as blocks, under --cache-memory.", 0
     )

@@ -1,0 +1,128 @@
+"""What drafts are worth: the same requests with `speculation` off and on, in turns on one runtime. `just bench-speculation`.
+
+Decoding only: from the first token of all to the last one's end, of prompts that are cached. Each round asks twice, in the
+other order than the round before; the ratio is that of the rounds' medians. Tokens are compared, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Sequence
+
+import attrs
+import trio
+
+from trouper import Generate, Runtime, Sampling, Settings, TextPrompt, run_runtime
+from trouper.protocol.requests import Speculation
+
+STORY = (
+    "The old lighthouse stood at the end of the long stone pier, where the waves broke against the rocks day and night. "
+    "Every evening the keeper climbed the narrow stairs with a lamp in one hand and a book in the other. He had lived there "
+    "for thirty years, and he knew the name of every ship that passed. In winter the storms came from the north, and the "
+    "windows shook until the morning. In summer the children of the village walked out to the pier with their fishing rods, "
+    "and he told them about the whales that he had seen when he was young. One day a small boat with a red sail came into "
+    "the bay. A woman sat in it, and she had a letter for the keeper. He read it twice, folded it, and put it into his "
+    "pocket. Then he looked at the sea for a long time. The letter said that the lighthouse would be closed in the spring, "
+    "and that a machine would do the work from then on. The keeper did not complain. He cleaned the lamp, oiled the hinges, "
+    "painted the door, and wrote down everything that he knew about the tides, the winds and the birds. When the men came to "
+    "bring the machine, they found the book on the table, and on the first page it said: take good care of the light. "
+)
+LIST = "".join(
+    f"{n}. Item number {n}: buy bread, milk, eggs and butter at the market, then go home.\n" for n in range(1, 9)
+)
+NAMES = ("Anna", "Boris", "Clara", "David", "Elena", "Frank", "Greta", "Henry") * 2
+TASKS = {
+    "rewrite": lambda name: (
+        f"The first version of the story:\n\n{STORY}\n\nThe second version of the story, in which the keeper is called {name}, "
+        "and which is the same otherwise:\n\nThe old lighthouse stood at the end of the long stone pier,"
+    ),
+    "list": lambda name: f"The shopping list of {name}:\n\n{LIST}",
+    "fresh": lambda name: f"{name} had never been to the mountains before. On the first morning",
+}
+HOT = {"rewrite": 0.0, "list": 0.0, "fresh": 0.9}
+GOALS = {("rewrite", 1): 2.0, ("list", 1): 2.0, ("rewrite", 4): 1.5, ("list", 4): 1.5}
+
+
+@attrs.frozen
+class Said:
+    tokens: tuple[tuple[int, ...], ...]
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        return sum(map(len, self.tokens)) / self.seconds
+
+
+async def ask(runtime: Runtime, task: str, rows: int, tokens: int, how: Speculation) -> Said:
+    """All at once, and how long they took from the first token on."""
+    said: list[list[int]] = [[] for _ in range(rows)]
+    began = float("inf")
+
+    async def one(place: int) -> None:
+        nonlocal began
+        request = Generate(
+            request_id=f"{task} {place}",
+            prompt=TextPrompt(TASKS[task](NAMES[place])),
+            sampling=Sampling(temperature=HOT[task], seed=place, top_p=0.95 if HOT[task] else 1.0),
+            max_tokens=tokens,
+            ignore_eos=True,
+            speculation=how,
+        )
+        with await runtime.submit(request) as answer:
+            async for delta in answer:
+                began = min(began, trio.current_time())
+                said[place] += delta.tokens
+
+    async with trio.open_nursery() as nursery:
+        for place in range(rows):
+            nursery.start_soon(one, place)
+    return Said(tuple(map(tuple, said)), trio.current_time() - began)
+
+
+async def compare(runtime: Runtime, task: str, rows: int, tokens: int, rounds: int) -> float:
+    off: list[Said] = []
+    on: list[Said] = []
+    await ask(runtime, task, rows, 2, "off")
+    before = runtime.health().scheduler.speculation
+    for place in range(rounds):
+        kinds: Sequence[Speculation] = ("off", "ngram") if place % 2 else ("ngram", "off")
+        for kind in kinds:
+            (off if kind == "off" else on).append(await ask(runtime, task, rows, tokens, kind))
+    facts = runtime.health().scheduler.speculation
+    drafted, accepted = facts.drafted - before.drafted, facts.accepted - before.accepted
+    ratio = statistics.median(said.rate for said in on) / statistics.median(said.rate for said in off)
+    same = {said.tokens for said in (*off, *on)}
+    goal = GOALS.get((task, rows), 0.97)
+    print(
+        f"{task:8} {rows:2} rows: {statistics.median(said.rate for said in off):6.1f} -> "
+        f"{statistics.median(said.rate for said in on):6.1f} tok/s, {ratio:5.2f} (at least {goal} is wanted); "
+        f"{accepted} of {drafted} drafted tokens were right in {facts.steps - before.steps} steps; "
+        f"{'the same tokens' if len(same) == 1 else 'TOKENS DIFFER'}",
+        flush=True,
+    )
+    return ratio
+
+
+async def run(options: argparse.Namespace) -> None:
+    settings = Settings(model=options.model, no_ssd=True, gather_ms=20)
+    async with trio.open_nursery() as nursery:
+        runtime: Runtime = await nursery.start(run_runtime, settings)
+        for rows in options.rows:
+            for task in options.tasks:
+                await compare(runtime, task, rows, options.tokens, options.rounds)
+        await runtime.drain(10)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default=None)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--tokens", type=int, default=120)
+    parser.add_argument("--rounds", type=int, default=2)
+    trio.run(run, parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()

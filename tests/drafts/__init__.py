@@ -1,0 +1,1 @@
+"""The whole graph with drafts on real, tiny models."""

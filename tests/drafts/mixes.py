@@ -1,0 +1,154 @@
+"""Random mixes of requests on a tiny model: the same with drafts as without, whoever joins, leaves and is cancelled.
+
+Everything may meet in one batch: greedy and seeded rows, penalties, stops, ends and lengths inside a draft, grammars,
+log-probabilities, several choices, prefix hits, 8-bit KV. Drafts are the real ones, and often those of an oracle that knows
+what was said without and is wrong now and then; and in most mixes rows draft whether it pays or not.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import attrs
+
+from tests.engine.oracle import Foretelling
+from tests.real.serving import Heard, ask, running
+from tests.real.test_mixed import Clients, Wishes, assert_as_alone, watched
+from tests.real.wishes import wishes
+from tests.reuse.serving import text
+from tests.sim.world import Eager
+from trouper import Generate, Sampling, TokenPrompt
+from trouper.actors import scheduler
+from trouper.actors.speculation import Speculation
+from trouper.engine import host
+from trouper.engine.drafting import Drafting
+from trouper.engine.step import Launched, StepEngine
+from trouper.protocol.health import SpeculationFacts
+from trouper.protocol.plans import Plan
+
+ROWS = 9
+
+
+@attrs.define
+class Mix:
+    """What a seed makes."""
+
+    seed: str
+    dice: random.Random
+    settings: dict[str, Any]
+    eager: bool
+    oracle: bool
+    tokens: int
+
+    @classmethod
+    def of(cls, name: str, seed: int) -> Mix:
+        dice = random.Random(f"{name} {seed}")
+        settings = {
+            "prefill_step_size": dice.choice((16, 32, 2048)),
+            "spec_draft_tokens": dice.choice((1, 3, 8, 16)),
+            "spec_ngram_min": dice.choice((1, 2, 3)),
+            "kv_bits": dice.choice((0, 0, 8)),
+            "kv_group_size": 32,
+            "cache_memory": dice.choice((0, 10**7, 10**7)),
+        }
+        return cls(f"{name} {seed}", dice, settings, dice.random() < 0.8, dice.random() < 0.7, dice.choice((12, 30)))
+
+    def prompts(self) -> list[tuple[int, ...]]:
+        """Of which some repeat themselves, and some begin like others."""
+        dice, drawn = self.dice, list[tuple[int, ...]]()
+        for _ in range(ROWS):
+            part = text(dice.choice((1, 3, 17, 40)), dice.randrange(10**6))
+            head = dice.choice(drawn)[:32] if drawn and dice.random() < 0.3 else ()
+            drawn.append((head + part * dice.choice((1, 2, 4)))[:120])
+        return drawn
+
+    def wishes(self, words: Any) -> Wishes:
+        every = wishes(words, self.prompts(), self.tokens)
+        names = self.dice.sample(sorted(every), ROWS)
+        chosen = {name: every[name] for name in names}
+        if self.dice.random() < 0.5:  # One that repeats for certain: its bias leaves it few tokens.
+            few = tuple((token, 30.0) for token in text(3, self.dice.randrange(10**6)))
+            name = self.dice.choice(names)
+            sampling = attrs.evolve(chosen[name].sampling, logit_bias=few)
+            if chosen[name].grammar is None:
+                chosen[name] = attrs.evolve(chosen[name], sampling=sampling)
+        return {name: attrs.evolve(wish, speculation=self._how()) for name, wish in chosen.items()}
+
+    def _how(self) -> Any:
+        return self.dice.choice((None, None, None, "off"))
+
+
+@contextmanager
+def drafting(mix: Mix, answers: Mapping[tuple[int, ...], tuple[int, ...]]) -> Iterator[None]:
+    """With the mix's policy and proposers."""
+
+    def made(least: int, most: int, tokens: int) -> Drafting:
+        if not mix.oracle:
+            return Drafting(least, most, tokens)
+        return Foretelling(least, most, tokens, answers=answers, dice=random.Random(mix.seed))
+
+    policy = Eager if mix.eager else Speculation
+    with patch.object(scheduler, "Speculation", policy), patch.object(host, "Drafting", made):
+        yield
+
+
+@attrs.define
+class Held:
+    """What the engine had when it launched its last plan."""
+
+    rows: int = 0
+    stored: int = 0
+
+
+def checked(clients: Clients, held: Held) -> type[StepEngine]:
+    """Clients come and go at its steps. After each a row's KV is as long as what it was told and has said."""
+
+    class Checked(watched(clients.moments)):  # type: ignore[misc]
+        def launch(self, plan: Plan) -> Launched:
+            launched: Launched = super().launch(plan)
+            lengths = self.lengths()
+            held.rows, held.stored = len(lengths), len(self._blocks._stored) if self._blocks else 0
+            if launched.spans is None:  # Else it is known when its tokens are.
+                drawn = dict(zip(self._members, self._drawn.tolist(), strict=True))
+                for row in self._rows.decoding:
+                    assert lengths[row] == len(self._state[row].prompt) + drawn[row] - 1, "KV and tokens differ"
+            return launched
+
+    return Checked
+
+
+async def play(path: str, name: str, seed: int) -> SpeculationFacts:
+    """Raises where anything differs from the same without drafts, alone."""
+    mix = Mix.of(name, seed)
+    kv = {key: value for key, value in mix.settings.items() if key.startswith("kv")}
+    async with running(path, cache_memory=0, speculation="off", **kv) as runtime:
+        asked = dict(mix.wishes(runtime.tokenizer))
+        alone = {key: (await ask(runtime, attrs.evolve(wish, speculation=None)))[0] for key, wish in asked.items()}
+        later = {f"after {key}": after(alone[key]) for key in mix.dice.sample(sorted(asked), 3)}
+        alone |= {key: (await ask(runtime, wish))[0] for key, wish in later.items()}
+        assert runtime.health().scheduler.speculation.drafts == 0
+    clients, held = Clients(asked, mix.dice, 2 * mix.tokens), Held()
+    answers = {heard.prompt: heard.tokens for heard in alone.values()}
+    with drafting(mix, answers):
+        async with running(path, checked(clients, held), **mix.settings) as runtime:
+            await clients.play(runtime)
+            some = dict.fromkeys(mix.dice.sample(sorted(asked), 3))
+            again = {key: asked[key] for key in some} | later
+            repeated = dict(zip(again, await ask(runtime, *again.values()), strict=True))
+        facts = runtime.health().scheduler
+    for key, mine in [*clients.heard.items(), *repeated.items()]:
+        wish = attrs.evolve((asked | later)[key], speculation="off")
+        await assert_as_alone(path, wish, mine, alone[key], **kv)
+    assert (facts.active_sequences, facts.queued_requests, held.rows) == (0, 0, 0)
+    assert held.stored == facts.cache.blocks + facts.cache.snapshots
+    return facts.speculation
+
+
+def after(heard: Heard) -> Generate:
+    """Goes on where an answer ended: it finds what the answer's row has left."""
+    prompt = TokenPrompt(heard.prompt + heard.tokens)
+    return Generate(request_id="after", prompt=prompt, sampling=Sampling(temperature=0), max_tokens=6, ignore_eos=True)

@@ -1,0 +1,196 @@
+"""It pays or it parks: on simulated devices, whatever a step with drafts costs there and however many drafts are right."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Sequence
+
+import attrs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trouper.actors.speculation import WATCH_EVERY, Record, Speculation, bucket_of, by_place, size_of
+from trouper.protocol.health import SpeculationFacts
+from trouper.protocol.plans import Chunk, Plan, RowId, Stepped
+
+MOST = 16
+LONG = bool(os.environ.get("TROUPER_LONG_TESTS"))
+Cost = Callable[[int, int], float]
+"""Of a step with so many rows, the longest draft so many tokens, in seconds."""
+
+
+def device(per_row: float, per_token: float, fixed: float = 0.2) -> Cost:
+    """A pass costs something for itself, for each row, and for each token that is verified, padding among them."""
+    return lambda rows, drafted: 1 + per_row * rows + (fixed + per_token * rows * drafted if drafted else 0)
+
+
+@attrs.define(eq=False)
+class SimRow:
+    """`repeats`: how often it has something to draft; `right`: how often the next drafted token is."""
+
+    record: Record | None
+    repeats: float
+    right: float
+    room: int = 10**6
+
+
+@attrs.define
+class Simulated:
+    """A batch on such a device."""
+
+    cost: Cost
+    rows: list[SimRow]
+    policy: Speculation
+    dice: random.Random
+    noise: float = 0.0
+    step: int = 0
+    seconds: float = 0.0
+    tokens: int = 0
+    drafting: int = 0
+    watched: int = 0
+
+    @classmethod
+    def of(cls, cost: Cost, kinds: Sequence[tuple[float, float]], noise: float = 0.0) -> Simulated:
+        policy = Speculation(MOST, 3, SpeculationFacts())
+        rows = [SimRow(policy.record(), repeats, right) for repeats, right in kinds]
+        return cls(cost, rows, policy, random.Random(7), noise)
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            self._step()
+
+    def _step(self) -> None:
+        drafts, watch = self.policy.allow(self.rows)
+        ids = tuple(RowId(place) for place in range(len(self.rows)))
+        plan = Plan(self.step, decode=ids, drafts=drafts, watch=watch)
+        drafted = tuple(
+            (row, *self._drafted(self.rows[row], most)) for row, most in zip(ids, drafts, strict=False) if most
+        )
+        drafted = tuple(each for each in drafted if each[1])
+        longest = max((tokens for _, tokens, _ in drafted), default=0)
+        seconds = self.cost(len(ids), longest)
+        self.step += 1
+        self.seconds += seconds
+        self.tokens += len(ids) + sum(right for _, _, right in drafted)
+        self.drafting += bool(drafts)
+        self.watched += watch
+        matched = tuple((row, 20) for row in ids if self.dice.random() < self.rows[row].repeats) if watch else ()
+        measured = seconds * (1 + self.noise * self.dice.random() ** 4)
+        stepped = Stepped(plan.step, ids, (1,) * len(ids), seconds=measured, drafted=drafted, matched=matched)
+        self.policy.answered(plan, stepped, {row: self.rows[row] for row in ids})
+
+    def _drafted(self, row: SimRow, most: int) -> tuple[int, int]:
+        if self.dice.random() >= row.repeats:
+            return 0, 0
+        return most, next((n for n in range(most) if self.dice.random() >= row.right), most)
+
+    def gain(self) -> float:
+        """Against plain steps."""
+        rows = len(self.rows)
+        return self.tokens / self.seconds / (rows / self.cost(rows, 0))
+
+
+devices = st.builds(device, st.floats(0, 0.2), st.floats(0.0, 0.3), st.floats(0, 1))
+kinds = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=20)
+
+
+@settings(max_examples=300 if LONG else 15, deadline=None)
+@given(devices, kinds, st.sampled_from([0.0, 0.5]))
+def test_it_never_costs_much(cost: Cost, kinds: list[tuple[float, float]], noise: float) -> None:
+    batch = Simulated.of(cost, kinds, noise)
+    batch.run(1500)
+    assert batch.gain() > 0.95
+
+
+@settings(max_examples=300 if LONG else 10, deadline=None)
+@given(devices, st.integers(1, 16), st.floats(0.6, 1), st.floats(0.5, 1))
+def test_it_pays_where_it_can(cost: Cost, rows: int, right: float, repeats: float) -> None:
+    """Near the best size that whoever knew all costs and chances would take, if that is worth anything."""
+    batch = Simulated.of(cost, [(repeats, right)] * rows)
+    batch.run(1500)
+
+    def known(drafted: int) -> float:
+        expected = repeats * sum(right**place for place in range(1, drafted + 1))
+        somebody = 1 - (1 - repeats) ** rows
+        seconds = somebody * cost(rows, drafted) + (1 - somebody) * cost(rows, 0)
+        return (1 + expected) * cost(rows, 0) / seconds
+
+    best = max(known(size) for size in (1, 2, 4, 8, 16))
+    assert batch.gain() > (0.8 * best if best > 1.2 else 0.95)
+
+
+def test_who_repeats_nothing_is_never_asked_for_drafts() -> None:
+    """So the engine never waits for the step before."""
+    batch = Simulated.of(device(0.1, 0.1), [(0, 1)] * 8)
+    batch.run(1000)
+    assert batch.drafting == 0
+    assert batch.watched == 1000 // WATCH_EVERY
+    assert batch.policy.facts.parked_s > 900
+
+
+def test_one_row_that_copies_among_many_does_not_slow_them() -> None:
+    """Sixteen rows at a CPU's prices: nine positions cost 5.3 steps."""
+    batch = Simulated.of(device(0, 0.034, 0.5), [(1, 1)] + [(0, 0)] * 15)
+    batch.run(4000)
+    assert batch.gain() > 0.98
+
+
+def test_wrong_drafts_end_by_themselves_and_evidence_begins_them_again() -> None:
+    batch = Simulated.of(device(0, 0.05), [(1, 0)])
+    batch.run(300)
+    assert batch.drafting < 60
+    assert batch.rows[0].record is not None and batch.rows[0].record.needs > 3
+    batch.rows[0].right = 1
+    before = batch.drafting
+    batch.rows[0].record.repeats(64)
+    batch.run(100)
+    assert batch.drafting - before > 60
+
+
+def test_a_slow_moment_is_not_for_ever() -> None:
+    batch = Simulated.of(device(0, 0.02), [(1, 0.95)])
+    batch.run(20)
+    cheap, batch.cost = batch.cost, device(0, 0.02, 50)
+    batch.run(200)
+    assert batch.policy.facts.parked_s > 100
+    batch.cost = cheap
+    batch.run(20_000)
+    before = batch.drafting
+    batch.run(100)
+    assert batch.drafting - before > 80
+
+
+def test_rows_near_their_end_draft_less() -> None:
+    batch = Simulated.of(device(0, 0.01), [(1, 1)])
+    batch.run(30)
+    for room in (5, 1, 0, -1):
+        batch.rows[0].room = room
+        drafts, _ = batch.policy.allow(batch.rows)
+        assert all(most <= max(room, 0) for most in drafts)
+
+
+def test_rows_that_may_not_draft_are_left_alone() -> None:
+    batch = Simulated.of(device(0, 0.01), [(1, 1), (1, 1)])
+    batch.rows[0].record = None
+    batch.run(30)
+    drafts, watch = batch.policy.allow(batch.rows)
+    assert drafts[0] == 0 < drafts[1] and watch
+    batch.rows[1].record = None
+    assert batch.policy.allow(batch.rows) == ((), False)
+
+
+def test_steps_that_prefill_too_are_no_measure() -> None:
+    policy = Speculation(MOST, 3, SpeculationFacts())
+    row = SimRow(policy.record(), 1, 1)
+    for step in range(9):
+        plan = Plan(step, decode=(RowId(0),), prefill=(Chunk(RowId(1), 5),))
+        policy.answered(plan, Stepped(step, (RowId(0),), (1,), seconds=1.0), {RowId(0): row})
+    assert not policy._costs.known(1)
+
+
+def test_counters_by_place() -> None:
+    assert by_place((), [0, 2, 1]) == (2, 1)
+    assert by_place((2, 1), [3]) == (3, 2, 1)
+    assert [bucket_of(rows) for rows in (1, 4, 5, 8, 9, 33)] == [1, 4, 8, 8, 16, 64]
+    assert [size_of(tokens) for tokens in (0, 1, 2, 3, 8, 9)] == [0, 1, 2, 4, 8, 16]
