@@ -275,3 +275,14 @@ async def test_a_server_of_ones_own_that_cannot_start_is_one_line() -> None:
         "trouper: --model /no/such/model: no such directory, and not a hub id (owner/name) either",
         "trouper: the server ended with 2; it said why above",
     ]
+
+
+@pytest.mark.parametrize(
+    ("url", "local"),
+    [
+        ("http://127.0.0.1:8000", True), ("http://localhost:1", True), ("http://[::1]:1", True), ("http://0.0.0.0:1", True),
+        ("http://192.0.2.1:1", False), ("https://example.org", False),
+    ],
+)  # fmt: skip
+def test_proxies_are_for_other_machines(url: str, local: bool) -> None:
+    assert Where(url).is_local is local

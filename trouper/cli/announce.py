@@ -24,7 +24,7 @@ def announce(url: str, fleet: Fleet, keyed: bool) -> None:
     )
     for other in others:
         click.echo(f"{other.names[0]} is loaded now, if it fits, or when it is first asked for")
-    click.echo(f"the API: {url}/docs")
+    click.echo(f"live: {url}/   chat: trouper chat --url {url}   the API: {url}/docs")
     for line in snippets(url, first.names[0], keyed):
         click.echo(line)
     sys.stdout.flush()

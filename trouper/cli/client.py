@@ -37,9 +37,10 @@ class Where:
     def is_local(self) -> bool:
         host = httpx2.URL(self.url).host
         try:
-            return ipaddress.ip_address(host).is_loopback
+            address = ipaddress.ip_address(host)
         except ValueError:
             return host == "localhost"
+        return address.is_loopback or address.is_unspecified
 
     def client(self) -> httpx2.Client:
         """Proxies of the environment are for other machines."""
