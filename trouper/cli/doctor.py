@@ -25,7 +25,7 @@ FAILED = 1
 """Exit code if something would keep a server from running."""
 
 
-@click.command()
+@click.command(short_help="Would it run here, and how well?")
 @configured
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, to send along with a question.")
 @flags_of(Settings)

@@ -16,7 +16,7 @@ from trouper.cli.client import Where, client_of, refused_in_one_line
 from trouper.cli.dashboard import Rates, models_of, page
 
 
-@click.command()
+@click.command(short_help="Watch a running server.")
 @client_of
 @click.option("--interval-s", type=click.FloatRange(0.1), default=1.0, show_default=True, help="How often it looks.")
 @click.option("--once", is_flag=True, help="Print what it sees after two looks, and end.")

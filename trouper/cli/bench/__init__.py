@@ -44,7 +44,7 @@ class Counts(click.ParamType[tuple[int, ...]]):
         return counts
 
 
-@click.command()
+@click.command(short_help="Measure a server, or a model on this machine.")
 @client_of
 @click.option("--model", "own_model", metavar="DIR-OR-HUB-ID", help="Start a server of one's own with this model.")
 @click.option(
