@@ -24,6 +24,7 @@ from tests.web.serving import (
     receive_all,
     serving,
 )
+from trouper.actors.fleet import OneModel
 from trouper.protocol.health import RankFacts, RanksFacts
 from trouper.protocol.histogram import Histogram
 from trouper.protocol.record import RequestRecord
@@ -246,6 +247,23 @@ async def test_each_model_is_one_value_of_the_label(autojump_clock: object) -> N
         seen = await exposed(metrics)
         assert seen.value("vllm:request_success_total", model_name="large", finished_reason="stop") == 1
         assert seen.value("vllm:generation_tokens_total", model_name="large") == 0, "a new graph"
+
+
+async def test_streams_go_on_while_a_scrape_is_written() -> None:
+    """Others have a turn after each metric, as far as the event loop is fair."""
+    turns = 0
+
+    async def another() -> None:
+        nonlocal turns
+        while True:
+            await trio.lowlevel.checkpoint()
+            turns += 1
+
+    async with serving() as served, trio.open_nursery() as nursery:
+        nursery.start_soon(another)
+        await Metrics(OneModel(served.runtime).listed).exposed()
+        nursery.cancel_scope.cancel()
+    assert turns >= len(ALL)
 
 
 def loaded(seen: Scraped) -> dict[str, float]:
