@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -20,10 +21,16 @@ import psutil
 import trio
 
 from benchmarks import load, servers
+from tests.actors.bench import generate, running
 from tests.browser.driver import Browser, chromium
+from tests.fakes import FakeEngine
+from trouper.actors.fleet import OneModel
+from trouper.web.live.feed import TICK_S, Feed
 
 Row = dict[str, Any]
 LOADS = 9
+SETTLED_S = 3.0
+"""A browser compiles and keeps what it has loaded for a while; that is not what an open page costs."""
 LOAD_TIMES = """
 const [page] = performance.getEntriesByType("navigation"), [shown] = performance.getEntriesByName("shown");
 return shown && page.loadEventEnd && {loaded_s: page.loadEventEnd / 1000, shown_s: shown.startTime / 1000}
@@ -44,6 +51,33 @@ def loads(browser: Browser, url: str) -> Row:
     return {name: statistics.median(one[name] for one in seen) for name in seen[0]} | {
         "slowest_shown_s": max(one["shown_s"] for one in seen)
     }
+
+
+async def snapshot_s(rows: int) -> float:
+    """CPU seconds of one snapshot, rows and bytes included, of so many rows that decode."""
+
+    async def step(_: object) -> None:
+        await trio.sleep(0.01)
+
+    async with running(FakeEngine(before_step=step)) as runtime, trio.open_nursery() as nursery:
+
+        async def read(number: int) -> None:
+            with await runtime.submit(generate(str(number), max_tokens=4000)) as answer:
+                async for _ in answer:
+                    pass
+
+        for number in range(rows):
+            nursery.start_soon(read, number)
+        seen = []
+        feed = Feed(OneModel(runtime), ())
+        while len(seen) < 20:
+            await trio.sleep(TICK_S)
+            began = time.thread_time()
+            _, data = feed.snapshot()
+            seen.append(time.thread_time() - began)
+        assert data.count(b"request_id") == rows
+        nursery.cancel_scope.cancel()
+    return statistics.median(seen)
 
 
 async def closed() -> AsyncIterator[None]:
@@ -69,6 +103,7 @@ async def page(browser: Browser, url: str) -> AsyncIterator[None]:
     await trio.to_thread.run_sync(browser.open, url)
     while not await trio.to_thread.run_sync(browser.run, LOAD_TIMES):
         pass
+    await trio.sleep(SETTLED_S)
     try:
         yield
     finally:
@@ -127,6 +162,8 @@ def main() -> None:
     options = parser.parse_args()
     model = servers.embedded()
     model = servers.tiny_copy(model) if options.tiny else model
+    took = trio.run(snapshot_s, options.streams)
+    print(f"one snapshot of {options.streams} rows: {1e6 * took:.0f} us, {100 * took / TICK_S:.2f} % of a core")
     with servers.trouper(model) as server, chromium() as browser:
         report: Row = loads(browser, f"http://127.0.0.1:{server.port}/")
         print(
