@@ -19,7 +19,7 @@ import trio
 from trouper.cli.exits import USAGE_ERROR
 from trouper.cli.group import LAUNCHER, Group, Wanted
 
-GRACE_S = 8.0
+GRACE_S = 5.0
 """When one has ended the others end by themselves. Those that have not by then are killed."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 """Before all are started again: twice as long each time, until they have lived for a while."""

@@ -1,0 +1,163 @@
+"""F19, F20, F24, F27, D12: ranks as processes that are killed, stopped, or wrong, over real sockets and collectives."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.ranks.launching import environments
+from tests.ranks.models import save
+from tests.test_process import PATIENCE_S, Client, free_port, get, stats, until
+
+STREAM = {"prompt": "hello", "max_tokens": 1900, "stream": True}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save("llama", tmp_path_factory.mktemp("ranks") / "llama")
+
+
+def ready(port: int) -> bool:
+    with suppress(OSError, json.JSONDecodeError):
+        return get(port, "/readyz")[0] == 200
+    return False
+
+
+def ranks_of(launcher: psutil.Process) -> dict[int, psutil.Process]:
+    found = {}
+    for child in launcher.children(recursive=True):
+        with suppress(psutil.Error, KeyError):
+            found[int(child.environ()["MLX_RANK"])] = child
+    return found
+
+
+def alive(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@contextmanager
+def launched(model: Path, port: int, *flags: str) -> Iterator[psutil.Process]:
+    command = [sys.executable, "-m", "trouper", "launch", "-n", "2", "--backend", "ring", "--"]
+    command += ["serve", "--model", str(model), "--port", str(port), *flags]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True) as started:
+        launcher = psutil.Process(started.pid)
+        try:
+            until(lambda: ready(port))
+            yield launcher
+        finally:
+            left = [launcher, *launcher.children(recursive=True)] if launcher.is_running() else []
+            for process in left:
+                with suppress(psutil.Error):
+                    process.kill()
+
+
+def lose(launcher: psutil.Process, port: int, rank: int, how: signal.Signals) -> list[Client]:
+    """In the middle of streams; what their clients heard."""
+    before = ranks_of(launcher)
+    clients = [Client(port, **STREAM) for _ in range(3)]
+    said = stats(port)["tokens_generated"]
+    until(lambda: stats(port)["tokens_generated"] > said + 10)
+    before[rank].send_signal(how)
+    for client in clients:
+        client.join(PATIENCE_S)
+        assert not client.is_alive()
+    until(lambda: not any(map(alive, before.values())))
+    until(lambda: ready(port))
+    assert set(ranks_of(launcher)) == {0, 1}
+    answer = Client(port, prompt="b", max_tokens=4)
+    answer.join(PATIENCE_S)
+    assert answer.status == 200, "the group is back"
+    return clients
+
+
+def test_f27_d12_ranks_are_lost_and_come_back(model: Path) -> None:
+    """Clients have their error, no process is left, and the group serves again; also when the launcher is killed nothing
+    is left."""
+    port = free_port()
+    with launched(model, port, "--drain-timeout-s", "0.2") as launcher:
+        for client in lose(launcher, port, 1, signal.SIGKILL):
+            assert client.failed and ("rank_lost" in client.text or "engine_stopped" in client.text)
+        for client in lose(launcher, port, 1, signal.SIGSTOP):
+            assert "has been silent for 4 s (--rank-timeout-s)" in client.text
+        for client in lose(launcher, port, 0, signal.SIGKILL):
+            assert "[DONE]" not in client.text
+        leave_orphans(launcher, port)
+
+
+def leave_orphans(launcher: psutil.Process, port: int) -> None:
+    """The launcher itself is killed: its ranks see that, drain and end."""
+    ranks = ranks_of(launcher)
+    client = Client(port, **STREAM)
+    said = stats(port)["tokens_generated"]
+    until(lambda: stats(port)["tokens_generated"] > said + 4)
+    launcher.kill()
+    client.join(PATIENCE_S)
+    assert client.failed
+    _, left = psutil.wait_procs(ranks.values(), PATIENCE_S)
+    assert left == []
+
+
+def test_f20_f24_a_rank_that_dropped_a_row_early_is_named_and_does_not_hang(model: Path) -> None:
+    port = free_port()
+    command = [sys.executable, "-m", "tests.ranks.diverging", "serve", "--model", str(model), "--port", str(port)]
+    with environments(2) as each:
+        processes = [
+            subprocess.Popen(command, env=own, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            for own in each
+        ]
+        try:
+            until(lambda: ready(port))
+            clients = [Client(port, **STREAM) for _ in range(2)]
+            for client in clients:
+                client.join(PATIENCE_S)
+                assert "rank 1 differs at step" in client.text
+                assert "its rows are not what the plan expects" in client.text
+            assert [process.wait(PATIENCE_S) for process in processes] == [75, 75]
+        finally:
+            for process in processes:
+                process.kill()
+                process.communicate()
+
+
+@pytest.mark.parametrize(("flags", "said"), [(("--kv-bits", "8"), "rank 1 has --kv-bits 8, rank 0 has 0")])
+def test_ranks_with_other_flags_are_refused_by_the_flags_name(model: Path, flags: tuple[str, ...], said: str) -> None:
+    port = free_port()
+    command = [sys.executable, "-m", "trouper", "serve", "--model", str(model), "--port", str(port)]
+    with environments(2) as each:
+        first, second = (
+            subprocess.Popen([*command, *more], env=own, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            for own, more in zip(each, ((), flags), strict=True)
+        )
+        try:
+            assert said in first.communicate(timeout=PATIENCE_S)[1]
+            assert said in second.communicate(timeout=PATIENCE_S)[1]
+            assert (first.returncode, second.returncode) == (2, 2)
+        finally:
+            for process in (first, second):
+                process.kill()
+                process.communicate()
+
+
+def test_several_models_are_refused_by_name(model: Path) -> None:
+    command = [sys.executable, "-m", "trouper", "serve", "--model", str(model), "--model", "/nowhere"]
+    done = subprocess.run(
+        command,
+        env=os.environ | {"MLX_RANK": "0", "MLX_HOSTFILE": "/dev/null"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "give one --model instead of 2" in done.stderr
