@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import sys
 import threading
@@ -24,6 +25,7 @@ from tests.families import save
 from tests.test_process import get, stats, until
 
 log = logging.getLogger(__name__)
+LONG = bool(os.environ.get("TROUPER_LONG_TESTS"))
 TALKS, TURNS = 8, 4
 CUT = "a stream that had begun was cut"
 PATIENCE_S = 120.0
@@ -205,7 +207,8 @@ def answers_again(replicas: Replicas, port: int) -> bool:
 
 
 def test_a_replica_that_is_killed_costs_the_streams_that_it_had_begun_and_nothing_else(replicas: Replicas) -> None:
-    """Whoever has heard nothing yet is asked again at the other one, which takes over; the first one comes back."""
+    """Whoever has heard nothing yet is asked again at the other one, which takes over. With
+    TROUPER_LONG_TESTS=1 the first one comes back, too."""
     stop = threading.Event()
     clients = [Client(replicas.port, number, stop) for number in range(8)]
     for client in clients:
@@ -223,6 +226,8 @@ def test_a_replica_that_is_killed_costs_the_streams_that_it_had_begun_and_nothin
     log.info("%d requests, %d cut", len(ends), cut)
     assert ends.count("answered") == len(ends) - cut > 16
     assert cut <= len(clients) / 2
+    if not LONG:
+        return
     until(lambda: healthy(replicas.port) == 2)
     with ThreadPoolExecutor(4) as at_once:
         until(lambda: any(at_once.map(lambda _: answers_again(replicas, killed), range(4))))
