@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
+import httpx2
 import pytest
 import trio
 from click.testing import CliRunner, Result
@@ -19,9 +20,9 @@ from hypothesis import strategies as st
 from tests.fakes import FakeEngine
 from tests.web.serving import pace, serving
 from trouper import cli
-from trouper.cli.bench import plot
+from trouper.cli.bench import load, plot
 from trouper.cli.bench.figures import Prefix, load_of, percentiles
-from trouper.cli.bench.load import Stream
+from trouper.cli.bench.load import Question, Stream
 from trouper.cli.bench.report import COLUMNS, Report, as_html, as_json, prefix_line
 from trouper.cli.exits import USAGE_ERROR
 from trouper.protocol.plans import Plan
@@ -39,13 +40,13 @@ ROUNDS = [
 
 
 def test_figures_of_streams_whose_figures_are_known() -> None:
-    load = load_of(ROUNDS)
-    assert (load.streams, load.rounds, load.tokens, load.prompt_tokens) == (2, 3, 18, 10)
-    assert load.tokens_per_s == 1.5, "of 6 tokens in 5, 3 and 4 seconds"
-    assert load.decode_tokens_per_s == 2.0, "all decode from 2 to 3, 11 to 13, 22 to 24"
-    assert load.per_stream_tokens_per_s == 1.0
-    assert (load.ttft_s[0], load.ttft_s[50], load.ttft_s[100]) == (1.0, 1.0, 2.0)
-    assert (load.gap_s[0], load.gap_s[50], load.gap_s[100]) == (1.0, 1.0, 2.0)
+    found = load_of(ROUNDS)
+    assert (found.streams, found.rounds, found.tokens, found.prompt_tokens) == (2, 3, 18, 10)
+    assert found.tokens_per_s == 1.5, "of 6 tokens in 5, 3 and 4 seconds"
+    assert found.decode_tokens_per_s == 2.0, "all decode from 2 to 3, 11 to 13, 22 to 24"
+    assert found.per_stream_tokens_per_s == 1.0
+    assert (found.ttft_s[0], found.ttft_s[50], found.ttft_s[100]) == (1.0, 1.0, 2.0)
+    assert (found.gap_s[0], found.gap_s[50], found.gap_s[100]) == (1.0, 1.0, 2.0)
 
 
 def test_pieces_of_several_tokens_and_streams_that_never_overlap() -> None:
@@ -110,6 +111,26 @@ def test_json_has_every_figure() -> None:
 
 async def bench(*arguments: str) -> Result:
     return await trio.to_thread.run_sync(lambda: CliRunner().invoke(cli.main, ["bench", *arguments]))
+
+
+async def test_what_comes_at_once_is_one_moment() -> None:
+    """As with drafts that were right: a reader sees one pause, not three of which two last no time."""
+    events = [{"choices": [{"text": "a"}]}] * 3 + [
+        {"choices": [], "usage": {"completion_tokens": 3, "prompt_tokens": 9}}
+    ]
+    body = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+
+    async def sent() -> AsyncIterator[bytes]:
+        yield body.encode()
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        assert json.loads(request.content)["speculation"] == "off"
+        return httpx2.Response(200, content=sent())
+
+    stream = Stream()
+    async with httpx2.AsyncClient(transport=httpx2.MockTransport(answer), base_url="http://x") as client:
+        await load._ask(client, Question("hm?", 3), stream)
+    assert (len(stream.times), stream.tokens, stream.gaps_s) == (1, 3, [])
 
 
 async def test_a_server_is_measured_and_nothing_that_was_cached_helps(tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ class Counts(click.ParamType[tuple[int, ...]]):
 @click.option(
     "--long-words", type=click.IntRange(0), default=500, show_default=True, help="Of the prompt for the cache; 0: none."
 )
+@click.option("--drafts", is_flag=True, help="Let answers be drafted. They repeat themselves more than text does.")
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Figures are medians of so many.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("trouper-bench"), show_default=True,
               help="Writes this name with .json and .html.")  # fmt: skip
@@ -102,7 +103,7 @@ def _about(where: Where, wishes: Wishes) -> dict[str, str]:
         "model": model,
         "server": f"trouper {version} at {where.url}",
         "client": f"{platform.platform()}, {platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}",
-        "load": f"answers of {wishes.tokens} tokens to new prompts of {wishes.prompt_words} words, {wishes.rounds} rounds",
+        "load": f"answers of {wishes.tokens} tokens to new prompts of {wishes.prompt_words} words, {wishes.rounds} rounds, {'drafted' if wishes.drafts else 'no drafts'}",
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 

@@ -51,7 +51,7 @@ class Stream:
 
     sent: float = 0.0
     times: list[float] = attrs.field(factory=list)
-    """Of each piece of text; a piece may be several tokens where the client was late."""
+    """At which text came: several tokens at once, where drafts were right or the client was late."""
     tokens: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -69,6 +69,8 @@ class Stream:
 class Question:
     prompt: str
     max_tokens: int
+    drafts: bool = False
+    """Random words and what a model makes of them repeat themselves as no text does: with drafts figures would be too good."""
     salt: str = attrs.field(factory=lambda: secrets.token_hex(8))
     """What another salt has cached helps nobody: by itself each question is new, also to a disk that remembers."""
 
@@ -94,7 +96,7 @@ async def _ask(client: httpx2.AsyncClient, question: Question, stream: Stream) -
     """Always as many tokens as were asked for: an answer that ends early would make the others look faster."""
     body = {
         "prompt": question.prompt, "max_tokens": question.max_tokens, "cache_salt": question.salt, "temperature": 0,
-        "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True},
+        "ignore_eos": True, "stream": True, "speculation": "ngram" if question.drafts else "off", "stream_options": {"include_usage": True},
     }  # fmt: skip
     stream.sent = time.perf_counter()
     async with client.stream("POST", "/v1/completions", json=body) as response:
@@ -105,18 +107,18 @@ async def _ask(client: httpx2.AsyncClient, question: Question, stream: Stream) -
         async for data in response.aiter_raw():
             now = time.perf_counter()
             *lines, rest = (rest + data).split(b"\n")
-            for line in lines:
-                if line.startswith(b"data: {"):
-                    _take(json.loads(line[6:]), now, stream)
+            had_text = [_take(json.loads(line[6:]), stream) for line in lines if line.startswith(b"data: {")]
+            if any(had_text):
+                stream.times.append(now)
     if not stream.tokens:
         raise AnswerFailed("a stream ended in the middle")
 
 
-def _take(chunk: dict[str, Any], now: float, stream: Stream) -> None:
+def _take(chunk: dict[str, Any], stream: Stream) -> bool:
+    """Whether it has text."""
     if "error" in chunk:
         raise AnswerFailed(str(chunk["error"]["message"]))
     if usage := chunk.get("usage"):
         stream.tokens, stream.prompt_tokens = usage["completion_tokens"], usage["prompt_tokens"]
         stream.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
-    if any(choice.get("text") for choice in chunk["choices"]):
-        stream.times.append(now)
+    return any(choice.get("text") for choice in chunk["choices"])

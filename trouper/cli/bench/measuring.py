@@ -27,6 +27,7 @@ class Wishes:
     prompt_words: int
     long_words: int
     rounds: int
+    drafts: bool = False
 
     @property
     def parts(self) -> int:
@@ -37,11 +38,13 @@ class Wishes:
 def measure_load(where: Where, wishes: Wishes, streams: int, told: Told) -> Load:
     """A first round is not counted: kernels compile, and the server learns how fast its device is."""
     told(f"{streams} at once, warming up")
-    _ask(where, [Question(words(wishes.prompt_words), WARM_UP_TOKENS) for _ in range(streams)])
+    _ask(where, [Question(words(wishes.prompt_words), WARM_UP_TOKENS, wishes.drafts) for _ in range(streams)])
     rounds = []
     for number in range(wishes.rounds):
         told(f"{streams} at once, round {number + 1} of {wishes.rounds}")
-        rounds.append(_ask(where, [Question(words(wishes.prompt_words), wishes.tokens) for _ in range(streams)]))
+        rounds.append(
+            _ask(where, [Question(words(wishes.prompt_words), wishes.tokens, wishes.drafts) for _ in range(streams)])
+        )
     return load_of(rounds)
 
 
@@ -52,7 +55,7 @@ def measure_prefix(where: Where, wishes: Wishes, told: Told) -> Prefix:
         told(f"the prefix cache, round {number + 1} of {wishes.rounds}")
         salt, prompt = secrets.token_hex(8), words(wishes.long_words)
         for name, text in (("cold", prompt), ("again", prompt), ("extended", f"{prompt}. {words(SHORT_WORDS)}?")):
-            seen[name] += _ask(where, [Question(text, 2, salt)])
+            seen[name] += _ask(where, [Question(text, 2, salt=salt)])
         seen["short"] += _ask(where, [Question(words(SHORT_WORDS), 2)])
     ttft = {name: median(stream.ttft_s for stream in streams) for name, streams in seen.items()}
     return Prefix(
