@@ -182,3 +182,13 @@ async def test_the_request_in_hand_is_answered_when_intake_is_cancelled(opened: 
         await wait_all_tasks_blocked()
         nursery.cancel_scope.cancel(reason="the test")
     assert code(heard(answer)) == "draining"
+
+
+async def test_d13_drafts_that_cannot_be_are_refused(opened: Opened) -> None:
+    """A model whose state cannot be taken back: who asks for drafts is told, who does not gets its answer without."""
+    model = LoadedModel(attrs.evolve(card(), no_drafts="recurrent state"), ByteTokenizer())
+    problem = await refused(opened, generate(speculation="ngram"), model)
+    assert (problem.param, problem.code) == ("speculation", "speculation_not_supported")
+    assert "recurrent state" in problem.message
+    for how in ("off", None):
+        await prepared(opened, generate(speculation=how), model)

@@ -50,7 +50,7 @@ DRAFTING = Drafting()
 NOWHERE = -1
 SUBSTITUTED, RESUMED = 8, 6
 """A match of so many tokens is followed beyond one that differs, and then counts as this long: numbers in lists, a word that
-was changed. On a list of numbered items steps were 0.58 of those without, on rewritten code 0.9 (least 3, 8 drafted)."""
+was changed. 280 tokens of numbered lists took 62 steps instead of 118."""
 CANDIDATES = 8
 """Places of one n-gram that are looked at."""
 

@@ -38,7 +38,8 @@ class Store:
     sizes: tuple[int, ...]
     blocks: tuple[BlockId, ...]
     snapshot: BlockId | None = None
-    """A copy of rings and states as they are now: after start + sum(sizes) tokens, which must be the row's length."""
+    """A copy of rings and states as they are after start + sum(sizes) tokens: the row's length, or what it was two steps
+    with drafts ago."""
 
 
 @attrs.frozen
