@@ -25,6 +25,7 @@ from tests.families import save
 from trouper import ModelUnusable, ServerSettings, Settings, SettingsInvalid, cli
 from trouper.actors.fleet import Listed
 from trouper.cli import running as server_process
+from trouper.cli import serve as serve_command
 from trouper.cli.exits import USAGE_ERROR
 from trouper.cli.flags import flags_of, models_from, settings_from
 
@@ -92,6 +93,16 @@ def test_what_cannot_be_is_one_line(arguments: list[str], said: str) -> None:
 
 def test_a_taken_port_is_one_line(taken_port: int) -> None:
     refused(["--port", str(taken_port)], f"127.0.0.1:{taken_port}: Address already in use; choose another --port")
+
+
+def test_a_variable_that_has_no_effect_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TROUPER_PROT", "81")
+    monkeypatch.setattr(serve_command, "configure_logging", lambda *_: None)
+    monkeypatch.setattr(serve_command, "_run", lambda *_: None)
+    assert CliRunner().invoke(cli.main, ["serve"]).exit_code == 0
+    assert "TROUPER_PROT is no variable of trouper and has no effect; TROUPER_PORT is one" in caplog.text
 
 
 def refused(arguments: list[str], said: str) -> None:

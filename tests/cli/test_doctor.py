@@ -207,3 +207,14 @@ def test_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
     finding = one(checks.files(plan()))
     assert (finding.level, finding.remedy) == ("warn", "ulimit -n 1100, or a lower --max-connections")
     assert one(checks.files(plan(max_connections=100))).level == "ok"
+
+
+def test_a_variable_that_reaches_nobody(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong flag is an error; a wrong variable would be silence. Others' variables are theirs."""
+    for name in ("TROUPER_MAX_BATCHSIZE", "TROUPER_EXTRA", "TROUPER_URL", "TROUPER_PORT", "MAX_BATCH_SIZE"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setattr(doctor, "CHECKS", {"settings": checks.settings})
+    code, [_, found] = run("--model", tiny)
+    assert code == 0
+    assert found["said"] == "TROUPER_MAX_BATCHSIZE is no variable of trouper and has no effect"
+    assert found["remedy"] == "use TROUPER_MAX_BATCH_SIZE, or unset it"

@@ -43,6 +43,8 @@ class Plan:
     models: Sequence[Settings]
     server: ServerSettings
     file: Path | None = None
+    misspelt: Sequence[tuple[str, str]] = ()
+    """Variables without effect, and those that were meant."""
 
 
 Check: TypeAlias = Callable[[Plan], Iterator[Finding]]
@@ -63,6 +65,8 @@ def _version(name: str) -> str:
 
 def settings(plan: Plan) -> Iterator[Finding]:
     yield Finding("ok", f"of {plan.file}" if plan.file else "no settings file; flags, variables and defaults")
+    for name, meant in plan.misspelt:
+        yield Finding("warn", f"{name} is no variable of trouper and has no effect", f"use {meant}, or unset it")
 
 
 def device(_: Plan) -> Iterator[Finding]:

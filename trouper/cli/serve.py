@@ -17,6 +17,7 @@ from trouper.cli.flags import flags_of, models_from, settings_from
 from trouper.cli.logs import FORMATS, LEVELS, Format, configure_logging
 from trouper.cli.print_config import config_text
 from trouper.cli.traces import tracing
+from trouper.cli.variables import misspelt
 from trouper.protocol.errors import ModelUnusable, SettingsInvalid
 from trouper.protocol.settings import ServerSettings, Settings
 
@@ -64,6 +65,8 @@ def serve(
             return
         if (path := file_read(context)) is not None:
             logger.info("settings of %s", path)
+        for name, meant in misspelt(context, os.environ):
+            logger.warning("%s is no variable of trouper and has no effect; %s is one", name, meant)
         _run(settings, server_settings, console, otlp_endpoint)
     except* (ModelUnusable, SettingsInvalid, CannotListenError) as group:
         refused = [str(error) for error in leaves(group)]

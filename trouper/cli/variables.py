@@ -1,0 +1,40 @@
+"""Variables that were meant for us and reach nobody: a wrong flag is an error, a wrong variable would be silence."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+
+import click
+
+PREFIX = "TROUPER_"
+ALIKE = 0.85
+"""Less alike is somebody else's: scripts around us have variables, too."""
+
+
+def misspelt(context: click.Context, environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Those that no command knows, each with the one that was probably meant."""
+    known = {variable for command in _commands(context.find_root().command) for variable in _variables(command)}
+    for name in sorted(environment):
+        if name.startswith(PREFIX) and name not in known:
+            near = difflib.get_close_matches(name, known, 1, ALIKE)
+            if near:
+                yield name, near[0]
+
+
+def _commands(command: click.Command) -> Iterator[click.Command]:
+    yield command
+    if isinstance(command, click.Group):
+        for below in command.commands.values():
+            yield from _commands(below)
+
+
+def _variables(command: click.Command) -> Iterator[str]:
+    for parameter in command.params:
+        match parameter.envvar:
+            case str(name):
+                yield name
+            case None:
+                pass
+            case several:
+                yield from several
