@@ -3,7 +3,6 @@
 A comment right above a block says how it is treated:
 
     <!-- run: as the server of all pages -->    it is started once and asked by every block that names its address
-    <!-- run: until it is ready -->             a server of its own: started, then told to leave
     <!-- not run: REASON -->                    for what needs a Mac, a GPU, root, a hub
 """
 
@@ -23,7 +22,7 @@ FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>\S*)[^\n]*\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL
 )
 MARK = re.compile(r"<!-- (?P<how>run|not run): (?P<said>[^\n]+) -->\n *$")
-THE_SERVER, A_SERVER = "as the server of all pages", "until it is ready"
+THE_SERVER = "as the server of all pages"
 
 
 @attrs.frozen

@@ -16,7 +16,7 @@ import psutil
 import pytest
 import yaml
 
-from tests.commands import A_SERVER, COMMANDS, DATA, PAGES, ROOT, THE_SERVER, Block, all_blocks
+from tests.commands import COMMANDS, DATA, PAGES, ROOT, THE_SERVER, Block, all_blocks
 from tests.test_process import free_port
 
 BLOCKS = all_blocks()
@@ -97,9 +97,6 @@ def text_of(block: Block, request: pytest.FixtureRequest) -> str:
 def test_a_command_does_what_it_says(
     block: Block, environment: Mapping[str, str], request: pytest.FixtureRequest
 ) -> None:
-    if block.run == A_SERVER:
-        with serving(block, environment):
-            return
     command = ["bash", "-euo", "pipefail", "-c", text_of(block, request)]
     ran = subprocess.run(
         command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False
@@ -132,7 +129,7 @@ def test_each_block_has_a_language_that_is_known() -> None:
 def test_marks_are_known_and_on_commands() -> None:
     marked = [block for block in BLOCKS if block.run or block.not_run]
     assert {block.name for block in marked if not block.is_command} == set()
-    assert {block.name: block.run for block in marked if block.run not in (None, THE_SERVER, A_SERVER)} == {}
+    assert {block.name: block.run for block in marked if block.run not in (None, THE_SERVER)} == {}
     written = sum(page.read_text("utf-8").count("run: ") for page in PAGES)
     assert len(marked) == written, "a mark stands right above its block"
 
