@@ -8,7 +8,7 @@ const SPAN_S = 120;
 const PLOTS = [
   { title: "Answers, tok/s", series: [["generated", "answers", "decode"]] },
   { title: "Prompts, tok/s", series: [["computed", "computed", "prefill"], ["cached", "from cache", "cached"]] },
-  { title: "Token gap, ms", series: [["median", "median", "decode"], ["longest", "longest", "prefill"]] },
+  { title: "Token gap, ms", series: [["longest", "longest", "prefill"], ["median", "median", "decode"]] },
 ];
 
 export class Plots {
@@ -78,7 +78,7 @@ function options(series, key) {
     ],
     series: [{}, ...series.map(([, , kind], place) => ({
       stroke: colour(kind), width: 1.6, points: { show: false }, spanGaps: false,
-      fill: place === 0 ? colour(kind).replace(/^rgb\((.*)\)$/, "rgba($1, .12)") : undefined,
+      fill: place === series.length - 1 ? colour(kind).replace(/^rgb\((.*)\)$/, "rgba($1, .12)") : undefined,
     }))],
   };
 }

@@ -78,13 +78,12 @@ export class Timeline {
     const turn = Math.min(end, Math.max(begin, x(bar.first ?? bar.end ?? at)));
     pen.globalAlpha = bar.end === null ? 1 : 0.5;
     const shown = Math.max(turn - begin, Math.min(3, end - begin));
+    const cached = bar.prompt ? shown * (bar.cached / bar.prompt) : 0, strip = Math.max(1, Math.round(height * 0.4));
     pen.fillStyle = this.#colours.prefill;
-    pen.fillRect(begin, top, shown, height);
-    if (bar.cached) {
-      pen.fillStyle = this.#colours.cached;
-      const strip = Math.max(2, Math.round(height * 0.4));
-      pen.fillRect(begin, top + height - strip, shown * (bar.cached / bar.prompt), strip);
-    }
+    pen.fillRect(begin, top, cached, height - strip);
+    pen.fillRect(begin + cached, top, shown - cached, height);
+    pen.fillStyle = this.#colours.cached;
+    pen.fillRect(begin, top + height - strip, cached, strip);
     pen.fillStyle = this.#colours.decode;
     pen.fillRect(begin + shown, top, Math.max(0, end - begin - shown), height);
     pen.globalAlpha = 1;
