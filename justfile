@@ -83,6 +83,10 @@ sim worlds="100" *flags: _setup
 sim-ranks worlds="100" *flags: _setup
     @.venv/bin/python -m tests.sim.ranks "$@"
 
+# N requests of every kind, eight at a time, at two ranks and at one: all end, and answers are equal
+ranks-campaign requests="500" *flags: _setup
+    @.venv/bin/python -m tests.ranks.campaign "$@"
+
 # Kill a real server N times while it works, and look at what the next one makes of its directory; then a seed
 kill-loop kills="10" *flags: _setup
     @.venv/bin/python -m tests.kill_loop "$@"

@@ -110,6 +110,7 @@ class Leader:
             self.unusable = unusable
             self.facts.publish(attrs.evolve(self.facts.latest, lost=reason))
             self.lost.set()
+            self._tell_change()
 
     # -- starting --------------------------------------------------------------------------------
 

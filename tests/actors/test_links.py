@@ -1,0 +1,197 @@
+"""The control link: who is let in, and how a loss is found (D12, F27)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import attrs
+import pytest
+import trio
+from trio.testing import MockClock, memory_stream_pair
+
+from tests.fakes import FakeEngine, card
+from trouper.actors.following import Follower
+from trouper.actors.leading import Leader, RankLost, flags_of
+from trouper.actors.link import Invitation, Link, LinkFailed
+from trouper.protocol.link import Beat, Hello, Ready, Refused, Said, Unable
+from trouper.protocol.model import LoadedModel, MemoryFacts
+from trouper.protocol.plans import Plan, RowId, Stepped
+from trouper.protocol.ranks import Joined
+from trouper.protocol.settings import Settings
+from trouper.protocol.wire import VERSION
+
+SETTINGS = Settings(no_ssd=True)
+
+
+@pytest.fixture
+def autojump_clock() -> MockClock:
+    return MockClock(autojump_threshold=0)
+
+
+@asynccontextmanager
+async def leading() -> AsyncIterator[tuple[Leader, trio.Nursery, Invitation]]:
+    leader = Leader(SETTINGS)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(leader.watch)
+        yield leader, nursery, Invitation.decode(leader.invite("here", 1))
+        nursery.cancel_scope.cancel()
+
+
+async def attended(leader: Leader, nursery: trio.Nursery, invitation: Invitation, hello: Hello) -> Link:
+    ours, theirs = memory_stream_pair()
+    nursery.start_soon(leader.attend, ours)
+    link = await Link.proved(theirs, invitation.secret, "follower")
+    await link.send(hello)
+    return link
+
+
+def hello(**more: str) -> Hello:
+    own = dict(flags_of(SETTINGS)) | more
+    return Hello(1, 2, VERSION, tuple(own.items()))
+
+
+async def test_who_has_not_the_secret_is_not_let_in(autojump_clock: MockClock) -> None:
+    """And learns nothing that would let it in: each role's proof is another."""
+    async with leading() as (leader, nursery, invitation):
+        for role, secret in (("follower", b"x" * 32), ("leader", invitation.secret)):
+            ours, theirs = memory_stream_pair()
+            nursery.start_soon(leader.attend, ours)
+            with pytest.raises(LinkFailed):
+                await Link.proved(theirs, secret, role)  # type: ignore[arg-type]
+        ours, _ = memory_stream_pair()
+        await leader.attend(ours)  # It says nothing, and is not waited for.
+        assert not leader.lost.is_set()
+        assert leader.facts.latest.ranks[1:] == ()
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (hello(kv_bits="8"), "rank 1 has --kv-bits 8, rank 0 has 0: start all ranks with the same flags"),
+        (
+            attrs.evolve(hello(), version="old"),
+            "rank 1 runs another version of Trouper: install the same on all machines",
+        ),
+    ],
+)
+async def test_a_follower_that_cannot_be_one_is_refused_by_name(
+    said: Hello, reason: str, autojump_clock: MockClock
+) -> None:
+    async with leading() as (leader, nursery, invitation):
+        link = await attended(leader, nursery, invitation, said)
+        assert await link.receive() == Refused(reason)
+        await leader.lost.wait()
+        assert (leader.reason, leader.unusable) == (reason, True)
+
+
+async def test_readiness_waits_for_all_and_keeps_to_the_least(autojump_clock: MockClock) -> None:
+    async with leading() as (leader, nursery, invitation):
+        link = await attended(leader, nursery, invitation, hello())
+        await leader.gather(2)
+        await link.send(Said(30, "half of it is there"))
+        await link.send(Ready(attrs.evolve(card(), cache_bytes=7)))
+        model = await leader.all_ready(LoadedModel(card(), FakeEngine().tokenizer))
+        assert model.card.cache_bytes == 7
+        await link.send(Beat(5, MemoryFacts(active_bytes=9, spare_bytes=0, limit_bytes=10)))
+        await trio.sleep(1)
+        assert [(rank.state, rank.step) for rank in leader.facts.latest.ranks] == [("ready", -1), ("ready", 5)]
+        own = MemoryFacts(active_bytes=1, spare_bytes=0, limit_bytes=10)
+        assert leader.memory(own).active_bytes == 9, "the fullest rank is everybody's bound"
+
+
+async def test_a_model_that_one_rank_cannot_load_ends_all_with_its_reason(autojump_clock: MockClock) -> None:
+    async with leading() as (leader, nursery, invitation):
+        link = await attended(leader, nursery, invitation, hello())
+        await leader.gather(2)
+        await link.send(Unable("there is no config.json"))
+        with pytest.raises(RankLost, match=r"rank 1: there is no config\.json"):
+            await leader.all_ready(LoadedModel(card(), FakeEngine().tokenizer))
+        assert leader.unusable
+
+
+async def test_f27_silence_is_a_loss(autojump_clock: MockClock) -> None:
+    async with leading() as (leader, nursery, invitation):
+        link = await attended(leader, nursery, invitation, hello())
+        for _ in range(10):
+            await link.send(Beat())
+            await trio.sleep(0.5)
+        assert not leader.lost.is_set()
+        await leader.lost.wait()
+        assert leader.reason == "rank 1: it has been silent for 4 s (--rank-timeout-s)"
+
+
+async def test_f27_a_step_that_never_ends_is_named_with_who_is_behind(autojump_clock: MockClock) -> None:
+    async with leading() as (leader, nursery, invitation):
+        link = await attended(leader, nursery, invitation, hello())
+
+        async def live() -> None:
+            while True:
+                await link.send(Beat(3))
+                await trio.sleep(0.5)
+
+        nursery.start_soon(live)
+        await leader.gather(2)
+        for step in (4, 5):
+            leader.tell(Plan(step, decode=(RowId(0),)))
+        leader.answered(Stepped(4))
+        await leader.lost.wait()
+        assert leader.reason == (
+            "step 5 has not ended for 60 s (--collective-timeout-s); the last steps done: rank 0: 4, rank 1: 3"
+        )
+
+
+async def test_d12_a_follower_that_does_not_read_is_lost(autojump_clock: MockClock) -> None:
+    """Its connection stands and it beats, but the plans pile up."""
+    async with leading() as (leader, nursery, invitation):
+        ours, theirs = memory_stream_pair()
+        nursery.start_soon(leader.attend, ours)
+        link = await Link.proved(theirs, invitation.secret, "follower")
+        await link.send(hello())
+        await leader.gather(2)
+        ours.send_stream.send_all_hook = trio.sleep_forever
+        for step in range(3):
+            leader.tell(Plan(step))
+            await link.send(Beat())
+        with trio.move_on_after(3):
+            while True:
+                await link.send(Beat())
+                await trio.sleep(0.5)
+        nursery.start_soon(_beat, link)
+        await leader.lost.wait()
+        assert leader.reason == "rank 1: it has not read for 4 s (--rank-timeout-s)"
+
+
+async def _beat(link: Link) -> None:
+    while True:
+        await link.send(Beat())
+        await trio.sleep(0.5)
+
+
+async def test_f27_a_follower_whose_leader_has_gone_ends(autojump_clock: MockClock) -> None:
+    """Also while its engine waits in native code: `ended` does not wait for it."""
+    secret = Invitation.to("here", 1)
+
+    class Joining(FakeEngine):
+        async def join(self, invitation: bytes) -> Joined:
+            return Joined(1, 2, secret.encode())
+
+    ours, theirs = memory_stream_pair()
+
+    class Near(Follower):
+        async def _connect(self, joined: Joined) -> Link:
+            return await self.meet(theirs, joined)
+
+    follower = Near(SETTINGS, Joining())
+    async with trio.open_nursery() as nursery:
+
+        async def lead() -> None:
+            link = await Link.proved(ours, secret.secret, "leader")
+            assert isinstance(await link.receive(), Hello)
+            assert isinstance(await link.receive(), Beat | Ready)
+
+        nursery.start_soon(lead)
+        with pytest.RaisesGroup(RankLost, flatten_subgroups=True, allow_unwrapped=True):
+            await follower.run()
+    assert follower.ended.is_set()
+    assert follower.reason == "rank 0 is silent for 4 s (--rank-timeout-s)"

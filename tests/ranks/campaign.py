@@ -1,0 +1,186 @@
+"""Requests of every kind at two ranks and at one: all end, and answers are equal. `python -m tests.ranks.campaign 500 [SEED]`.
+
+Eight at a time: mixed lengths, stop strings, EOS, max_tokens, seeds, temperatures, penalties, grammars, n, prompts that begin
+alike; some clients leave at a random moment, some have a time limit of their own.
+"""
+
+# ruff: noqa: T201
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import attrs
+import trio
+
+from tests.ranks.models import save
+from tests.test_process import PATIENCE_S, free_port, get, until
+from tests.web.serving import post
+
+AT_ONCE = 8
+LETTERS = "abcdefghijklmnopqrstuvwxyz ABCDEFGHIJ0123456789.,"
+
+
+@attrs.frozen
+class Wish:
+    """What one client sends; `leaves_after_s`: then it is gone."""
+
+    body: dict[str, Any]
+    leaves_after_s: float | None = None
+
+
+@attrs.frozen
+class Heard:
+    """The end of one answer."""
+
+    said: str
+    """As JSON, what must be equal; or an error's code; or that the client left."""
+    left: bool = False
+
+
+def wishes(count: int, seed: int) -> list[Wish]:
+    chance = Random(seed)
+    roots = ["".join(chance.choices(LETTERS, k=200)) for _ in range(4)]
+    return [_wish(chance, roots) for _ in range(count)]
+
+
+def _wish(chance: Random, roots: Sequence[str]) -> Wish:
+    pick = chance.choice
+    prompt = pick(roots)[: pick((0, 0, 30, 70, 150, 200))] + "".join(chance.choices(LETTERS, k=pick((1, 5, 40, 130))))
+    body: dict[str, Any] = {
+        "prompt": prompt,
+        "max_tokens": pick((1, 3, 12, 40, 90)),
+        "temperature": pick((0, 0, 0.5, 0.9)),
+        "seed": chance.randrange(10**6),
+        "ignore_eos": chance.random() < 0.5,
+    }
+    body |= pick(({}, {}, {"top_p": 0.8}, {"top_k": 20}, {"min_p": 0.1}))
+    body |= pick(({}, {}, {"frequency_penalty": 0.5}, {"repetition_penalty": 1.3}, {"logit_bias": {"40": 2}}))
+    body |= pick(({}, {}, {}, {"stop": pick(("a", "e", "t", "X")) + pick(("", "", "b"))}))
+    if chance.random() < 0.06:
+        body |= {"n": 2}
+    elif chance.random() < 0.06:
+        body |= {
+            "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "boolean"}}}
+        }
+    return Wish(body, chance.random() * 0.4 if chance.random() < 0.12 else None)
+
+
+async def ask(port: int, wish: Wish) -> Heard:
+    """On a connection of its own; who leaves closes it."""
+    with trio.move_on_after(wish.leaves_after_s if wish.leaves_after_s is not None else float("inf")):
+        async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+            await stream.send_all(post("/v1/completions", wish.body, "Connection: close\r\n"))
+            received = b""
+            while data := await stream.receive_some():
+                received += data
+        answer = json.loads(received.partition(b"\r\n\r\n")[2])
+        if "error" in answer:
+            return Heard(str(answer["error"]["code"]))
+        choices = [(choice["text"], choice["finish_reason"]) for choice in answer["choices"]]
+        return Heard(json.dumps([choices, answer["usage"]["completion_tokens"]]))
+    return Heard("left", left=True)
+
+
+async def play(port: int, all_wishes: Sequence[Wish]) -> list[Heard]:
+    """In order, eight at a time."""
+    heard: dict[int, Heard] = {}
+    todo = iter(enumerate(all_wishes))
+
+    async def one_after_another() -> None:
+        for number, wish in todo:
+            heard[number] = await ask(port, wish)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(AT_ONCE):
+            nursery.start_soon(one_after_another)
+    return [heard[number] for number in range(len(all_wishes))]
+
+
+@contextmanager
+def served(model: Path, port: int, ranks: int) -> Iterator[None]:
+    """Ends with a drain, and every rank with 0."""
+    launch = ["launch", "-n", str(ranks), "--backend", "ring", "--restarts", "0", "--"] if ranks > 1 else []
+    command = [
+        sys.executable,
+        "-m",
+        "trouper",
+        *launch,
+        "serve",
+        "--model",
+        str(model),
+        "--port",
+        str(port),
+        "--no-ssd",
+    ]
+    with tempfile.TemporaryFile("w+") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
+        try:
+            until(lambda: _ready(port))
+            yield
+            assert _idle(port), get(port, "/health")[1]["cache_stats"]
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(PATIENCE_S) == 0, _tail(output)
+        finally:
+            if process.poll() is None:
+                os.kill(process.pid, signal.SIGTERM)
+                process.wait(PATIENCE_S)
+
+
+def _tail(output: Any) -> str:
+    output.seek(0)
+    return str(output.read()[-3000:])
+
+
+def _ready(port: int) -> bool:
+    try:
+        return get(port, "/readyz")[0] == 200
+    except OSError:
+        return False
+
+
+def _idle(port: int) -> bool:
+    until(lambda: not (now := get(port, "/health")[1]["cache_stats"])["active_sequences"] + now["queued_requests"])
+    return True
+
+
+def compare(model: Path, count: int, seed: int) -> tuple[list[tuple[Wish, Heard, Heard]], Counter[str]]:
+    """Answers that differ, and what there was."""
+    asked = wishes(count, seed)
+    heard = []
+    for ranks in (1, 2):
+        port = free_port()
+        with served(model, port, ranks):
+            heard.append(trio.run(play, port, asked))
+    differ = [
+        (wish, one, two)
+        for wish, one, two in zip(asked, *heard, strict=True)
+        if one.said != two.said and not (one.left or two.left)
+    ]
+    kinds = Counter("left" if two.left else "answered" if two.said.startswith("[") else two.said for two in heard[1])
+    return differ, kinds
+
+
+def main(count: int = 500, seed: int = 0) -> int:
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as directory:
+        differ, kinds = compare(save("llama", Path(directory) / "llama"), count, seed)
+    print(", ".join(f"{number} {kind}" for kind, number in kinds.most_common()), f"{time.perf_counter() - began:.0f} s")
+    for wish, one, two in differ[:5]:
+        print(f"{wish}\n  one rank:  {one.said}\n  two ranks: {two.said}")
+    print(f"{len(differ)} differ from one rank's")
+    return bool(differ)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*map(int, sys.argv[1:])))
