@@ -87,11 +87,11 @@ function show(look = 0) {
   figures.show(model, history);
   troupe.show(model, history);
   plots.draw(history, Date.now() / 1000);
+  const { scheduler: facts, card } = model;
+  say(byId("batch-note"), `${plural(facts.active_sequences, "row")} of ${card.rows}` + (facts.queued_requests ? `, ${facts.queued_requests} waiting` : ""));
   if (look % 4) return;
   tiers.show(model);
   rows.show(model.batch, latest.at);
-  const { scheduler: facts, card } = model;
-  say(byId("batch-note"), `${plural(facts.active_sequences, "row")} of ${card.rows}` + (facts.queued_requests ? `, ${facts.queued_requests} waiting` : ""));
   say(byId("about"), `Trouper ${latest.version} · ${card.architecture}, ${card.dtype} on ${card.device} · up for ${span(Date.now() / 1000 - server)} · `
     + `${plural(facts.requests_completed, "request")} answered, ${facts.requests_withdrawn} withdrawn, ${facts.requests_errored} failed`);
 }
