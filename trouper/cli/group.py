@@ -15,7 +15,6 @@ from typing import Protocol
 
 import attrs
 
-MLX_LAUNCH = "from mlx._distributed_utils.launch import main; main()"
 LAUNCHER = "TROUPER_LAUNCHER"
 """Variable: a file descriptor that ends when the launcher does."""
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -92,7 +91,9 @@ class Hosts:
     def processes(self) -> Iterator[list[Wanted]]:
         flags = ["--hostfile", str(self.hostfile)] if self.hostfile is not None else ["-n", str(self.ranks)]
         flags += ["--backend", self.backend] if self.backend is not None else []
-        yield [Wanted("", (sys.executable, "-c", MLX_LAUNCH, *flags, "--", *self.command), dict(os.environ))]
+        yield [
+            Wanted("", (sys.executable, "-m", "trouper.cli.delegate", *flags, "--", *self.command), dict(os.environ))
+        ]
 
     def code_in(self, line: str) -> int | None:
         told = re.search(r"Node with rank \d+ exited with code (-?\d+)", line)

@@ -71,7 +71,8 @@ class Supervisor:
         while True:
             began = trio.current_time()
             codes = await self._live()
-            failed = [code for code in codes if code]
+            told = -signal.SIGTERM if self._leaving.is_set() else 0  # Who ends by our signal has done what it was told.
+            failed = [code for code in codes if code not in (0, told)]
             if self._leaving.is_set() or not failed or USAGE_ERROR in failed or starts == self._restarts:
                 return USAGE_ERROR if USAGE_ERROR in failed else _exit_code(failed)
             if trio.current_time() - began > LIVED_S:
@@ -136,7 +137,7 @@ async def _start(one: Wanted, end: int) -> trio.Process:
     return await trio.lowlevel.open_process(
         one.command,
         env=one.environment | {LAUNCHER: str(end)},
-        stdin=subprocess.DEVNULL,
+        stdin=end,  # Nothing to read, and no end of file, which mlx.launch would read again and again.
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         pass_fds=(end,),
