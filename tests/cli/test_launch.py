@@ -1,0 +1,119 @@
+"""`trouper launch`: what it starts, when it starts again, and that nothing is left. With real ranks: tests/ranks/test_losses.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import attrs
+import psutil
+import pytest
+from click.testing import CliRunner
+
+from trouper.cli import main, supervising
+from trouper.cli.group import Here, Hosts, Wanted
+from trouper.cli.ranks import control_host, rank_of
+from trouper.cli.supervising import supervise
+
+SLEEPS = "import time; time.sleep(600)"
+
+
+@attrs.define
+class Scripts:
+    """A group of Python programs, one for each rank; the next life has the next ones."""
+
+    lives: list[tuple[str, ...]]
+    lived: int = 0
+
+    @contextmanager
+    def processes(self) -> Iterator[list[Wanted]]:
+        programs = self.lives[min(self.lived, len(self.lives) - 1)]
+        self.lived += 1
+        yield [
+            Wanted(str(rank), (sys.executable, "-c", program), dict(os.environ))
+            for rank, program in enumerate(programs)
+        ]
+
+    def code_in(self, line: str) -> int | None:
+        return Hosts(2, None, None, ()).code_in(line)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervising, "GRACE_S", 0.1)
+    monkeypatch.setattr(supervising, "FIRST_PAUSE_S", 0.01)
+
+
+def no_children() -> bool:
+    return not any(SLEEPS in " ".join(child.cmdline()) for child in psutil.Process().children(recursive=True))
+
+
+async def test_a_group_that_ends_well_is_not_started_again(capfd: pytest.CaptureFixture[str]) -> None:
+    group = Scripts([("print('hello')", "import sys; print('there', file=sys.stderr)")])
+    assert await supervise(group, None) == 0
+    assert group.lived == 1
+    said = capfd.readouterr()
+    assert (said.out, said.err) == ("[0] hello\n", "[1] there\n")
+
+
+async def test_one_that_is_lost_takes_the_others_with_it_and_all_start_again() -> None:
+    group = Scripts([(SLEEPS, "import sys; sys.exit(75)"), ("pass", "pass")])
+    assert await supervise(group, None) == 0
+    assert group.lived == 2
+    assert no_children()
+
+
+async def test_what_cannot_be_is_not_tried_again() -> None:
+    """A flag or a model that is wrong for one is wrong the next time, too."""
+    group = Scripts([("import sys; sys.exit(2)", SLEEPS)])
+    assert await supervise(group, None) == 2
+    assert (group.lived, no_children()) == (1, True)
+
+
+async def test_it_gives_up_after_so_many_starts(capfd: pytest.CaptureFixture[str]) -> None:
+    group = Scripts([("import os; os.abort()",)])
+    assert await supervise(group, 2) == 128 + 6
+    assert group.lived == 3
+    assert "launch: the group has ended (exit codes -6); starting again" in capfd.readouterr().err
+
+
+async def test_exit_codes_that_mlx_launch_only_tells_count() -> None:
+    group = Scripts([("print('[WARN] Node with rank 1 exited with code 2 ')",)])
+    assert await supervise(group, None) == 2
+
+
+def test_ranks_here_have_what_mlx_launch_would_give_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    with Here(2, "ring", ("serve",)).processes() as [zero, one]:
+        hosts = json.loads(Path(zero.environment["MLX_HOSTFILE"]).read_text())
+        assert len({address for [address] in hosts}) == 2
+        assert (rank_of(zero.environment), rank_of(one.environment)) == (0, 1)
+        assert control_host(one.environment) == "127.0.0.1"
+        assert int(zero.environment["OMP_NUM_THREADS"]) >= 1
+    with Here(2, "nccl", ("serve",)).processes() as [zero, one]:
+        assert (rank_of(one.environment), control_host(one.environment)) == (1, "127.0.0.1")
+        assert zero.environment["CUDA_VISIBLE_DEVICES"] != one.environment["CUDA_VISIBLE_DEVICES"]
+    with Here(1, "ring", ("serve",)).processes() as [alone]:
+        assert rank_of(alone.environment) is None
+
+
+def test_what_is_launched_is_serve() -> None:
+    outcome = CliRunner().invoke(main, ["launch", "-n", "2", "--", "bench"])
+    assert outcome.exit_code == 2
+    assert "launch starts `serve`" in outcome.output
+
+
+@pytest.mark.parametrize(
+    ("variables", "host"),
+    [
+        ({"MLX_JACCL_COORDINATOR": "10.0.0.1:32323"}, "10.0.0.1"),
+        ({"NCCL_HOST_IP": "10.0.0.2"}, "10.0.0.2"),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, "127.0.0.1"),
+    ],
+)
+def test_rank_0_listens_where_the_launcher_says_it_is(variables: dict[str, str], host: str) -> None:
+    assert control_host(variables) == host
