@@ -202,8 +202,7 @@ class Leader:
             except trio.TooSlowError:
                 self._gone(member, f"it has not read for {self._settings.rank_timeout_s:g} s (--rank-timeout-s)")
                 return
-            except LinkFailed as failed:
-                self._gone(member, str(failed))
+            except LinkFailed:  # What it said at the end may still lie here unread: whoever hears it says why.
                 return
 
     async def _hear(self, member: Member) -> None:
