@@ -75,6 +75,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--streams", type=int, nargs="+", default=[8])
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=3, help="Of each measurement in the life of a process")
     parser.add_argument("--out", type=Path)
     return parser.parse_args()
 
@@ -88,21 +89,24 @@ def row(rounds: list[dict[str, Any]], streams: int) -> dict[str, float]:
 
 
 def without_server(model: Path, options: argparse.Namespace) -> dict[str, Any]:
-    spec = {"model": str(model), "streams": options.streams, "prompt": 2 * WORDS, "tokens": options.tokens, "rounds": 3}
+    spec = {"model": str(model), "streams": options.streams, "prompt": 2 * WORDS, "tokens": options.tokens}
+    spec["rounds"] = options.repeats
     said = run_ranks(options.ranks, options.backend, ["benchmarks.ranks_bare", json.dumps(spec)])
     return dict(json.loads(said.strip().splitlines()[-1]))
 
 
 def with_server(model: Path, options: argparse.Namespace) -> dict[str, float]:
-    """Of one server, for each number of streams the median of three rates while all of them decode."""
-    rates = {}
+    """Of one server, for each number of streams the median of some rates while all of them decode."""
+    rates: dict[str, list[float]] = {}
     with serving(model, options) as port:
         for streams in options.streams:
             trio.run(streaming, port, streams, 8, 1000 + streams)
-            rates[str(streams)] = statistics.median(
-                trio.run(streaming, port, streams, options.tokens, 100 * k + streams) for k in range(3)
-            )
-    return rates
+            for k in range(options.repeats):
+                rates.setdefault(str(streams), []).append(
+                    trio.run(streaming, port, streams, options.tokens, 100 * k + streams)
+                )
+                print(f"{streams} streams, server {rates[str(streams)][-1]:.1f}", flush=True)
+    return {streams: statistics.median(some) for streams, some in rates.items()}
 
 
 async def streaming(port: int, streams: int, tokens: int, seed: int) -> float:
@@ -130,6 +134,7 @@ def serving(model: Path, options: argparse.Namespace) -> Iterator[int]:
         "0",
     ]
     serve = ["serve", "--model", str(model), "--port", str(port), "--no-ssd", "--request-timeout-s", "0"]
+    serve += ["--speculation", "off"]  # Random weights repeat themselves: what drafts are worth is not asked here.
     began = time.perf_counter()
     with servers.serving("trouper", [*launch, "--", *serve], port):
         print(f"the server answers after {time.perf_counter() - began:.0f} s", flush=True)

@@ -109,12 +109,16 @@ def main() -> None:
     group = join()
     loaded = load(Settings(model=spec["model"], no_ssd=True), lambda _: None, group=group)
     rates: dict[str, dict[int, list[float]]] = {"bare, equal": {}, "bare": {}, "engine": {}}
+    began = time.perf_counter()
     for number in range(spec["rounds"]):
         for rows in spec["streams"]:
             one = Load(rows, spec["prompt"], spec["tokens"], 100 * number + rows)
             rates["bare, equal"].setdefault(rows, []).append(bare(loaded.model, one, equal=True))
             rates["bare"].setdefault(rows, []).append(bare(loaded.model, one, equal=False))
             rates["engine"].setdefault(rows, []).append(engine(loaded, group, one))
+            if group.leads:
+                said = ", ".join(f"{kind} {some[rows][-1]:.1f}" for kind, some in rates.items())
+                print(f"{time.perf_counter() - began:4.0f} s: {rows} rows, {said}", file=sys.stderr, flush=True)
     if group.leads:
         print(
             json.dumps(
