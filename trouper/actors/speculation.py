@@ -38,7 +38,10 @@ FADES = 2000
 """Steps, after which half of what a measurement said above a plain step is forgotten."""
 PRIOR = 0.02
 """Of a plain step: what a drafted token costs before anything was measured. Optimists measure."""
-SAMPLES = 9
+LEAP = 4
+"""The next size to try is at most so many times one that was measured."""
+SAMPLES, SURE = 9, 5
+"""The last of them are kept. Of fewer than `SURE` the fastest counts: a busy moment must not forbid what was hardly tried."""
 Rows = int
 Size = int
 """Most tokens that a row of the step drafted, rounded up to a power of two; 0: it was asked, and nobody drafted."""
@@ -113,7 +116,7 @@ class Times:
         """The first says little: a device compiles for it, buffers grow."""
         if not self.new:
             self.seconds.append(seconds)
-            self.middle = median(self.seconds)
+            self.middle = median(self.seconds) if len(self.seconds) >= SURE else min(self.seconds)
         self.new, self.at = False, step
 
 
@@ -144,6 +147,14 @@ class Costs:
         """Whether a plain step of so many rows was measured: else nothing can be compared."""
         plain = self._plain.get(bucket_of(rows))
         return plain is not None and plain.middle > 0
+
+    def affordable(self, rows: int, sizes: Sequence[int]) -> list[int]:
+        """Those that are no leap beyond what was measured with so many rows: a try should not cost dozens of steps."""
+        bucket = bucket_of(rows)
+        tried = max(
+            (size for (some, size), times in self._ratios.items() if some == bucket and times.middle), default=1
+        )
+        return [size for size in sizes if size <= LEAP * max(tried, 1)]
 
     def ratio(self, rows: int, size: Size) -> float:
         """In plain steps. Of what was not measured, the least that it can be: fewer rows and shorter drafts take no more."""
@@ -224,7 +235,7 @@ class Speculation:
         if not active or not self._costs.known(len(rows)) or self._costs.since_plain >= REFRESH:
             return ()
         best, chosen, size = MARGIN, list[tuple[int, Record, int]](), 0
-        for drafted in self._sizes:
+        for drafted in self._costs.affordable(len(rows), self._sizes):
             promising = sorted(active, key=lambda each: -each[1].expected(min(drafted, each[2])))
             gain, some = self._gain(promising, len(rows), drafted)
             if gain > best:
