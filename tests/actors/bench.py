@@ -22,7 +22,7 @@ from trouper.actors.scheduler import SchedulerEdges, schedule
 from trouper.actors.submission import Submission, open_submission
 from trouper.protocol.batch import NOTHING_SHOWN, BatchFacts
 from trouper.protocol.health import DirectoryFacts, MemoryStatus, SchedulerFacts
-from trouper.protocol.model import LoadedModel
+from trouper.protocol.model import LoadedModel, ModelCard
 from trouper.protocol.plans import PLANS_IN_FLIGHT, Plan, RowId, Stepped
 from trouper.protocol.replies import Failed, Finished, Reply
 from trouper.protocol.watch import Watch
@@ -149,8 +149,11 @@ class Bench:
 
 
 @asynccontextmanager
-async def scheduling(opened: Opened, facts: Watch[SchedulerFacts] | None = None, **more: Any) -> AsyncIterator[Bench]:
-    """At the end the scheduler is cancelled, unless it ended before. `facts`: those of one that crashed."""
+async def scheduling(
+    opened: Opened, facts: Watch[SchedulerFacts] | None = None, told: ModelCard | None = None, **more: Any
+) -> AsyncIterator[Bench]:
+    """At the end the scheduler is cancelled, unless it ended before. `facts`: those of one that crashed. `told`: of the
+    model."""
     channels = Channels(CHANNELS)
     admitted, admitted_in = channels.open("admitted")
     plans, plans_in = channels.open("plans")
@@ -167,7 +170,7 @@ async def scheduling(opened: Opened, facts: Watch[SchedulerFacts] | None = None,
     async def actor() -> None:
         try:
             settings = Settings(**{"gather_ms": 0, "no_ssd": True, **more})
-            await schedule(edges, LoadedModel(card(), ByteTokenizer()), "fa4e", settings)
+            await schedule(edges, LoadedModel(told or card(), ByteTokenizer()), "fa4e", settings)
         finally:
             bench.ended.set()
 

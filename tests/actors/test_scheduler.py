@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 import trio
 
 from tests.actors.bench import Bench, Opened, code, ends, heard, scheduling
-from tests.fakes import EOS
+from tests.fakes import EOS, card
 from trouper.protocol.health import MemoryStatus
 from trouper.protocol.plans import Stepped
 from trouper.protocol.replies import Accepted, Delta, Failed, Finished, Started
@@ -22,6 +23,19 @@ async def test_one_request_from_admission_to_its_end(opened: Opened) -> None:
         assert [len(plan.admit) for plan in plans] == [1, 0, 0]
         assert [plan.has_work for plan in plans] == [True, True, False], "the third flushes the second"
         assert [bool(plan.drop) for plan in plans] == [False, False, True], "and drops the row whose last token it was"
+
+
+@pytest.mark.parametrize(
+    ("speculation", "by_default", "drafts"),
+    [("auto", True, True), ("auto", False, False), ("ngram", False, True), ("off", True, False)],
+)
+async def test_who_drafts_if_the_request_does_not_say(
+    opened: Opened, speculation: str, *, by_default: bool, drafts: bool
+) -> None:
+    told = attrs.evolve(card(), drafts_by_default=by_default)
+    async with scheduling(opened, told=told, speculation=speculation) as bench:
+        await bench.ask()
+        assert (await bench.new_plans())[0].admit[0].drafts == drafts
 
 
 async def test_two_plans_in_flight_and_the_last_is_flushed(opened: Opened) -> None:

@@ -119,6 +119,10 @@ class Scheduler:
         self._disk = DiskTier(edges.orders, edges.directory, edges.disk_known, self._cache)
         self._cache.saves = settings.blocks_dir is not None
         facts = attrs.evolve(edges.facts.latest.speculation, reason=model.card.no_drafts)
+        self._drafts = settings.speculation
+        """What rows do of which nobody says anything."""
+        if self._drafts == "auto":
+            self._drafts = "ngram" if model.card.drafts_by_default else "off"
         self._speculation = Speculation(settings.spec_draft_tokens, settings.spec_ngram_min, facts)
         self._showing = Showing(edges.looked, edges.batch)
         self._loads: list[Load] = []
@@ -372,7 +376,7 @@ class Scheduler:
     def _record(self, admitted: Admitted) -> Record | None:
         """None for a row that never drafts."""
         request = admitted.submission.request
-        wanted = (request.speculation or self._settings.speculation) == "ngram"
+        wanted = (request.speculation or self._drafts) == "ngram"
         return self._speculation.record() if wanted and not (request.embed or self._speculation.facts.reason) else None
 
     def _relieve_pressure(self) -> None:

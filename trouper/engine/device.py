@@ -26,6 +26,11 @@ def runs_ahead() -> bool:
     return not is_cpu()
 
 
+def prepares_shapes() -> bool:
+    """Whether each new shape of a pass costs the device a long preparation. Steps that verify drafts have many shapes."""
+    return bool(mx.cuda.is_available()) and not is_cpu()
+
+
 def name() -> str:
     info = mx.device_info()
     return str(info.get("device_name") or info.get("architecture") or platform.machine())

@@ -78,7 +78,10 @@ class MlxEngine:
     async def load(self) -> LoadedModel:
         self._loaded = await self._on_thread(lambda: load(self._settings, log.info, self._watch, self._group))
         batching = batching_of(self._loaded.model)
-        card = attrs.evolve(self._loaded.card, batching=batching.description, no_drafts=batching.no_drafts)
+        card = attrs.evolve(
+            self._loaded.card, batching=batching.description, no_drafts=batching.no_drafts,
+            drafts_by_default=not device.prepares_shapes(),
+        )  # fmt: skip
         log.info(
             "model %s: %s, %s, %.0f MB on %s",
             card.id,

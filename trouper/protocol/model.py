@@ -89,6 +89,8 @@ class ModelCard:
     """Processes that compute it together."""
     no_drafts: str = ""
     """Why rows cannot draft tokens and take wrong ones back; "" if they can."""
+    drafts_by_default: bool = True
+    """Whether rows of which nobody says anything draft, if they can."""
 
 
 @attrs.frozen

@@ -109,7 +109,9 @@ class Settings:
     kv_bits: int = setting(0, "Bits of keys and values: 8, 4, or 0 for the model's own.", 0, 8)
     kv_group_size: int = setting(64, "Values that share one quantization scale.", 32, 128)
     speculation: str = setting(
-        "ngram", "ngram: guess tokens from what a row has said, and verify them where that is faster. off: do not."
+        "auto",
+        "ngram: guess tokens from what a row has said, and verify them where that is faster. off: do not. "
+        "auto: ngram, but off on CUDA devices.",
     )
     spec_ngram_min: int = setting(3, "Least tokens that must have stood somewhere before.", 1, 64)
     spec_ngram_max: int = setting(8, "The longest match is looked for up to so many tokens.", 1, 64)
@@ -138,8 +140,8 @@ class Settings:
     collective_timeout_s: float = setting(60.0, "With several ranks, a step that takes longer is given up.", 1)
 
     def __attrs_post_init__(self) -> None:
-        if self.speculation not in ("ngram", "off"):
-            raise SettingsInvalid(f"--speculation must be ngram or off, not {self.speculation}")
+        if self.speculation not in ("auto", "ngram", "off"):
+            raise SettingsInvalid(f"--speculation must be auto, ngram or off, not {self.speculation}")
         if self.spec_ngram_min > self.spec_ngram_max:
             raise SettingsInvalid("--spec-ngram-min must not be more than --spec-ngram-max")
         if self.kv_bits not in (0, 4, 8):
