@@ -290,7 +290,7 @@ class Loop:
             for parent, piece in zip([run.parent, *(one.key for one in run.pieces)], run.pieces, strict=False):
                 if piece.key not in self._known_keys:
                     keys.add(piece.key)
-                    tokens = tuple(np.frombuffer(piece.tokens, "<i4").tolist())
+                    tokens = tuple(np.frombuffer(piece.tokens, ">i4").tolist())
                     following.setdefault(parent, []).append((piece.key, tokens))
         roots = following.keys() - keys
         return {

@@ -160,7 +160,7 @@ def test_clients_that_leave_cost_nothing_d4(model: Path) -> None:
         for one in sockets:
             one.close()
         new = Client(port, prompt="b", max_tokens=4)
-        new.join(5)
+        new.join(PATIENCE_S)
         assert new.status == 200
         until(lambda: (now := stats(port))["active_sequences"] + now["queued_requests"] == 0)
         assert end(process, signal.SIGTERM) == 0

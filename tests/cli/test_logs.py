@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 from rich.console import Console
 
+from trouper.cli.aside import AsideHandler
 from trouper.cli.logs import Format, JsonLines, configure_logging, name_request
 from trouper.protocol.logs import CURRENT_REQUEST, FIELDS, REQUEST_ID
 
@@ -27,6 +30,7 @@ def configured(form: Format, level: str, *, terminal: bool) -> Iterator[None]:
         configure_logging(level, Console(file=sys.stderr, force_terminal=terminal, width=200, color_system=None), form)
         yield
     finally:
+        root.handlers[0].flush()
         root.handlers[:] = before
         root.setLevel(levels[0])
         ours.setLevel(levels[1])
@@ -75,3 +79,22 @@ def test_a_record_names_the_current_request_and_keeps_its_own_name() -> None:
             assert json.loads(JsonLines().format(record))[REQUEST_ID] == named
     finally:
         CURRENT_REQUEST.reset(token)
+
+
+def test_whoever_does_not_read_the_log_holds_nobody_up() -> None:
+    """A pipe takes 64 KiB; what comes then waits, and what has no place is counted. When it is read it goes on."""
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as reader, os.fdopen(writing, "w") as writer:
+        handler = AsideHandler(writer, lines=5)
+        for number in range(100):
+            handler.handle(logging.makeLogRecord({"msg": f"{number} " + "x" * 5000}))
+        read = 0
+        while read < 94:  # So many at most were taken: 5 that wait, one that is being written.
+            line = reader.readline()
+            handler.handle(logging.makeLogRecord({"msg": "last"}))
+            if "dropped" in line:
+                break
+            read += 1
+        assert "lines of the log were dropped: nobody read them" in line
+        threading.Thread(target=reader.read, daemon=True).start()
+        handler.flush()

@@ -253,7 +253,7 @@ class TestOrdersThatAreWrong:
             ("llama", Store(RowId(0), 0, (97,), ids(0, 1)), "tokens that the row does not have"),
             ("llama", Store(RowId(0), 0, (0,), ids(0, 1)), "tokens that the row does not have"),
             ("llama", Store(RowId(0), 0, (16, 16), ids(0, 1)), "zip"),
-            ("gpt_oss", Store(RowId(0), 0, (64,), ids(0, 1), BlockId(9)), "a snapshot is of now"),
+            ("gpt_oss", Store(RowId(0), 0, (32,), ids(0, 1), BlockId(9)), "a snapshot is of now"),
         ],
     )
     def test_what_is_not_there_is_not_stored(self, name: str, wrong: Store, told: str) -> None:

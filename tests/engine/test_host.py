@@ -167,8 +167,8 @@ async def test_nothing_of_a_crashed_session_is_held(tiny: str, spy: Spy, monkeyp
     """Its KV is gone when the error is, not when the garbage collector comes by: the next session needs the memory."""
     sessions: list[weakref.ref[StepEngine]] = []
 
-    def noted(*args: Any) -> StepEngine:
-        made = StepEngine(*args)
+    def noted(*args: Any, **more: Any) -> StepEngine:
+        made = StepEngine(*args, **more)
         sessions.append(weakref.ref(made))
         return made
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, cast
 from rich.console import Console
 from rich.logging import RichHandler
 
+from trouper.cli.aside import AsideHandler
 from trouper.protocol.logs import CURRENT_REQUEST, FIELDS, REQUEST_ID
 
 LEVELS = ("debug", "info", "warning", "error")
@@ -19,13 +20,15 @@ Format = Literal["auto", "human", "json"]
 
 def configure_logging(level: str, console: Console, form: Format = "auto") -> None:
     """Colours for a person at a terminal; elsewhere a line of JSON for each record, unless plain ones are wanted."""
-    handler: logging.Handler = logging.StreamHandler()
+    handler: logging.Handler
     if form == "json" or (form == "auto" and not console.is_terminal):
+        handler = AsideHandler()
         handler.setFormatter(JsonLines())
     elif console.is_terminal:
         handler = RichHandler(console=console, show_path=False, rich_tracebacks=True)
         handler.setFormatter(logging.Formatter("%(message)s%(about)s"))
     else:
+        handler = AsideHandler()
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s%(about)s"))
     handler.addFilter(name_request)
     logging.basicConfig(level=logging.WARNING, handlers=[handler])

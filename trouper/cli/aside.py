@@ -1,0 +1,59 @@
+"""Log lines that are written on a thread of their own: whoever does not read them holds nobody up.
+
+stderr may be a pipe. When its reader stands still the pipe is full after 64 KiB, and a write waits for as long as that lasts;
+on the event loop the whole server would wait with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from contextlib import suppress
+from queue import Full, Queue
+from typing import TextIO
+
+LINES = 10_000
+"""That may wait to be written. More are dropped, and counted."""
+LAST_WORDS_S = 1.0
+"""At the end, for what waits."""
+
+
+class AsideHandler(logging.Handler):
+    """Formats where the record is made; writes elsewhere, in order."""
+
+    def __init__(self, stream: TextIO | None = None, lines: int = LINES) -> None:
+        super().__init__()
+        self._stream = stream or sys.stderr
+        self._lines: Queue[str] = Queue(lines)
+        self._dropped = 0
+        self._thread = threading.Thread(target=self._write, name="trouper log", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self.format(record)
+            if self._dropped:
+                self._lines.put_nowait(f"({self._dropped} lines of the log were dropped: nobody read them)\n{line}\n")
+                self._dropped = 0
+            else:
+                self._lines.put_nowait(line + "\n")
+        except Full:
+            self._dropped += 1
+        except Exception:  # noqa: BLE001 - as every handler of the standard library has it
+            self.handleError(record)
+
+    def _write(self) -> None:
+        while True:
+            line = self._lines.get()
+            with suppress(OSError, ValueError):  # The reader is gone, or the stream was closed.
+                self._stream.write(line)
+                self._stream.flush()
+            self._lines.task_done()
+
+    def flush(self) -> None:
+        """Wait until all is written, but not for a reader that stands still. `logging.shutdown` calls this at the end."""
+        end = time.monotonic() + LAST_WORDS_S
+        while self._lines.unfinished_tasks and time.monotonic() < end:
+            time.sleep(0.001)
