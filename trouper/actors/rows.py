@@ -126,9 +126,8 @@ class Row:
     def take(self, token: int, logprobs: TokenLogprobs | None, now: float = 0.0) -> Finished | None:
         """Commit one token. The Finished that it caused, already preceded by the last text. The one place that decides."""
         self.now = now
-        if not self.produced and self.admitted.submission.request.prompt_logprobs is not None:
-            self.admitted.submission.reply(Scored(tuple(self.scores)))
-            self.scores.clear()
+        if not self.produced:
+            self._begin()
         self.produced += 1
         self.chain.append(token)
         if token in self.ends:
@@ -142,6 +141,13 @@ class Row:
             return self._finish("length", (token,), logprobs, None, shown.text)
         self._say(shown.text, (token,), logprobs)
         return None
+
+    def _begin(self) -> None:
+        """Its first token is there."""
+        self.first_token_at = self.now
+        if self.admitted.submission.request.prompt_logprobs is not None:
+            self.admitted.submission.reply(Scored(tuple(self.scores)))
+            self.scores.clear()
 
     def _finish(
         self, reason: str, tokens: tuple[int, ...], logprobs: TokenLogprobs | None, matched: int | None, text: str = ""

@@ -442,7 +442,6 @@ class Scheduler:
                 self._give_up(self._rows[row_id], Problem(400, reason, param=None, code="grammar_failed"))
         now, decoding = trio.current_time(), sum(map(self._rows.__contains__, plan.decode))
         committed = self._commit(stepped, now)
-        self._note_first_tokens(plan, now)
         self._showing.stepped(decoded=bool(plan.decode), produced=bool(stepped.rows))
         prefilled = sum(chunk.tokens for chunk in plan.prefill)
         self._pulse.stepped(now, decoding=decoding, produced=bool(stepped.rows), tokens=committed + prefilled)
@@ -484,12 +483,6 @@ class Scheduler:
             if row_id in self._rows:
                 self._rows[row_id].hoped -= hoped
         self._speculation.answered(plan, stepped, self._rows)
-
-    def _note_first_tokens(self, plan: Plan, now: float) -> None:
-        for chunk in plan.prefill:
-            row = self._rows.get(chunk.row)
-            if row is not None and row.produced and row.first_token_at is None:
-                row.first_token_at = now
 
     def _finish_embedding(self, row: Row, vector: bytes) -> None:
         submission = row.admitted.submission
