@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from types import TracebackType
-
 import trio
-from quart.wrappers.response import ResponseBody
 
 from trouper.web.answers import MOST_EVENTS
+from trouper.web.onlooker import Onlooker
 from trouper.web.shape import COMMENT
 
 
@@ -41,22 +38,11 @@ class EventLog:
             await self._readers.park()
 
 
-class Replay(ResponseBody):
-    """The body of a streamed response that others write. Leaving it ends nothing but itself."""
+class Replay(Onlooker):
+    """The body of a streamed response that others write."""
 
     def __init__(self, log: EventLog, place: int, heartbeat_s: float) -> None:
         self._log, self._place, self._heartbeat_s = log, place, heartbeat_s
-
-    async def __aenter__(self) -> AsyncIterator[bytes]:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self
 
     async def __anext__(self) -> bytes:
         """One write: what is there, but not all of a long answer."""

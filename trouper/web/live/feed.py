@@ -6,19 +6,18 @@ There is no task. Viewers wait for the same ticks of the clock; so nothing has t
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from math import inf
-from types import TracebackType
 from typing import Any
 
 import msgspec
 import trio
-from quart.wrappers.response import ResponseBody
 
 from trouper.actors.fleet import Models
 from trouper.protocol.record import RequestRecord
 from trouper.web.live.snapshot import NewGaps, model_body
+from trouper.web.onlooker import Onlooker
 
 TICK_S = 0.25
 RECENT = 50
@@ -89,8 +88,8 @@ def event(name: str, data: Any) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(data))
 
 
-class Viewer(ResponseBody):
-    """The body of one viewer's stream. It has nothing that would have to be given back.
+class Viewer(Onlooker):
+    """The body of one viewer's stream.
 
     One that is slow misses snapshots; then it is told of the recent requests anew, as at its beginning.
     """
@@ -98,17 +97,6 @@ class Viewer(ResponseBody):
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
         self._seen = -1
-
-    async def __aenter__(self) -> AsyncIterator[bytes]:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self
 
     async def __anext__(self) -> bytes:
         if await self._over():
