@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-import time
 from contextlib import suppress
 from queue import Full, Queue
 from typing import TextIO
@@ -33,12 +32,9 @@ class AsideHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            line = self.format(record)
-            if self._dropped:
-                self._lines.put_nowait(f"({self._dropped} lines of the log were dropped: nobody read them)\n{line}\n")
-                self._dropped = 0
-            else:
-                self._lines.put_nowait(line + "\n")
+            missed = f"({self._dropped} lines of the log were dropped: nobody read them)\n" if self._dropped else ""
+            self._lines.put_nowait(f"{missed}{self.format(record)}\n")
+            self._dropped = 0
         except Full:
             self._dropped += 1
         except Exception:  # noqa: BLE001 - as every handler of the standard library has it
@@ -54,6 +50,5 @@ class AsideHandler(logging.Handler):
 
     def flush(self) -> None:
         """Wait until all is written, but not for a reader that stands still. `logging.shutdown` calls this at the end."""
-        end = time.monotonic() + LAST_WORDS_S
-        while self._lines.unfinished_tasks and time.monotonic() < end:
-            time.sleep(0.001)
+        with self._lines.all_tasks_done:
+            self._lines.all_tasks_done.wait_for(lambda: not self._lines.unfinished_tasks, LAST_WORDS_S)
