@@ -5,12 +5,9 @@ A process that waits in a collective cannot be cancelled; it only ends when the 
 before that.
 """
 
-# ruff: noqa: T201
 from __future__ import annotations
 
 import sys
-import time
-import traceback
 from collections import Counter
 from collections.abc import Awaitable
 from random import Random
@@ -20,6 +17,7 @@ import attrs
 import trio
 from trio.testing import memory_stream_pair
 
+from tests.sim.campaign import campaign
 from tests.sim.clients import Client
 from tests.sim.seeded import run_seeded
 from tests.sim.weather import STALL_TIMEOUT_S, SimEngine, SimulatedCrash, Weather
@@ -365,20 +363,7 @@ def run_ranks_world(seed: int, fate: Fate | None = None) -> RanksWorld:
 
 
 def main(worlds: int = 100, first: int = 0) -> int:
-    began, failed, outcomes = time.perf_counter(), list[int](), Counter[str]()
-    for seed in range(first, first + worlds):
-        try:
-            outcomes += run_ranks_world(seed).outcomes
-        except Exception:  # noqa: BLE001  A world may fail in any way; the others still count.
-            failed.append(seed)
-            if len(failed) <= 3:
-                print(f"\nseed {seed}\n{traceback.format_exc()}", file=sys.stderr)
-        if (done := seed - first + 1) % 100 == 0 or done == worlds:
-            print(f"{done} of {worlds} worlds, {len(failed)} failed, {time.perf_counter() - began:.1f} s", flush=True)
-    print(", ".join(f"{n} {what}" for what, n in outcomes.most_common()))
-    for seed in failed:
-        print(f"failed: seed {seed}; again: python -m tests.sim.ranks 1 {seed}")
-    return bool(failed)
+    return campaign("tests.sim.ranks", lambda seed: run_ranks_world(seed).outcomes, worlds, first)
 
 
 if __name__ == "__main__":
