@@ -5,44 +5,13 @@ from __future__ import annotations
 import json
 import time
 
-import attrs
 import trio
 
-WORDS = [
-    "river",
-    "stone",
-    "light",
-    "window",
-    "garden",
-    "paper",
-    "winter",
-    "market",
-    "bridge",
-    "silver",
-    "forest",
-    "letter",
-    "morning",
-    "island",
-    "engine",
-    "captain",
-]
+from trouper.cli.bench import load as bench
+from trouper.cli.bench.load import Stream
 
-
-@attrs.define
-class Stream:
-    """When each piece of text came."""
-
-    sent: float = 0.0
-    times: list[float] = attrs.field(factory=list)
-    tokens: int = 0
-    prompt_tokens: int = 0
-
-    @property
-    def ttft_s(self) -> float:
-        return self.times[0] - self.sent
-
-    def gaps_s(self) -> list[float]:
-        return [b - a for a, b in zip(self.times, self.times[1:], strict=False)]
+WORDS = bench.WORDS[:16]
+"""So many, so that figures compare with earlier ones."""
 
 
 def prompt(seed: int, words: int) -> str:
