@@ -125,7 +125,7 @@ async def test_the_whole_request_has_its_limit_for_a_slow_reader_too(opened: Ope
         assert failed.value.problem.code == "request_timeout"
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.floats(0, 0.3), max_size=30))
 def test_a_cancelled_next_loses_nothing(impatience: list[float]) -> None:
     async def main() -> str:

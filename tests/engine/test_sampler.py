@@ -254,7 +254,7 @@ class TestNoise:
         assert hashed(keys, mx.array([0, 1, 49151], mx.uint32)).tolist() == GOLDEN_BITS
 
     @given(st.integers(-(2**80), 2**80), st.integers(0, 2**40))
-    @settings(max_examples=50, deadline=None)
+    @settings(max_examples=50)
     def test_any_seed_and_position(self, seed: int, position: int) -> None:
         keys = stream_keys(np.array([mix(seed)], np.uint64), np.array([position], np.uint64))
         assert np.isfinite(np.array(gumbel(keys, self.IDS))).all()
@@ -291,7 +291,7 @@ PENALIZED = (
 )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data())
 def test_d1_penalties_equal_the_naive_ones(data: st.DataObject) -> None:
     """Over several steps, with rows that leave and come back into a new membership in between."""

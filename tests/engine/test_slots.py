@@ -128,7 +128,7 @@ KINDS: dict[str, Callable[[np.random.RandomState], Pair]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(data=st.data())
 def test_r1_slots_equal_single_row_caches(kind: str, data: st.DataObject) -> None:
     pair = KINDS[kind](np.random.RandomState(3))

@@ -96,7 +96,7 @@ devices = st.builds(device, st.floats(0, 0.2), st.floats(0.0, 0.12), st.floats(0
 kinds = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=20)
 
 
-@settings(max_examples=300 if LONG else 15, deadline=None)
+@settings(max_examples=300 if LONG else 15)
 @given(devices, kinds, st.sampled_from([0.0, 0.5]))
 def test_it_never_costs_much(cost: Cost, kinds: list[tuple[float, float]], noise: float) -> None:
     batch = Simulated.of(cost, kinds, noise)
@@ -104,7 +104,7 @@ def test_it_never_costs_much(cost: Cost, kinds: list[tuple[float, float]], noise
     assert batch.gain() > 0.95
 
 
-@settings(max_examples=300 if LONG else 10, deadline=None)
+@settings(max_examples=300 if LONG else 10)
 @given(devices, st.integers(1, 16), st.floats(0.6, 1), st.floats(0.5, 1))
 def test_it_pays_where_it_can(cost: Cost, rows: int, right: float, repeats: float) -> None:
     """Near the best size that whoever knew all costs and chances would take, if that is worth anything."""

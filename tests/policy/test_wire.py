@@ -31,7 +31,7 @@ def plain(value: object) -> Any:
 def test_every_message_comes_back_as_it_went(kind: type) -> None:
     """Every field of every class, with values of its type: a new one is tried as soon as it exists."""
 
-    @settings(max_examples=20, deadline=None, phases=[Phase.generate], suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=20, phases=[Phase.generate], suppress_health_check=[HealthCheck.too_slow])
     @given(st.from_type(kind))
     def there_and_back(message: Any) -> None:
         frame = encode(message)

@@ -62,7 +62,6 @@ def play(index_class: type[Index], examples: int, phases: Collection[Phase] = tu
     how = settings(
         max_examples=examples,
         stateful_step_count=30,
-        deadline=None,
         database=None,
         phases=phases,
         report_multiple_bugs=False,

@@ -254,7 +254,7 @@ async def targets(served: Served) -> list[Target]:
 
 
 def fuzz(target: Target) -> None:
-    @settings(max_examples=EXAMPLES, database=None, derandomize=not LONG, deadline=None,
+    @settings(max_examples=EXAMPLES, database=None, derandomize=not LONG,
               suppress_health_check=list(HealthCheck))  # fmt: skip
     @given(bodies(target.own, target.names))
     def send(body: bytes) -> None:

@@ -203,7 +203,7 @@ bodies = st.fixed_dictionaries(
 async def test_fuzzed_bodies_never_break_anything() -> None:
     sent: list[bytes] = []
 
-    @settings(max_examples=150, database=None, suppress_health_check=list(HealthCheck), deadline=None)
+    @settings(max_examples=150, database=None, suppress_health_check=list(HealthCheck))
     @given(bodies)
     def collect(body: dict[str, Any]) -> None:
         sent.append(json.dumps({"max_output_tokens": 2} | body).encode("utf-8", "surrogatepass"))
