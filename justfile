@@ -8,7 +8,7 @@ export UV_PYTHON_PREFERENCE := env("UV_PYTHON_PREFERENCE", "only-system")
 
 # Which build of MLX: `cpu` on Linux, or TROUPER_EXTRA=cuda; a Mac has only one.
 accelerator := env("TROUPER_EXTRA", if os() == "linux" { "cpu" } else { "" })
-extras := if accelerator == "" { "--extra demo" } else { "--extra demo --extra " + accelerator }
+extras := if accelerator == "" { "" } else { "--extra " + accelerator }
 
 # So many processes share the tests; each may hold a model.
 workers := env("TROUPER_TEST_WORKERS", "2")
@@ -22,7 +22,7 @@ _setup *groups:
 
 # Run the server; further flags go to `trouper serve`, as in `just serve --port 8123 --model DIR`
 [no-exit-message]
-serve *flags: (_setup "--no-dev")
+serve *flags: (_setup "--no-dev" "--group demo")
     @exec .venv/bin/trouper serve "$@"
 
 # Several servers behind a router on port 8000; as in `just replicas --replicas 4 -- --model DIR`

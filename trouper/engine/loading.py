@@ -65,7 +65,7 @@ def load(
     long as it goes on. Raises `ModelUnusable` with one line. With several ranks it waits for all of them, once its own
     part is there."""
     name = settings.model or embedded.NAME
-    directory = resolve(settings.model, report)
+    directory = resolve(settings.model, report, watch)
     found = checkpoint.inspect(directory)
     generation = _generation_config(directory)
     words = tokenizer.load(directory, found.config, generation)

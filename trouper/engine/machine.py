@@ -60,8 +60,10 @@ def product_gflops() -> float:
 
 def is_here(model: str | None) -> bool:
     """Whether starting would download nothing."""
-    if model is None or model == embedded.NAME or Path(model).expanduser().exists():
+    if model is not None and Path(model).expanduser().exists():
         return True
+    if model is None or model == embedded.NAME:
+        return embedded.is_here()
     try:
         snapshot_download(model, local_files_only=True)
     except (LocalEntryNotFoundError, HFValidationError):

@@ -17,20 +17,22 @@ from mlx_lm.utils import _download  # the hub files that mlx-lm reads, and Model
 
 from trouper.engine import embedded
 from trouper.protocol.errors import ModelUnusable
+from trouper.protocol.loading import LoadWatch, nobody_watches
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def resolve(model: str | None, report: Callable[[str], None]) -> Path:
-    """The model's directory; downloads it, with progress bars, unless it is there. Raises `ModelUnusable`."""
+def resolve(model: str | None, report: Callable[[str], None], watch: LoadWatch = nobody_watches) -> Path:
+    """The model's directory; downloads it unless it is there. `watch` hears how far the embedded one has come; the hub's
+    client shows bars of its own. Raises `ModelUnusable`."""
     if model is None:
         report(f"no --model: serving the embedded {embedded.NAME}")
-        return embedded.directory()
+        return embedded.directory(None, report, watch)
     path = Path(model).expanduser()
     if path.is_dir():
         return path
     if model == embedded.NAME:
-        return embedded.directory()
+        return embedded.directory(None, report, watch)
     if path.exists():
         raise ModelUnusable(f"--model {model} is a file: give the directory that holds config.json and the weights")
     if not HUB_ID.fullmatch(model) or model.startswith((".", "~")):

