@@ -91,12 +91,12 @@ def reference(model: nn.Module, prompt: list[int], n: int, step: int = 32) -> li
     return tokens[1:]
 
 
-def save(name: str, directory: Path) -> Path:
+def save(name: str, directory: Path, config: Config | None = None, seed: int | None = None) -> Path:
     """A directory that `--model` takes: the model, and a tokenizer whose tokens are bytes and byte pairs."""
     directory.mkdir(parents=True, exist_ok=True)
-    weights = dict(tree_flatten(build(name).parameters()))
+    weights = dict(tree_flatten(build(name, seed, config).parameters()))
     mx.save_safetensors(str(directory / "model.safetensors"), weights, {"format": "mlx"})
-    write_json(directory / "config.json", {**FAMILIES[name], "eos_token_id": END})
+    write_json(directory / "config.json", {**(config or FAMILIES[name]), "eos_token_id": END})
     save_tokenizer(directory)
     return directory
 

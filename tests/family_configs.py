@@ -298,3 +298,13 @@ FAMILIES: dict[str, Config] = {
         "moe_router_enable_expert_bias": True,
     },
 }
+
+BY_HIDDEN_SIZE = ("phi3", "lfm2", "qwen2", "cohere2", "mixtral", "jamba", "granitemoehybrid")
+"""Models that take the size of a head from the hidden size, whatever head_dim says."""
+
+
+def wide(config: Config) -> Config:
+    """With heads that groups of 32 divide."""
+    nested = {key: wide(value) for key, value in config.items() if isinstance(value, dict) and key == "text_config"}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1} if config["model_type"] in BY_HIDDEN_SIZE else {}
+    return {**config, **nested, **heads, **({"head_dim": 32} if "head_dim" in config else {})}

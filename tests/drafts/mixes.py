@@ -10,11 +10,13 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import attrs
 
+from tests.drafts.models import saved
 from tests.engine.oracle import Foretelling
 from tests.real.serving import Heard, ask, running
 from tests.real.test_mixed import Clients, Wishes, assert_as_alone, watched
@@ -121,10 +123,11 @@ def checked(clients: Clients, held: Held) -> type[StepEngine]:
     return Checked
 
 
-async def play(path: str, name: str, seed: int) -> SpeculationFacts:
-    """Raises where anything differs from the same without drafts, alone."""
+async def play(directory: Path, name: str, seed: int) -> SpeculationFacts:
+    """Raises where anything differs from the same without drafts, alone. Models are saved in the directory."""
     mix = Mix.of(name, seed)
     kv = {key: value for key, value in mix.settings.items() if key.startswith("kv")}
+    path = saved(name, directory, mix.settings["kv_bits"])
     async with running(path, cache_memory=0, speculation="off", **kv) as runtime:
         asked = dict(mix.wishes(runtime.tokenizer))
         alone = {key: (await ask(runtime, attrs.evolve(wish, speculation=None)))[0] for key, wish in asked.items()}

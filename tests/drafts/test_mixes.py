@@ -3,14 +3,36 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import attrs
 import pytest
 
 from tests.drafts.mixes import play
 from tests.drafts.models import saved
+from tests.real.serving import ask, running
+from tests.real.test_mixed import assert_as_alone
+from trouper import Generate, Sampling, TokenPrompt
 
 
-@pytest.mark.parametrize(("name", "seed"), [("llama", 0), ("gpt_oss", 3), ("llama", 2)])
+@pytest.mark.parametrize(("name", "seed"), [("llama", 0), ("gpt_oss", 3), ("qwen3", 35)])
 async def test_r9_f22_the_same_with_drafts_as_without(name: str, seed: int, tmp_path: Path) -> None:
-    facts = await play(saved(name, tmp_path), name, seed)
+    facts = await play(tmp_path, name, seed)
     assert 0 < facts.accepted < facts.drafted
+
+
+async def test_other_kv_is_no_rounding(tmp_path: Path) -> None:
+    """What 8 bits forgive is what rounding does to them, and not what they do."""
+    eight: dict[str, Any] = {"kv_bits": 8, "kv_group_size": 32}
+    path = saved("llama", tmp_path, 8)
+    prompt = TokenPrompt(tuple(range(1, 40)))
+    wish = Generate(request_id="", prompt=prompt, sampling=Sampling(temperature=0), max_tokens=9, logprobs=2)
+    heard = {}
+    for bits in (8, 4, 0):
+        async with running(path, cache_memory=0, **(eight | {"kv_bits": bits})) as runtime:
+            [heard[bits]] = await ask(runtime, attrs.evolve(wish, ignore_eos=True))
+    await assert_as_alone(path, wish, heard[8], heard[8], **eight)
+    for bits in (4, 0):
+        same = attrs.evolve(heard[bits], tokens=heard[8].tokens[:1])
+        with pytest.raises(AssertionError, match="is right"):
+            await assert_as_alone(path, wish, same, heard[8], **eight)

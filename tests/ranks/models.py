@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import mlx.core as mx
-from mlx.utils import tree_flatten
-
-from tests.families import END, build, save_tokenizer, write_json
+from tests import families
 from tests.family_configs import DEEPSEEK_V3, FAMILIES, Config
 
 SIZES: Config = {
@@ -39,9 +36,4 @@ in another order than one process, which moves logits by 1e-5."""
 
 def save(name: str, directory: Path) -> Path:
     """What `--model` takes."""
-    directory.mkdir(parents=True, exist_ok=True)
-    weights = dict(tree_flatten(build(name, SEEDS.get(name, 0), CONFIGS[name]).parameters()))
-    mx.save_safetensors(str(directory / "model.safetensors"), weights, {"format": "mlx"})
-    write_json(directory / "config.json", {**CONFIGS[name], "eos_token_id": END})
-    save_tokenizer(directory)
-    return directory
+    return families.save(name, directory, CONFIGS[name], SEEDS[name])

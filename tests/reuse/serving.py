@@ -13,12 +13,10 @@ from typing import Any
 from unittest.mock import patch
 
 import attrs
-import mlx.core as mx
 import numpy as np
 import trio
-from mlx.utils import tree_flatten
 
-from tests.families import END, build, save, write_json
+from tests.families import END, build, save
 from tests.family_configs import Config
 from trouper import Answer, Generate, Runtime, Sampling, Settings, TokenPrompt, run_runtime
 from trouper.engine import host
@@ -55,11 +53,8 @@ class Tiny:
 
     @classmethod
     def saved(cls, name: str, directory: Path, config: Config | None = None) -> Tiny:
-        model, path = build(name, config=config), save(name, directory / name)
-        if config is not None:
-            mx.save_safetensors(str(path / "model.safetensors"), dict(tree_flatten(model.parameters())))
-            write_json(path / "config.json", {**config, "eos_token_id": END})
-        return cls(name, str(path), kv_layout(model, PLAIN))
+        path = save(name, directory / name, config)
+        return cls(name, str(path), kv_layout(build(name, config=config), PLAIN))
 
     def reach(self, shared: int, *snapshots: int) -> int:
         """How many tokens are reused where so many are known: all, or up to the deepest snapshot."""

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from tests.engine.test_quantized import GAP, QUANTIZED, wide
+from tests.engine.test_quantized import GAP, QUANTIZED
 from tests.families import FAMILIES
+from tests.family_configs import wide
 from tests.reuse.serving import Ask, Heard, Tiny, agreed, cold, serving, text
 
 LONG = text(100, 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from tests.sim.campaign import campaign
+from tests.campaign import campaign
 from tests.sim.world import CLIENTS, run_world
 
 

@@ -17,7 +17,7 @@ import attrs
 import trio
 from trio.testing import memory_stream_pair
 
-from tests.sim.campaign import campaign
+from tests.campaign import campaign
 from tests.sim.clients import Client
 from tests.sim.seeded import run_seeded
 from tests.sim.weather import STALL_TIMEOUT_S, SimEngine, SimulatedCrash, Weather
