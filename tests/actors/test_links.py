@@ -12,9 +12,10 @@ from trio.testing import MockClock, memory_stream_pair
 
 from tests.fakes import FakeEngine, card
 from trouper.actors.following import Follower
+from trouper.actors.graph import _or_lost
 from trouper.actors.leading import Leader, RankLost, flags_of
 from trouper.actors.link import Invitation, Link, LinkFailed
-from trouper.protocol.link import Beat, Hello, Ready, Refused, Said, Unable
+from trouper.protocol.link import Beat, Hello, Leave, Ready, Refused, Said, Unable
 from trouper.protocol.model import LoadedModel, MemoryFacts
 from trouper.protocol.plans import Plan, RowId, Stepped
 from trouper.protocol.ranks import Joined
@@ -168,21 +169,58 @@ async def _beat(link: Link) -> None:
         await trio.sleep(0.5)
 
 
-async def test_f27_a_follower_whose_leader_has_gone_ends(autojump_clock: MockClock) -> None:
-    """Also while its engine waits in native code: `ended` does not wait for it."""
-    secret = Invitation.to("here", 1)
+async def test_f27_whoever_is_lost_the_others_hear_of_it(autojump_clock: MockClock) -> None:
+    """Else they would only see that rank 0 has gone, too, or their own collective fail."""
+    async with leading() as (leader, nursery, invitation):
+        link = await attended(leader, nursery, invitation, hello())
+        await leader.gather(2)
+        leader.lose("rank 2: its connection ended")
+        while isinstance(said := await link.receive(), Beat):
+            pass
+        assert said == Leave("rank 2: its connection ended")
+
+
+async def test_f27_a_collective_that_fails_while_ranks_load_is_only_the_consequence(autojump_clock: MockClock) -> None:
+    class Failing(FakeEngine):
+        async def load(self) -> LoadedModel:
+            raise RuntimeError("a connection to a peer was lost")
+
+    async with leading() as (leader, nursery, _):
+
+        async def find_out() -> None:
+            await trio.sleep(0.1)
+            leader.lose("rank 1: its connection ended")
+
+        nursery.start_soon(find_out)
+        with pytest.raises(RankLost, match="rank 1: its connection ended"):
+            await _or_lost(Failing().load(), leader)
+
+
+class Near(Follower):
+    """Its rank 0 is at the other end of `stream`."""
+
+    stream: trio.abc.Stream
+
+    async def _connect(self, joined: Joined) -> Link:
+        return await self.meet(self.stream, joined)
+
+
+def invited(secret: Invitation) -> tuple[Near, trio.abc.Stream]:
+    """A follower, and rank 0's end of its connection."""
 
     class Joining(FakeEngine):
         async def join(self, invitation: bytes) -> Joined:
             return Joined(1, 2, secret.encode())
 
-    ours, theirs = memory_stream_pair()
-
-    class Near(Follower):
-        async def _connect(self, joined: Joined) -> Link:
-            return await self.meet(theirs, joined)
-
     follower = Near(SETTINGS, Joining())
+    ours, follower.stream = memory_stream_pair()
+    return follower, ours
+
+
+async def test_f27_a_follower_whose_leader_has_gone_ends(autojump_clock: MockClock) -> None:
+    """Also while its engine waits in native code: `ended` does not wait for it."""
+    secret = Invitation.to("here", 1)
+    follower, ours = invited(secret)
     async with trio.open_nursery() as nursery:
 
         async def lead() -> None:
@@ -195,3 +233,32 @@ async def test_f27_a_follower_whose_leader_has_gone_ends(autojump_clock: MockClo
             await follower.run()
     assert follower.ended.is_set()
     assert follower.reason == "rank 0 is silent for 4 s (--rank-timeout-s)"
+
+
+async def test_f27_a_follower_ends_with_the_reason_that_rank_0_has(autojump_clock: MockClock) -> None:
+    secret = Invitation.to("here", 1)
+    follower, ours = invited(secret)
+    async with trio.open_nursery() as nursery:
+
+        async def lead() -> None:
+            link = await Link.proved(ours, secret.secret, "leader")
+            await link.send(Leave("rank 2: its connection ended"))
+
+        nursery.start_soon(lead)
+        with pytest.RaisesGroup(RankLost, flatten_subgroups=True, allow_unwrapped=True):
+            await follower.run()
+    assert (follower.reason, follower.unusable) == ("rank 2: its connection ended", False)
+
+
+async def test_f27_a_rank_that_is_lost_while_they_meet_is_no_crash(autojump_clock: MockClock) -> None:
+    """Its process ended with a traceback and exit code 1."""
+
+    class Alone(FakeEngine):
+        async def join(self, invitation: bytes) -> Joined:
+            raise RuntimeError("a connection to a peer was lost")
+
+    follower = Follower(SETTINGS, Alone())
+    with pytest.RaisesGroup(RankLost, flatten_subgroups=True, allow_unwrapped=True):
+        await follower.run()
+    assert follower.ended.is_set()
+    assert follower.reason == "a rank was lost while they met: a connection to a peer was lost"

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Awaitable
 from random import Random
 from typing import Any, Literal
+from unittest import mock
 
 import attrs
 import trio
@@ -21,12 +22,14 @@ from tests.campaign import campaign
 from tests.sim.clients import Client
 from tests.sim.seeded import run_seeded
 from tests.sim.weather import STALL_TIMEOUT_S, SimEngine, SimulatedCrash, Weather
-from tests.sim.world import CLIENTS, World, _watched
+from tests.sim.world import CLIENTS, Eager, World, _watched
 from trouper import Runtime
+from trouper.actors import scheduler as scheduler_module
 from trouper.actors.following import Follower
 from trouper.actors.graph import run_graph
 from trouper.actors.leading import Leader, RankLost
 from trouper.actors.link import Link
+from trouper.actors.speculation import Speculation
 from trouper.protocol.plans import Plan, RowId, Stepped
 from trouper.protocol.ranks import Joined
 
@@ -43,6 +46,10 @@ class RankDied(Exception):
     """What the rest of a dead process raises here."""
 
 
+class CollectiveFailed(Exception):
+    """What a rank's engine raises when another has died, possibly before the link says so."""
+
+
 @attrs.define(eq=False)
 class Process:
     """One rank: what it waits for in native code ends with it, and nothing else does it."""
@@ -50,11 +57,11 @@ class Process:
     ended: trio.Event = attrs.field(factory=trio.Event)
     stopped: bool = False
 
-    async def native(self, event: trio.Event) -> None:
-        """Wait for it as native code does: not to be cancelled."""
+    async def native(self, *events: trio.Event) -> None:
+        """Wait for one of them as native code does: not to be cancelled."""
         with trio.CancelScope(shield=True):
             async with trio.open_nursery() as nursery:
-                for one in (event, self.ended):
+                for one in (*events, self.ended):
                     nursery.start_soon(_then_cancel, one, nursery.cancel_scope)
         if self.ended.is_set():
             raise RankDied
@@ -69,6 +76,8 @@ async def _then_cancel(event: trio.Event, scope: trio.CancelScope) -> None:
 class Collectives:
     """All ranks must begin the same one; who differs hangs them all."""
 
+    broken: trio.Event = attrs.field(factory=trio.Event)
+    """A rank has died and the others' collectives fail, as the ring's do; else they hang."""
     here: dict[tuple[int, object], int] = attrs.field(factory=dict)
     complete: dict[tuple[int, object], trio.Event] = attrs.field(factory=dict)
     done: int = 0
@@ -80,7 +89,9 @@ class Collectives:
         if self.here[shape] == 2:
             event.set()
             self.done += 1
-        await process.native(event)
+        await process.native(event, self.broken)
+        if not event.is_set():
+            raise CollectiveFailed
 
 
 @attrs.define(eq=False)
@@ -101,6 +112,8 @@ class SlowStream(trio.abc.Stream):
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
         await trio.sleep(self.chance.choice((0, 0, 0.001, 0.05, 0.4)))
         data = await self.inner.receive_some(max_bytes)
+        if not data:
+            await trio.sleep(self.chance.choice((0, 0.05, 0.4)))
         await self._may()
         return data
 
@@ -117,6 +130,8 @@ class Fate:
     what: What = "nothing"
     step: int = 0
     """It happens when rank 1 is about to run the first step with work from here on; rank 0's, to rank 0."""
+    loud: bool = False
+    """A rank's death breaks the others' collectives."""
 
 
 class Rank(SimEngine):
@@ -244,6 +259,8 @@ class RanksWorld(World):
     def kill(self, rank: Rank) -> None:
         """What the system does with what a process held."""
         self.killed = True
+        if self.fate.loud:
+            self.collectives.broken.set()
         rank.process.ended.set()
         for end in self.ends:
             assert isinstance(end, trio.StapledStream)
@@ -308,6 +325,8 @@ class RanksWorld(World):
             return
         for client in self.clients:
             client.check()
+        if self.weather.drain_at_s is None and self.fate.what != "dies first":
+            assert not self.outcomes["engine_stopped"], "whose loss it is was not said"
         for submission in self.submissions:
             state = submission.replies.statistics()
             assert (state.open_send_channels, state.open_receive_channels) == (0, 0), submission
@@ -331,7 +350,7 @@ class RanksWorld(World):
 async def _quietly(work: Awaitable[None]) -> None:
     try:
         await work
-    except* (RankLost, RankDied, ZeroDivisionError):
+    except* (RankLost, RankDied, CollectiveFailed, ZeroDivisionError):
         pass
 
 
@@ -352,12 +371,13 @@ FATES: tuple[What, ...] = (
 def run_ranks_world(seed: int, fate: Fate | None = None) -> RanksWorld:
     """Raises, whatever is wrong with it."""
     chance = Random(seed)
-    drawn = Fate(chance.choice(FATES), chance.randrange(60))
+    drawn = Fate(chance.choice(FATES), chance.randrange(60), loud=seed % 2 == 1)
     weather, trace = weather_of(chance), list[Any]()
     clients = [Client.draw(name, chance, weather) for name in range(CLIENTS)]
     world = RanksWorld(weather, SimEngine(weather, chance, trace), clients, trace, fate=fate or drawn, chance=chance)
     world.engine = Rank(0, world, weather, chance, trace)
-    with _watched(world.submissions):
+    policy = Eager if weather.eager else Speculation
+    with _watched(world.submissions), mock.patch.object(scheduler_module, "Speculation", policy):
         run_seeded(seed, world.run)
     return world
 

@@ -21,6 +21,12 @@ def test_f27_a_rank_may_die_at_any_step(step: int) -> None:
     assert "rank 1" in run_ranks_world(3, Fate("dies", step)).lost
 
 
+@pytest.mark.parametrize("seed", [9, 10])
+def test_f27_whose_loss_it_is_is_said_though_the_collective_fails_first(seed: int) -> None:
+    """Clients were told `engine_stopped` when rank 0's engine raised before its link ended."""
+    assert run_ranks_world(seed, Fate("dies", 5, loud=True)).outcomes["rank_lost"]
+
+
 @pytest.mark.parametrize("what", sorted(set(FATES) - {"nothing"}))
 def test_the_fates_are_met(what: What) -> None:
     """A world where nothing is found proves nothing about finding it."""

@@ -55,7 +55,7 @@ class Follower:
         raising may have to wait for an engine that never ends."""
         async with trio.open_nursery() as thread:
             await thread.start(self._engine.run)
-            joined = await self._engine.join(b"")
+            joined = await self._join()
             self.joined.set()
             link = await self._connect(joined)
             try:
@@ -64,6 +64,14 @@ class Follower:
                 await link.close()
             self._end("")
             thread.cancel_scope.cancel()
+
+    async def _join(self) -> Joined:
+        try:
+            return await self._engine.join(b"")
+        except ModelUnusable:
+            raise
+        except Exception as error:
+            raise self._end(f"a rank was lost while they met: {error}") from error
 
     async def meet(self, stream: trio.abc.Stream, joined: Joined) -> Link:
         """Prove the secret and say who we are."""
@@ -138,8 +146,10 @@ class Follower:
                             return  # The engine has raised, and says why itself.
                     case Beat():
                         pass
-                    case Leave():
+                    case Leave(reason="", unusable=_):
                         break
+                    case Leave(reason=reason, unusable=unusable):
+                        raise self._end(reason, unusable=unusable)
                     case Refused(reason=reason):
                         raise self._end(reason, unusable=True)
                     case _:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import TypeVar
 
 import attrs
 import trio
@@ -20,7 +21,7 @@ import trio
 from trouper.actors.channels import Channels, Edge
 from trouper.actors.intake import Admitted, take_in_requests
 from trouper.actors.janitor import keep_tidy
-from trouper.actors.leading import BEAT_S, Leader, RankLost
+from trouper.actors.leading import Leader, RankLost
 from trouper.actors.mirror import MirrorEdges, lead_ranks, mirror_plans
 from trouper.actors.prefix import cache_namespace
 from trouper.actors.runtime import Runtime
@@ -30,7 +31,7 @@ from trouper.actors.submission import Submission
 from trouper.actors.supervision import RestartLimit, innermost, supervise
 from trouper.actors.watches import Watches
 from trouper.actors.writer import WriterEdges, write_to_disk
-from trouper.protocol.errors import DRAINING, Problem, SettingsInvalid, rank_lost
+from trouper.protocol.errors import DRAINING, ModelUnusable, Problem, SettingsInvalid, rank_lost
 from trouper.protocol.model import Engine, LoadedModel, MemoryFacts
 from trouper.protocol.plans import PLANS_IN_FLIGHT
 from trouper.protocol.settings import ByteSize, Settings
@@ -40,8 +41,9 @@ DISK_KNOWN_S = 10.0
 LAST_WRITES_S = 5.0
 """At the end, for what is on its way to the disk."""
 LAST_WORDS_S = 1.0
-"""When a rank is lost, for what clients are told of it."""
+"""When a rank is lost, for what clients and the other ranks are told of it."""
 log = logging.getLogger("trouper.graph")
+T = TypeVar("T")
 
 
 CHANNELS = {
@@ -71,9 +73,9 @@ async def run_graph(
         await thread.start(engine.run)
         if ranks is not None:
             ranks = await _gathered(thread, engine, ranks)
-        model = await engine.load()
+        model = await (engine.load() if ranks is None else _or_lost(engine.load(), ranks))
         if ranks is not None:
-            settings, model = _without_disk(settings), await ranks.all_ready(model)
+            settings, model = _without_disk(settings), await _or_lost(ranks.all_ready(model), ranks)
         model = attrs.evolve(model, card=attrs.evolve(model.card, cache_bytes=model.card.cache_bytes // graphs))
         if settings.cache_memory is not None:
             settings = attrs.evolve(settings, cache_memory=ByteSize(settings.cache_memory // graphs))
@@ -95,13 +97,26 @@ async def _gathered(nursery: trio.Nursery, engine: Engine, ranks: Leader) -> Lea
         invitation = await nursery.start(run)
     except OSError as error:
         raise SettingsInvalid(f"--control-host: cannot listen there: {error.strerror or error}") from error
-    joined = await engine.join(invitation)
+    joined = await _or_lost(engine.join(invitation), ranks)
     if joined.size == 1:
         ranks.joined.set()
         running.cancel()
         return None
     await ranks.gather(joined.size)
     return ranks
+
+
+async def _or_lost(work: Awaitable[T], ranks: Leader) -> T:
+    """What ranks do together before there is anything to serve. Where one is lost the others' collective fails, too; then
+    raises `RankLost`, which says whose loss it is."""
+    try:
+        return await work
+    except (ModelUnusable, SettingsInvalid):
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever a collective raises
+        await ranks.crashed(error)
+    await trio.sleep(LAST_WORDS_S)
+    raise RankLost(ranks.reason)
 
 
 async def _part(ranks: Leader) -> None:
@@ -180,10 +195,7 @@ class Graph:
         except* Exception as crash:
             if self._ranks is None:
                 raise
-            with trio.move_on_after(BEAT_S):  # A collective that fails is only the consequence: the link says of what.
-                await self._ranks.lost.wait()
-            log.exception("rank 0 crashed")
-            self._ranks.lose(f"rank 0: {type(innermost(crash)).__name__}: {innermost(crash)}")
+            await self._ranks.crashed(innermost(crash))
             await trio.sleep_forever()
 
     async def _step_together(self) -> None:
@@ -191,10 +203,11 @@ class Graph:
         plans, plans_in = self._channels.open("plans")
         mirrored, mirrored_in = self._channels.open("mirrored")
         results, results_in = self._channels.open("results")
-        answers, mirror = results, partial(mirror_plans, plans_in, mirrored)
+        answers, mirror, crashed = results, partial(mirror_plans, plans_in, mirrored), None
         if self._ranks is not None:
             answers, answers_in = self._channels.open("answers")
             mirror = partial(lead_ranks, MirrorEdges(plans_in, mirrored, answers_in, results), self._ranks)
+            crashed = self._ranks.crashed
         edges = SchedulerEdges(
             admitted=self._admitted_in, plans=plans, results=results_in, orders=self._orders, facts=watches.facts,
             memory=watches.memory, directory=watches.directory, looked=watches.looked, batch=watches.batch,
@@ -203,7 +216,7 @@ class Graph:
         async with trio.open_nursery() as together:
             together.start_soon(schedule, edges, self._model, self._namespace, self._settings)
             together.start_soon(mirror)
-            together.start_soon(step_model, mirrored_in, answers, self._engine)
+            together.start_soon(step_model, mirrored_in, answers, self._engine, crashed)
 
     def _memory(self) -> MemoryFacts:
         own = self._engine.memory()

@@ -110,7 +110,19 @@ class Leader:
             self.unusable = unusable
             self.facts.publish(attrs.evolve(self.facts.latest, lost=reason))
             self.lost.set()
+            for member in self._members.values():  # Else the others would only see that rank 0 has gone, too.
+                if member.state not in ("left", "lost"):
+                    self._post(member, encode(Leave(reason, unusable)))
             self._tell_change()
+
+    async def crashed(self, error: BaseException) -> None:
+        """Rank 0's own engine has raised, or what steers it. A collective that fails is only the consequence: the links say
+        of what. Returns when the group is lost."""
+        with trio.move_on_after(BEAT_S):
+            await self.lost.wait()
+        if not self.lost.is_set():
+            log.error("rank 0 crashed", exc_info=error)
+            self.lose(f"rank 0: {type(error).__name__}: {error}")
 
     # -- starting --------------------------------------------------------------------------------
 

@@ -76,7 +76,12 @@ class Crashed:
 
 @attrs.frozen
 class Leave:
-    """Rank 0: no plan comes any more. A follower ends after the last one."""
+    """Rank 0: no plan comes any more. A follower ends after the last one; or at once, if there is a reason: then the group
+    is lost, and its own engine may wait for whoever is."""
+
+    reason: str = ""
+    unusable: bool = False
+    """A second try would be lost in the same way."""
 
 
 Message = Hello | Refused | Said | Ready | Unable | Beat | Differs | Crashed | Leave | Plan
