@@ -15,7 +15,7 @@ from tests.engine.test_exactness import engine_of, every_family, model_of
 from tests.engine.test_slots import Watching
 from tests.families import build, prompts
 from tests.family_configs import VOCABULARY
-from trouper.engine import architecture, slots
+from trouper.engine import architecture, shapes
 from trouper.engine.blocks import BlockStore
 from trouper.engine.layout import Layout, Shape, kv_layout
 from trouper.engine.payloads import Stored, pending, stored_from
@@ -351,7 +351,7 @@ class TestMemory:
         return self.filled(201, monkeypatch)
 
     def filled(self, prompt: int, monkeypatch: pytest.MonkeyPatch) -> StepEngine:
-        monkeypatch.setattr(slots, "STEP", 2048)
+        monkeypatch.setattr(shapes, "STEP", 2048)
         engine = StepEngine(build("llama"), VOCABULARY)
         prefill = tuple(Chunk(row, 200) for row in self.LIVE)
         engine.collect(engine.launch(Plan(0, admit=tuple(admit(row, prompt) for row in self.LIVE), prefill=prefill)))
@@ -388,7 +388,7 @@ class TestMemory:
     @pytest.mark.parametrize("name", ["llama", "gpt_oss"])
     def test_no_buffer_is_copied_while_steps_overlap(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """A row stored, a row that leaves and one that restores, each launched while the step before still runs."""
-        monkeypatch.setattr(slots, "STEP", 8192)
+        monkeypatch.setattr(shapes, "STEP", 8192)
         order = store(name, 0, 13)
         requests = [Request([1 + row, 2, 3], 30, leave=9 if row == 2 else None) for row in range(8)]
         requests.append(Request([1, 2, 3] * 5, 5, join=11, restore=restore(order, 13)))

@@ -21,6 +21,7 @@ from tests.family_configs import VOCABULARY
 from trouper.engine.architecture import batching_of
 from trouper.engine.quantized import PLAIN, KvFormat
 from trouper.engine.region import Ints
+from trouper.engine.shapes import ROUNDED, Shapes
 from trouper.engine.spans import Spans
 from trouper.engine.step import Launched, StepEngine
 from trouper.protocol.plans import Plan, RowId
@@ -34,11 +35,19 @@ def foretelling(cases: Sequence[Case], dice: random.Random, most: int) -> Forete
     return Foretelling(tokens=most, answers={tuple(r.prompt): wanted for r, wanted in cases}, dice=dice)
 
 
-def play(model: nn.Module, cases: Sequence[Case], seed: str, kv: KvFormat = PLAIN, *, leaves: bool = True) -> Driver:
+def play(
+    model: nn.Module,
+    cases: Sequence[Case],
+    seed: str,
+    kv: KvFormat = PLAIN,
+    *,
+    leaves: bool = True,
+    shapes: Shapes | None = None,
+) -> Driver:
     """Joins and leaves, chunks of any size, drafts for some rows in some steps."""
     dice = random.Random(seed)
     most = dice.choice((1, 3, 6))
-    engine = StepEngine(model, VOCABULARY, kv, drafting=foretelling(cases, dice, most))
+    engine = StepEngine(model, VOCABULARY, kv, drafting=foretelling(cases, dice, most), shapes=shapes)
     sizes = [dice.choice((1, 5, 16, 32, 200)) for _ in range(64)]
     allow = [dice.choice((0, 0, 1, most, most)) for _ in range(997)]
     order = dice.sample(range(len(cases)), len(cases))
@@ -71,6 +80,13 @@ def test_r9_f22_a_row_says_the_same(name: str, seed: int) -> None:
     driver = play(model_of(name), asked, f"{name} {seed}")
     assert {0, 1} <= {right for _, _, right in driver.drafted}, "a mix of right and wrong drafts, or this shows little"
     assert any(right < tokens for _, tokens, right in driver.drafted)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_oss", "gemma2", "deepseek_v3"])
+def test_f22_passes_that_are_rounded_up(name: str) -> None:
+    """As on devices that prepare each new shape anew."""
+    driver = play(model_of(name), greedy_requests(name), f"{name} rounded", shapes=ROUNDED)
+    assert {0, 1} <= {right for _, _, right in driver.drafted}
 
 
 def test_f23_what_cannot_be_taken_back_is_not_drafted() -> None:

@@ -19,6 +19,7 @@ from tests.engine.driver import GREEDY, ChunkSize, Driver, Request, Row, answers
 from tests.engine.naive import certain_answer
 from tests.families import FAMILIES, build, prompts, reference
 from tests.family_configs import VOCABULARY
+from trouper.engine.shapes import ROUNDED, Shapes
 from trouper.engine.step import StepEngine
 from trouper.protocol.plans import Plan, RowId
 from trouper.protocol.sampling import Sampling
@@ -63,8 +64,8 @@ def seeded_requests(name: str) -> list[tuple[Request, list[int]]]:
     return requests
 
 
-def engine_of(name: str) -> StepEngine:
-    return StepEngine(model_of(name), VOCABULARY)
+def engine_of(name: str, shapes: Shapes | None = None) -> StepEngine:
+    return StepEngine(model_of(name), VOCABULARY, shapes=shapes)
 
 
 def random_script(requests: Sequence[Request], dice: random.Random) -> tuple[list[int], list[Request], ChunkSize]:
@@ -86,10 +87,12 @@ def assert_equal_as_far(requests: Sequence[Request], got: Sequence[list[int]], w
         assert mine == (alone if request.leave is None else alone[: len(mine)]), told
 
 
-def play_randomly(name: str, cases: Sequence[tuple[Request, list[int]]], seed: int) -> None:
+def play_randomly(
+    name: str, cases: Sequence[tuple[Request, list[int]]], seed: int, shapes: Shapes | None = None
+) -> None:
     dice = random.Random(f"{name} {seed}")
     order, script, chunk = random_script([request for request, _ in cases], dice)
-    got = answers(engine_of(name), script, chunk)
+    got = answers(engine_of(name, shapes), script, chunk)
     assert_equal_as_far(script, got, [cases[place][1] for place in order])
 
 
@@ -108,6 +111,10 @@ class TestGreedy:
     @pytest.mark.parametrize("seed", range(20 if LONG else 2))
     def test_r1_d3_d4_d5_joining_and_leaving(self, name: str, seed: int) -> None:
         play_randomly(name, greedy_requests(name), seed)
+
+    def test_r1_passes_that_are_rounded_up(self, name: str) -> None:
+        """As on devices that prepare each new shape anew."""
+        play_randomly(name, greedy_requests(name), 0, ROUNDED)
 
 
 @every_family

@@ -16,10 +16,11 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache
 from tests.engine.driver import Driver, Orders, Request, Row
 from tests.families import build
 from tests.family_configs import VOCABULARY
-from trouper.engine import slots
+from trouper.engine import shapes
 from trouper.engine.computing import copied
 from trouper.engine.region import Region
 from trouper.engine.rows import compact
+from trouper.engine.shapes import ROUNDED
 from trouper.engine.slots import FullSlots, RingSlots, SlotCache
 from trouper.engine.states import StateSlots
 from trouper.engine.step import StepEngine
@@ -33,7 +34,7 @@ SCALE = DIM**-0.5
 def _small_steps() -> Iterator[None]:
     """Buffers grow after a few tokens, so that short examples meet it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slots, "STEP", 4)
+        patch.setattr(shapes, "STEP", 4)
         yield
 
 
@@ -96,8 +97,10 @@ class Pair:
     def forward(self, start: int, counts: list[int]) -> None:
         """One pass over slots from `start` on; each row's output equals its own cache's."""
         width, stop = max(counts), start + len(counts)
+        width = self.slots.shapes.width(width)
         queries, keys, values = (self._random(len(counts), width) for _ in range(3))
-        self.slots.begin(Region(start, np.array(self.lengths[start:stop], np.int32), np.array(counts, np.int32), width))
+        lengths = np.array(self.lengths[start:stop], np.int32)
+        self.slots.begin(Region(start, lengths, np.array(counts, np.int32), width, self.slots.shapes))
         mask = self.slots.make_mask(width, window_size=self.window)  # type: ignore[attr-defined]
         fetched = self.slots.update_and_fetch(keys, values)  # type: ignore[attr-defined]
         out = mx.fast.scaled_dot_product_attention(queries, *fetched, scale=SCALE, mask=mask)
@@ -119,10 +122,19 @@ class Pair:
         return mx.array(self.dice.standard_normal((rows, HEADS, width, DIM)).astype(np.float32))
 
 
+def rounded(cache: SlotCache) -> SlotCache:
+    cache.shapes = ROUNDED
+    return cache
+
+
 KINDS: dict[str, Callable[[np.random.RandomState], Pair]] = {
     "full": lambda dice: Pair(FullSlots(), KVCache, None, dice),
     "full, windowed by the mask": lambda dice: Pair(FullSlots(), KVCache, WINDOW, dice),
     "ring": lambda dice: Pair(RingSlots(WINDOW), lambda: RotatingKVCache(WINDOW), WINDOW, dice),
+    "full, of rounded shapes": lambda dice: Pair(rounded(FullSlots()), KVCache, None, dice),
+    "ring with slack, of rounded shapes": lambda dice: Pair(
+        rounded(RingSlots(WINDOW, slack=3)), lambda: RotatingKVCache(WINDOW), WINDOW, dice
+    ),
     "ring with slack": lambda dice: Pair(RingSlots(WINDOW, slack=3), lambda: RotatingKVCache(WINDOW), WINDOW, dice),
 }
 
@@ -194,7 +206,7 @@ def test_buffers_grow_and_shrink() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_write_copies_no_buffer(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slots, "STEP", 1024)
+    monkeypatch.setattr(shapes, "STEP", 1024)
     rows, tokens = 8, 1024
     cache = FullSlots() if kind.startswith("full") else RingSlots(tokens)
     lengths = np.arange(tokens // 2, tokens // 2 + rows).astype(np.int32)
@@ -236,7 +248,7 @@ class Watching(Driver):
 @pytest.mark.parametrize("name", ["llama", "gpt_oss"])
 def test_r1_pipelined_decoding_copies_no_buffer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole engine: a step is launched while the last one, which reads the same buffers, still runs."""
-    monkeypatch.setattr(slots, "STEP", 8192)
+    monkeypatch.setattr(shapes, "STEP", 8192)
     driver = Watching(StepEngine(build(name), VOCABULARY))
     driver.play([Request([1 + row, 2, 3], 30) for row in range(8)])
     first, *steps = driver.rises

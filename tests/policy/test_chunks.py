@@ -50,6 +50,17 @@ def test_a_short_prompts_step_says_nothing_of_longer_chunks() -> None:
     assert sizer.tokens == 1000
 
 
+def test_one_slow_step_is_not_believed_and_two_are() -> None:
+    """On an H200 one step that prepared a new shape (7 s) halved chunks again and again, until each had a shape of its own
+    and was slow for that: 32 prompts of 50 tokens took 50 s."""
+    sizer = ChunkSizer(0.2, 4096, tokens=1000)
+    for seconds in (0.15, 7.0, 0.15, 7.0):
+        sizer.measured(1000, seconds)
+        assert sizer.tokens >= 1000
+    sizer.measured(1000, 7.0)
+    assert sizer.tokens < 1000
+
+
 REMAINING = st.lists(st.integers(1, 3000), min_size=1, max_size=12)
 
 

@@ -18,6 +18,11 @@ LEAST_BUSY_TOKENS = 16
 LEAST_IDLE_TOKENS = 64
 """Nobody waits for a prefill-only step, and smaller ones pay the weights' memory traffic again and again."""
 
+SURPRISING = 3.0
+"""A step that takes so many times as long as one that prefilled about as much says something of the machine, not of the
+chunk: a device that prepares a new shape, a busy moment. Once; twice in a row it is believed. Without that one slow step made
+chunks so small that each was of a new shape, and slow for that."""
+
 
 @attrs.define
 class ChunkSizer:
@@ -32,6 +37,9 @@ class ChunkSizer:
     tokens: int = FIRST_CHUNK_TOKENS
     least: int = LEAST_BUSY_TOKENS
     _measured: bool = False
+    _seen: tuple[int, float] = (0, 0.0)
+    """Tokens and seconds of the last step that was believed."""
+    _surprised: bool = False
 
     def __attrs_post_init__(self) -> None:
         self.tokens, self.least = min(self.tokens, self.most), min(self.least, self.most)
@@ -43,14 +51,19 @@ class ChunkSizer:
 
     def measured(self, tokens: int, seconds: float) -> None:
         """A step that prefilled so many tokens took so long (decode included)."""
-        if seconds <= 0 or tokens <= 0:
+        if seconds <= 0 or tokens <= 0 or self._surprising(tokens, seconds):
             return
-        self._measured = True
+        self._measured, self._seen = True, (tokens, seconds)
         ratio = self.target_s / seconds
         if ratio < 1:  # A remainder of a prompt, or noise, says little about the whole chunk: halve at most.
             self.tokens = max(self.least, min(self.tokens, int(max(tokens, self.tokens) * max(ratio, 0.5))))
         elif tokens >= self.tokens:
             self.tokens = max(self.tokens, min(self.most, int(tokens * min(ratio * 0.9, 4.0))))
+
+    def _surprising(self, tokens: int, seconds: float) -> bool:
+        seen_tokens, seen_s = self._seen
+        self._surprised = not self._surprised and tokens <= 1.25 * seen_tokens and seconds > SURPRISING * seen_s
+        return self._surprised
 
 
 def share_chunks(remaining: Sequence[tuple[RowId, int]], budget: int, most: int) -> tuple[Chunk, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -17,6 +18,7 @@ from trouper.engine.device import memory_facts
 from trouper.engine.drafting import Drafting
 from trouper.engine.loading import Loaded, load
 from trouper.engine.step import Launched, StepEngine
+from trouper.engine.warming import warm_up
 from trouper.protocol.loading import LoadWatch, nobody_watches
 from trouper.protocol.model import LoadedModel, MemoryFacts
 from trouper.protocol.plans import Plan, Stepped
@@ -90,7 +92,17 @@ class MlxEngine:
             card.weights_bytes / 1e6,
             card.device,
         )
+        if device.prepares_shapes():
+            await self._on_thread(self._warm_up)
         return LoadedModel(card, self._loaded.tokenizer)
+
+    def _warm_up(self) -> None:
+        assert self._loaded is not None, "load() comes first"
+        log.info("compiling kernels")
+        began = time.perf_counter()
+        warm_up(self._engine(), self._loaded.card.vocab_size)
+        mx.clear_cache()
+        log.info("compiled in %.1f s", time.perf_counter() - began)
 
     async def step(self, plans: trio.MemoryReceiveChannel[Plan], results: trio.MemorySendChannel[Stepped]) -> None:
         await self._on_thread(lambda: self._session(plans, results))
@@ -125,17 +137,19 @@ class MlxEngine:
 
     def _session(self, plans: trio.MemoryReceiveChannel[Plan], results: trio.MemorySendChannel[Stepped]) -> None:
         """Answer plans until they end. A new session has no rows: after a crash nothing of them can be trusted."""
-        assert self._loaded is not None, "load() comes first"
-        loaded = self._loaded
-        grammars = loaded.tokenizer.grammars
-        settings = self._settings
-        drafting = Drafting(settings.spec_ngram_min, settings.spec_ngram_max, settings.spec_draft_tokens)
-        engine = StepEngine(loaded.model, loaded.card.vocab_size, loaded.kv, grammars, self._group, drafting=drafting)
+        engine = self._engine()
         try:
             self._answer(engine, plans, results)
         finally:
             del engine
             mx.clear_cache()
+
+    def _engine(self) -> StepEngine:
+        assert self._loaded is not None, "load() comes first"
+        loaded, settings = self._loaded, self._settings
+        drafting = Drafting(settings.spec_ngram_min, settings.spec_ngram_max, settings.spec_draft_tokens)
+        grammars = loaded.tokenizer.grammars
+        return StepEngine(loaded.model, loaded.card.vocab_size, loaded.kv, grammars, self._group, drafting=drafting)
 
     def _answer(
         self, engine: StepEngine, plans: trio.MemoryReceiveChannel[Plan], results: trio.MemorySendChannel[Stepped]

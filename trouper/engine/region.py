@@ -8,6 +8,8 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from trouper.engine.shapes import EXACT, Shapes
+
 Ints = NDArray[np.int32]
 
 
@@ -17,13 +19,18 @@ class Region:
     lengths: (n,) tokens that each row's KV holds before the pass. counts: (n,) how many of the `width`
     tokens are the row's own; the rest is padding on the right, whose KV is never attended to and is
     overwritten later. All on the host: shapes and masks follow from them without asking the device.
+
+    level: all rows are equally long, so that "causal" says which keys a token sees, also where some run fewer tokens: the
+    padding lies behind. causal: so it is said; else by a mask over `keys` places of each row.
     """
 
-    def __init__(self, start: int, lengths: Ints, counts: Ints, width: int) -> None:
+    def __init__(self, start: int, lengths: Ints, counts: Ints, width: int, shapes: Shapes = EXACT) -> None:
         self.start, self.stop, self.width = start, start + len(lengths), width
         self.lengths, self.counts = lengths, counts
         self.longest = int(lengths.max()) + width
-        self.uniform = bool((lengths == lengths[0]).all() and (counts == width).all())
+        self.level = bool((lengths == lengths[0]).all())
+        self.causal = self.level and (width == 1 or not shapes.rounded or not lengths[0])
+        self.keys = self.longest if self.causal or width == 1 else shapes.keys(self.longest)
 
     @cached_property
     def offset(self) -> mx.array:

@@ -16,13 +16,12 @@ from trouper.engine.embedding import body_of
 from trouper.engine.layout import Layout, dealt, layout_of
 from trouper.engine.quantized import KvFormat
 from trouper.engine.region import Ints, Region
+from trouper.engine.shapes import EXACT, STEP, Shapes
 from trouper.engine.single import SingleRows
-from trouper.engine.slots import STEP, FullSlots, RingSlots, SlotCache
+from trouper.engine.slots import FullSlots, RingSlots, SlotCache
 from trouper.engine.states import StateSlots
 from trouper.protocol.plans import RowId
 
-PADDING_WORTH = 1.25
-"""Prefill prompts in one padded pass while that computes at most so many times their own tokens."""
 ALL = slice(None)
 
 
@@ -80,18 +79,21 @@ class Rows(Protocol):
     def nbytes(self) -> int: ...
 
 
-def rows_for(model: nn.Module, kv: KvFormat, slack: int = 0) -> tuple[Rows, Batching]:
+def rows_for(model: nn.Module, kv: KvFormat, slack: int = 0, shapes: Shapes = EXACT) -> tuple[Rows, Batching]:
     batching = batching_of(model)
-    return (SlotRows(model, batching, kv, slack) if batching.together else SingleRows(model)), batching
+    return (SlotRows(model, batching, kv, slack, shapes) if batching.together else SingleRows(model)), batching
 
 
 class SlotRows:
     """Decoding rows fill slots [0, n), prefilling rows [n, m): each pass is over a contiguous range, so no row's KV is
     gathered. Only a row that leaves, or overtakes an older one, moves KV."""
 
-    def __init__(self, model: nn.Module, batching: Batching, kv: KvFormat, slack: int = 0) -> None:
+    def __init__(
+        self, model: nn.Module, batching: Batching, kv: KvFormat, slack: int = 0, shapes: Shapes = EXACT
+    ) -> None:
         self._model = model
         self._kv = kv
+        self._shapes = shapes
         self._together = batching.prefill_together
         self._slack = slack
         self._caches = slot_caches(model, kv, slack)
@@ -100,7 +102,8 @@ class SlotRows:
         self._rings = [cache for cache in self._leaves if isinstance(cache, RingSlots)]
         self._states = [cache for cache in self._leaves if isinstance(cache, StateSlots)]
         for place, cache in enumerate(self._full):
-            cache.phase = place * STEP // len(self._full)
+            cache.shapes = shapes
+            cache.phase = 0 if shapes.rounded else place * STEP // len(self._full)
         self._order: list[RowId] = []
         self._lengths = np.zeros(0, np.int32)
         self._decoding = 0
@@ -130,22 +133,20 @@ class SlotRows:
     def prefill(self, chunks: Mapping[RowId, Sequence[int]]) -> mx.array | None:
         waiting = self._order[self._decoding :]
         counts = np.array([len(chunks.get(row, ())) for row in waiting], np.int32)
-        if not counts.any():
-            return None
-        if self._together and int(counts.max()) * len(waiting) <= PADDING_WORTH * counts.sum():
-            return self._prefill_padded(waiting, chunks, counts)
         done = None
-        for place, row in enumerate(waiting, self._decoding):
-            if chunks.get(row):
-                tokens = np.array([chunks[row]], np.int32)
-                done = self._prefill(place, tokens, np.array([tokens.shape[1]], np.int32))
+        for group in self._groups(counts.tolist()):
+            rows, own = waiting[group.start : group.stop], counts[group.start : group.stop]
+            tokens = np.zeros((len(rows), int(own.max())), np.int32)
+            for place, row in enumerate(rows):
+                tokens[place, : own[place]] = chunks.get(row, ())
+            done = self._prefill(self._decoding + group.start, tokens, own)
         return done
 
-    def _prefill_padded(self, rows: Sequence[RowId], chunks: Mapping[RowId, Sequence[int]], counts: Ints) -> mx.array:
-        tokens = np.zeros((len(rows), int(counts.max())), np.int32)
-        for place, row in enumerate(rows):
-            tokens[place, : counts[place]] = chunks.get(row, ())
-        return self._prefill(self._decoding, tokens, counts)
+    def _groups(self, counts: list[int]) -> list[range]:
+        """Recurrent state would take the padding in, so there each row runs alone."""
+        if self._together:
+            return self._shapes.groups(counts)
+        return [range(place, place + 1) for place, count in enumerate(counts) if count]
 
     def _prefill(self, start: int, tokens: Ints, counts: Ints) -> mx.array:
         self._forward(start, mx.array(tokens), counts)
@@ -196,14 +197,17 @@ class SlotRows:
 
     def _forward(self, start: int, tokens: mx.array, counts: Ints, part: nn.Module | None = None) -> mx.array:
         rows, width = tokens.shape
-        region = Region(start, self._lengths[start : start + rows].copy(), counts, width)
+        wide = width if self._states else self._shapes.width(width)
+        if wide > width:
+            tokens = mx.pad(tokens, [(0, 0), (0, wide - width)])
+        region = Region(start, self._lengths[start : start + rows].copy(), counts, wide, self._shapes)
         for cache in self._leaves:
             cache.begin(region)
         logits: mx.array = (part or self._model)(tokens, cache=[view(cache) for cache in self._caches])
         for cache in self._leaves:
             cache.finish()
         self._lengths[start : start + rows] += counts
-        return logits
+        return logits[:, :width] if wide > width else logits
 
     def drop(self, rows: Sequence[RowId]) -> None:
         if not rows:

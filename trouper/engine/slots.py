@@ -16,9 +16,7 @@ import mlx.core as mx
 import numpy as np
 
 from trouper.engine.region import Region
-
-STEP = 256
-"""Tokens by which buffers grow, as in mlx-lm's caches."""
+from trouper.engine.shapes import EXACT
 
 
 class SlotCache:
@@ -34,6 +32,7 @@ class SlotCache:
         """Rows that there are, with KV or still without: buffers have a slot for each."""
         self.phase = 0
         """So many tokens earlier its buffers grow: if those of all layers grew in one step, everybody would wait for it."""
+        self.shapes = EXACT
 
     def begin(self, region: Region) -> None:
         """The next forward pass is about these slots."""
@@ -92,7 +91,7 @@ class SlotCache:
         return mx.contiguous(buffer[:keep_slots, :, :keep_tokens])
 
     def _capacity(self, tokens: int) -> int:
-        return -(-(tokens + self.phase) // STEP) * STEP - self.phase
+        return self.shapes.capacity(tokens + self.phase) - self.phase
 
     def _places_of(self, tokens: int) -> int:
         """How many places of its slot a row of so many tokens uses."""
@@ -125,7 +124,7 @@ class FullSlots(SlotCache):
     """Attention over everything: the counterpart of mlx-lm's KVCache."""
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """(n, heads, width, dim) in; (n, heads, longest, dim) out, of which the mask hides what is not a row's own."""
+        """(n, heads, width, dim) in; (n, heads, keys, dim) out, of which the mask hides what is not a row's own."""
         self._put([keys, values])
         return self.keys_and_values()
 
@@ -134,7 +133,7 @@ class FullSlots(SlotCache):
         region = self.region
         self._reserve(parts, region.stop, region.longest)
         for buffer, part in zip(self.buffers, parts, strict=True):
-            if region.uniform:
+            if region.level:
                 first = int(region.lengths[0])
                 buffer[region.start : region.stop, :, first : first + region.width] = part
             else:
@@ -146,7 +145,7 @@ class FullSlots(SlotCache):
         return keys, values
 
     def _of_region(self) -> list[mx.array]:
-        rows, tokens = slice(self.region.start, self.region.stop), slice(0, self.region.longest)
+        rows, tokens = slice(self.region.start, self.region.stop), slice(0, self.region.keys)
         return [buffer[rows, :, tokens] for buffer in self.buffers]
 
     def read(self, slot: int, start: int, stop: int) -> list[mx.array]:
@@ -174,10 +173,10 @@ class FullSlots(SlotCache):
     def make_mask(self, width: int, return_array: bool = False, window_size: int | None = None) -> Any:
         region = self.region
         windowed = window_size is not None and region.longest > window_size
-        if region.uniform and not windowed and (width == 1 or not return_array):
+        if region.causal and not windowed and (width == 1 or not return_array):
             return None if width == 1 else "causal"
         query = region.positions[:, :, None]
-        key = mx.arange(region.longest, dtype=mx.int32)
+        key = mx.arange(region.keys, dtype=mx.int32)
         mask = key <= query
         if window_size is not None and windowed:
             mask = mask & (key > query - window_size)

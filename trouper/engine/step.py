@@ -24,6 +24,7 @@ from trouper.engine.quantized import PLAIN, KvFormat
 from trouper.engine.region import Ints
 from trouper.engine.rows import SlotRows, rows_for
 from trouper.engine.sampler import BatchSampler
+from trouper.engine.shapes import Shapes, of_device
 from trouper.engine.spans import Spans, indices
 from trouper.engine.thinking import ThinkingRule
 from trouper.protocol.plans import Admit, Plan, RowId, Stepped
@@ -93,8 +94,10 @@ class StepEngine:
         group: Group = ALONE,
         *,
         drafting: Drafting = DRAFTING,
+        shapes: Shapes | None = None,
     ) -> None:
-        self._rows, self.batching = rows_for(model, kv, drafting.slack)
+        """`shapes` None: as the device likes them."""
+        self._rows, self.batching = rows_for(model, kv, drafting.slack, shapes or of_device())
         self._drafting = drafting
         self._blocks = BlockStore(self._rows) if isinstance(self._rows, SlotRows) else None
         self._vocabulary = vocabulary
