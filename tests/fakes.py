@@ -283,7 +283,8 @@ class FakeEngine:
 
     def _payload(self, block: BlockId) -> Payload:
         kind, tokens = ("I32", self.blocks[block]) if block in self.blocks else ("U8", self.snapshots[block])
-        return (Tensor(kind, (len(tokens),), np.asarray(tokens, "<i4").tobytes()),)
+        data = np.asarray(tokens, "<i4").tobytes()
+        return (Tensor(kind, (len(tokens) if kind == "I32" else len(data),), data),)
 
     def _prefill(self, chunk: Chunk) -> bool:
         """Whether the prompt ended in this step."""

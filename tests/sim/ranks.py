@@ -1,5 +1,6 @@
 """A simulated world at two ranks: the whole graph at rank 0, a follower, a link that takes its time, collectives that hang
-when a rank does not come, and a fate for one of them. `python -m tests.sim.ranks N [FIRST]` runs worlds by seeds.
+when a rank does not come, and a fate for one of them. `python -m tests.sim.ranks N [FIRST]` runs worlds by seeds: each without
+a disk, and then two lives with one.
 
 A process that waits in a collective cannot be cancelled; it only ends when the process does. So everybody must be answered
 before that.
@@ -8,8 +9,11 @@ before that.
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Awaitable
+from contextlib import nullcontext
+from pathlib import Path
 from random import Random
 from typing import Any, Literal
 from unittest import mock
@@ -20,22 +24,28 @@ from trio.testing import memory_stream_pair
 
 from tests.campaign import campaign
 from tests.sim.clients import Client
+from tests.sim.disks import RANK, SimDisks, lose_files
 from tests.sim.seeded import run_seeded
 from tests.sim.weather import STALL_TIMEOUT_S, SimEngine, SimulatedCrash, Weather
 from tests.sim.world import CLIENTS, Eager, World, _watched
 from trouper import Runtime
 from trouper.actors import scheduler as scheduler_module
+from trouper.actors.disk_following import _nbytes
 from trouper.actors.following import Follower
 from trouper.actors.graph import run_graph
 from trouper.actors.leading import Leader, RankLost
 from trouper.actors.link import Link
 from trouper.actors.speculation import Speculation
-from trouper.protocol.plans import Plan, RowId, Stepped
+from trouper.protocol.blocks import Payload, Tensor
+from trouper.protocol.model import LoadedModel
+from trouper.protocol.plans import BlockId, Plan, RowId, Stepped
 from trouper.protocol.ranks import Joined
+from trouper.protocol.settings import ByteSize
 
 What = Literal[
-    "nothing", "dies", "stops", "crashes", "drops a row", "forgets a block", "draws another token", "dies first"
-]
+    "nothing", "dies", "stops", "crashes", "drops a row", "forgets a block", "draws another token", "dies first",
+    "dies reading",
+]  # fmt: skip
 LIMIT_S = 30.0
 """--collective-timeout-s: some steps of the worst weather take ten."""
 LAST_WORDS_S = 0.7
@@ -129,7 +139,8 @@ class SlowStream(trio.abc.Stream):
 class Fate:
     what: What = "nothing"
     step: int = 0
-    """It happens when rank 1 is about to run the first step with work from here on; rank 0's, to rank 0."""
+    """It happens when rank 1 is about to run the first step with work from here on; rank 0's, to rank 0; "dies reading" when
+    its disk is about to read for so many times."""
     loud: bool = False
     """A rank's death breaks the others' collectives."""
 
@@ -141,9 +152,24 @@ class Rank(SimEngine):
         super().__init__(weather, chance, trace)
         self.rank, self.world, self.process = rank, world, Process()
         self.compared = 0
+        self.loaded = 0
+        """Blocks and snapshots that came from its disk."""
         self._happened = False
         self._spoils: What | None = None
         self._inner_step, self.before_step = self.before_step, self._together
+
+    async def load(self) -> LoadedModel:
+        """Each rank has its own part of the weights."""
+        model = await super().load()
+        return attrs.evolve(model, card=attrs.evolve(model.card, fingerprint=f"part {self.rank}"))
+
+    def _payload(self, block: BlockId) -> Payload:
+        return (*super()._payload(block), Tensor("U8", (1,), bytes([self.rank])))
+
+    def _change(self, plan: Plan) -> None:
+        self.loaded += len(plan.load)
+        assert all(bytes(load.payload[-1].data) == bytes([self.rank]) for load in plan.load), "another rank's shard"
+        super()._change(plan)
 
     async def join(self, invitation: bytes) -> Joined:
         if self.rank == 0:
@@ -169,7 +195,7 @@ class Rank(SimEngine):
 
     async def _together(self, plan: Plan) -> None:
         fate = self.world.fate
-        if fate.what != "nothing" and not self._happened and plan.step >= fate.step:
+        if fate.what not in ("nothing", "dies reading") and not self._happened and plan.step >= fate.step:
             await self._meet_fate(fate.what)
         assert self._inner_step is not None
         await self._inner_step(plan)
@@ -235,6 +261,8 @@ class RanksWorld(World):
     follower_said: str = "nothing"
     lost: str = ""
     killed: bool = False
+    disks: SimDisks | None = None
+    lacking: int = 0
     leader: SimLeader = attrs.field(init=False)
     follower: SimFollower = attrs.field(init=False)
 
@@ -297,7 +325,14 @@ class RanksWorld(World):
             processes.cancel_scope.cancel()
 
     async def _follow(self) -> None:
+        RANK.set(1)
         await _quietly(self.follower.run())
+
+    def die_reading(self, rank: int) -> None:
+        """Rank 1, when its disk is asked to read for the so manieth time."""
+        assert self.disks is not None
+        if rank == 1 and self.fate.what == "dies reading" and self.disks.reads[1] > self.fate.step and not self.killed:
+            self.kill(self.ranks[1])
 
     async def _end_rank_0(self) -> None:
         """As `trouper serve` does: a moment for last words, then the process is gone. All were answered before."""
@@ -322,6 +357,7 @@ class RanksWorld(World):
                 return
             assert self.follower_said == "", self.follower_said
             assert self.whole is False or zero.compared == one.compared, "the ranks did not replay the same plans"
+            self._check_disk(runtime)
             return
         for client in self.clients:
             client.check()
@@ -334,17 +370,30 @@ class RanksWorld(World):
         if self.fate.what == "dies first":
             assert "rank 0 is gone" in self.follower_said
 
+    def _check_disk(self, runtime: Runtime) -> None:
+        zero, one = self.ranks
+        assert zero.loaded == one.loaded or not self.whole
+        self.lacking = runtime.health().directory.lacking
+        disk = self.follower._disk
+        assert disk is not None
+        held = [_nbytes(pieces) for pieces in disk._held.values() if pieces is not None]
+        assert disk._held_bytes == sum(held) <= disk._room
+
     def _expected(self) -> str:
         return {
             "nothing": "nobody", "dies": "rank 1: its connection ended", "stops": "rank 1: it has been silent",
             "crashes": "rank 1 crashed: ZeroDivisionError: of rank 1", "drops a row": "rank 1 differs",
             "forgets a block": "its blocks are not what the plan expects", "dies first": "",
             "draws another token": "its tokens are not what the plan expects",
+            "dies reading": "rank 1: its connection ended",
         }[self.fate.what]  # fmt: skip
 
     @property
     def outcomes(self) -> Counter[str]:
-        return super().outcomes + Counter(lost=bool(self.lost))
+        loaded = self.ranks[1].loaded
+        return super().outcomes + Counter(
+            {"lost": bool(self.lost), "loaded from disk": loaded, "lacking": self.lacking}
+        )
 
 
 async def _quietly(work: Awaitable[None]) -> None:
@@ -368,22 +417,53 @@ FATES: tuple[What, ...] = (
 )  # fmt: skip
 
 
-def run_ranks_world(seed: int, fate: Fate | None = None) -> RanksWorld:
-    """Raises, whatever is wrong with it."""
+def run_ranks_world(seed: int, fate: Fate | None = None, directory: Path | None = None) -> RanksWorld:
+    """Raises, whatever is wrong with it. `directory`: of its disks; None: it has none."""
     chance = Random(seed)
     drawn = Fate(chance.choice(FATES), chance.randrange(60), loud=seed % 2 == 1)
     weather, trace = weather_of(chance), list[Any]()
+    if directory is not None:
+        weather = with_disk(weather, directory)
     clients = [Client.draw(name, chance, weather) for name in range(CLIENTS)]
     world = RanksWorld(weather, SimEngine(weather, chance, trace), clients, trace, fate=fate or drawn, chance=chance)
     world.engine = Rank(0, world, weather, chance, trace)
+    if directory is not None:
+        world.disks = SimDisks.draw(chance)
+        world.disks.before_read = world.die_reading
     policy = Eager if weather.eager else Speculation
-    with _watched(world.submissions), mock.patch.object(scheduler_module, "Speculation", policy):
+    disks = world.disks.in_use() if world.disks is not None else nullcontext()
+    with _watched(world.submissions), disks, mock.patch.object(scheduler_module, "Speculation", policy):
         run_seeded(seed, world.run)
     return world
 
 
+def with_disk(weather: Weather, directory: Path) -> Weather:
+    """And with so little memory that much is read again from there."""
+    settings = attrs.evolve(
+        weather.settings,
+        no_ssd=False,
+        ssd_cache_dir=directory,
+        ssd_keep_free=ByteSize(0),
+        cache_memory=ByteSize(30_000),
+    )
+    return attrs.evolve(weather, settings=settings)
+
+
+def run_two_lives(seed: int, fate: Fate | None = None) -> tuple[RanksWorld, RanksWorld]:
+    """The second with the same prompts, and what is left of the files of the first. `fate`: of the second; the first has none."""
+    with tempfile.TemporaryDirectory() as place:
+        first = run_ranks_world(seed, Fate(), Path(place))
+        lose_files(Path(place), Random(seed))
+        return first, run_ranks_world(seed, fate, Path(place))
+
+
+def outcomes_of(seed: int) -> Counter[str]:
+    first, second = run_two_lives(seed)
+    return run_ranks_world(seed).outcomes + first.outcomes + second.outcomes
+
+
 def main(worlds: int = 100, first: int = 0) -> int:
-    return campaign("tests.sim.ranks", lambda seed: run_ranks_world(seed).outcomes, worlds, first)
+    return campaign("tests.sim.ranks", outcomes_of, worlds, first)
 
 
 if __name__ == "__main__":

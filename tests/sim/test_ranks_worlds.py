@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sim.ranks import FATES, Fate, What, run_ranks_world
+from tests.sim.ranks import FATES, Fate, What, run_ranks_world, run_two_lives
 
 
 @pytest.mark.parametrize("seed", [*range(14), 68])
@@ -35,3 +35,24 @@ def test_the_fates_are_met(what: What) -> None:
 
 def test_the_same_seed_is_the_same_world() -> None:
     assert run_ranks_world(4).trace == run_ranks_world(4).trace
+
+
+# -- with a disk -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_r4_f27_two_lives_with_disks_that_fail_or_hang(seed: int) -> None:
+    """F9: what one rank has lost between them is computed. D9: or what is damaged. Nobody waits for a disk for ever, and each
+    rank gets its own shard."""
+    run_two_lives(seed)
+
+
+def test_f27_a_rank_may_die_while_it_reads() -> None:
+    worlds = [run_two_lives(seed, Fate("dies reading", 0))[1] for seed in (0, 1, 3)]
+    assert all("rank 1: its connection ended" in world.lost for world in worlds)
+
+
+def test_the_disks_are_of_use_and_met_their_fates() -> None:
+    worlds = [world for seed in (0, 8) for world in run_two_lives(seed, Fate())]
+    assert sum(world.ranks[1].loaded for world in worlds) > 20
+    assert sum(world.lacking for world in worlds) > 0

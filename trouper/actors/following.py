@@ -1,4 +1,4 @@
-"""A follower: RankMirror and ModelStepper, nothing else. It decides nothing and speaks no HTTP.
+"""A follower: RankMirror and ModelStepper, and a disk of its own. It decides nothing and speaks no HTTP.
 
 It replays rank 0's plans, says what it does and what goes wrong, and ends when rank 0 says so or has gone. Its engine may
 then be blocked in a collective for ever: `ended` is set beside it, so that whoever runs the process can end it.
@@ -10,12 +10,14 @@ import logging
 
 import trio
 
+from trouper.actors.disk_following import FollowerDisk
 from trouper.actors.leading import BEAT_S, HELLO_S, LEAVING_S, RankLost, flags_of, send_beats
 from trouper.actors.link import Invitation, Link, LinkFailed
 from trouper.actors.stepper import step_model
 from trouper.actors.supervision import innermost
 from trouper.protocol.errors import ModelUnusable
-from trouper.protocol.link import Beat, Crashed, Differs, Hello, Leave, Message, Ready, Refused, Said, Unable
+from trouper.protocol.health import DirectoryFacts
+from trouper.protocol.link import Beat, Crashed, Differs, Fetch, Hello, Leave, Message, Ready, Refused, Said, Unable
 from trouper.protocol.model import Engine
 from trouper.protocol.plans import Plan, Stepped
 from trouper.protocol.ranks import Joined, RankDiffers
@@ -26,6 +28,8 @@ log = logging.getLogger("trouper.ranks")
 PLANS_AHEAD = 64
 """Plans that wait for a follower's engine. Those without work need no collective, so rank 0 may be some ahead."""
 LAST_WORDS_S = 1.0
+LAST_WRITES_S = 2.0
+"""At the end, for what is on its way to the disk."""
 OUTBOX = 1024
 
 
@@ -45,6 +49,9 @@ class Follower:
         self._outbox, self._frames = trio.open_memory_channel[bytes](OUTBOX)
         self._step = -1
         self._sent = trio.Event()
+        self._disk: FollowerDisk | None = None
+        """Once the model is loaded."""
+        self._disk_told: DirectoryFacts | None = None
 
     def say(self, level: int, text: str) -> bool:
         """A log record for rank 0's terminal. False where there is nobody to hear it."""
@@ -100,7 +107,7 @@ class Follower:
             nursery.start_soon(self._watch, link)
             nursery.start_soon(self._count, answers)
             try:
-                await self._load_and_step(plans, results)
+                await self._load_and_step(plans, results, nursery)
             except* RankDiffers as group:
                 one = innermost(group)
                 assert isinstance(one, RankDiffers)
@@ -122,11 +129,21 @@ class Follower:
             nursery.cancel_scope.cancel()
 
     async def _load_and_step(
-        self, plans: trio.MemoryReceiveChannel[Plan], results: trio.MemorySendChannel[Stepped]
+        self,
+        plans: trio.MemoryReceiveChannel[Plan],
+        results: trio.MemorySendChannel[Stepped],
+        beside: trio.Nursery,
     ) -> None:
+        """The disk lives beside: nobody waits for it when the engine has raised."""
         model = await self._engine.load()
+        disk = self._disk = FollowerDisk(
+            model.card, self._settings, self._engine.memory, self._post, self._tell_of_disk
+        )
+        beside.start_soon(disk.run)
         self._post(Ready(model.card))
         await step_model(plans, results, self._engine)
+        with trio.move_on_after(LAST_WRITES_S):
+            await disk.ended.wait()
 
     # -- the link --------------------------------------------------------------------------------
 
@@ -140,10 +157,14 @@ class Follower:
                     raise self._end(f"rank 0 is gone: {failed}") from None
                 match message:
                     case Plan():
+                        assert self._disk is not None, "a plan came before we were ready"
                         try:
-                            await mirrored.send(message)
+                            await mirrored.send(self._disk.replay(message))
                         except trio.BrokenResourceError:
                             return  # The engine has raised, and says why itself.
+                    case Fetch():
+                        assert self._disk is not None, "a plan came before we were ready"
+                        self._disk.fetch(message)
                     case Beat():
                         pass
                     case Leave(reason="", unusable=_):
@@ -183,9 +204,21 @@ class Follower:
     async def _count(self, answers: trio.MemoryReceiveChannel[Stepped]) -> None:
         async for stepped in answers:
             self._step = stepped.step
+            assert self._disk is not None
+            self._disk.answered(stepped)
+        if self._disk is not None:
+            self._disk.close()
 
     def _beat(self) -> Beat:
-        return Beat(self._step, self._engine.memory())
+        return Beat(self._step, self._engine.memory(), self._disk.facts if self._disk is not None else None)
+
+    def _tell_of_disk(self) -> None:
+        """At once, where it matters: rank 0 waits for the first look, and asks nothing of a disk that is off."""
+        assert self._disk is not None
+        facts, before = self._disk.facts, self._disk_told
+        if facts is not None and (before is None or (facts.attached, facts.reason) != (before.attached, before.reason)):
+            self._disk_told = facts
+            self._post(self._beat())
 
     def _post(self, message: Message) -> bool:
         try:

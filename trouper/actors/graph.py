@@ -19,6 +19,7 @@ import attrs
 import trio
 
 from trouper.actors.channels import Channels, Edge
+from trouper.actors.disk_leading import LeaderDisk
 from trouper.actors.intake import Admitted, take_in_requests
 from trouper.actors.janitor import keep_tidy
 from trouper.actors.leading import Leader, RankLost
@@ -30,7 +31,7 @@ from trouper.actors.stepper import step_model
 from trouper.actors.submission import Submission
 from trouper.actors.supervision import RestartLimit, innermost, supervise
 from trouper.actors.watches import Watches
-from trouper.actors.writer import WriterEdges, write_to_disk
+from trouper.actors.writer import WriterEdges, directory_for, write_to_disk
 from trouper.protocol.errors import DRAINING, ModelUnusable, Problem, SettingsInvalid, rank_lost
 from trouper.protocol.model import Engine, LoadedModel, MemoryFacts
 from trouper.protocol.plans import PLANS_IN_FLIGHT
@@ -75,7 +76,7 @@ async def run_graph(
             ranks = await _gathered(thread, engine, ranks)
         model = await (engine.load() if ranks is None else _or_lost(engine.load(), ranks))
         if ranks is not None:
-            settings, model = _without_disk(settings), await _or_lost(ranks.all_ready(model), ranks)
+            model = await _or_lost(ranks.all_ready(model), ranks)
         model = attrs.evolve(model, card=attrs.evolve(model.card, cache_bytes=model.card.cache_bytes // graphs))
         if settings.cache_memory is not None:
             settings = attrs.evolve(settings, cache_memory=ByteSize(settings.cache_memory // graphs))
@@ -127,12 +128,6 @@ async def _part(ranks: Leader) -> None:
     await ranks.leave()
 
 
-def _without_disk(settings: Settings) -> Settings:
-    if not settings.no_ssd:
-        log.info("blocks are not kept on disk: several ranks do not do that yet (as with --no-ssd)")
-    return attrs.evolve(settings, no_ssd=True)
-
-
 class Graph:
     """The actors of one model. What outlives a crash of any of them is opened and closed here."""
 
@@ -182,10 +177,11 @@ class Graph:
         await self._admitted.send(NoMoreRequests())
 
     def _writer(self) -> Callable[[], Awaitable[None]]:
-        kept = self._model.card.fingerprint and self._model.card.kv.cached and self._settings.cache_memory != 0
-        path = self._settings.blocks_dir if kept else None
+        card, settings = self._model.card, self._settings
         edges = WriterEdges(self._orders_in, self._admitted, self._watches.directory, self._watches.facts)
-        return partial(write_to_disk, edges, path, self._namespace, self._settings)
+        if self._ranks is not None:
+            return LeaderDisk(edges, self._ranks, card, settings).run
+        return partial(write_to_disk, edges, directory_for(card, settings), self._namespace, settings)
 
     async def _group(self) -> None:
         """Scheduler, RankMirror and ModelStepper share fate. Followers cannot begin anew with rank 0's engine: with several

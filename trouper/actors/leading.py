@@ -10,15 +10,30 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 import attrs
 import trio
 
 from trouper.actors.link import Invitation, Link, LinkFailed
-from trouper.protocol.health import RankFacts, RanksFacts, RankState
-from trouper.protocol.link import Beat, Crashed, Differs, Hello, Leave, Ready, Refused, Said, Unable
+from trouper.protocol.health import DirectoryFacts, RankFacts, RanksFacts, RankState
+from trouper.protocol.link import (
+    Beat,
+    Crashed,
+    Differs,
+    Fetch,
+    Fetched,
+    Hello,
+    Kept,
+    Lacks,
+    Leave,
+    Ready,
+    Refused,
+    Said,
+    Unable,
+)
 from trouper.protocol.model import LoadedModel, MemoryFacts, ModelCard
-from trouper.protocol.plans import Load, Plan, Stepped
+from trouper.protocol.plans import Plan, Stepped
 from trouper.protocol.settings import Settings
 from trouper.protocol.watch import Watch
 from trouper.protocol.wire import VERSION, encode
@@ -33,6 +48,8 @@ LEAVING_S = 5.0
 """For followers to end after their last plan."""
 OUTBOX = 256
 """Messages on their way to one follower. More are not owed to anybody who still reads."""
+DISK_NEWS = 1024
+"""What followers have told of their disks and nobody has heard yet. More is not heard: then nobody waits for it, either."""
 MAY_DIFFER = ("model", "adapter_path", "ssd_cache_dir", "control_host")
 """Settings that are a matter of the machine: what lies behind them is compared by its content."""
 SAME_OF_CARDS = ("architecture", "vocab_size", "context_length", "dtype", "batching", "kv")
@@ -60,10 +77,21 @@ class Member:
     step: int = -1
     memory: MemoryFacts | None = None
     card: ModelCard | None = None
+    directory: DirectoryFacts | None = None
 
     @property
     def facts(self) -> RankFacts:
-        return RankFacts(rank=self.rank, state=self.state, step=self.step, heard_at=self.link.heard_at)
+        return RankFacts(
+            rank=self.rank,
+            state=self.state,
+            step=self.step,
+            heard_at=self.link.heard_at,
+            directory=self.directory,
+        )
+
+
+DiskTold = Fetched | Kept | Lacks | DirectoryFacts
+"""What a follower tells of its disk."""
 
 
 class Leader:
@@ -80,6 +108,8 @@ class Leader:
         self._secret = b""
         self._members: dict[int, Member] = {}
         self._changed = trio.Event()
+        self._disks, self.disks = trio.open_memory_channel[tuple[int, DiskTold]](DISK_NEWS)
+        """(rank, what it tells), of a directory only whether it is in use."""
         self._unanswered: deque[tuple[Plan, float]] = deque()
         """Plans and when they, or the answer before theirs, came."""
         self._answered = -1
@@ -221,8 +251,10 @@ class Leader:
         while True:
             message = await member.link.receive()
             match message:
-                case Beat(step=step, memory=memory):
-                    member.step, member.memory = step, memory
+                case Beat():
+                    self._take_beat(member, message)
+                case Fetched() | Kept() | Lacks():
+                    self._pass_on(member, message)
                 case Said(level=level, text=text):
                     log.log(level, "rank %d: %s", member.rank, text)
                 case Ready(card=card):
@@ -241,6 +273,16 @@ class Leader:
                 case _:
                     raise LinkFailed(f"it sent {type(message).__name__}, which is not for rank 0")
 
+    def _take_beat(self, member: Member, beat: Beat) -> None:
+        before, member.directory = member.directory, beat.directory
+        member.step, member.memory = beat.step, beat.memory
+        if beat.directory is not None and _in_use(beat.directory) != (before and _in_use(before)):
+            self._pass_on(member, beat.directory)
+
+    def _pass_on(self, member: Member, told: DiskTold) -> None:
+        with suppress(trio.WouldBlock, trio.BrokenResourceError):
+            self._disks.send_nowait((member.rank, told))
+
     def _fault(self, hello: Hello) -> str:
         """Why it cannot be one of ours."""
         if hello.version != VERSION:
@@ -258,9 +300,21 @@ class Leader:
     def tell(self, plan: Plan) -> None:
         """To every follower, in order. Never waits: whoever does not read is lost."""
         if plan.load:  # Each rank has its own shard of it.
-            plan = attrs.evolve(plan, load=tuple(Load(load.block, ()) for load in plan.load))
+            plan = attrs.evolve(plan, load=tuple(attrs.evolve(load, payload=()) for load in plan.load))
         self._unanswered.append((plan, trio.current_time()))
-        frame = encode(plan)
+        self._tell_all(plan)
+
+    def fetch(self, fetch: Fetch) -> frozenset[int]:
+        """To every follower, in order with the plans. Who is asked."""
+        self._tell_all(fetch)
+        return frozenset(self._members)
+
+    def directories(self) -> dict[int, DirectoryFacts | None]:
+        """Every follower's, by its rank; None until it has looked."""
+        return {rank: member.directory for rank, member in sorted(self._members.items())}
+
+    def _tell_all(self, message: Plan | Fetch) -> None:
+        frame = encode(message)
         for member in self._members.values():
             self._post(member, frame)
 
@@ -345,6 +399,10 @@ async def send_beats(outbox: trio.MemorySendChannel[bytes], beat: Callable[[], B
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return
         await trio.sleep(every_s)
+
+
+def _in_use(directory: DirectoryFacts) -> tuple[bool, str]:
+    return directory.attached, directory.reason
 
 
 def _difference(ours: ModelCard, theirs: ModelCard) -> str:

@@ -18,7 +18,7 @@ from trouper.protocol.kv import KvLayout
 from trouper.protocol.model import ModelCard
 from trouper.protocol.plans import BlockId, Load, Restore, RowId, Store
 from trouper.protocol.settings import Settings
-from trouper.protocol.work import KnownPiece, Piece
+from trouper.protocol.work import KnownPiece, NamedPiece, Piece, Run
 from trouper.storage.fingerprint import namespace
 from trouper.storage.index import Chain, Index, Match, Node, Sizes, common
 
@@ -75,11 +75,8 @@ class Found:
 class Saving:
     """Consecutive nodes on their way to the disk. Whatever becomes of them, this stays."""
 
-    parent: bytes
+    run: Run
     nodes: tuple[Node, ...]
-    tokens: tuple[bytes, ...]
-    parts: tuple[tuple[bool, bool], ...]
-    """(payload, snapshot) of each."""
     nbytes: int
 
 
@@ -356,10 +353,10 @@ class PrefixCache:
         for key in keys:
             self._index.not_on_disk(key)
 
-    def loaded(self, pieces: Iterable[Piece]) -> list[Load]:
+    def loaded(self, ticket: int, pieces: Iterable[Piece]) -> list[Load]:
         """Blocks for what came, as far as there is room. From now on they are in memory like any other."""
         loads: list[Load] = []
-        for piece in pieces:
+        for place, piece in enumerate(pieces):
             node = self._index.known(piece.key)
             if node is None or node.parent is None or node.tokens != piece.tokens:
                 break
@@ -368,11 +365,11 @@ class PrefixCache:
                 if made is None or made.block is None:
                     break
                 self._hold(made)
-                loads.append(Load(made.block, piece.payload))
+                loads.append(Load(made.block, piece.payload, ticket, place))
                 self._add(hits_disk=1)
             if piece.snapshot is not None and (snapshot := self._index.add_snapshot(node)) is not None:
                 self._hold(node)
-                loads.append(Load(snapshot, piece.snapshot))
+                loads.append(Load(snapshot, piece.snapshot, ticket, place, snapshot=True))
         return loads
 
     def _save(self, node: Node | None) -> None:
@@ -425,9 +422,10 @@ class PrefixCache:
             self._underway[node.key] = KnownPiece(
                 node.parent.key, node.key, node.tokens, payload=True, snapshot=node.snapshot is not None
             )
-        parts = tuple((True, node.snapshot is not None) for node in run)
-        tokens = tuple(node.tokens for node in run)
-        return Saving(parent.key, tuple(run), tokens, parts, sum(map(self._saved_bytes, run)))
+        pieces = tuple(
+            NamedPiece(node.key, node.tokens, payload=True, snapshot=node.snapshot is not None) for node in run
+        )
+        return Saving(Run(parent.key, pieces), tuple(run), sum(map(self._saved_bytes, run)))
 
     def saved(self, keys: Iterable[bytes], *, refused: bool) -> None:
         known = [piece for key in keys if (piece := self._underway.pop(key, None)) is not None]

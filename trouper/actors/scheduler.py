@@ -299,9 +299,12 @@ class Scheduler:
         for row in self._rows.values():
             if row.planned >= row.admitted.max_tokens:
                 self._drop(row)
+        evicted = self._cache.freed()
+        persist, persist_as = self._disk.pick()
         return Plan(
             next(self._steps), drops, admits, tuple(row.id for row in decoding), chunks, self._release_memory(),
-            evict=self._cache.freed(), store=stores, load=loads, persist=self._disk.pick(), drafts=drafts, watch=watch,
+            evict=evicted, store=stores, load=loads, persist=persist, persist_as=persist_as,
+            settled=self._disk.settled(), drafts=drafts, watch=watch,
         )  # fmt: skip
 
     def _stores(self) -> tuple[Store, ...]:

@@ -24,10 +24,9 @@ from trouper.protocol.work import (
     DiskOrder,
     Gone,
     Loaded,
-    Piece,
+    NamedPiece,
     Read,
-    WantedPiece,
-    Write,
+    Run,
     Written,
 )
 from trouper.storage.index import Node
@@ -58,7 +57,7 @@ class Ticket:
 
     number: int
     pinned: tuple[Node, ...]
-    wanted: tuple[WantedPiece, ...]
+    wanted: tuple[NamedPiece, ...]
     done: bool = False
     read_tokens: int = 0
     """So many came."""
@@ -102,6 +101,8 @@ class DiskTier:
         self._loading: dict[int, Ticket] = {}
         self._asked: deque[Saving] = deque()
         """Persisted by a plan that is not answered yet."""
+        self._settled: list[int] = []
+        """Answered since the last plan; other ranks keep what they have read for them."""
         self._underway_bytes = 0
         self._speed = ReadSpeed()
         self._order(Announce())
@@ -130,7 +131,7 @@ class DiskTier:
         if not found.missing or not self.attached or not self._faster(found, tokens_per_s):
             return None
         wanted = tuple(
-            WantedPiece(node.key, node.tokens, node.block is None, snapshot)
+            NamedPiece(node.key, node.tokens, node.block is None, snapshot)
             for node, snapshot in self._cache.wanted_parts(found)
         )
         ticket = Ticket(next(_tickets), (*found.match.nodes[-1:], *found.missing), wanted)
@@ -169,13 +170,20 @@ class DiskTier:
                 return self._loaded(news)
         return []
 
+    def settled(self) -> tuple[int, ...]:
+        """What the next plan says so of."""
+        settled, self._settled = tuple(self._settled), []
+        return settled
+
     def _loaded(self, news: Loaded) -> list[Load]:
+        if news.held:
+            self._settled.append(news.ticket)
         ticket = self._loading.pop(news.ticket, None)
         if ticket is None:  # Nobody waits for it any more.
             return []
         self._speed.measured(news.nbytes, news.seconds, trio.current_time())
         got = {piece.key: piece for piece in news.pieces}
-        loads = self._cache.loaded(news.pieces)
+        loads = self._cache.loaded(news.ticket, news.pieces)
         self._cache.not_on_disk([wanted.key for wanted in ticket.wanted if wanted.key not in got])
         self._cache.unpin(ticket.pinned)
         ticket.done = True
@@ -185,31 +193,27 @@ class DiskTier:
 
     # -- to disk ---------------------------------------------------------------------------------
 
-    def pick(self) -> tuple[BlockId, ...]:
-        """Blocks and snapshots whose bytes the next plan gives back: one run at a time."""
+    def pick(self) -> tuple[tuple[BlockId, ...], Run | None]:
+        """Blocks and snapshots whose bytes the next plan gives back, and what they will be: one run at a time."""
         if not self.attached or self._underway_bytes + RUN_BYTES > BACKLOG_BYTES:
-            return ()
+            return (), None
         saving = self._cache.next_run(RUN_BYTES)
         if saving is None:
-            return ()
+            return (), None
         self._asked.append(saving)
         self._underway_bytes += saving.nbytes
         ids: list[BlockId] = []
-        for node, (payload, snapshot) in zip(saving.nodes, saving.parts, strict=True):
-            ids += [node.block] if payload and node.block is not None else []
-            ids += [node.snapshot] if snapshot and node.snapshot is not None else []
-        return tuple(ids)
+        for node, piece in zip(saving.nodes, saving.run.pieces, strict=True):
+            ids += [node.block] if piece.payload and node.block is not None else []
+            ids += [node.snapshot] if piece.snapshot and node.snapshot is not None else []
+        return tuple(ids), saving.run
 
     def persisted(self, payloads: tuple[Payload, ...]) -> None:
         """The engine's answer to what `pick` asked for."""
         if not payloads:
             return
-        saving, rest = self._asked.popleft(), iter(payloads)
-        pieces = tuple(
-            Piece(node.key, tokens, next(rest) if payload else (), next(rest) if snapshot else None)
-            for node, tokens, (payload, snapshot) in zip(saving.nodes, saving.tokens, saving.parts, strict=True)
-        )
-        write = Write(saving.parent, pieces)
+        saving = self._asked.popleft()
+        write = saving.run.filled(payloads)
         self._underway_bytes += write.nbytes - saving.nbytes
         if not self._order(write):
-            self.hear(Written(tuple(piece.key for piece in pieces), write.nbytes, refused=True))
+            self.hear(Written(tuple(piece.key for piece in write.pieces), write.nbytes, refused=True))

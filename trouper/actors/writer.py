@@ -20,6 +20,7 @@ import attrs
 import trio
 
 from trouper.protocol.health import DirectoryFacts, SchedulerFacts
+from trouper.protocol.model import ModelCard
 from trouper.protocol.settings import Settings
 from trouper.protocol.watch import Watch
 from trouper.protocol.work import (
@@ -31,10 +32,10 @@ from trouper.protocol.work import (
     Inspect,
     KnownPiece,
     Loaded,
+    NamedPiece,
     Piece,
     Read,
     Sweep,
-    WantedPiece,
     Write,
     Written,
 )
@@ -76,6 +77,12 @@ class Place:
 
     run: str
     number: int
+
+
+def directory_for(card: ModelCard, settings: Settings) -> Path | None:
+    """Where this model's blocks are kept; None: nowhere."""
+    kept = card.fingerprint and card.kv.cached and settings.cache_memory != 0
+    return settings.blocks_dir if kept else None
 
 
 class SSDWriter:
@@ -337,7 +344,7 @@ class SSDWriter:
         names = {self._places[piece.key].run for piece in pieces if piece.key in self._places}
         await _in_thread(partial(store.touch, names))
 
-    def _by_run(self, wanted: Sequence[WantedPiece]) -> list[tuple[str, list[Wanted]]]:
+    def _by_run(self, wanted: Sequence[NamedPiece]) -> list[tuple[str, list[Wanted]]]:
         """In order, up to the first that is nowhere."""
         groups: list[tuple[str, list[Wanted]]] = []
         for piece in wanted:

@@ -127,6 +127,8 @@ class DirectoryFacts:
     read_bytes: int = 0
     damaged: int = 0
     """Files that were removed since they could not be trusted."""
+    lacking: int = 0
+    """With several ranks: blocks and snapshots that rank 0 has read and another rank had not."""
     inspected: int = 0
     attached: bool = False
     reason: str = ""
@@ -173,6 +175,8 @@ class RankFacts:
     """The last that it has answered."""
     heard_at: float = 0.0
     """trio.current_time() of its last sign of life; rank 0's own is now."""
+    directory: DirectoryFacts | None = None
+    """Of a follower: its own part of the cache on disk."""
 
 
 @attrs.frozen(kw_only=True)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import attrs
 
+from trouper.protocol.health import DirectoryFacts
 from trouper.protocol.model import MemoryFacts, ModelCard
 from trouper.protocol.plans import Plan
+from trouper.protocol.work import NamedPiece
 
 
 @attrs.frozen
@@ -51,10 +53,12 @@ class Unable:
 
 @attrs.frozen
 class Beat:
-    """A sign of life, every so often, both ways. `step`: the last that this rank has answered."""
+    """A sign of life, every so often, both ways. `step`: the last that this rank has answered. `directory`: a follower's
+    own cache directory, once it has looked."""
 
     step: int = -1
     memory: MemoryFacts | None = None
+    directory: DirectoryFacts | None = None
 
 
 @attrs.frozen
@@ -84,4 +88,38 @@ class Leave:
     """A second try would be lost in the same way."""
 
 
-Message = Hello | Refused | Said | Ready | Unable | Beat | Differs | Crashed | Leave | Plan
+@attrs.frozen
+class Fetch:
+    """Rank 0: bring your own of these into memory, in this order, and keep them until a plan settles the ticket."""
+
+    ticket: int
+    wanted: tuple[NamedPiece, ...]
+
+
+@attrs.frozen
+class Fetched:
+    """A follower keeps the first so many `pieces` of what was wanted. `seconds`: what reading them took."""
+
+    ticket: int
+    pieces: int
+    seconds: float
+
+
+@attrs.frozen
+class Kept:
+    """A follower has written its own part of a run of these keys, or could not."""
+
+    keys: tuple[bytes, ...]
+    refused: bool = False
+
+
+@attrs.frozen
+class Lacks:
+    """A follower does not have these on its disk any more."""
+
+    keys: tuple[bytes, ...]
+
+
+Message = (
+    Hello | Refused | Said | Ready | Unable | Beat | Differs | Crashed | Leave | Fetch | Fetched | Kept | Lacks | Plan
+)  # fmt: skip

@@ -18,6 +18,7 @@ from trouper.protocol.grammar import Grammar
 from trouper.protocol.ranks import Digest
 from trouper.protocol.replies import TokenLogprobs
 from trouper.protocol.sampling import Sampling
+from trouper.protocol.work import Run
 
 RowId = NewType("RowId", int)
 BlockId = NewType("BlockId", int)
@@ -55,10 +56,14 @@ class Restore:
 
 @attrs.frozen
 class Load:
-    """Bytes from disk become a block, or a snapshot."""
+    """Bytes from disk become a block, or a snapshot. To other ranks no bytes travel: each takes its own, of what it has
+    read for `ticket` the piece at `place`, or that one's snapshot."""
 
     block: BlockId
     payload: Payload
+    ticket: int = -1
+    place: int = 0
+    snapshot: bool = False
 
 
 @attrs.frozen
@@ -120,6 +125,10 @@ class Plan:
     load: tuple[Load, ...] = ()
     persist: tuple[BlockId, ...] = ()
     """Blocks and snapshots whose bytes are wanted with the answer."""
+    persist_as: Run | None = None
+    """As what the disk will know them, so that each rank can write its own."""
+    settled: tuple[int, ...] = ()
+    """With several ranks: tickets of reads of which no later plan loads anything."""
     drafts: tuple[int, ...] = ()
     """For each of `decode`: how many tokens the engine may draft for it and verify in this step; () means none for all.
     What it drafts follows from the row's tokens alone."""
@@ -137,7 +146,8 @@ class Plan:
         """Whether it does anything besides computing."""
         return bool(
             self.drop or self.admit or self.evict or self.store or self.load or self.persist or self.release_memory
-        )
+            or self.settled
+        )  # fmt: skip
 
 
 @attrs.frozen

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 import attrs
@@ -21,3 +22,14 @@ class Watch(Generic[T]):
 
     def publish(self, value: T) -> None:
         self.latest = value
+
+
+@attrs.define(eq=False)
+class Relayed(Watch[T]):
+    """A watch of which something else is made: whoever makes it is called after each value."""
+
+    changed: Callable[[], None]
+
+    def publish(self, value: T) -> None:
+        self.latest = value
+        self.changed()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
 
 from trouper.protocol.blocks import Payload
@@ -50,8 +52,8 @@ class Write:
 
 
 @attrs.frozen
-class WantedPiece:
-    """What a request would continue."""
+class NamedPiece:
+    """A piece without its bytes, and which of its parts are meant."""
 
     key: bytes
     tokens: bytes
@@ -60,11 +62,30 @@ class WantedPiece:
 
 
 @attrs.frozen
+class Run:
+    """What a `Write` will be, before its bytes are there."""
+
+    parent: bytes
+    pieces: tuple[NamedPiece, ...]
+
+    def filled(self, payloads: Sequence[Payload]) -> Write:
+        """With each piece's payload and snapshot, as far as they are meant, in order."""
+        rest = iter(payloads)
+        return Write(
+            self.parent,
+            tuple(
+                Piece(one.key, one.tokens, next(rest) if one.payload else (), next(rest) if one.snapshot else None)
+                for one in self.pieces
+            ),
+        )
+
+
+@attrs.frozen
 class Read:
     """Bring these into memory, in this order."""
 
     ticket: int
-    wanted: tuple[WantedPiece, ...]
+    wanted: tuple[NamedPiece, ...]
 
 
 DiskOrder = Sweep | Inspect | Announce | Write | Read
@@ -114,6 +135,8 @@ class Loaded:
     pieces: tuple[Piece, ...]
     nbytes: int
     seconds: float
+    held: bool = False
+    """Other ranks keep theirs until a plan says that the ticket is settled."""
 
 
 DiskNews = Catalogue | Gone | Written | Loaded

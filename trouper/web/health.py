@@ -60,9 +60,10 @@ def _one(health: Health) -> dict[str, Any]:
 
 
 def _rank(rank: RankFacts) -> dict[str, Any]:
-    """`silent_s`: since its last sign of life."""
+    """`silent_s`: since its last sign of life. `directory`: a follower's; rank 0's is the server's."""
     silent_s = round(max(0.0, trio.current_time() - rank.heard_at), 3)
-    return {"rank": rank.rank, "state": rank.state, "step": rank.step, "silent_s": silent_s}
+    own = {} if rank.directory is None else {"directory": attrs.asdict(rank.directory)}
+    return {"rank": rank.rank, "state": rank.state, "step": rank.step, "silent_s": silent_s} | own
 
 
 def cache_stats(health: Health) -> dict[str, int | float]:

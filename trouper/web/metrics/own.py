@@ -146,6 +146,7 @@ DISK_TIER = (
     _disk("counter", "trouper_disk_read_bytes_total", "read_bytes", "Bytes that were read."),
     _disk("counter", "trouper_disk_swept_files_total", "swept_files", "Files that were removed to keep within bounds."),
     _disk("counter", "trouper_disk_damaged_files_total", "damaged", "Files that were removed since they could not be trusted."),
+    _disk("counter", "trouper_disk_lacking_total", "lacking", "Blocks and snapshots that rank 0 has read and another rank had not."),
     _disk("counter", "trouper_disk_inspected_files_total", "inspected", "Files that were read again only to check them."),
 )  # fmt: skip
 
