@@ -4,19 +4,31 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import attrs
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.reuse.serving import BLOCK, Tiny, assert_as_cold, serving, text, until
-from tests.storage.making import NAMESPACE, ROOT, chain
+from tests.storage.making import NAMESPACE, ROOT, chain, same
 from trouper import RequestFailed, Settings
 from trouper.actors.writer import WriterEdges, write_to_disk
 from trouper.engine.step import StepEngine
 from trouper.protocol.health import DirectoryFacts, SchedulerFacts
 from trouper.protocol.plans import Plan
 from trouper.protocol.watch import Watch
-from trouper.protocol.work import Announce, Catalogue, DiskNews, DiskOrder, Inspect, Sweep
+from trouper.protocol.work import (
+    Announce,
+    Catalogue,
+    DiskNews,
+    DiskOrder,
+    Gone,
+    Inspect,
+    Loaded,
+    NamedPiece,
+    Read,
+    Sweep,
+)
 from trouper.storage.directory import prepare
 from trouper.storage.runs import RunStore
 
@@ -80,3 +92,34 @@ async def test_the_catalogue_is_whole_when_all_was_told(tmp_path: Path, before: 
         keys += [piece.key for piece in each.pieces]
         assert not each.whole or keys == [piece.key for piece in pieces]
     assert [each.whole for each in told].count(True) == 1
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_f6_a_snapshot_is_read_where_it_is(tmp_path: Path, seed: int) -> None:
+    """A block may lie in two files, and its snapshot only in one of them: the other one is no damaged file."""
+    with_snapshot = chain(1, seed=seed, snapshot_every=1)
+    prepare(tmp_path)
+    store = RunStore(tmp_path, NAMESPACE)
+    store.write(
+        ROOT, [attrs.evolve(with_snapshot[0], snapshot=None), *chain(1, parent=with_snapshot[0].key, seed=seed)]
+    )
+    store.write(ROOT, with_snapshot)
+    [piece] = with_snapshot
+    wanted = NamedPiece(piece.key, piece.tokens, payload=True, snapshot=True)
+    told = await news_of(tmp_path, Announce(), Read(1, (wanted,)))
+    [loaded] = [each for each in told if isinstance(each, Loaded)]
+    assert same(loaded.pieces, with_snapshot)
+    assert not [each for each in told if isinstance(each, Gone)]
+
+
+async def test_r4_a_snapshot_that_is_nowhere_is_a_miss(tmp_path: Path) -> None:
+    """Another rank may have written one where this one could not."""
+    pieces = chain(2)
+    prepare(tmp_path)
+    RunStore(tmp_path, NAMESPACE).write(ROOT, pieces)
+    wanted = tuple(
+        NamedPiece(piece.key, piece.tokens, payload=True, snapshot=True) for piece in chain(2, snapshot_every=3)
+    )
+    told = await news_of(tmp_path, Announce(), Read(1, wanted), Read(2, wanted))
+    assert [each.pieces for each in told if isinstance(each, Loaded)] == [(), ()]
+    assert len(RunStore(tmp_path, NAMESPACE).catalogue()) == 1

@@ -109,16 +109,18 @@ class FollowerDisk:
             await supervise(janitor, Watch(ActorFacts(name="CacheJanitor")), RestartLimit(), needed=False)
 
     async def _write(self) -> None:
-        self._give_up()
         edges = WriterEdges(self._orders_in, self._news, self.directory, self._scheduler)
         path = directory_for(self._card, self._settings)
-        await write_to_disk(edges, path, cache_namespace(self._card, self._settings), self._settings)
+        try:
+            await write_to_disk(edges, path, cache_namespace(self._card, self._settings), self._settings)
+        finally:
+            self._give_up()
 
     def _give_up(self) -> None:
-        """After a crash, or at the end: whoever waits must not wait for what is forgotten."""
+        """After a crash, or at the end: rank 0 must not wait for what may be forgotten."""
         for keys in list(self._underway):
             self._written(keys, refused=True)
-        for ticket in [ticket for ticket, pieces in self._held.items() if pieces is None]:
+        for ticket in list(self._held):
             self._keep(Loaded(ticket, (), 0, 0.0))
 
     def _order(self, order: DiskOrder) -> bool:
@@ -169,11 +171,11 @@ class FollowerDisk:
             self._underway[keys] = write.nbytes
             return
         self._shed += 1
-        self._written(keys, refused=True)
+        self._tell(Kept(keys, refused=True))
 
     def _written(self, keys: Keys, *, refused: bool) -> None:
-        self._underway.pop(keys, None)
-        self._tell(Kept(keys, refused))
+        if self._underway.pop(keys, None) is not None:
+            self._tell(Kept(keys, refused))
 
     # -- what the disk says ----------------------------------------------------------------------
 
@@ -191,7 +193,7 @@ class FollowerDisk:
 
     def _keep(self, loaded: Loaded) -> None:
         """As much as there is room for, and say how much that is."""
-        if loaded.ticket not in self._held:  # Settled meanwhile: rank 0 did not wait.
+        if self._held.get(loaded.ticket, ()) is not None:  # Settled meanwhile, since rank 0 did not wait; or given up.
             return
         kept: list[Piece] = []
         for piece in loaded.pieces:

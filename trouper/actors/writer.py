@@ -77,6 +77,8 @@ class Place:
 
     run: str
     number: int
+    snapshot: bool = False
+    """Its snapshot does, too."""
 
 
 def directory_for(card: ModelCard, settings: Settings) -> Path | None:
@@ -201,8 +203,11 @@ class SSDWriter:
         self._edges.facts.publish(attrs.evolve(facts, path=str(path), attached=False, reason=str(sick)))
 
     def _note(self, run: RunInfo) -> None:
+        """A piece may lie in several runs: where its snapshot is, it is whole."""
         for number, piece in enumerate(run.pieces):
-            self._places[piece.key] = Place(run.name, number)
+            before, snapshot = self._places.get(piece.key), piece.snapshot_bytes is not None
+            if snapshot or before is None or not before.snapshot:
+                self._places[piece.key] = Place(run.name, number, snapshot)
 
     def _publish(self, **more: Any) -> None:
         facts = self._edges.facts.latest
@@ -349,7 +354,7 @@ class SSDWriter:
         groups: list[tuple[str, list[Wanted]]] = []
         for piece in wanted:
             place = self._places.get(piece.key)
-            if place is None:
+            if place is None or (piece.snapshot and not place.snapshot):
                 break
             if not groups or groups[-1][0] != place.run:
                 groups.append((place.run, []))
