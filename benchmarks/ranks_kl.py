@@ -3,6 +3,9 @@
 For each number of ranks: parts added in the model's own type (--tp-reduce-dtype native), in float32 (float32), and, to see
 what is left to gain, products and sums both in float32, which no server would pay for. For scale, what bfloat16 itself
 does: one rank in bfloat16 against one in float32. The same tokens for all: English, as many as asked for.
+
+Where heads do not divide, a model of mlx-lm's llama gets heads of zeros, which add nothing: so the embedded one, with its 9
+heads and 3 KV heads, is split over two ranks, too. A server refuses that: those heads would cost as much as others.
 """
 
 from __future__ import annotations
@@ -10,8 +13,9 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import trouper.engine  # noqa: F401 - OpenBLAS before MLX
 
@@ -51,6 +55,23 @@ def products_in_float32(model: nn.Module, group: Group) -> None:
     model.update_modules(tree_unflatten([(name, Float32Part(layer, group)) for name, layer in layers]))
 
 
+def with_heads_of_zeros(model: nn.Module, config: Mapping[str, Any], ranks: int) -> dict[str, Any]:
+    """So many that they divide by the ranks; the config that says so."""
+    kv_heads, heads = config["num_key_value_heads"], config["num_attention_heads"]
+    more = -kv_heads % ranks
+    if not more or config["model_type"] != "llama":
+        return dict(config)
+    for attention in (layer.self_attn for layer in model.layers):
+        dim, queries = attention.head_dim, more * (heads // kv_heads)
+        for name, zeros in (("q_proj", queries), ("k_proj", more), ("v_proj", more)):
+            layer = getattr(attention, name)
+            layer.weight = mx.pad(layer.weight, [(0, zeros * dim), (0, 0)])
+        attention.o_proj.weight = mx.pad(attention.o_proj.weight, [(0, 0), (0, queries * dim)])
+        attention.n_heads += queries
+        attention.n_kv_heads += more
+    return {**config, "num_attention_heads": heads + queries, "num_key_value_heads": kv_heads + more}
+
+
 SUMS: dict[str, Callable[[nn.Module, Group], None]] = {
     "native": lambda _, __: None,
     "float32": sum_in_float32,
@@ -66,7 +87,7 @@ def rank() -> None:
     model = loaded.model
     model.set_dtype(getattr(mx, dtype))
     if group.size > 1:
-        config = loaded.config
+        config = with_heads_of_zeros(model, loaded.config, group.size)
         if (wrong := fault(model, config, group.mlx)) is not None:
             sys.exit(wrong)
         SUMS[sums](model, group)
@@ -82,8 +103,8 @@ def rank() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="", help="Nothing: the embedded model, which divides by 3")
-    parser.add_argument("--ranks", type=int, nargs="+", default=[3])
+    parser.add_argument("--model", default="", help="Nothing: the embedded model")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3])
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--backend", default="ring")
     options = parser.parse_args()

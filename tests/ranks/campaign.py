@@ -1,14 +1,14 @@
-"""Requests of every kind at two ranks and at one: all end, and answers are equal. `python -m tests.ranks.campaign 500 [SEED]`.
+"""Requests of every kind at two ranks and at one: all end, and answers are equal. `python -m tests.ranks.campaign 500 [SEED
+[1]]`; with the 1 rows draft whether it pays or not.
 
 Eight at a time: mixed lengths, stop strings, EOS, max_tokens, seeds, temperatures, penalties, grammars, n, prompts that begin
-alike; some clients leave at a random moment, some have a time limit of their own.
+alike; some clients leave at a random moment, and some ask for more than the server's time limits allow.
 """
 
 # ruff: noqa: T201
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -24,11 +24,16 @@ from typing import Any
 import attrs
 import trio
 
+from tests.ranks.launching import environments
 from tests.ranks.models import save
 from tests.test_process import PATIENCE_S, free_port, get, until
 from tests.web.serving import post
 
 AT_ONCE = 8
+LIMIT_S = 8.0
+"""For a request; half of it for the queue, and for a prompt."""
+ENDLESS_TOKENS = 10**5
+EXPECTED = {"answered", "left", "queue_timeout", "first_token_timeout", "token_timeout", "request_timeout"}
 LETTERS = "abcdefghijklmnopqrstuvwxyz ABCDEFGHIJ0123456789.,"
 
 
@@ -46,7 +51,10 @@ class Heard:
 
     said: str
     """As JSON, what must be equal; or an error's code; or that the client left."""
-    left: bool = False
+
+    @property
+    def kind(self) -> str:
+        return "answered" if self.said.startswith("[") else self.said
 
 
 def wishes(count: int, seed: int) -> list[Wish]:
@@ -67,8 +75,12 @@ def _wish(chance: Random, roots: Sequence[str]) -> Wish:
     }
     body |= pick(({}, {}, {"top_p": 0.8}, {"top_k": 20}, {"min_p": 0.1}))
     body |= pick(({}, {}, {"frequency_penalty": 0.5}, {"repetition_penalty": 1.3}, {"logit_bias": {"40": 2}}))
+    if chance.random() < 0.4:  # So few tokens are left to it that it repeats itself, and drafts are right.
+        body |= {"logit_bias": {str(token): 30 for token in chance.sample(range(300), 3)}}
     body |= pick(({}, {}, {}, {"stop": pick(("a", "e", "t", "X")) + pick(("", "", "b"))}))
-    if chance.random() < 0.06:
+    if chance.random() < 0.02:
+        body |= {"max_tokens": ENDLESS_TOKENS, "ignore_eos": True, "stop": []}
+    elif chance.random() < 0.06:
         body |= {"n": 2}
     elif chance.random() < 0.06:
         body |= {
@@ -90,7 +102,7 @@ async def ask(port: int, wish: Wish) -> Heard:
             return Heard(str(answer["error"]["code"]))
         choices = [(choice["text"], choice["finish_reason"]) for choice in answer["choices"]]
         return Heard(json.dumps([choices, answer["usage"]["completion_tokens"]]))
-    return Heard("left", left=True)
+    return Heard("left")
 
 
 async def play(port: int, all_wishes: Sequence[Wish]) -> list[Heard]:
@@ -109,37 +121,33 @@ async def play(port: int, all_wishes: Sequence[Wish]) -> list[Heard]:
 
 
 @contextmanager
-def served(model: Path, port: int, ranks: int) -> Iterator[None]:
+def served(model: Path, port: int, ranks: int, eager: bool, limit_s: float) -> Iterator[None]:
     """Ends with a drain, and every rank with 0."""
-    launch = ["launch", "-n", str(ranks), "--backend", "ring", "--restarts", "0", "--"] if ranks > 1 else []
-    command = [
-        sys.executable,
-        "-m",
-        "trouper",
-        *launch,
-        "serve",
-        "--model",
-        str(model),
-        "--port",
-        str(port),
-        "--no-ssd",
-    ]
-    with tempfile.TemporaryFile("w+") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
+    module = "tests.ranks.eager" if eager else "trouper"
+    command = [sys.executable, "-m", module, "serve", "--model", str(model), "--port", str(port), "--no-ssd"]
+    command += ["--request-timeout-s", str(limit_s), "--completion-batch-size", str(AT_ONCE - 2)]
+    command += ["--spec-ngram-min", "1"]
+    command += ["--queue-timeout-s", str(limit_s / 2), "--first-token-timeout-s", str(limit_s / 2)]
+    with tempfile.TemporaryFile("w+") as output, environments(ranks) as each:
+        processes = [subprocess.Popen(command, env=own, stdout=output, stderr=output) for own in each]
         try:
             until(lambda: _ready(port))
             yield
             assert _idle(port), get(port, "/health")[1]["cache_stats"]
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(PATIENCE_S) == 0, _tail(output)
+            processes[0].send_signal(signal.SIGTERM)
+            assert {process.wait(PATIENCE_S) for process in processes} == {0}, _tail(output)
+        except BaseException:
+            print(_tail(output))
+            raise
         finally:
-            if process.poll() is None:
-                os.kill(process.pid, signal.SIGTERM)
-                process.wait(PATIENCE_S)
+            for process in processes:
+                process.kill()
+                process.wait()
 
 
 def _tail(output: Any) -> str:
     output.seek(0)
-    return str(output.read()[-3000:])
+    return str(output.read()[-6000:])
 
 
 def _ready(port: int) -> bool:
@@ -154,32 +162,49 @@ def _idle(port: int) -> bool:
     return True
 
 
-def compare(model: Path, count: int, seed: int) -> tuple[list[tuple[Wish, Heard, Heard]], Counter[str]]:
-    """Answers that differ, and what there was."""
+Difference = tuple[Wish, Heard, Heard]
+
+
+@attrs.frozen
+class Compared:
+    """`differ`: answers that were whole at one rank and at two and are not equal, and errors that are no time limit."""
+
+    differ: list[Difference]
+    kinds: Counter[str]
+    """What there was at two ranks."""
+    drafted: int
+    """Tokens that were accepted there, of those that were guessed."""
+
+
+def compare(model: Path, count: int, seed: int, *, eager: bool, limit_s: float) -> Compared:
     asked = wishes(count, seed)
-    heard = []
+    heard, drafted = [], 0
     for ranks in (1, 2):
         port = free_port()
-        with served(model, port, ranks):
+        with served(model, port, ranks, eager, limit_s):
             heard.append(trio.run(play, port, asked))
-    differ = [
-        (wish, one, two)
-        for wish, one, two in zip(asked, *heard, strict=True)
-        if one.said != two.said and not (one.left or two.left)
-    ]
-    kinds = Counter("left" if two.left else "answered" if two.said.startswith("[") else two.said for two in heard[1])
-    return differ, kinds
+            drafted = get(port, "/health")[1]["speculation"]["accepted"]
+    each = zip(asked, *heard, strict=True)
+    differ = [(wish, one, two) for wish, one, two in each if _differ(one, two)]
+    return Compared(differ, Counter(two.kind for two in heard[1]), drafted)
 
 
-def main(count: int = 500, seed: int = 0) -> int:
+def _differ(one: Heard, two: Heard) -> bool:
+    kinds = {one.kind, two.kind}
+    return not kinds <= EXPECTED or (kinds == {"answered"} and one.said != two.said)
+
+
+def main(count: int = 500, seed: int = 0, eager: int = 0) -> int:
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as directory:
-        differ, kinds = compare(save("llama", Path(directory) / "llama"), count, seed)
-    print(", ".join(f"{number} {kind}" for kind, number in kinds.most_common()), f"{time.perf_counter() - began:.0f} s")
-    for wish, one, two in differ[:5]:
+        model = save("llama", Path(directory) / "llama")
+        told = compare(model, count, seed, eager=bool(eager), limit_s=LIMIT_S)
+    print(", ".join(f"{number} {kind}" for kind, number in told.kinds.most_common()), end="; ")
+    print(f"{told.drafted} drafted tokens accepted; {time.perf_counter() - began:.0f} s")
+    for wish, one, two in told.differ[:5]:
         print(f"{wish}\n  one rank:  {one.said}\n  two ranks: {two.said}")
-    print(f"{len(differ)} differ from one rank's")
-    return bool(differ)
+    print(f"seed {seed}: {len(told.differ)} differ from one rank's")
+    return bool(told.differ)
 
 
 if __name__ == "__main__":

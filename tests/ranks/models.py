@@ -18,7 +18,7 @@ SIZES: Config = {
 EXPERTS: Config = {"moe_intermediate_size": 48}
 MLA: Config = {"num_attention_heads": 6, "num_key_value_heads": 6, "num_hidden_layers": 3}
 CONFIGS: dict[str, Config] = {
-    "llama": {**FAMILIES["llama"], **SIZES},
+    "llama": {**FAMILIES["llama"], **SIZES, "max_position_embeddings": 2**17},
     "qwen3": {**FAMILIES["qwen3"], **SIZES},
     "qwen3_moe": {**FAMILIES["qwen3_moe"], **SIZES, **EXPERTS},
     "deepseek_v3": {**FAMILIES["deepseek_v3"], **SIZES, **DEEPSEEK_V3, **EXPERTS, **MLA},

@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from random import Random
 from typing import Any
 
 import attrs
 import mlx.core as mx
 
 from tests.engine.driver import GREEDY, Driver, Request, Row
+from tests.engine.oracle import Foretelling
 from tests.families import prompts
 from trouper.engine.group import Group, join
 from trouper.engine.loading import Loaded, load
@@ -33,6 +35,8 @@ SAMPLINGS = (
 )
 SEEDED_TOKENS = 12
 """Of each row that draws: their seeds are chosen so that so many draws are certain."""
+DRAFTED = 4
+"""Tokens that a row guesses at a time."""
 STORED = (64, 64)
 """Tokens of the blocks that are stored of the longest prompt."""
 
@@ -67,12 +71,28 @@ def play(loaded: Loaded, group: Group, spec: dict[str, Any]) -> dict[str, Any]:
     said: dict[str, Any] = {}
     if tokens := spec.get("greedy"):
         said["greedy"] = answers(Driver(engine).play([Request(prompt, tokens) for prompt in PROMPTS]))
+        if spec.get("drafts"):
+            said["drafted"] = drafted(loaded, group, said["greedy"])
     if seeds := spec.get("seeds"):
         said["seeded"] = answers(Driver(engine).play(seeded(seeds, group)))
         said["mixed"] = answers(Driver(engine, chunk=50).play(mixed(seeds)))
     if spec.get("prefixes"):
         said["prefixes"] = prefixes(engine)
     return said
+
+
+def drafted(loaded: Loaded, group: Group, wanted: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The same once more, by rows that guess what they will say, and are wrong now and then."""
+    known = {tuple(prompt): answer for prompt, answer in zip(PROMPTS, wanted, strict=True)}
+    oracle = Foretelling(tokens=DRAFTED, answers=known, dice=Random(0))
+    driver = Driver(
+        StepEngine(loaded.model, loaded.card.vocab_size, loaded.kv, None, group, drafting=oracle),
+        allow=lambda _: DRAFTED,
+    )
+    rows = driver.play([Request(prompt, len(answer), drafts=True) for prompt, answer in known.items()])
+    tried, right = (sum(each[place] for each in driver.drafted) for place in (1, 2))
+    assert 0 < right < tried, "a mix of right and wrong drafts, or this shows little"
+    return [row.tokens[: row.request.tokens] for row in rows]
 
 
 def answers(rows: Sequence[Row]) -> list[list[int]]:

@@ -39,11 +39,11 @@ def tokens(told: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def test_r8_f21_two_ranks_answer_what_one_answers(tmp_path: Path) -> None:
     """Greedy; drawn, with other seeds on rank 1, which do not count; rows that join and leave, follow grammars, think;
-    stored prefixes and copies of live rows; KV in bytes; sums in float32."""
+    stored prefixes and copies of live rows; KV in bytes; sums in float32; drafts, right and wrong."""
     models: dict[str, dict[str, Any]] = {
         "llama": {"seeds": certain_seeds("llama"), "prefixes": True, "settings": KEPT_IN_BYTES},
-        "qwen3_moe": {"greedy": 6, "settings": FLOAT32_SUMS},
-        "deepseek_v3": {"greedy": 6},
+        "qwen3_moe": {"greedy": 12, "drafts": True, "settings": FLOAT32_SUMS},
+        "deepseek_v3": {"greedy": 12, "drafts": True, "settings": KEPT_IN_BYTES},
     }
     spec = saved(tmp_path, models)
     alone = play_all(spec, ALONE)
@@ -58,7 +58,7 @@ def test_r8_f21_two_ranks_answer_what_one_answers(tmp_path: Path) -> None:
 
 
 def test_r8_three_ranks_answer_what_one_answers(tmp_path: Path) -> None:
-    spec = saved(tmp_path, {"qwen3": {"greedy": 4}})
+    spec = saved(tmp_path, {"qwen3": {"greedy": 8, "drafts": True, "settings": KEPT_IN_BYTES}})
     alone = play_all(spec, ALONE)
     ranks = run_ranks(3, "tests.ranks.playing", json.dumps(spec))
     assert [tokens(told, "qwen3") for told in ranks] == [tokens(alone, "qwen3")] * 3

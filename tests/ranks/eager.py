@@ -1,0 +1,10 @@
+"""`python -m tests.ranks.eager serve ...`: as `trouper serve`, but rows draft whether it pays or not."""
+
+from __future__ import annotations
+
+from tests.sim.world import Eager
+from trouper.actors import scheduler
+from trouper.cli import main
+
+vars(scheduler)["Speculation"] = Eager
+main(prog_name="eager")
