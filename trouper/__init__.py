@@ -31,8 +31,9 @@ from trouper.protocol.replies import Accepted, Delta, Embedded, Failed, Finished
 from trouper.protocol.requests import ChatPrompt, Generate, TextPrompt, Timeouts, TokenPrompt
 from trouper.protocol.sampling import Sampling
 from trouper.protocol.settings import ByteSize, ServerSettings, Settings
+from trouper.protocol.version import VERSION
 
-__version__ = "0.1.0"
+__version__ = VERSION
 __all__ = [
     "Accepted", "Answer", "BatchFacts", "ByteSize", "ChannelFacts", "ChatPrompt", "Delta", "Embedded", "Engine",
     "Failed", "Finished", "Fleet", "Generate", "Grammar", "Health", "Lease", "Listed", "LoadWatch", "Loading",

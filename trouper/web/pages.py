@@ -7,12 +7,12 @@ left out for whoever sends none. The page is one file without anything from anot
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.metadata import version
 from importlib.resources import files
 
 import attrs
 from quart import Response, request
 
+from trouper.protocol.version import VERSION
 from trouper.web.auth import Keys
 from trouper.web.endpoints import ERROR, Endpoint
 from trouper.web.openapi import Facts, document
@@ -60,7 +60,7 @@ class Pages:
         listed = self._service.models.listed()
         names = [name for one in listed for name in one.names] if self._known() else []
         loaded = [one.runtime for one in listed if one.runtime is not None]
-        told = Facts(version=version("trouper"), keyed=self._keys.needed, models=names)
+        told = Facts(version=VERSION, keyed=self._keys.needed, models=names)
         embedders = [one for runtime in loaded if (one := runtime.model.embedding) is not None]
         if len(loaded) < len(listed):  # What is not known before it is loaded is no bound.
             return told

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
-
 from quart import Response
 
+from trouper.protocol.version import VERSION
 from trouper.web.endpoints import Endpoint
 from trouper.web.schema import TEXT, closed
 from trouper.web.service import Service, as_json
@@ -37,7 +36,7 @@ class Replica:
 
     async def server_info(self) -> Response:
         first = self._service.models.listed()[0]
-        body: dict[str, str | int] = {"served_model_name": first.names[0], "version": version("trouper")}
+        body: dict[str, str | int] = {"served_model_name": first.names[0], "version": VERSION}
         if first.runtime is not None:
             body["max_running_requests"] = first.runtime.settings.rows
         return as_json(body)

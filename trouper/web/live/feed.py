@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from importlib.metadata import version
 from math import inf
 from typing import Any
 
@@ -16,6 +15,7 @@ import trio
 
 from trouper.actors.fleet import Models
 from trouper.protocol.record import RequestRecord
+from trouper.protocol.version import VERSION
 from trouper.web.live.snapshot import NewGaps, model_body
 from trouper.web.onlooker import Onlooker
 
@@ -29,7 +29,7 @@ class Feed:
 
     def __init__(self, models: Models, recent: Sequence[RequestRecord]) -> None:
         self._models, self._recent = models, recent
-        self._server = {"version": version("trouper"), "started": time.time()}
+        self._server = {"version": VERSION, "started": time.time()}
         """`started` also tells one server from the next at the same address."""
         self._gaps: dict[str, NewGaps] = {}
         self._tick = -1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from importlib.metadata import version
 
 import attrs
 import trio
@@ -13,6 +12,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from trouper.actors.fleet import Listed
+from trouper.protocol.version import VERSION
 from trouper.web.metrics.metric import Named, Seen, Told
 from trouper.web.metrics.own import OWN
 from trouper.web.metrics.requests import RequestCounts
@@ -48,7 +48,7 @@ class Metrics(Collector):
         self._listed = listed
         self.requests = RequestCounts()
         self._responses: Counter[tuple[str, str, str]] = Counter()
-        self._version = version("trouper")
+        self._version = VERSION
         self._process = ProcessCollector(registry=None)
 
     def responded(self, method: str, path: str, status: int) -> None:
