@@ -126,12 +126,15 @@ def served(model: Path, port: int, ranks: int, eager: bool, limit_s: float) -> I
     module = "tests.ranks.eager" if eager else "trouper"
     command = [sys.executable, "-m", module, "serve", "--model", str(model), "--port", str(port), "--no-ssd"]
     command += ["--request-timeout-s", str(limit_s), "--completion-batch-size", str(AT_ONCE - 2)]
-    command += ["--spec-ngram-min", "1"]
+    command += ["--spec-ngram-min", "1", "--rank-timeout-s", "30"]  # A busy machine is no loss.
     command += ["--queue-timeout-s", str(limit_s / 2), "--first-token-timeout-s", str(limit_s / 2)]
     with tempfile.TemporaryFile("w+") as output, environments(ranks) as each:
-        processes = [subprocess.Popen(command, env=own, stdout=output, stderr=output) for own in each]
+        processes = [
+            subprocess.Popen(command, env=own, stdout=subprocess.PIPE, stderr=output, text=True) for own in each
+        ]
         try:
-            until(lambda: _ready(port))
+            assert processes[0].stdout is not None
+            assert any("is ready at" in line for line in processes[0].stdout)
             yield
             assert _idle(port), get(port, "/health")[1]["cache_stats"]
             processes[0].send_signal(signal.SIGTERM)
@@ -142,19 +145,12 @@ def served(model: Path, port: int, ranks: int, eager: bool, limit_s: float) -> I
         finally:
             for process in processes:
                 process.kill()
-                process.wait()
+                process.communicate()
 
 
 def _tail(output: Any) -> str:
     output.seek(0)
     return str(output.read()[-6000:])
-
-
-def _ready(port: int) -> bool:
-    try:
-        return get(port, "/readyz")[0] == 200
-    except OSError:
-        return False
 
 
 def _idle(port: int) -> bool:
