@@ -23,7 +23,7 @@ from trouper.actors.fleet import Lease, Listed, OneModel
 from trouper.protocol.batch import NOTHING_SHOWN
 from trouper.protocol.plans import Plan
 from trouper.protocol.record import RequestRecord
-from trouper.web.live.feed import RECENT, TICK_S, Feed, Viewer
+from trouper.web.live.feed import QUIET_S, RECENT, TICK_S, Feed, Viewer
 
 Json = dict[str, Any]
 WATCH = get("/v1/live", "Accept: text/event-stream\r\n").replace(b"Connection: close\r\n", b"")
@@ -113,14 +113,32 @@ async def test_each_gap_is_told_once_and_old_ones_never(autojump_clock: MockCloc
 # -- who looks -----------------------------------------------------------------------------------------------------
 
 
+async def heard_at(feed: Feed) -> list[float]:
+    """When a new viewer hears something, from now on."""
+    viewer, began = Viewer(feed), trio.current_time()
+    heard = []
+    for _ in range(4):
+        await viewer.__anext__()
+        heard.append(trio.current_time() - began)
+    return heard
+
+
 async def test_a_viewer_hears_at_once_then_at_every_tick(autojump_clock: MockClock) -> None:
-    async with running() as runtime, looking(runtime) as feed:
-        viewer, began = Viewer(feed), trio.current_time()
-        heard = []
-        for _ in range(3):
-            await viewer.__anext__()
-            heard.append(trio.current_time() - began)
-        assert heard == [0, TICK_S, 2 * TICK_S]
+    async with running(FakeEngine(before_step=slowly)) as runtime:
+        with await runtime.submit(generate(max_tokens=2000)) as answer:
+            await answer.next()
+            async with looking(runtime) as feed:
+                assert await heard_at(feed) == [0, TICK_S, 2 * TICK_S, 3 * TICK_S]
+
+
+async def test_while_nothing_changes_a_viewer_hears_only_that_it_is_so(autojump_clock: MockClock) -> None:
+    recent: deque[RequestRecord] = deque(maxlen=RECENT)
+    async with running() as runtime, looking(runtime, recent) as feed:
+        assert await heard_at(feed) == [0, QUIET_S, 2 * QUIET_S, 3 * QUIET_S]
+        number = feed.number
+        await trio.sleep(TICK_S)
+        recent.append(record("a"))
+        assert feed.snapshot()[0] == number + 1, "what ended is told at the next tick"
 
 
 async def test_requests_that_ended_are_told_once_and_to_whoever_missed_some_again(autojump_clock: MockClock) -> None:

@@ -19,7 +19,10 @@ from trouper.protocol.version import VERSION
 from trouper.web.live.snapshot import NewGaps, model_body
 from trouper.web.onlooker import Onlooker
 
-TICK_S = 0.25
+TICK_S = 1.0
+"""A frame costs a browser without a GPU 10 ms of the cores that a model on the same machine computes with."""
+QUIET_S = 2.0
+"""While nothing changes, viewers hear so seldom that it is so."""
 RECENT = 50
 """Requests that a new viewer is told of."""
 
@@ -36,7 +39,10 @@ class Feed:
         self._last: RequestRecord | None = None
         """The last request of the last snapshot."""
         self.number = 0
-        """Of snapshots that were made."""
+        """Of snapshots that were told."""
+        self._told_at = -inf
+        self._told = b""
+        """What the last one says of the models."""
         self._body: dict[str, Any] = {}
         self._latest = b""
 
@@ -46,16 +52,23 @@ class Feed:
         return self._models.finished
 
     def snapshot(self) -> tuple[int, bytes]:
-        """This tick's number, and the snapshot as an event."""
+        """The number of the latest one, and it as an event. It is made anew at most once a tick, and is another one if
+        anything has changed."""
         tick = int(trio.current_time() / TICK_S)
         if tick != self._tick:
             self._tick = tick
-            self.number += 1
             models = [model_body(one, self._gaps.setdefault(one.names[0], NewGaps())) for one in self._models.listed()]
-            now = {"number": self.number, "at": trio.current_time(), "models": models}
-            self._body = self._server | now | {"ended": self._ended()}
-            self._latest = event("snapshot", self._body)
+            self._tell(msgspec.json.encode(models), self._ended())
         return self.number, self._latest
+
+    def _tell(self, models: bytes, ended: list[RequestRecord]) -> None:
+        now = trio.current_time()
+        if models == self._told and not ended and now - self._told_at < QUIET_S:
+            return
+        self.number += 1
+        self._told, self._told_at = models, now
+        self._body = self._server | {"number": self.number, "at": now, "models": msgspec.Raw(models), "ended": ended}
+        self._latest = event("snapshot", self._body)
 
     async def once(self) -> dict[str, Any]:
         """For whoever asks once: the batch is there a tick after the first look."""
@@ -99,9 +112,11 @@ class Viewer(Onlooker):
         self._seen = -1
 
     async def __anext__(self) -> bytes:
-        if await self._over():
-            raise StopAsyncIteration
-        number, data = self._feed.snapshot()
+        number = self._seen
+        while number == self._seen:
+            if await self._over():
+                raise StopAsyncIteration
+            number, data = self._feed.snapshot()
         missed, self._seen = number != self._seen + 1, number
         return (event("recent", self._feed.recent()) if missed else b"") + data
 

@@ -53,8 +53,9 @@ class Site:
                 handler=self.live,
                 tag="Server",
                 summary="What the troupe does now",
-                description="One snapshot; with `Accept: text/event-stream` an event `snapshot` four times a second, and an "
-                "event `recent` with the last requests when it begins. Nothing is computed while nobody looks.",
+                description="One snapshot; with `Accept: text/event-stream` an event `snapshot` a second while "
+                "anything changes, else every two, and an event `recent` with the last requests when it begins. Nothing is "
+                "computed while nobody looks.",
                 answer=SNAPSHOT,
                 events=SNAPSHOT,
                 also=(400,),

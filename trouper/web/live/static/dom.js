@@ -27,6 +27,16 @@ export function mark(element, name, value) {
   if (element.getAttribute(name) !== String(value)) element.setAttribute(name, value);
 }
 
+/** How wide it is, without making the browser lay out to say so. When that changes the window hears of it. */
+export function widthOf(element) {
+  let width = element.clientWidth;
+  new ResizeObserver(([{ contentRect }]) => {
+    if (width === (width = Math.round(contentRect.width))) return;
+    dispatchEvent(new Event("widthchange"));
+  }).observe(element);
+  return () => width;
+}
+
 /** Parts of a whole, side by side: [[kind, share], ...]. */
 export function parts(shares) {
   return shares.filter(([, share]) => share > 0).map(([kind, share]) => {

@@ -4,7 +4,7 @@ import { WrongKey, headers } from "./key.js";
 import { events } from "./sse.js";
 
 const PAUSES_MS = [300, 600, 1200, 2500, 5000];
-/** Silence after which a connection is taken for dead: twenty snapshots. */
+/** Silence after which a connection is taken for dead: there is a snapshot every two seconds, whatever happens. */
 const SILENCE_MS = 5000;
 
 export class Feed {

@@ -1,6 +1,6 @@
 // What one model did of late: counters become rates over the last two seconds.
 
-const KEPT = 480; // two minutes of snapshots
+const KEPT = 120; // two minutes of snapshots
 const WINDOW_S = 2;
 
 export class History {

@@ -17,13 +17,16 @@ import { Troupe } from "./troupe.js";
 
 const WORDS = { ok: "Running", draining: "Shutting down", restarting: "Restarting", stalled: "Stalled", stuck: "Device stuck", failed: "Failed" };
 
+/** How often what changes slowly is painted anew: less at a time is less for a browser that paints without a GPU. */
+const SLOWLY_MS = 1900;
+
 byId("main").hidden = false; // Sizes are needed from here on.
 const figures = new Figures(byId("figures")), timeline = new Timeline(byId("timeline")), rows = new Rows(byId("rows"));
 const plots = new Plots(byId("plots")), troupe = new Troupe(byId("troupe")), chat = new Chat();
 const tiers = new Tiers(byId("tiers"), byId("tiers-note")), requests = new Requests(byId("requests"), byId("no-requests"));
 const known = new Map(); // By model: {history, lanes}.
 const select = byId("model");
-let server = null, chosen = null, latest = null, ended = [], looks = 0;
+let server = null, chosen = null, latest = null, ended = [], frame = 0, slowlyAt = -Infinity;
 
 const feed = new Feed({
   snapshot: take,
@@ -40,9 +43,8 @@ function take(snapshot) {
   list(snapshot.models);
   for (const model of snapshot.models) note(model, snapshot, records.filter((one) => one.model === model.name));
   requests.add(records, chosen);
-  show(looks);
-  if (!looks) performance.mark("shown"); // For `just bench-page`.
-  looks += 1;
+  tell();
+  paint();
 }
 
 /** Another server at the same address: what was known of the last one is over. */
@@ -75,30 +77,40 @@ function choose(name) {
   requests.show(name);
 }
 
-/** Rows move four times a second; figures can be read when they change twice, and the rest need change once. */
-function show(look = 0) {
-  const model = latest.models.find((one) => one.name === chosen);
-  const { history, lanes } = known.get(chosen);
-  status(model.status === "ok" ? "ok" : model.batch ? "bad" : "away", WORDS[model.status] ?? `Not loaded (${model.state})`);
-  notice(model);
+/** In the next frame, once however often it is asked for; a page that nobody sees has none. `all`: also what is not due. */
+function paint(all = false) {
+  if (!latest) return;
+  if (all) slowlyAt = -Infinity;
+  frame ||= requestAnimationFrame(show);
+}
+
+function show(now) {
+  frame = 0;
+  const model = current(), { history, lanes } = known.get(chosen);
   if (!model.batch) return;
   timeline.draw(lanes, latest.at);
-  if (look % 2) return;
   figures.show(model, history);
   troupe.show(model, history);
-  plots.draw(history, Date.now() / 1000);
   const { scheduler: facts, card } = model;
   say(byId("batch-note"), `${plural(facts.active_sequences, "row")} of ${card.rows}` + (facts.queued_requests ? `, ${facts.queued_requests} waiting` : ""));
-  if (look % 4) return;
+  if (now - slowlyAt < SLOWLY_MS) return;
+  if (slowlyAt < 0) performance.mark("shown"); // For `just bench-page`.
+  slowlyAt = now;
+  plots.draw(history, Date.now() / 1000);
   tiers.show(model);
   rows.show(model.batch, latest.at);
   say(byId("about"), `Trouper ${latest.version} · ${card.architecture}, ${card.dtype} on ${card.device} · up for ${span(Date.now() / 1000 - server)} · `
     + `${plural(facts.requests_completed, "request")} answered, ${facts.requests_withdrawn} withdrawn, ${facts.requests_errored} failed`);
 }
 
-function notice(model) {
+const current = () => latest.models.find((one) => one.name === chosen);
+
+/** At once: a frame may come when the server is away again. */
+function tell() {
+  const model = current();
+  status(model.status === "ok" ? "ok" : model.batch ? "bad" : "away", WORDS[model.status] ?? `Not loaded (${model.state})`);
   const said = model.batch ? model.detail : "It is loaded when it is asked for: say something to it in the chat.";
-  byId("notice").hidden = !said;
+  if (byId("notice").hidden !== !said) byId("notice").hidden = !said;
   say(byId("notice"), said);
 }
 
@@ -130,8 +142,8 @@ byId("unlock").addEventListener("submit", (event) => {
   unlock();
 });
 byId("forget").addEventListener("click", () => { key.forget(); feed.stop(); chat.clear(); lock(""); });
-select.addEventListener("change", () => { choose(select.value); if (latest) show(); });
-addEventListener("themechange", () => { timeline.recolour(); plots.rebuild(); if (latest) show(); });
-addEventListener("resize", () => { if (latest) show(); });
+select.addEventListener("change", () => { choose(select.value); if (latest) tell(); paint(true); });
+addEventListener("themechange", () => { timeline.recolour(); plots.rebuild(); paint(true); });
+addEventListener("widthchange", () => paint(true));
 if (key.needed && !key.get()) lock("");
 else unlock();

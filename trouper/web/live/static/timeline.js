@@ -1,6 +1,6 @@
 // The batch over time: a lane a row, what runs now at the right edge.
 
-import { colour } from "./dom.js";
+import { colour, widthOf } from "./dom.js";
 import { brief } from "./format.js";
 import { WINDOW_S } from "./lanes.js";
 
@@ -12,18 +12,24 @@ export class Timeline {
   #canvas;
   #colours = {};
   #lanes = LEAST_LANES;
+  #width;
+  #still = null; // What stands there, if nothing of it moves.
 
   constructor(canvas) {
     this.#canvas = canvas;
+    this.#width = widthOf(canvas);
     this.recolour();
   }
 
   recolour() {
+    this.#still = null;
     for (const name of ["decode", "prefill", "cached", "line", "soft", "text", "card"]) this.#colours[name] = colour(name);
   }
 
   draw(lanes, at) {
-    const width = this.#canvas.clientWidth, wide = width > 560;
+    const width = this.#width(), wide = width > 560, still = lanes.bars.length ? null : width;
+    if (still !== null && still === this.#still) return;
+    this.#still = still;
     const wanted = Math.max(LEAST_LANES, lanes.count);
     // It grows at once and shrinks slowly, so that what is below does not jump.
     this.#lanes = wanted > this.#lanes || wanted < this.#lanes - 4 ? wanted : this.#lanes;

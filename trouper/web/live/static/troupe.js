@@ -1,6 +1,6 @@
 // The graph of actors with each channel's fill. It is laid out for the width that there is.
 
-import { draw, mark, say } from "./dom.js";
+import { draw, mark, say, widthOf } from "./dom.js";
 import { bytes, count, plural, short } from "./format.js";
 
 const NODES = ["clients", "RequestIntake", "Scheduler", "RankMirror", "ModelStepper", "SSDWriter", "CacheJanitor"];
@@ -52,6 +52,7 @@ function down(width) {
 
 export class Troupe {
   #place;
+  #available;
   #width = 0;
   #nodes = {};
   #channels = {};
@@ -61,10 +62,11 @@ export class Troupe {
 
   constructor(place) {
     this.#place = place;
+    this.#available = widthOf(place);
   }
 
   show(model, history) {
-    const width = this.#place.clientWidth;
+    const width = this.#available();
     const capacities = Object.fromEntries(model.channels.map((one) => [one.name, one.capacity]));
     if (width !== this.#width || JSON.stringify(capacities) !== JSON.stringify(this.#capacities)) this.#lay(width, capacities);
     this.#fill(model, history);
@@ -136,7 +138,7 @@ export class Troupe {
     channel.cells.forEach((cell, place) => mark(cell, "class", `cell${place < lit ? " used" : ""}${tight ? " tight" : ""}`));
   }
 
-  /** In words, now and then: a description that changes four times a second cannot be read out. */
+  /** In words, now and then: a description that changes every second cannot be read out. */
   #describe(model, states) {
     if (Date.now() - this.#told < 5000) return;
     this.#told = Date.now();
