@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import mlx.core as mx
@@ -27,8 +28,8 @@ class Spans:
         self.width = int(self.counts.max())
         self.drafts: Ints = np.zeros((len(drafts), self.width - 1), np.int32)
         """Zeros where there are fewer."""
-        for row, draft in enumerate(drafts):
-            self.drafts[row, : len(draft)] = draft
+        drafted = np.arange(self.width - 1) < self.counts[:, None] - 1
+        self.drafts[drafted] = np.fromiter(chain.from_iterable(drafts), np.int32)
         self.most: Ints = self.counts - 1
         """Of each row's drafts no more can be right, whatever is sampled: lowered where a grammar gave up."""
 

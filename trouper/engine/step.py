@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import cast
 
 import attrs
@@ -104,6 +106,12 @@ class StepEngine:
         self._grammars = grammars
         self._group = group
         self._state: dict[RowId, RowState] = {}
+        self._bound: set[RowId] = set()
+        """Rows whose next token something bounds."""
+        self._proposing: set[RowId] = set()
+        """Rows that may draft."""
+        self._unheard: list[tuple[Sequence[RowId], Sequence[int]]] = []
+        """Rows and tokens of steps of which proposers were not told yet."""
         self._members: tuple[RowId, ...] = ()
         """The rows that `_tokens` and the sampler are about, in order."""
         self._tokens: mx.array | None = None
@@ -181,6 +189,8 @@ class StepEngine:
     def _drop(self, rows: Sequence[RowId]) -> None:
         for row in rows:
             del self._state[row]
+        self._bound.difference_update(rows)
+        self._proposing.difference_update(rows)
         self._rows.drop(rows)
 
     def _admit(self, admit: Admit) -> None:
@@ -192,6 +202,10 @@ class StepEngine:
             pool=Pool(admit.embed) if admit.embed else None,
             proposer=self._drafting.proposer(prompt.tolist()) if admit.drafts and not self.batching.no_drafts else None,
         )  # fmt: skip
+        if self._state[admit.row].constraint is not None:
+            self._bound.add(admit.row)
+        if self._state[admit.row].proposer is not None:
+            self._proposing.add(admit.row)
         self._rows.open(admit.row)
         if admit.restore is not None:
             assert admit.restore.tokens < len(prompt), "one token of a prompt must be computed"
@@ -280,6 +294,7 @@ class StepEngine:
         """What rows want verified, if anything."""
         if not any(plan.drafts):
             return None
+        self._tell_proposers()
         wanted = dict(zip(plan.decode, plan.drafts, strict=True))
         drafts = [self._drafted(self._state[row], wanted.get(row, 0)) for row in self._rows.decoding]
         return Spans(drafts) if any(drafts) else None
@@ -444,21 +459,31 @@ class StepEngine:
         return tuple(rows[owner] for owner in spans.owners[kept].tolist()), kept, drafted
 
     def _follow(self, rows: Sequence[RowId], tokens: Sequence[int]) -> tuple[tuple[RowId, str], ...]:
-        """Grammars and proposers hear what was said. A row that was dropped meanwhile needs no place in its grammar."""
+        """Grammars hear what was said; proposers when they are asked, which is seldom. A row that was dropped meanwhile
+        needs no place in its grammar."""
+        if self._proposing:
+            self._unheard.append((rows, tokens))
         failed = []
-        for row, token in zip(rows, tokens, strict=True):
-            state = self._state.get(row)
-            if state is None:
-                continue
-            if state.proposer is not None:
-                state.proposer.took((token,))
-            if state.constraint is not None and (reason := state.constraint.took(token)):
-                failed.append((row, reason))
+        for row, token in zip(rows, tokens, strict=True) if self._bound else ():
+            if row in self._bound and (constraint := self._state[row].constraint) is not None:
+                reason = constraint.took(token)
+                if reason:
+                    failed.append((row, reason))
         return tuple(failed)
 
+    def _tell_proposers(self) -> None:
+        """Each all of its tokens at once, of steps that had the same rows. Where a step with drafts names a row twice, the
+        next step is another group: before drafts were made this was called."""
+        unheard, self._unheard = self._unheard, []
+        for rows, steps in groupby(unheard, itemgetter(0)):
+            for row, said in zip(rows, zip(*(tokens for _, tokens in steps), strict=True), strict=True):
+                if row in self._proposing and (proposer := self._state[row].proposer) is not None:
+                    proposer.took(said)
+
     def _matched(self, rows: Sequence[RowId]) -> tuple[tuple[RowId, int], ...]:
-        states = [(row, state) for row in rows if (state := self._state.get(row)) is not None]
-        return tuple((row, n) for row, state in states if state.proposer is not None and (n := state.proposer.matched))
+        self._tell_proposers()
+        proposers = [(row, self._state[row].proposer) for row in rows if row in self._proposing]
+        return tuple((row, n) for row, one in proposers if one is not None and (n := one.matched))
 
     def lengths(self) -> dict[RowId, int]:
         """Tokens in each row's KV, for checks."""
