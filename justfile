@@ -111,6 +111,10 @@ bench-speculation *flags: _setup
 spec-mixes count="300" *flags: _setup
     @.venv/bin/python -m tests.drafts "$@"
 
+# The same at two ranks, which are processes, compared to one rank without
+spec-mixes-ranks count="60" *flags: _setup
+    @.venv/bin/python -m tests.drafts.ranks "$@"
+
 # The longer variants of the exactness tests
 test-long *flags: _setup
     @TROUPER_LONG_TESTS=1 .venv/bin/python -m pytest "$@"

@@ -18,21 +18,23 @@ import attrs
 
 from tests.drafts.models import saved
 from tests.engine.oracle import Foretelling
-from tests.real.serving import Heard, ask, running
+from tests.real.serving import Heard, Start, ask, running
 from tests.real.test_mixed import Clients, Wishes, assert_as_alone, watched
 from tests.real.wishes import wishes
 from tests.reuse.serving import text
 from tests.sim.world import Eager
-from trouper import Generate, Sampling, TokenPrompt
+from trouper import Generate, Sampling, TokenPrompt, run_runtime
 from trouper.actors import scheduler
 from trouper.actors.speculation import Speculation
 from trouper.engine import host
 from trouper.engine.drafting import Drafting
 from trouper.engine.step import Launched, StepEngine
-from trouper.protocol.health import SpeculationFacts
+from trouper.protocol.health import SchedulerFacts, SpeculationFacts
 from trouper.protocol.plans import Plan
 
 ROWS = 9
+Answers = Mapping[tuple[int, ...], tuple[int, ...]]
+"""By prompts."""
 
 
 @attrs.define
@@ -58,6 +60,10 @@ class Mix:
             "cache_memory": dice.choice((0, 10**7, 10**7)),
         }
         return cls(f"{name} {seed}", dice, settings, dice.random() < 0.8, dice.random() < 0.7, dice.choice((12, 30)))
+
+    @property
+    def kv(self) -> dict[str, Any]:
+        return {key: value for key, value in self.settings.items() if key.startswith("kv")}
 
     def prompts(self) -> list[tuple[int, ...]]:
         """Of which some repeat themselves, and some begin like others."""
@@ -85,7 +91,7 @@ class Mix:
 
 
 @contextmanager
-def drafting(mix: Mix, answers: Mapping[tuple[int, ...], tuple[int, ...]]) -> Iterator[None]:
+def drafting(mix: Mix, answers: Answers) -> Iterator[None]:
     """With the mix's policy and proposers."""
 
     def made(least: int, most: int, tokens: int) -> Drafting:
@@ -123,32 +129,68 @@ def checked(clients: Clients, held: Held) -> type[StepEngine]:
     return Checked
 
 
+@attrs.frozen
+class Wanted:
+    """What the clients of a mix ask for, and what each is answered alone, without drafts."""
+
+    asked: dict[str, Generate]
+    later: dict[str, Generate]
+    """These go on where others ended."""
+    alone: dict[str, Heard]
+
+    @property
+    def answers(self) -> Answers:
+        return {heard.prompt: heard.tokens for heard in self.alone.values()}
+
+
+@attrs.frozen
+class Played:
+    heard: list[tuple[str, Heard]]
+    facts: SchedulerFacts
+    held: Held
+
+
+async def alone(path: str, mix: Mix) -> Wanted:
+    async with running(path, cache_memory=0, speculation="off", **mix.kv) as runtime:
+        asked = dict(mix.wishes(runtime.tokenizer))
+        heard = {key: (await ask(runtime, attrs.evolve(wish, speculation=None)))[0] for key, wish in asked.items()}
+        later = {f"after {key}": after(heard[key]) for key in mix.dice.sample(sorted(asked), 3)}
+        heard |= {key: (await ask(runtime, wish))[0] for key, wish in later.items()}
+        assert runtime.health().scheduler.speculation.drafts == 0
+    return Wanted(asked, later, heard)
+
+
+async def together(path: str, mix: Mix, wanted: Wanted, start: Start = run_runtime) -> Played:
+    """With drafts; then some once more, and those that go on."""
+    asked, held = wanted.asked, Held()
+    clients = Clients(asked, mix.dice, 2 * mix.tokens)
+    with drafting(mix, wanted.answers):
+        async with running(path, checked(clients, held), start, **mix.settings) as runtime:
+            await clients.play(runtime)
+            some = dict.fromkeys(mix.dice.sample(sorted(asked), 3))
+            again = {key: asked[key] for key in some} | wanted.later
+            repeated = dict(zip(again, await ask(runtime, *again.values()), strict=True))
+        facts = runtime.health().scheduler
+    return Played([*clients.heard.items(), *repeated.items()], facts, held)
+
+
+async def assert_the_same(path: str, mix: Mix, wanted: Wanted, played: Played) -> None:
+    for key, mine in played.heard:
+        wish = attrs.evolve((wanted.asked | wanted.later)[key], speculation="off")
+        await assert_as_alone(path, wish, mine, wanted.alone[key], **mix.kv)
+    facts, held = played.facts, played.held
+    assert (facts.active_sequences, facts.queued_requests, held.rows) == (0, 0, 0)
+    assert held.stored == facts.cache.blocks + facts.cache.snapshots
+
+
 async def play(directory: Path, name: str, seed: int) -> SpeculationFacts:
     """Raises where anything differs from the same without drafts, alone. Models are saved in the directory."""
     mix = Mix.of(name, seed)
-    kv = {key: value for key, value in mix.settings.items() if key.startswith("kv")}
     path = saved(name, directory, mix.settings["kv_bits"])
-    async with running(path, cache_memory=0, speculation="off", **kv) as runtime:
-        asked = dict(mix.wishes(runtime.tokenizer))
-        alone = {key: (await ask(runtime, attrs.evolve(wish, speculation=None)))[0] for key, wish in asked.items()}
-        later = {f"after {key}": after(alone[key]) for key in mix.dice.sample(sorted(asked), 3)}
-        alone |= {key: (await ask(runtime, wish))[0] for key, wish in later.items()}
-        assert runtime.health().scheduler.speculation.drafts == 0
-    clients, held = Clients(asked, mix.dice, 2 * mix.tokens), Held()
-    answers = {heard.prompt: heard.tokens for heard in alone.values()}
-    with drafting(mix, answers):
-        async with running(path, checked(clients, held), **mix.settings) as runtime:
-            await clients.play(runtime)
-            some = dict.fromkeys(mix.dice.sample(sorted(asked), 3))
-            again = {key: asked[key] for key in some} | later
-            repeated = dict(zip(again, await ask(runtime, *again.values()), strict=True))
-        facts = runtime.health().scheduler
-    for key, mine in [*clients.heard.items(), *repeated.items()]:
-        wish = attrs.evolve((asked | later)[key], speculation="off")
-        await assert_as_alone(path, wish, mine, alone[key], **kv)
-    assert (facts.active_sequences, facts.queued_requests, held.rows) == (0, 0, 0)
-    assert held.stored == facts.cache.blocks + facts.cache.snapshots
-    return facts.speculation
+    wanted = await alone(path, mix)
+    played = await together(path, mix, wanted)
+    await assert_the_same(path, mix, wanted, played)
+    return played.facts.speculation
 
 
 def after(heard: Heard) -> Generate:

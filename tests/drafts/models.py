@@ -5,15 +5,31 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.families import FAMILIES, save
-from tests.family_configs import wide
+from tests.family_configs import Config, wide
+from tests.ranks import models as of_ranks
 
 DRAFTING = (
     "llama", "gpt_oss", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "gemma3n", "phi3", "cohere2", "llama4_text",
     "mixtral", "deepseek_v3", "kimi_k25", "olmo3", "exaone4",
 )  # fmt: skip
+SPLIT: dict[str, Config] = {
+    **of_ranks.CONFIGS,
+    "qwen2": {**FAMILIES["qwen2"], "num_attention_heads": 2, "num_key_value_heads": 2},
+    "kimi_k25": {
+        "model_type": "kimi_k25",
+        "text_config": {**of_ranks.CONFIGS["deepseek_v3"], "model_type": "kimi_k2"},
+    },
+}
+"""Those that two ranks can have together, with heads that can be quantized."""
 
 
 def saved(name: str, directory: Path, kv_bits: int = 0) -> str:
     """Written once. With heads that can be quantized if they are to be: those of the tiny models are too narrow."""
     path = directory / (f"{name}-wide" if kv_bits else name)
     return str(path if path.exists() else save(name, path, wide(FAMILIES[name]) if kv_bits else None))
+
+
+def saved_to_split(name: str, directory: Path) -> str:
+    """Written once, for two ranks."""
+    path = directory / f"{name}-split"
+    return str(path if path.exists() else save(name, path, SPLIT[name], of_ranks.SEEDS.get(name)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 from unittest.mock import patch
@@ -28,6 +28,8 @@ KV_ROUNDING = 1e-3
 three families), so what lies so near to an edge may be written as either neighbour. One code that differs moves
 log-probabilities by up to 4e-2 in these models."""
 PATIENCE_S = 120
+Start = Callable[..., Awaitable[None]]
+"""Runs a runtime with its settings, and says when it is there."""
 
 
 class ShakenSlots(QuantizedSlots):
@@ -62,13 +64,20 @@ class Shaken(ShakenKv):
         return super()._sample(shaken, spans)
 
 
+def settings_of(path: str | None, **settings: Any) -> Settings:
+    """No path: the embedded model."""
+    usual = {"no_ssd": True, "gather_ms": 0, "kv_bits": 0, "block_size": 16, "snapshot_tokens": 32}
+    return Settings(model=path, **(usual | settings))
+
+
 @asynccontextmanager
-async def running(path: str | None, engine: type[StepEngine] = StepEngine, **settings: Any) -> AsyncIterator[Runtime]:
-    """From start to drain. No path: the embedded model."""
-    chosen = {"no_ssd": True, "gather_ms": 0, "kv_bits": 0, "block_size": 16, "snapshot_tokens": 32, **settings}
+async def running(
+    path: str | None, engine: type[StepEngine] = StepEngine, start: Start = run_runtime, **settings: Any
+) -> AsyncIterator[Runtime]:
+    """From start to drain."""
     with patch.object(host, "StepEngine", engine):
         async with trio.open_nursery() as nursery:
-            runtime: Runtime = await nursery.start(run_runtime, Settings(model=path, **chosen))
+            runtime: Runtime = await nursery.start(start, settings_of(path, **settings))
             with trio.fail_after(PATIENCE_S):
                 yield runtime
                 assert await runtime.drain(10)

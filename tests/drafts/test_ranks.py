@@ -1,0 +1,16 @@
+"""A mix at two ranks, which are processes; `just spec-mixes-ranks 60` plays more, of every family that ranks can have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.drafts.ranks import play
+from trouper.engine import device
+
+
+@pytest.mark.skipif(not device.is_cpu(), reason="float32 is the reference, and that is for CPUs")
+def test_r8_r9_f21_the_same_with_drafts_at_two_ranks_as_without_at_one(tmp_path: Path) -> None:
+    drafted, right = play(tmp_path, "llama", 0)
+    assert 0 < right < drafted
