@@ -87,6 +87,10 @@ sim-ranks worlds="100" *flags: _setup
 ranks-campaign requests="500" *flags: _setup
     @.venv/bin/python -m tests.ranks.campaign "$@"
 
+# All ranks of a group are killed while they write, KILLS times; what the next ones find. `just ranks-restarts 3 3 600`: the embedded model
+ranks-restarts ranks="3" kills="3" words="600" *model: _setup
+    @.venv/bin/python -m tests.ranks.restarts "$@"
+
 # Kill a real server N times while it works, and look at what the next one makes of its directory; then a seed
 kill-loop kills="10" *flags: _setup
     @.venv/bin/python -m tests.kill_loop "$@"

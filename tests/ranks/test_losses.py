@@ -91,11 +91,11 @@ def lose(launcher: psutil.Process, port: int, rank: int, how: signal.Signals) ->
     return clients
 
 
-def test_f27_d12_ranks_are_lost_and_come_back(model: Path) -> None:
+def test_f27_d12_ranks_are_lost_and_come_back(model: Path, tmp_path: Path) -> None:
     """Clients have their error, no process is left, and the group serves again; also when the launcher is killed nothing
     is left."""
     port = free_port()
-    with launched(model, port, "--drain-timeout-s", "0.2") as launcher:
+    with launched(model, port, "--drain-timeout-s", "0.2", "--ssd-cache-dir", str(tmp_path)) as launcher:
         for rank, how, heard in LOSSES if LONG else LOSSES[:1]:
             for client in lose(launcher, port, rank, how):
                 assert "[DONE]" not in client.text
@@ -118,7 +118,8 @@ def leave_orphans(launcher: psutil.Process, port: int) -> None:
 
 def test_f20_f24_a_rank_that_dropped_a_row_early_is_named_and_does_not_hang(model: Path) -> None:
     port = free_port()
-    command = [sys.executable, "-m", "tests.ranks.diverging", "serve", "--model", str(model), "--port", str(port)]
+    command = [sys.executable, "-m", "tests.ranks.diverging", "serve", "--no-ssd"]
+    command += ["--model", str(model), "--port", str(port)]
     with environments(2) as each:
         processes = [
             subprocess.Popen(command, env=own, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
