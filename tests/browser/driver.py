@@ -70,15 +70,16 @@ class Browser:
 
 
 @contextmanager
-def chromium(flags: Sequence[str] = ()) -> Iterator[Browser]:
-    """With a profile of its own, which is gone afterwards."""
+def chromium(flags: Sequence[str] = (), *, told: bool = True) -> Iterator[Browser]:
+    """With a profile of its own, which is gone afterwards. Without `told` nothing is said of what it does, which costs it time."""
     options = ChromeOptions()
     assert CHROMIUM is not None and CHROMEDRIVER is not None, f"install {MISSING}"
     options.binary_location = CHROMIUM
     with tempfile.TemporaryDirectory(prefix="trouper-browser-", ignore_cleanup_errors=True) as profile:
         for flag in (*FLAGS, f"--user-data-dir={profile}", *flags):
             options.add_argument(flag)
-        options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+        if told:
+            options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
         driver = Chrome(options, Service(CHROMEDRIVER))
         try:
             browser = Browser(driver)

@@ -23,6 +23,7 @@ from trouper.actors.fleet import Lease, Listed, OneModel
 from trouper.protocol.batch import NOTHING_SHOWN
 from trouper.protocol.plans import Plan
 from trouper.protocol.record import RequestRecord
+from trouper.protocol.settings import ByteSize
 from trouper.web.live.feed import QUIET_S, RECENT, TICK_S, Feed, Viewer
 
 Json = dict[str, Any]
@@ -221,6 +222,15 @@ async def test_a_running_batch_is_streamed_as_described() -> None:
         for body in bodies:
             validator(document, schema).validate(body)
         assert {row["prompt_tokens"] for row in rows} == {5} and rows[-1]["first_token_at"] > rows[-1]["since"]
+
+
+async def test_a_size_that_was_given_can_be_told() -> None:
+    """--cache-memory 4GB ended every look, here and at /health: such a size is an int of a kind of its own."""
+    async with serving(settings={"cache_memory": ByteSize("4GB"), "ssd_max_bytes": ByteSize("1GB")}) as served:
+        status, _, body = await exchange(served, get("/v1/live"))
+        assert status == 200, body
+        assert json.loads(body)["models"][0]["cache"]["capacity_bytes"] == 4_000_000_000
+        assert (await exchange(served, get("/health")))[0] == 200
 
 
 async def test_the_request_of_a_client_is_among_the_recent() -> None:

@@ -105,7 +105,7 @@ class PrefixCache:
             block_size=settings.block_size,
             token_bytes=card.kv.token_bytes,
             snapshot_bytes=card.kv.snapshot_bytes,
-            capacity_bytes=card.cache_bytes if settings.cache_memory is None else settings.cache_memory,
+            capacity_bytes=card.cache_bytes if settings.cache_memory is None else int(settings.cache_memory),
             capacity_blocks=settings.num_blocks,
         )
         reason = "" if card.kv.cached else card.kv.description

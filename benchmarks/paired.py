@@ -1,0 +1,52 @@
+"""Is a ratio above a bound? Rounds until that is decided, or the time is up."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from math import exp, log, sqrt
+
+import attrs
+
+LEAST = 5
+"""Rounds, before anything is decided."""
+
+
+@attrs.frozen
+class Interval:
+    """Of the mean ratio, by Student's t on its logarithms."""
+
+    low: float
+    mean: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:.4f} ({self.low:.4f} to {self.high:.4f})"
+
+
+def interval(ratios: Sequence[float], confidence: float = 0.95) -> Interval:
+    logs = [log(one) for one in ratios]
+    mean = statistics.fmean(logs)
+    half = quantile(0.5 + confidence / 2, len(logs) - 1) * statistics.stdev(logs) / sqrt(len(logs))
+    return Interval(exp(mean - half), exp(mean), exp(mean + half))
+
+
+def quantile(p: float, freedom: int) -> float:
+    """Of Student's t, from the normal one by Abramowitz and Stegun 26.7.5: to a hundredth from 4 degrees of freedom on."""
+    z = statistics.NormalDist().inv_cdf(p)
+    terms = (
+        z,
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return sum(term / freedom**k for k, term in enumerate(terms))
+
+
+def verdict(ratios: Sequence[float], bound: float) -> bool | None:
+    """Whether it is above, once that can be said. At 99 %, since it is asked after every round: over a dozen of them the
+    answer is wrong less often than one time in twenty."""
+    if len(ratios) < LEAST:
+        return None
+    found = interval(ratios, 0.99)
+    return True if found.low > bound else False if found.high < bound else None
