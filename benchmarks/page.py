@@ -119,7 +119,7 @@ async def compare(server: servers.Server, browser: Browser, options: argparse.Na
     await load.together(server.port, prompts, options.tokens)
     rounds: list[Row] = []
     longest = 0.0
-    while trio.current_time() + longest < until:
+    while len(rounds) < 2 or trio.current_time() + longest < until:
         began = trio.current_time()
         a, b = ("closed", "page") if len(rounds) % 2 else ("page", "closed")
         seen: dict[str, list[float]] = {"closed": [], "page": []}
