@@ -31,7 +31,7 @@ from trouper.storage.directory import TAG, TAG_TEXT, TEMPORARY_SUFFIX
 from trouper.storage.pieces import RunInfo
 
 RUN = "from trouper.cli import main; main()"
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 BLOCK = 16
 BLOCKS = (3, 5, 8, 11, 18)
 """Full blocks of each prompt, which has two tokens more."""
