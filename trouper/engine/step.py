@@ -14,49 +14,27 @@ import mlx.nn as nn
 import numpy as np
 
 from trouper.engine.blocks import BlockStore
+from trouper.engine.choosing import Choosing
 from trouper.engine.digests import Digests
-from trouper.engine.drafting import DRAFTING, Drafting, Proposer
+from trouper.engine.drafting import DRAFTING, Drafting
 from trouper.engine.embedding import Pool
-from trouper.engine.grammar import Constraint, Grammars, Mask, masked
+from trouper.engine.grammar import Constraint, Grammars
 from trouper.engine.group import ALONE, Group
 from trouper.engine.logprobs import Kept, PendingLogprobs, logprobs_of
 from trouper.engine.payloads import PendingPayload
-from trouper.engine.penalties import Bias, History, MinTokens, Penalties
+from trouper.engine.penalties import History
 from trouper.engine.quantized import PLAIN, KvFormat
 from trouper.engine.region import Ints
 from trouper.engine.rows import SlotRows, rows_for
-from trouper.engine.sampler import BatchSampler
+from trouper.engine.rowstate import RowState
 from trouper.engine.shapes import Shapes, of_device
 from trouper.engine.spans import Spans, indices
 from trouper.engine.thinking import ThinkingRule
 from trouper.protocol.plans import Admit, Plan, RowId, Stepped
 from trouper.protocol.ranks import Digest, compare
-from trouper.protocol.sampling import Sampling
 
 SCORE_TOKENS = 128
 """Logits of a prompt's tokens are made for so many at a time: they are 1 MB each for a large vocabulary."""
-
-
-@attrs.define(eq=False)
-class RowState:
-    """What the engine keeps of one row besides its KV."""
-
-    prompt: np.ndarray[tuple[int], np.dtype[np.int32]]
-    sampling: Sampling
-    logprobs: int | None
-    prefilled: int = 0
-    drawn: int = 0
-    """Tokens sampled so far: the position that keys the next draw."""
-    history: History | None = None
-    constraint: Constraint | ThinkingRule | None = None
-    """What bounds its next token, by the tokens before."""
-    min_tokens: int = 0
-    ends: tuple[int, ...] = ()
-    prompt_logprobs: int | None = None
-    pool: Pool | None = None
-    """Its prompt is embedded."""
-    proposer: Proposer | None = None
-    """None: it drafts nothing."""
 
 
 @attrs.define(eq=False)
@@ -104,23 +82,17 @@ class StepEngine:
         self._blocks = BlockStore(self._rows) if isinstance(self._rows, SlotRows) else None
         self._vocabulary = vocabulary
         self._grammars = grammars
-        self._group = group
         self._state: dict[RowId, RowState] = {}
+        self._choosing = Choosing(vocabulary, group, self._state, self._read_before)
         self._bound: set[RowId] = set()
         """Rows whose next token something bounds."""
         self._proposing: set[RowId] = set()
         """Rows that may draft."""
         self._unheard: list[tuple[Sequence[RowId], Sequence[int]]] = []
         """Rows and tokens of steps of which proposers were not told yet."""
-        self._members: tuple[RowId, ...] = ()
-        """The rows that `_tokens` and the sampler are about, in order."""
-        self._tokens: mx.array | None = None
         self._fresh: dict[RowId, int] = {}
         """Rows that decode for the first time: their last prompt token."""
-        self._drawn = np.zeros(0, np.uint64)
         self._last_read = 0.0
-        self._failed: tuple[tuple[RowId, str], ...] = ()
-        """Of the step in the making."""
         self._unread: Launched | None = None
         """The step before the one in the making, unless its tokens were read."""
         self._digests = Digests(self._rows, self._blocks)
@@ -133,16 +105,16 @@ class StepEngine:
         comes after drafts, must know all tokens before. Raises `RankDiffers` before anything is done."""
         if plan.digest is not None:
             self._compare(plan.step, plan.digest)
-        if self._unread is not None and (plan.drafts or self._unread.spans is not None):
-            self.collect(self._unread)
+        if plan.drafts or (self._unread is not None and self._unread.spans is not None):
+            self._read_before()
         self._unread = launched = self._launch(plan)
         if plan.digest is not None:
             launched.order = self._digests.order()
         return launched
 
     def _compare(self, step: int, expected: Digest) -> None:
-        if self._unread is not None and not self._digests.knows(expected.settled):
-            self.collect(self._unread)
+        if not self._digests.knows(expected.settled):
+            self._read_before()
         compare(step, expected, self._digests.now(expected.settled))
 
     def _launch(self, plan: Plan) -> Launched:
@@ -162,13 +134,13 @@ class StepEngine:
         persisted = self.blocks.persist(plan.persist) if plan.persist else []
         if not (self._rows.decoding or alone):
             return Launched(plan, at, (), None, None, prefilled, persisted, scores, embedded)
-        self._failed = ()
         spans = self._draft(plan)
         tokens, logprobs = self._decode(alone) if spans is None else self._verify(spans)
         expected = {*plan.decode, *(chunk.row for chunk in plan.prefill)}
-        assert expected.issuperset(self._members), "a row decodes that the plan does not name"
+        members, failed = self._choosing.members, self._choosing.failed
+        assert expected.issuperset(members), "a row decodes that the plan does not name"
         return Launched(
-            plan, at, self._members, tokens, logprobs, prefilled, persisted, scores, embedded, self._failed, spans=spans
+            plan, at, members, tokens, logprobs, prefilled, persisted, scores, embedded, failed, spans=spans
         )
 
     @property
@@ -313,94 +285,20 @@ class StepEngine:
         flat = logits.reshape(-1, logits.shape[-1])
         return self._sample(flat[indices(spans.places)] if spans.padded else flat, spans)
 
+    def _sample(self, logits: mx.array, spans: Spans | None = None) -> tuple[mx.array, PendingLogprobs | None]:
+        return self._choosing.sample(logits, spans)
+
     def _inputs(self) -> mx.array:
-        """(n,) the next input of each decoding row: its last sampled token, or its last prompt token."""
-        rows = self._rows.decoding
-        if tuple(rows) == self._members and self._tokens is not None:
-            return self._tokens
-        places = {row: place for place, row in enumerate(self._members)}
-        fresh = mx.array([self._fresh.get(row, 0) for row in rows], mx.uint32)
-        if not any(row in places for row in rows):
-            return fresh
-        assert self._tokens is not None
-        old = self._tokens[mx.array([places.get(row, 0) for row in rows])]
-        return mx.where(mx.array([row in places for row in rows]), old, fresh)
+        return self._choosing.inputs(self._rows.decoding, self._fresh)
 
     def _join(self) -> None:
-        """Build the samplers anew if the members changed: the only work here that grows with the rows."""
-        rows = tuple(self._rows.decoding)
         self._fresh.clear()
-        if rows == self._members:
-            return
-        self._keep_states()
-        self._members = rows
-        states = [self._state[row] for row in rows]
-        samplings = [state.sampling for state in states]
-        self._sampler = BatchSampler(samplings, self._vocabulary)
-        self._bias = Bias(samplings)
-        self._min_tokens = MinTokens([(0 if state.constraint else state.min_tokens, state.ends) for state in states])
-        self._constrained = [(place, state.constraint) for place, state in enumerate(states) if state.constraint]
-        self._constrained_places = mx.array([place for place, _ in self._constrained], mx.int32)
-        self._penalties = Penalties(samplings, [state.history for state in states])
-        self._drawn = np.array([state.drawn for state in states], np.uint64)
-        self._asked = [
-            (place, row, k) for place, row in enumerate(rows) if (k := self._state[row].logprobs) is not None
-        ]
+        self._choosing.join(tuple(self._rows.decoding))
 
-    def _keep_states(self) -> None:
-        """Give the rows of the last membership back what the step's arrays hold of them."""
-        if self._members:
-            self._penalties.unstack()
-        for row, drawn in zip(self._members, self._drawn.tolist(), strict=True):
-            if row in self._state:
-                self._state[row].drawn = drawn
-
-    def _sample(self, logits: mx.array, spans: Spans | None = None) -> tuple[mx.array, PendingLogprobs | None]:
-        """(n,) tokens of (n, V) logits, or of each position of the spans."""
-        drawn = self._drawn if spans is None else self._drawn[spans.owners] + spans.steps.astype(np.uint64)
-        shaped = self._min_tokens(self._penalties(self._bias(logits, spans), spans), drawn, spans)
-        if self._constrained:
-            shaped = self._follow_grammars(logits, shaped, spans)
-        tokens = self._group.agree(self._sampler(shaped, drawn, None if spans is None else spans.owners))
-        self._drawn += np.uint64(1)
-        if spans is None:
-            self._penalties.took(tokens)
-        logprobs = logprobs_of(logits, tokens, self._asked if spans is None else self._asked_along(spans))
-        mx.async_eval(tokens, self._penalties.state(), logprobs.arrays() if logprobs else [])
-        self._tokens = tokens if spans is None else None
-        return tokens, logprobs
-
-    def _asked_along(self, spans: Spans) -> list[tuple[int, RowId, int]]:
-        starts, counts = spans.starts.tolist(), spans.counts.tolist()
-        return [
-            (position, row, k)
-            for place, row, k in self._asked
-            for position in range(starts[place], starts[place] + counts[place])
-        ]
-
-    def _follow_grammars(self, logits: mx.array, shaped: mx.array, spans: Spans | None) -> mx.array:
-        """The device computes logits while the masks are made of the tokens before."""
-        mx.async_eval(logits)
+    def _read_before(self) -> None:
+        """The step before the one in the making."""
         if self._unread is not None:
             self.collect(self._unread)
-        masks: list[Mask] = []
-        places = self._constrained_places
-        if spans is None:
-            masks = [one.allowed(int(self._drawn[place])) for place, one in self._constrained]
-        else:
-            places = self._masks_along(spans, masks)
-        self._failed = tuple((self._members[place], one.fault) for place, one in self._constrained if one.fault)
-        return masked(shaped, places, np.stack(masks))
-
-    def _masks_along(self, spans: Spans, masks: list[Mask]) -> mx.array:
-        """Masks of the constrained rows at all their positions, into `masks`; the positions are returned."""
-        positions: list[int] = []
-        for place, one in self._constrained:
-            along = one.along(spans.own(place), int(self._drawn[place]))
-            spans.most[place] = len(along) - 1
-            positions += range(spans.starts[place], spans.starts[place] + len(along))
-            masks += along
-        return mx.array(positions, mx.int32)
 
     # -- collect ---------------------------------------------------------------------------------
 
@@ -450,10 +348,7 @@ class StepEngine:
         accepted = spans.accepted(sampled)
         kept = spans.steps <= accepted[spans.owners]
         self._rows.accepted(accepted)
-        self._drawn += accepted.astype(np.uint64)
-        self._tokens = mx.array(sampled[spans.starts + accepted].astype(np.uint32))
-        self._penalties.accepted(spans, sampled, kept)
-        mx.async_eval(self._penalties.state())
+        self._choosing.accepted(spans, sampled, accepted, kept)
         tried = zip(rows, (spans.counts - 1).tolist(), accepted.tolist(), strict=True)
         drafted = tuple((row, tokens, right) for row, tokens, right in tried if tokens)
         return tuple(rows[owner] for owner in spans.owners[kept].tolist()), kept, drafted

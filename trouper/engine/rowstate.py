@@ -1,0 +1,35 @@
+"""What the engine keeps of one row besides its KV."""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+
+from trouper.engine.drafting import Proposer
+from trouper.engine.embedding import Pool
+from trouper.engine.grammar import Constraint
+from trouper.engine.penalties import History
+from trouper.engine.thinking import ThinkingRule
+from trouper.protocol.sampling import Sampling
+
+
+@attrs.define(eq=False)
+class RowState:
+    """What the engine keeps of one row besides its KV."""
+
+    prompt: np.ndarray[tuple[int], np.dtype[np.int32]]
+    sampling: Sampling
+    logprobs: int | None
+    prefilled: int = 0
+    drawn: int = 0
+    """Tokens sampled so far: the position that keys the next draw."""
+    history: History | None = None
+    constraint: Constraint | ThinkingRule | None = None
+    """What bounds its next token, by the tokens before."""
+    min_tokens: int = 0
+    ends: tuple[int, ...] = ()
+    prompt_logprobs: int | None = None
+    pool: Pool | None = None
+    """Its prompt is embedded."""
+    proposer: Proposer | None = None
+    """None: it drafts nothing."""
