@@ -26,15 +26,12 @@ from trouper.protocol.plans import RowId
 class Choosing:
     """`states`: the engine's, by row."""
 
-    def __init__(
-        self, vocabulary: int, group: Group, states: Mapping[RowId, RowState], read_before: Callable[[], None]
-    ) -> None:
-        """`read_before` reads the tokens of the step before, which grammars must know."""
+    def __init__(self, vocabulary: int, group: Group, states: Mapping[RowId, RowState]) -> None:
         self.members: tuple[RowId, ...] = ()
         """The rows that all this is about, in order."""
         self.failed: tuple[tuple[RowId, str], ...] = ()
         """Members whose grammar gave up in the last `sample`."""
-        self._vocabulary, self._group, self._states, self._read_before = vocabulary, group, states, read_before
+        self._vocabulary, self._group, self._states = vocabulary, group, states
         self._tokens: mx.array | None = None
         """What was sampled last; None while nobody knows how much of it is right."""
         self.drawn = np.zeros(0, np.uint64)
@@ -80,13 +77,18 @@ class Choosing:
             if row in self._states:
                 self._states[row].drawn = drawn
 
-    def sample(self, logits: mx.array, spans: Spans | None = None) -> tuple[mx.array, PendingLogprobs | None]:
-        """(n,) tokens of (n, V) logits, or of each position of the spans: then `accepted` must follow."""
+    def sample(
+        self, logits: mx.array, spans: Spans | None, read_before: Callable[[], None]
+    ) -> tuple[mx.array, PendingLogprobs | None]:
+        """(n,) tokens of (n, V) logits, or of each position of the spans: then `accepted` must follow. `read_before` reads
+        the tokens of the step before, which grammars must know."""
         self.failed = ()
         drawn = self.drawn if spans is None else self.drawn[spans.owners] + spans.steps.astype(np.uint64)
         shaped = self._min_tokens(self._penalties(self._bias(logits, spans), spans), drawn, spans)
         if self._constrained:
-            shaped = self._follow_grammars(logits, shaped, spans)
+            mx.async_eval(logits)  # The device computes them while the masks are made of the tokens before.
+            read_before()
+            shaped = self._follow_grammars(shaped, spans)
         tokens = self._group.agree(self._sampler(shaped, drawn, None if spans is None else spans.owners))
         self.drawn += np.uint64(1)
         if spans is None:
@@ -111,10 +113,7 @@ class Choosing:
             for position in range(starts[place], starts[place] + counts[place])
         ]
 
-    def _follow_grammars(self, logits: mx.array, shaped: mx.array, spans: Spans | None) -> mx.array:
-        """The device computes logits while the masks are made of the tokens before."""
-        mx.async_eval(logits)
-        self._read_before()
+    def _follow_grammars(self, shaped: mx.array, spans: Spans | None) -> mx.array:
         masks: list[Mask] = []
         places = self._constrained_places
         if spans is None:

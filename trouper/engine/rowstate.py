@@ -5,7 +5,6 @@ from __future__ import annotations
 import attrs
 import numpy as np
 
-from trouper.engine.drafting import Proposer
 from trouper.engine.embedding import Pool
 from trouper.engine.grammar import Constraint
 from trouper.engine.penalties import History
@@ -31,5 +30,3 @@ class RowState:
     prompt_logprobs: int | None = None
     pool: Pool | None = None
     """Its prompt is embedded."""
-    proposer: Proposer | None = None
-    """None: it drafts nothing."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from itertools import groupby
-from operator import itemgetter
 from typing import cast
 
 import attrs
@@ -23,6 +21,7 @@ from trouper.engine.group import ALONE, Group
 from trouper.engine.logprobs import Kept, PendingLogprobs, logprobs_of
 from trouper.engine.payloads import PendingPayload
 from trouper.engine.penalties import History
+from trouper.engine.proposing import Proposing
 from trouper.engine.quantized import PLAIN, KvFormat
 from trouper.engine.region import Ints
 from trouper.engine.rows import SlotRows, rows_for
@@ -78,18 +77,14 @@ class StepEngine:
     ) -> None:
         """`shapes` None: as the device likes them."""
         self._rows, self.batching = rows_for(model, kv, drafting.slack, shapes or of_device())
-        self._drafting = drafting
         self._blocks = BlockStore(self._rows) if isinstance(self._rows, SlotRows) else None
         self._vocabulary = vocabulary
         self._grammars = grammars
         self._state: dict[RowId, RowState] = {}
-        self._choosing = Choosing(vocabulary, group, self._state, self._read_before)
+        self._choosing = Choosing(vocabulary, group, self._state)
         self._bound: set[RowId] = set()
         """Rows whose next token something bounds."""
-        self._proposing: set[RowId] = set()
-        """Rows that may draft."""
-        self._unheard: list[tuple[Sequence[RowId], Sequence[int]]] = []
-        """Rows and tokens of steps of which proposers were not told yet."""
+        self._proposing = Proposing(drafting)
         self._fresh: dict[RowId, int] = {}
         """Rows that decode for the first time: their last prompt token."""
         self._last_read = 0.0
@@ -162,7 +157,7 @@ class StepEngine:
         for row in rows:
             del self._state[row]
         self._bound.difference_update(rows)
-        self._proposing.difference_update(rows)
+        self._proposing.drop(rows)
         self._rows.drop(rows)
 
     def _admit(self, admit: Admit) -> None:
@@ -172,12 +167,11 @@ class StepEngine:
             prompt, admit.sampling, admit.logprobs, history=history, constraint=self._constraint(admit),
             min_tokens=admit.min_tokens, ends=admit.ends, prompt_logprobs=admit.prompt_logprobs,
             pool=Pool(admit.embed) if admit.embed else None,
-            proposer=self._drafting.proposer(prompt.tolist()) if admit.drafts and not self.batching.no_drafts else None,
         )  # fmt: skip
         if self._state[admit.row].constraint is not None:
             self._bound.add(admit.row)
-        if self._state[admit.row].proposer is not None:
-            self._proposing.add(admit.row)
+        if admit.drafts and not self.batching.no_drafts:
+            self._proposing.open(admit.row, prompt.tolist())
         self._rows.open(admit.row)
         if admit.restore is not None:
             assert admit.restore.tokens < len(prompt), "one token of a prompt must be computed"
@@ -266,16 +260,16 @@ class StepEngine:
         """What rows want verified, if anything."""
         if not any(plan.drafts):
             return None
-        self._tell_proposers()
-        wanted = dict(zip(plan.decode, plan.drafts, strict=True))
-        drafts = [self._drafted(self._state[row], wanted.get(row, 0)) for row in self._rows.decoding]
-        return Spans(drafts) if any(drafts) else None
+        drafts = self._proposing.drafts(dict(zip(plan.decode, plan.drafts, strict=True)))
+        for row in self._bound.intersection(drafts):
+            drafts[row] = self._fitting(row, drafts[row])
+        along = [drafts.get(row, ()) for row in self._rows.decoding]
+        return Spans(along) if any(along) else None
 
-    def _drafted(self, state: RowState, most: int) -> Sequence[int]:
-        if not most or state.proposer is None:
-            return ()
-        draft = state.proposer.draft(min(most, self._drafting.tokens))
-        return draft[: state.constraint.fitting(draft)] if state.constraint is not None else draft
+    def _fitting(self, row: RowId, draft: list[int]) -> list[int]:
+        """As much of it as its grammar may allow."""
+        constraint = self._state[row].constraint
+        return draft if constraint is None else draft[: constraint.fitting(draft)]
 
     def _verify(self, spans: Spans) -> tuple[mx.array, PendingLogprobs | None]:
         """Rows with drafts and rows without, in one pass."""
@@ -286,7 +280,7 @@ class StepEngine:
         return self._sample(flat[indices(spans.places)] if spans.padded else flat, spans)
 
     def _sample(self, logits: mx.array, spans: Spans | None = None) -> tuple[mx.array, PendingLogprobs | None]:
-        return self._choosing.sample(logits, spans)
+        return self._choosing.sample(logits, spans, self._read_before)
 
     def _inputs(self) -> mx.array:
         return self._choosing.inputs(self._rows.decoding, self._fresh)
@@ -327,7 +321,7 @@ class StepEngine:
         seconds, self._last_read = now - max(launched.at, self._last_read), now
         persisted = tuple(payload.read() for payload in launched.persisted)
         failed = launched.failed + self._follow(rows, tokens)
-        matched = self._matched(launched.rows) if launched.plan.watch else ()
+        matched = self._proposing.matched(launched.rows) if launched.plan.watch else ()
         stepped = Stepped(
             launched.plan.step, rows, tokens, logprobs, seconds, persisted, failed, scores, embedded, drafted,
             matched=matched,
@@ -354,10 +348,8 @@ class StepEngine:
         return tuple(rows[owner] for owner in spans.owners[kept].tolist()), kept, drafted
 
     def _follow(self, rows: Sequence[RowId], tokens: Sequence[int]) -> tuple[tuple[RowId, str], ...]:
-        """Grammars hear what was said; proposers when they are asked, which is seldom. A row that was dropped meanwhile
-        needs no place in its grammar."""
-        if self._proposing:
-            self._unheard.append((rows, tokens))
+        """Proposers and grammars hear what was said. A row that was dropped meanwhile needs no place in its grammar."""
+        self._proposing.took(rows, tokens)
         failed = []
         for row, token in zip(rows, tokens, strict=True) if self._bound else ():
             if row in self._bound and (constraint := self._state[row].constraint) is not None:
@@ -365,20 +357,6 @@ class StepEngine:
                 if reason:
                     failed.append((row, reason))
         return tuple(failed)
-
-    def _tell_proposers(self) -> None:
-        """Each all of its tokens at once, of steps that had the same rows. Where a step with drafts names a row twice, the
-        next step is another group: before drafts were made this was called."""
-        unheard, self._unheard = self._unheard, []
-        for rows, steps in groupby(unheard, itemgetter(0)):
-            for row, said in zip(rows, zip(*(tokens for _, tokens in steps), strict=True), strict=True):
-                if row in self._proposing and (proposer := self._state[row].proposer) is not None:
-                    proposer.took(said)
-
-    def _matched(self, rows: Sequence[RowId]) -> tuple[tuple[RowId, int], ...]:
-        self._tell_proposers()
-        proposers = [(row, self._state[row].proposer) for row in rows if row in self._proposing]
-        return tuple((row, n) for row, one in proposers if one is not None and (n := one.matched))
 
     def lengths(self) -> dict[RowId, int]:
         """Tokens in each row's KV, for checks."""
