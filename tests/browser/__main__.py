@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 import urllib.request
+from http.client import HTTPException
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -37,13 +38,17 @@ def ask(port: int, topic: str, number: int, tokens: int) -> None:
 
 
 def client(port: int, seed: int, over: threading.Event) -> None:
-    """Asks, reads, thinks a while, asks again."""
+    """Asks, reads, thinks a while, asks again. The server's end ends it: the last answers are nobody's."""
     chance = Random(seed)
     for number in count(1):
-        if over.is_set():
+        try:
+            ask(port, chance.choice(TOPICS), number, chance.choice([20, 40, 80, 120]))
+        except (OSError, HTTPException):
+            if over.is_set():
+                return
+            raise
+        if over.wait(3 * chance.random()):
             return
-        ask(port, chance.choice(TOPICS), number, chance.choice([20, 40, 80, 120]))
-        over.wait(3 * chance.random())
 
 
 def chat(browser: Browser) -> None:
@@ -78,9 +83,8 @@ def main() -> None:
         browser.open(f"http://127.0.0.1:{server.port}/")
         chat(browser)
         over = threading.Event()
-        clients = [threading.Thread(target=client, args=(server.port, seed, over)) for seed in range(CLIENTS)]
-        for one in clients:
-            one.start()
+        for seed in range(CLIENTS):
+            threading.Thread(target=client, args=(server.port, seed, over), daemon=True).start()
         try:
             time.sleep(WORK_S)
             for scheme in ("dark", "light"):
@@ -88,8 +92,6 @@ def main() -> None:
                     take(browser, scheme, device)
         finally:
             over.set()
-            for one in clients:
-                one.join()
 
 
 main()
