@@ -115,7 +115,7 @@ def choices_of(generate: Generate, count: int) -> tuple[Generate, ...]:
         attrs.evolve(
             generate,
             request_id=f"{generate.request_id}-{place}" if place else generate.request_id,
-            sampling=attrs.evolve(generate.sampling, seed=generate.sampling.seed + place * SEED_STRIDE),
+            sampling=attrs.evolve(generate.sampling, seed=(generate.sampling.seed + place * SEED_STRIDE) % 2**64),
         )
         for place in range(count)
     )
