@@ -50,7 +50,7 @@ async def test_after_a_crash_of_the_engine_the_index_is_told_again(name: str, ti
 
     async with serving(tiny, crash, ssd_cache_dir=tmp_path / "blocks") as served:
         heard = [await served.one(LONG)]
-        pieces = 1 if tiny.layout.needs_snapshots else -(-heard[0].computed // BLOCK)
+        pieces = -(-heard[0].computed // BLOCK) + tiny.layout.needs_snapshots  # The prompt's end is one, too.
         await until(lambda: served.directory.blocks >= pieces)
         crashes.append(1)
         with pytest.raises(RequestFailed, match="stopped"):
