@@ -213,7 +213,8 @@ class Loop:
         self._settled = 0
         """and before that load."""
         self._known_keys: set[bytes] = set()
-        """Of blocks that were there before that load."""
+        """Of blocks that were there before that load, and of what they continue: a salt has a beginning of its own, and the
+        last blocks of the one before may be written late."""
         self._temporary: list[Path] = []
 
     def round(self) -> None:
@@ -240,7 +241,7 @@ class Loop:
         """New work, and an end to it."""
         self._salts += 1
         order = self._dice.sample(self._known, len(self._known))
-        self._known_keys = {piece.key for run in self._runs() for piece in run.pieces}
+        self._known_keys = {key for run in self._runs() for key in (run.parent, *(piece.key for piece in run.pieces))}
         after_a_store, in_a_write = self._dice.random() < AFTER_A_STORE, self._dice.random() < IN_A_WRITE
         kill_after_s = self._dice.uniform(0.2, STORED_S if after_a_store else LOAD_S)
         with ThreadPoolExecutor(3) as pool:
@@ -292,7 +293,7 @@ class Loop:
                     keys.add(piece.key)
                     tokens = tuple(np.frombuffer(piece.tokens, ">i4").tolist())
                     following.setdefault(parent, []).append((piece.key, tokens))
-        roots = following.keys() - keys
+        roots = following.keys() - keys - self._known_keys
         return {
             question: max((shared(following, root, question.prompt[:-1]) for root in roots), default=0)
             for question in self._known

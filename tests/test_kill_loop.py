@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.kill_loop import kill_loop
 
-KILLS = 6
+KILLS = 10
 SEED = 4
 
 
