@@ -113,7 +113,7 @@ class Group:
         with ThreadPoolExecutor(len(prompts)) as pool:
             before = self.stored()
             asked = [pool.submit(self.ask, prompt, salt) for prompt in prompts]
-            until(lambda: self.stored() > before or all(one.done() for one in asked))
+            until(lambda: self.stored() > before)
             end = time.monotonic() + WRITE_S
             while time.monotonic() < end and not any(self.directory.glob("*/*" + TEMPORARY_SUFFIX)):
                 pass
