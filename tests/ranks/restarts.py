@@ -35,6 +35,8 @@ PATIENCE_S = 300.0
 WRITE_S = 2.0
 """So long is a write waited for, to kill ranks in the middle of it."""
 PROMPTS = 3
+LATE = 2 * PROMPTS
+"""Ends of answers of the round before may be written late: so many blocks more are not this round's."""
 TOKENS = 4
 
 
@@ -113,7 +115,7 @@ class Group:
         with ThreadPoolExecutor(len(prompts)) as pool:
             before = self.stored()
             asked = [pool.submit(self.ask, prompt, salt) for prompt in prompts]
-            until(lambda: self.stored() > before)
+            until(lambda: self.stored() > before + LATE)
             end = time.monotonic() + WRITE_S
             while time.monotonic() < end and not any(self.directory.glob("*/*" + TEMPORARY_SUFFIX)):
                 pass
@@ -161,7 +163,10 @@ def play(server: Group, kills: int, words: int) -> Tally:
     """Cold answers first; then each time new work, a kill in the middle of it, and the same work again."""
     prompts = texts(words)
     wanted = [server.ask(prompt, "cold") for prompt in prompts]
+    blocks = sum(said.prompt_tokens // Settings().block_size for said in wanted)
+    assert blocks // PROMPTS > LATE, "prompts are too short to tell"
     for number in range(kills):
+        until(lambda settled=(number + 1) * blocks: server.stored() >= settled)  # type: ignore[misc]
         server.kill_in_a_write(prompts, f"round {number}")
         server.check(prompts, f"round {number}", wanted)
     return server.tally
