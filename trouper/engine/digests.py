@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -34,13 +35,13 @@ class Digests:
         """A step was read; the hash of all tokens so far."""
         self._tokens = sequence([*rows, *tokens], self._tokens)
         self._settled[step] = order, self._tokens
-        self._settled.pop(step - KEPT, None)
+        forget_old(self._settled)
         return self._tokens
 
     def accepted(self, step: int, drafted: tuple[tuple[RowId, int, int], ...]) -> None:
         """What came of a step's drafts. A plan that was sent before rank 0 had its answer does not count on it."""
         self._drafted[step] = drafted
-        self._drafted.pop(step - KEPT, None)
+        forget_old(self._drafted)
 
     def knows(self, step: int) -> bool:
         """Whether it was read."""
@@ -59,3 +60,9 @@ class Digests:
         blocks = self._blocks.members if self._blocks is not None else 0
         slots, said = self._settled[settled]
         return Digest(pairs(ids, decodes), pairs(ids, tokens), blocks, settled, slots, said)
+
+
+def forget_old(steps: dict[int, Any]) -> None:
+    """By how many came since, not by their numbers: those that had nothing to do were never sent, so numbers jump."""
+    while len(steps) > KEPT:
+        del steps[next(iter(steps))]
