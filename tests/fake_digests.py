@@ -12,8 +12,6 @@ from trouper.protocol import ranks
 from trouper.protocol.plans import Plan, RowId, Stepped
 from trouper.protocol.ranks import Digest
 
-KEPT = 8
-
 
 @attrs.frozen
 class Held:
@@ -35,8 +33,7 @@ class Diary:
         self.tokens = ranks.sequence([*stepped.rows, *stepped.tokens], self.tokens)
         order = ranks.sequence([*rows, sum(held.decodes for held in rows.values())])
         self.after[stepped.step] = stepped = attrs.evolve(stepped, order=order, tokens_hash=self.tokens)
-        while len(self.after) > KEPT:  # Numbers jump: what had nothing to do was never sent.
-            del self.after[next(iter(self.after))]
+        ranks.forget_old(self.after)
         return stepped
 
     def compare(self, plan: Plan, rows: Mapping[RowId, Held], blocks: Iterable[int]) -> None:

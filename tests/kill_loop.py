@@ -251,7 +251,7 @@ class Loop:
             time.sleep(kill_after_s)
             self._before = server.health()["directory"]["blocks"]
             if in_a_write:
-                self._wait_for_a_write()
+                wait_for_a_write(self._directory)
             server.kill()
             self._tally.kills += 1
             for one in asked:
@@ -259,12 +259,6 @@ class Loop:
                     one.result()
         self._tally.stored += self._before
         self._look_at_files()
-
-    def _wait_for_a_write(self) -> None:
-        """One takes a few milliseconds, so that moments by chance hardly ever meet one. It may be that none comes."""
-        end = time.monotonic() + WRITE_S
-        while time.monotonic() < end and not any(self._directory.glob("*/*" + TEMPORARY_SUFFIX)):
-            pass
 
     def _check(self, server: Server) -> None:
         """After a kill, or on an empty directory."""
@@ -327,17 +321,26 @@ class Loop:
         for path in self._temporary:
             if path.exists():
                 os.utime(path, (time.time() - OLD_S,) * 2)
-        self._tally.torn += map(str, self._torn())
+        self._tally.torn += map(str, torn(self._directory))
 
-    def _torn(self) -> Iterator[Path]:
-        tag = self._directory / TAG
-        if tag.exists() and tag.read_bytes() != TAG_TEXT:
-            yield tag
-        if tag.exists():
-            yield from (one.path for one in inspect.verify(inspect.runs(self._directory)) if one.problem is not None)
-        for path in self._directory.glob("*/" + catalogue.NAME):
-            if not catalogue.decode(None, path.read_bytes()) and path.stat().st_size > 200:
-                yield path
+
+def wait_for_a_write(directory: Path) -> None:
+    """One takes a few milliseconds, so that moments by chance hardly ever meet one. It may be that none comes."""
+    end = time.monotonic() + WRITE_S
+    while time.monotonic() < end and not any(directory.glob("*/*" + TEMPORARY_SUFFIX)):
+        pass
+
+
+def torn(directory: Path) -> Iterator[Path]:
+    """Files that are not whole, under their final names."""
+    tag = directory / TAG
+    if tag.exists() and tag.read_bytes() != TAG_TEXT:
+        yield tag
+    if tag.exists():
+        yield from (one.path for one in inspect.verify(inspect.runs(directory)) if one.problem is not None)
+    for path in directory.glob("*/" + catalogue.NAME):
+        if not catalogue.decode(None, path.read_bytes()) and path.stat().st_size > 200:
+            yield path
 
 
 def shared(following: dict[bytes, list[tuple[bytes, tuple[int, ...]]]], key: bytes, prompt: tuple[int, ...]) -> int:

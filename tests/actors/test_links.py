@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import attrs
@@ -217,36 +217,38 @@ def invited(secret: Invitation) -> tuple[Near, trio.abc.Stream]:
     return follower, ours
 
 
-async def test_f27_a_follower_whose_leader_has_gone_ends(autojump_clock: MockClock) -> None:
-    """Also while its engine waits in native code: `ended` does not wait for it."""
+async def lost(lead: Callable[[Link], Awaitable[None]]) -> Near:
+    """A follower whose leader does so much, and is then silent."""
     secret = Invitation.to("here", 1)
     follower, ours = invited(secret)
+
+    async def run() -> None:
+        await lead(await Link.proved(ours, secret.secret, "leader"))
+
     async with trio.open_nursery() as nursery:
-
-        async def lead() -> None:
-            link = await Link.proved(ours, secret.secret, "leader")
-            assert isinstance(await link.receive(), Hello)
-            assert isinstance(await link.receive(), Beat | Ready)
-
-        nursery.start_soon(lead)
+        nursery.start_soon(run)
         with pytest.RaisesGroup(RankLost, flatten_subgroups=True, allow_unwrapped=True):
             await follower.run()
+    return follower
+
+
+async def test_f27_a_follower_whose_leader_has_gone_ends(autojump_clock: MockClock) -> None:
+    """Also while its engine waits in native code: `ended` does not wait for it."""
+
+    async def lead(link: Link) -> None:
+        assert isinstance(await link.receive(), Hello)
+        assert isinstance(await link.receive(), Beat | Ready)
+
+    follower = await lost(lead)
     assert follower.ended.is_set()
     assert follower.reason == "rank 0 is silent for 4 s (--rank-timeout-s)"
 
 
 async def test_f27_a_follower_ends_with_the_reason_that_rank_0_has(autojump_clock: MockClock) -> None:
-    secret = Invitation.to("here", 1)
-    follower, ours = invited(secret)
-    async with trio.open_nursery() as nursery:
+    async def lead(link: Link) -> None:
+        await link.send(Leave("rank 2: its connection ended"))
 
-        async def lead() -> None:
-            link = await Link.proved(ours, secret.secret, "leader")
-            await link.send(Leave("rank 2: its connection ended"))
-
-        nursery.start_soon(lead)
-        with pytest.RaisesGroup(RankLost, flatten_subgroups=True, allow_unwrapped=True):
-            await follower.run()
+    follower = await lost(lead)
     assert (follower.reason, follower.unusable) == ("rank 2: its connection ended", False)
 
 

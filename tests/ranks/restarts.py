@@ -24,16 +24,14 @@ from typing import Any
 import attrs
 import psutil
 
+from tests.kill_loop import torn, wait_for_a_write
 from tests.ranks.test_losses import ranks_of, ready
 from tests.test_process import free_port, get, until
 from trouper import Settings
 from trouper.cli.bench.load import WORDS
-from trouper.storage import inspect
-from trouper.storage.directory import TAG, TEMPORARY_SUFFIX
+from trouper.storage.directory import TEMPORARY_SUFFIX
 
 PATIENCE_S = 300.0
-WRITE_S = 2.0
-"""So long is a write waited for, to kill ranks in the middle of it."""
 PROMPTS = 3
 LATE = 2 * PROMPTS
 """Ends of answers of the round before may be written late: so many blocks more are not this round's."""
@@ -106,9 +104,7 @@ class Group:
         psutil.wait_procs(ranks.values())
         self.tally.kills += 1
         self.tally.temporary += len(list(self.directory.rglob("*" + TEMPORARY_SUFFIX)))
-        if (self.directory / TAG).exists():
-            found = inspect.verify(inspect.runs(self.directory))
-            self.tally.torn += [str(one.path) for one in found if one.problem is not None]
+        self.tally.torn += map(str, torn(self.directory))
         until(lambda: ready(self.port))
 
     def kill_in_a_write(self, prompts: Sequence[str], salt: str) -> None:
@@ -116,9 +112,7 @@ class Group:
             before = self.stored()
             asked = [pool.submit(self.ask, prompt, salt) for prompt in prompts]
             until(lambda: self.stored() > before + LATE)
-            end = time.monotonic() + WRITE_S
-            while time.monotonic() < end and not any(self.directory.glob("*/*" + TEMPORARY_SUFFIX)):
-                pass
+            wait_for_a_write(self.directory)
             self.kill()
             for one in asked:
                 with suppress(OSError, HTTPException, ValueError, KeyError):  # It was killed, too.

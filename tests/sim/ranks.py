@@ -30,7 +30,6 @@ from tests.sim.weather import STALL_TIMEOUT_S, SimEngine, SimulatedCrash, Weathe
 from tests.sim.world import CLIENTS, Eager, World, _watched
 from trouper import Runtime
 from trouper.actors import scheduler as scheduler_module
-from trouper.actors.disk_following import _nbytes
 from trouper.actors.following import Follower
 from trouper.actors.graph import run_graph
 from trouper.actors.leading import Leader, RankLost
@@ -376,8 +375,8 @@ class RanksWorld(World):
         self.lacking = runtime.health().directory.lacking
         disk = self.follower._disk
         assert disk is not None
-        held = [_nbytes(pieces) for pieces in disk._held.values() if pieces is not None]
-        assert disk._held_bytes == sum(held) <= disk._room
+        held = sum(piece.nbytes for pieces in disk._held.values() for piece in pieces or ())
+        assert disk._held_bytes == held <= disk._room
 
     def _expected(self) -> str:
         return {

@@ -33,7 +33,6 @@ from trouper.protocol.work import (
     Piece,
     Read,
     Run,
-    Write,
     Written,
 )
 
@@ -143,7 +142,7 @@ class FollowerDisk:
         if plan.load:
             plan = attrs.evolve(plan, load=tuple(map(self._own, plan.load)))
         for ticket in plan.settled:
-            self._held_bytes -= _nbytes(self._held.pop(ticket, None) or ())
+            self._held_bytes -= sum(piece.nbytes for piece in self._held.pop(ticket, None) or ())
         if plan.persist_as is not None:
             self._runs[plan.step] = plan.persist_as
         if plan.has_work != bool(
@@ -197,14 +196,9 @@ class FollowerDisk:
             return
         kept: list[Piece] = []
         for piece in loaded.pieces:
-            nbytes = _nbytes((piece,))
-            if self._held_bytes + nbytes > self._room:
+            if self._held_bytes + piece.nbytes > self._room:
                 break
-            self._held_bytes += nbytes
+            self._held_bytes += piece.nbytes
             kept.append(piece)
         self._held[loaded.ticket] = tuple(kept)
         self._tell(Fetched(loaded.ticket, len(kept), loaded.seconds))
-
-
-def _nbytes(pieces: tuple[Piece, ...]) -> int:
-    return Write(b"", pieces).nbytes

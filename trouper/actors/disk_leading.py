@@ -35,8 +35,6 @@ KNOWN_S = 5.0
 """At the start, for the others' first look at their directories."""
 ORDERS = 64
 """On their way to the own writer: followers must not hear of a read only when it has done what is before that."""
-TOKEN_SIZE = 4
-"""Bytes: an int32."""
 
 
 @attrs.define(eq=False)
@@ -163,7 +161,7 @@ class LeaderDisk:
             self._publish()
 
     def _limit_s(self, read: Read) -> float:
-        tokens = sum(len(piece.tokens) for piece in read.wanted if piece.payload) // TOKEN_SIZE
+        tokens = sum(piece.payload_tokens for piece in read.wanted)
         snapshots = sum(piece.snapshot for piece in read.wanted)
         nbytes = tokens * self._card.kv.token_bytes + snapshots * self._card.kv.snapshot_bytes
         return ANSWER_S + nbytes / SLOWEST_BYTES_PER_S

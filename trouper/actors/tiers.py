@@ -31,8 +31,6 @@ from trouper.protocol.work import (
 )
 from trouper.storage.index import Node
 
-TOKEN_SIZE = 4
-"""Bytes: an int32."""
 RUN_BYTES = 32 * 2**20
 """Of one file, about: large enough to be read at the disk's full speed, small enough to be written between two reads."""
 BACKLOG_BYTES = 4 * RUN_BYTES
@@ -187,8 +185,7 @@ class DiskTier:
         self._cache.not_on_disk([wanted.key for wanted in ticket.wanted if wanted.key not in got])
         self._cache.unpin(ticket.pinned)
         ticket.done = True
-        came = (wanted.tokens for wanted in ticket.wanted if wanted.payload and wanted.key in got)
-        ticket.read_tokens = sum(map(len, came)) // TOKEN_SIZE
+        ticket.read_tokens = sum(wanted.payload_tokens for wanted in ticket.wanted if wanted.key in got)
         return loads
 
     # -- to disk ---------------------------------------------------------------------------------

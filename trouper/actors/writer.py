@@ -343,7 +343,7 @@ class SSDWriter:
             except Damaged as damaged:
                 await self._discard(store, damaged)
                 break
-        nbytes = Write(b"", tuple(pieces)).nbytes
+        nbytes = sum(piece.nbytes for piece in pieces)
         await self._tell(Loaded(order.ticket, tuple(pieces), nbytes, trio.current_time() - began))
         self._count(read_files=1, read_bytes=nbytes)
         names = {self._places[piece.key].run for piece in pieces if piece.key in self._places}

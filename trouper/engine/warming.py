@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from trouper.engine.step import Launched, StepEngine
+from trouper.engine.step import StepEngine
 from trouper.protocol.plans import Admit, Chunk, Plan, RowId
 from trouper.protocol.sampling import Sampling
 
@@ -29,11 +29,5 @@ def warm_up(engine: StepEngine, vocabulary: int) -> None:
         Plan(5, drop=(second,), decode=(first, late)),
         Plan(6, drop=(first, late)),
     ]
-    before: Launched | None = None
     for plan in plans:
-        launched = engine.launch(plan)
-        if before is not None:
-            engine.collect(before)
-        before = launched
-    assert before is not None
-    engine.collect(before)
+        engine.collect(engine.launch(plan))

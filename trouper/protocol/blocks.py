@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import attrs
 
+TOKEN_BYTES = 4
+"""An int32."""
+
 
 @attrs.frozen(eq=False)
 class Tensor:

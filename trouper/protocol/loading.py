@@ -22,5 +22,10 @@ LoadWatch: TypeAlias = Callable[[Loading], None]
 """Called on the engine's thread, some hundred times at most a second: it must not block."""
 
 
+def stage(watch: LoadWatch, model: str, name: str) -> Callable[[int, int], None]:
+    """`watch`, for whoever only knows bytes done and bytes in all."""
+    return lambda done, total: watch(Loading(model, name, done, total))
+
+
 def nobody_watches(_: Loading) -> None:
     pass

@@ -67,6 +67,16 @@ class RankDiffers(Exception):
         self.step, self.field, self.expected, self.found = step, field, expected, found
 
 
+KEPT = 8
+"""Steps whose hashes a rank remembers: a plan is sent when at most two steps are unanswered."""
+
+
+def forget_old(steps: dict[int, Any]) -> None:
+    """By how many came since, not by their numbers: those that had nothing to do were never sent, so numbers jump."""
+    while len(steps) > KEPT:
+        del steps[next(iter(steps))]
+
+
 def compare(step: int, expected: Digest, found: Digest) -> None:
     """Raises `RankDiffers` for the first field that differs."""
     for field in FIELDS:

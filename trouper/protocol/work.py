@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from trouper.protocol.blocks import Payload
+from trouper.protocol.blocks import TOKEN_BYTES, Payload
 
 
 @attrs.frozen
@@ -38,6 +38,10 @@ class Piece:
     """() if only the snapshot is here, or if the model keeps nothing for each token."""
     snapshot: Payload | None = None
 
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in (*self.payload, *(self.snapshot or ())))
+
 
 @attrs.frozen(eq=False)
 class Write:
@@ -48,7 +52,7 @@ class Write:
 
     @property
     def nbytes(self) -> int:
-        return sum(tensor.nbytes for piece in self.pieces for tensor in (*piece.payload, *(piece.snapshot or ())))
+        return sum(piece.nbytes for piece in self.pieces)
 
 
 @attrs.frozen
@@ -59,6 +63,11 @@ class NamedPiece:
     tokens: bytes
     payload: bool
     snapshot: bool
+
+    @property
+    def payload_tokens(self) -> int:
+        """Whose KV is meant."""
+        return len(self.tokens) // TOKEN_BYTES if self.payload else 0
 
 
 @attrs.frozen

@@ -20,9 +20,9 @@ from typing import NamedTuple
 import attrs
 import numpy as np
 
+from trouper.protocol.blocks import TOKEN_BYTES
 from trouper.protocol.plans import BlockId
 
-TOKEN_BYTES = 4
 NODE_COST = 1024
 """Bytes that a node takes in this process besides its KV, so that even empty blocks are bounded."""
 _tokens = itemgetter(0)

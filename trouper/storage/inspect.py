@@ -10,6 +10,7 @@ from pathlib import Path
 
 import attrs
 
+from trouper.protocol.blocks import TOKEN_BYTES
 from trouper.storage import catalogue
 from trouper.storage.directory import TAG, TAG_TEXT, TEMPORARY_SUFFIX
 from trouper.storage.disk import Disk, File
@@ -148,7 +149,7 @@ def _facts(path: Path) -> NamespaceFacts:
         bytes=sum(file.bytes for file in files),
         blocks=sum(piece.payload_bytes > 0 for piece in pieces),
         snapshots=sum(piece.snapshot_bytes is not None for piece in pieces),
-        tokens=sum(len(piece.tokens) // 4 for piece in pieces if piece.payload_bytes),
+        tokens=sum(len(piece.tokens) // TOKEN_BYTES for piece in pieces if piece.payload_bytes),
         unreadable=infos.count(None),
         oldest_s=max(ages, default=0.0),
         newest_s=min(ages, default=0.0),
