@@ -354,6 +354,8 @@ class RanksWorld(World):
             super()._check(runtime)
             if self.killed or self.died:  # Rank 0 was leaving already when it died; or never could go on.
                 return
+            if one.process.stopped:  # Rank 0 was leaving already. What a stopped process says here no real one could.
+                return
             assert self.follower_said == "", self.follower_said
             assert self.whole is False or zero.compared == one.compared, "the ranks did not replay the same plans"
             self._check_disk(runtime)

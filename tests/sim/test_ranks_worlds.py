@@ -7,7 +7,7 @@ import pytest
 from tests.sim.ranks import FATES, Fate, What, run_ranks_world, run_two_lives
 
 
-@pytest.mark.parametrize("seed", [*range(14), 68])
+@pytest.mark.parametrize("seed", [*range(14), 68, 337])
 def test_f19_f20_f24_f27_everybody_is_answered_whatever_becomes_of_a_rank(seed: int) -> None:
     """D12: also those whose engine waits in a collective for ever. Tokens are those of one rank; who differs is named."""
     run_ranks_world(seed)
