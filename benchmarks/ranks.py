@@ -149,4 +149,5 @@ def random_model(shape: str, tokenizer: Path) -> Path:
     return target
 
 
-main()
+if __name__ == "__main__":
+    main()
