@@ -31,6 +31,7 @@ class Region:
         self.level = bool((lengths == lengths[0]).all())
         self.causal = self.level and (width == 1 or not shapes.rounded or not lengths[0])
         self.keys = self.longest if self.causal or width == 1 else shapes.keys(self.longest)
+        self._places: dict[tuple[int, int, int], mx.array] = {}
 
     @cached_property
     def offset(self) -> mx.array:
@@ -40,11 +41,6 @@ class Region:
     @cached_property
     def after(self) -> mx.array:
         return mx.array(self.lengths + self.width)
-
-    @cached_property
-    def slots(self) -> mx.array:
-        """(n, 1) int32, to index a buffer of slots."""
-        return mx.array(np.arange(self.start, self.stop, dtype=np.int32)[:, None])
 
     @cached_property
     def positions(self) -> mx.array:
@@ -62,8 +58,18 @@ class Region:
         """(n,) int32: the position of each row's last token, once the pass is over; of its first padding if it has none."""
         return mx.array((self.lengths + np.maximum(self.counts, 1) - 1).astype(np.int32))
 
-    def ring_positions(self, ring: int) -> mx.array:
-        """(n, width) int32: where in a ring each token goes; `ring` itself (one past its end) for what is not kept."""
+    def places(self, heads: int, tokens: int, ring: int = 0) -> mx.array:
+        """(n * heads * width,) uint32: where each token's part of each head goes in a buffer (slots, heads, tokens, dim) that
+        is seen as so many rows of `dim`. The same for all buffers of these sizes, so it is made once."""
+        key = heads, tokens, ring
+        if key not in self._places:
+            positions = self._ring_positions(ring) if ring else self.lengths[:, None] + np.arange(self.width)
+            slots = np.arange(self.start, self.stop)[:, None, None] * heads + np.arange(heads)[:, None]
+            self._places[key] = mx.array((slots * tokens + positions[:, None]).ravel().astype(np.uint32))
+        return self._places[key]
+
+    def _ring_positions(self, ring: int) -> Ints:
+        """(n, width): where in a ring each token goes; `ring` itself (one past its end) for what is not kept."""
         steps = np.arange(self.width, dtype=np.int32)
         kept = (steps < self.counts[:, None]) & (steps >= self.counts[:, None] - ring)
-        return mx.array(np.where(kept, (self.lengths[:, None] + steps) % ring, ring).astype(np.int32))
+        return np.where(kept, (self.lengths[:, None] + steps) % ring, ring).astype(np.int32)

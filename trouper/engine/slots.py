@@ -99,9 +99,23 @@ class SlotCache:
 
     def _reserve(self, parts: Sequence[mx.array], slots: int, tokens: int) -> None:
         """Room for so many slots and tokens of what `parts` are, (rows, heads, any, dim) each."""
-        slots, capacity = max(self.slots, slots), self._capacity(tokens)
+        slots = max(self.slots, slots)
+        if self.buffers and self.buffers[0].shape[0] >= slots and self.buffers[0].shape[2] >= tokens:
+            return  # In nearly every pass of every layer.
+        capacity = self._capacity(tokens)
         held: Iterable[mx.array | None] = self.buffers or [None] * len(parts)
         self.buffers = [_grown(buffer, slots, capacity, part) for buffer, part in zip(held, parts, strict=True)]
+
+    def _scatter(self, parts: Sequence[mx.array], ring: int = 0) -> None:
+        """Each row's tokens to where it stands. Parts (n, heads, width, any dim).
+
+        By one index over a flat view: `buffer[slots, :, positions] = part` says the same with eight operations more for each
+        buffer, three of them conversions of the indices, and a GPU that decodes waits for whoever launches operations."""
+        for number, part in enumerate(parts):
+            shape = self.buffers[number].shape[:3]
+            flat = mx.flatten(self.buffers[number], 0, 2)
+            flat[self.region.places(shape[1], shape[2], ring)] = mx.flatten(part, 0, 2)
+            self.buffers[number] = mx.unflatten(flat, 0, shape)
 
     def _shape_mask(self, mask: mx.array) -> mx.array:
         """(n, queries, keys) bool to the rank that the model's attention broadcasts."""
@@ -132,12 +146,12 @@ class FullSlots(SlotCache):
         """The pass's tokens into the buffers. Each part (n, heads, width, any dim)."""
         region = self.region
         self._reserve(parts, region.stop, region.longest)
-        for buffer, part in zip(self.buffers, parts, strict=True):
-            if region.level:
-                first = int(region.lengths[0])
+        if region.level:
+            first = int(region.lengths[0])
+            for buffer, part in zip(self.buffers, parts, strict=True):
                 buffer[region.start : region.stop, :, first : first + region.width] = part
-            else:
-                buffer[region.slots, :, region.positions] = part.transpose(0, 2, 1, 3)
+        else:
+            self._scatter(parts)
         self._updated = True
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
@@ -216,9 +230,7 @@ class RingSlots(SlotCache):
         if not self._fits:
             before_keys, before_values = self._held()
             self._fetched = mx.concatenate([before_keys, keys], 2), mx.concatenate([before_values, values], 2)
-        places = region.ring_positions(self.ring)
-        for buffer, part in zip(self.buffers, parts, strict=True):
-            buffer[region.slots, :, places] = part.transpose(0, 2, 1, 3)
+        self._scatter(parts, self.ring)
         self._updated = True
         return self.keys_and_values()
 
