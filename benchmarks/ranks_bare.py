@@ -131,4 +131,5 @@ def medians(rates: dict[int, list[float]]) -> dict[int, float]:
     return {rows: statistics.median(some) for rows, some in rates.items()}
 
 
-main()
+if __name__ == "__main__":
+    main()
