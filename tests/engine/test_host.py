@@ -31,8 +31,9 @@ from trouper import (
     run_runtime,
 )
 from trouper.actors.stepper import step_model
-from trouper.engine import host
+from trouper.engine import device, host
 from trouper.engine.host import MlxEngine
+from trouper.engine.reading import Reading
 from trouper.engine.step import StepEngine
 from trouper.protocol.plans import PLANS_IN_FLIGHT, Admit, Chunk, Plan, RowId, Stepped
 
@@ -149,6 +150,23 @@ async def test_two_sessions_one_after_another(tiny: str, wanted: list[list[int]]
         assert len(spy.threads) == 1
         assert threading.get_ident() not in spy.threads
         assert 0 < engine.memory().active_bytes < engine.memory().limit_bytes
+
+
+@pytest.mark.parametrize("early", [False, True])
+async def test_tokens_do_not_depend_on_when_they_are_read(
+    tiny: str, wanted: list[list[int]], monkeypatch: pytest.MonkeyPatch, early: bool
+) -> None:
+    """As on a device that takes a step while the one before it runs: there after the launch, or before it."""
+
+    class Fixed(Reading):
+        def took(self, waited_s: float, step_s: float) -> None:
+            assert 0 <= waited_s <= step_s
+
+    monkeypatch.setattr(device, "runs_ahead", lambda: True)
+    monkeypatch.setattr(host, "Reading", lambda: Fixed(early))
+    async with running_engine(tiny) as engine:
+        for prompt, alone in zip(PROMPTS[:3], wanted, strict=False):
+            assert await answer(engine, prompt) == alone
 
 
 @pytest.mark.parametrize("after", [0, 1, 7])

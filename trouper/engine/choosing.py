@@ -78,10 +78,14 @@ class Choosing:
                 self._states[row].drawn = drawn
 
     def sample(
-        self, logits: mx.array, spans: Spans | None, read_before: Callable[[], None]
+        self,
+        logits: mx.array,
+        spans: Spans | None,
+        read_before: Callable[[], None],
+        starting: Callable[[], None] | None,
     ) -> tuple[mx.array, PendingLogprobs | None]:
         """(n,) tokens of (n, V) logits, or of each position of the spans: then `accepted` must follow. `read_before` reads
-        the tokens of the step before, which grammars must know."""
+        the tokens of the step before, which grammars must know. `starting` is called when all is built."""
         self.failed = ()
         drawn = self.drawn if spans is None else self.drawn[spans.owners] + spans.steps.astype(np.uint64)
         shaped = self._min_tokens(self._penalties(self._bias(logits, spans), spans), drawn, spans)
@@ -94,6 +98,8 @@ class Choosing:
         if spans is None:
             self._penalties.took(tokens)
         logprobs = logprobs_of(logits, tokens, self._asked if spans is None else self._asked_along(spans))
+        if starting is not None:
+            starting()
         mx.async_eval(tokens, self._penalties.state(), logprobs.arrays() if logprobs else [])
         self._tokens = tokens if spans is None else None
         return tokens, logprobs

@@ -6,6 +6,7 @@ import gc
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 import attrs
@@ -17,6 +18,7 @@ from trouper.engine.architecture import batching_of
 from trouper.engine.device import memory_facts
 from trouper.engine.drafting import Drafting
 from trouper.engine.loading import Loaded, load
+from trouper.engine.reading import Reading
 from trouper.engine.step import Launched, StepEngine
 from trouper.engine.warming import warm_up
 from trouper.protocol.loading import LoadWatch, nobody_watches
@@ -141,6 +143,7 @@ class MlxEngine:
         try:
             self._answer(engine, plans, results)
         finally:
+            engine.starting = None  # It holds the engine, which then nobody but the garbage collector would end.
             del engine
             mx.clear_cache()
 
@@ -154,10 +157,21 @@ class MlxEngine:
     def _answer(
         self, engine: StepEngine, plans: trio.MemoryReceiveChannel[Plan], results: trio.MemorySendChannel[Stepped]
     ) -> None:
-        """Launch plan n, then read plan n-1 (see protocol/plans.py). Where launching waits for the device anyway, read
-        plan n at once: its tokens are a step earlier with who waits for them, and the next plan is there already."""
-        ahead = device.runs_ahead()
+        """Launch plan n, then read plan n-1 (see protocol/plans.py), or just before its launch (see `Reading`). Where
+        launching waits for the device anyway, read plan n at once: its tokens are a step earlier with who waits for them,
+        and the next plan is there already."""
+        ahead, reading = device.runs_ahead(), Reading()
         pending: Launched | None = None
+
+        def read_pending() -> None:
+            nonlocal pending
+            if pending is not None:
+                began = time.perf_counter()
+                stepped, pending = engine.collect(pending), None
+                reading.took(time.perf_counter() - began, stepped.seconds)
+                self._tell(results, stepped)
+
+        engine.starting = lambda: read_pending() if reading.early else None
         while True:
             try:
                 plan = trio.from_thread.run(plans.receive)
@@ -166,10 +180,17 @@ class MlxEngine:
                     engine.collect(pending)
                 return
             launched = engine.launch(plan)
-            finished = [step for step in (pending, launched) if step is not None]
-            pending = finished.pop() if plan.has_work and ahead else None
-            for step in finished:
-                try:
-                    trio.from_thread.run_sync(results.send_nowait, engine.collect(step))
-                except trio.BrokenResourceError:  # Nobody is owed it any more.
-                    return
+            read_pending()
+            if plan.has_work and ahead:
+                pending = launched
+            else:
+                self._tell(results, engine.collect(launched))
+
+    def _tell(self, results: trio.MemorySendChannel[Stepped], stepped: Stepped) -> None:
+        """Without waiting until it is heard: the thread has more to do. In order, and before the session's end is."""
+
+        def tell() -> None:
+            with suppress(trio.BrokenResourceError):  # Nobody is owed it any more.
+                results.send_nowait(stepped)
+
+        self._token.run_sync_soon(tell)

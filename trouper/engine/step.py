@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import attrs
@@ -88,6 +88,9 @@ class StepEngine:
         self._fresh: dict[RowId, int] = {}
         """Rows that decode for the first time: their last prompt token."""
         self._last_read = 0.0
+        self.starting: Callable[[], None] | None = None
+        """Called in a launch once rows' next tokens are built, before the device hears of them: it may `collect` the step
+        before."""
         self._unread: Launched | None = None
         """The step before the one in the making, unless its tokens were read."""
         self._digests = Digests(self._rows, self._blocks)
@@ -280,7 +283,7 @@ class StepEngine:
         return self._sample(flat[indices(spans.places)] if spans.padded else flat, spans)
 
     def _sample(self, logits: mx.array, spans: Spans | None = None) -> tuple[mx.array, PendingLogprobs | None]:
-        return self._choosing.sample(logits, spans, self._read_before)
+        return self._choosing.sample(logits, spans, self._read_before, self.starting)
 
     def _inputs(self) -> mx.array:
         return self._choosing.inputs(self._rows.decoding, self._fresh)
