@@ -87,6 +87,10 @@ sim-ranks worlds="100" *flags: _setup
 ranks-campaign requests="500" *flags: _setup
     @.venv/bin/python -m tests.ranks.campaign "$@"
 
+# A rank is killed or stopped in the middle of streams, ROUNDS times each: how soon clients hear of it, and the group is back
+ranks-losses rounds="3": _setup
+    @.venv/bin/python -m tests.ranks.losses "$@"
+
 # All ranks of a group are killed while they write, KILLS times; what the next ones find. `just ranks-restarts 3 3 600`: the embedded model
 ranks-restarts ranks="3" kills="3" words="600" *model: _setup
     @.venv/bin/python -m tests.ranks.restarts "$@"

@@ -25,7 +25,7 @@ import attrs
 import psutil
 
 from tests.kill_loop import torn, wait_for_a_write
-from tests.ranks.test_losses import ranks_of, ready
+from tests.ranks.losses import ranks_of, ready
 from tests.test_process import free_port, get, until
 from trouper import Settings
 from trouper.cli.bench.load import WORDS

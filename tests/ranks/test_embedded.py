@@ -13,7 +13,7 @@ import pytest
 from tests.engine.driver import GREEDY
 from tests.engine.naive import generate
 from tests.model.test_smollm import smollm
-from tests.ranks.test_losses import ranks_of
+from tests.ranks.losses import ranks_of
 from tests.test_process import PATIENCE_S, Client, free_port
 from trouper.engine import device
 
