@@ -105,13 +105,13 @@ class Group:
         self.tally.kills += 1
         self.tally.temporary += len(list(self.directory.rglob("*" + TEMPORARY_SUFFIX)))
         self.tally.torn += map(str, torn(self.directory))
-        until(lambda: ready(self.port))
+        until(lambda: ready(self.port), PATIENCE_S)
 
     def kill_in_a_write(self, prompts: Sequence[str], salt: str) -> None:
         with ThreadPoolExecutor(len(prompts)) as pool:
             before = self.stored()
             asked = [pool.submit(self.ask, prompt, salt) for prompt in prompts]
-            until(lambda: self.stored() > before + LATE)
+            until(lambda: self.stored() > before + LATE, PATIENCE_S)
             wait_for_a_write(self.directory)
             self.kill()
             for one in asked:
@@ -137,7 +137,7 @@ def group(ranks: int, directory: Path, *flags: str) -> Iterator[Group]:
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True) as process:
         launcher = psutil.Process(process.pid)
         try:
-            until(lambda: ready(port))
+            until(lambda: ready(port), PATIENCE_S)
             yield Group(port, launcher, directory)
             process.send_signal(signal.SIGTERM)
             assert process.wait(PATIENCE_S) == 0
@@ -160,7 +160,7 @@ def play(server: Group, kills: int, words: int) -> Tally:
     blocks = sum(said.prompt_tokens // Settings().block_size for said in wanted)
     assert blocks // PROMPTS > LATE, "prompts are too short to tell"
     for number in range(kills):
-        until(lambda settled=(number + 1) * blocks: server.stored() >= settled)  # type: ignore[misc]
+        until(lambda settled=(number + 1) * blocks: server.stored() >= settled, PATIENCE_S)  # type: ignore[misc]
         server.kill_in_a_write(prompts, f"round {number}")
         server.check(prompts, f"round {number}", wanted)
     return server.tally
@@ -174,7 +174,7 @@ def figures(server: Group, words: int) -> Iterator[str]:
         yield f"{when}: {said.prompt_tokens} tokens, {said.cached} of them cached, {said.seconds:.2f} s"
         if when == "again":
             blocks = said.prompt_tokens // Settings().block_size
-            until(lambda blocks=blocks: server.stored() >= blocks)  # type: ignore[misc]
+            until(lambda blocks=blocks: server.stored() >= blocks, PATIENCE_S)  # type: ignore[misc]
             server.kill()
     cache = server.health["cache"]
     yield f"/health: hits_disk {cache['hits_disk']}, hits_block {cache['hits_block']}, misses {cache['misses']}"
