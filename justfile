@@ -41,7 +41,7 @@ _install-browser:
 
 # Run the tests, or some: `just test tests/policy -k chunks`; further flags go to pytest
 test *flags: _setup _browser
-    @.venv/bin/python -m pytest -n {{ workers }} --dist loadfile "$@"
+    @.venv/bin/python -m pytest -n {{ workers }} --dist loadfile --no-loadscope-reorder "$@"
 
 # Formatting, lint, types and import rules
 check: _setup

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 
+import pytest
 from hypothesis import settings
 
 # No test waits for a model hub.
@@ -18,3 +20,12 @@ import trouper.engine  # noqa: F401
 # No test is about how fast this machine is at the moment.
 settings.register_profile("trouper", deadline=None)
 settings.load_profile("trouper")
+
+SLOW_FILES = {"test_kill_loop.py"}
+"""Few tests that take minutes: begun last, as a small file would be, they would be waited for by an idle worker."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Workers take files in this order: slow ones, then large ones."""
+    tests = Counter(item.path for item in items)
+    items.sort(key=lambda item: (item.path.name not in SLOW_FILES, -tests[item.path]))
