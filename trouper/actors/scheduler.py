@@ -12,7 +12,8 @@ import numpy as np
 import trio
 
 from trouper.actors.intake import Admitted
-from trouper.actors.policy import IDLE_STEP_S, LEAST_IDLE_TOKENS, ChunkSizer, free_rows, share_chunks
+from trouper.actors.pace import Pace
+from trouper.actors.policy import free_rows, share_chunks
 from trouper.actors.prefix import Found, PrefixCache
 from trouper.actors.pulse import Pulse
 from trouper.actors.rows import Row
@@ -35,13 +36,8 @@ from trouper.storage.index import Chain, token_bytes
 log = logging.getLogger("trouper.scheduler")
 
 
-AIM = 0.75
-"""Part of the stall bound that a step aims at: the longest of some forty steps took 1.4 times what was aimed at."""
 GATHER_AT_MOST_S = 0.05
 """However steadily requests come."""
-REST = 1.5
-"""While nobody decodes, what is left of all prompts is prefilled at once if it is not more than so many chunks: a pass has
-a price of its own, and the rest of a prompt would pay it again for a few tokens."""
 FLUSH_S = 5.0
 """At the end, for what is on its way to the disk."""
 
@@ -137,13 +133,8 @@ class Scheduler:
         self._ids = count()
         self._steps = count()
         self._open = True
-        self._stall_s = settings.decode_stall_ms / 1000 * AIM
-        self._decode_s = 0.0
-        self._prefill_rate = 0.0
-        """Tokens a second, measured."""
+        self._pace = Pace.of(settings)
         self._memory_seen = edges.memory.latest
-        self._busy_chunks = ChunkSizer(self._stall_s, settings.prefill_step_size)
-        self._idle_chunks = ChunkSizer(IDLE_STEP_S, settings.prefill_step_size, LEAST_IDLE_TOKENS, LEAST_IDLE_TOKENS)
         self._releases_seen = edges.memory.latest.releases
         self._count = attrs.evolve(edges.facts.latest, stalled_since=None)
         self._pulse = Pulse.of(edges.facts.latest)
@@ -342,7 +333,7 @@ class Scheduler:
             return None
         found = self._cache.look(waiting.chain)
         if waiting.ticket is None and found.missing_tokens > found.gain:
-            waiting.ticket = self._disk.load(found, self._prefill_rate)
+            waiting.ticket = self._disk.load(found, self._pace.prefill_rate)
             if waiting.ticket is not None:
                 return None
         if found.leader is None or found.gain < self._worth_waiting():
@@ -355,7 +346,7 @@ class Scheduler:
 
     def _worth_waiting(self) -> int:
         """Tokens whose prefill takes as long as the step that waiting may cost."""
-        return max(self._settings.block_size, int(self._decode_s * self._prefill_rate))
+        return max(self._settings.block_size, int(self._pace.decode_s * self._pace.prefill_rate))
 
     def _enter(self, waiting: Waiting, found: Found) -> Admit:
         admitted = waiting.admitted
@@ -393,10 +384,7 @@ class Scheduler:
         remaining = [(row.id, row.next_chunk) for row in self._rows.values() if row.unplanned > 0]
         if not remaining:
             return ()
-        sizer = self._busy_chunks if busy else self._idle_chunks
-        budget, wanted = sizer.tokens, sum(tokens for _, tokens in remaining)
-        if not busy and wanted <= REST * budget:
-            budget = wanted
+        budget = self._pace.budget(sum(tokens for _, tokens in remaining), busy=busy)
         return share_chunks(remaining, budget, self._settings.prefill_step_size)
 
     def _plan_chunk(self, chunk: Chunk) -> None:
@@ -431,7 +419,7 @@ class Scheduler:
         plan = self._unanswered.popleft()
         assert plan.step == stepped.step, f"plan {plan.step} was answered by step {stepped.step}"
         self._count = attrs.evolve(self._count, stalled_since=None)
-        self._measure(plan, stepped)
+        self._pace.answered(plan, stepped)
         self._disk.persisted(stepped.persisted)
         self._learn(plan, stepped)
         for row_id, at in stepped.prompt_logprobs:
@@ -498,21 +486,6 @@ class Scheduler:
         row.admitted.submission.fail(problem)
         self._remove(row)
         self._add(requests_errored=1)
-
-    def _measure(self, plan: Plan, stepped: Stepped) -> None:
-        """Where decoding alone comes near the stall bound (a large batch, a busy machine), prefill may take as long
-        again: with less it would hardly move, and its client would wait for minutes."""
-        prefilled = sum(chunk.tokens for chunk in plan.prefill)
-        if plan.decode and not prefilled:
-            self._decode_s += 0.2 * (stepped.seconds - self._decode_s)
-            self._busy_chunks.target_s = max(self._stall_s, 2 * self._decode_s)
-        elif prefilled:
-            if stepped.seconds > 0:
-                rate = prefilled / stepped.seconds
-                self._prefill_rate += 0.2 * (rate - self._prefill_rate) if self._prefill_rate else rate
-            if not plan.decode:
-                self._busy_chunks.expect(int(self._prefill_rate * self._stall_s / 3))
-            (self._busy_chunks if plan.decode else self._idle_chunks).measured(prefilled, stepped.seconds)
 
     # -- facts -----------------------------------------------------------------------------------
 
