@@ -1,9 +1,9 @@
 """`just bench-page`: what the live page costs, and how fast it is there.
 
-Throughput of 8 streams with the page open in Chromium on this machine, which then paints with the same cores, against an empty tab.
-In each round one server answers the same requests twice with the page and twice without, in the order a b b a or b a a b, so that
-what else the machine does, and what it does more and more, hits both alike. Rounds go on until it is decided whether less than two
-percent are lost, or the time is up: on a machine that has other work nothing may come of it.
+Speed of 8 streams with the page open in Chromium on this machine, which then paints with the same cores, against an empty tab in
+front of it. The streams go on all the time, and the tabs are exchanged every few seconds: so each window is compared with the one
+beside it, since what else this machine does (a shared one is up to half as fast for minutes) is alike in both. Drafts are off:
+what they are worth changes from window to window.
 
 `--cpu` asks what a busy machine does not spoil: CPU seconds of the browser and of a server whose engine computes nothing.
 """
@@ -16,8 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from itertools import count, cycle, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +32,11 @@ from trouper.web.live.feed import TICK_S, Feed
 
 Row = dict[str, Any]
 LOADS = 9
-SETTLED_S = 3.0
+LOADED_S = 3.0
 """A browser compiles and keeps what it has loaded for a while; that is not what an open page costs."""
+WINDOW_S, SETTLED_S, LEAST_STEPS = 3.0, 0.8, 8
+"""A tab is in front for so long; the first part goes to painting all of it anew, which is not asked here; of the rest so many
+steps of the model must be known."""
 KEPT = 0.98
 """Of the throughput: what an open page must leave."""
 LOAD_TIMES = """
@@ -86,20 +88,6 @@ async def snapshot_s(rows: int) -> float:
     return statistics.median(seen)
 
 
-async def closed(browser: Browser) -> AsyncIterator[None]:
-    await trio.to_thread.run_sync(browser.open, "about:blank")
-    yield
-
-
-async def page(browser: Browser, url: str) -> AsyncIterator[None]:
-    """It is open, and shows something."""
-    await trio.to_thread.run_sync(browser.open, url)
-    while not await trio.to_thread.run_sync(browser.run, LOAD_TIMES):
-        pass
-    await trio.sleep(SETTLED_S)
-    yield
-
-
 def cpu_s(process: psutil.Process) -> float:
     """Of a process and of all below it."""
     total = 0.0
@@ -112,48 +100,58 @@ def cpu_s(process: psutil.Process) -> float:
     return total
 
 
-async def compare(server: servers.Server, browser: Browser, options: argparse.Namespace) -> list[Row]:
-    """Rounds, each with tokens a second of either way and their ratio."""
-    url, until = f"http://127.0.0.1:{server.port}/", trio.current_time() + 60 * options.minutes
-    prompts = [load.prompt(stream, 12) for stream in range(options.streams)]
-    await load.together(server.port, prompts, options.tokens)
-    rounds: list[Row] = []
-    longest = 0.0
-    while len(rounds) < 2 or trio.current_time() + longest < until:
-        began = trio.current_time()
-        a, b = ("closed", "page") if len(rounds) % 2 else ("page", "closed")
-        seen: dict[str, list[float]] = {"closed": [], "page": []}
-        for name, times in ((a, 1), (b, 2), (a, 1)):
-            async with (
-                asynccontextmanager(page)(browser, url) if name == "page" else asynccontextmanager(closed)(browser)
-            ):
-                for _ in range(times):
-                    answered = await load.together(server.port, prompts, options.tokens)
-                    seen[name].append(load.throughput(answered))
-        # The same tokens each time: the ratio of the times that they took.
-        ratio = sum(1 / one for one in seen["closed"]) / sum(1 / one for one in seen["page"])
-        rounds.append(seen | {"ratio": ratio})
-        ratios = [one["ratio"] for one in rounds]
-        shown = {name: ", ".join(f"{one:.1f}" for one in speeds) for name, speeds in seen.items()}
-        print(
-            f"  round {len(rounds)}: closed {shown['closed']}; page {shown['page']} tok/s; ratio {ratio:.4f}",
-            flush=True,
-        )
-        if paired.verdict(ratios, KEPT) is not None:
-            break
-        longest = max(longest, trio.current_time() - began)
-    return rounds
+async def toggled(server: servers.Server, browser: Browser, options: argparse.Namespace) -> list[float]:
+    """Ratios of speeds, of a window with the page in front and one with an empty tab before it, which next to each other
+    are alike in what else the machine does."""
+    tabs = browser.driver.window_handles
+    end = trio.current_time() + 60 * options.minutes
+    watched: list[load.Stream] = []
+    looks: list[float] = []
+    """When the tabs were exchanged; first to the empty one."""
+
+    async def keep_asking(place: int) -> None:
+        for number in count():
+            if trio.current_time() > end:
+                return
+            stream = load.Stream()
+            if place == 0:
+                watched.append(stream)
+            prompt = load.prompt(1000 * number + place, 12)
+            await load.stream(server.port, prompt, options.tokens, stream, ignore_eos=True)
+
+    async def look() -> None:
+        for tab in cycle(reversed(tabs)):
+            if trio.current_time() > end:
+                return
+            chosen = {"targetId": tab}
+            await trio.to_thread.run_sync(browser.driver.execute_cdp_cmd, "Target.activateTarget", chosen)
+            looks.append(time.perf_counter())
+            await trio.sleep(WINDOW_S)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(look)
+        for place in range(options.streams):
+            nursery.start_soon(keep_asking, place)
+    speeds = [speed(watched, start + SETTLED_S, stop) for start, stop in pairwise(looks)]
+    pairs = zip(speeds[::2], speeds[1::2], strict=False)
+    return [seen / empty for empty, seen in pairs if empty is not None and seen is not None]
 
 
-def say(rounds: list[Row], streams: int) -> Row:
-    ratios = [one["ratio"] for one in rounds]
-    found, above = paired.interval(ratios), paired.verdict(ratios, KEPT)
-    words = {True: "holds", False: "does not hold", None: "undecided: rounds differ too much"}[above]
+def speed(streams: list[load.Stream], start: float, stop: float) -> float | None:
+    """Steps a second, of those that lie within; None if they are too few to tell."""
+    gaps = [b - a for stream in streams for a, b in pairwise(stream.times) if a >= start and b <= stop]
+    return len(gaps) / sum(gaps) if len(gaps) >= LEAST_STEPS else None
+
+
+def say(ratios: list[float], streams: int) -> Row:
+    found = paired.interval(ratios)
+    holds = True if found.low > KEPT else False if found.high < KEPT else None
+    words = {True: "holds", False: "does not hold", None: "undecided: give it more --minutes, or a quieter machine"}
     print(
-        f"{streams} streams, page / closed: {found} of the throughput, 95 % interval of {len(ratios)} rounds, median "
-        f"{statistics.median(ratios):.4f}; less than {100 * (1 - KEPT):.0f} % lost: {words}"
+        f"{streams} streams, page in front / empty tab in front: {found} of the speed, 95 % interval of {len(ratios)} pairs of "
+        f"windows, median {statistics.median(ratios):.4f}; less than {100 * (1 - KEPT):.0f} % lost: {words[holds]}"
     )
-    return {"low": found.low, "mean": found.mean, "high": found.high, "holds": above}
+    return {"low": found.low, "mean": found.mean, "high": found.high, "holds": holds}
 
 
 def cpu_report(options: argparse.Namespace) -> Row:
@@ -167,7 +165,7 @@ def cpu_report(options: argparse.Namespace) -> Row:
             served, driver = psutil.Process(process.pid), psutil.Process(browser.driver.service.process.pid)
             for name in ("closed", "page") * 2:
                 browser.open(url if name == "page" else "about:blank")
-                time.sleep(2 * SETTLED_S)
+                time.sleep(2 * LOADED_S)
                 before, began = (cpu_s(driver), cpu_s(served)), time.monotonic()
                 time.sleep(options.seconds)
                 minutes = (time.monotonic() - began) / 60
@@ -190,8 +188,8 @@ def cpu_report(options: argparse.Namespace) -> Row:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--streams", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--minutes", type=float, default=8.5, help="of rounds, at most")
+    parser.add_argument("--tokens", type=int, default=400, help="of each answer")
+    parser.add_argument("--minutes", type=float, default=10, help="of streams")
     parser.add_argument("--cpu", action="store_true", help="CPU seconds only, which a busy machine does not spoil")
     parser.add_argument("--seconds", type=float, default=60, help="of each of the four turns of --cpu")
     parser.add_argument(
@@ -209,15 +207,17 @@ def whole(options: argparse.Namespace) -> Row:
     model = servers.tiny_copy(model) if options.tiny else model
     took = trio.run(snapshot_s, options.streams)
     print(f"one snapshot of {options.streams} rows: {1e6 * took:.0f} us, {100 * took / TICK_S:.2f} % of a core")
-    # Nothing is cached, or the second time would be another one.
-    with servers.trouper(model, "--cache-memory", "0") as server, chromium(told=False) as browser:
+    flags = ("--cache-memory", "0", "--speculation", "off")
+    with servers.trouper(model, *flags) as server, chromium(told=False) as browser:
         report: Row = loads(browser, f"http://127.0.0.1:{server.port}/")
         print(
             f"cold loads, medians of {LOADS}: loaded after {report['loaded_s']:.2f} s, the first figures after "
             f"{report['shown_s']:.2f} s (slowest {report['slowest_shown_s']:.2f} s)"
         )
-        report["rounds"] = trio.run(compare, server, browser, options)
-    return report | say(report["rounds"], options.streams)
+        time.sleep(LOADED_S)
+        browser.driver.switch_to.new_window("tab")
+        report["ratios"] = trio.run(toggled, server, browser, options)
+    return report | say(report["ratios"], options.streams)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Is a ratio above a bound? Rounds until that is decided, or the time is up."""
+"""What a mean ratio is, and how sure that is."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ from collections.abc import Sequence
 from math import exp, log, sqrt
 
 import attrs
-
-LEAST = 5
-"""Rounds, before anything is decided."""
 
 
 @attrs.frozen
@@ -41,12 +38,3 @@ def quantile(p: float, freedom: int) -> float:
         (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
     )
     return sum(term / freedom**k for k, term in enumerate(terms))
-
-
-def verdict(ratios: Sequence[float], bound: float) -> bool | None:
-    """Whether it is above, once that can be said. At 99 %, since it is asked after every round: over a dozen of them the
-    answer is wrong less often than one time in twenty."""
-    if len(ratios) < LEAST:
-        return None
-    found = interval(ratios, 0.99)
-    return True if found.low > bound else False if found.high < bound else None
