@@ -55,13 +55,16 @@ def alive(process: psutil.Process) -> bool:
 
 
 @contextmanager
-def launched(model: Path, port: int, *flags: str, stderr: int | None = None) -> Iterator[psutil.Process]:
-    command = [sys.executable, "-m", "trouper", "launch", "-n", "2", "--backend", "ring", "--"]
-    command += ["serve", "--model", str(model), "--port", str(port), *flags]
+def launched(
+    port: int, *flags: str, ranks: int = 2, patience_s: float = PATIENCE_S, stderr: int | None = None
+) -> Iterator[psutil.Process]:
+    """The launcher of a group that is ready. `flags`: of `trouper serve`. Nothing of it is left."""
+    command = [sys.executable, "-m", "trouper", "launch", "-n", str(ranks), "--backend", "ring", "--"]
+    command += ["serve", "--port", str(port), *flags]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr, start_new_session=True) as started:
         launcher = psutil.Process(started.pid)
         try:
-            until(lambda: ready(port))
+            until(lambda: ready(port), patience_s)
             yield launcher
         finally:
             left = [launcher, *launcher.children(recursive=True)] if launcher.is_running() else []
@@ -106,7 +109,7 @@ def lose(launcher: psutil.Process, port: int, rank: int, how: signal.Signals) ->
 def measured(model: Path, rank: int, how: signal.Signals) -> Loss:
     """Of a new group each time: one that is lost again and again is started later and later."""
     port = free_port()
-    with launched(model, port, "--no-ssd", stderr=subprocess.DEVNULL) as launcher:
+    with launched(port, "--model", str(model), "--no-ssd", stderr=subprocess.DEVNULL) as launcher:
         return lose(launcher, port, rank, how)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,7 +24,7 @@ import attrs
 import psutil
 
 from tests.kill_loop import torn, wait_for_a_write
-from tests.ranks.losses import ranks_of, ready
+from tests.ranks.losses import launched, ranks_of, ready
 from tests.test_process import free_port, get, until
 from trouper import Settings
 from trouper.cli.bench.load import WORDS
@@ -132,20 +131,11 @@ class Group:
 def group(ranks: int, directory: Path, *flags: str) -> Iterator[Group]:
     """Ends with a drain."""
     port = free_port()
-    command = [sys.executable, "-m", "trouper", "launch", "-n", str(ranks), "--backend", "ring", "--"]
-    command += ["serve", "--port", str(port), "--ssd-cache-dir", str(directory), "--ssd-keep-free", "0", *flags]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True) as process:
-        launcher = psutil.Process(process.pid)
-        try:
-            until(lambda: ready(port), PATIENCE_S)
-            yield Group(port, launcher, directory)
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(PATIENCE_S) == 0
-        finally:
-            left = [launcher, *launcher.children(recursive=True)] if launcher.is_running() else []
-            for one in left:
-                with suppress(psutil.Error):
-                    one.kill()
+    flags = ("--ssd-cache-dir", str(directory), "--ssd-keep-free", "0", *flags)
+    with launched(port, *flags, ranks=ranks, patience_s=PATIENCE_S) as launcher:
+        yield Group(port, launcher, directory)
+        launcher.terminate()
+        assert launcher.wait(PATIENCE_S) == 0
 
 
 def texts(words: int, seed: int = 0) -> list[str]:

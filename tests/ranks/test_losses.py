@@ -29,7 +29,9 @@ def test_f27_d12_ranks_are_lost_and_come_back(model: Path, tmp_path: Path) -> No
     """Clients have their error, no process is left, and the group serves again; also when the launcher is killed nothing
     is left."""
     port = free_port()
-    with launched(model, port, "--drain-timeout-s", "0.2", "--ssd-cache-dir", str(tmp_path)) as launcher:
+    with launched(
+        port, "--model", str(model), "--drain-timeout-s", "0.2", "--ssd-cache-dir", str(tmp_path)
+    ) as launcher:
         for rank, how, heard in LOSSES if LONG else LOSSES[:1]:
             for client in lose(launcher, port, rank, how).clients:
                 assert "[DONE]" not in client.text
