@@ -5,6 +5,10 @@ front of it. The streams go on all the time, and the tabs are exchanged every fe
 beside it, since what else this machine does (a shared one is up to half as fast for minutes) is alike in both. Drafts are off:
 what they are worth changes from window to window.
 
+A window of a shared machine still differs from the next by 6 %, a step from the next by little more. So the same run is also asked
+what the page's frames (one a second) add to the step that each falls into and to the next, against the steps around these two:
+that is as sure after minutes as the windows are after hours, and misses only what an open page would cost between its frames.
+
 `--cpu` asks what a busy machine does not spoil: CPU seconds of the browser and of a server whose engine computes nothing.
 """
 
@@ -16,10 +20,13 @@ import statistics
 import subprocess
 import sys
 import time
+from bisect import bisect_left
+from collections.abc import Iterator
 from itertools import count, cycle, pairwise
 from pathlib import Path
 from typing import Any
 
+import attrs
 import psutil
 import trio
 
@@ -34,11 +41,19 @@ Row = dict[str, Any]
 LOADS = 9
 LOADED_S = 3.0
 """A browser compiles and keeps what it has loaded for a while; that is not what an open page costs."""
-WINDOW_S, SETTLED_S, LEAST_STEPS = 3.0, 0.8, 8
+WINDOW_S, SETTLED_S, LEAST_STEPS = 5.0, 0.8, 8
 """A tab is in front for so long; the first part goes to painting all of it anew, which is not asked here; of the rest so many
 steps of the model must be known."""
+APART_S = 0.02
+"""Tokens of one step reach their clients within less, those of two do not."""
 KEPT = 0.98
 """Of the throughput: what an open page must leave."""
+FRAMES = """
+const ask = requestAnimationFrame;
+window.painted = [];
+window.requestAnimationFrame = (show) => ask((at) => { painted.push((performance.timeOrigin + at) / 1000); show(at); });
+"""
+"""Has the page note when it paints, in seconds since the epoch."""
 LOAD_TIMES = """
 const [page] = performance.getEntriesByType("navigation"), [shown] = performance.getEntriesByName("shown");
 return shown && page.loadEventEnd && {loaded_s: page.loadEventEnd / 1000, shown_s: shown.startTime / 1000}
@@ -100,58 +115,102 @@ def cpu_s(process: psutil.Process) -> float:
     return total
 
 
-async def toggled(server: servers.Server, browser: Browser, options: argparse.Namespace) -> list[float]:
-    """Ratios of speeds, page to empty tab, each of four windows beside each other: empty, page, page, empty. They are alike
-    in what else the machine does, and a step that takes longer and longer as its rows grow (three per cent a window) cancels."""
+@attrs.frozen
+class Window:
+    """What was seen while one tab was in front, but for its first moments. Times by one clock, in seconds."""
+
+    begun: float
+    ended: float
+    steps: list[float]
+    """When each was heard of."""
+
+    @property
+    def speed(self) -> float | None:
+        """Steps a second; None if they are too few to tell."""
+        if len(self.steps) <= LEAST_STEPS:
+            return None
+        return (len(self.steps) - 1) / (self.steps[-1] - self.steps[0])
+
+    def added(self, frames: list[float]) -> Iterator[float]:
+        """Seconds that each frame of the page added to its step and the next, beyond the two steps before and after these."""
+        taken = [after - before for before, after in pairwise(self.steps)]
+        within = [bisect_left(self.steps, frame) - 1 for frame in frames if self.begun <= frame <= self.ended]
+        for place in within:
+            near = range(place - 2, place + 4)
+            alone = not any(other in near for other in within if other != place)
+            if alone and near.start >= 0 and near.stop <= len(taken):
+                spent = [taken[one] for one in near]
+                yield sum(spent[2:4]) - sum(spent[:2] + spent[4:]) / 2
+
+
+async def toggled(server: servers.Server, browser: Browser, options: argparse.Namespace) -> list[Window]:
+    """One after another, of tabs in front: empty, page, page, empty, and so on."""
     page, empty = browser.driver.window_handles
-    end = trio.current_time() + 60 * options.minutes
-    watched: list[load.Stream] = []
+    streams: list[load.Stream] = []
     looks: list[float] = []
-    """When windows began."""
+    """When tabs were exchanged."""
 
     async def keep_asking(place: int) -> None:
         for number in count():
-            if trio.current_time() > end:
-                return
-            stream = load.Stream()
-            if place == 0:
-                watched.append(stream)
+            streams.append(stream := load.Stream())
             prompt = load.prompt(1000 * number + place, 12)
             await load.stream(server.port, prompt, options.tokens, stream, ignore_eos=True)
 
-    async def look() -> None:
-        for tab in cycle((empty, page, page, empty)):
-            if trio.current_time() > end:
-                return
-            chosen = {"targetId": tab}
-            await trio.to_thread.run_sync(browser.driver.execute_cdp_cmd, "Target.activateTarget", chosen)
-            looks.append(time.perf_counter())
-            await trio.sleep(WINDOW_S)
-
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(look)
         for place in range(options.streams):
             nursery.start_soon(keep_asking, place)
-    speeds = [speed(watched, start + SETTLED_S, stop) for start, stop in pairwise(looks)]
-    fours = zip(*(speeds[first::4] for first in range(4)), strict=False)
-    return [((b * c) / (a * d)) ** 0.5 for a, b, c, d in fours if a and b and c and d]
+        with trio.move_on_after(60 * options.minutes):
+            for tab in cycle((empty, page, page, empty)):
+                chosen = {"targetId": tab}
+                await trio.to_thread.run_sync(browser.driver.execute_cdp_cmd, "Target.activateTarget", chosen)
+                looks.append(time.perf_counter())
+                await trio.sleep(WINDOW_S)
+        nursery.cancel_scope.cancel()
+    moments = steps(streams)
+    begun = [stream.times[0] for stream in streams if stream.times]
+    return [window(moments, begun, look + SETTLED_S, end) for look, end in pairwise(looks)]
 
 
-def speed(streams: list[load.Stream], start: float, stop: float) -> float | None:
-    """Steps a second, of those that lie within; None if they are too few to tell."""
-    gaps = [b - a for stream in streams for a, b in pairwise(stream.times) if a >= start and b <= stop]
-    return len(gaps) / sum(gaps) if len(gaps) >= LEAST_STEPS else None
+def window(moments: list[float], begun: list[float], start: float, stop: float) -> Window:
+    """Of no steps if a stream began in it: a prefill is not what is asked."""
+    spoilt = any(start <= moment <= stop for moment in begun)
+    return Window(start, stop, [] if spoilt else [moment for moment in moments if start <= moment <= stop])
 
 
-def say(ratios: list[float], streams: int) -> Row:
-    found = paired.interval(ratios)
-    holds = True if found.low > KEPT else False if found.high < KEPT else None
-    words = {True: "holds", False: "does not hold", None: "undecided: give it more --minutes, or a quieter machine"}
-    print(
-        f"{streams} streams, page in front / empty tab in front: {found} of the speed, 95 % interval of {len(ratios)} times "
-        f"four windows, median {statistics.median(ratios):.4f}; less than {100 * (1 - KEPT):.0f} % lost: {words[holds]}"
-    )
-    return {"low": found.low, "mean": found.mean, "high": found.high, "holds": holds}
+def fours(windows: list[Window]) -> list[float]:
+    """Ratios of speeds, page to empty tab, each of four windows beside each other. They are alike in what else the machine does,
+    and a step that takes longer and longer as its rows grow cancels."""
+    speeds = [one.speed for one in windows]
+    together = zip(*(speeds[first::4] for first in range(4)), strict=False)
+    return [((b * c) / (a * d)) ** 0.5 for a, b, c, d in together if a and b and c and d]
+
+
+def steps(streams: list[load.Stream]) -> list[float]:
+    """When each step was heard of, by whichever stream had text of it: not every token is text."""
+    moments: list[float] = []
+    for moment in sorted(moment for stream in streams for moment in stream.times):
+        if not moments or moment - moments[-1] > APART_S:
+            moments.append(moment)
+    return moments
+
+
+def say(streams: int, ratios: list[float], added: list[float], frames_a_second: float) -> Row:
+    by_windows = paired.interval(ratios)
+    a_frame = paired.mean(added)
+    by_frames = paired.Interval(*(1 - frames_a_second * one for one in (a_frame.high, a_frame.mean, a_frame.low)))
+    print(f"{streams} streams, speed with the page in front / an empty tab in front, 95 % intervals:")
+    for found, how in (
+        (by_windows, f"{len(ratios)} times four windows"),
+        (by_frames, f"{len(added)} frames, which add {1e3 * a_frame.mean:.1f} ms each, {frames_a_second:.2f} a second"),
+    ):
+        holds = "holds" if found.low > KEPT else "does not hold" if found.high < KEPT else "undecided"
+        print(f"  {found} by {how}; less than {100 * (1 - KEPT):.0f} % lost: {holds}")
+    return {
+        "by_windows": attrs.asdict(by_windows),
+        "by_frames": attrs.asdict(by_frames),
+        "ratios": ratios,
+        "added_s": added,
+    }
 
 
 def cpu_report(options: argparse.Namespace) -> Row:
@@ -188,7 +247,7 @@ def cpu_report(options: argparse.Namespace) -> Row:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--streams", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=400, help="of each answer")
+    parser.add_argument("--tokens", type=int, default=1500, help="of each answer")
     parser.add_argument("--minutes", type=float, default=10, help="of streams")
     parser.add_argument("--cpu", action="store_true", help="CPU seconds only, which a busy machine does not spoil")
     parser.add_argument("--seconds", type=float, default=60, help="of each of the four turns of --cpu")
@@ -209,6 +268,7 @@ def whole(options: argparse.Namespace) -> Row:
     print(f"one snapshot of {options.streams} rows: {1e6 * took:.0f} us, {100 * took / TICK_S:.2f} % of a core")
     flags = ("--cache-memory", "0", "--speculation", "off")
     with servers.trouper(model, *flags) as server, chromium(told=False) as browser:
+        browser.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": FRAMES})
         report: Row = loads(browser, f"http://127.0.0.1:{server.port}/")
         print(
             f"cold loads, medians of {LOADS}: loaded after {report['loaded_s']:.2f} s, the first figures after "
@@ -216,8 +276,15 @@ def whole(options: argparse.Namespace) -> Row:
         )
         time.sleep(LOADED_S)
         browser.driver.switch_to.new_window("tab")
-        report["ratios"] = trio.run(toggled, server, browser, options)
-    return report | say(report["ratios"], options.streams)
+        windows = trio.run(toggled, server, browser, options)
+        browser.driver.switch_to.window(browser.driver.window_handles[0])
+        ahead_s = time.time() - time.perf_counter()
+        frames = [one - ahead_s for one in browser.run("return painted")]
+    report |= {"frames": frames, "windows": [attrs.asdict(one) for one in windows]}
+    shown = [one for place, one in enumerate(windows) if place % 4 in (1, 2)]
+    painted = sum(one.begun <= frame <= one.ended for one in shown for frame in frames)
+    added = [one for each in shown for one in each.added(frames)]
+    return report | say(options.streams, fours(windows), added, painted / sum(one.ended - one.begun for one in shown))
 
 
 if __name__ == "__main__":

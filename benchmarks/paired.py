@@ -11,7 +11,7 @@ import attrs
 
 @attrs.frozen
 class Interval:
-    """Of the mean ratio, by Student's t on its logarithms."""
+    """Of a mean, by Student's t."""
 
     low: float
     mean: float
@@ -22,10 +22,15 @@ class Interval:
 
 
 def interval(ratios: Sequence[float], confidence: float = 0.95) -> Interval:
-    logs = [log(one) for one in ratios]
-    mean = statistics.fmean(logs)
-    half = quantile(0.5 + confidence / 2, len(logs) - 1) * statistics.stdev(logs) / sqrt(len(logs))
-    return Interval(exp(mean - half), exp(mean), exp(mean + half))
+    """Of the mean ratio, by its logarithm."""
+    of_logs = mean([log(one) for one in ratios], confidence)
+    return Interval(*map(exp, attrs.astuple(of_logs)))
+
+
+def mean(values: Sequence[float], confidence: float = 0.95) -> Interval:
+    middle = statistics.fmean(values)
+    half = quantile(0.5 + confidence / 2, len(values) - 1) * statistics.stdev(values) / sqrt(len(values))
+    return Interval(middle - half, middle, middle + half)
 
 
 def quantile(p: float, freedom: int) -> float:
