@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import signal
 import socket
 import subprocess
@@ -44,10 +46,10 @@ def until(condition: Callable[[], bool], patience_s: float = PATIENCE_S) -> None
 
 
 @contextmanager
-def serving(model: Path, port: int, *flags: str) -> Iterator[subprocess.Popen[str]]:
+def serving(model: Path, port: int, *flags: str, stderr: int = subprocess.PIPE) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-c", RUN, "serve", "--model", str(model), "--port", str(port), "--no-ssd"]
     process = subprocess.Popen(
-        [*command, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        [*command, *flags], stdout=subprocess.PIPE, stderr=stderr, text=True, start_new_session=True
     )
     assert process.stdout is not None
     try:
@@ -145,6 +147,29 @@ def test_a_second_signal_ends_at_once(model: Path) -> None:
         process.send_signal(signal.SIGTERM)
         until(lambda: get(port, "/readyz")[0] == 503)
         assert end(process, signal.SIGTERM) == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_log_that_nobody_reads_holds_nobody_up(model: Path, terminal: bool) -> None:
+    """A paused terminal (Ctrl-S) and a pipe whose reader stands still: some kilobytes, and a write waits."""
+    port = free_port()
+    reader, writer = pty.openpty() if terminal else os.pipe()
+    try:
+        with serving(model, port, "--log-level", "debug", stderr=writer) as process:
+            os.set_blocking(writer, False)
+            with suppress(BlockingIOError):
+                while os.write(writer, b"."):
+                    pass
+            os.set_blocking(writer, True)
+            for _ in range(20):
+                assert get(port, "/v1/models/nobody-knows")[0] == 404
+            running = Client(port, prompt="a", max_tokens=40, stream=True)
+            running.join(PATIENCE_S)
+            assert "[DONE]" in running.text
+            assert end(process, signal.SIGTERM) == 0
+    finally:
+        os.close(reader)
+        os.close(writer)
 
 
 def test_clients_that_leave_cost_nothing_d4(model: Path) -> None:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 from rich.console import Console
 
-from trouper.cli.aside import AsideHandler
+from trouper.cli.aside import AsideHandler, LineWriter
 from trouper.cli.logs import Format, JsonLines, configure_logging, name_request
 from trouper.protocol.logs import CURRENT_REQUEST, FIELDS, REQUEST_ID
 
@@ -85,16 +85,40 @@ def test_whoever_does_not_read_the_log_holds_nobody_up() -> None:
     """A pipe takes 64 KiB; what comes then waits, and what has no place is counted. When it is read it goes on."""
     reading, writing = os.pipe()
     with os.fdopen(reading) as reader, os.fdopen(writing, "w") as writer:
-        handler = AsideHandler(writer, lines=5)
+        handler = AsideHandler(LineWriter(JsonLines(), writer), lines=5)
         for number in range(100):
             handler.handle(logging.makeLogRecord({"msg": f"{number} " + "x" * 5000}))
         read = 0
         while read < 94:  # So many at most were taken: 5 that wait, one that is being written.
-            line = reader.readline()
+            line = json.loads(reader.readline())
             handler.handle(logging.makeLogRecord({"msg": "last"}))
             if "dropped" in line:
                 break
             read += 1
-        assert "lines of the log were dropped: nobody read them" in line
+        assert line["message"] == f"{line['dropped']} lines of the log were dropped: nobody read them"
+        assert (line["level"], line["logger"]) == ("warning", "trouper")
         threading.Thread(target=reader.read, daemon=True).start()
         handler.flush()
+
+
+def test_what_a_record_is_made_of_may_change_before_it_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+    with configured("json", "info", terminal=False):
+        parts = ["one"]
+        logger.info("parts: %s", parts)
+        parts.append("two")
+    assert json.loads(capsys.readouterr().err)["message"] == "parts: ['one']"
+
+
+@pytest.mark.parametrize(("form", "terminal"), [("json", False), ("human", False), ("human", True)])
+def test_a_traceback_is_shown_whoever_writes_it(
+    capsys: pytest.CaptureFixture[str], form: Format, terminal: bool
+) -> None:
+    with configured(form, "info", terminal=terminal):
+        try:
+            raise KeyError("missing")
+        except KeyError:
+            logger.exception("it failed")
+    said = capsys.readouterr().err
+    assert "it failed" in said
+    assert "Traceback" in said
+    assert "KeyError" in said

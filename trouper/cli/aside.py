@@ -1,54 +1,87 @@
 """Log lines that are written on a thread of their own: whoever does not read them holds nobody up.
 
-stderr may be a pipe. When its reader stands still the pipe is full after 64 KiB, and a write waits for as long as that lasts;
-on the event loop the whole server would wait with it.
+stderr may be a pipe, or a terminal that somebody has paused (Ctrl-S, a connection that hangs). When its reader stands still it is
+full after some 4 to 64 KiB, and a write waits for as long as that lasts; on the event loop the whole server would wait with it.
 """
 
 from __future__ import annotations
 
+import copy
 import logging
 import sys
 import threading
-from contextlib import suppress
+from collections.abc import Callable
 from queue import Full, Queue
 from typing import TextIO
+
+from trouper.protocol.logs import FIELDS
 
 LINES = 10_000
 """That may wait to be written. More are dropped, and counted."""
 LAST_WORDS_S = 1.0
 """At the end, for what waits."""
+Write = Callable[[logging.LogRecord], None]
+
+
+class LineWriter:
+    """A record in the formatter's words, and a line's end."""
+
+    def __init__(self, formatter: logging.Formatter, stream: TextIO | None = None) -> None:
+        self._formatter, self._stream = formatter, stream or sys.stderr
+
+    def __call__(self, record: logging.LogRecord) -> None:
+        self._stream.write(f"{self._formatter.format(record)}\n")
+        self._stream.flush()
 
 
 class AsideHandler(logging.Handler):
-    """Formats where the record is made; writes elsewhere, in order."""
+    """Takes a record where it is made; `write` is called elsewhere, in order. It is no handler, since `logging.shutdown`
+    flushes every handler that was ever made, and waits for a stream that stands still."""
 
-    def __init__(self, stream: TextIO | None = None, lines: int = LINES) -> None:
+    def __init__(self, write: Write, lines: int = LINES) -> None:
         super().__init__()
-        self._stream = stream or sys.stderr
-        self._lines: Queue[str] = Queue(lines)
+        self._write = write
+        self._records: Queue[logging.LogRecord] = Queue(lines)
         self._dropped = 0
-        self._thread = threading.Thread(target=self._write, name="trouper log", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="trouper log", daemon=True)
         self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            missed = f"({self._dropped} lines of the log were dropped: nobody read them)\n" if self._dropped else ""
-            self._lines.put_nowait(f"{missed}{self.format(record)}\n")
-            self._dropped = 0
+            if self._dropped:
+                self._records.put_nowait(_dropped(self._dropped))
+                self._dropped = 0
+            self._records.put_nowait(_settled(record))
         except Full:
             self._dropped += 1
         except Exception:  # noqa: BLE001 - as every handler of the standard library has it
             self.handleError(record)
 
-    def _write(self) -> None:
+    def _run(self) -> None:
         while True:
-            line = self._lines.get()
-            with suppress(OSError, ValueError):  # The reader is gone, or the stream was closed.
-                self._stream.write(line)
-                self._stream.flush()
-            self._lines.task_done()
+            record = self._records.get()
+            try:
+                self._write(record)
+            except (OSError, ValueError):
+                pass  # The reader is gone, or the stream was closed.
+            except Exception:  # noqa: BLE001 - as above
+                self.handleError(record)
+            self._records.task_done()
 
     def flush(self) -> None:
         """Wait until all is written, but not for a reader that stands still. `logging.shutdown` calls this at the end."""
-        with self._lines.all_tasks_done:
-            self._lines.all_tasks_done.wait_for(lambda: not self._lines.unfinished_tasks, LAST_WORDS_S)
+        with self._records.all_tasks_done:
+            self._records.all_tasks_done.wait_for(lambda: not self._records.unfinished_tasks, LAST_WORDS_S)
+
+
+def _settled(record: logging.LogRecord) -> logging.LogRecord:
+    """With its text as it is now: what it is made of may change before it is written."""
+    settled = copy.copy(record)
+    settled.msg, settled.args = record.getMessage(), None
+    return settled
+
+
+def _dropped(lines: int) -> logging.LogRecord:
+    said = f"{lines} lines of the log were dropped: nobody read them"
+    parts = {"name": "trouper", "levelno": logging.WARNING, "levelname": "WARNING", "msg": said, "about": ""}
+    return logging.makeLogRecord({**parts, FIELDS: {"dropped": lines}})

@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 from rich.console import Console
 from rich.logging import RichHandler
 
-from trouper.cli.aside import AsideHandler
+from trouper.cli.aside import AsideHandler, LineWriter, Write
 from trouper.protocol.logs import CURRENT_REQUEST, FIELDS, REQUEST_ID
 
 LEVELS = ("debug", "info", "warning", "error")
@@ -20,16 +20,16 @@ Format = Literal["auto", "human", "json"]
 
 def configure_logging(level: str, console: Console, form: Format = "auto") -> None:
     """Colours for a person at a terminal; elsewhere a line of JSON for each record, unless plain ones are wanted."""
-    handler: logging.Handler
+    write: Write
     if form == "json" or (form == "auto" and not console.is_terminal):
-        handler = AsideHandler()
-        handler.setFormatter(JsonLines())
+        write = LineWriter(JsonLines())
     elif console.is_terminal:
-        handler = RichHandler(console=console, show_path=False, rich_tracebacks=True)
-        handler.setFormatter(logging.Formatter("%(message)s%(about)s"))
+        rich = RichHandler(console=console, show_path=False, rich_tracebacks=True)
+        rich.setFormatter(logging.Formatter("%(message)s%(about)s"))
+        write = rich.emit
     else:
-        handler = AsideHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s%(about)s"))
+        write = LineWriter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s%(about)s"))
+    handler = AsideHandler(write)
     handler.addFilter(name_request)
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("trouper").setLevel(level.upper())
