@@ -11,6 +11,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from trouper.protocol.record import RequestRecord
 
 Attributes = dict[str, str | int | float | tuple[str, ...]]
+OPERATIONS = {"/v1/completions": "text_completion", "/v1/embeddings": "embeddings"}
+"""Endpoints that are no chat."""
 
 
 class Traces:
@@ -41,7 +43,8 @@ class Traces:
 
     def _phases(self, record: RequestRecord, inside: Context) -> None:
         first, last = record.first_token_at, record.last_token_at
-        self._phase(record, "queue", record.arrived_at, record.admitted_at or record.ended_at, inside)
+        if record.reason != "refused":
+            self._phase(record, "queue", record.arrived_at, record.admitted_at or record.ended_at, inside)
         if record.admitted_at is not None:
             prefill = self._start(record, "prefill", record.admitted_at, inside)
             prefill.add_event("cache", _tiers(record), _ns(record, record.admitted_at))
@@ -57,16 +60,21 @@ class Traces:
 
 
 def _attributes(record: RequestRecord) -> Attributes:
-    """OpenTelemetry's names for what it has names for."""
-    return {
+    """OpenTelemetry's names for what it has names for. Nothing was counted of what was refused."""
+    attributes: Attributes = {
         "http.request.method": "POST",
         "http.route": record.endpoint,
+        "gen_ai.operation.name": OPERATIONS.get(record.endpoint, "chat"),
         "gen_ai.request.model": record.model,
+        "trouper.request_id": record.request_id,
+    }
+    if record.reason == "refused":
+        return attributes
+    return attributes | {
         "gen_ai.request.max_tokens": record.max_tokens,
         "gen_ai.usage.input_tokens": record.prompt_tokens,
         "gen_ai.usage.output_tokens": record.generated_tokens,
         "gen_ai.response.finish_reasons": (record.reason,),
-        "trouper.request_id": record.request_id,
     }
 
 
