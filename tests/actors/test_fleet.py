@@ -13,7 +13,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.fakes import FakeEngine, card
 from trouper import Fleet, Generate, ModelUnusable, RequestFailed, Runtime, Settings, TokenPrompt
-from trouper.actors.fleet import names_of, run_fleet_of
+from trouper.actors.fleet import RETRY_S, names_of, run_fleet_of
 from trouper.actors.graph import run_graph
 from trouper.protocol.model import LoadedModel
 
@@ -159,6 +159,43 @@ async def test_what_cannot_be_loaded(autojump_clock: object) -> None:
     with pytest.RaisesGroup(ModelUnusable, flatten_subgroups=True, allow_unwrapped=True):
         async with fleet_of("broken", "small"):
             pass
+
+
+async def test_what_cannot_be_loaded_is_not_tried_again_at_once(autojump_clock: object) -> None:
+    """Each try may cost another model its place, and a client that asks again and again would cost it that each time."""
+    async with fleet_of("small", "large", "broken") as (fleet, world):
+        for _ in range(3):
+            with pytest.raises(RequestFailed, match="no weights"):
+                await fleet.lease("broken")
+        told = fleet.listed()[2].problem
+        assert told is not None
+        assert told.code == "model_unusable"
+        assert world.events.count("-small") == 1
+        await trio.sleep(1)
+        (await fleet.lease("small")).release()
+        await trio.sleep(RETRY_S)
+        with pytest.raises(RequestFailed, match="no weights"):
+            await fleet.lease("broken")
+        assert world.events.count("-large") == 1, "it was tried again, and this one had gone longest without being used"
+
+
+async def test_who_waits_for_a_model_is_counted(autojump_clock: object) -> None:
+    world = World()
+    world.may_load.set()
+    async with fleet_of("large", "middle", world=world) as (fleet, _), trio.open_nursery() as nursery:
+        world.may_load = trio.Event()
+
+        async def ask() -> None:
+            (await fleet.lease("middle")).release()
+
+        for _ in range(3):
+            nursery.start_soon(ask)
+        with trio.move_on_after(1):
+            await ask()
+        assert [one.waiting for one in fleet.listed()] == [0, 3]
+        world.may_load.set()
+        await trio.sleep(1)
+        assert [one.waiting for one in fleet.listed()] == [0, 0]
 
 
 async def test_a_draining_fleet_refuses(autojump_clock: object) -> None:

@@ -31,7 +31,7 @@ from trouper.protocol.record import RequestRecord
 from trouper.web.metrics.collector import ALL, LOADED, Metrics
 from trouper.web.metrics.metric import Seen
 from trouper.web.metrics.own import RANKS
-from trouper.web.metrics.requests import Counts
+from trouper.web.metrics.requests import EXPECTED
 
 MODEL = "fake"
 LEAVING = 200
@@ -226,7 +226,7 @@ async def exposed(metrics: Metrics) -> Scraped:
 
 
 async def test_each_model_is_one_value_of_the_label(autojump_clock: object) -> None:
-    """And one that is not loaded tells that, and nothing else; its requests are counted on when it is back."""
+    """And one that is not loaded tells that, and of its requests; they are counted on when it is back."""
     async with fleet_of("small", "large", "middle", aliases=("first=small",)) as (fleet, _):
         metrics = Metrics(fleet.listed)
         for name, tokens in (("small", 2), ("large", 3)):
@@ -243,6 +243,7 @@ async def test_each_model_is_one_value_of_the_label(autojump_clock: object) -> N
         seen = await exposed(metrics)
         assert loaded(seen) == {"first": 1, "large": 0, "middle": 1}
         assert not seen.values("vllm:num_requests_running", model_name="large")
+        assert seen.value("vllm:request_success_total", model_name="large", finished_reason="stop") == 1
         (await fleet.lease("large")).release()
         seen = await exposed(metrics)
         assert seen.value("vllm:request_success_total", model_name="large", finished_reason="stop") == 1
@@ -283,7 +284,7 @@ async def test_ranks_tell_who_takes_part_and_who_is_behind() -> None:
     )
     async with serving() as served:
         health = attrs.evolve(served.runtime.health(), ranks=ranks)
-        seen = Seen(served.runtime, health, served.runtime.channels(), Counts())
+        seen = Seen(served.runtime, health, served.runtime.channels())
         told = {
             one.name: [value for _, value in one.values("fake", seen) if not isinstance(value, Histogram)]
             for one in RANKS
@@ -294,3 +295,22 @@ async def test_ranks_tell_who_takes_part_and_who_is_behind() -> None:
     assert silent[0] == 0
     assert silent[1] >= 60
     assert alone == []
+
+
+async def test_an_embedding_is_prefilled_and_done_with_that() -> None:
+    async with serving(FakeEngine(before_step=pace)) as served:
+        status, _ = await ask(served, {"input": ["one", "two"]}, path="/v1/embeddings")
+        assert status == 200
+        seen = await scrape(served)
+    for name in ("e2e_request_latency", "request_prefill_time", "request_inference_time", "request_queue_time"):
+        assert seen.value(f"vllm:{name}_seconds_count", model_name=MODEL) == 2, name
+    assert seen.value("vllm:e2e_request_latency_seconds_sum", model_name=MODEL) > 0
+    assert seen.value("vllm:time_to_first_token_seconds_count", model_name=MODEL) == 0
+
+
+async def test_problems_that_are_expected_are_counted_from_the_start() -> None:
+    """`increase()` of a series that begins with its first problem does not see it."""
+    async with serving() as served:
+        seen = await scrape(served)
+    for reason, code in EXPECTED:
+        assert seen.value("trouper_request_problems_total", reason=reason, code=code) == 0

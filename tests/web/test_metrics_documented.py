@@ -19,7 +19,7 @@ from trouper.actors.scheduler import queue_full
 from trouper.web.metrics.collector import ALL
 from trouper.web.metrics.metric import Named
 from trouper.web.metrics.own import RANKS
-from trouper.web.metrics.requests import Counts
+from trouper.web.metrics.requests import EXPECTED, Counts
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 
@@ -132,7 +132,11 @@ def test_every_alert_asks_for_what_there_is(name: str) -> None:
 def test_codes_and_reasons_of_alerts_are_ours() -> None:
     """A label's value that never comes is an alert that never does."""
     text = "".join(rules().values())
-    assert set(re.findall(r'code="(\w+)"', text)) == {queue_full(1).code}
+    assert (
+        set(re.findall(r'code="(\w+)"', text))
+        == {queue_full(1).code, "model_unusable"}
+        <= {code for _, code in EXPECTED}
+    )
     assert set(re.findall(r'finished_reason="(\w+)"', text)) <= set(Counts().reasons)
 
 
@@ -145,6 +149,7 @@ def parsed(expression: str) -> Any:
 def test_every_expression_asks_for_what_there_is(expression: str) -> None:
     known, found = samples(), [*asked(parsed(expression))]
     assert found
+    assert all("job" in labels for _, labels in found), "a real vLLM has metrics of the same names"
     for name, labels in found:
         assert name in known
         assert labels <= known[name], name

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from math import inf
 from typing import Literal, Protocol
 
 import attrs
@@ -21,6 +22,8 @@ from trouper.protocol.settings import Settings
 log = logging.getLogger("trouper.fleet")
 UNLOAD_S = 5.0
 """For what an idle graph still writes to its disk."""
+RETRY_S = 60.0
+"""Until a model that could not be loaded is tried again: each try may cost another model its place."""
 
 State = Literal["unloaded", "waiting", "loading", "ready", "unloading"]
 
@@ -52,6 +55,10 @@ class Listed:
     """The first is what it is called."""
     state: State
     runtime: Runtime | None
+    waiting: int = 0
+    """Requests that wait until it is loaded, or for room for it."""
+    problem: Problem | None = None
+    """Why it could not be loaded, the last time."""
 
 
 class Models(Protocol):
@@ -108,10 +115,14 @@ class Member:
     runtime: Runtime | None = None
     weights_bytes: int = 0
     leases: int = 0
-    """Also of those who wait for it."""
+    """Also of those who wait for it,"""
+    waiting: int = 0
+    """and of these alone."""
     used_at: float = 0.0
     problem: Problem | None = None
-    """Why it could not be loaded, the last time."""
+    """Why it could not be loaded, the last time,"""
+    unusable_until: float = -inf
+    """and until when nobody tries again."""
     gone: trio.Event = attrs.field(factory=trio.Event)
     """Its graph has ended."""
 
@@ -135,25 +146,31 @@ class Fleet:
         self.finished = trio.Event()
 
     def listed(self) -> Sequence[Listed]:
-        return tuple(Listed(member.names, member.state, member.runtime) for member in self._members)
+        return tuple(Listed(one.names, one.state, one.runtime, one.waiting, one.problem) for one in self._members)
 
     async def lease(self, name: str | None) -> Lease:
         """Waits while the model is loaded, or while there is no room for it (--queue-timeout-s)."""
         member = self._find(name)
         member.leases += 1
+        member.waiting += 1
         try:
-            self._refuse_if_draining()
-            while member.state != "ready":
-                self._ask_for(member)
-                await self._changed.wait()
-                self._refuse_if_draining()
-                if member.problem is not None:
-                    raise RequestFailed(member.problem)
+            await self._wait_until_ready(member)
         except BaseException:
             self._release(member)
             raise
+        finally:
+            member.waiting -= 1
         assert member.runtime is not None, "it is ready"
         return Lease(member.names[0], member.runtime, lambda: self._release(member))
+
+    async def _wait_until_ready(self, member: Member) -> None:
+        self._refuse_if_draining()
+        while member.state != "ready":
+            self._ask_for(member)
+            await self._changed.wait()
+            self._refuse_if_draining()
+            if member.problem is not None:
+                raise RequestFailed(member.problem)
 
     def _refuse_if_draining(self) -> None:
         if self.draining:
@@ -179,10 +196,14 @@ class Fleet:
     # -- loading ---------------------------------------------------------------------------------
 
     def _ask_for(self, member: Member) -> None:
-        """In a task of its own: a client that does not want to wait any longer does not end it."""
-        if member.state == "unloaded":
-            member.state, member.problem = "waiting", None
-            self._nursery.start_soon(self._bring, member)
+        """In a task of its own: a client that does not want to wait any longer does not end it. Raises what was wrong
+        the last time if that was a moment ago."""
+        if member.state != "unloaded":
+            return
+        if member.problem is not None and trio.current_time() < member.unusable_until:
+            raise RequestFailed(member.problem)
+        member.state, member.problem = "waiting", None
+        self._nursery.start_soon(self._bring, member)
 
     async def _bring(self, member: Member) -> None:
         try:
@@ -190,6 +211,7 @@ class Fleet:
         except ModelUnusable as unusable:
             log.warning("%s cannot be loaded: %s", member.names[0], unusable)
             member.problem = Problem(500, str(unusable), "server_error", "model", "model_unusable")
+            member.unusable_until = trio.current_time() + RETRY_S
         except RequestFailed as refused:
             member.problem = refused.problem
         finally:

@@ -50,9 +50,16 @@ class RequestRecord:
         return _between(self.arrived_at, self.admitted_at)
 
     @property
+    def done_at(self) -> float | None:
+        """Its last token, or the end of a complete answer that has none: an embedding."""
+        if self.last_token_at is None and self.reason in ("stop", "length"):
+            return self.ended_at
+        return self.last_token_at
+
+    @property
     def prefill_s(self) -> float | None:
-        """From its row to its first token."""
-        return _between(self.admitted_at, self.first_token_at)
+        """From its row to its first token, or to its end if it is complete without one."""
+        return _between(self.admitted_at, self.done_at if self.first_token_at is None else self.first_token_at)
 
     @property
     def decode_s(self) -> float | None:
@@ -66,8 +73,8 @@ class RequestRecord:
 
     @property
     def inference_s(self) -> float | None:
-        """From its row to its last token."""
-        return _between(self.admitted_at, self.last_token_at)
+        """From its row until it was done."""
+        return _between(self.admitted_at, self.done_at)
 
     @property
     def whole_s(self) -> float:

@@ -55,8 +55,9 @@ def _rounded(seconds: float | None) -> float | None:
 
 
 def log_response(method: str, path: str, status: int) -> None:
-    """A response that no prompt stands behind: at `info` if it says what is wrong with the request, else at `debug`."""
-    level = logging.INFO if status >= 400 else logging.DEBUG
+    """A response that no prompt stands behind: a `warning` if the server is at fault, at `info` if the request is, else at
+    `debug`."""
+    level = logging.WARNING if status >= 500 else logging.INFO if status >= 400 else logging.DEBUG
     if log.isEnabledFor(level):
         fields = {"event": "response", "method": method, "path": path, "status": status}
         log.log(level, "%s %r %d", method, path, status, extra={FIELDS: fields})

@@ -41,7 +41,9 @@ def health_body(listed: Sequence[Listed]) -> dict[str, Any]:
 
 
 def _listed(one: Listed) -> dict[str, Any]:
-    return {"state": one.state} | ({} if one.runtime is None else _one(one.runtime.health()))
+    if one.runtime is not None:
+        return {"state": one.state} | _one(one.runtime.health())
+    return {"state": one.state} if one.problem is None else {"state": one.state, "detail": one.problem.message}
 
 
 def _one(health: Health) -> dict[str, Any]:

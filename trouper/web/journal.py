@@ -17,6 +17,18 @@ KEPT = 200
 Reader = Callable[[RequestRecord], None]
 
 
+@attrs.frozen
+class Asked:
+    """What only the edge knows of a request."""
+
+    model: str
+    endpoint: str
+    at: float
+    """trio.current_time() when it asked for its model, which may have had to be loaded first."""
+    traceparent: str
+    tracestate: str
+
+
 class Journal:
     """One for the app, for all of its models."""
 
@@ -25,16 +37,17 @@ class Journal:
         self.recent: deque[RequestRecord] = deque(maxlen=KEPT)
         """The last one last."""
 
-    def note(self, model: str, endpoint: str, traceparent: str, tracestate: str, record: RequestRecord) -> None:
-        """A record, and what only the edge knows of it. Runs where a request is being closed, perhaps in cancelled cleanup:
-        it neither waits nor raises."""
+    def note(self, asked: Asked, record: RequestRecord) -> None:
+        """What became of it. Runs where a request is being closed, perhaps in cancelled cleanup: it neither waits nor
+        raises."""
         whole = attrs.evolve(
             record,
-            model=model,
-            endpoint=endpoint,
+            model=asked.model,
+            endpoint=asked.endpoint,
+            arrived_at=asked.at,
             unix_offset=time.time() - trio.current_time(),
-            traceparent=traceparent,
-            tracestate=tracestate,
+            traceparent=asked.traceparent,
+            tracestate=asked.tracestate,
         )
         self.recent.append(whole)
         for reader in self._readers:

@@ -20,10 +20,12 @@ from quart.wrappers.response import ResponseBody
 from trouper.actors.answer import Answer
 from trouper.actors.fleet import Listed, Models, model_not_found
 from trouper.actors.runtime import Runtime
+from trouper.protocol.errors import RequestFailed
+from trouper.protocol.record import Reason, RequestRecord
 from trouper.protocol.requests import Generate
 from trouper.protocol.settings import ServerSettings
 from trouper.web.answers import EventStream, collect_all
-from trouper.web.journal import Journal
+from trouper.web.journal import Asked, Journal
 from trouper.web.parsing import parse_json
 from trouper.web.shape import Shape
 
@@ -42,6 +44,7 @@ class Served:
 
     name: str
     runtime: Runtime
+    asked: Asked
 
     @property
     def fingerprint(self) -> str:
@@ -133,9 +136,33 @@ class Service:
     async def served(self, model: str | None) -> Served:
         """The model of that name, for as long as this request lasts; None: the default. Raises `RequestFailed` (404,
         503)."""
-        lease = await self.models.lease(model)
+        asked = self._asked(model)
+        try:
+            lease = await self.models.lease(model)
+        except RequestFailed as failed:
+            self._unserved(asked, "refused", failed.problem.code or failed.problem.type)
+            raise
+        except trio.Cancelled:
+            self._unserved(asked, "abort", "")
+            raise
         self.at_end(lease.release)
-        return Served(lease.name, lease.runtime)
+        return Served(lease.name, lease.runtime, asked)
+
+    def _asked(self, model: str | None) -> Asked:
+        """Raises `RequestFailed` (404)."""
+        named = self.models.listed()[0] if model is None else self.listed(model)
+        headers = request.headers
+        trace = _kept(headers.get("traceparent", "")), _kept(headers.get("tracestate", ""))
+        return Asked(named.names[0], request.path, trio.current_time(), *trace)
+
+    def _unserved(self, asked: Asked, reason: Reason, code: str) -> None:
+        """It ended while it waited for its model, or heard that there is none of it."""
+        self._state["submitted"] = True
+        ended = trio.current_time()
+        record = RequestRecord(
+            request_id=self.request_id, reason=reason, code=code, arrived_at=asked.at, ended_at=ended
+        )
+        self.journal.note(asked, record)
 
     def listed(self, model: str) -> Listed:
         """Raises `RequestFailed` (404)."""
@@ -153,10 +180,7 @@ class Service:
 
     async def _submit(self, served: Served, generate: Generate) -> Answer:
         self._state["submitted"] = True
-        headers = request.headers
-        trace = _kept(headers.get("traceparent", "")), _kept(headers.get("tracestate", ""))
-        ended = partial(self.journal.note, served.name, request.path, *trace)
-        answer = await served.runtime.submit(generate, ended)
+        answer = await served.runtime.submit(generate, partial(self.journal.note, served.asked))
         running = self._running.setdefault(self.request_id, set())
         running.add(answer)
         self.at_end(self._ended, self.request_id, answer)

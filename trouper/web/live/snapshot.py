@@ -50,6 +50,7 @@ MODEL = told(
     {
         "name": TEXT,
         "state": {"enum": ["unloaded", "waiting", "loading", "ready", "unloading"]},
+        "problem": TEXT,
         "status": TEXT,
         "detail": TEXT,
         "card": OBJECT,
@@ -63,7 +64,7 @@ MODEL = told(
         "channels": array(told({"name": TEXT, "used": COUNT, "capacity": COUNT, "senders_waiting": COUNT})),
         "batch": BATCH,
     },
-    "status", "detail", "card", "scheduler", "cache", "memory", "directory", "speculation", "ranks", "actors", "channels",
+    "problem", "status", "detail", "card", "scheduler", "cache", "memory", "directory", "speculation", "ranks", "actors", "channels",
     "batch",
 )  # fmt: skip
 SNAPSHOT = told(
@@ -94,9 +95,11 @@ class NewGaps:
 
 
 def model_body(listed: Listed, gaps: NewGaps) -> dict[str, Any]:
-    """With all that is known of it, if it is loaded."""
+    """With all that is known of it, if it is loaded; else with why it could not be, if that was so."""
     body: dict[str, Any] = {"name": listed.names[0], "state": listed.state}
-    return body if listed.runtime is None else body | _loaded(listed.runtime, gaps)
+    if listed.runtime is not None:
+        return body | _loaded(listed.runtime, gaps)
+    return body if listed.problem is None else body | {"problem": listed.problem.message}
 
 
 def _loaded(runtime: Runtime, gaps: NewGaps) -> dict[str, Any]:

@@ -12,14 +12,23 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from trouper.actors.fleet import Listed
+from trouper.actors.runtime import Runtime
 from trouper.protocol.version import VERSION
-from trouper.web.metrics.metric import Named, Seen, Told
-from trouper.web.metrics.own import OWN
+from trouper.web.metrics.metric import Named, Seen
+from trouper.web.metrics.own import OWN, OWN_OF_REQUESTS
 from trouper.web.metrics.requests import RequestCounts
-from trouper.web.metrics.vllm import VLLM
+from trouper.web.metrics.vllm import VLLM, VLLM_OF_REQUESTS
 
-OF_MODELS: tuple[Told, ...] = (*VLLM, *OWN)
+OF_LOADED = (*VLLM, *OWN)
+OF_REQUESTS = (*VLLM_OF_REQUESTS, *OWN_OF_REQUESTS)
+"""Counted here, so that they outlive a model's being loaded."""
 LOADED = Named("gauge", "trouper_model_loaded", "1 while the model can be asked.", ("model_name",))
+WAITING = Named(
+    "gauge",
+    "trouper_model_requests_waiting",
+    "Requests that wait for the model to be loaded, or for room for it.",
+    ("model_name",),
+)
 BUILD = Named("gauge", "trouper_build_info", "Which version serves.", ("version",))
 RESPONSES = Named(
     "counter",
@@ -27,7 +36,7 @@ RESPONSES = Named(
     "Responses, by the endpoint and the status that they began with.",
     ("method", "path", "status"),
 )
-ALL = (*(told.named for told in OF_MODELS), LOADED, BUILD, RESPONSES)
+ALL = (*(told.named for told in OF_LOADED), *(told.named for told in OF_REQUESTS), LOADED, WAITING, BUILD, RESPONSES)
 """Beside those of the process, which the client library names."""
 
 
@@ -68,16 +77,18 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """What the actors say is of the moment of the first metric, however long the rest takes."""
         listed = self._listed()
-        seen = [(one.names[0], _seen(one, self.requests)) for one in listed if one.runtime is not None]
-        for told in OF_MODELS:
-            values = [value for model, one in seen for value in told.values(model, one)]
-            yield told.named.family(values)
+        seen = [(one.names[0], _seen(one.runtime)) for one in listed if one.runtime is not None]
+        for told in OF_LOADED:
+            yield told.named.family(value for model, one in seen for value in told.values(model, one))
+        counted = [(one.names[0], self.requests.of(one.names[0])) for one in listed]
+        for told_of in OF_REQUESTS:
+            yield told_of.named.family(value for model, one in counted for value in told_of.values(model, one))
         yield LOADED.family(((one.names[0],), int(one.state == "ready")) for one in listed)
+        yield WAITING.family(((one.names[0],), one.waiting) for one in listed)
         yield BUILD.family([((self._version,), 1)])
         yield RESPONSES.family(self._responses.items())
         yield from self._process.collect()
 
 
-def _seen(one: Listed, requests: RequestCounts) -> Seen:
-    assert one.runtime is not None
-    return Seen(one.runtime, one.runtime.health(), one.runtime.channels(), requests.of(one.names[0]))
+def _seen(runtime: Runtime) -> Seen:
+    return Seen(runtime, runtime.health(), runtime.channels())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 import attrs
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -12,11 +12,11 @@ from trouper.actors.runtime import Runtime
 from trouper.actors.watches import Health
 from trouper.protocol.health import ChannelFacts
 from trouper.protocol.histogram import Histogram
-from trouper.web.metrics.requests import Counts
 
 Value = float | Histogram
 Kind = Literal["gauge", "counter", "histogram"]
 Labelled = tuple[tuple[str, ...], Value]
+Source = TypeVar("Source")
 
 
 @attrs.frozen
@@ -26,7 +26,6 @@ class Seen:
     runtime: Runtime
     health: Health
     channels: tuple[ChannelFacts, ...]
-    counts: Counts
 
 
 @attrs.frozen
@@ -61,13 +60,13 @@ class Named:
 
 
 @attrs.frozen
-class Told:
-    """A metric of each model that is loaded. `labels` are those beside the model's."""
+class Told(Generic[Source]):
+    """A metric of each model of which there is a `Source`. `labels` are those beside the model's."""
 
     kind: Kind
     name: str
     help: str
-    of: Callable[[Seen], Value | Iterable[Labelled]]
+    of: Callable[[Source], Value | Iterable[Labelled]]
     labels: tuple[str, ...] = ()
 
     @property
@@ -76,8 +75,8 @@ class Told:
         own = ("model_name", "engine") if self.name.startswith("vllm:") else ("model_name",)
         return Named(self.kind, self.name, self.help, own + self.labels)
 
-    def values(self, model: str, seen: Seen) -> Iterable[Labelled]:
-        found = self.of(seen)
+    def values(self, model: str, source: Source) -> Iterable[Labelled]:
+        found = self.of(source)
         own = (model, "0") if self.name.startswith("vllm:") else (model,)
         for labels, value in [((), found)] if isinstance(found, int | float | Histogram) else found:
             yield own + labels, value

@@ -8,32 +8,33 @@ import trio
 
 from trouper.protocol.health import ChannelFacts, RankFacts
 from trouper.web.metrics.metric import Kind, Labelled, Seen, Told
+from trouper.web.metrics.requests import Counts
 
 
-def _scheduler(kind: Kind, name: str, fact: str, help: str) -> Told:
+def _scheduler(kind: Kind, name: str, fact: str, help: str) -> Told[Seen]:
     return Told(kind, name, help, lambda seen: getattr(seen.health.scheduler, fact))
 
 
-def _cache(kind: Kind, name: str, fact: str, help: str) -> Told:
+def _cache(kind: Kind, name: str, fact: str, help: str) -> Told[Seen]:
     return Told(kind, name, help, lambda seen: getattr(seen.health.scheduler.cache, fact))
 
 
-def _disk(kind: Kind, name: str, fact: str, help: str) -> Told:
+def _disk(kind: Kind, name: str, fact: str, help: str) -> Told[Seen]:
     return Told(kind, name, help, lambda seen: getattr(seen.health.directory, fact))
 
 
-def _memory(kind: Kind, name: str, fact: str, help: str) -> Told:
+def _memory(kind: Kind, name: str, fact: str, help: str) -> Told[Seen]:
     return Told(kind, name, help, lambda seen: getattr(seen.health.memory, fact))
 
 
-def _channel(kind: Kind, name: str, of: Callable[[ChannelFacts], float], help: str) -> Told:
+def _channel(kind: Kind, name: str, of: Callable[[ChannelFacts], float], help: str) -> Told[Seen]:
     def values(seen: Seen) -> Iterable[Labelled]:
         return [((one.name,), of(one)) for one in seen.channels]
 
     return Told(kind, name, help, values, ("channel",))
 
 
-def _rank(name: str, of: Callable[[RankFacts, int], float], help: str) -> Told:
+def _rank(name: str, of: Callable[[RankFacts, int], float], help: str) -> Told[Seen]:
     def values(seen: Seen) -> Iterable[Labelled]:
         ranks = seen.health.ranks.ranks
         newest = max((one.step for one in ranks), default=-1)
@@ -59,11 +60,11 @@ def _running(seen: Seen) -> Iterable[Labelled]:
     return [((actor.name,), int(actor.state == "running")) for actor in seen.health.actors]
 
 
-def _problems(seen: Seen) -> Iterable[Labelled]:
-    return [(which, count) for which, count in seen.counts.problems.items()]
+def _problems(counts: Counts) -> Iterable[Labelled]:
+    return [(which, count) for which, count in counts.problems.items()]
 
 
-SERVING = (
+SERVING: tuple[Told[Seen], ...] = (
     Told("gauge", "trouper_ready", "1 while the model makes progress.", lambda seen: int(seen.health.ready)),
     Told("gauge", "trouper_rows", "Rows that may decode together.", lambda seen: seen.runtime.settings.rows),
     _scheduler("gauge", "trouper_rows_prefilling", "prefilling_sequences", "Rows whose prompt is being computed."),
@@ -76,13 +77,6 @@ SERVING = (
     _scheduler("counter", "trouper_requests_failed_total", "requests_errored", "Requests that the scheduler refused or failed."),
     _scheduler(
         "counter", "trouper_requests_withdrawn_total", "requests_withdrawn", "Requests whose client left or met a limit."
-    ),
-    Told(
-        "counter",
-        "trouper_request_problems_total",
-        "Problems that ended requests: refused (before they were accepted), error, abort; by their code.",
-        _problems,
-        ("reason", "code"),
     ),
 )  # fmt: skip
 
@@ -126,14 +120,8 @@ MEMORY_TIER = (
     _cache("counter", "trouper_cache_collisions_total", "collisions", "Hashes that were equal where tokens were not."),
 )
 
-DISK_TIER = (
+DISK_TIER: tuple[Told[Seen], ...] = (
     _cache("counter", "trouper_disk_block_hits_total", "hits_disk", "Blocks that were read from disk for prompts."),
-    Told(
-        "counter",
-        "trouper_disk_hit_tokens_total",
-        "Tokens of prompts that were read from disk, of requests that have ended.",
-        lambda seen: seen.counts.disk_tokens,
-    ),
     Told("gauge", "trouper_disk_attached", "1 while the directory is in use.", lambda seen: int(seen.health.directory.attached)),
     _disk("gauge", "trouper_disk_files", "files", "Files in the cache directory."),
     _disk("gauge", "trouper_disk_bytes", "bytes", "Bytes of these files."),
@@ -150,7 +138,7 @@ DISK_TIER = (
     _disk("counter", "trouper_disk_inspected_files_total", "inspected", "Files that were read again only to check them."),
 )  # fmt: skip
 
-MEMORY = (
+MEMORY: tuple[Told[Seen], ...] = (
     _memory("gauge", "trouper_memory_active_bytes", "active_bytes", "Memory of the device that is in use."),
     _memory("gauge", "trouper_memory_spare_bytes", "spare_bytes", "Memory that MLX keeps to use it again."),
     _memory("gauge", "trouper_memory_limit_bytes", "limit_bytes", "Memory that the device recommends to use at most."),
@@ -169,4 +157,19 @@ RANKS = (
     _rank("trouper_rank_steps_behind", lambda one, newest: newest - one.step, "Steps that another rank has answered and it has not."),
 )  # fmt: skip
 
-OWN = (*SERVING, *ACTORS, *RANKS, *MEMORY_TIER, *DISK_TIER, *MEMORY)
+OWN: tuple[Told[Seen], ...] = (*SERVING, *ACTORS, *RANKS, *MEMORY_TIER, *DISK_TIER, *MEMORY)
+OWN_OF_REQUESTS: tuple[Told[Counts], ...] = (
+    Told(
+        "counter",
+        "trouper_request_problems_total",
+        "Problems that ended requests: refused (before they were accepted), error, abort; by their code.",
+        _problems,
+        ("reason", "code"),
+    ),
+    Told(
+        "counter",
+        "trouper_disk_hit_tokens_total",
+        "Tokens of prompts that were read from disk, of requests that have ended.",
+        lambda counts: counts.disk_tokens,
+    ),
+)

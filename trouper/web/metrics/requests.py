@@ -57,7 +57,7 @@ MEASURES = (
         "vllm:e2e_request_latency_seconds",
         "From arrival to the last token, of complete answers.",
         PHASES,
-        _if_whole(lambda record: _after(record.arrived_at, record.last_token_at)),
+        _if_whole(lambda record: _after(record.arrived_at, record.done_at)),
     ),
     Measure(
         "vllm:request_queue_time_seconds",
@@ -120,13 +120,26 @@ def _after(begin: float, end: float | None) -> float | None:
     return None if end is None else end - begin
 
 
+EXPECTED = (
+    ("refused", "queue_full"),
+    ("refused", "model_unusable"),
+    ("error", "queue_timeout"),
+    ("error", "first_token_timeout"),
+    ("error", "token_timeout"),
+    ("error", "request_timeout"),
+    ("error", "engine_stopped"),
+)
+"""Problems that are counted from the start: the first one of a series that was not there before is no increase to
+`rate()`."""
+
+
 @attrs.define
 class Counts:
     """Of one model's requests."""
 
     histograms: dict[str, Histogram] = attrs.field(factory=lambda: {one.name: one.empty for one in MEASURES})
     reasons: Counter[str] = attrs.field(factory=lambda: Counter(stop=0, length=0, abort=0, error=0))
-    problems: Counter[tuple[str, str]] = attrs.field(factory=Counter)
+    problems: Counter[tuple[str, str]] = attrs.field(factory=lambda: Counter(dict.fromkeys(EXPECTED, 0)))
     """Of (reason, code)."""
     disk_tokens: int = 0
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from trouper.web.metrics.metric import Labelled, Seen, Told
-from trouper.web.metrics.requests import MEASURES, Measure
+from trouper.web.metrics.requests import MEASURES, Counts, Measure
 
 
 def _rows_used(seen: Seen) -> float:
     return seen.health.scheduler.active_sequences / seen.runtime.settings.rows
 
 
-def _reasons(seen: Seen) -> Iterable[Labelled]:
-    return [((reason,), count) for reason, count in seen.counts.reasons.items()]
+def _reasons(counts: Counts) -> Iterable[Labelled]:
+    return [((reason,), count) for reason, count in counts.reasons.items()]
 
 
 def _sources(seen: Seen) -> Iterable[Labelled]:
@@ -33,11 +33,11 @@ def _accepted_at(seen: Seen) -> Iterable[Labelled]:
     return [((str(place),), count) for place, count in enumerate(seen.health.scheduler.speculation.accepted_at)]
 
 
-def _of(measure: Measure) -> Told:
-    return Told("histogram", measure.name, measure.help, lambda seen: seen.counts.histograms[measure.name])
+def _of(measure: Measure) -> Told[Counts]:
+    return Told("histogram", measure.name, measure.help, lambda counts: counts.histograms[measure.name])
 
 
-VLLM = (
+VLLM: tuple[Told[Seen], ...] = (
     Told(
         "gauge",
         "vllm:num_requests_running",
@@ -132,13 +132,6 @@ VLLM = (
         lambda seen: seen.health.scheduler.tokens_generated,
     ),
     Told(
-        "counter",
-        "vllm:request_success_total",
-        "Requests that were accepted and have ended: stop, length, abort (the client left or cancelled), error.",
-        _reasons,
-        ("finished_reason",),
-    ),
-    Told(
         "histogram",
         "vllm:inter_token_latency_seconds",
         "Between two tokens of a row.",
@@ -155,6 +148,15 @@ VLLM = (
         "vllm:iteration_tokens_total",
         "Tokens that a step prefilled and decoded.",
         lambda seen: seen.health.scheduler.step_tokens,
+    ),
+)
+VLLM_OF_REQUESTS: tuple[Told[Counts], ...] = (
+    Told(
+        "counter",
+        "vllm:request_success_total",
+        "Requests that were accepted and have ended: stop, length, abort (the client left or cancelled), error.",
+        _reasons,
+        ("finished_reason",),
     ),
     *map(_of, MEASURES),
 )
