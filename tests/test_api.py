@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib.metadata import version
 from typing import Any, get_args, get_type_hints
@@ -55,6 +58,29 @@ def test_it_says_what_it_is(name: str) -> None:
 
 def test_the_rule_can_be_broken() -> None:
     assert {each for hint in hints(trouper.Runtime) for each in classes(hint)} >= {"ModelCard", "Answer", "Health"}
+
+
+def test_names_that_types_are_checked_with_are_those_that_are_imported() -> None:
+    """In `trouper/__init__.py` both stand, since a checker of types does not run it."""
+    [checked, _] = [one for one in ast.parse(inspect.getsource(trouper)).body if isinstance(one, ast.If)]
+    imported = {
+        one.module: tuple(name.name for name in one.names) for one in checked.body if isinstance(one, ast.ImportFrom)
+    }
+    assert imported == trouper._HOMES
+    assert sorted(name for names in imported.values() for name in names) == sorted(trouper.__all__)
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    """The command's help and each completion in a shell begin with it."""
+    code = "import sys, trouper; print(*{name.partition('.')[0] for name in sys.modules})"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"trio", "numpy", "mlx", "quart", "attrs"} & set(said)
+
+
+def test_a_name_that_there_is_not() -> None:
+    assert "Runtime" in dir(trouper)
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        trouper.Nothing  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_one_version() -> None:

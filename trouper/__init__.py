@@ -10,28 +10,27 @@ async with trio.open_nursery() as nursery:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-import trio
-
-from trouper.actors.answer import Answer
-from trouper.actors.fleet import Fleet, Lease, Listed, run_fleet_of
-from trouper.actors.graph import run_graph
-from trouper.actors.leading import Leader
-from trouper.actors.runtime import Runtime
-from trouper.actors.watches import Health
-from trouper.protocol.batch import BatchFacts
-from trouper.protocol.errors import ModelUnusable, Problem, RequestFailed, SettingsInvalid
-from trouper.protocol.grammar import Grammar
-from trouper.protocol.health import ChannelFacts
-from trouper.protocol.loading import Loading, LoadWatch, nobody_watches
-from trouper.protocol.model import Engine, MemoryFacts, ModelCard, Tokenizer
-from trouper.protocol.replies import Accepted, Delta, Embedded, Failed, Finished, Scored, Started, TokenLogprobs
-from trouper.protocol.requests import ChatPrompt, Generate, TextPrompt, Timeouts, TokenPrompt
-from trouper.protocol.sampling import Sampling
-from trouper.protocol.settings import ByteSize, ServerSettings, Settings
 from trouper.protocol.version import VERSION
+
+if TYPE_CHECKING:
+    from trouper.actors.answer import Answer
+    from trouper.actors.fleet import Fleet, Lease, Listed
+    from trouper.actors.runtime import Runtime
+    from trouper.actors.watches import Health
+    from trouper.protocol.batch import BatchFacts
+    from trouper.protocol.errors import ModelUnusable, Problem, RequestFailed, SettingsInvalid
+    from trouper.protocol.grammar import Grammar
+    from trouper.protocol.health import ChannelFacts
+    from trouper.protocol.loading import Loading, LoadWatch
+    from trouper.protocol.model import Engine, MemoryFacts, ModelCard, Tokenizer
+    from trouper.protocol.replies import Accepted, Delta, Embedded, Failed, Finished, Scored, Started, TokenLogprobs
+    from trouper.protocol.requests import ChatPrompt, Generate, TextPrompt, Timeouts, TokenPrompt
+    from trouper.protocol.sampling import Sampling
+    from trouper.protocol.settings import ByteSize, ServerSettings, Settings
+    from trouper.run import run_fleet, run_runtime
 
 __version__ = VERSION
 __all__ = [
@@ -41,46 +40,45 @@ __all__ = [
     "ServerSettings", "Settings", "SettingsInvalid", "Started", "TextPrompt", "Timeouts", "TokenLogprobs",
     "TokenPrompt", "Tokenizer", "run_fleet", "run_runtime",
 ]  # fmt: skip
+_HOMES = {
+    "trouper.actors.answer": ("Answer",),
+    "trouper.actors.fleet": ("Fleet", "Lease", "Listed"),
+    "trouper.actors.runtime": ("Runtime",),
+    "trouper.actors.watches": ("Health",),
+    "trouper.protocol.batch": ("BatchFacts",),
+    "trouper.protocol.errors": ("ModelUnusable", "Problem", "RequestFailed", "SettingsInvalid"),
+    "trouper.protocol.grammar": ("Grammar",),
+    "trouper.protocol.health": ("ChannelFacts",),
+    "trouper.protocol.loading": ("Loading", "LoadWatch"),
+    "trouper.protocol.model": ("Engine", "MemoryFacts", "ModelCard", "Tokenizer"),
+    "trouper.protocol.replies": (
+        "Accepted",
+        "Delta",
+        "Embedded",
+        "Failed",
+        "Finished",
+        "Scored",
+        "Started",
+        "TokenLogprobs",
+    ),
+    "trouper.protocol.requests": ("ChatPrompt", "Generate", "TextPrompt", "Timeouts", "TokenPrompt"),
+    "trouper.protocol.sampling": ("Sampling",),
+    "trouper.protocol.settings": ("ByteSize", "ServerSettings", "Settings"),
+    "trouper.run": ("run_fleet", "run_runtime"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
-async def run_runtime(
-    settings: Settings,
-    *,
-    engine: Engine | None = None,
-    task_status: trio.TaskStatus[Runtime] = trio.TASK_STATUS_IGNORED,
-) -> None:
-    """Load the model and run the six actors; `nursery.start` returns the `Runtime`. Ends after `Runtime.drain`.
+if not TYPE_CHECKING:  # To a checker every name would exist.
 
-    `engine` None: the real one (MLX). Raises `ModelUnusable`.
-    """
-    if engine is None:
-        from trouper.engine.host import MlxEngine  # Imports MLX, which an embedder with its own engine may not have.
-
-        engine = MlxEngine(settings)
-    await run_graph(settings, engine, task_status=task_status)
+    def __getattr__(name: str) -> Any:
+        """A public name is imported when it is first asked for (PEP 562): the whole takes a second, which the help of a
+        command and each completion in a shell would wait for."""
+        if name not in _HOME_OF:
+            raise AttributeError(f"module 'trouper' has no attribute {name!r}")
+        found = globals()[name] = getattr(import_module(_HOME_OF[name]), name)
+        return found
 
 
-async def run_fleet(
-    settings: Sequence[Settings],
-    server: ServerSettings,
-    *,
-    watch: LoadWatch = nobody_watches,
-    ranks: Leader | None = None,
-    task_status: trio.TaskStatus[Fleet] = trio.TASK_STATUS_IGNORED,
-) -> None:
-    """Run a runtime for each of several models; `nursery.start` returns the `Fleet` once the first is loaded. Ends after
-    `Fleet.drain`. `watch` hears, on a thread, how far the loading of each has come. `ranks`: this is rank 0 of several
-    processes that have the one model together. Raises `ModelUnusable`, if the first cannot be loaded."""
-    from trouper.engine.embedded import NAME
-    from trouper.engine.host import MlxEngine, weights_room
-    from trouper.engine.loading import weights_bytes
-
-    async def start(one: Settings, *, task_status: trio.TaskStatus[Runtime]) -> None:
-        await run_graph(one, MlxEngine(one, watch), graphs=len(settings), ranks=ranks, task_status=task_status)
-
-    async def measure(one: Settings) -> int:
-        return await trio.to_thread.run_sync(weights_bytes, one)
-
-    room = weights_room() if server.model_memory is None else server.model_memory
-    run = partial(run_fleet_of, settings, server.served_model_name, start, measure, room, default_name=NAME)
-    await run(task_status=task_status)
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

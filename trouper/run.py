@@ -1,0 +1,59 @@
+"""The runtime as a whole, with the real engine: what a program starts to have it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import trio
+
+from trouper.actors.fleet import Fleet, run_fleet_of
+from trouper.actors.graph import run_graph
+from trouper.actors.leading import Leader
+from trouper.actors.runtime import Runtime
+from trouper.protocol.loading import LoadWatch, nobody_watches
+from trouper.protocol.model import Engine
+from trouper.protocol.settings import ServerSettings, Settings
+
+
+async def run_runtime(
+    settings: Settings,
+    *,
+    engine: Engine | None = None,
+    task_status: trio.TaskStatus[Runtime] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Load the model and run the six actors; `nursery.start` returns the `Runtime`. Ends after `Runtime.drain`.
+
+    `engine` None: the real one (MLX). Raises `ModelUnusable`.
+    """
+    if engine is None:
+        from trouper.engine.host import MlxEngine  # Imports MLX, which an embedder with its own engine may not have.
+
+        engine = MlxEngine(settings)
+    await run_graph(settings, engine, task_status=task_status)
+
+
+async def run_fleet(
+    settings: Sequence[Settings],
+    server: ServerSettings,
+    *,
+    watch: LoadWatch = nobody_watches,
+    ranks: Leader | None = None,
+    task_status: trio.TaskStatus[Fleet] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Run a runtime for each of several models; `nursery.start` returns the `Fleet` once the first is loaded. Ends after
+    `Fleet.drain`. `watch` hears, on a thread, how far the loading of each has come. `ranks`: this is rank 0 of several
+    processes that have the one model together. Raises `ModelUnusable`, if the first cannot be loaded."""
+    from trouper.engine.embedded import NAME
+    from trouper.engine.host import MlxEngine, weights_room
+    from trouper.engine.loading import weights_bytes
+
+    async def start(one: Settings, *, task_status: trio.TaskStatus[Runtime]) -> None:
+        await run_graph(one, MlxEngine(one, watch), graphs=len(settings), ranks=ranks, task_status=task_status)
+
+    async def measure(one: Settings) -> int:
+        return await trio.to_thread.run_sync(weights_bytes, one)
+
+    room = weights_room() if server.model_memory is None else server.model_memory
+    run = partial(run_fleet_of, settings, server.served_model_name, start, measure, room, default_name=NAME)
+    await run(task_status=task_status)
