@@ -120,6 +120,7 @@ class Stage:
     """Stands for the runtime and the server: writes down what the command does with them."""
 
     loads: bool = True
+    can_be_cancelled: bool = True
     drained: bool = True
     events: list[str] = attrs.field(factory=list)
     ready: trio.Event = attrs.field(factory=trio.Event)
@@ -130,7 +131,8 @@ class Stage:
         try:
             self.ready.set()
             if not self.loads:
-                await trio.sleep_forever()
+                with trio.CancelScope(shield=not self.can_be_cancelled):
+                    await self.may_finish.wait()
             task_status.started(self)
             await self.may_finish.wait()
         finally:
@@ -207,6 +209,25 @@ async def test_a_signal_while_loading_ends_it(stage: Stage) -> None:
         await stage.ready.wait()
         os.kill(os.getpid(), signal.SIGINT)
     assert stage.events == ["fleet ended"]
+
+
+async def test_loading_that_does_not_end_is_not_waited_for(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, autojump_clock: object
+) -> None:
+    """Reading 60 GB of weights took a minute, after the signal."""
+    ended: list[int] = []
+
+    def end(number: int) -> None:
+        ended.append(number)
+        stage.may_finish.set()
+
+    monkeypatch.setattr(server_process, "end_at_once", end)
+    stage.loads = stage.can_be_cancelled = False
+    async with trio.open_nursery() as nursery:
+        start(nursery)
+        await stage.ready.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+    assert ended == [0]
 
 
 async def test_an_unusable_model_comes_through(monkeypatch: pytest.MonkeyPatch) -> None:

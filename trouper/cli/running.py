@@ -26,6 +26,8 @@ from trouper.web.server import serve_http
 
 logger = logging.getLogger("trouper")
 STUCK_POLL_S = 1.0
+LOADING_ENDS_S = 2.0
+"""A thread that reads or converts weights is not interrupted; nothing is lost with it, so it is not waited for longer."""
 
 
 async def run(
@@ -37,16 +39,19 @@ async def run(
 ) -> None:
     """Load, serve, and on the first signal drain; returns when everything has ended. `readers`: as for `serve_http`."""
     require_address(server_settings.host, server_settings.port)
-    leaving, loading = trio.Event(), trio.CancelScope()
+    leaving, loading, over = trio.Event(), trio.CancelScope(), trio.Event()
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as watching:
             watching.start_soon(_watch_signals, signals, leaving, loading)
-            if ranks is not None:
+            if ranks is None:
+                watching.start_soon(_watch_loading, leaving, over)
+            else:
                 watching.start_soon(end_with_group, ranks)
             async with trio.open_nursery() as nursery:
                 with loading, shown(console) as watch:
                     start = partial(run_fleet, settings, server_settings, watch=watch, ranks=ranks)
                     fleet: Fleet = await nursery.start(start)
+                over.set()
                 if not loading.cancelled_caught:
                     watching.start_soon(_watch_device, fleet)
                     await _serve(nursery, fleet, server_settings, leaving, readers)
@@ -61,6 +66,15 @@ async def _watch_signals(signals: AsyncIterator[int], leaving: trio.Event, loadi
         logger.info("%s: leaving; once more ends at once", signal.Signals(number).name)
         leaving.set()
         loading.cancel(reason="a signal")
+
+
+async def _watch_loading(leaving: trio.Event, over: trio.Event) -> None:
+    """The whole is ended when it was to leave and loading does not end."""
+    await leaving.wait()
+    with trio.move_on_after(LOADING_ENDS_S):
+        await over.wait()
+        return
+    end_at_once(0)
 
 
 async def _watch_device(fleet: Fleet) -> None:
