@@ -26,8 +26,10 @@ from trouper import ModelUnusable, ServerSettings, Settings, SettingsInvalid, cl
 from trouper.actors.fleet import Listed
 from trouper.cli import running as server_process
 from trouper.cli import serve as serve_command
+from trouper.cli.client import Where, client_of
 from trouper.cli.exits import USAGE_ERROR
 from trouper.cli.flags import flags_of, models_from, settings_from
+from trouper.web.auth import Keys
 
 TROUPER = (sys.executable, "-c", "from trouper.cli import main; main()")
 ALL_FIELDS: list[attrs.Attribute[Any]] = [*attrs.fields(Settings), *attrs.fields(ServerSettings)]
@@ -65,6 +67,50 @@ def test_flags_and_variables_become_settings() -> None:
     taken.clear()
     CliRunner().invoke(collect, [], env={"TROUPER_API_KEY": "secret"})
     assert taken == [Settings(), ServerSettings(api_key=("secret",))]
+
+
+def collected(**variables: str) -> tuple[Settings, ServerSettings]:
+    taken: list[Any] = []
+
+    @click.command()
+    @flags_of(Settings)
+    @flags_of(ServerSettings)
+    def collect(**given: Any) -> None:
+        taken.extend((*models_from(given), settings_from(ServerSettings, given)))
+
+    outcome = CliRunner().invoke(collect, [], env=variables)
+    assert outcome.exit_code == 0, outcome.output
+    return taken[0], taken[1]
+
+
+def test_a_variable_holds_one_key_and_one_name() -> None:
+    """Parted at blanks it would be several keys, each easily guessed, and the whole one would open nothing."""
+    _, server = collected(TROUPER_API_KEY="my secret key", TROUPER_SERVED_MODEL_NAME="My Model")
+    assert (server.api_key, server.served_model_name) == (("my secret key",), ("My Model",))
+    keys = Keys.of(server)
+    assert keys.let_in("Bearer my secret key", None)
+    assert not keys.let_in("Bearer my", None)
+
+
+@pytest.mark.parametrize(
+    ("variables", "sent"),
+    [({"TROUPER_API_KEY": "my secret key"}, "my secret key"), ({"TROUPER_API_KEY": " key\n"}, "key"), ({}, None)],
+)
+def test_a_client_sends_the_key_that_the_server_knows(variables: dict[str, str], sent: str | None) -> None:
+    seen: list[Where] = []
+
+    @click.command()
+    @client_of
+    def collect(where: Where) -> None:
+        seen.append(where)
+
+    assert CliRunner().invoke(collect, [], env=variables).exit_code == 0
+    assert seen[0].key == sent
+
+
+def test_a_client_refuses_a_key_that_it_cannot_send() -> None:
+    outcome = CliRunner().invoke(cli.main, ["top", "--once", "--api-key", "schlüssel"])
+    assert (outcome.exit_code, "--api-key: a key has a character" in outcome.stderr) == (USAGE_ERROR, True)
 
 
 def test_version() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -32,19 +32,32 @@ def flags_of(cls: type[attrs.AttrsInstance]) -> Callable[[Command], Command]:
 
 def flag(field: attrs.Attribute[Any], hint: Any) -> Callable[[Command], Command]:
     kind = next(part for part in (get_args(hint) or (hint,)) if part not in (NoneType, Ellipsis))
-    each = bool(field.metadata.get("each"))
+    each, repeated = bool(field.metadata.get("each")), get_origin(hint) is tuple
     return click.option(
         "--" + field.name.replace("_", "-"),
         field.name,
-        type=click.Path(path_type=Path) if kind is Path else OneOfSeveral() if each else kind,
+        type=_type(kind, each=each, repeated=repeated),
         is_flag=kind is bool,
-        multiple=each or get_origin(hint) is tuple,
+        multiple=each or repeated,
         default=() if each else field.default,
         envvar=f"TROUPER_{field.name.upper()}",
         help=field.metadata["help"],
         show_default=field.default not in (None, False, ()),
         show_envvar=bool(field.metadata.get("secret")),
     )
+
+
+def _type(kind: Any, *, each: bool, repeated: bool) -> Any:
+    if kind is Path:
+        return click.Path(path_type=Path)
+    return OneOfSeveral() if each else Whole() if repeated else kind
+
+
+class Whole(click.types.StringParamType):
+    """Text. A variable holds one, whatever stands in it: click would part it at blanks, and make weak keys of a good one."""
+
+    def split_envvar_value(self, rv: str) -> Sequence[str]:
+        return (rv,)
 
 
 class OneOfSeveral(click.types.StringParamType):

@@ -38,7 +38,11 @@ class ModelUnusable(Exception):
 
 
 class SettingsInvalid(ValueError):
-    """A setting that cannot be. The message names the flag and the remedy."""
+    """A setting that cannot be. The message names the flag and the remedy; `flag` is the flag alone, where it is one."""
+
+    def __init__(self, message: str, flag: str | None = None) -> None:
+        super().__init__(message)
+        self.flag = flag
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> RequestFailed:
