@@ -127,6 +127,10 @@ def taken_port() -> Iterator[int]:
     ("arguments", "said"),
     [
         (["--kv-bits", "7"], "--kv-bits must be 8, 4 or 0, not 7"),
+        (
+            ["--served-model-name", "foo=bar"],
+            "--served-model-name foo=bar: 'bar' is none of --model (SmolLM2-135M-Instruct)",
+        ),
         (["--port", "70000"], "--port must be between 0 and 65535"),
         (["--host", "0.0.0.0"], "--api-key"),
         (["--model", "/no/such/model", "--port", "0"], "/no/such/model: no such directory"),

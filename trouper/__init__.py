@@ -27,6 +27,7 @@ from trouper.protocol.grammar import Grammar
 from trouper.protocol.health import ChannelFacts
 from trouper.protocol.loading import Loading, LoadWatch, nobody_watches
 from trouper.protocol.model import Engine, MemoryFacts, ModelCard, Tokenizer
+from trouper.protocol.names import EMBEDDED
 from trouper.protocol.replies import Accepted, Delta, Embedded, Failed, Finished, Scored, Started, TokenLogprobs
 from trouper.protocol.requests import ChatPrompt, Generate, TextPrompt, Timeouts, TokenPrompt
 from trouper.protocol.sampling import Sampling
@@ -70,8 +71,8 @@ async def run_fleet(
 ) -> None:
     """Run a runtime for each of several models; `nursery.start` returns the `Fleet` once the first is loaded. Ends after
     `Fleet.drain`. `watch` hears, on a thread, how far the loading of each has come. `ranks`: this is rank 0 of several
-    processes that have the one model together. Raises `ModelUnusable`, if the first cannot be loaded."""
-    from trouper.engine.embedded import NAME
+    processes that have the one model together. Raises `ModelUnusable`, if the first cannot be loaded, and
+    `SettingsInvalid` for a name in `server` without effect."""
     from trouper.engine.host import MlxEngine, weights_room
     from trouper.engine.loading import weights_bytes
 
@@ -82,5 +83,5 @@ async def run_fleet(
         return await trio.to_thread.run_sync(weights_bytes, one)
 
     room = weights_room() if server.model_memory is None else server.model_memory
-    run = partial(run_fleet_of, settings, server.served_model_name, start, measure, room, default_name=NAME)
+    run = partial(run_fleet_of, settings, server.served_model_name, start, measure, room, default_name=EMBEDDED)
     await run(task_status=task_status)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import attrs
 import pytest
 
 from trouper import ByteSize, ServerSettings, Settings, SettingsInvalid
+from trouper.protocol.names import require_names
 
 FIELDS = [(cls, field) for cls in (Settings, ServerSettings) for field in attrs.fields(cls)]
 REAL = [(cls, field.name) for cls, field in FIELDS if isinstance(field.default, float)]
@@ -65,3 +67,24 @@ def test_what_is_no_size(text: str) -> None:
 def test_what_cannot_be(given: dict[str, Any], said: str) -> None:
     with pytest.raises(SettingsInvalid, match=said):
         Settings(**given)
+
+
+@pytest.mark.parametrize(
+    ("aliases", "said"),
+    [
+        (("foo=bar",), "--served-model-name foo=bar: 'bar' is none of --model (a, b=c)"),
+        (("a=b=d",), "'b=d' is none of --model"),
+        (("foo=",), "'' is none of --model"),
+        (("",), "--served-model-name '' has no name"),
+        (("=a",), "--served-model-name '=a' has no name"),
+        (("x=a", "x=b=c"), "--served-model-name x is given to two models"),
+    ],
+)
+def test_a_name_without_effect_is_refused(aliases: tuple[str, ...], said: str) -> None:
+    with pytest.raises(SettingsInvalid, match=re.escape(said)):
+        require_names(["a", "b=c"], aliases)
+
+
+def test_names_that_have_an_effect() -> None:
+    require_names(["a", "b=c"], ("foo", "bar=a", "My Model=b=c", "foo=a"))
+    require_names(["a"], ())

@@ -17,7 +17,7 @@ from rich.text import Text
 from trouper.cli.checks import CHECKS, Finding, Plan
 from trouper.cli.config import configured, file_read
 from trouper.cli.exits import refuse
-from trouper.cli.flags import flags_of, models_from, settings_from
+from trouper.cli.flags import all_from, flags_of
 from trouper.cli.variables import misspelt
 from trouper.protocol.errors import SettingsInvalid
 from trouper.protocol.settings import ServerSettings, Settings
@@ -36,12 +36,7 @@ FAILED = 1
 def doctor(context: click.Context, /, as_json: bool, **given: Any) -> None:
     """Look whether `trouper serve` would run here with the same flags, and how well. Exit code 1 if it would not."""
     try:
-        plan = Plan(
-            models_from(given),
-            settings_from(ServerSettings, given),
-            file_read(context),
-            [*misspelt(context, os.environ)],
-        )
+        plan = Plan(*all_from(given), file_read(context), [*misspelt(context, os.environ)])
     except SettingsInvalid as invalid:
         refuse(str(invalid))
     console = Console(width=None if sys.stdout.isatty() else 160)

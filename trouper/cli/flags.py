@@ -12,7 +12,8 @@ import attrs
 import click
 
 from trouper.protocol.errors import SettingsInvalid
-from trouper.protocol.settings import Settings
+from trouper.protocol.names import EMBEDDED, require_names
+from trouper.protocol.settings import ServerSettings, Settings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 S = TypeVar("S", bound=attrs.AttrsInstance)
@@ -78,3 +79,10 @@ def models_from(given: Mapping[str, Any]) -> list[Settings]:
     if len(models) > 1 and given["adapter_path"] is not None:
         raise SettingsInvalid("--adapter-path is for one model: give one --model with it")
     return [settings_from(Settings, given, model=model) for model in models or (None,)]
+
+
+def all_from(given: Mapping[str, Any]) -> tuple[list[Settings], ServerSettings]:
+    """What `serve` serves, and how. Raises `SettingsInvalid`."""
+    models, server = models_from(given), settings_from(ServerSettings, given)
+    require_names([one.model or EMBEDDED for one in models], server.served_model_name)
+    return models, server

@@ -13,7 +13,7 @@ from rich.console import Console
 from trouper.cli.address import CannotListenError
 from trouper.cli.config import configured, file_read
 from trouper.cli.exits import end_at_once, leaves, refuse
-from trouper.cli.flags import flags_of, models_from, settings_from
+from trouper.cli.flags import all_from, flags_of
 from trouper.cli.logs import FORMATS, LEVELS, Format, configure_logging
 from trouper.cli.print_config import config_text
 from trouper.cli.traces import tracing
@@ -59,7 +59,7 @@ def serve(
     configure_logging(log_level, console, log_format)
     refused: list[str] = []
     try:
-        settings, server_settings = models_from(given), settings_from(ServerSettings, given)
+        settings, server_settings = all_from(given)
         if print_config:
             click.echo(config_text(context), nl=False)
             return

