@@ -58,7 +58,8 @@ def examined(plan: Plan) -> Iterator[tuple[str, Finding]]:
             for finding in check(plan):
                 yield subject, finding
         except Exception as error:  # noqa: BLE001 - whatever is broken here is what the doctor is for.
-            yield subject, Finding("fail", f"{type(error).__name__}: {error}", "see what is said above")
+            said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            yield subject, Finding("fail", said, "see what is said above")
 
 
 def _row(subject: str, finding: Finding) -> Table:
