@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -316,6 +317,21 @@ def test_serves_says_where_and_leaves(tmp_path: Path, number: signal.Signals) ->
         _, log = process.communicate(timeout=30)
         assert process.returncode == 0, log
         assert f"{number.name}: leaving" in log
+
+
+ANNOUNCING = """
+from types import SimpleNamespace as Some
+from trouper.cli.announce import announce
+card = Some(architecture="llama", dtype="float32", batching="batched", device="CPU")
+announce("http://127.0.0.1:1", Some(listed=lambda: [Some(names=["tiny"], runtime=Some(model=card))]), False)
+"""
+
+
+@pytest.mark.parametrize("redirection", ["", "| :", "| head -1", ">/dev/full", ">&-"])
+def test_a_server_goes_on_if_nobody_hears_that_it_is_ready(redirection: str) -> None:
+    command = f"set -o pipefail; {shlex.join([sys.executable, '-c', ANNOUNCING])} {redirection}"
+    outcome = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (outcome.returncode, outcome.stderr) == (0, "")
 
 
 def test_several_models_each_have_settings() -> None:
