@@ -18,6 +18,7 @@ from trouper.cli.checks import CHECKS, Finding, Plan
 from trouper.cli.config import configured, file_read
 from trouper.cli.exits import refuse
 from trouper.cli.flags import all_from, flags_of
+from trouper.cli.usage import said_of
 from trouper.cli.variables import misspelt
 from trouper.protocol.errors import SettingsInvalid
 from trouper.protocol.settings import ServerSettings, Settings
@@ -38,7 +39,7 @@ def doctor(context: click.Context, /, as_json: bool, **given: Any) -> None:
     try:
         plan = Plan(*all_from(given), file_read(context), [*misspelt(context, os.environ)])
     except SettingsInvalid as invalid:
-        refuse(str(invalid))
+        refuse(said_of(context, invalid))
     console = Console(width=None if sys.stdout.isatty() else 160)
     found: list[tuple[str, Finding]] = []
     for subject, finding in examined(plan):

@@ -17,6 +17,8 @@ DEVICE_STUCK = 70
 """Exit code when the device never finished a step (EX_SOFTWARE): a supervisor should start the process again."""
 RANK_LOST = 75
 """Exit code when the group of ranks has ended (EX_TEMPFAIL): a supervisor should start all of them again."""
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it."""
 DAMAGE_FOUND = 1
 """Exit code of `trouper cache verify` when a file is not sound."""
 

@@ -17,6 +17,7 @@ from trouper.cli.flags import all_from, flags_of
 from trouper.cli.logs import FORMATS, LEVELS, Format, configure_logging
 from trouper.cli.print_config import config_text
 from trouper.cli.traces import tracing
+from trouper.cli.usage import said_of
 from trouper.cli.variables import misspelt
 from trouper.protocol.errors import ModelUnusable, SettingsInvalid
 from trouper.protocol.settings import ServerSettings, Settings
@@ -69,9 +70,13 @@ def serve(
             logger.warning("%s is no variable of trouper and has no effect; %s is one", name, meant)
         _run(settings, server_settings, console, otlp_endpoint)
     except* (ModelUnusable, SettingsInvalid, CannotListenError) as group:
-        refused = [str(error) for error in leaves(group)]
+        refused = [_said(context, error) for error in leaves(group)]
     if refused:
         refuse(refused[0])
+
+
+def _said(context: click.Context, error: BaseException) -> str:
+    return said_of(context, error) if isinstance(error, SettingsInvalid) else str(error)
 
 
 def _run(
