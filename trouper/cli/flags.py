@@ -10,12 +10,14 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import attrs
 import click
+from click.shell_completion import CompletionItem
 
 from trouper.protocol.errors import SettingsInvalid
 from trouper.protocol.names import EMBEDDED, require_names
 from trouper.protocol.settings import ServerSettings, Settings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+Completion = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 S = TypeVar("S", bound=attrs.AttrsInstance)
 
 
@@ -33,6 +35,7 @@ def flags_of(cls: type[attrs.AttrsInstance]) -> Callable[[Command], Command]:
 
 def flag(field: attrs.Attribute[Any], hint: Any) -> Callable[[Command], Command]:
     kind = next(part for part in (get_args(hint) or (hint,)) if part not in (NoneType, Ellipsis))
+    choices = field.metadata.get("choices")
     each, repeated = bool(field.metadata.get("each")), get_origin(hint) is tuple
     return click.option(
         "--" + field.name.replace("_", "-"),
@@ -42,6 +45,8 @@ def flag(field: attrs.Attribute[Any], hint: Any) -> Callable[[Command], Command]
         multiple=each or repeated,
         default=() if each else field.default,
         envvar=f"TROUPER_{field.name.upper()}",
+        metavar=f"[{'|'.join(map(str, choices))}]" if choices else None,
+        shell_complete=_completion(field),
         help=field.metadata["help"],
         show_default=field.default not in (None, False, ()),
         show_envvar=bool(field.metadata.get("secret")),
@@ -52,6 +57,17 @@ def _type(kind: Any, *, each: bool, repeated: bool) -> Any:
     if kind is Path:
         return click.Path(path_type=Path)
     return OneOfSeveral() if each else Whole() if repeated else kind
+
+
+def _completion(field: attrs.Attribute[Any]) -> Completion | None:
+    """What a shell offers. That it is one of these the setting itself says, whoever gave it, so click need not."""
+    if choices := field.metadata.get("choices"):
+        return lambda _context, _option, begun: [
+            CompletionItem(str(one)) for one in choices if str(one).startswith(begun)
+        ]
+    if field.metadata.get("directory"):
+        return lambda _context, _option, begun: [CompletionItem(begun, type="dir")]
+    return None
 
 
 class Whole(click.types.StringParamType):

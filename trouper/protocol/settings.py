@@ -163,7 +163,9 @@ class Settings:
         "With several ranks, the type in which their parts are added: native (the model's own) or float32.",
         choices=("native", "float32"),
     )
-    ssd_cache_dir: Path | None = setting(None, "Directory of the SSD tier. Default: in the user's cache directory.")
+    ssd_cache_dir: Path | None = setting(
+        None, "Directory of the SSD tier. Default: in the user's cache directory.", directory=True
+    )
     ssd_max_bytes: ByteSize = size(ByteSize("20GB"), "Most that the SSD tier holds.")
     ssd_keep_free: ByteSize = size(ByteSize("2GB"), "Nothing is written that would leave less of the disk free.")
     ssd_write_budget: ByteSize = size(ByteSize("50GB"), "Most that is written in an hour: disks wear.")
