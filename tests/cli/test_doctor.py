@@ -19,7 +19,7 @@ from trouper.cli import checks, doctor
 from trouper.cli.address import cannot_listen
 from trouper.cli.checks import Finding, Plan
 from trouper.cli.exits import USAGE_ERROR
-from trouper.engine import machine
+from trouper.engine import embedded, machine
 from trouper.storage import speed
 from trouper.storage.disk import Disk
 
@@ -207,6 +207,15 @@ def test_an_adapter_that_is_none(tiny: str, tmp_path: Path) -> None:
     for name in ("adapter_config.json", "adapters.safetensors"):
         (tmp_path / name).touch()
     assert one(checks.model(plan(model=tiny, adapter_path=str(tmp_path)))).level == "ok"
+
+
+def test_the_embedded_model_needs_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "PACKAGE", "no_such_package")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert one(checks.model(plan())).level == "warn"
+    (tmp_path / "cache").touch()
+    finding = one(checks.model(plan()))
+    assert (finding.level, finding.remedy.split()[:2]) == ("fail", ["set", "XDG_CACHE_HOME"])
 
 
 def test_a_model_that_is_still_on_the_hub() -> None:

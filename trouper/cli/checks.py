@@ -132,6 +132,8 @@ def _model(one: Settings) -> Finding:
         adapter.require(one.adapter_path)
     name = one.model or embedded.NAME
     if not machine.is_here(one.model):
+        if name == embedded.NAME:
+            embedded.require_cache()
         return Finding("warn", f"{name} is not here yet", "the first start downloads it")
     fit, limit = machine.fit(one), machine.device_facts().memory_bytes
     said = f"{name} ({fit.architecture}): {decimal(fit.weights_bytes)} of weights"

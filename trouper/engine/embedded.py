@@ -67,6 +67,14 @@ def is_here() -> bool:
     return _place(None).is_dir() or _installed() is not None
 
 
+def require_cache() -> None:
+    """That it could be put into the cache directory; nothing is written. Raises `ModelUnusable`."""
+    target = _place(None)
+    first = next(path for path in target.parents if path.exists())
+    if not (first.is_dir() and os.access(first, os.W_OK)):
+        raise ModelUnusable(f"the embedded model cannot be put into {target}: {first} takes no files", NO_CACHE_REMEDY)
+
+
 def _place(cache: Path | None) -> Path:
     return (cache or default_cache_dir()) / "models" / f"{NAME}-{REVISION}"
 
