@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -26,8 +27,10 @@ from trouper import ModelUnusable, ServerSettings, Settings, SettingsInvalid, cl
 from trouper.actors.fleet import Listed
 from trouper.cli import running as server_process
 from trouper.cli import serve as serve_command
+from trouper.cli.client import Where, client_of
 from trouper.cli.exits import USAGE_ERROR
 from trouper.cli.flags import flags_of, models_from, settings_from
+from trouper.web.auth import Keys
 
 TROUPER = (sys.executable, "-c", "from trouper.cli import main; main()")
 ALL_FIELDS: list[attrs.Attribute[Any]] = [*attrs.fields(Settings), *attrs.fields(ServerSettings)]
@@ -67,6 +70,50 @@ def test_flags_and_variables_become_settings() -> None:
     assert taken == [Settings(), ServerSettings(api_key=("secret",))]
 
 
+def collected(**variables: str) -> tuple[Settings, ServerSettings]:
+    taken: list[Any] = []
+
+    @click.command()
+    @flags_of(Settings)
+    @flags_of(ServerSettings)
+    def collect(**given: Any) -> None:
+        taken.extend((*models_from(given), settings_from(ServerSettings, given)))
+
+    outcome = CliRunner().invoke(collect, [], env=variables)
+    assert outcome.exit_code == 0, outcome.output
+    return taken[0], taken[1]
+
+
+def test_a_variable_holds_one_key_and_one_name() -> None:
+    """Parted at blanks it would be several keys, each easily guessed, and the whole one would open nothing."""
+    _, server = collected(TROUPER_API_KEY="my secret key", TROUPER_SERVED_MODEL_NAME="My Model")
+    assert (server.api_key, server.served_model_name) == (("my secret key",), ("My Model",))
+    keys = Keys.of(server)
+    assert keys.let_in("Bearer my secret key", None)
+    assert not keys.let_in("Bearer my", None)
+
+
+@pytest.mark.parametrize(
+    ("variables", "sent"),
+    [({"TROUPER_API_KEY": "my secret key"}, "my secret key"), ({"TROUPER_API_KEY": " key\n"}, "key"), ({}, None)],
+)
+def test_a_client_sends_the_key_that_the_server_knows(variables: dict[str, str], sent: str | None) -> None:
+    seen: list[Where] = []
+
+    @click.command()
+    @client_of
+    def collect(where: Where) -> None:
+        seen.append(where)
+
+    assert CliRunner().invoke(collect, [], env=variables).exit_code == 0
+    assert seen[0].key == sent
+
+
+def test_a_client_refuses_a_key_that_it_cannot_send() -> None:
+    outcome = CliRunner().invoke(cli.main, ["top", "--once", "--api-key", "schlüssel"])
+    assert (outcome.exit_code, "--api-key: a key has a character" in outcome.stderr) == (USAGE_ERROR, True)
+
+
 def test_version() -> None:
     assert CliRunner().invoke(cli.main, ["--version"]).output.startswith("trouper ")
 
@@ -81,6 +128,10 @@ def taken_port() -> Iterator[int]:
     ("arguments", "said"),
     [
         (["--kv-bits", "7"], "--kv-bits must be 8, 4 or 0, not 7"),
+        (
+            ["--served-model-name", "foo=bar"],
+            "--served-model-name foo=bar: 'bar' is none of --model (SmolLM2-135M-Instruct)",
+        ),
         (["--port", "70000"], "--port must be between 0 and 65535"),
         (["--host", "0.0.0.0"], "--api-key"),
         (["--model", "/no/such/model", "--port", "0"], "/no/such/model: no such directory"),
@@ -93,6 +144,21 @@ def test_what_cannot_be_is_one_line(arguments: list[str], said: str) -> None:
 
 def test_a_taken_port_is_one_line(taken_port: int) -> None:
     refused(["--port", str(taken_port)], f"127.0.0.1:{taken_port}: Address already in use; choose another --port")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(None, "No such file"), (b"", "holds no key"), (b"\xff\xfe", "is not a text file"), ("", "Is a directory")],
+)
+async def test_keys_are_read_before_a_model_is_loaded(
+    content: bytes | str | None, said: str, tmp_path: Path, stage: Stage
+) -> None:
+    path = tmp_path if content == "" else tmp_path / "keys"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    with pytest.raises(SettingsInvalid, match=f"--api-key-file.*{said}"):
+        await server_process.run([Settings()], ServerSettings(port=0, api_key_file=path), Console(quiet=True))
+    assert not stage.ready.is_set()
 
 
 def test_a_variable_that_has_no_effect_is_said(
@@ -272,6 +338,21 @@ def test_serves_says_where_and_leaves(tmp_path: Path, number: signal.Signals) ->
         _, log = process.communicate(timeout=30)
         assert process.returncode == 0, log
         assert f"{number.name}: leaving" in log
+
+
+ANNOUNCING = """
+from types import SimpleNamespace as Some
+from trouper.cli.announce import announce
+card = Some(architecture="llama", dtype="float32", batching="batched", device="CPU")
+announce("http://127.0.0.1:1", Some(listed=lambda: [Some(names=["tiny"], runtime=Some(model=card))]), False)
+"""
+
+
+@pytest.mark.parametrize("redirection", ["", "| :", "| head -1", ">/dev/full", ">&-"])
+def test_a_server_goes_on_if_nobody_hears_that_it_is_ready(redirection: str) -> None:
+    command = f"set -o pipefail; {shlex.join([sys.executable, '-c', ANNOUNCING])} {redirection}"
+    outcome = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (outcome.returncode, outcome.stderr) == (0, "")
 
 
 def test_several_models_each_have_settings() -> None:

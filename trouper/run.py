@@ -13,6 +13,7 @@ from trouper.actors.leading import Leader
 from trouper.actors.runtime import Runtime
 from trouper.protocol.loading import LoadWatch, nobody_watches
 from trouper.protocol.model import Engine
+from trouper.protocol.names import EMBEDDED
 from trouper.protocol.settings import ServerSettings, Settings
 
 
@@ -43,8 +44,8 @@ async def run_fleet(
 ) -> None:
     """Run a runtime for each of several models; `nursery.start` returns the `Fleet` once the first is loaded. Ends after
     `Fleet.drain`. `watch` hears, on a thread, how far the loading of each has come. `ranks`: this is rank 0 of several
-    processes that have the one model together. Raises `ModelUnusable`, if the first cannot be loaded."""
-    from trouper.engine.embedded import NAME
+    processes that have the one model together. Raises `ModelUnusable`, if the first cannot be loaded, and
+    `SettingsInvalid` for a name in `server` without effect."""
     from trouper.engine.host import MlxEngine, weights_room
     from trouper.engine.loading import weights_bytes
 
@@ -55,5 +56,5 @@ async def run_fleet(
         return await trio.to_thread.run_sync(weights_bytes, one)
 
     room = weights_room() if server.model_memory is None else server.model_memory
-    run = partial(run_fleet_of, settings, server.served_model_name, start, measure, room, default_name=NAME)
+    run = partial(run_fleet_of, settings, server.served_model_name, start, measure, room, default_name=EMBEDDED)
     await run(task_status=task_status)

@@ -12,7 +12,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.fakes import FakeEngine, card
-from trouper import Fleet, Generate, ModelUnusable, RequestFailed, Runtime, Settings, TokenPrompt
+from trouper import Fleet, Generate, ModelUnusable, RequestFailed, Runtime, Settings, SettingsInvalid, TokenPrompt
 from trouper.actors.fleet import RETRY_S, names_of, run_fleet_of
 from trouper.actors.graph import run_graph
 from trouper.protocol.model import LoadedModel
@@ -204,6 +204,12 @@ async def test_a_draining_fleet_refuses(autojump_clock: object) -> None:
         for name in ("middle", "large"):
             with pytest.raises(RequestFailed, match="shutting down"):
                 await fleet.lease(name)
+
+
+async def test_a_name_that_would_have_no_effect_is_refused_before_anything_is_loaded() -> None:
+    with pytest.RaisesGroup(pytest.RaisesExc(SettingsInvalid, match="'huge' is none"), flatten_subgroups=True):
+        async with fleet_of("small", "large", aliases=("big=huge",)):
+            pytest.fail("it was loaded")
 
 
 async def test_names(autojump_clock: object) -> None:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.shell_completion import BashComplete
 from click.testing import CliRunner
 
 from trouper import cli
@@ -39,3 +40,23 @@ def test_bash_completes(words: tuple[str, ...], expected: set[str], tmp_path: Pa
         env={"PATH": f"{PROGRAM.parent}:/usr/bin:/bin"},
     )  # fmt: skip
     assert set(run.stdout.split()) == expected, run.stderr
+
+
+@pytest.mark.parametrize(
+    ("flag", "begun", "offered"),
+    [
+        ("--speculation", "", [("plain", "auto"), ("plain", "ngram"), ("plain", "off")]),
+        ("--speculation", "n", [("plain", "ngram")]),
+        ("--kv-bits", "", [("plain", "8"), ("plain", "4"), ("plain", "0")]),
+        ("--tp-reduce-dtype", "f", [("plain", "float32")]),
+        ("--log-level", "d", [("plain", "debug")]),
+        ("--model", "/mod", [("dir", "/mod")]),
+        ("--adapter-path", "x", [("dir", "x")]),
+        ("--ssd-cache-dir", "x", [("dir", "x")]),
+        ("--api-key-file", "x", [("file", "x")]),
+        ("--port", "8", []),
+    ],
+)
+def test_what_a_shell_is_offered_for_a_value(flag: str, begun: str, offered: list[tuple[str, str]]) -> None:
+    found = BashComplete(cli.main, {}, "trouper", "_TROUPER_COMPLETE").get_completions(["serve", flag], begun)
+    assert [(one.type, one.value) for one in found] == offered

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trouper import ServerSettings, Settings, cli
+from trouper.cli import serve as serve_command
 from trouper.cli.config import configured
 from trouper.cli.exits import USAGE_ERROR
 from trouper.cli.flags import flags_of, models_from, settings_from
@@ -117,6 +118,65 @@ def test_what_a_file_cannot_say_is_one_line_that_names_the_key(content: str, sai
     assert outcome.exit_code == USAGE_ERROR
     assert said in outcome.stderr
     assert "Traceback" not in outcome.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "said"),
+    [
+        (["--port", "some"], {}, "--port: 'some' is not a valid integer"),
+        ([], {"TROUPER_PORT": "some"}, "--port: 'some' is not a valid integer (from TROUPER_PORT)"),
+        ([], {"TROUPER_PORT": "70000"}, "--port must be between 0 and 65535, not 70000 (from TROUPER_PORT)"),
+        (["--port", "0"], {"TROUPER_API_KEY": "ü"}, "signs of ASCII (from TROUPER_API_KEY)"),
+        ([], {"TROUPER_SERVED_MODEL_NAME": "a=b"}, "NAME alone for the first (from TROUPER_SERVED_MODEL_NAME)"),
+        ([], {"TROUPER_CACHE_MEMORY": "4 elephants"}, "unit as in 500MB or 4GB (from TROUPER_CACHE_MEMORY)"),
+        (["--prot", "81"], {}, "there is no flag --prot; did you mean --port?"),
+        (["--qqq"], {}, "there is no flag --qqq; `trouper serve --help` lists them"),
+        (["--log-level", "loud"], {}, "--log-level: 'loud' is not one of 'debug', 'info', 'warning', 'error'"),
+        (["--port"], {}, "requires an argument; see `trouper serve --help`"),
+        (["model"], {}, "unexpected extra argument (model); see `trouper serve --help`"),
+    ],
+)
+def test_what_cannot_be_is_one_line_that_says_where_it_was_said(
+    arguments: list[str], variables: dict[str, str], said: str
+) -> None:
+    outcome = CliRunner().invoke(cli.main, ["serve", *arguments], env=variables, prog_name="trouper")
+    assert outcome.exit_code == USAGE_ERROR
+    assert outcome.stderr.splitlines()[-1].endswith(said)
+    assert len(outcome.stderr.splitlines()) == 1
+    assert outcome.stderr.startswith("trouper: ")
+
+
+def test_a_wrong_setting_of_a_file_names_the_file() -> None:
+    Path("trouper.toml").write_text("port = 70000")
+    assert serve().stderr == "trouper: --port must be between 0 and 65535, not 70000 (from trouper.toml)\n"
+
+
+def test_a_command_that_is_none_is_one_line() -> None:
+    outcome = CliRunner().invoke(cli.main, ["srve"], prog_name="trouper")
+    assert (outcome.exit_code, len(outcome.stderr.splitlines())) == (USAGE_ERROR, 1)
+    assert "serve" in outcome.stderr
+    outcome = CliRunner().invoke(cli.main, ["--prot"], prog_name="trouper")
+    assert outcome.stderr == "trouper: there is no flag --prot; `trouper --help` lists them\n"
+
+
+@pytest.mark.parametrize("command", [[], ["cache"]])
+def test_without_a_command_there_is_help(command: list[str]) -> None:
+    outcome = CliRunner().invoke(cli.main, command, prog_name="trouper")
+    assert "Usage: trouper" in outcome.output
+
+
+def test_help_cuts_no_line() -> None:
+    assert "..." not in CliRunner().invoke(cli.main, ["--help"]).output.split("Commands:")[1]
+
+
+def test_ctrl_c_while_a_command_still_imports_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(serve_command, "_run", interrupted)
+    monkeypatch.setattr(serve_command, "configure_logging", lambda *_: None)
+    outcome = serve()
+    assert (outcome.exit_code, outcome.stderr) == (130, "")
 
 
 def test_a_file_that_is_named_must_be_there() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import resource
 import socket
@@ -15,9 +16,10 @@ from click.testing import CliRunner
 from tests.families import save
 from trouper import ServerSettings, Settings, cli
 from trouper.cli import checks, doctor
+from trouper.cli.address import cannot_listen
 from trouper.cli.checks import Finding, Plan
 from trouper.cli.exits import USAGE_ERROR
-from trouper.engine import machine
+from trouper.engine import embedded, machine
 from trouper.storage import speed
 from trouper.storage.disk import Disk
 
@@ -70,7 +72,27 @@ def test_a_port_that_is_taken_fails(tiny: str) -> None:
     assert outcome.exit_code == doctor.FAILED
     [line] = [line for line in outcome.output.splitlines() if line.startswith("fail")]
     assert "port" in line and "Address already in use" in line
-    assert "-> or see who is there: trouper top" in outcome.output
+    assert f"-> or see who is there: trouper top --url http://127.0.0.1:{port}" in outcome.output
+
+
+@pytest.mark.parametrize(
+    ("host", "remedy"),
+    [
+        ("0.0.0.0", "or see who is there: trouper top --url http://127.0.0.1:8000"),
+        ("::1", "or see who is there: trouper top --url http://[::1]:8000"),
+    ],
+)
+def test_who_is_there_is_asked_at_an_address(host: str, remedy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def taken(*_: object) -> None:
+        raise cannot_listen(host, 8000, OSError(errno.EADDRINUSE, "Address already in use"))
+
+    monkeypatch.setattr(checks, "require_address", taken)
+    assert one(checks.port(plan(host=host, allow_no_key=True))).remedy == remedy
+
+
+def test_a_host_that_is_none_has_a_remedy_of_its_own() -> None:
+    finding = one(checks.port(plan(host="nowhere.invalid", allow_no_key=True)))
+    assert (finding.level, finding.remedy) == ("fail", "give an address of this machine as --host")
 
 
 def test_settings_that_cannot_be_are_refused_as_by_serve() -> None:
@@ -81,13 +103,13 @@ def test_settings_that_cannot_be_are_refused_as_by_serve() -> None:
 def test_a_check_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch, tiny: str) -> None:
     def broken(_: Plan) -> Iterator[Finding]:
         yield Finding("ok", "so far")
-        raise RuntimeError("no")
+        raise RuntimeError("no,\n  never")
 
     monkeypatch.setattr(doctor, "CHECKS", {"it": broken, "port": checks.port})
     found = [(subject, finding.level, finding.said) for subject, finding in doctor.examined(plan(port=0))]
     assert found == [
         ("it", "ok", "so far"),
-        ("it", "fail", "RuntimeError: no"),
+        ("it", "fail", "RuntimeError: no, never"),
         ("port", "ok", "any free port of 127.0.0.1"),
     ]
 
@@ -158,6 +180,44 @@ def test_a_model_that_is_none(tmp_path: Path) -> None:
     assert (finding.level, "has no config.json" in finding.said) == ("fail", True)
 
 
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("/nope", "no such directory, and not a hub id"),
+        ("nope", "no such directory, and not a hub id"),
+        ("owner/-name", "not a hub id"),
+    ],
+)
+def test_what_serve_would_refuse_is_no_download(model: str, said: str) -> None:
+    finding = one(checks.model(plan(model=model)))
+    assert (finding.level, said in finding.said, "\n" in finding.said) == ("fail", True, False)
+
+
+def test_weights_that_make_no_model_are_one_line(tiny: str) -> None:
+    config = Path(tiny) / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"num_hidden_layers": 1}))
+    finding = one(checks.model(plan(model=tiny)))
+    assert (finding.level, "do not make a model" in finding.said, "\n" in finding.said) == ("fail", True, False)
+
+
+def test_an_adapter_that_is_none(tiny: str, tmp_path: Path) -> None:
+    finding = one(checks.model(plan(model=tiny, adapter_path="/nope")))
+    assert (finding.level, finding.said) == ("fail", "--adapter-path /nope: no such directory")
+    assert "adapter_config.json" in finding.remedy
+    for name in ("adapter_config.json", "adapters.safetensors"):
+        (tmp_path / name).touch()
+    assert one(checks.model(plan(model=tiny, adapter_path=str(tmp_path)))).level == "ok"
+
+
+def test_the_embedded_model_needs_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "PACKAGE", "no_such_package")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert one(checks.model(plan())).level == "warn"
+    (tmp_path / "cache").touch()
+    finding = one(checks.model(plan()))
+    assert (finding.level, finding.remedy.split()[:2]) == ("fail", ["set", "XDG_CACHE_HOME"])
+
+
 def test_a_model_that_is_still_on_the_hub() -> None:
     finding = one(checks.model(plan(model="nobody/has-this")))
     assert (finding.level, finding.said) == ("warn", "nobody/has-this is not here yet")
@@ -185,7 +245,13 @@ def test_a_disk_that_takes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(speed, "measure", refuse)
     finding = one(checks.disk(plan(ssd_cache_dir=tmp_path)))
-    assert (finding.level, "Permission denied" in finding.said) == ("fail", True)
+    assert (finding.level, "Permission denied" in finding.said) == ("warn", True), "serve goes on without it"
+
+
+def test_a_cache_below_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    finding = one(checks.disk(plan(ssd_cache_dir=tmp_path / "file" / "a" / "b")))
+    assert (finding.level, "Not a directory" in finding.said) == ("warn", True)
 
 
 def test_measuring_a_disk_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -199,7 +265,8 @@ def test_keys(tmp_path: Path) -> None:
     assert one(checks.keys(plan())).said == "no key; only this machine is let in"
     assert one(checks.keys(plan(api_key=("a",)))).said == "clients need a key"
     assert one(checks.keys(plan(host="0.0.0.0", allow_no_key=True))).level == "warn"
-    assert one(checks.keys(plan(api_key_file=tmp_path / "none"))).level == "fail"
+    assert one(checks.keys(plan(api_key_file=tmp_path / "none"))).remedy == "write one key a line into that file"
+    assert one(checks.keys(plan(api_key=("",)))).remedy == "give another --api-key, or leave the flag out"
 
 
 def test_open_files(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,6 +124,9 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
     ("endpoint", "variables", "said"),
     [
         ("localhost:4318", {}, "--otlp-endpoint localhost:4318 is no URL"),
+        ("http://", {}, "--otlp-endpoint http:// is no URL"),
+        ("http://:4318", {}, "--otlp-endpoint http://:4318 is no URL"),
+        ("http://here:port", {}, "--otlp-endpoint http://here:port is no URL"),
         ("http://x", {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "OTEL_EXPORTER_OTLP_PROTOCOL is 'grpc'"),
         (None, {VARIABLES[0]: "http://x", "OTEL_TRACES_EXPORTER": "zipkin"}, "OTEL_TRACES_EXPORTER must be otlp"),
     ],

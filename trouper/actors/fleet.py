@@ -17,6 +17,7 @@ import trio
 
 from trouper.actors.runtime import Runtime
 from trouper.protocol.errors import DRAINING, ModelUnusable, Problem, RequestFailed
+from trouper.protocol.names import require_names
 from trouper.protocol.settings import Settings
 
 log = logging.getLogger("trouper.fleet")
@@ -86,9 +87,10 @@ def names_of(model: str, aliases: Sequence[str], *, default: bool) -> tuple[str,
 
 
 class OneModel:
-    """A runtime that somebody else started, as the only model."""
+    """A runtime that somebody else started, as the only model. Raises `SettingsInvalid` for a name without effect."""
 
     def __init__(self, runtime: Runtime, aliases: Sequence[str] = ()) -> None:
+        require_names((runtime.model.id,), aliases)
         self._listed = Listed(names_of(runtime.model.id, aliases, default=True), "ready", runtime)
         self._runtime = runtime
 
@@ -324,7 +326,9 @@ async def run_fleet_of(
     task_status: trio.TaskStatus[Fleet],
 ) -> None:
     """Load the first model, hand out the fleet, load what else fits; return when it was drained. `measure` tells what a
-    model's weights will weigh; `default_name` is the model's whose settings name none. Raises `ModelUnusable`."""
+    model's weights will weigh; `default_name` is the model's whose settings name none. Raises `ModelUnusable`, and
+    `SettingsInvalid` for a name without effect."""
+    require_names([one.model or default_name for one in settings], aliases)
     async with trio.open_nursery() as nursery:
         members = [
             Member(one, names_of(one.model or default_name, aliases, default=place == 0))

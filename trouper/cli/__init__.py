@@ -9,9 +9,10 @@ import click
 
 from trouper import __version__
 from trouper.cli import bench, cache, chat, completion, doctor, launch, serve, top
+from trouper.cli.usage import OneLineErrors
 
 
-@click.group()
+@click.group(cls=OneLineErrors)
 @click.version_option(__version__, message="trouper %(version)s")
 def main() -> None:
     """An LLM server of six actors on MLX and Trio. A flag can also be a variable, as in TROUPER_PORT=8123, or stand in

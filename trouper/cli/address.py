@@ -7,7 +7,11 @@ import socket
 
 
 class CannotListenError(Exception):
-    """The address is taken, not ours, or not allowed."""
+    """The address is taken, not ours, or not allowed. `reason` is the system's number for it."""
+
+    def __init__(self, message: str, reason: int | None) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 def require_address(host: str, port: int) -> None:
@@ -23,4 +27,4 @@ def require_address(host: str, port: int) -> None:
 
 def cannot_listen(host: str, port: int, error: OSError) -> CannotListenError:
     remedy = "; choose another --port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else ""
-    return CannotListenError(f"cannot listen on {host}:{port}: {error.strerror or error}{remedy}")
+    return CannotListenError(f"cannot listen on {host}:{port}: {error.strerror or error}{remedy}", error.errno)

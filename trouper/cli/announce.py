@@ -4,30 +4,35 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 from collections.abc import Iterator
 
 import click
 
 from trouper.actors.fleet import Fleet
+from trouper.cli.exits import forget_stdout
 
 KEY_VARIABLE = "TROUPER_API_KEY"
 
 
 def announce(url: str, fleet: Fleet, keyed: bool) -> None:
-    """The first line is for programs, too: it ends in `is ready at URL/v1`."""
+    """To stdout. If nobody reads that (`| head -1`, a full disk, `>&-`), the server goes on."""
+    try:
+        for line in lines_of(url, fleet, keyed):
+            click.echo(line)
+    except OSError:
+        forget_stdout()
+
+
+def lines_of(url: str, fleet: Fleet, keyed: bool) -> Iterator[str]:
+    """The first is for programs, too: it ends in `is ready at URL/v1`."""
     first, *others = fleet.listed()
     assert first.runtime is not None, "the first model is loaded before the server starts"
     card = first.runtime.model
-    click.echo(
-        f"{first.names[0]} ({card.architecture}, {card.dtype}, {card.batching}) on {card.device} is ready at {url}/v1"
-    )
+    yield f"{first.names[0]} ({card.architecture}, {card.dtype}, {card.batching}) on {card.device} is ready at {url}/v1"
     for other in others:
-        click.echo(f"{other.names[0]} is loaded now, if it fits, or when it is first asked for")
-    click.echo(f"live: {url}/   chat: trouper chat --url {url}   the API: {url}/docs")
-    for line in snippets(url, first.names[0], keyed):
-        click.echo(line)
-    sys.stdout.flush()
+        yield f"{other.names[0]} is loaded now, if it fits, or when it is first asked for"
+    yield f"live: {url}/   chat: trouper chat --url {url}   the API: {url}/docs"
+    yield from snippets(url, first.names[0], keyed)
 
 
 def snippets(url: str, model: str, keyed: bool) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import platform
 import resource
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,7 @@ from rich.filesize import decimal
 
 from trouper import __version__
 from trouper.cli.address import CannotListenError, require_address
+from trouper.cli.client import EVERYWHERE
 from trouper.protocol.errors import ModelUnusable
 from trouper.protocol.settings import ServerSettings, Settings
 
@@ -120,14 +122,18 @@ def model(plan: Plan) -> Iterator[Finding]:
         try:
             yield _model(one)
         except ModelUnusable as unusable:
-            yield Finding("fail", str(unusable), "give another --model, or what this one lacks")
+            yield Finding("fail", unusable.message, unusable.remedy or "give another --model, or what this one lacks")
 
 
 def _model(one: Settings) -> Finding:
-    from trouper.engine import embedded, machine
+    from trouper.engine import adapter, embedded, machine
 
+    if one.adapter_path is not None:
+        adapter.require(one.adapter_path)
     name = one.model or embedded.NAME
     if not machine.is_here(one.model):
+        if name == embedded.NAME:
+            embedded.require_cache()
         return Finding("warn", f"{name} is not here yet", "the first start downloads it")
     fit, limit = machine.fit(one), machine.device_facts().memory_bytes
     said = f"{name} ({fit.architecture}): {decimal(fit.weights_bytes)} of weights"
@@ -154,7 +160,8 @@ def disk(plan: Plan) -> Iterator[Finding]:
         directory = speed.nearest(first.blocks_dir.expanduser().absolute())
         free, measured = Disk().free_bytes(directory), speed.measure(directory)
     except OSError as error:
-        yield Finding("fail", f"{first.blocks_dir}: {error.strerror}", "give another --ssd-cache-dir, or --no-ssd")
+        said = f"{first.blocks_dir}: {error.strerror}; nothing will be kept there"
+        yield Finding("warn", said, "give another --ssd-cache-dir, or --no-ssd")
         return
     said = f"{decimal(free)} free for {first.blocks_dir}"
     if free < first.ssd_keep_free + speed.PROBE_BYTES:
@@ -173,9 +180,20 @@ def port(plan: Plan) -> Iterator[Finding]:
     try:
         require_address(host, number)
     except CannotListenError as error:
-        yield Finding("fail", str(error), "or see who is there: trouper top")
+        yield Finding("fail", str(error), _remedy_of_port(host, number, error.reason))
     else:
         yield Finding("ok", f"{host}:{number} is free" if number else f"any free port of {host}")
+
+
+def _remedy_of_port(host: str, number: int, reason: int | None) -> str:
+    match reason:
+        case errno.EADDRINUSE:
+            there = EVERYWHERE.get(host, host)
+            return f"or see who is there: trouper top --url http://{f'[{there}]' if ':' in there else there}:{number}"
+        case errno.EACCES:
+            return "only an administrator's process may listen on such a port"
+        case _:
+            return "give an address of this machine as --host"
 
 
 def keys(plan: Plan) -> Iterator[Finding]:
@@ -185,7 +203,9 @@ def keys(plan: Plan) -> Iterator[Finding]:
     try:
         needed = Keys.of(plan.server).needed
     except SettingsInvalid as invalid:
-        yield Finding("fail", str(invalid), "write one key a line into it")
+        of_file = invalid.flag == "--api-key-file"
+        remedy = "write one key a line into that file" if of_file else "give another --api-key, or leave the flag out"
+        yield Finding("fail", str(invalid), remedy)
         return
     if not needed and plan.server.allow_no_key:
         yield Finding("warn", "anybody who reaches it may use the model", "give --api-key or --api-key-file")

@@ -15,6 +15,9 @@ import httpx2
 
 from trouper.cli.config import configured
 from trouper.cli.exits import refuse
+from trouper.cli.flags import Whole
+from trouper.protocol.errors import SettingsInvalid
+from trouper.protocol.keys import sendable
 from trouper.protocol.settings import ServerSettings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -76,7 +79,9 @@ def client_of(command: Command) -> Command:
 
     for option in (
         click.option("--api-key-file", type=click.Path(path_type=Path), envvar="TROUPER_API_KEY_FILE", hidden=True),
-        click.option("--api-key", multiple=True, envvar="TROUPER_API_KEY", help="Key that the server wants."),
+        click.option(
+            "--api-key", type=Whole(), multiple=True, envvar="TROUPER_API_KEY", help="Key that the server wants."
+        ),
         click.option("--port", type=int, envvar="TROUPER_PORT", default=DEFAULT.port, hidden=True),
         click.option("--host", envvar="TROUPER_HOST", default=DEFAULT.host, hidden=True),
         click.option("--url", envvar="TROUPER_URL", help=f"The server. Default: http://{DEFAULT.host}:{DEFAULT.port}"),
@@ -88,12 +93,15 @@ def client_of(command: Command) -> Command:
 
 def _key(keys: tuple[str, ...], path: Path | None) -> str | None:
     """The first: any of them opens."""
-    if keys:
-        return keys[0]
-    if path is None:
-        return None
     try:
-        return next((line.strip() for line in path.read_text("utf-8").splitlines() if line.strip()), None)
+        if keys:
+            return sendable(keys[0], "--api-key")
+        if path is None:
+            return None
+        lines = path.read_text("utf-8").splitlines()
+        return next((sendable(line, "--api-key-file", path) for line in lines if line.strip()), None)
+    except SettingsInvalid as invalid:
+        refuse(str(invalid))
     except (OSError, UnicodeDecodeError) as error:
         refuse(f"--api-key-file {path}: {error}")
 

@@ -17,7 +17,8 @@ from rich.text import Text
 from trouper.cli.checks import CHECKS, Finding, Plan
 from trouper.cli.config import configured, file_read
 from trouper.cli.exits import refuse
-from trouper.cli.flags import flags_of, models_from, settings_from
+from trouper.cli.flags import all_from, flags_of
+from trouper.cli.usage import said_of
 from trouper.cli.variables import misspelt
 from trouper.protocol.errors import SettingsInvalid
 from trouper.protocol.settings import ServerSettings, Settings
@@ -36,14 +37,9 @@ FAILED = 1
 def doctor(context: click.Context, /, as_json: bool, **given: Any) -> None:
     """Look whether `trouper serve` would run here with the same flags, and how well. Exit code 1 if it would not."""
     try:
-        plan = Plan(
-            models_from(given),
-            settings_from(ServerSettings, given),
-            file_read(context),
-            [*misspelt(context, os.environ)],
-        )
+        plan = Plan(*all_from(given), file_read(context), [*misspelt(context, os.environ)])
     except SettingsInvalid as invalid:
-        refuse(str(invalid))
+        refuse(said_of(context, invalid))
     console = Console(width=None if sys.stdout.isatty() else 160)
     found: list[tuple[str, Finding]] = []
     for subject, finding in examined(plan):
@@ -63,7 +59,8 @@ def examined(plan: Plan) -> Iterator[tuple[str, Finding]]:
             for finding in check(plan):
                 yield subject, finding
         except Exception as error:  # noqa: BLE001 - whatever is broken here is what the doctor is for.
-            yield subject, Finding("fail", f"{type(error).__name__}: {error}", "see what is said above")
+            said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            yield subject, Finding("fail", said, "see what is said above")
 
 
 def _row(subject: str, finding: Finding) -> Table:

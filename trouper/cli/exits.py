@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import click
@@ -16,6 +17,8 @@ DEVICE_STUCK = 70
 """Exit code when the device never finished a step (EX_SOFTWARE): a supervisor should start the process again."""
 RANK_LOST = 75
 """Exit code when the group of ranks has ended (EX_TEMPFAIL): a supervisor should start all of them again."""
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it."""
 DAMAGE_FOUND = 1
 """Exit code of `trouper cache verify` when a file is not sound."""
 
@@ -29,8 +32,16 @@ def refuse(said: str) -> NoReturn:
 def end_at_once(code: int) -> NoReturn:
     """Without unwinding: what would have to be waited for is what did not end."""
     logging.shutdown()
-    sys.stdout.flush()
+    with suppress(OSError, ValueError, AttributeError):  # It may be full, closed, or not there at all.
+        sys.stdout.flush()
     os._exit(code)
+
+
+def forget_stdout() -> None:
+    """Nobody reads it any more. What is left in its buffer would be an error again when the process ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def leaves(group: BaseExceptionGroup[Any]) -> Iterator[BaseException]:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import attrs
 import click
+from click.shell_completion import CompletionItem
 
 from trouper.protocol.errors import SettingsInvalid
-from trouper.protocol.settings import Settings
+from trouper.protocol.names import EMBEDDED, require_names
+from trouper.protocol.settings import ServerSettings, Settings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+Completion = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 S = TypeVar("S", bound=attrs.AttrsInstance)
 
 
@@ -32,19 +35,46 @@ def flags_of(cls: type[attrs.AttrsInstance]) -> Callable[[Command], Command]:
 
 def flag(field: attrs.Attribute[Any], hint: Any) -> Callable[[Command], Command]:
     kind = next(part for part in (get_args(hint) or (hint,)) if part not in (NoneType, Ellipsis))
-    each = bool(field.metadata.get("each"))
+    choices = field.metadata.get("choices")
+    each, repeated = bool(field.metadata.get("each")), get_origin(hint) is tuple
     return click.option(
         "--" + field.name.replace("_", "-"),
         field.name,
-        type=click.Path(path_type=Path) if kind is Path else OneOfSeveral() if each else kind,
+        type=_type(kind, each=each, repeated=repeated),
         is_flag=kind is bool,
-        multiple=each or get_origin(hint) is tuple,
+        multiple=each or repeated,
         default=() if each else field.default,
         envvar=f"TROUPER_{field.name.upper()}",
+        metavar=f"[{'|'.join(map(str, choices))}]" if choices else None,
+        shell_complete=_completion(field),
         help=field.metadata["help"],
         show_default=field.default not in (None, False, ()),
         show_envvar=bool(field.metadata.get("secret")),
     )
+
+
+def _type(kind: Any, *, each: bool, repeated: bool) -> Any:
+    if kind is Path:
+        return click.Path(path_type=Path)
+    return OneOfSeveral() if each else Whole() if repeated else kind
+
+
+def _completion(field: attrs.Attribute[Any]) -> Completion | None:
+    """What a shell offers. That it is one of these the setting itself says, whoever gave it, so click need not."""
+    if choices := field.metadata.get("choices"):
+        return lambda _context, _option, begun: [
+            CompletionItem(str(one)) for one in choices if str(one).startswith(begun)
+        ]
+    if field.metadata.get("directory"):
+        return lambda _context, _option, begun: [CompletionItem(begun, type="dir")]
+    return None
+
+
+class Whole(click.types.StringParamType):
+    """Text. A variable holds one, whatever stands in it: click would part it at blanks, and make weak keys of a good one."""
+
+    def split_envvar_value(self, rv: str) -> Sequence[str]:
+        return (rv,)
 
 
 class OneOfSeveral(click.types.StringParamType):
@@ -65,3 +95,10 @@ def models_from(given: Mapping[str, Any]) -> list[Settings]:
     if len(models) > 1 and given["adapter_path"] is not None:
         raise SettingsInvalid("--adapter-path is for one model: give one --model with it")
     return [settings_from(Settings, given, model=model) for model in models or (None,)]
+
+
+def all_from(given: Mapping[str, Any]) -> tuple[list[Settings], ServerSettings]:
+    """What `serve` serves, and how. Raises `SettingsInvalid`."""
+    models, server = models_from(given), settings_from(ServerSettings, given)
+    require_names([one.model or EMBEDDED for one in models], server.served_model_name)
+    return models, server

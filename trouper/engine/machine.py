@@ -8,13 +8,13 @@ from pathlib import Path
 import attrs
 import mlx.core as mx
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-from mlx_lm.utils import load_model
+from huggingface_hub.errors import LocalEntryNotFoundError
 
 from trouper.engine import FAST_BLAS, checkpoint, device, embedded, precision
 from trouper.engine.layout import kv_layout
+from trouper.engine.loading import opened
 from trouper.engine.quantized import kv_format
-from trouper.engine.resolve import resolve
+from trouper.engine.resolve import place_of, resolve
 from trouper.protocol.settings import Settings
 
 PRODUCT_SIZE = 1024
@@ -59,14 +59,20 @@ def product_gflops() -> float:
 
 
 def is_here(model: str | None) -> bool:
-    """Whether starting would download nothing."""
-    if model is not None and Path(model).expanduser().exists():
-        return True
-    if model is None or model == embedded.NAME:
-        return embedded.is_here()
+    """Whether starting would download nothing. Raises `ModelUnusable` for what no start could find."""
+    match place_of(model):
+        case Path():
+            return True
+        case None:
+            return embedded.is_here()
+        case hub_id:
+            return _is_cached(hub_id)
+
+
+def _is_cached(hub_id: str) -> bool:
     try:
-        snapshot_download(model, local_files_only=True)
-    except (LocalEntryNotFoundError, HFValidationError):
+        snapshot_download(hub_id, local_files_only=True)
+    except LocalEntryNotFoundError:
         return False
     return True
 
@@ -74,7 +80,7 @@ def is_here(model: str | None) -> bool:
 def fit(settings: Settings) -> Fit:
     """Of a model that is here. Raises `ModelUnusable`."""
     found = checkpoint.inspect(directory := resolve(settings.model, lambda _: None))
-    model, _ = load_model(directory, lazy=True)
+    model, _ = opened(directory)
     if float32 := device.is_cpu():
         precision.to_float32(model)
     return Fit(

@@ -13,9 +13,11 @@ from huggingface_hub.errors import (
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
 )
+from huggingface_hub.utils import validate_repo_id
 from mlx_lm.utils import _download  # the hub files that mlx-lm reads, and ModelScope on request
 
 from trouper.engine import embedded
+from trouper.engine.faults import line_of
 from trouper.protocol.errors import ModelUnusable
 from trouper.protocol.loading import LoadWatch, nobody_watches
 
@@ -27,18 +29,34 @@ def resolve(model: str | None, report: Callable[[str], None], watch: LoadWatch =
     client shows bars of its own. Raises `ModelUnusable`."""
     if model is None:
         report(f"no --model: serving the embedded {embedded.NAME}")
-        return embedded.directory(None, report, watch)
+    match place_of(model):
+        case Path() as directory:
+            return directory
+        case None:
+            return embedded.directory(None, report, watch)
+        case hub_id:
+            report(f"fetching {hub_id} from the model hub, unless it is cached")
+            return _fetch(hub_id)
+
+
+def place_of(model: str | None) -> Path | str | None:
+    """A directory that is there, or a hub's id, or None for the embedded model. Raises `ModelUnusable` for what is none."""
+    if model is None:
+        return None
     path = Path(model).expanduser()
     if path.is_dir():
         return path
     if model == embedded.NAME:
-        return embedded.directory(None, report, watch)
+        return None
     if path.exists():
         raise ModelUnusable(f"--model {model} is a file: give the directory that holds config.json and the weights")
     if not HUB_ID.fullmatch(model) or model.startswith((".", "~")):
         raise ModelUnusable(f"--model {model}: no such directory, and not a hub id (owner/name) either")
-    report(f"fetching {model} from the model hub, unless it is cached")
-    return _fetch(model)
+    try:
+        validate_repo_id(model)
+    except HFValidationError as error:
+        raise ModelUnusable(f"--model {model}: not a hub id: {line_of(error)}") from error
+    return model
 
 
 def _fetch(hub_id: str) -> Path:
@@ -52,11 +70,5 @@ def _fetch(hub_id: str) -> Path:
         raise ModelUnusable(
             f"{hub_id} is neither a directory nor cached, and the model hub cannot be reached"
         ) from error
-    except HFValidationError as error:
-        raise ModelUnusable(f"--model {hub_id}: not a hub id: {error}") from error
     except (HfHubHTTPError, OSError) as error:
-        raise ModelUnusable(f"{hub_id} could not be downloaded: {_first_line(error)}") from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelUnusable(f"{hub_id} could not be downloaded: {line_of(error)}") from error

@@ -34,11 +34,20 @@ class RequestFailed(Exception):
 
 
 class ModelUnusable(Exception):
-    """A model that cannot be loaded. The message is one line for a person: what, where, and the remedy."""
+    """A model that cannot be loaded. The message is one line for a person: what, where, and the remedy, which may also be
+    given apart."""
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        super().__init__(f"{message}; {remedy}" if remedy else message)
+        self.message, self.remedy = message, remedy
 
 
 class SettingsInvalid(ValueError):
-    """A setting that cannot be. The message names the flag and the remedy."""
+    """A setting that cannot be. The message names the flag and the remedy; `flag` is the flag alone, where it is one."""
+
+    def __init__(self, message: str, flag: str | None = None) -> None:
+        super().__init__(message)
+        self.flag = flag
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> RequestFailed:

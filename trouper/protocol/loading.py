@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Protocol
 
 import attrs
 
@@ -18,8 +18,11 @@ class Loading:
     total_bytes: int
 
 
-LoadWatch: TypeAlias = Callable[[Loading], None]
-"""Called on the engine's thread, some hundred times at most a second: it must not block."""
+class LoadWatch(Protocol):
+    """Is told how far loading has come. Called on the engine's thread, some hundred times at most a second: it must not
+    block."""
+
+    def __call__(self, loading: Loading, /) -> None: ...
 
 
 def stage(watch: LoadWatch, model: str, name: str) -> Callable[[int, int], None]:

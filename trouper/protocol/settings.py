@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,27 +21,63 @@ def _within(low: float, high: float | None = None) -> Callable[[Any, attrs.Attri
     def check(_: object, attribute: attrs.Attribute[Any], value: float | None) -> None:
         if value is None:
             return
-        if not low <= value or (high is not None and value > high):
-            bound = f"at least {low:g}" if high is None else f"between {low:g} and {high:g}"
-            raise SettingsInvalid(f"{_flag(attribute.name)} must be {bound}, not {value:g}")
+        flag = _flag(attribute.name)
+        if not isinstance(value, int | float):
+            raise SettingsInvalid(f"{flag} must be a number, not {value!r}", flag)
+        if not low <= value or (high is not None and value > high) or value == math.inf:
+            most = "" if value != math.inf else "finite and "
+            bound = f"{most}at least {low:g}" if high is None else f"between {low:g} and {high:g}"
+            raise SettingsInvalid(f"{flag} must be {bound}, not {value:g}", flag)
 
     return check
 
 
-def setting(default: Any, help: str, low: float | None = None, high: float | None = None, **more: Any) -> Any:
-    """One setting. `more`: `secret` hides it when printed, `repeat` lets the flag be given several times, `each` too,
-    for several of all these settings."""
-    check = None if low is None else _within(low, high)
-    return attrs.field(default=default, validator=check, metadata={"help": help, **more})
+def _one_of(choices: Sequence[Any]) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
+    *others, last = choices
+
+    def check(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+        if value not in choices:
+            flag = _flag(attribute.name)
+            raise SettingsInvalid(f"{flag} must be {', '.join(map(str, others))} or {last}, not {value}", flag)
+
+    return check
+
+
+def setting(
+    default: Any,
+    help: str,
+    low: float | None = None,
+    high: float | None = None,
+    choices: Sequence[Any] | None = None,
+    **more: Any,
+) -> Any:
+    """One setting. `choices`: all that it may be. `more`: `secret` hides it when printed, `repeat` lets the flag be given
+    several times, `each` too, for several of all these settings, `directory` says that it names one."""
+    check = _one_of(choices) if choices else None if low is None else _within(low, high)
+    return attrs.field(default=default, validator=check, metadata={"help": help, "choices": choices, **more})
+
+
+def size(default: Any, help: str) -> Any:
+    """A setting in bytes. Programs may give it as text, too."""
+    convert = attrs.Converter(_bytes, takes_field=True)
+    return attrs.field(default=default, validator=_within(0), converter=convert, metadata={"help": help})
+
+
+def _bytes(value: Any, field: attrs.Attribute[Any]) -> ByteSize | None:
+    try:
+        return None if value is None else ByteSize(value)
+    except ValueError as error:
+        raise SettingsInvalid(f"{_flag(field.name)}: {error}", _flag(field.name)) from None
 
 
 class ByteSize(int):
     """Bytes; as text also with a unit: 500MB, 4GB, 4GiB, 2T."""
 
     def __new__(cls, value: int | str) -> Self:
+        """Raises `ValueError`."""
         if isinstance(value, int):
             return super().__new__(cls, value)
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", value.lower())
+        match = re.fullmatch(r"\s*(\d{1,30}(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", str(value).lower())
         if match is None:
             raise ValueError(f"{value!r} is no size; write bytes, or a unit as in 500MB or 4GB")
         number, unit, binary = match.groups()
@@ -68,8 +105,9 @@ class Settings:
         None,
         "Local directory or hub id; several for several models. Nothing: the embedded SmolLM2-135M-Instruct.",
         each=True,
+        directory=True,
     )
-    adapter_path: str | None = setting(None, "Directory of LoRA adapters to apply to the model.")
+    adapter_path: str | None = setting(None, "Directory of LoRA adapters to apply to the model.", directory=True)
     completion_batch_size: int = setting(32, "Rows that decode together.", 1, 4096)
     max_batch_size: int | None = setting(
         None, "Older name for a bound on rows; the smaller of the two counts.", 1, 4096
@@ -77,7 +115,7 @@ class Settings:
     prefill_batch_size: int = setting(32, "Prompts that prefill together.", 1, 256)
     prefill_step_size: int = setting(2048, "Most prompt tokens of one prefill chunk.", 1, 65536)
     decode_stall_ms: float = setting(
-        300.0, "Longest pause that prefill may put between two tokens of a running stream.", 1
+        300.0, "Longest pause that prefill may put between two tokens of a running stream.", 1, 60_000
     )
     gather_ms: float = setting(
         3.0,
@@ -89,7 +127,7 @@ class Settings:
     default_max_tokens: int = setting(512, "Length of an answer when the request names none.", 1)
     max_prompt_tokens: int = setting(32768, "Longer prompts are refused.", 1)
     max_kv_size: int | None = setting(
-        None, "Most tokens (prompt and answer) of one row. Default: the model's context.", 2
+        None, "Most tokens (prompt and answer) of one row. Default: the model's context.", 32
     )
     queue_timeout_s: float = setting(60.0, "Longest wait for a row; 0: no limit.", 0)
     first_token_timeout_s: float = setting(120.0, "Longest prefill; 0: no limit.", 0)
@@ -99,19 +137,20 @@ class Settings:
         60.0, "A step that takes longer makes /readyz 503; ten times as long ends the process.", 0.1
     )
     block_size: int = setting(64, "Tokens of one cache block.", 1, 1024)
-    cache_memory: ByteSize | None = setting(
-        None, "Memory for cached blocks, as in 4GB; 0: cache nothing. Default: from the device's own memory.", 0
+    cache_memory: ByteSize | None = size(
+        None, "Memory for cached blocks, as in 4GB; 0: cache nothing. Default: from the device's own memory."
     )
     num_blocks: int | None = setting(None, "Also a bound on cached blocks, in blocks.", 1)
     snapshot_tokens: int = setting(
         512, "Models with sliding windows or recurrent state keep a snapshot of it this often.", 16
     )
-    kv_bits: int = setting(0, "Bits of keys and values: 8, 4, or 0 for the model's own.", 0, 8)
-    kv_group_size: int = setting(64, "Values that share one quantization scale.", 32, 128)
+    kv_bits: int = setting(0, "Bits of keys and values: 8, 4, or 0 for the model's own.", choices=(8, 4, 0))
+    kv_group_size: int = setting(64, "Values that share one quantization scale.", choices=(32, 64, 128))
     speculation: str = setting(
         "auto",
         "ngram: guess tokens from what a row has said, and verify them where that is faster. off: do not. "
         "auto: ngram, but off on CUDA devices.",
+        choices=("auto", "ngram", "off"),
     )
     spec_ngram_min: int = setting(3, "Least tokens that must have stood somewhere before.", 1, 64)
     spec_ngram_max: int = setting(8, "The longest match is looked for up to so many tokens.", 1, 64)
@@ -120,12 +159,16 @@ class Settings:
         None, "Older name of a bound. No effect: whole sequences are kept as blocks, under --cache-memory.", 0
     )
     tp_reduce_dtype: str = setting(
-        "native", "With several ranks, the type in which their parts are added: native (the model's own) or float32."
+        "native",
+        "With several ranks, the type in which their parts are added: native (the model's own) or float32.",
+        choices=("native", "float32"),
     )
-    ssd_cache_dir: Path | None = setting(None, "Directory of the SSD tier. Default: in the user's cache directory.")
-    ssd_max_bytes: ByteSize = setting(ByteSize("20GB"), "Most that the SSD tier holds.", 0)
-    ssd_keep_free: ByteSize = setting(ByteSize("2GB"), "Nothing is written that would leave less of the disk free.", 0)
-    ssd_write_budget: ByteSize = setting(ByteSize("50GB"), "Most that is written in an hour: disks wear.", 0)
+    ssd_cache_dir: Path | None = setting(
+        None, "Directory of the SSD tier. Default: in the user's cache directory.", directory=True
+    )
+    ssd_max_bytes: ByteSize = size(ByteSize("20GB"), "Most that the SSD tier holds.")
+    ssd_keep_free: ByteSize = size(ByteSize("2GB"), "Nothing is written that would leave less of the disk free.")
+    ssd_write_budget: ByteSize = size(ByteSize("50GB"), "Most that is written in an hour: disks wear.")
     ssd_ttl_days: float = setting(7.0, "Files unused for so long are removed.", 0)
     no_ssd: bool = setting(False, "Keep nothing on disk.")
     memory_fraction: float = setting(
@@ -140,16 +183,10 @@ class Settings:
     collective_timeout_s: float = setting(60.0, "With several ranks, a step that takes longer is given up.", 1)
 
     def __attrs_post_init__(self) -> None:
-        if self.speculation not in ("auto", "ngram", "off"):
-            raise SettingsInvalid(f"--speculation must be auto, ngram or off, not {self.speculation}")
+        if self.model is not None and not self.model.strip():
+            raise SettingsInvalid("--model is empty; give a directory or a hub id, or leave the flag out", "--model")
         if self.spec_ngram_min > self.spec_ngram_max:
             raise SettingsInvalid("--spec-ngram-min must not be more than --spec-ngram-max")
-        if self.kv_bits not in (0, 4, 8):
-            raise SettingsInvalid(f"--kv-bits must be 8, 4 or 0, not {self.kv_bits}")
-        if self.kv_group_size not in (32, 64, 128):
-            raise SettingsInvalid(f"--kv-group-size must be 32, 64 or 128, not {self.kv_group_size}")
-        if self.tp_reduce_dtype not in ("native", "float32"):
-            raise SettingsInvalid(f"--tp-reduce-dtype must be native or float32, not {self.tp_reduce_dtype}")
 
     @property
     def blocks_dir(self) -> Path | None:
@@ -174,13 +211,13 @@ class ServerSettings:
     served_model_name: tuple[str, ...] = setting(
         (), "Name of the model in the API, or NAME=MODEL for one of several. Default: what --model says.", repeat=True
     )
-    model_memory: ByteSize | None = setting(
-        None, "Memory for the weights of several models. Default: 0.7 of the device's.", 0
+    model_memory: ByteSize | None = size(
+        None, "Memory for the weights of several models. Default: 0.7 of the device's."
     )
     stored_responses: int = setting(
         1000, "Responses kept in memory for previous_response_id and GET /v1/responses/ID; 0: none.", 0
     )
-    stored_responses_bytes: ByteSize = setting(ByteSize("64MB"), "Most that they may take.", 0)
+    stored_responses_bytes: ByteSize = size(ByteSize("64MB"), "Most that they may take.")
     stored_responses_ttl_s: float = setting(86400.0, "Those that nobody used for so long are forgotten.", 0)
     drain_timeout_s: float = setting(10.0, "On SIGTERM, how long running requests may finish.", 0)
     heartbeat_s: float = setting(5.0, "A silent stream gets a comment this often.", 0.05)

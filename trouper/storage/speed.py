@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import sys
@@ -49,5 +50,9 @@ def _forget(descriptor: int) -> None:
 
 
 def nearest(directory: Path) -> Path:
-    """The directory, or the first of its parents that is there: on the same disk, most likely."""
-    return next(path for path in (directory, *directory.parents) if path.is_dir())
+    """The directory, or the first of its parents that is there: on the same disk, most likely. Raises `OSError` if that
+    is a file."""
+    first = next(path for path in (directory, *directory.parents) if path.exists())
+    if not first.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(first))
+    return first

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hmac
 from hashlib import sha256
+from pathlib import Path
 
 import attrs
 
 from trouper.protocol.errors import Problem, SettingsInvalid
+from trouper.protocol.keys import sendable
 from trouper.protocol.settings import ServerSettings
 
 OPEN_PATHS = frozenset({"/", "/health", "/livez", "/readyz", "/metrics", "/openapi.json", "/docs"})
@@ -23,20 +25,10 @@ class Keys:
 
     @classmethod
     def of(cls, settings: ServerSettings) -> Keys:
-        """Raises `SettingsInvalid` if the key file cannot be read or holds no key."""
-        keys = list(settings.api_key)
-        if "" in keys:
-            raise SettingsInvalid("--api-key is empty; give a key, or leave the flag out")
+        """Raises `SettingsInvalid` if a key cannot be sent, or the key file cannot be read or holds no key."""
+        keys = [sendable(key, "--api-key") for key in settings.api_key]
         if settings.api_key_file is not None:
-            try:
-                lines = settings.api_key_file.read_text("utf-8").splitlines()
-            except OSError as error:
-                raise SettingsInvalid(f"--api-key-file {settings.api_key_file}: {error.strerror}") from None
-            except UnicodeDecodeError:
-                raise SettingsInvalid(f"--api-key-file {settings.api_key_file} is not a text file") from None
-            keys += [line.strip() for line in lines if line.strip()]
-            if not keys:
-                raise SettingsInvalid(f"--api-key-file {settings.api_key_file} holds no key")
+            keys += _of_file(settings.api_key_file)
         return cls(tuple(sha256(key.encode()).digest() for key in keys))
 
     @property
@@ -59,6 +51,20 @@ class Keys:
         """Constant time: every digest is compared, whether or not one matched."""
         digest = sha256(key.encode("utf-8", "surrogatepass")).digest()
         return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0
+
+
+def _of_file(path: Path) -> list[str]:
+    flag = "--api-key-file"
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except OSError as error:
+        raise SettingsInvalid(f"{flag} {path}: {error.strerror}; give a file with one key a line", flag) from None
+    except UnicodeDecodeError:
+        raise SettingsInvalid(f"{flag} {path} is not a text file; give one with one key a line", flag) from None
+    keys = [sendable(line, flag, path) for line in lines if line.strip()]
+    if not keys:
+        raise SettingsInvalid(f"{flag} {path} holds no key; write one a line into it", flag)
+    return keys
 
 
 def _given(authorization: str | None, api_key: str | None) -> str | None:
