@@ -40,6 +40,34 @@ def test_a_question_without_an_answer_is_taken_back(talked: Conversation) -> Non
     assert talked.body() == before
 
 
+def test_retry_asks_what_was_left_without_an_answer(talked: Conversation) -> None:
+    """The question that failed, not the one before it, whose answer stays."""
+    talked.ask("three?")
+    talked.answered("")
+    with pytest.raises(AskAgain) as again:
+        follow(talked, "/retry")
+    assert again.value.question == "three?"
+    assert talked.messages[-1] == {"role": "assistant", "content": "2"}
+    talked.ask("three?")
+    talked.answered("3")
+    assert follow(talked, "/undo") == "taken back: three?"
+    assert follow(talked, "/undo") == "taken back: two?"
+
+
+@pytest.mark.parametrize("command", ["/clear", "/undo", "/load {tmp}/talk"])
+def test_a_question_without_an_answer_is_forgotten_with_the_rest(
+    talked: Conversation, command: str, tmp_path: Path
+) -> None:
+    follow(talked, f"/save {tmp_path}/talk")
+    talked.ask("three?")
+    talked.answered("")
+    said = follow(talked, command.replace("{tmp}", str(tmp_path)))
+    assert command != "/undo" or said == "taken back: three?"
+    with pytest.raises((AskAgain, CommandRefused)) as again:
+        follow(talked, "/retry")
+    assert "three?" not in str(again.value)
+
+
 def test_parameters_and_the_model(talked: Conversation) -> None:
     assert follow(talked, "/set") == "all defaults"
     follow(talked, "/set temperature 0.5")

@@ -38,6 +38,8 @@ class Conversation:
     parameters: dict[str, Any] = attrs.field(factory=dict)
     """Of each request: temperature and the like."""
     messages: list[Message] = attrs.field(factory=list)
+    unanswered: str | None = None
+    """The last question, if no answer came: it is none of the messages."""
 
     def body(self) -> dict[str, Any]:
         """What is asked of the server."""
@@ -47,16 +49,20 @@ class Conversation:
 
     def ask(self, question: str) -> None:
         self.messages.append({"role": "user", "content": question})
+        self.unanswered = None
 
     def answered(self, text: str) -> None:
         """A partial answer counts: the next question may be about it. Without one the question is taken back."""
         if text:
             self.messages.append({"role": "assistant", "content": text})
         else:
-            self.messages.pop()
+            self.unanswered = self.messages.pop()["content"]
 
     def take_back(self) -> str:
-        """The last question, without its answer. Raises `CommandRefused`."""
+        """The last question, without its answer; the answers before it stay. Raises `CommandRefused`."""
+        if self.unanswered is not None:
+            question, self.unanswered = self.unanswered, None
+            return question
         asked = [place for place, message in enumerate(self.messages) if message["role"] == "user"]
         if not asked:
             raise CommandRefused("nothing was asked yet")
@@ -75,6 +81,7 @@ def _help(_: Conversation, __: str) -> str:
 def _clear(conversation: Conversation, _: str) -> str:
     """forget all that was said; the system prompt stays"""
     conversation.messages.clear()
+    conversation.unanswered = None
     return "forgotten"
 
 
@@ -116,7 +123,7 @@ def _undo(conversation: Conversation, _: str) -> str:
 
 
 def _retry(conversation: Conversation, _: str) -> str:
-    """ask the last question again"""
+    """ask the last question again, also one that got no answer"""
     raise AskAgain(conversation.take_back())
 
 
@@ -141,6 +148,7 @@ def _load(conversation: Conversation, path: str) -> str:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CommandRefused(f"{path} holds no conversation") from error
     conversation.system, conversation.parameters, conversation.messages = system, parameters, messages
+    conversation.unanswered = None
     return f"{len(messages)} messages"
 
 
