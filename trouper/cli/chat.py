@@ -15,7 +15,7 @@ from trouper.cli import own_server
 from trouper.cli.answers import Answer, AnswerFailed, stream
 from trouper.cli.client import Where, client_of, refused_in_one_line
 from trouper.cli.config import file_read
-from trouper.cli.conversation import COMMANDS, AskAgain, CommandRefused, Conversation, Leave, follow
+from trouper.cli.conversation import COMMANDS, AskAgain, CommandRefused, Conversation, Leave, follow, question_in
 from trouper.cli.exits import refuse
 
 STOPPED = "stopped"
@@ -89,7 +89,8 @@ def _converse(client: httpx2.Client, conversation: Conversation, where: Where) -
 def _handled(client: httpx2.Client, conversation: Conversation, line: str) -> bool:
     """False: the person leaves."""
     try:
-        if line.startswith("/"):
+        question = question_in(line)
+        if question is None:
             click.secho(follow(conversation, line), dim=True)
             return True
     except CommandRefused as refused:
@@ -98,8 +99,8 @@ def _handled(client: httpx2.Client, conversation: Conversation, line: str) -> bo
     except Leave:
         return False
     except AskAgain as again:
-        line = again.question
-    answer_to(line, client, conversation, click.echo)
+        question = again.question
+    answer_to(question, client, conversation, click.echo)
     return True
 
 
