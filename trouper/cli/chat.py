@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from io import TextIOWrapper
 from typing import Any
 
 import attrs
@@ -17,6 +18,8 @@ from trouper.cli.client import Where, client_of, refused_in_one_line
 from trouper.cli.config import file_read
 from trouper.cli.conversation import COMMANDS, AskAgain, CommandRefused, Conversation, Leave, follow, question_in
 from trouper.cli.exits import refuse
+from trouper.cli.flags import Finite
+from trouper.cli.typed import text_of
 
 STOPPED = "stopped"
 
@@ -26,7 +29,7 @@ STOPPED = "stopped"
 @click.option("--model", "own_model", metavar="DIR-OR-HUB-ID", help="Start a server of one's own with this model.")
 @click.option("--name", help="Which of the server's models. Default: its first.")
 @click.option("--system", default="", help="System prompt.")
-@click.option("--temperature", type=float, help="Default: the server's.")
+@click.option("--temperature", type=Finite(), help="Default: the server's.")
 @click.option("--max-tokens", type=int, help="Of one answer. Default: the server's.")
 @click.argument("question", nargs=-1)
 @click.pass_context
@@ -39,8 +42,8 @@ def chat(
     In the terminal /help lists commands, Ctrl-C stops an answer, Ctrl-D leaves.
     """
     given = {key: value for key, value in parameters.items() if value is not None}
-    conversation = Conversation(system, name, given)
-    asked = " ".join(question) or ("" if sys.stdin.isatty() else sys.stdin.read().strip())
+    conversation = Conversation(text_of(system), name and text_of(name), given)
+    asked = text_of(" ".join(question)) or ("" if sys.stdin.isatty() else _piped())
     with ExitStack() as stack:
         if own_model is not None:
             path = file_read(context)
@@ -53,6 +56,13 @@ def chat(
             _answer_once(client, conversation, asked)
         else:
             _converse(client, conversation, where)
+
+
+def _piped() -> str:
+    """All of stdin, whatever its bytes are."""
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")
+    return sys.stdin.read().strip()
 
 
 def _answer_once(client: httpx2.Client, conversation: Conversation, question: str) -> None:
@@ -76,7 +86,7 @@ def _converse(client: httpx2.Client, conversation: Conversation, where: Where) -
     read = session(COMMANDS).prompt
     while True:
         try:
-            line = read().strip()
+            line = text_of(read()).strip()
         except KeyboardInterrupt:
             click.secho("Ctrl-D leaves", dim=True)
         except EOFError:

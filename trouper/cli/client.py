@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import ipaddress
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ SILENCE_S = 300.0
 """A server that is alive says something in every stream long before."""
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - what is connected to instead
 DEFAULT = ServerSettings()
+HEADER_VALUE = re.compile("[!-~]([ -~]*[!-~])?")
 
 
 @attrs.frozen
@@ -89,13 +91,20 @@ def client_of(command: Command) -> Command:
 def _key(keys: tuple[str, ...], path: Path | None) -> str | None:
     """The first: any of them opens."""
     if keys:
-        return keys[0]
+        return _fit(keys[0], "--api-key")
     if path is None:
         return None
     try:
-        return next((line.strip() for line in path.read_text("utf-8").splitlines() if line.strip()), None)
+        key = next((line.strip() for line in path.read_text("utf-8").splitlines() if line.strip()), None)
     except (OSError, UnicodeDecodeError) as error:
         refuse(f"--api-key-file {path}: {error}")
+    return key and _fit(key, f"--api-key-file {path}")
+
+
+def _fit(key: str, given_by: str) -> str:
+    if not HEADER_VALUE.fullmatch(key):
+        refuse(f"{given_by}: a key is sent in a header, so it is printable ASCII, without blanks at its ends")
+    return key
 
 
 @contextmanager
