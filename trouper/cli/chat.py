@@ -14,7 +14,7 @@ import httpx2
 
 from trouper.cli import own_server
 from trouper.cli.answers import Answer, AnswerFailed, stream
-from trouper.cli.client import Where, client_of, refused_in_one_line
+from trouper.cli.client import NotTrouper, Where, client_of, first_model, refused_in_one_line
 from trouper.cli.config import file_read
 from trouper.cli.conversation import COMMANDS, AskAgain, CommandRefused, Conversation, Leave, follow, question_in
 from trouper.cli.exits import refuse
@@ -81,8 +81,8 @@ def _answer_once(client: httpx2.Client, conversation: Conversation, question: st
 def _converse(client: httpx2.Client, conversation: Conversation, where: Where) -> None:
     from trouper.cli.lines import session
 
-    models = client.get("/v1/models").raise_for_status().json()["data"]
-    click.secho(f"{conversation.model or models[0]['id']} at {where.url}; /help lists commands", dim=True)
+    default = first_model(client)
+    click.secho(f"{conversation.model or default} at {where.url}; /help lists commands", dim=True)
     read = session(COMMANDS).prompt
     while True:
         try:
@@ -124,7 +124,7 @@ def answer_to(question: str, client: httpx2.Client, conversation: Conversation, 
             echo(click.style(piece.text, dim=True) if piece.kind == "thinking" else piece.text, nl=False)
     except KeyboardInterrupt:
         note = STOPPED
-    except (AnswerFailed, httpx2.HTTPError) as failed:
+    except (AnswerFailed, NotTrouper, httpx2.HTTPError) as failed:
         note = click.style(str(failed) or type(failed).__name__, fg="red", dim=False)
     finally:
         pieces.close()

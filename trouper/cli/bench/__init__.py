@@ -19,7 +19,7 @@ from trouper.cli import own_server
 from trouper.cli.answers import AnswerFailed
 from trouper.cli.bench.measuring import Wishes, measure_load, measure_prefix
 from trouper.cli.bench.report import Report, as_html, as_json, as_table, prefix_line
-from trouper.cli.client import Where, client_of, refused_in_one_line
+from trouper.cli.client import Where, client_of, first_model, read_as_trouper, refused_in_one_line
 from trouper.cli.config import file_read
 from trouper.cli.exits import refuse
 
@@ -97,8 +97,10 @@ def _measured(where: Where, wishes: Wishes) -> Report:
 
 def _about(where: Where, wishes: Wishes) -> dict[str, str]:
     with where.client() as client:
-        model = client.get("/v1/models").raise_for_status().json()["data"][0]["id"]
-        version = client.get("/openapi.json").raise_for_status().json()["info"]["version"]
+        model = first_model(client)
+        described = client.get("/openapi.json").raise_for_status()
+        with read_as_trouper(client):
+            version = described.json()["info"]["version"]
     return {
         "model": model,
         "server": f"trouper {version} at {where.url}",
