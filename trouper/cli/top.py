@@ -14,11 +14,14 @@ from rich.live import Live
 
 from trouper.cli.client import NotTrouper, Where, client_of, read_as_trouper, refused_in_one_line
 from trouper.cli.dashboard import Rates, models_of, page
+from trouper.cli.flags import Finite
+
+LONGEST_S = 86400
 
 
 @click.command(short_help="Watch a running server.")
 @client_of
-@click.option("--interval-s", type=click.FloatRange(0.1), default=1.0, show_default=True, help="How often it looks.")
+@click.option("--interval-s", type=Finite(0.1, LONGEST_S), default=1.0, show_default=True, help="How often it looks.")
 @click.option("--once", is_flag=True, help="Print what it sees after two looks, and end.")
 def top(where: Where, /, interval_s: float, once: bool) -> None:
     """Watch a running server: tokens a second, rows, cache, memory, actors. Ctrl-C leaves."""
