@@ -65,8 +65,7 @@ def bench(context: click.Context, where: Where, /, *, own_model: str | None, out
 
     Every prompt is new, so nothing that was cached before helps.
     """
-    if not out.parent.is_dir():  # Said before minutes of measuring.
-        refuse(f"--out {out}: there is no directory {out.parent}")
+    _require_writable(out)
     with ExitStack() as stack:
         if own_model is not None:
             path = file_read(context)
@@ -78,6 +77,27 @@ def bench(context: click.Context, where: Where, /, *, own_model: str | None, out
             _write(_measured(where, Wishes(**wishes)), out)
         except AnswerFailed as failed:
             refuse(f"{where.url}: {failed}")
+
+
+def _require_writable(out: Path) -> None:
+    """Before minutes of measuring. What was written there before stays until there is something to write."""
+    if not out.name:
+        refuse(f"--out {out}: names no file")
+    if not out.parent.is_dir():
+        refuse(f"--out {out}: there is no directory {out.parent}")
+    for path in _files(out):
+        try:
+            is_new = not path.exists()
+            path.open("ab").close()
+            if is_new:
+                path.unlink()
+        except OSError as error:
+            refuse(f"--out {out}: {path}: {error.strerror}")
+
+
+def _files(out: Path) -> tuple[Path, Path]:
+    """For JSON, and for the page."""
+    return out.with_name(f"{out.name}.json"), out.with_name(f"{out.name}.html")
 
 
 def _measured(where: Where, wishes: Wishes) -> Report:
@@ -114,8 +134,7 @@ def _write(report: Report, out: Path) -> None:
     Console(width=None if sys.stdout.isatty() else 140).print(as_table(report))
     if report.prefix:
         click.echo(prefix_line(report.prefix))
-    for suffix, text in ((".json", as_json(report)), (".html", as_html(report))):
-        path = out.with_name(out.name + suffix)
+    for path, text in zip(_files(out), (as_json(report), as_html(report)), strict=True):
         try:
             path.write_text(text, encoding="utf-8")
         except OSError as error:
