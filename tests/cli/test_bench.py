@@ -161,6 +161,18 @@ async def test_a_server_is_measured_and_nothing_that_was_cached_helps(tmp_path: 
     assert [line.split()[0] for line in outcome.stdout.splitlines()[:3]] == ["streams", "1", "3"]
 
 
+def test_what_was_measured_before_stays_until_there_is_more(tmp_path: Path) -> None:
+    arguments = ["bench", "--url", "http://127.0.0.1:9", "--out", str(tmp_path / "x")]
+    (tmp_path / "x.json").write_text("before")
+    (tmp_path / "x.html").mkdir()
+    outcome = CliRunner().invoke(cli.main, arguments)
+    assert (outcome.exit_code, "x.html: Is a directory" in outcome.stderr) == (USAGE_ERROR, True)
+    (tmp_path / "x.html").rmdir()
+    outcome = CliRunner().invoke(cli.main, arguments)
+    assert "no server answers" in outcome.stderr
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("x.json", "before")]
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
@@ -168,6 +180,10 @@ async def test_a_server_is_measured_and_nothing_that_was_cached_helps(tmp_path: 
         (("--streams", "1,x"), "no list of numbers"),
         (("--streams", "0"), "fewer than one"),
         (("--out", "/none/at/all"), "there is no directory /none/at"),
+        (("--out", "/"), "--out /: names no file"),
+        (("--out", "."), "--out .: names no file"),
+        (("--out", "/proc/x"), "/proc/x.json: "),
+        (("--out", "x" * 300), "x.json: File name too long"),
     ],
 )
 async def test_what_cannot_be_measured_is_said(flags: Sequence[str], said: str, tmp_path: Path) -> None:
@@ -175,5 +191,6 @@ async def test_what_cannot_be_measured_is_said(flags: Sequence[str], said: str, 
         given = ("--url", served.base_url, "--streams", "1", "--rounds", "1", "--out", str(tmp_path / "x"), *flags)
         outcome = await bench(*given)
     assert outcome.exit_code == USAGE_ERROR
+    assert "--out" not in flags or not served.engine.plans_seen, "before it measures"
     assert said in outcome.stderr
     assert os.listdir(tmp_path) == []  # noqa: PTH208 - its other name is one that async functions must not use

@@ -25,6 +25,7 @@ from trouper.cli.answers import Answer, AnswerFailed, stream
 from trouper.cli.client import Where
 from trouper.cli.conversation import Conversation
 from trouper.cli.exits import USAGE_ERROR
+from trouper.cli.lines import history
 
 PATIENCE_S = 60
 
@@ -39,7 +40,7 @@ def says(text: str) -> FakeEngine:
     return FakeEngine(before_step=pace, token_at=lambda _, position: tokens[min(position, len(tokens) - 1)])
 
 
-async def invoke(*arguments: str, stdin: str = "", **variables: str) -> Result:
+async def invoke(*arguments: str, stdin: str | bytes = "", **variables: str) -> Result:
     def run() -> Result:
         return CliRunner().invoke(cli.main, ["chat", *arguments], input=stdin, env=variables)
 
@@ -59,6 +60,27 @@ async def test_a_question_in_stdin_is_answered_and_the_port_is_the_variables() -
     assert (outcome.exit_code, outcome.stdout) == (0, "Paris.\n")
 
 
+async def test_what_is_not_utf_8_is_replaced() -> None:
+    """In stdin, and in an argument, where Python keeps such a byte as a lone surrogate."""
+    async with serving(says("yes")) as served:
+        url = ("--url", f"http://127.0.0.1:{served.port}")
+        outcome = await invoke(*url, stdin=b"caf\xe9")
+        assert (outcome.exit_code, outcome.stdout) == (0, "yes\n")
+        outcome = await invoke(*url, "--system", "\udce9", "caf\udce9")
+        assert (outcome.exit_code, outcome.stdout) == (0, "yes\n")
+        prompts = [bytes(plan.admit[0].prompt) for plan in served.engine.plans_seen if plan.admit]
+    assert prompts == [
+        bytes_of("<user>caf\ufffd<assistant>"),
+        bytes_of("<system>\ufffd<user>caf\ufffd<assistant>"),
+    ]
+
+
+@pytest.mark.parametrize("temperature", ["nan", "inf"])
+async def test_a_temperature_that_is_no_number_is_refused(temperature: str) -> None:
+    outcome = await invoke("--url", "http://127.0.0.1:9", "--temperature", temperature, "hm?")
+    assert (outcome.exit_code, f"{temperature} is no number" in outcome.stderr) == (USAGE_ERROR, True)
+
+
 def bytes_of(text: str) -> bytes:
     import numpy as np
 
@@ -73,6 +95,19 @@ async def test_a_key(tmp_path: Path) -> None:
         assert (await invoke(*url, TROUPER_API_KEY_FILE=str(tmp_path / "keys"))).stdout == "yes\n"
         outcome = await invoke(*url)
     assert (outcome.exit_code, "an API key is needed" in outcome.stderr) == (USAGE_ERROR, True)
+
+
+@pytest.mark.parametrize("command", [("chat", "hm?"), ("top", "--once"), ("bench",)])
+@pytest.mark.parametrize("key", ["ä", "a\nb", "", "\x7f"])
+def test_a_key_that_no_header_can_carry_is_refused(command: tuple[str, ...], key: str, tmp_path: Path) -> None:
+    url = ("--url", "http://127.0.0.1:9")
+    outcome = CliRunner().invoke(cli.main, [*command, *url, "--api-key", key])
+    assert outcome.exit_code == USAGE_ERROR
+    [said] = outcome.stderr.splitlines()
+    assert said.startswith("trouper: --api-key")
+    (tmp_path / "keys").write_text("ä\n", "utf-8")
+    outcome = CliRunner().invoke(cli.main, [*command, *url, "--api-key-file", str(tmp_path / "keys")])
+    assert outcome.stderr.startswith(f"trouper: --api-key-file {tmp_path}/keys: a key has a character")
 
 
 async def test_nobody_there() -> None:
@@ -200,7 +235,7 @@ class Terminal:
         self.type(keys)
 
     def type(self, keys: str) -> None:
-        os.write(self._master, keys.encode())
+        os.write(self._master, keys.encode("utf-8", "surrogateescape"))
 
     def close(self) -> None:
         self.process.kill()
@@ -236,6 +271,38 @@ async def test_a_conversation_in_a_terminal(tmp_path: Path) -> None:
     history = tmp_path / "trouper" / "chat-history"
     assert history.read_text().count("+tell me\n") == 2
     assert history.stat().st_mode & 0o777 == 0o600
+
+
+async def test_what_a_person_types_ends_no_conversation(tmp_path: Path) -> None:
+    """Not UTF-8, no number, no history that could be written."""
+    (tmp_path / "trouper").touch()
+    async with serving(says("yes")) as served:
+        terminal = Terminal(["--url", f"http://127.0.0.1:{served.port}"], tmp_path)
+        try:
+            await terminal.until(f"questions are not kept: {tmp_path}/trouper: File exists")
+            await terminal.enter("/set temperature NaN\r")
+            await terminal.until("NaN cannot be sent")
+            await terminal.enter("caf\udce9\r")
+            await terminal.until("tokens cached")
+            await terminal.enter("\x1b[A\r")
+            await terminal.until("tokens cached")
+            await terminal.enter("/system \udce9\r")
+            await terminal.until("\ufffd")
+            await terminal.enter("\x04")
+            assert await trio.to_thread.run_sync(terminal.process.wait, PATIENCE_S) == 0
+            prompts = [bytes(plan.admit[0].prompt) for plan in served.engine.plans_seen if plan.admit]
+            assert prompts[0] == bytes_of("<user>caf\ufffd<assistant>")
+            assert prompts[1].endswith(bytes_of("<user>caf\ufffd<assistant>"))
+        finally:
+            terminal.close()
+
+
+def test_a_history_keeps_what_is_not_utf_8_as_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    kept = history()
+    kept.append_string("caf\udce9")
+    kept.append_string("two\nlines")
+    assert list(history().load_history_strings()) == ["two\nlines", "caf\ufffd"]
 
 
 OWN = """

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trouper.cli.conversation import COMMANDS, AskAgain, CommandRefused, Conversation, Leave, follow
+from trouper.cli.conversation import COMMANDS, AskAgain, CommandRefused, Conversation, Leave, follow, question_in
 
 
 @pytest.fixture
@@ -40,6 +40,34 @@ def test_a_question_without_an_answer_is_taken_back(talked: Conversation) -> Non
     assert talked.body() == before
 
 
+def test_retry_asks_what_was_left_without_an_answer(talked: Conversation) -> None:
+    """The question that failed, not the one before it, whose answer stays."""
+    talked.ask("three?")
+    talked.answered("")
+    with pytest.raises(AskAgain) as again:
+        follow(talked, "/retry")
+    assert again.value.question == "three?"
+    assert talked.messages[-1] == {"role": "assistant", "content": "2"}
+    talked.ask("three?")
+    talked.answered("3")
+    assert follow(talked, "/undo") == "taken back: three?"
+    assert follow(talked, "/undo") == "taken back: two?"
+
+
+@pytest.mark.parametrize("command", ["/clear", "/undo", "/load {tmp}/talk"])
+def test_a_question_without_an_answer_is_forgotten_with_the_rest(
+    talked: Conversation, command: str, tmp_path: Path
+) -> None:
+    follow(talked, f"/save {tmp_path}/talk")
+    talked.ask("three?")
+    talked.answered("")
+    said = follow(talked, command.replace("{tmp}", str(tmp_path)))
+    assert command != "/undo" or said == "taken back: three?"
+    with pytest.raises((AskAgain, CommandRefused)) as again:
+        follow(talked, "/retry")
+    assert "three?" not in str(again.value)
+
+
 def test_parameters_and_the_model(talked: Conversation) -> None:
     assert follow(talked, "/set") == "all defaults"
     follow(talked, "/set temperature 0.5")
@@ -49,6 +77,10 @@ def test_parameters_and_the_model(talked: Conversation) -> None:
     assert follow(talked, "/model other") == "other"
     body = talked.body()
     assert (body["temperature"], body["model"], "stop" in body) == (0.5, "other", False)
+    assert follow(talked, "/model -") == "the server's default"
+    assert "model" not in talked.body()
+    assert follow(talked, "/set n 1") == "temperature = 0.5, n = 1"
+    assert follow(talked, "/set\tn -") == "temperature = 0.5"
     with pytest.raises(CommandRefused, match="give a value"):
         follow(talked, "/set temperature")
 
@@ -94,21 +126,60 @@ def test_what_is_saved_is_loaded(talked: Conversation, tmp_path: Path) -> None:
         ("/save /none/x.json", "/none/x.json: No such file or directory"),
         ("/load /none", "/none: No such file or directory"),
         ("/load {tmp}/wrong", "holds no conversation"),
+        ("/set temperature NaN", "temperature: NaN cannot be sent as JSON"),
+        ("/set temperature 1e999", "temperature: Infinity cannot be sent"),
+        ('/set logit_bias {"1": -Infinity}', "cannot be sent"),
+        ('/set stop "\\ud800"', "cannot be sent"),
+        ("/set messages []", "/system, /undo and /clear"),
+        ("/set stream false", "always streamed"),
+        ("/set stream_options -", "always streamed"),
+        ("/set model other", "/model NAME"),
+        ("/set n 2", "one answer"),
+        ("/set n 1.5", "one answer"),
+        ("/load {tmp}/nan", "{tmp}/nan: temperature: NaN cannot be sent"),
+        ("/load {tmp}/stream", "{tmp}/stream: answers are always streamed"),
+        ("/load {tmp}/surrogate", "not Unicode's"),
+        ("/save ~nobody-here/x", "~nobody-here/x: "),
+        ("/save /none\0/x", "No such file"),
+        ("/load {tmp}/role", "role is one of system, developer, user, assistant, not 'bot'"),
     ],
 )
 def test_what_cannot_be_followed_says_why_and_changes_nothing(
     talked: Conversation, line: str, said: str, tmp_path: Path
 ) -> None:
     (tmp_path / "wrong").write_text('{"messages": [{"role": "user"}]}')
+    (tmp_path / "nan").write_text('{"messages": [], "parameters": {"temperature": NaN}}')
+    (tmp_path / "stream").write_text('{"messages": [], "parameters": {"stream": false}}')
+    (tmp_path / "surrogate").write_text('{"messages": [{"role": "user", "content": "\\ud800"}]}')
+    (tmp_path / "role").write_text('{"messages": [{"role": "bot", "content": "hello"}]}')
     before = talked.body()
     with pytest.raises(CommandRefused) as refused:
         follow(talked, line.replace("{tmp}", str(tmp_path)))
-    assert said in str(refused.value)
+    assert said.replace("{tmp}", str(tmp_path)) in str(refused.value)
     assert talked.body() == before
+
+
+@pytest.mark.parametrize(
+    ("line", "asked"),
+    [
+        ("/usr/bin is what?", "/usr/bin is what?"),
+        ("/etc/ and /usr", "/etc/ and /usr"),
+        ("//help me", "/help me"),
+        ("// begins a comment", "/ begins a comment"),
+        ("what is /help?", "what is /help?"),
+        ("/help", None),
+        ("/hepl me", None),
+        ("/set stop /", None),
+        ("/", None),
+    ],
+)
+def test_a_slash_may_begin_a_question(line: str, asked: str | None) -> None:
+    assert question_in(line) == asked
 
 
 def test_help_lists_every_command_and_quit_leaves(talked: Conversation) -> None:
     said = follow(talked, "/help").splitlines()
     assert [line.split()[0] for line in said[: len(COMMANDS)]] == list(COMMANDS)
+    assert any("//" in line for line in said)
     with pytest.raises(Leave):
         follow(talked, "/quit")

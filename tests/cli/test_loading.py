@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from io import StringIO
 
+import pytest
 from rich.console import Console
 
 from trouper.cli.loading import shown
 from trouper.protocol.loading import Loading
 
 
-def terminal(**how: bool) -> tuple[Console, StringIO]:
+def terminal(width: int = 120, **how: bool | str) -> tuple[Console, StringIO]:
     written = StringIO()
-    return Console(file=written, width=120, **how), written  # type: ignore[arg-type]
+    return Console(file=written, width=width, **how), written  # type: ignore[arg-type]
 
 
 def test_a_terminal_shows_what_is_loaded_and_how_much_of_it() -> None:
@@ -27,6 +29,25 @@ def test_a_terminal_shows_what_is_loaded_and_how_much_of_it() -> None:
     assert said.endswith("\x1b[2K"), "and it is gone when the server is ready"
     watch(Loading("another", "loading the weights", 0, 1))
     assert written.getvalue() == said, "what is loaded later is nobody's waiting"
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 200])
+@pytest.mark.parametrize(
+    "model", ["/a/long/path/" * 9 + "smollm", "owner/smollm", "/models/[bold]smollm", "smollm" * 20]
+)
+def test_there_is_a_bar_in_any_width(width: int, model: str) -> None:
+    """In one line; of a path the last part is shown."""
+    console, written = terminal(width, force_terminal=True, color_system="standard")
+    with shown(console) as watch:
+        watch(Loading(model, "reading again for the cache's sake", 150_000_000, 200_000_000))
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", written.getvalue())
+    frames = [frame for frame in re.split(r"\x1b\[\S*?[A-Za-z]|[\r\n]", plain) if "MB" in frame]
+    assert frames
+    for frame in frames:
+        assert len(frame) <= width
+        assert "smollm" in frame and "/path" not in frame and "owner" not in frame
+        assert "/200.0 MB" in frame
+        assert frame.count("━") >= 6
 
 
 def test_a_file_is_spared_the_bars() -> None:

@@ -19,9 +19,9 @@ from trouper.cli.exits import USAGE_ERROR
 from trouper.cli.top import Watching
 
 
-def text(shown: RenderableType) -> str:
+def text(shown: RenderableType, width: int = 120) -> str:
     written = StringIO()
-    Console(file=written, width=120).print(shown)
+    Console(file=written, width=width).print(shown)
     return written.getvalue()
 
 
@@ -53,6 +53,34 @@ async def test_every_part_of_health_has_its_line() -> None:
     assert all(actor["name"] in said for actor in body["actors"])
 
 
+LONG_NAME = "Scheduler+RankMirror+ModelStepper"
+
+
+@pytest.mark.parametrize("width", [80, 100, 200])
+async def test_a_graph_ends_now_in_any_width(width: int) -> None:
+    """Its oldest part goes, nothing wraps, and an actor's name takes no room from it."""
+    body = await health()
+    body["actors"][1] |= {"name": LONG_NAME}
+    rates, now, count = Rates(), 0.0, 0
+    for look in range(KEPT + 20):
+        now, count = now + 1.0, count + (1000 if look >= KEPT + 17 else 0)
+        rates.look({"tokens_generated": count, "total_prefill_tokens": 0, "total_cached_tokens": 0}, now)
+    lines = text(page("http://here", body, {"": rates}), width).splitlines()
+    [decoded] = [line for line in lines if "decoded" in line]
+    assert decoded.rstrip(" │").endswith("███")
+    assert any(LONG_NAME in line for line in lines)
+    shown = len(body["actors"]) + len(rates.seen) + len(("rows", "requests", "cache", "", "memory", "disk"))
+    assert len(lines) == len(("url", "top", "bottom")) + shown
+    graph = decoded.split("tok/s  ")[1].rstrip("│")
+    assert len(graph) >= min(KEPT, width - 35)
+
+
+@pytest.mark.parametrize("interval", ["nan", "inf", "0"])
+def test_an_interval_that_is_none_is_refused(interval: str) -> None:
+    outcome = CliRunner().invoke(cli.main, ["top", "--once", "--interval-s", interval, "--url", "http://127.0.0.1:9"])
+    assert (outcome.exit_code, "--interval-s" in outcome.stderr) == (USAGE_ERROR, True)
+
+
 async def test_several_models_have_a_panel_each() -> None:
     one = await health()
     body = one | {"models": {"first": {"state": "ready"} | one, "second": {"state": "unloaded"}}}
@@ -75,6 +103,7 @@ def test_a_sparkline() -> None:
     from collections import deque
 
     assert sparkline(deque([0.0, 1.0, 4.0, 8.0])) == " ▁▄█"
+    assert sparkline(deque([8.0, 1.0, 4.0, 8.0]), 2) == "▄█", "the newest"
     assert sparkline(deque()) == ""
     assert sparkline(deque([0.0, 0.0])) == "  "
 

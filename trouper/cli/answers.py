@@ -10,7 +10,8 @@ from typing import Any, Literal
 import attrs
 import httpx2
 
-from trouper.cli.client import problem_of
+from trouper.cli.client import problem_of, read_as_trouper
+from trouper.cli.typed import text_of
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """A model's text must not move the cursor, retitle the window or write the clipboard."""
@@ -58,7 +59,7 @@ class Answer:
 
 def stream(client: httpx2.Client, body: Mapping[str, Any], answer: Answer) -> Generator[Piece, None, None]:
     """Ask, and give the pieces as they come; `answer` is filled meanwhile. Leaving the iterator ends the request. Raises
-    `AnswerFailed`, or httpx2's errors when the connection breaks."""
+    `AnswerFailed`, `NotTrouper`, or httpx2's errors when the connection breaks."""
     whole = {**body, "stream": True, "stream_options": {"include_usage": True}}
     with client.stream("POST", "/v1/chat/completions", json=whole) as response:
         if response.is_error:
@@ -66,28 +67,28 @@ def stream(client: httpx2.Client, body: Mapping[str, Any], answer: Answer) -> Ge
         for event in httpx2.EventSource(response):
             if event.data == "[DONE]":
                 return
-            chunk = event.json()
-            assert isinstance(chunk, dict), "an event is an object"
-            yield from _taken(chunk, answer)
+            with read_as_trouper(client):
+                pieces = [*_taken(event.json(), answer)]
+            yield from pieces
     raise AnswerFailed("the stream ended in the middle")
 
 
-def _taken(chunk: Mapping[str, Any], answer: Answer) -> Iterator[Piece]:
+def _taken(chunk: Any, answer: Answer) -> Iterator[Piece]:
     if "error" in chunk:
         raise AnswerFailed(str(chunk["error"]["message"]))
     if usage := chunk.get("usage"):
-        answer.tokens, answer.prompt_tokens = usage["completion_tokens"], usage["prompt_tokens"]
-        answer.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+        answer.tokens, answer.prompt_tokens = int(usage["completion_tokens"]), int(usage["prompt_tokens"])
+        answer.cached_tokens = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0))
     for choice in chunk.get("choices", ()):
-        answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
+        answer.finish_reason = str(choice.get("finish_reason") or answer.finish_reason)
         delta = choice.get("delta", {})
         if thought := delta.get("reasoning_content"):
             _noted(answer)
-            yield Piece("thinking", CONTROL.sub("\ufffd", thought))
+            yield Piece("thinking", CONTROL.sub("\ufffd", text_of(thought)))
         if text := delta.get("content"):
             _noted(answer)
-            answer.text += text
-            yield Piece("content", CONTROL.sub("\ufffd", text))
+            answer.text += text_of(text)
+            yield Piece("content", CONTROL.sub("\ufffd", text_of(text)))
 
 
 def _noted(answer: Answer) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from io import TextIOWrapper
 from typing import Any
 
 import attrs
@@ -13,10 +14,12 @@ import httpx2
 
 from trouper.cli import own_server
 from trouper.cli.answers import Answer, AnswerFailed, stream
-from trouper.cli.client import Where, client_of, refused_in_one_line
+from trouper.cli.client import NotTrouper, Where, client_of, first_model, refused_in_one_line
 from trouper.cli.config import file_read
-from trouper.cli.conversation import COMMANDS, AskAgain, CommandRefused, Conversation, Leave, follow
+from trouper.cli.conversation import COMMANDS, AskAgain, CommandRefused, Conversation, Leave, follow, question_in
 from trouper.cli.exits import refuse
+from trouper.cli.flags import Finite
+from trouper.cli.typed import text_of
 
 STOPPED = "stopped"
 
@@ -26,7 +29,7 @@ STOPPED = "stopped"
 @click.option("--model", "own_model", metavar="DIR-OR-HUB-ID", help="Start a server of one's own with this model.")
 @click.option("--name", help="Which of the server's models. Default: its first.")
 @click.option("--system", default="", help="System prompt.")
-@click.option("--temperature", type=float, help="Default: the server's.")
+@click.option("--temperature", type=Finite(), help="Default: the server's.")
 @click.option("--max-tokens", type=int, help="Of one answer. Default: the server's.")
 @click.argument("question", nargs=-1)
 @click.pass_context
@@ -39,8 +42,8 @@ def chat(
     In the terminal /help lists commands, Ctrl-C stops an answer, Ctrl-D leaves.
     """
     given = {key: value for key, value in parameters.items() if value is not None}
-    conversation = Conversation(system, name, given)
-    asked = " ".join(question) or ("" if sys.stdin.isatty() else sys.stdin.read().strip())
+    conversation = Conversation(text_of(system), name and text_of(name), given)
+    asked = text_of(" ".join(question)) or ("" if sys.stdin.isatty() else _piped())
     with ExitStack() as stack:
         if own_model is not None:
             path = file_read(context)
@@ -53,6 +56,13 @@ def chat(
             _answer_once(client, conversation, asked)
         else:
             _converse(client, conversation, where)
+
+
+def _piped() -> str:
+    """All of stdin, whatever its bytes are."""
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")
+    return sys.stdin.read().strip()
 
 
 def _answer_once(client: httpx2.Client, conversation: Conversation, question: str) -> None:
@@ -71,12 +81,12 @@ def _answer_once(client: httpx2.Client, conversation: Conversation, question: st
 def _converse(client: httpx2.Client, conversation: Conversation, where: Where) -> None:
     from trouper.cli.lines import session
 
-    models = client.get("/v1/models").raise_for_status().json()["data"]
-    click.secho(f"{conversation.model or models[0]['id']} at {where.url}; /help lists commands", dim=True)
+    default = first_model(client)
+    click.secho(f"{conversation.model or default} at {where.url}; /help lists commands", dim=True)
     read = session(COMMANDS).prompt
     while True:
         try:
-            line = read().strip()
+            line = text_of(read()).strip()
         except KeyboardInterrupt:
             click.secho("Ctrl-D leaves", dim=True)
         except EOFError:
@@ -89,7 +99,8 @@ def _converse(client: httpx2.Client, conversation: Conversation, where: Where) -
 def _handled(client: httpx2.Client, conversation: Conversation, line: str) -> bool:
     """False: the person leaves."""
     try:
-        if line.startswith("/"):
+        question = question_in(line)
+        if question is None:
             click.secho(follow(conversation, line), dim=True)
             return True
     except CommandRefused as refused:
@@ -98,8 +109,8 @@ def _handled(client: httpx2.Client, conversation: Conversation, line: str) -> bo
     except Leave:
         return False
     except AskAgain as again:
-        line = again.question
-    answer_to(line, client, conversation, click.echo)
+        question = again.question
+    answer_to(question, client, conversation, click.echo)
     return True
 
 
@@ -113,7 +124,7 @@ def answer_to(question: str, client: httpx2.Client, conversation: Conversation, 
             echo(click.style(piece.text, dim=True) if piece.kind == "thinking" else piece.text, nl=False)
     except KeyboardInterrupt:
         note = STOPPED
-    except (AnswerFailed, httpx2.HTTPError) as failed:
+    except (AnswerFailed, NotTrouper, httpx2.HTTPError) as failed:
         note = click.style(str(failed) or type(failed).__name__, fg="red", dim=False)
     finally:
         pieces.close()

@@ -111,12 +111,36 @@ def refused_in_one_line(where: Where) -> Iterator[None]:
     """What keeps a command from its server ends it with one line."""
     try:
         yield
+    except NotTrouper as other:
+        refuse(str(other))
     except httpx2.ConnectError:
         refuse(f"no server answers at {where.url}: start one by `trouper serve`, or say where it is by --url")
     except httpx2.HTTPStatusError as error:
         refuse(f"{where.url}: {problem_of(error.response)}")
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         refuse(f"{where.url}: {str(error) or type(error).__name__}")
+
+
+class NotTrouper(Exception):
+    """Something else listens there. Says where."""
+
+
+@contextmanager
+def read_as_trouper(client: httpx2.Client | httpx2.AsyncClient) -> Iterator[None]:
+    """Around what takes an answer apart, and nothing else: what it trips over raises `NotTrouper`. Another server's JSON can be
+    anything."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+        where = str(client.base_url).rstrip("/")
+        raise NotTrouper(f"{where} answers, but not as a Trouper server does") from error
+
+
+def first_model(client: httpx2.Client) -> str:
+    """The server's default. Raises `NotTrouper`, or httpx2's errors."""
+    answer = client.get("/v1/models").raise_for_status()
+    with read_as_trouper(client):
+        return str(answer.json()["data"][0]["id"])
 
 
 def problem_of(response: httpx2.Response) -> str:

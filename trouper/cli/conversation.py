@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import attrs
 
+from trouper.cli.typed import can_be_sent
+
 Message: TypeAlias = dict[str, str]
+ROLES = ("system", "developer", "user", "assistant")
+"""That a message may have which is nothing but text."""
+STREAMED = "answers are always streamed"
+FIXED = {
+    "messages": "the messages are what was said; /system, /undo and /clear change them",
+    "stream": STREAMED,
+    "stream_options": STREAMED,
+    "model": "`/model NAME` does that",
+}
+"""Parameters of the API that are not for /set, and why."""
+COMMAND = re.compile(r"/[^/\s]*(\s|$)")
+"""One word: `/usr/bin` is none."""
 
 
 class CommandRefused(Exception):
@@ -38,6 +53,8 @@ class Conversation:
     parameters: dict[str, Any] = attrs.field(factory=dict)
     """Of each request: temperature and the like."""
     messages: list[Message] = attrs.field(factory=list)
+    unanswered: str | None = None
+    """The last question, if no answer came: it is none of the messages."""
 
     def body(self) -> dict[str, Any]:
         """What is asked of the server."""
@@ -47,16 +64,20 @@ class Conversation:
 
     def ask(self, question: str) -> None:
         self.messages.append({"role": "user", "content": question})
+        self.unanswered = None
 
     def answered(self, text: str) -> None:
         """A partial answer counts: the next question may be about it. Without one the question is taken back."""
         if text:
             self.messages.append({"role": "assistant", "content": text})
         else:
-            self.messages.pop()
+            self.unanswered = self.messages.pop()["content"]
 
     def take_back(self) -> str:
-        """The last question, without its answer. Raises `CommandRefused`."""
+        """The last question, without its answer; the answers before it stay. Raises `CommandRefused`."""
+        if self.unanswered is not None:
+            question, self.unanswered = self.unanswered, None
+            return question
         asked = [place for place, message in enumerate(self.messages) if message["role"] == "user"]
         if not asked:
             raise CommandRefused("nothing was asked yet")
@@ -69,12 +90,17 @@ def _help(_: Conversation, __: str) -> str:
     """what there is"""
     width = max(len(name) for name in COMMANDS)
     lines = [f"{name:{width}}  {command.__doc__}" for name, command in COMMANDS.items()]
-    return "\n".join([*lines, "", "Alt-Enter begins a new line; Ctrl-C stops an answer; Ctrl-D leaves"])
+    more = (
+        "Alt-Enter begins a new line; Ctrl-C stops an answer; Ctrl-D leaves",
+        "// at its start: a question that begins with /",
+    )
+    return "\n".join([*lines, "", *more])
 
 
 def _clear(conversation: Conversation, _: str) -> str:
     """forget all that was said; the system prompt stays"""
     conversation.messages.clear()
+    conversation.unanswered = None
     return "forgotten"
 
 
@@ -87,26 +113,39 @@ def _system(conversation: Conversation, text: str) -> str:
 
 def _set(conversation: Conversation, text: str) -> str:
     """NAME VALUE: a parameter of the API, as in `/set temperature 0`; NAME -: its default"""
-    name, _, value = text.partition(" ")
-    if name and not value:
+    name, given = _parted(text)
+    if name and not given:
         raise CommandRefused("give a value, as in `/set temperature 0`, or - for the default")
-    if value.strip() == "-":
-        conversation.parameters.pop(name, None)
-    elif name:
-        conversation.parameters[name] = _value(value.strip())
+    if name:
+        value = None if given == "-" else _value(given)
+        _check_parameter(name, value)
+        conversation.parameters[name] = value
+    if given == "-":
+        del conversation.parameters[name]
     return ", ".join(f"{key} = {json.dumps(one)}" for key, one in conversation.parameters.items()) or "all defaults"
 
 
 def _value(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 
+def _check_parameter(name: str, value: Any) -> None:
+    """Raises `CommandRefused` for what is not a person's to set here, and for what JSON has no words for."""
+    if name in FIXED:
+        raise CommandRefused(FIXED[name])
+    if name == "n" and value not in (None, 1):
+        raise CommandRefused("one answer is shown at a time: n stays 1")
+    if not can_be_sent(value):
+        raise CommandRefused(f"{name}: {json.dumps(value)} cannot be sent as JSON")
+
+
 def _model(conversation: Conversation, name: str) -> str:
-    """NAME: another of the server's models; without NAME: which one it is"""
-    conversation.model = name or conversation.model
+    """NAME: another of the server's models; without NAME: which one it is; `-`: the server's default"""
+    if name:
+        conversation.model = None if name == "-" else name
     return conversation.model or "the server's default"
 
 
@@ -116,15 +155,16 @@ def _undo(conversation: Conversation, _: str) -> str:
 
 
 def _retry(conversation: Conversation, _: str) -> str:
-    """ask the last question again"""
+    """ask the last question again, also one that got no answer"""
     raise AskAgain(conversation.take_back())
 
 
 def _save(conversation: Conversation, path: str) -> str:
     """FILE: write the conversation, as JSON"""
     kept = {"system": conversation.system, "parameters": conversation.parameters, "messages": conversation.messages}
+    file = _file(path)
     try:
-        _file(path).write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        file.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     except OSError as error:
         raise CommandRefused(f"{path}: {error.strerror}") from error
     return f"{len(conversation.messages)} messages are in {path}"
@@ -132,22 +172,42 @@ def _save(conversation: Conversation, path: str) -> str:
 
 def _load(conversation: Conversation, path: str) -> str:
     """FILE: go on with a conversation that was saved"""
+    file = _file(path)
     try:
-        kept = json.loads(_file(path).read_text(encoding="utf-8"))
-        messages = [{"role": str(one["role"]), "content": str(one["content"])} for one in kept["messages"]]
-        system, parameters = str(kept.get("system", "")), dict(kept.get("parameters", {}))
+        saved = _saved(json.loads(file.read_text(encoding="utf-8")))
     except OSError as error:
         raise CommandRefused(f"{path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except CommandRefused as refused:
+        raise CommandRefused(f"{path}: {refused}") from refused
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CommandRefused(f"{path} holds no conversation") from error
-    conversation.system, conversation.parameters, conversation.messages = system, parameters, messages
-    return f"{len(messages)} messages"
+    conversation.system, conversation.parameters = saved.system, saved.parameters
+    conversation.messages, conversation.unanswered = saved.messages, None
+    return f"{len(saved.messages)} messages"
+
+
+def _saved(kept: Any) -> Conversation:
+    """Raises `CommandRefused` for what a server would refuse with every question, and whatever it trips over where `kept`
+    is something else."""
+    messages = [{"role": str(one["role"]), "content": str(one["content"])} for one in kept["messages"]]
+    system, parameters = str(kept.get("system", "")), dict(kept.get("parameters", {}))
+    for message in messages:
+        if message["role"] not in ROLES:
+            raise CommandRefused(f"a message's role is one of {', '.join(ROLES)}, not {message['role']!r}")
+    for name, value in parameters.items():
+        _check_parameter(name, value)
+    if not can_be_sent([system, messages]):
+        raise CommandRefused("it has characters that are not Unicode's")
+    return Conversation(system, None, parameters, messages)
 
 
 def _file(path: str) -> Path:
     if not path:
         raise CommandRefused("name a file")
-    return Path(path).expanduser()
+    try:
+        return Path(path.replace("\0", "\ufffd")).expanduser()
+    except RuntimeError as error:
+        raise CommandRefused(f"{path}: {error}") from error
 
 
 def _quit(_: Conversation, __: str) -> str:
@@ -170,10 +230,23 @@ COMMANDS: dict[str, Command] = {
 }
 
 
+def question_in(line: str) -> str | None:
+    """None: it is a command. A path is none, and // at the start stands for a slash."""
+    if line.startswith("//"):
+        return line[1:]
+    return None if COMMAND.match(line) else line
+
+
 def follow(conversation: Conversation, line: str) -> str:
     """What a command has to say. Raises `CommandRefused`, `AskAgain` and `Leave`."""
-    name, _, argument = line.partition(" ")
+    name, argument = _parted(line)
     command = COMMANDS.get(name)
     if command is None:
         raise CommandRefused(f"there is no {name}; /help lists what there is")
-    return command(conversation, argument.strip())
+    return command(conversation, argument)
+
+
+def _parted(text: str) -> tuple[str, str]:
+    """The first word, and the rest."""
+    first, *rest = text.strip().split(maxsplit=1) or [""]
+    return first, rest[0] if rest else ""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
 import attrs
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.filesize import decimal
 from rich.panel import Panel
 from rich.table import Table
@@ -21,6 +21,8 @@ COUNTERS = {"decoded": "tokens_generated", "prefilled": "total_prefill_tokens", 
 COLOURS = {"ok": "green", "running": "green", "ready": "green", "degraded": "yellow", "starting": "yellow", "restarting": "yellow",
            "draining": "yellow", "stalled": "red", "stuck": "red", "stopped": "red", "failed": "red"}  # fmt: skip
 BAR_WIDTH = 30
+STATE_WIDTH = 12
+"""An actor's state stands before its name: there may be three names in one, and graphs need the room that a label takes."""
 
 
 @attrs.define
@@ -70,17 +72,18 @@ def _model(health: Health, rates: Rates) -> RenderableType:
     return lines
 
 
-def _lines(health: Health, rates: Rates) -> Iterator[tuple[str, Text]]:
+def _lines(health: Health, rates: Rates) -> Iterator[tuple[str, RenderableType]]:
     stats = health["cache_stats"]
     for name, seen in rates.seen.items():
-        yield name, Text.assemble(f"{seen[-1] if seen else 0:>9,.0f} tok/s  ", (sparkline(seen), "cyan"))
+        yield name, Graph(seen)
     yield "rows", Text(f"{stats['active_sequences']} running, {stats['queued_requests']} waiting")
     done, errors, total = stats["requests_completed"], stats["requests_errored"], stats["total_requests"]
     yield "requests", Text(f"{done} done, {errors} failed, {total} in all")
     yield from _stores(health)
-    for actor in health["actors"]:
+    for place, actor in enumerate(health["actors"]):
         again = f"  {actor['restarts']} restarts, the last for {actor['last_error']}" if actor["restarts"] else ""
-        yield actor["name"], Text.assemble((actor["state"], COLOURS.get(actor["state"], "")), again)
+        state = Text(f"{actor['state']:<{STATE_WIDTH}}", COLOURS.get(actor["state"], ""))
+        yield "" if place else "actors", state + actor["name"] + again
     for rank in health.get("ranks", ()):
         yield f"rank {rank['rank']}", Text(f"{rank['state']}, step {rank['step']}, heard {rank['silent_s']:.1f} s ago")
 
@@ -102,7 +105,20 @@ def _bar(part: float, whole: float) -> Text:
     return Text.assemble(("━" * full, "cyan"), ("━" * (BAR_WIDTH - full), "bright_black"))
 
 
-def sparkline(values: deque[float]) -> str:
-    """The highest is full."""
-    most = max(values, default=0) or 1
-    return "".join(LEVELS[round(value / most * (len(LEVELS) - 1))] for value in values)
+@attrs.frozen
+class Graph:
+    """The last value and a sparkline, of as many of the newest values as there is room for."""
+
+    _values: deque[float]
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+        last = f"{self._values[-1] if self._values else 0:>9,.0f} tok/s  "
+        drawn = sparkline(self._values, max(1, options.max_width - len(last)))
+        yield Text.assemble(last, (drawn, "cyan"), no_wrap=True)
+
+
+def sparkline(values: deque[float], most_values: int = KEPT) -> str:
+    """Of the newest. The highest is full."""
+    newest = [*values][-most_values:]
+    most = max(newest, default=0) or 1
+    return "".join(LEVELS[round(value / most * (len(LEVELS) - 1))] for value in newest)

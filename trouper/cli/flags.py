@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -81,6 +82,16 @@ class OneOfSeveral(click.types.StringParamType):
     """Text. In a variable, several are parted as paths are: a model may be a directory with blanks in its name."""
 
     envvar_list_splitter = os.pathsep
+
+
+class Finite(click.FloatRange):
+    """Neither nan, which is within every range, nor infinity."""
+
+    def convert(self, value: float, param: click.Parameter | None, context: click.Context | None) -> float:
+        number = super().convert(value, param, context)
+        if not math.isfinite(number):
+            self.fail(f"{value} is no number.", param, context)
+        return number
 
 
 def settings_from(cls: type[S], given: Mapping[str, Any], **one: Any) -> S:

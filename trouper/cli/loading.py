@@ -4,19 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import PurePath
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TaskID, TextColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TransferSpeedColumn,
+)
+from rich.table import Column
 
 from trouper.protocol.loading import Loading, LoadWatch
+
+WIDE = 100
+"""Columns from which on there is room for how fast it is."""
+BESIDE = len("- " + " ━━━━━━━━━━" + " 100.0/999.9 GB")
+"""What a narrower line needs beside its description."""
+SPEED = len(" 100.0 MB/s")
 
 
 @contextmanager
 def shown(console: Console) -> Iterator[LoadWatch]:
     """A bar for each stage, beside the log. Nothing where nobody looks: the log says the same in lines. Nothing before
     the first stage either, since the model hub shows bars of its own. What is loaded later is not shown."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    progress = Progress(*_columns(console.width), console=console, transient=True, disable=not console.is_terminal)
     tasks: dict[str, TaskID] = {}
     over = False
 
@@ -25,7 +41,9 @@ def shown(console: Console) -> Iterator[LoadWatch]:
             return
         progress.start()
         if loading.stage not in tasks:
-            tasks[loading.stage] = progress.add_task(f"{loading.model}: {loading.stage}", total=loading.total_bytes)
+            tasks[loading.stage] = progress.add_task(
+                f"{_short(loading.model)}: {loading.stage}", total=loading.total_bytes
+            )
         progress.update(tasks[loading.stage], completed=loading.done_bytes)
 
     try:
@@ -33,3 +51,20 @@ def shown(console: Console) -> Iterator[LoadWatch]:
     finally:
         over = True
         progress.stop()
+
+
+def _short(model: str) -> str:
+    """Of a path, or of a hub's id, the last part."""
+    return PurePath(model).name or model
+
+
+def _columns(width: int) -> Iterator[ProgressColumn]:
+    """One line in any width: there is always a bar, and a long description is cut."""
+    room = width - BESIDE - (SPEED if width >= WIDE else 0)
+    cut = Column(max_width=max(room, 1), no_wrap=True, overflow="ellipsis")
+    yield SpinnerColumn()
+    yield TextColumn("{task.description}", markup=False, table_column=cut)
+    yield BarColumn(None)
+    yield DownloadColumn(table_column=Column(no_wrap=True))
+    if width >= WIDE:
+        yield TransferSpeedColumn(table_column=Column(no_wrap=True))

@@ -12,13 +12,16 @@ import httpx2
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from trouper.cli.client import Where, client_of, refused_in_one_line
+from trouper.cli.client import NotTrouper, Where, client_of, read_as_trouper, refused_in_one_line
 from trouper.cli.dashboard import Rates, models_of, page
+from trouper.cli.flags import Finite
+
+LONGEST_S = 86400
 
 
 @click.command(short_help="Watch a running server.")
 @client_of
-@click.option("--interval-s", type=click.FloatRange(0.1), default=1.0, show_default=True, help="How often it looks.")
+@click.option("--interval-s", type=Finite(0.1, LONGEST_S), default=1.0, show_default=True, help="How often it looks.")
 @click.option("--once", is_flag=True, help="Print what it sees after two looks, and end.")
 def top(where: Where, /, interval_s: float, once: bool) -> None:
     """Watch a running server: tokens a second, rows, cache, memory, actors. Ctrl-C leaves."""
@@ -50,20 +53,22 @@ class Watching:
     _seen_at: float = 0.0
 
     def look(self) -> RenderableType:
-        """Ask, and show. Raises httpx2's errors."""
-        answer = self._client.get("/health")
-        self._body = answer.raise_for_status().json()
-        self._seen_at = time.monotonic()
-        for name, health in models_of(self._body).items():
-            if stats := health.get("cache_stats"):
-                self._rates[name].look(stats, self._seen_at)
-        return page(self._url, self._body, self._rates)
+        """Ask, and show. Raises `NotTrouper` and httpx2's errors."""
+        answer = self._client.get("/health").raise_for_status()
+        with read_as_trouper(self._client):
+            body = answer.json()
+            for name, health in models_of(body).items():
+                if stats := health.get("cache_stats") if name else health["cache_stats"]:
+                    self._rates[name].look(stats, time.monotonic())
+            shown = page(self._url, body, self._rates)
+        self._body, self._seen_at = body, time.monotonic()
+        return shown
 
     def frame(self) -> RenderableType:
-        """As `look`, but a server that does not answer is shown as it was."""
+        """As `look`, but a server that does not answer, or not as ours, is shown as it was."""
         try:
             return self.look()
-        except httpx2.HTTPError as error:
+        except (NotTrouper, httpx2.HTTPError) as error:
             ago = time.monotonic() - self._seen_at
             said = f"no answer for {ago:.0f} s: {str(error) or type(error).__name__}"
             return page(self._url, self._body, self._rates, said)

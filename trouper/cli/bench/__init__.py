@@ -19,7 +19,7 @@ from trouper.cli import own_server
 from trouper.cli.answers import AnswerFailed
 from trouper.cli.bench.measuring import Wishes, measure_load, measure_prefix
 from trouper.cli.bench.report import Report, as_html, as_json, as_table, prefix_line
-from trouper.cli.client import Where, client_of, refused_in_one_line
+from trouper.cli.client import Where, client_of, first_model, read_as_trouper, refused_in_one_line
 from trouper.cli.config import file_read
 from trouper.cli.exits import refuse
 
@@ -65,8 +65,7 @@ def bench(context: click.Context, where: Where, /, *, own_model: str | None, out
 
     Every prompt is new, so nothing that was cached before helps.
     """
-    if not out.parent.is_dir():  # Said before minutes of measuring.
-        refuse(f"--out {out}: there is no directory {out.parent}")
+    _require_writable(out)
     with ExitStack() as stack:
         if own_model is not None:
             path = file_read(context)
@@ -78,6 +77,27 @@ def bench(context: click.Context, where: Where, /, *, own_model: str | None, out
             _write(_measured(where, Wishes(**wishes)), out)
         except AnswerFailed as failed:
             refuse(f"{where.url}: {failed}")
+
+
+def _require_writable(out: Path) -> None:
+    """Before minutes of measuring. What was written there before stays until there is something to write."""
+    if not out.name:
+        refuse(f"--out {out}: names no file")
+    if not out.parent.is_dir():
+        refuse(f"--out {out}: there is no directory {out.parent}")
+    for path in _files(out):
+        try:
+            is_new = not path.exists()
+            path.open("ab").close()
+            if is_new:
+                path.unlink()
+        except OSError as error:
+            refuse(f"--out {out}: {path}: {error.strerror}")
+
+
+def _files(out: Path) -> tuple[Path, Path]:
+    """For JSON, and for the page."""
+    return out.with_name(f"{out.name}.json"), out.with_name(f"{out.name}.html")
 
 
 def _measured(where: Where, wishes: Wishes) -> Report:
@@ -97,8 +117,10 @@ def _measured(where: Where, wishes: Wishes) -> Report:
 
 def _about(where: Where, wishes: Wishes) -> dict[str, str]:
     with where.client() as client:
-        model = client.get("/v1/models").raise_for_status().json()["data"][0]["id"]
-        version = client.get("/openapi.json").raise_for_status().json()["info"]["version"]
+        model = first_model(client)
+        described = client.get("/openapi.json").raise_for_status()
+        with read_as_trouper(client):
+            version = described.json()["info"]["version"]
     return {
         "model": model,
         "server": f"trouper {version} at {where.url}",
@@ -112,8 +134,7 @@ def _write(report: Report, out: Path) -> None:
     Console(width=None if sys.stdout.isatty() else 140).print(as_table(report))
     if report.prefix:
         click.echo(prefix_line(report.prefix))
-    for suffix, text in ((".json", as_json(report)), (".html", as_html(report))):
-        path = out.with_name(out.name + suffix)
+    for path, text in zip(_files(out), (as_json(report), as_html(report)), strict=True):
         try:
             path.write_text(text, encoding="utf-8")
         except OSError as error:

@@ -15,7 +15,7 @@ import httpx2
 import trio
 
 from trouper.cli.answers import AnswerFailed
-from trouper.cli.client import Where, problem_of
+from trouper.cli.client import Where, problem_of, read_as_trouper
 
 WORDS = [
     "river",
@@ -81,7 +81,7 @@ def words(count: int) -> str:
 
 
 async def together(where: Where, questions: Sequence[Question]) -> list[Stream]:
-    """Ask all at once. Raises `AnswerFailed`, or httpx2's errors, in a group."""
+    """Ask all at once. Raises `AnswerFailed`, `NotTrouper`, or httpx2's errors, in a group."""
     streams = [Stream() for _ in questions]
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx2.AsyncClient(
@@ -107,11 +107,14 @@ async def _ask(client: httpx2.AsyncClient, question: Question, stream: Stream) -
         async for data in response.aiter_raw():
             now = time.perf_counter()
             *lines, rest = (rest + data).split(b"\n")
-            had_text = [_take(json.loads(line[6:]), stream) for line in lines if line.startswith(b"data: {")]
+            with read_as_trouper(client):
+                had_text = [_take(json.loads(line[6:]), stream) for line in lines if line.startswith(b"data: {")]
             if any(had_text):
                 stream.times.append(now)
     if not stream.tokens:
         raise AnswerFailed("a stream ended in the middle")
+    if not stream.times:
+        raise AnswerFailed("a stream had no text, so there is nothing to time")
 
 
 def _take(chunk: dict[str, Any], stream: Stream) -> bool:
@@ -119,6 +122,6 @@ def _take(chunk: dict[str, Any], stream: Stream) -> bool:
     if "error" in chunk:
         raise AnswerFailed(str(chunk["error"]["message"]))
     if usage := chunk.get("usage"):
-        stream.tokens, stream.prompt_tokens = usage["completion_tokens"], usage["prompt_tokens"]
-        stream.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+        stream.tokens, stream.prompt_tokens = int(usage["completion_tokens"]), int(usage["prompt_tokens"])
+        stream.cached_tokens = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0))
     return any(choice.get("text") for choice in chunk["choices"])

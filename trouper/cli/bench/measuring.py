@@ -69,7 +69,7 @@ def measure_prefix(where: Where, wishes: Wishes, told: Told) -> Prefix:
 
 
 def _ask(where: Where, questions: Sequence[Question]) -> list[Stream]:
-    """Raises `AnswerFailed`, or httpx2's errors: of several the first."""
+    """Raises `AnswerFailed`, `NotTrouper`, or httpx2's errors: of several the first."""
     try:
         return trio.run(together, where, questions)
     except BaseExceptionGroup as group:
