@@ -138,16 +138,74 @@ async def test_several_models_are_chosen_from(browser: Browser) -> None:
             "small",
             "large",
         ]
-        await page.run(
-            "const one = document.querySelector('#model'); one.value = 'large'; one.dispatchEvent(new Event('change'))"
-        )
+        await choose(page, "large")
         await page.reads("#chat-model", "large")
         await page.type("#prompt", "Hi\n")
         await page.until("document.querySelectorAll('#requests tbody tr').length === 1")
-        await page.run(
-            "const one = document.querySelector('#model'); one.value = 'small'; one.dispatchEvent(new Event('change'))"
-        )
+        await choose(page, "small")
         await page.until("document.querySelectorAll('#requests tbody tr').length === 0")
+        assert await page.complaints() == []
+        await page.leave()
+
+
+async def choose(page: Page, model: str) -> None:
+    await page.until(f"document.querySelector('#model option[value={model}]')")
+    await page.run(
+        "const one = document.querySelector('#model'); one.value = arguments[0]; one.dispatchEvent(new Event('change'))",
+        model,
+    )
+
+
+FIGURES = "[...document.querySelectorAll('#figures dd')].map(one => one.textContent)"
+SEEN = "[...document.querySelectorAll('#main > section')].filter(one => one.offsetParent).map(one => one.classList[0])"
+ALL = ["batch", "rates", "troupe", "tiers", "requests", "chat"]
+
+
+async def test_a_model_that_is_not_loaded_shows_no_other_models_figures(browser: Browser) -> None:
+    async with fleet_of("small", "large", "middle") as (fleet, _), serving_fleet(fleet) as port:
+        page = Page(browser, f"http://127.0.0.1:{port}/")
+        await page.open()
+        await page.reads("#figure-running dd", "0")
+        await page.reads("#about", "fake")
+        assert await page.run(f"return {SEEN}") == ALL
+        await choose(page, "middle")
+        await page.reads("#status", "Not loaded (unloaded)")
+        await page.until(f"{FIGURES}.every(one => one === '–')")
+        assert await page.run(f"return {SEEN}") == ["requests", "chat"]
+        assert await page.run("return document.querySelector('#about').textContent.includes('fake')") is False
+        await page.open()
+        await choose(page, "middle")
+        await page.until(f"{SEEN}.length === 2")
+        await page.type("#prompt", "Hi\n")
+        await page.reads("#status", "Running")
+        await page.reads("#figure-running dd", "0")
+        await page.reads("#about", "fake")
+        await page.until("document.querySelectorAll('.tier').length === 3")
+        assert await page.run(f"return {SEEN}") == ALL
+        await page.until("document.querySelector('#troupe svg').getBoundingClientRect().width > 300")
+        await page.until("document.querySelector('#timeline').width > 300")
+        assert await page.complaints() == []
+        await page.leave()
+
+
+async def test_the_model_on_show_is_unloaded_and_a_page_opens_on_one_that_is_not_there(browser: Browser) -> None:
+    async with fleet_of("small", "large", "middle") as (fleet, _), serving_fleet(fleet) as port:
+        page = Page(browser, f"http://127.0.0.1:{port}/")
+        await page.open()
+        await page.reads("#status", "Running")
+        (await fleet.lease("large")).release()
+        (await fleet.lease("middle")).release()
+        (await fleet.lease("large")).release()
+        await page.reads("#status", "Not loaded")
+        await page.until(f"{FIGURES}.every(one => one === '–')")
+        await page.open()
+        await page.reads("#status", "Not loaded")
+        await page.until(f"{FIGURES}.every(one => one === '–')")
+        assert await page.run(f"return {SEEN}") == ["requests", "chat"]
+        (await fleet.lease("small")).release()
+        await page.reads("#status", "Running")
+        await page.reads("#figure-running dd", "0")
+        await page.reads("#troupe svg", "ModelStepper")
         assert await page.complaints() == []
         await page.leave()
 

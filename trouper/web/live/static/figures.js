@@ -17,6 +17,11 @@ export class Figures {
       list.append(make("div", { id: `figure-${key}` }, make("dt", {}, name), make("dd", {}, value, small)));
       this.#cells[key] = (text, of = "", most = "") => { say(value, text); say(unit, of); say(bound, most && ` of ${most}`); };
     }
+    this.blank();
+  }
+
+  blank() {
+    for (const tell of Object.values(this.#cells)) tell("–");
   }
 
   show(model, history) {

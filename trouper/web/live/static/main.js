@@ -58,7 +58,7 @@ function note(model, snapshot, records) {
   if (!known.has(model.name)) known.set(model.name, { history: new History(), lanes: new Lanes() });
   const { history, lanes } = known.get(model.name);
   history.add(model, snapshot.at, Date.now() / 1000);
-  if (model.batch) lanes.update(server, snapshot.at, model.batch.rows, records);
+  lanes.update(server, snapshot.at, model.batch?.rows ?? [], records);
 }
 
 function list(models) {
@@ -87,7 +87,7 @@ function paint(all = false) {
 function show(now) {
   frame = 0;
   const model = current(), { history, lanes } = known.get(chosen);
-  if (!model.batch) return;
+  if (!model.batch) return showNone();
   timeline.draw(lanes, latest.at);
   figures.show(model, history);
   troupe.show(model, history);
@@ -99,8 +99,20 @@ function show(now) {
   plots.draw(history, Date.now() / 1000);
   tiers.show(model);
   rows.show(model.batch, latest.at);
-  say(byId("about"), `Trouper ${latest.version} · ${card.architecture}, ${card.dtype} on ${card.device} · up for ${span(Date.now() / 1000 - server)} · `
-    + `${plural(facts.requests_completed, "request")} answered, ${facts.requests_withdrawn} withdrawn, ${facts.requests_errored} failed`);
+  about(`${card.architecture}, ${card.dtype} on ${card.device}`,
+    `${plural(facts.requests_completed, "request")} answered, ${facts.requests_withdrawn} withdrawn, ${facts.requests_errored} failed`);
+}
+
+/** A model that is not loaded has no figures; once it is, everything is due. */
+function showNone() {
+  figures.blank();
+  about();
+  slowlyAt = -Infinity;
+}
+
+function about(device, requests) {
+  const said = [`Trouper ${latest.version}`, device, `up for ${span(Date.now() / 1000 - server)}`, requests];
+  say(byId("about"), said.filter(Boolean).join(" · "));
 }
 
 const current = () => latest.models.find((one) => one.name === chosen);
@@ -109,6 +121,7 @@ const current = () => latest.models.find((one) => one.name === chosen);
 function tell() {
   const model = current();
   status(model.status === "ok" ? "ok" : model.batch ? "bad" : "away", WORDS[model.status] ?? `Not loaded (${model.state})`);
+  mark(byId("main"), "data-loaded", Boolean(model.batch));
   const said = model.batch ? model.detail : "It is loaded when it is asked for: say something to it in the chat.";
   if (byId("notice").hidden !== !said) byId("notice").hidden = !said;
   say(byId("notice"), said);
