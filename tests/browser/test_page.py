@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
+import pytest
 import trio
 
 from tests.actors.test_fleet import fleet_of
@@ -14,6 +16,9 @@ from tests.browser.page import SAID, Page, says, shown, slowly, streams
 from tests.fakes import FakeEngine
 from tests.web.serving import eventually, exchange, post, serving
 from trouper import Fleet, ServerSettings
+from trouper.actors.fleet import Listed
+from trouper.web.live import feed
+from trouper.web.live.snapshot import NewGaps, model_body
 from trouper.web.server import serve_http
 
 PICTURE = "document.querySelector('#timeline').toDataURL()"
@@ -207,6 +212,24 @@ async def test_the_model_on_show_is_unloaded_and_a_page_opens_on_one_that_is_not
         await page.reads("#figure-running dd", "0")
         await page.reads("#troupe svg", "ModelStepper")
         assert await page.complaints() == []
+        await page.leave()
+
+
+async def test_why_a_model_could_not_be_loaded_is_said(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failed(listed: Listed, gaps: NewGaps) -> dict[str, Any]:
+        body = model_body(listed, gaps)
+        return body if listed.runtime else body | {"problem": "no weights"}
+
+    monkeypatch.setattr(feed, "model_body", failed)
+    async with fleet_of("small", "large", "middle") as (fleet, _), serving_fleet(fleet) as port:
+        page = Page(browser, f"http://127.0.0.1:{port}/")
+        await page.open()
+        await choose(page, "middle")
+        await page.reads(
+            "#notice:not([hidden])", "It could not be loaded: no weights. It is tried again when it is asked for."
+        )
+        await choose(page, "small")
+        await page.until("document.querySelector('#notice').hidden")
         await page.leave()
 
 

@@ -122,9 +122,15 @@ function tell() {
   const model = current();
   status(model.status === "ok" ? "ok" : model.batch ? "bad" : "away", WORDS[model.status] ?? `Not loaded (${model.state})`);
   mark(byId("main"), "data-loaded", Boolean(model.batch));
-  const said = model.batch ? model.detail : "It is loaded when it is asked for: say something to it in the chat.";
+  const said = model.batch ? model.detail : absence(model);
   if (byId("notice").hidden !== !said) byId("notice").hidden = !said;
   say(byId("notice"), said);
+}
+
+/** Why it is not loaded, and what would have it loaded. */
+function absence({ problem }) {
+  if (!problem) return "It is loaded when it is asked for: say something to it in the chat.";
+  return `It could not be loaded: ${problem.replace(/\.$/, "")}. It is tried again when it is asked for.`;
 }
 
 function status(state, words) {
