@@ -119,6 +119,25 @@ async def test_a_key_is_asked_for_kept_in_the_tab_and_sent_as_a_header(browser: 
         assert await page.run("return [sessionStorage.length, document.querySelector('#main').hidden]") == [0, True]
 
 
+async def test_a_key_that_no_header_can_hold_is_wrong(browser: Browser) -> None:
+    async with shown(browser, says(SAID), api_key=("schlüssel",)) as (page, _):
+        await page.reads("#status", "Locked")
+        for key in ("ключ", "secret\u200b"):
+            await page.type("#key", f"{key}\n")
+            await page.reads("#wrong", "The key is wrong.")
+            assert await page.run("return [document.querySelector('#main').hidden, sessionStorage.length]") == [True, 0]
+            await page.run("document.querySelector('#wrong').textContent = ''")
+        await page.run("sessionStorage.setItem('trouper-key', 'ключ')")
+        await page.open()
+        await page.reads("#wrong", "The key is wrong.")
+        assert await page.complaints() == []
+        await page.type("#key", "schlüssel\n")
+        await page.reads("#status", "Running")
+        await page.run("sessionStorage.setItem('trouper-key', 'ключ')")
+        await page.type("#prompt", "Hi\n")
+        await page.reads("#messages [role=alert]", "The key is wrong.")
+
+
 async def test_a_hidden_page_looks_at_nothing(browser: Browser) -> None:
     async with shown(browser) as (page, served):
         await page.reads("#status", "Running")

@@ -32,7 +32,7 @@ const feed = new Feed({
   snapshot: take,
   recent: (records) => { ended = records; requests.add(records, chosen); },
   state: (state, words) => status(state, words),
-  locked: () => lock(key.get() ? "The key is wrong." : ""),
+  locked: () => lock(key.get() ? key.WRONG : ""),
 });
 
 function take(snapshot) {
@@ -156,8 +156,10 @@ function unlock() {
 
 byId("unlock").addEventListener("submit", (event) => {
   event.preventDefault();
-  key.keep(byId("key").value.trim());
+  const given = byId("key").value.trim();
   byId("key").value = "";
+  if (!key.fits(given)) return lock(key.WRONG);
+  key.keep(given);
   unlock();
 });
 byId("forget").addEventListener("click", () => { key.forget(); feed.stop(); chat.clear(); lock(""); });
