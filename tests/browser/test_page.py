@@ -98,6 +98,41 @@ async def test_it_comes_back_after_a_restart_of_the_server(browser: Browser) -> 
         await page.leave()
 
 
+RATES = "[...document.querySelectorAll('#figure-generated dd, #figure-computed dd, #figure-gap dd')].map(one => one.textContent)"
+SOFT = """(() => {
+  const probe = document.body.appendChild(document.createElement('i'));
+  probe.style.color = 'var(--soft)';
+  const soft = getComputedStyle(probe).color;
+  probe.remove();
+  return getComputedStyle(document.querySelector('#figure-running dd')).color === soft;
+})()"""
+
+
+async def test_figures_of_an_absent_server_are_not_shown_as_of_now(browser: Browser) -> None:
+    async with serving(FakeEngine(before_step=slowly)) as served, streams(served, 2):
+        page = Page(browser, f"http://127.0.0.1:{served.port}/")
+        await page.open()
+        await page.until("parseFloat(document.querySelector('#figure-generated dd').textContent) > 0")
+        assert await page.run(f"return {SOFT}") is False
+    await page.until(
+        "/^Reconnecting, last heard at \\d\\d:\\d\\d:\\d\\d$/.test(document.querySelector('#status').textContent)"
+    )
+    await page.until(f"{RATES}.every(one => one === '–')")
+    assert await page.run(f"return {SOFT}") is True, "dimmed, as far as it can still be read"
+    await page.reads("#troupe svg", "– steps/s")
+    await page.click("#theme")
+    await page.click("#theme")
+    await page.click("#theme")
+    await page.until(f"{RATES}.every(one => one === '–')")
+    async with serving(FakeEngine(before_step=slowly), port=served.port) as again, streams(again, 3):
+        await page.reads("#status", "Running")
+        await page.reads("#figure-running dd", "3")
+        await page.until("parseFloat(document.querySelector('#figure-generated dd').textContent) > 0")
+        assert await page.run(f"return {SOFT}") is False
+        await page.run("localStorage.clear()")
+        await page.leave()
+
+
 async def test_a_key_is_asked_for_kept_in_the_tab_and_sent_as_a_header(browser: Browser) -> None:
     async with shown(browser, says(SAID), api_key=("secret",)) as (page, _):
         await page.reads("#status", "Locked")

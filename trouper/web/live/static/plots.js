@@ -39,10 +39,10 @@ export class Plots {
     return { figure, plot, value, now, series };
   }
 
-  draw(history, now) {
-    const { columns } = history;
+  /** `rates` are the latest ones, if these are of now. */
+  draw({ columns }, rates, now) {
     for (const { plot, value, now: told, series } of this.#shown) {
-      say(told, `: now ${series.map(([name, called]) => `${called} ${short(history.last(name))}`).join(", ")}`);
+      say(told, `: now ${series.map(([name, called]) => `${called} ${short(rates.last(name))}`).join(", ")}`);
       plot.setData([columns.at, ...series.map(([name]) => columns[name])], false);
       const highest = Math.max(1, ...series.flatMap(([name]) => columns[name].filter((one) => one != null)));
       plot.batch(() => {
