@@ -77,6 +77,26 @@ async def test_what_the_server_refuses_is_said(browser: Browser) -> None:
         await page.run("document.querySelector('#temperature').value = 9")
         await page.type("#prompt", "Hi\n")
         await page.reads("#messages [role=alert]", "temperature")
+        await page.reads("#messages [data-role=user] .told", "Not answered")
+
+
+async def test_a_message_to_an_absent_server_is_marked_and_can_be_sent_again(browser: Browser) -> None:
+    async with serving(says(SAID)) as served:
+        page = Page(browser, f"http://127.0.0.1:{served.port}/")
+        await page.open()
+        await page.reads("#status", "Running")
+    await page.reads("#status", "Reconnecting")
+    await page.type("#prompt", "Are you there?\n")
+    await page.reads("#messages [data-role=user] .told", "Not sent")
+    assert await page.run("return document.querySelector('#prompt').value") == "Are you there?"
+    async with serving(says(SAID), port=served.port):
+        await page.reads("#status", "Running")
+        await page.type("#prompt", "\n")
+        await page.reads("#messages", SAID)
+        sent = "[...document.querySelectorAll('#messages [data-role=user]')].map(one => one.textContent)"
+        assert await page.run(f"return {sent}") == ["Are you there?Not sent", "Are you there?"]
+        assert await page.run("return document.querySelector('#prompt').value") == ""
+        await page.leave()
 
 
 async def test_it_comes_back_after_a_restart_of_the_server(browser: Browser) -> None:
