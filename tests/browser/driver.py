@@ -6,10 +6,12 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import attrs
+import psutil
 from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
 
@@ -24,6 +26,8 @@ FLAGS = (
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )  # fmt: skip
 DESKTOP, PHONE = (1280, 800), (390, 844)
+ENDS_S = 5.0
+"""After being told to quit: longer, and a process of it is killed."""
 
 
 @attrs.frozen(eq=False)
@@ -31,6 +35,8 @@ class Browser:
     """One tab. Everything blocks: call it in a thread where a server runs in the same process."""
 
     driver: Chrome
+    profile: Path
+    """A directory that all of its processes name in their command lines."""
 
     def open(self, url: str) -> None:
         self.driver.get(url)
@@ -75,15 +81,37 @@ def chromium(flags: Sequence[str] = (), *, told: bool = True) -> Iterator[Browse
     options = ChromeOptions()
     assert CHROMIUM is not None and CHROMEDRIVER is not None, f"install {MISSING}"
     options.binary_location = CHROMIUM
-    with tempfile.TemporaryDirectory(prefix="trouper-browser-", ignore_cleanup_errors=True) as profile:
+    with tempfile.TemporaryDirectory(prefix="trouper-browser-") as place, outlived(profile := Path(place)):
         for flag in (*FLAGS, f"--user-data-dir={profile}", *flags):
             options.add_argument(flag)
         if told:
             options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
         driver = Chrome(options, Service(CHROMEDRIVER))
         try:
-            browser = Browser(driver)
+            browser = Browser(driver, profile)
             browser.resize(*DESKTOP)
             yield browser
         finally:
             driver.quit()
+
+
+@contextmanager
+def outlived(profile: Path) -> Iterator[None]:
+    """Whoever uses it has ended afterwards: a browser still writes when its driver says that it has quit, and one whose driver
+    was killed never quits."""
+    try:
+        yield
+    finally:
+        _, left = psutil.wait_procs(users_of(profile), timeout=ENDS_S)
+        while left:
+            for one in left:
+                with suppress(psutil.NoSuchProcess):
+                    one.kill()
+            psutil.wait_procs(left)
+            left = users_of(profile)
+
+
+def users_of(profile: Path) -> list[psutil.Process]:
+    """The processes of the browser of that profile."""
+    flag = f"--user-data-dir={profile}"
+    return [one for one in psutil.process_iter(["cmdline"]) if flag in (one.info["cmdline"] or ())]

@@ -77,11 +77,11 @@ class Page:
 
 @asynccontextmanager
 async def shown(
-    browser: Browser, engine: FakeEngine | None = None, **server: object
+    browser: Browser, engine: FakeEngine | None = None, at: str = "", **server: object
 ) -> AsyncIterator[tuple[Page, Served]]:
     """The page of a server of its own, opened. Left at the end, or its stream would be the last to go."""
     async with serving(engine or FakeEngine(before_step=slowly), **server) as served:  # type: ignore[arg-type]
-        page = Page(browser, f"http://127.0.0.1:{served.port}/")
+        page = Page(browser, f"http://127.0.0.1:{served.port}/{at}")
         await page.open()
         try:
             yield page, served

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from typing import cast
+
 import pytest
 import trio
 
@@ -58,6 +61,27 @@ async def test_everything_has_a_name_and_a_place(browser: Browser) -> None:
         )
         assert landmarks == [1, 1, 1, 1]
         assert await page.run("return document.documentElement.lang") == "en"
+
+
+async def test_tables_have_names_and_plots_say_their_latest_values(browser: Browser) -> None:
+    async with shown(browser) as (page, served), streams(served, 2):
+        await page.reads("#figure-running dd", "2")
+        await page.click("#rows summary")
+        await page.until("document.querySelector('#rows table')")
+        names = await page.run(
+            "return [...document.querySelectorAll('table')].map(one => one.getAttribute('aria-label')"
+            " ?? document.getElementById(one.getAttribute('aria-labelledby')).textContent)"
+        )
+        assert names == ["Rows of the batch", "Recent requests"]
+        said = "[...document.querySelectorAll('#plots .hidden')].map(one => one.textContent)"
+        await page.until(f"/^: now longest [\\d.]+, median [\\d.]+$/.test({said}[2])")
+        answers, prompts, _ = cast("list[str]", await page.run(f"return {said}"))
+        assert re.fullmatch(r": now answers [\d,.]+", answers)
+        assert re.fullmatch(r": now computed [\d,.]+, from cache [\d,.]+", prompts)
+        live = (
+            "return document.querySelectorAll('#plots [aria-live], #plots [role=status], #plots [role=alert]').length"
+        )
+        assert await page.run(live) == 0, "it changes all the time"
 
 
 async def test_the_keyboard_alone_reaches_the_chat(browser: Browser) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import trio
 
 from tests.browser.driver import Browser
@@ -72,3 +74,33 @@ async def test_rates_are_of_the_last_two_seconds_and_break_where_a_server_was_re
             """,
         )
     assert columns == [[40, None, 10, 5, 10 / 3, 2.5], [20, None, None, 30, 30, None], 2.5]
+
+
+async def test_ids_are_cut_to_what_tells_them_apart(browser: Browser) -> None:
+    drawn = "973851bbf0e94d6c8a5e1b2c3d4e5f60"
+    wanted = {
+        drawn: "973851bb",
+        f"{drawn}-2": "973851bb-2",
+        f"{drawn}-12": "973851b-12",
+        f"{drawn}-2-1": "973851-2-1",
+        f"chatcmpl-{drawn}": "973851bb",
+        f"resp_{drawn}": "973851bb",
+        f"msg_{drawn}-1": "973851bb-1",
+        "cmpl-mine": "mine",
+        "row0": "row0",
+        "other-row": "other-row",
+        "row-07-abcdef": "row-07-a",
+        "request-0001": "reque-0001",
+        "the-nightly-evaluation-0017": "the-n-0017",
+        "the-nightly-evaluation-of-bob": "the-…f-bob",
+        "019a8b2c-5a11-7c3e-9d55-0c2f41aa77b3": "019a…a77b3",
+    }
+    async with shown(browser) as (page, _):
+        briefs = await computed(
+            page,
+            "format.js",
+            f"return {json.dumps([*wanted])}.map(id => [module.brief(id), module.brief(id, 9).length])",
+        )
+    assert isinstance(briefs, list)
+    assert [brief for brief, _ in briefs] == [*wanted.values()]
+    assert all(length <= 9 for _, length in briefs), "on a phone"

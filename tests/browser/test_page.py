@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
+import pytest
 import trio
 
 from tests.actors.test_fleet import fleet_of
@@ -14,6 +16,9 @@ from tests.browser.page import SAID, Page, says, shown, slowly, streams
 from tests.fakes import FakeEngine
 from tests.web.serving import eventually, exchange, post, serving
 from trouper import Fleet, ServerSettings
+from trouper.actors.fleet import Listed
+from trouper.web.live import feed
+from trouper.web.live.snapshot import NewGaps, model_body
 from trouper.web.server import serve_http
 
 PICTURE = "document.querySelector('#timeline').toDataURL()"
@@ -72,6 +77,26 @@ async def test_what_the_server_refuses_is_said(browser: Browser) -> None:
         await page.run("document.querySelector('#temperature').value = 9")
         await page.type("#prompt", "Hi\n")
         await page.reads("#messages [role=alert]", "temperature")
+        await page.reads("#messages [data-role=user] .told", "Not answered")
+
+
+async def test_a_message_to_an_absent_server_is_marked_and_can_be_sent_again(browser: Browser) -> None:
+    async with serving(says(SAID)) as served:
+        page = Page(browser, f"http://127.0.0.1:{served.port}/")
+        await page.open()
+        await page.reads("#status", "Running")
+    await page.reads("#status", "Reconnecting")
+    await page.type("#prompt", "Are you there?\n")
+    await page.reads("#messages [data-role=user] .told", "Not sent")
+    assert await page.run("return document.querySelector('#prompt').value") == "Are you there?"
+    async with serving(says(SAID), port=served.port):
+        await page.reads("#status", "Running")
+        await page.type("#prompt", "\n")
+        await page.reads("#messages", SAID)
+        sent = "[...document.querySelectorAll('#messages [data-role=user]')].map(one => one.textContent)"
+        assert await page.run(f"return {sent}") == ["Are you there?Not sent", "Are you there?"]
+        assert await page.run("return document.querySelector('#prompt').value") == ""
+        await page.leave()
 
 
 async def test_it_comes_back_after_a_restart_of_the_server(browser: Browser) -> None:
@@ -90,6 +115,41 @@ async def test_it_comes_back_after_a_restart_of_the_server(browser: Browser) -> 
         await page.until("document.querySelectorAll('#requests tbody tr').length === 0")
         complaints = [one for one in await page.complaints() if "ERR_CONNECTION_REFUSED" not in one]
         assert complaints == [], "the browser itself says that a server is away, and nothing else is wrong"
+        await page.leave()
+
+
+RATES = "[...document.querySelectorAll('#figure-generated dd, #figure-computed dd, #figure-gap dd')].map(one => one.textContent)"
+SOFT = """(() => {
+  const probe = document.body.appendChild(document.createElement('i'));
+  probe.style.color = 'var(--soft)';
+  const soft = getComputedStyle(probe).color;
+  probe.remove();
+  return getComputedStyle(document.querySelector('#figure-running dd')).color === soft;
+})()"""
+
+
+async def test_figures_of_an_absent_server_are_not_shown_as_of_now(browser: Browser) -> None:
+    async with serving(FakeEngine(before_step=slowly)) as served, streams(served, 2):
+        page = Page(browser, f"http://127.0.0.1:{served.port}/")
+        await page.open()
+        await page.until("parseFloat(document.querySelector('#figure-generated dd').textContent) > 0")
+        assert await page.run(f"return {SOFT}") is False
+    await page.until(
+        "/^Reconnecting, last heard at \\d\\d:\\d\\d:\\d\\d$/.test(document.querySelector('#status').textContent)"
+    )
+    await page.until(f"{RATES}.every(one => one === '–')")
+    assert await page.run(f"return {SOFT}") is True, "dimmed, as far as it can still be read"
+    await page.reads("#troupe svg", "– steps/s")
+    await page.click("#theme")
+    await page.click("#theme")
+    await page.click("#theme")
+    await page.until(f"{RATES}.every(one => one === '–')")
+    async with serving(FakeEngine(before_step=slowly), port=served.port) as again, streams(again, 3):
+        await page.reads("#status", "Running")
+        await page.reads("#figure-running dd", "3")
+        await page.until("parseFloat(document.querySelector('#figure-generated dd').textContent) > 0")
+        assert await page.run(f"return {SOFT}") is False
+        await page.run("localStorage.clear()")
         await page.leave()
 
 
@@ -112,6 +172,25 @@ async def test_a_key_is_asked_for_kept_in_the_tab_and_sent_as_a_header(browser: 
         await page.click("#forget")
         await page.reads("#status", "Locked")
         assert await page.run("return [sessionStorage.length, document.querySelector('#main').hidden]") == [0, True]
+
+
+async def test_a_key_that_no_header_can_hold_is_wrong(browser: Browser) -> None:
+    async with shown(browser, says(SAID), api_key=("schlüssel",)) as (page, _):
+        await page.reads("#status", "Locked")
+        for key in ("ключ", "secret\u200b"):
+            await page.type("#key", f"{key}\n")
+            await page.reads("#wrong", "The key is wrong.")
+            assert await page.run("return [document.querySelector('#main').hidden, sessionStorage.length]") == [True, 0]
+            await page.run("document.querySelector('#wrong').textContent = ''")
+        await page.run("sessionStorage.setItem('trouper-key', 'ключ')")
+        await page.open()
+        await page.reads("#wrong", "The key is wrong.")
+        assert await page.complaints() == []
+        await page.type("#key", "schlüssel\n")
+        await page.reads("#status", "Running")
+        await page.run("sessionStorage.setItem('trouper-key', 'ключ')")
+        await page.type("#prompt", "Hi\n")
+        await page.reads("#messages [role=alert]", "The key is wrong.")
 
 
 async def test_a_hidden_page_looks_at_nothing(browser: Browser) -> None:
@@ -138,17 +217,93 @@ async def test_several_models_are_chosen_from(browser: Browser) -> None:
             "small",
             "large",
         ]
-        await page.run(
-            "const one = document.querySelector('#model'); one.value = 'large'; one.dispatchEvent(new Event('change'))"
-        )
+        await choose(page, "large")
         await page.reads("#chat-model", "large")
         await page.type("#prompt", "Hi\n")
         await page.until("document.querySelectorAll('#requests tbody tr').length === 1")
-        await page.run(
-            "const one = document.querySelector('#model'); one.value = 'small'; one.dispatchEvent(new Event('change'))"
-        )
+        await choose(page, "small")
         await page.until("document.querySelectorAll('#requests tbody tr').length === 0")
         assert await page.complaints() == []
+        await page.leave()
+
+
+async def choose(page: Page, model: str) -> None:
+    await page.until(f"document.querySelector('#model option[value={model}]')")
+    await page.run(
+        "const one = document.querySelector('#model'); one.value = arguments[0]; one.dispatchEvent(new Event('change'))",
+        model,
+    )
+
+
+FIGURES = "[...document.querySelectorAll('#figures dd')].map(one => one.textContent)"
+SEEN = "[...document.querySelectorAll('#main > section')].filter(one => one.offsetParent).map(one => one.classList[0])"
+ALL = ["batch", "rates", "troupe", "tiers", "requests", "chat"]
+
+
+async def test_a_model_that_is_not_loaded_shows_no_other_models_figures(browser: Browser) -> None:
+    async with fleet_of("small", "large", "middle") as (fleet, _), serving_fleet(fleet) as port:
+        page = Page(browser, f"http://127.0.0.1:{port}/")
+        await page.open()
+        await page.reads("#figure-running dd", "0")
+        await page.reads("#about", "fake")
+        assert await page.run(f"return {SEEN}") == ALL
+        await choose(page, "middle")
+        await page.reads("#status", "Not loaded (unloaded)")
+        await page.until(f"{FIGURES}.every(one => one === '–')")
+        assert await page.run(f"return {SEEN}") == ["requests", "chat"]
+        assert await page.run("return document.querySelector('#about').textContent.includes('fake')") is False
+        await page.open()
+        await choose(page, "middle")
+        await page.until(f"{SEEN}.length === 2")
+        await page.type("#prompt", "Hi\n")
+        await page.reads("#status", "Running")
+        await page.reads("#figure-running dd", "0")
+        await page.reads("#about", "fake")
+        await page.until("document.querySelectorAll('.tier').length === 3")
+        assert await page.run(f"return {SEEN}") == ALL
+        await page.until("document.querySelector('#troupe svg').getBoundingClientRect().width > 300")
+        await page.until("document.querySelector('#timeline').width > 300")
+        assert await page.complaints() == []
+        await page.leave()
+
+
+async def test_the_model_on_show_is_unloaded_and_a_page_opens_on_one_that_is_not_there(browser: Browser) -> None:
+    async with fleet_of("small", "large", "middle") as (fleet, _), serving_fleet(fleet) as port:
+        page = Page(browser, f"http://127.0.0.1:{port}/")
+        await page.open()
+        await page.reads("#status", "Running")
+        (await fleet.lease("large")).release()
+        (await fleet.lease("middle")).release()
+        (await fleet.lease("large")).release()
+        await page.reads("#status", "Not loaded")
+        await page.until(f"{FIGURES}.every(one => one === '–')")
+        await page.open()
+        await page.reads("#status", "Not loaded")
+        await page.until(f"{FIGURES}.every(one => one === '–')")
+        assert await page.run(f"return {SEEN}") == ["requests", "chat"]
+        (await fleet.lease("small")).release()
+        await page.reads("#status", "Running")
+        await page.reads("#figure-running dd", "0")
+        await page.reads("#troupe svg", "ModelStepper")
+        assert await page.complaints() == []
+        await page.leave()
+
+
+async def test_why_a_model_could_not_be_loaded_is_said(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failed(listed: Listed, gaps: NewGaps) -> dict[str, Any]:
+        body = model_body(listed, gaps)
+        return body if listed.runtime else body | {"problem": "no weights"}
+
+    monkeypatch.setattr(feed, "model_body", failed)
+    async with fleet_of("small", "large", "middle") as (fleet, _), serving_fleet(fleet) as port:
+        page = Page(browser, f"http://127.0.0.1:{port}/")
+        await page.open()
+        await choose(page, "middle")
+        await page.reads(
+            "#notice:not([hidden])", "It could not be loaded: no weights. It is tried again when it is asked for."
+        )
+        await choose(page, "small")
+        await page.until("document.querySelector('#notice').hidden")
         await page.leave()
 
 

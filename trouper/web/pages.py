@@ -15,12 +15,13 @@ from quart import Response, request
 from trouper.protocol.version import VERSION
 from trouper.web.auth import Keys
 from trouper.web.endpoints import ERROR, Endpoint
+from trouper.web.headers import page_headers
 from trouper.web.openapi import Facts, document
 from trouper.web.schema import Json
 from trouper.web.service import Service, as_json, context_of
 
-PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
-"""Nothing from elsewhere, whatever is on the page."""
+HEADERS = page_headers("style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'")
+"""It is one file, so what it runs is inline."""
 
 
 class Pages:
@@ -76,6 +77,4 @@ class Pages:
         return self._keys.let_in(headers.get("Authorization"), headers.get("X-Api-Key"))
 
     async def docs(self) -> Response:
-        response = Response(self._page, content_type="text/html; charset=utf-8")
-        response.headers["Content-Security-Policy"] = PAGE_POLICY
-        return response
+        return Response(self._page, content_type="text/html; charset=utf-8", headers=HEADERS)

@@ -13,6 +13,7 @@ from quart import Response, request
 
 from trouper.web.auth import ASSETS, Keys
 from trouper.web.endpoints import Endpoint
+from trouper.web.headers import page_headers
 from trouper.web.live.feed import Feed, Viewer
 from trouper.web.live.snapshot import SNAPSHOT
 from trouper.web.query import Query
@@ -24,12 +25,8 @@ TYPES = {
     "svg": "image/svg+xml",
     "txt": "text/plain; charset=utf-8",
 }
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-"""Nothing from elsewhere and nothing inline, whatever a model writes."""
-HEADERS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Content-Security-Policy": POLICY}
+HEADERS = page_headers("script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'")
+"""Nothing inline, whatever a model writes."""
 
 
 class Site:

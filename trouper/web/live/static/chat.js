@@ -41,22 +41,33 @@ export class Chat {
     this.#prompt.value = "";
     this.#messages.push({ role: "user", content: text });
     const asked = this.#messages;
-    this.#show("user", text);
+    const message = this.#show("user", text);
     const answer = new Reply(this.#list);
     this.#running = new AbortController();
     this.#busy(true);
+    let failed = null;
     try {
       await this.#stream(answer);
     } catch (error) {
-      if (this.#running.signal.aborted) answer.note("stopped");
-      else answer.fail(error instanceof TypeError ? "The server does not answer." : error.message);
+      if (!this.#running.signal.aborted) failed = answer.reached ? "Not answered" : "Not sent";
+      if (failed) answer.fail(error instanceof TypeError ? "The server does not answer." : error.message);
+      else answer.note("stopped");
     }
     this.#running = null;
     this.#busy(false);
     answer.end();
     if (asked !== this.#messages) return; // Cleared meanwhile.
     if (answer.text) asked.push({ role: "assistant", content: answer.text });
-    else asked.pop();
+    else this.#takeBack(message, text, failed);
+  }
+
+  /** What has no answer is no part of the conversation; what failed can be sent again as it was. */
+  #takeBack(message, text, failed) {
+    this.#messages.pop();
+    if (!failed) return;
+    message.dataset.failed = "";
+    message.append(make("p", { class: "told" }, failed));
+    this.#prompt.value ||= text;
   }
 
   async #stream(answer) {
@@ -70,6 +81,7 @@ export class Chat {
       method: "POST", body: JSON.stringify(body), signal: this.#running.signal,
       headers: headers({ "Content-Type": "application/json" }),
     });
+    answer.reached = true;
     if (!response.ok) throw new Error((await response.json()).error.message);
     for await (const { data } of events(response.body)) {
       if (data === "[DONE]") break;
@@ -80,8 +92,10 @@ export class Chat {
   }
 
   #show(role, text) {
-    this.#list.append(make("div", { "data-role": role }, make("div", { class: "said" }, text)));
+    const message = make("div", { "data-role": role }, make("div", { class: "said" }, text));
+    this.#list.append(message);
     this.#list.scrollTop = this.#list.scrollHeight;
+    return message;
   }
 
   #busy(busy) {
@@ -94,6 +108,7 @@ export class Chat {
 /** One answer as it comes. */
 class Reply {
   text = "";
+  reached = false; // The server; else nobody has read what was said.
   #said = make("div", { class: "said" });
   #told = make("p", { class: "told" }, "…");
   #thought = null;

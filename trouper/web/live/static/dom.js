@@ -27,14 +27,14 @@ export function mark(element, name, value) {
   if (element.getAttribute(name) !== String(value)) element.setAttribute(name, value);
 }
 
-/** How wide it is, without making the browser lay out to say so. When that changes the window hears of it. */
+/** How wide it is, without making the browser lay out to say so, unless it was hidden. When that changes the window hears of it. */
 export function widthOf(element) {
   let width = element.clientWidth;
   new ResizeObserver(([{ contentRect }]) => {
     if (width === (width = Math.round(contentRect.width))) return;
     dispatchEvent(new Event("widthchange"));
   }).observe(element);
-  return () => width;
+  return () => width ||= element.clientWidth;
 }
 
 /** Parts of a whole, side by side: [[kind, share], ...]. */

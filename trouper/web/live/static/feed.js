@@ -12,7 +12,7 @@ export class Feed {
   #running = null;
   #on;
 
-  /** on: {snapshot(data), recent(data), state(name, detail), locked()} */
+  /** on: {snapshot(data), recent(data), away(), locked()} */
   constructor(on) {
     this.#on = on;
     document.addEventListener("visibilitychange", () => (document.hidden ? this.#rest() : this.#go()));
@@ -54,7 +54,7 @@ export class Feed {
         }
       }
       if (stopped.aborted) return;
-      this.#on.state("away", "Reconnecting");
+      this.#on.away();
       await pause(PAUSES_MS[Math.min(failures, PAUSES_MS.length - 1)], stopped);
       failures += 1;
     }

@@ -17,14 +17,19 @@ export class Figures {
       list.append(make("div", { id: `figure-${key}` }, make("dt", {}, name), make("dd", {}, value, small)));
       this.#cells[key] = (text, of = "", most = "") => { say(value, text); say(unit, of); say(bound, most && ` of ${most}`); };
     }
+    this.blank();
   }
 
-  show(model, history) {
+  blank() {
+    for (const tell of Object.values(this.#cells)) tell("–");
+  }
+
+  show(model, rates) {
     const { scheduler: facts, memory, card } = model, cells = this.#cells;
     const prompts = facts.total_prefill_tokens + facts.total_cached_tokens;
-    const gap = history.last("median");
-    cells.generated(short(history.last("generated")));
-    cells.computed(short(history.last("computed")));
+    const gap = rates.last("median");
+    cells.generated(short(rates.last("generated")));
+    cells.computed(short(rates.last("computed")));
     cells.gap(short(gap), gap == null ? "" : "ms");
     cells.running(count(facts.active_sequences), "", count(card.rows));
     cells.answered(count(facts.requests_completed));

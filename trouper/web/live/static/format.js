@@ -35,8 +35,22 @@ export function span(s) {
   return s < 172800 ? `${Math.round(s / 3600)} h` : `${Math.round(s / 86400)} days`;
 }
 
-/** Enough of an id to tell it from others: prefixes such as "chatcmpl-" say nothing. */
-export const brief = (id) => id.split(/[-_]/).pop().slice(0, 8);
+/** Said of every request of its kind. */
+const PREFIX = /^(chatcmpl-|cmpl-|resp_|msg_)/;
+/** A further choice of a request, or one of a client's that counts: 973851bb-2, 973851bb-2-1, job.0007. */
+const NUMBER = /[-_.:]\d{1,4}$|(-\d{1,2}){2}$/;
+/** An id that was drawn here: any part of it tells it from others. */
+const DRAWN = /^[0-9a-f]{32}$/;
+
+/** Enough of an id to tell it from others: its first eight characters and its number. Of a long one that a client made and that has
+ * none, both ends: what it has in common with the others is mostly at the beginning. `most` characters at most, from nine. */
+export function brief(id, most = 10) {
+  const own = id.replace(PREFIX, "");
+  if (own.length <= most) return own;
+  const number = own.match(NUMBER)?.[0] ?? "", name = own.slice(0, own.length - number.length);
+  if (!number && name.length > 16 && !DRAWN.test(name)) return `${name.slice(0, 4)}…${name.slice(5 - most)}`;
+  return name.slice(0, Math.min(8, most - number.length)) + number;
+}
 
 /** A model that was named by its directory goes by the last part. */
 export const modelName = (name) => (name.startsWith("/") ? name.split("/").findLast(Boolean) : name);

@@ -11,13 +11,12 @@ export class History {
 
   /** `at` is the server's clock, `now` ours. */
   add(model, at, now) {
-    const facts = model.scheduler;
-    if (!facts) return;
-    const last = this.#seen.at(-1);
-    if (last && (facts.tokens_generated < last.facts.tokens_generated || at < last.at || at - last.at > 3)) {
+    const facts = model.scheduler, last = this.#seen.at(-1);
+    if (last && (!facts || facts.tokens_generated < last.facts.tokens_generated || at < last.at || at - last.at > 3)) {
       this.#seen = [];
       if (this.columns.at.length) this.#push(now - 0.001, null, null, null, null, null);
     }
+    if (!facts) return;
     this.#seen.push({ at, facts });
     while (this.#seen.length > 2 && at - this.#seen[1].at >= WINDOW_S) this.#seen.shift();
     if (this.#seen.length < 2) return;

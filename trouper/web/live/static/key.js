@@ -7,8 +7,17 @@ export const get = () => sessionStorage.getItem(PLACE) ?? "";
 export const keep = (key) => sessionStorage.setItem(PLACE, key);
 export const forget = () => sessionStorage.removeItem(PLACE);
 
+/** Whether it can be sent at all: a header is printable Latin-1. */
+export const fits = (key) => /^[\x20-\x7e\xa0-\xff]+$/.test(key);
+
+/** Throws `WrongKey`, not the TypeError of a fetch, which is a server that is away. */
 export function headers(more = {}) {
+  if (get() && !fits(get())) throw new WrongKey();
   return get() ? { ...more, Authorization: `Bearer ${get()}` } : more;
 }
 
-export class WrongKey extends Error {}
+export const WRONG = "The key is wrong.";
+
+export class WrongKey extends Error {
+  message = WRONG;
+}

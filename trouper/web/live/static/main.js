@@ -1,10 +1,11 @@
 // What is where, and who is told of a snapshot.
 
+import { Age } from "./age.js";
 import { Chat } from "./chat.js";
 import { byId, make, mark, say } from "./dom.js";
 import { Feed } from "./feed.js";
 import { Figures } from "./figures.js";
-import { modelName, plural, span } from "./format.js";
+import { clock, modelName, plural, span } from "./format.js";
 import { History } from "./history.js";
 import * as key from "./key.js";
 import { Lanes } from "./lanes.js";
@@ -20,6 +21,9 @@ const WORDS = { ok: "Running", draining: "Shutting down", restarting: "Restartin
 /** How often what changes slowly is painted anew: less at a time is less for a browser that paints without a GPU. */
 const SLOWLY_MS = 1900;
 
+/** Of a server that is away. */
+const NO_RATES = { last: () => null, steps: null };
+
 byId("main").hidden = false; // Sizes are needed from here on.
 const figures = new Figures(byId("figures")), timeline = new Timeline(byId("timeline")), rows = new Rows(byId("rows"));
 const plots = new Plots(byId("plots")), troupe = new Troupe(byId("troupe")), chat = new Chat();
@@ -27,12 +31,20 @@ const tiers = new Tiers(byId("tiers"), byId("tiers-note")), requests = new Reque
 const known = new Map(); // By model: {history, lanes}.
 const select = byId("model");
 let server = null, chosen = null, latest = null, ended = [], frame = 0, slowlyAt = -Infinity;
+let away = false; // The server, or the way to it.
 
 const feed = new Feed({
   snapshot: take,
   recent: (records) => { ended = records; requests.add(records, chosen); },
-  state: (state, words) => status(state, words),
-  locked: () => lock(key.get() ? "The key is wrong." : ""),
+  away: () => { away = true; tellAway(); },
+  locked: () => lock(key.get() ? key.WRONG : ""),
+});
+
+const age = new Age(() => {
+  mark(byId("main"), "data-old", age.old);
+  away = age.old;
+  tell();
+  paint(true);
 });
 
 function take(snapshot) {
@@ -43,6 +55,8 @@ function take(snapshot) {
   list(snapshot.models);
   for (const model of snapshot.models) note(model, snapshot, records.filter((one) => one.model === model.name));
   requests.add(records, chosen);
+  away = false;
+  age.hear();
   tell();
   paint();
 }
@@ -58,7 +72,7 @@ function note(model, snapshot, records) {
   if (!known.has(model.name)) known.set(model.name, { history: new History(), lanes: new Lanes() });
   const { history, lanes } = known.get(model.name);
   history.add(model, snapshot.at, Date.now() / 1000);
-  if (model.batch) lanes.update(server, snapshot.at, model.batch.rows, records);
+  lanes.update(server, snapshot.at, model.batch?.rows ?? [], records);
 }
 
 function list(models) {
@@ -87,20 +101,33 @@ function paint(all = false) {
 function show(now) {
   frame = 0;
   const model = current(), { history, lanes } = known.get(chosen);
-  if (!model.batch) return;
+  if (!model.batch) return showNone();
+  const rates = age.old ? NO_RATES : history;
   timeline.draw(lanes, latest.at);
-  figures.show(model, history);
-  troupe.show(model, history);
+  figures.show(model, rates);
+  troupe.show(model, rates);
   const { scheduler: facts, card } = model;
   say(byId("batch-note"), `${plural(facts.active_sequences, "row")} of ${card.rows}` + (facts.queued_requests ? `, ${facts.queued_requests} waiting` : ""));
   if (now - slowlyAt < SLOWLY_MS) return;
   if (slowlyAt < 0) performance.mark("shown"); // For `just bench-page`.
   slowlyAt = now;
-  plots.draw(history, Date.now() / 1000);
+  plots.draw(history, rates, Date.now() / 1000);
   tiers.show(model);
   rows.show(model.batch, latest.at);
-  say(byId("about"), `Trouper ${latest.version} · ${card.architecture}, ${card.dtype} on ${card.device} · up for ${span(Date.now() / 1000 - server)} · `
-    + `${plural(facts.requests_completed, "request")} answered, ${facts.requests_withdrawn} withdrawn, ${facts.requests_errored} failed`);
+  about(`${card.architecture}, ${card.dtype} on ${card.device}`,
+    `${plural(facts.requests_completed, "request")} answered, ${facts.requests_withdrawn} withdrawn, ${facts.requests_errored} failed`);
+}
+
+/** A model that is not loaded has no figures; once it is, everything is due. */
+function showNone() {
+  figures.blank();
+  about();
+  slowlyAt = -Infinity;
+}
+
+function about(device, requests) {
+  const said = [`Trouper ${latest.version}`, device, `up for ${span(age.heardAt / 1000 - server)}`, requests];
+  say(byId("about"), said.filter(Boolean).join(" · "));
 }
 
 const current = () => latest.models.find((one) => one.name === chosen);
@@ -108,10 +135,22 @@ const current = () => latest.models.find((one) => one.name === chosen);
 /** At once: a frame may come when the server is away again. */
 function tell() {
   const model = current();
-  status(model.status === "ok" ? "ok" : model.batch ? "bad" : "away", WORDS[model.status] ?? `Not loaded (${model.state})`);
-  const said = model.batch ? model.detail : "It is loaded when it is asked for: say something to it in the chat.";
+  if (away) tellAway();
+  else status(model.status === "ok" ? "ok" : model.batch ? "bad" : "away", WORDS[model.status] ?? `Not loaded (${model.state})`);
+  mark(byId("main"), "data-loaded", Boolean(model.batch));
+  const said = model.batch ? model.detail : absence(model);
   if (byId("notice").hidden !== !said) byId("notice").hidden = !said;
   say(byId("notice"), said);
+}
+
+function tellAway() {
+  status("away", age.old ? `Reconnecting, last heard at ${clock(age.heardAt / 1000)}` : "Reconnecting");
+}
+
+/** Why it is not loaded, and what would have it loaded. */
+function absence({ problem }) {
+  if (!problem) return "It is loaded when it is asked for: say something to it in the chat.";
+  return `It could not be loaded: ${problem.replace(/\.$/, "")}. It is tried again when it is asked for.`;
 }
 
 function status(state, words) {
@@ -120,6 +159,7 @@ function status(state, words) {
 }
 
 function lock(problem) {
+  age.stop();
   byId("main").hidden = true;
   byId("locked").hidden = false;
   byId("forget").hidden = true;
@@ -137,8 +177,10 @@ function unlock() {
 
 byId("unlock").addEventListener("submit", (event) => {
   event.preventDefault();
-  key.keep(byId("key").value.trim());
+  const given = byId("key").value.trim();
   byId("key").value = "";
+  if (!key.fits(given)) return lock(key.WRONG);
+  key.keep(given);
   unlock();
 });
 byId("forget").addEventListener("click", () => { key.forget(); feed.stop(); chat.clear(); lock(""); });

@@ -31,17 +31,18 @@ export class Plots {
   }
 
   #build({ title, series }) {
-    const value = make("b");
+    const value = make("b"), now = make("span", { class: "hidden" });
     const keys = series.length > 1 ? series.map(([, name, kind]) => make("span", { class: "key", "data-kind": kind }, name)) : [];
     const place = make("div", { "aria-hidden": "true" });
-    const figure = make("figure", {}, make("figcaption", {}, make("span", {}, title), make("span", {}, value, ...keys)), place);
+    const figure = make("figure", {}, make("figcaption", {}, make("span", {}, title, now), make("span", {}, value, ...keys)), place);
     const plot = new window.uPlot(options(series, this.#sync.key), [[], ...series.map(() => [])], place);
-    return { figure, plot, value, series };
+    return { figure, plot, value, now, series };
   }
 
-  draw(history, now) {
-    const { columns } = history;
-    for (const { plot, value, series } of this.#shown) {
+  /** `rates` are the latest ones, if these are of now. */
+  draw({ columns }, rates, now) {
+    for (const { plot, value, now: told, series } of this.#shown) {
+      say(told, `: now ${series.map(([name, called]) => `${called} ${short(rates.last(name))}`).join(", ")}`);
       plot.setData([columns.at, ...series.map(([name]) => columns[name])], false);
       const highest = Math.max(1, ...series.flatMap(([name]) => columns[name].filter((one) => one != null)));
       plot.batch(() => {

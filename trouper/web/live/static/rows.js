@@ -25,6 +25,6 @@ export class Rows {
       make("th", { scope: "row", class: "mono", title: row.request_id }, brief(row.request_id)),
       ...[count(row.prompt_tokens), count(row.cached_tokens), count(row.prefilled_tokens), count(row.generated_tokens),
         count(row.max_tokens), seconds(at - row.since)].map((text) => make("td", { class: "number" }, text))));
-    this.#place.replaceChildren(make("table", {}, make("thead", {}, head), make("tbody", {}, ...body)));
+    this.#place.replaceChildren(make("table", { "aria-label": "Rows of the batch" }, make("thead", {}, head), make("tbody", {}, ...body)));
   }
 }

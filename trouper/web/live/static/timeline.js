@@ -98,7 +98,7 @@ export class Timeline {
   #label(pen, bar, middle, left, right, wide) {
     pen.textAlign = "left";
     pen.fillStyle = this.#colours.soft;
-    pen.fillText(brief(bar.id).slice(0, wide ? 8 : 7), 0, middle);
+    pen.fillText(brief(bar.id, wide ? 10 : 9), 0, middle);
     pen.textAlign = "right";
     const place = right + (wide ? 76 : 60), filling = bar.first == null;
     pen.fillStyle = this.#colours[filling ? "prefill" : "text"];

@@ -65,11 +65,11 @@ export class Troupe {
     this.#available = widthOf(place);
   }
 
-  show(model, history) {
+  show(model, rates) {
     const width = this.#available();
     const capacities = Object.fromEntries(model.channels.map((one) => [one.name, one.capacity]));
     if (width !== this.#width || JSON.stringify(capacities) !== JSON.stringify(this.#capacities)) this.#lay(width, capacities);
-    this.#fill(model, history);
+    this.#fill(model, rates);
   }
 
   #lay(width, capacities) {
@@ -109,7 +109,7 @@ export class Troupe {
     this.#channels[name] = { cells, title, capacity };
   }
 
-  #fill(model, history) {
+  #fill(model, rates) {
     const { scheduler: facts, memory, directory, ranks } = model;
     const states = Object.fromEntries(model.actors.flatMap((one) => one.name.split("+").map((name) => [name, one])));
     const said = {
@@ -117,7 +117,7 @@ export class Troupe {
       RequestIntake: `${count(facts.total_requests)} taken in`,
       Scheduler: `${plural(facts.active_sequences, "row")}, ${count(facts.queued_requests)} wait`,
       RankMirror: ranks.ranks.length > 1 ? plural(ranks.ranks.length, "rank") : plural(facts.steps, "plan"),
-      ModelStepper: `${short(history.steps)} steps/s`,
+      ModelStepper: `${short(rates.steps)} steps/s`,
       SSDWriter: directory.attached ? `${bytes(directory.bytes)} on disk` : "no disk",
       CacheJanitor: `${bytes(memory.active_bytes)} used`,
     };
