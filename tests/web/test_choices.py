@@ -8,9 +8,10 @@ from typing import Any
 
 import msgspec
 import pytest
+import trio
 
 from tests.fakes import FakeEngine
-from tests.web.serving import ask, exchange, post, serving
+from tests.web.serving import STREAM, ask, eventually, exchange, post, receive_all, serving
 
 LONG = "a prompt that is longer than two blocks of the cache, so that it is worth waiting for"
 
@@ -70,3 +71,25 @@ async def test_impossible_numbers_of_choices(wrong: dict[str, Any], param: str) 
     async with serving(FakeEngine()) as served:
         status, body = await ask(served, {"prompt": "a"} | wrong)
     assert (status, body["error"]["param"]) == (400, param)
+
+
+async def test_choices_that_fail_together_are_one_error(caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever reads them is gone after the first; the others have nobody to tell, which is nobody's fault."""
+    async with serving() as served, trio.open_nursery() as nursery:
+        async with await served.connect() as stream:
+            await stream.send_all(post("/v1/completions", STREAM | {"n": 3}, "Connection: close\r\n"))
+            await eventually(lambda: served.runtime.health().scheduler.active_sequences == 3)
+            nursery.start_soon(served.runtime.drain, 0)
+            said = await receive_all(stream)
+        assert said.count(b'"error"') == 1
+        assert b"[DONE]" not in said
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+async def test_a_client_that_leaves_several_choices_leaves_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving() as served:
+        async with await served.connect() as stream:
+            await stream.send_all(post("/v1/completions", STREAM | {"n": 3}))
+            await eventually(lambda: served.runtime.health().scheduler.active_sequences == 3)
+        await eventually(lambda: served.busy == 0)
+    assert not caplog.records

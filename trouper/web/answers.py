@@ -65,17 +65,15 @@ class Piece:
 
 async def pump(index: int, answer: Answer, pieces: trio.MemorySendChannel[Piece]) -> None:
     """Carry one of several answers into their common stream. A slow reader slows it; the answer's own channel holds."""
-    with pieces:
-        try:
-            while True:
+    # Nobody reads any more: the client has left, or another one failed first. Then the answers are closed, too.
+    with pieces, suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+        said: Delta | Finished | RequestFailed | None = None
+        while not isinstance(said, Finished | RequestFailed):
+            try:
                 said = await answer.next()
-                await pieces.send(Piece(index, said))
-                if isinstance(said, Finished):
-                    return
-        except RequestFailed as failed:
-            await pieces.send(Piece(index, failed))
-        except trio.BrokenResourceError:
-            return
+            except RequestFailed as failed:
+                said = failed
+            await pieces.send(Piece(index, said))
 
 
 class EventStream(ResponseBody):
