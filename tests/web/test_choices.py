@@ -92,4 +92,4 @@ async def test_a_client_that_leaves_several_choices_leaves_nothing(caplog: pytes
             await stream.send_all(post("/v1/completions", STREAM | {"n": 3}))
             await eventually(lambda: served.runtime.health().scheduler.active_sequences == 3)
         await eventually(lambda: served.busy == 0)
-    assert not caplog.records
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]

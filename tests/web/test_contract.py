@@ -196,6 +196,7 @@ async def test_http_that_is_none_gets_an_error_in_the_same_shape() -> None:
 
 
 async def test_the_server_does_not_configure_logging() -> None:
+    logging.getLogger("hypercorn.error").handlers.clear()  # Whatever another test has had of Hypercorn's own.
     async with serving() as served:
         assert (await exchange(served, get("/livez")))[0] == 200
     assert not logging.getLogger("hypercorn.error").handlers

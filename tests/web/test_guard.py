@@ -337,3 +337,15 @@ async def test_a_taken_port_is_one_clear_error() -> None:
     async with serving() as served:
         with pytest.raises(SettingsInvalid, match="--port"):
             await serve_http(served.runtime, ServerSettings(port=served.port), shutdown=trio.Event())
+
+
+async def test_a_server_that_cannot_start_leaves_no_socket() -> None:
+    """A warning of one that was not closed is an error in these tests; here the listener is asked for by its number."""
+    with trio.socket.socket() as probe:
+        await probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    async with serving() as served:
+        with pytest.RaisesGroup(SettingsInvalid, flatten_subgroups=True, allow_unwrapped=True):
+            await serve_http(served.runtime, ServerSettings(port=port, api_key=("ä",)), shutdown=trio.Event())
+        with pytest.raises(OSError):
+            await trio.open_tcp_stream("127.0.0.1", port)

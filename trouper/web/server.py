@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 
 import trio
@@ -35,13 +36,17 @@ async def serve_http(
     readers: Sequence[Reader] = (),
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve until `shutdown`, then end within two seconds. Starts with the URLs; raises `SettingsInvalid` for a taken port.
-    `readers`: as for `create_app`."""
+    """Serve until `shutdown`, then end within two seconds. Starts with the URLs; raises `SettingsInvalid` for a taken port,
+    a key that cannot be sent, a name without effect. `readers`: as for `create_app`."""
     listeners = await _listen(settings)
-    async with trio.open_nursery() as background:
-        await _serve(create_app(models, settings, background, readers), listeners, settings, shutdown, task_status)
-        # A runtime that was drained has ended it already; nothing outlives the server.
-        background.cancel_scope.cancel()
+    with ExitStack() as owned:
+        for listener in listeners:
+            owned.callback(listener.socket.close)
+        async with trio.open_nursery() as background:
+            app = create_app(models, settings, background, readers)
+            await _serve(app, listeners, settings, shutdown, task_status)
+            # A runtime that was drained has ended it already; nothing outlives the server.
+            background.cancel_scope.cancel()
 
 
 async def serve_app(

@@ -7,8 +7,8 @@ export const get = () => sessionStorage.getItem(PLACE) ?? "";
 export const keep = (key) => sessionStorage.setItem(PLACE, key);
 export const forget = () => sessionStorage.removeItem(PLACE);
 
-/** Whether it can be sent at all: a header is printable Latin-1. */
-export const fits = (key) => /^[\x20-\x7e\xa0-\xff]+$/.test(key);
+/** Whether it can be one: a server takes no other, since clients do not agree on how more than ASCII is sent. */
+export const fits = (key) => /^[\x20-\x7e]+$/.test(key);
 
 /** Throws `WrongKey`, not the TypeError of a fetch, which is a server that is away. */
 export function headers(more = {}) {
