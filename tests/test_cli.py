@@ -50,7 +50,7 @@ def test_every_setting_is_a_flag_with_its_help() -> None:
         assert option.envvar == f"TROUPER_{field.name.upper()}"
 
 
-def test_flags_and_variables_become_settings() -> None:
+def collected(*arguments: str, **variables: str) -> tuple[Settings, ServerSettings]:
     taken: list[Any] = []
 
     @click.command()
@@ -59,29 +59,17 @@ def test_flags_and_variables_become_settings() -> None:
     def collect(**given: Any) -> None:
         taken.extend((*models_from(given), settings_from(ServerSettings, given)))
 
-    arguments = ["--kv-bits", "4", "--no-ssd", "--ssd-cache-dir", "x", "--api-key", "a", "--api-key", "b"]
-    outcome = CliRunner().invoke(collect, arguments, env={"TROUPER_PORT": "81", "TROUPER_MAX_BATCH_SIZE": "3"})
-    assert outcome.exit_code == 0, outcome.output
-    settings, server = taken
-    assert (settings.kv_bits, settings.no_ssd, settings.ssd_cache_dir, settings.rows) == (4, True, Path("x"), 3)
-    assert (server.api_key, server.port) == (("a", "b"), 81)
-    taken.clear()
-    CliRunner().invoke(collect, [], env={"TROUPER_API_KEY": "secret"})
-    assert taken == [Settings(), ServerSettings(api_key=("secret",))]
-
-
-def collected(**variables: str) -> tuple[Settings, ServerSettings]:
-    taken: list[Any] = []
-
-    @click.command()
-    @flags_of(Settings)
-    @flags_of(ServerSettings)
-    def collect(**given: Any) -> None:
-        taken.extend((*models_from(given), settings_from(ServerSettings, given)))
-
-    outcome = CliRunner().invoke(collect, [], env=variables)
+    outcome = CliRunner().invoke(collect, arguments, env=variables)
     assert outcome.exit_code == 0, outcome.output
     return taken[0], taken[1]
+
+
+def test_flags_and_variables_become_settings() -> None:
+    arguments = ["--kv-bits", "4", "--no-ssd", "--ssd-cache-dir", "x", "--api-key", "a", "--api-key", "b"]
+    settings, server = collected(*arguments, TROUPER_PORT="81", TROUPER_MAX_BATCH_SIZE="3")
+    assert (settings.kv_bits, settings.no_ssd, settings.ssd_cache_dir, settings.rows) == (4, True, Path("x"), 3)
+    assert (server.api_key, server.port) == (("a", "b"), 81)
+    assert collected(TROUPER_API_KEY="secret") == (Settings(), ServerSettings(api_key=("secret",)))
 
 
 def test_a_variable_holds_one_key_and_one_name() -> None:

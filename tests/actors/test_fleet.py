@@ -13,9 +13,10 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.fakes import FakeEngine, card
 from trouper import Fleet, Generate, ModelUnusable, RequestFailed, Runtime, Settings, SettingsInvalid, TokenPrompt
-from trouper.actors.fleet import RETRY_S, names_of, run_fleet_of
+from trouper.actors.fleet import RETRY_S, run_fleet_of
 from trouper.actors.graph import run_graph
 from trouper.protocol.model import LoadedModel
+from trouper.protocol.names import names_of
 
 WEIGHTS = {"small": 10, "middle": 20, "large": 60, "broken": 5}
 

@@ -17,7 +17,7 @@ import trio
 
 from trouper.actors.runtime import Runtime
 from trouper.protocol.errors import DRAINING, ModelUnusable, Problem, RequestFailed
-from trouper.protocol.names import require_names
+from trouper.protocol.names import names_of, require_names
 from trouper.protocol.settings import Settings
 
 log = logging.getLogger("trouper.fleet")
@@ -74,16 +74,6 @@ class Models(Protocol):
 
     async def lease(self, name: str | None) -> Lease:
         """The model of that name, loaded; None: the default. Raises `RequestFailed` (404, 503)."""
-
-
-def names_of(model: str, aliases: Sequence[str], *, default: bool) -> tuple[str, ...]:
-    """What clients may call `model`: aliases are NAME=MODEL, or NAME for the default model."""
-    own = []
-    for alias in aliases:
-        name, _, meant = alias.partition("=")
-        if meant == model or (default and not meant):
-            own.append(name)
-    return tuple(dict.fromkeys([*own, model]))
 
 
 class OneModel:

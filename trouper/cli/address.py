@@ -1,9 +1,11 @@
-"""The address to listen on, tried before a model is loaded for minutes."""
+"""The address to listen on, tried before a model is loaded for minutes; and where clients of this machine find it."""
 
 from __future__ import annotations
 
 import errno
 import socket
+
+EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - what is connected to instead
 
 
 class CannotListenError(Exception):
@@ -28,3 +30,9 @@ def require_address(host: str, port: int) -> None:
 def cannot_listen(host: str, port: int, error: OSError) -> CannotListenError:
     remedy = "; choose another --port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else ""
     return CannotListenError(f"cannot listen on {host}:{port}: {error.strerror or error}{remedy}", error.errno)
+
+
+def url_to(host: str, port: int) -> str:
+    """Of a server on this machine that listens there."""
+    address = EVERYWHERE.get(host, host)
+    return f"http://{f'[{address}]' if ':' in address else address}:{port}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Generator, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import attrs
 import httpx2
@@ -73,12 +73,25 @@ def stream(client: httpx2.Client, body: Mapping[str, Any], answer: Answer) -> Ge
     raise AnswerFailed("the stream ended in the middle")
 
 
-def _taken(chunk: Any, answer: Answer) -> Iterator[Piece]:
+class Counted(Protocol):
+    """What has the figures of a stream's usage."""
+
+    tokens: int
+    prompt_tokens: int
+    cached_tokens: int
+
+
+def count(chunk: Any, counted: Counted) -> None:
+    """What an event of a stream says beside text. Raises `AnswerFailed` if that is an error."""
     if "error" in chunk:
         raise AnswerFailed(str(chunk["error"]["message"]))
     if usage := chunk.get("usage"):
-        answer.tokens, answer.prompt_tokens = int(usage["completion_tokens"]), int(usage["prompt_tokens"])
-        answer.cached_tokens = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0))
+        counted.tokens, counted.prompt_tokens = int(usage["completion_tokens"]), int(usage["prompt_tokens"])
+        counted.cached_tokens = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0))
+
+
+def _taken(chunk: Any, answer: Answer) -> Iterator[Piece]:
+    count(chunk, answer)
     for choice in chunk.get("choices", ()):
         answer.finish_reason = str(choice.get("finish_reason") or answer.finish_reason)
         delta = choice.get("delta", {})

@@ -14,8 +14,7 @@ import attrs
 from rich.filesize import decimal
 
 from trouper import __version__
-from trouper.cli.address import CannotListenError, require_address
-from trouper.cli.client import EVERYWHERE
+from trouper.cli.address import CannotListenError, require_address, url_to
 from trouper.protocol.errors import ModelUnusable
 from trouper.protocol.settings import ServerSettings, Settings
 
@@ -188,8 +187,7 @@ def port(plan: Plan) -> Iterator[Finding]:
 def _remedy_of_port(host: str, number: int, reason: int | None) -> str:
     match reason:
         case errno.EADDRINUSE:
-            there = EVERYWHERE.get(host, host)
-            return f"or see who is there: trouper top --url http://{f'[{there}]' if ':' in there else there}:{number}"
+            return f"or see who is there: trouper top --url {url_to(host, number)}"
         case errno.EACCES:
             return "only an administrator's process may listen on such a port"
         case _:

@@ -13,6 +13,7 @@ import attrs
 import click
 import httpx2
 
+from trouper.cli.address import url_to
 from trouper.cli.config import configured
 from trouper.cli.exits import refuse
 from trouper.cli.flags import Whole
@@ -24,7 +25,6 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 CONNECT_S = 5.0
 SILENCE_S = 300.0
 """A server that is alive says something in every stream long before."""
-EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - what is connected to instead
 DEFAULT = ServerSettings()
 
 
@@ -73,8 +73,7 @@ def client_of(command: Command) -> Command:
         api_key_file: Path | None,
         **given: Any,
     ) -> Any:
-        address = f"[{EVERYWHERE.get(host, host)}]" if ":" in host else EVERYWHERE.get(host, host)
-        where = Where((url or f"http://{address}:{port}").rstrip("/").removesuffix("/v1"), _key(api_key, api_key_file))
+        where = Where((url or url_to(host, port)).rstrip("/").removesuffix("/v1"), _key(api_key, api_key_file))
         return command(where, *more, **given)
 
     for option in (

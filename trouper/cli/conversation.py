@@ -119,9 +119,10 @@ def _set(conversation: Conversation, text: str) -> str:
     if name:
         value = None if given == "-" else _value(given)
         _check_parameter(name, value)
-        conversation.parameters[name] = value
-    if given == "-":
-        del conversation.parameters[name]
+        if given == "-":
+            conversation.parameters.pop(name, None)
+        else:
+            conversation.parameters[name] = value
     return ", ".join(f"{key} = {json.dumps(one)}" for key, one in conversation.parameters.items()) or "all defaults"
 
 

@@ -11,12 +11,18 @@ EMBEDDED = "SmolLM2-135M-Instruct"
 FLAG = "--served-model-name"
 
 
+def names_of(model: str, aliases: Sequence[str], *, default: bool) -> tuple[str, ...]:
+    """What clients may call `model`: aliases are NAME=MODEL, or NAME for the default model."""
+    own = [name for name, meant in map(_parted, aliases) if meant == model or (default and not meant)]
+    return tuple(dict.fromkeys([*own, model]))
+
+
 def require_names(models: Sequence[str], aliases: Sequence[str]) -> None:
     """Raises `SettingsInvalid` for a name that would have no effect. `models`: what --model says, in its order."""
     meant_by: dict[str, str] = {}
     for alias in aliases:
-        name, given, model = alias.partition("=")
-        model = model if given else models[0]
+        name, meant = _parted(alias)
+        model = models[0] if meant is None else meant
         if not name.strip():
             raise SettingsInvalid(f"{FLAG} {alias!r} has no name; give NAME, or NAME=MODEL", FLAG)
         if model not in models:
@@ -27,3 +33,9 @@ def require_names(models: Sequence[str], aliases: Sequence[str]) -> None:
             )
         if meant_by.setdefault(name, model) != model:
             raise SettingsInvalid(f"{FLAG} {name} is given to two models; give each a name of its own", FLAG)
+
+
+def _parted(alias: str) -> tuple[str, str | None]:
+    """The name, and the model that it is for; None: the default."""
+    name, given, model = alias.partition("=")
+    return name, model if given else None

@@ -14,7 +14,7 @@ import attrs
 import httpx2
 import trio
 
-from trouper.cli.answers import AnswerFailed
+from trouper.cli.answers import AnswerFailed, count
 from trouper.cli.client import Where, problem_of, read_as_trouper
 
 WORDS = [
@@ -119,9 +119,5 @@ async def _ask(client: httpx2.AsyncClient, question: Question, stream: Stream) -
 
 def _take(chunk: dict[str, Any], stream: Stream) -> bool:
     """Whether it has text."""
-    if "error" in chunk:
-        raise AnswerFailed(str(chunk["error"]["message"]))
-    if usage := chunk.get("usage"):
-        stream.tokens, stream.prompt_tokens = int(usage["completion_tokens"]), int(usage["prompt_tokens"])
-        stream.cached_tokens = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0))
+    count(chunk, stream)
     return any(choice.get("text") for choice in chunk["choices"])
