@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 import pytest
@@ -14,12 +11,10 @@ from tests.actors.test_fleet import fleet_of
 from tests.browser.driver import Browser
 from tests.browser.page import SAID, Page, says, shown, slowly, streams
 from tests.fakes import FakeEngine
-from tests.web.serving import eventually, exchange, post, serving
-from trouper import Fleet, ServerSettings
+from tests.web.serving import eventually, exchange, post, serving, serving_fleet
 from trouper.actors.fleet import Listed
 from trouper.web.live import feed
 from trouper.web.live.snapshot import NewGaps, model_body
-from trouper.web.server import serve_http
 
 PICTURE = "document.querySelector('#timeline').toDataURL()"
 
@@ -305,12 +300,3 @@ async def test_why_a_model_could_not_be_loaded_is_said(browser: Browser, monkeyp
         await choose(page, "small")
         await page.until("document.querySelector('#notice').hidden")
         await page.leave()
-
-
-@asynccontextmanager
-async def serving_fleet(fleet: Fleet) -> AsyncIterator[int]:
-    shutdown = trio.Event()
-    async with trio.open_nursery() as nursery:
-        [url] = await nursery.start(partial(serve_http, fleet, ServerSettings(port=0), shutdown=shutdown))
-        yield int(url.rsplit(":", 1)[1])
-        shutdown.set()

@@ -14,7 +14,7 @@ import psutil
 import trio
 
 from tests.fakes import FakeEngine
-from trouper import Runtime, ServerSettings, Settings, run_runtime
+from trouper import Fleet, Runtime, ServerSettings, Settings, run_runtime
 from trouper.web.journal import Reader
 from trouper.web.server import serve_http
 
@@ -80,6 +80,16 @@ async def serving(
             while nursery.child_tasks:  # noqa: ASYNC110 - they end without a word
                 await trio.sleep(0.005)
     assert open_files() <= before + 1
+
+
+@asynccontextmanager
+async def serving_fleet(fleet: Fleet) -> AsyncIterator[int]:
+    """The port at which `fleet` is served."""
+    shutdown = trio.Event()
+    async with trio.open_nursery() as nursery:
+        [url] = await nursery.start(partial(serve_http, fleet, ServerSettings(port=0), shutdown=shutdown))
+        yield int(url.rsplit(":", 1)[1])
+        shutdown.set()
 
 
 def open_files() -> int:

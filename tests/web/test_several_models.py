@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 import pytest
@@ -13,10 +12,8 @@ import trio
 from tests.actors.test_fleet import World, fleet_of
 from tests.fakes import FakeEngine
 from tests.web.scraping import scrape
-from tests.web.serving import Served, ask, eventually, exchange, get, post
+from tests.web.serving import Served, ask, eventually, exchange, get, post, serving_fleet
 from tests.web.test_logs import Log, log
-from trouper import ServerSettings
-from trouper.web.server import serve_http
 
 __all__ = ["log"]
 LOADING_S = 0.2
@@ -24,14 +21,10 @@ LOADING_S = 0.2
 
 @asynccontextmanager
 async def serving_several(*models: str, world: World | None = None) -> AsyncIterator[Served]:
-    shutdown = trio.Event()
-    async with fleet_of(*models, world=world) as (fleet, _), trio.open_nursery() as nursery:
-        start = partial(serve_http, fleet, ServerSettings(port=0), shutdown=shutdown)
-        [url] = await nursery.start(start)
+    async with fleet_of(*models, world=world) as (fleet, _), serving_fleet(fleet) as port:
         runtime = fleet.listed()[0].runtime
         assert runtime is not None
-        yield Served(int(url.rsplit(":", 1)[1]), runtime, FakeEngine(), shutdown)
-        shutdown.set()
+        yield Served(port, runtime, FakeEngine(), trio.Event())
 
 
 def wish(model: str) -> dict[str, Any]:

@@ -40,11 +40,15 @@ REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 @attrs.frozen(eq=False)
 class Served:
-    """A model that is ready, by the name that clients know it by."""
+    """A model that is ready, and how it was asked for."""
 
-    name: str
     runtime: Runtime
     asked: Asked
+
+    @property
+    def name(self) -> str:
+        """That clients know it by."""
+        return self.asked.model
 
     @property
     def fingerprint(self) -> str:
@@ -146,7 +150,7 @@ class Service:
             self._unserved(asked, "abort", "")
             raise
         self.at_end(lease.release)
-        return Served(lease.name, lease.runtime, asked)
+        return Served(lease.runtime, asked)
 
     def _asked(self, model: str | None) -> Asked:
         """Raises `RequestFailed` (404)."""
