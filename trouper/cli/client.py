@@ -18,7 +18,7 @@ from trouper.cli.config import configured
 from trouper.cli.exits import refuse
 from trouper.cli.flags import Whole
 from trouper.protocol.errors import SettingsInvalid
-from trouper.protocol.keys import sendable
+from trouper.protocol.keys import keys_in, sendable
 from trouper.protocol.settings import ServerSettings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -95,14 +95,9 @@ def _key(keys: tuple[str, ...], path: Path | None) -> str | None:
     try:
         if keys:
             return sendable(keys[0], "--api-key")
-        if path is None:
-            return None
-        lines = path.read_text("utf-8").splitlines()
-        return next((sendable(line, "--api-key-file", path) for line in lines if line.strip()), None)
+        return None if path is None else next(keys_in(path), None)
     except SettingsInvalid as invalid:
         refuse(str(invalid))
-    except (OSError, UnicodeDecodeError) as error:
-        refuse(f"--api-key-file {path}: {error}")
 
 
 @contextmanager

@@ -1,10 +1,13 @@
-"""An API key as it travels: in a header, as `Authorization: Bearer KEY`."""
+"""API keys: how one travels, in a header as `Authorization: Bearer KEY`, and the file that has several."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from trouper.protocol.errors import SettingsInvalid
+
+FILE_FLAG = "--api-key-file"
 
 
 def sendable(key: str, flag: str, file: Path | None = None) -> str:
@@ -19,3 +22,16 @@ def sendable(key: str, flag: str, file: Path | None = None) -> str:
             f"{where}: a key has a character that a header cannot hold; use letters, digits and signs of ASCII", flag
         )
     return key
+
+
+def keys_in(path: Path) -> Iterator[str]:
+    """One a line. Raises `SettingsInvalid` if it cannot be read, and at a key that cannot be sent."""
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except OSError as error:
+        said = f"{FILE_FLAG} {path}: {error.strerror}; give a file with one key a line"
+        raise SettingsInvalid(said, FILE_FLAG) from None
+    except UnicodeDecodeError:
+        said = f"{FILE_FLAG} {path} is not a text file; give one with one key a line"
+        raise SettingsInvalid(said, FILE_FLAG) from None
+    yield from (sendable(line, FILE_FLAG, path) for line in lines if line.strip())

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hmac
 from hashlib import sha256
-from pathlib import Path
 
 import attrs
 
 from trouper.protocol.errors import Problem, SettingsInvalid
-from trouper.protocol.keys import sendable
+from trouper.protocol.keys import FILE_FLAG, keys_in, sendable
 from trouper.protocol.settings import ServerSettings
 
 OPEN_PATHS = frozenset({"/", "/health", "/livez", "/readyz", "/metrics", "/openapi.json", "/docs"})
@@ -28,7 +27,11 @@ class Keys:
         """Raises `SettingsInvalid` if a key cannot be sent, or the key file cannot be read or holds no key."""
         keys = [sendable(key, "--api-key") for key in settings.api_key]
         if settings.api_key_file is not None:
-            keys += _of_file(settings.api_key_file)
+            of_file = [*keys_in(settings.api_key_file)]
+            if not of_file:
+                said = f"{FILE_FLAG} {settings.api_key_file} holds no key; write one a line into it"
+                raise SettingsInvalid(said, FILE_FLAG)
+            keys += of_file
         return cls(tuple(sha256(key.encode()).digest() for key in keys))
 
     @property
@@ -51,20 +54,6 @@ class Keys:
         """Constant time: every digest is compared, whether or not one matched."""
         digest = sha256(key.encode("utf-8", "surrogatepass")).digest()
         return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0
-
-
-def _of_file(path: Path) -> list[str]:
-    flag = "--api-key-file"
-    try:
-        lines = path.read_text("utf-8").splitlines()
-    except OSError as error:
-        raise SettingsInvalid(f"{flag} {path}: {error.strerror}; give a file with one key a line", flag) from None
-    except UnicodeDecodeError:
-        raise SettingsInvalid(f"{flag} {path} is not a text file; give one with one key a line", flag) from None
-    keys = [sendable(line, flag, path) for line in lines if line.strip()]
-    if not keys:
-        raise SettingsInvalid(f"{flag} {path} holds no key; write one a line into it", flag)
-    return keys
 
 
 def _given(authorization: str | None, api_key: str | None) -> str | None:
