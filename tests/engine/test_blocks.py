@@ -10,6 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from tests.arithmetic import CERTAIN, CLOSE, TF32
 from tests.engine.driver import GREEDY, Driver, Orders, Request, Row
 from tests.engine.test_exactness import engine_of, every_family, model_of
 from tests.engine.test_slots import Watching
@@ -23,6 +24,7 @@ from trouper.engine.quantized import PLAIN
 from trouper.engine.step import StepEngine
 from trouper.protocol.blocks import Payload
 from trouper.protocol.plans import Admit, BlockId, Chunk, Load, Plan, Restore, RowId, Store
+from trouper.protocol.replies import TokenLogprobs
 
 PROMPT = prompts()[4]
 """100 tokens: more than any window."""
@@ -42,8 +44,6 @@ CUT_ANYWHERE = [
     "kimi_k25",
     "llama4_text",
 ]
-CLOSE = 5e-4
-"""Log-probabilities of one prompt in other chunks or other company differ by 1e-4 at most."""
 
 
 @cache
@@ -89,13 +89,27 @@ def again(restored: Restore, join: int) -> Request:
 
 
 def close(row: Row, wanted: Row) -> bool:
-    """The same answer to its end, where the row may have begun inside of it."""
+    """The same answer to its end, where the row may have begun inside of it. With inexact arithmetic up to a token that
+    rounding may change."""
     tokens, logprobs = wanted.tokens[-len(row.tokens) :], wanted.logprobs[-len(row.logprobs) :]
+    same = common(row.tokens, tokens)
     gap = max(
         np.abs(np.array(mine.top)[:, 1] - np.array(theirs.top)[:, 1]).max()
-        for mine, theirs in zip(row.logprobs, logprobs, strict=True)
+        for mine, theirs in zip(row.logprobs[: same + 1], logprobs[: same + 1], strict=True)
     )
-    return row.tokens == tokens and bool(gap < CLOSE)
+    return bool(gap < CLOSE) and (same == len(tokens) or (TF32 and lead(logprobs[same]) <= CERTAIN))
+
+
+def common(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many tokens two answers begin with alike."""
+    pairs = enumerate(zip(first, second, strict=True))
+    return next((place for place, (mine, theirs) in pairs if mine != theirs), len(first))
+
+
+def lead(logprobs: TokenLogprobs) -> float:
+    """By how much the best token beats the next."""
+    (_, first), (_, second), *_ = logprobs.top
+    return first - second
 
 
 def company(leave: int = 9) -> list[Request]:

@@ -16,6 +16,8 @@ import attrs
 import numpy as np
 import trio
 
+from tests import arithmetic
+from tests.arithmetic import CLOSE
 from tests.families import END, build, save
 from tests.family_configs import Config
 from trouper import Answer, Generate, Runtime, Sampling, Settings, TokenPrompt, run_runtime
@@ -31,9 +33,7 @@ from trouper.protocol.replies import TokenLogprobs
 GREEDY = Sampling(temperature=0)
 BLOCK, SNAPSHOT = 16, 32
 TOKENS = 6
-CLOSE = 5e-4
-"""Log-probabilities of one prompt in other chunks or other company differ by 1e-4 at most."""
-CERTAIN = 2e-3
+CERTAIN = max(2e-3, arithmetic.CERTAIN)
 """A greedy token is certain when the next best is further away than this."""
 Tokens = tuple[int, ...]
 

@@ -19,6 +19,7 @@ from trouper.engine.region import Ints, Region
 from trouper.engine.shapes import EXACT, STEP, Shapes
 from trouper.engine.single import SingleRows
 from trouper.engine.slots import FullSlots, RingSlots, SlotCache
+from trouper.engine.sorted_experts import keep_expert_outputs_row_major
 from trouper.engine.states import StateSlots
 from trouper.protocol.plans import RowId
 
@@ -80,6 +81,7 @@ class Rows(Protocol):
 
 
 def rows_for(model: nn.Module, kv: KvFormat, slack: int = 0, shapes: Shapes = EXACT) -> tuple[Rows, Batching]:
+    keep_expert_outputs_row_major(model)
     batching = batching_of(model)
     return (SlotRows(model, batching, kv, slack, shapes) if batching.together else SingleRows(model)), batching
 

@@ -1,0 +1,66 @@
+"""What a float32 matmul rounds to on the device at hand, and how far two right answers may therefore be apart.
+
+A CPU multiplies float32 as it is. NVIDIA's tensor cores round each factor to TF32 (11 bits) unless `MLX_ENABLE_TF32=0`. With
+full float32 a test compares tokens for equality. With TF32 two right answers may part where the model hardly prefers one
+token: there a test demands that log-probabilities agree within `CLOSE`, and tokens wherever the wanted one leads by more
+than `CERTAIN`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import numpy as np
+from mlx import nn
+
+from tests.engine import naive
+from trouper.protocol.sampling import Sampling
+
+EXACT_CLOSE = 5e-4
+"""Log-probabilities of one prompt in other chunks or other company differ by 1e-4 at most."""
+TF32_CLOSE, TF32_CERTAIN = 0.0, 0.0
+
+
+def _rounds_to_tf32() -> bool:
+    """By multiplying: 1 + 2**-13 is 1 in TF32. The size is one at which tensor cores are used."""
+    side = mx.full((128, 128), 1 + 2**-13)
+    return abs(float((side @ mx.eye(128))[0, 0].item()) - 1) < 2**-14
+
+
+TF32 = _rounds_to_tf32()
+CLOSE = TF32_CLOSE if TF32 else EXACT_CLOSE
+CERTAIN = TF32_CERTAIN if TF32 else 0.0
+"""In logits, or in scores of a draw: scaled logits plus noise."""
+if TF32:
+    naive.MARGIN = max(naive.MARGIN, TF32_CERTAIN)
+
+
+def assert_tokens(  # noqa: PLR0917  One answer, what it should be, and what it answers.
+    model: nn.Module,
+    prompt: Sequence[int],
+    sampling: Sampling,
+    got: Sequence[int],
+    wanted: Sequence[int],
+    told: object = "",
+) -> None:
+    """`got` is `wanted`, or departs from it first at a token that rounding may change. Either may be a beginning of the
+    other."""
+    place = next((place for place, pair in enumerate(zip(got, wanted, strict=False)) if pair[0] != pair[1]), None)
+    if place is None:
+        return
+    lead = 0.0 if not TF32 else lead_of(model, prompt, sampling, wanted[: place + 1], got[place])
+    assert TF32 and lead <= CERTAIN, (
+        f"token {place}: {got[place]} where {wanted[place]} is right by {lead:.4g} ({told})"
+    )
+
+
+def lead_of(model: nn.Module, prompt: Sequence[int], sampling: Sampling, wanted: Sequence[int], other: int) -> float:
+    """By how much the last token of `wanted` beats another one, by the model alone."""
+    logits = naive.shaped(naive.last_logits(model, [*prompt, *wanted[:-1]]), sampling, prompt, wanted[:-1])
+    if sampling.greedy:
+        return float(logits[wanted[-1]] - logits[other])
+    scaled = logits / sampling.temperature
+    scores = scaled + naive.noise(sampling.seed, len(wanted) - 1, len(logits))
+    kept = naive.kept(scaled, sampling, 2 * naive.MARGIN)
+    return float(scores[wanted[-1]] - scores[other]) if kept[other] else float(np.inf)

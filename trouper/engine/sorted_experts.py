@@ -1,0 +1,53 @@
+"""Keeps the input of sorted expert matmuls in the memory layout that MLX's CUDA kernel takes for granted.
+
+MLX runs `mx.gather_mm(..., sorted_indices=True)` as one grouped GEMM. On CUDA it takes the distance between rows of
+`x` (rows, 1, dim) from the stride of the axis of size 1, where any stride is legal: `mx.expand_dims` writes 1 there. The
+kernel then reads each row one element after the row before, and the product is wrong without an error (MLX 0.32.4,
+mlx/backend/cuda/matmul.cpp, `ensure_batch_contiguous`; issue 4253 and pull request 3960 of ml-explore/mlx, which mended
+the same fault for Metal alone).
+
+mlx-lm adds the bias of expert layers as `x + mx.expand_dims(bias[indices], -2)`. A sum takes the memory, and with it the
+strides, of its first operand if that one's buffer is not much larger than needed, else of its second. Which it is
+depends on the buffers that earlier work has left in MLX's cache. So gpt_oss, whose experts have biases, gave wrong tokens
+now and then, and other models did not.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
+
+
+class _RowMajorOutput(nn.Module):
+    """First base class of expert layers whose output has the strides of a row-major array."""
+
+    def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
+        """x (rows, 1, inputs) or (batch, length, 1, 1, inputs), indices of experts; the layer's outputs, of the same rank."""
+        output: mx.array = super().__call__(x, indices, sorted_indices=sorted_indices)
+        return row_major(output) if sorted_indices else output
+
+
+class _BiasedSwitchLinear(_RowMajorOutput, SwitchLinear):  # type: ignore[misc]
+    pass
+
+
+class _BiasedQuantizedSwitchLinear(_RowMajorOutput, QuantizedSwitchLinear):  # type: ignore[misc]
+    pass
+
+
+def row_major(x: mx.array) -> mx.array:
+    """The same values. A view: reshaping a row-contiguous array gives each axis the stride of the axes behind it, which
+    `mx.contiguous` does not, since it leaves such an array as it is."""
+    return mx.unflatten(mx.flatten(x), 0, x.shape)
+
+
+def keep_expert_outputs_row_major(model: nn.Module) -> bool:
+    """Change the expert layers of this model that have a bias; whether there are any. Does nothing the second time."""
+    changed = False
+    for _, module in model.named_modules():
+        if type(module) is SwitchLinear and "bias" in module:
+            module.__class__, changed = _BiasedSwitchLinear, True
+        elif type(module) is QuantizedSwitchLinear and "bias" in module:
+            module.__class__, changed = _BiasedQuantizedSwitchLinear, True
+    return changed
