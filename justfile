@@ -127,6 +127,14 @@ spec-mixes-ranks count="60" *flags: _setup
 test-long *flags: _setup
     @TROUPER_LONG_TESTS=1 .venv/bin/python -m pytest "$@"
 
+# What concerns the engine, on whatever MLX runs on: in full float32, and in TF32 where the device has it
+test-device *flags: _setup
+    @.venv/bin/python -m tests.device "$@"
+
+# A family's exactness tests TIMES times, each time in a fresh process
+repeat-device family times="100" *flags: _setup
+    @.venv/bin/python -m tests.device.repeat "$@"
+
 # Bodies made from /openapi.json, valid and not, against the server with the fake engine, or the one at a URL
 schemathesis *flags: _setup
     @.venv/bin/python -m tests.schemathesis "$@"

@@ -1,0 +1,1 @@
+"""What must hold on the device at hand, whatever MLX runs on."""

@@ -1,0 +1,64 @@
+"""Expert layers with biases: right, and laid out as MLX's kernel for sorted experts expects it (trouper/engine/sorted_experts.py)."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx import nn
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
+
+from tests.families import build
+from trouper.engine.quantized import PLAIN
+from trouper.engine.rows import rows_for
+from trouper.engine.sorted_experts import keep_expert_outputs_row_major, row_major
+
+ROWS, EXPERTS, INPUTS, OUTPUTS = 126, 8, 32, 64
+
+
+def strides(array: mx.array) -> tuple[int, ...]:
+    mx.eval(array)
+    found = memoryview(array).strides
+    assert found is not None
+    return found
+
+
+def test_a_view_with_the_strides_of_a_row_major_array() -> None:
+    x = mx.expand_dims(mx.arange(6.0).reshape(3, 2), -2)
+    assert strides(x)[1] != strides(x)[0], (
+        "expand_dims wrote a stride that no row-major array has, or this shows nothing"
+    )
+    assert strides(row_major(x)) == strides(mx.zeros((3, 1, 2)) + 1)
+    assert mx.array_equal(row_major(x), x)
+
+
+def layer(quantized: bool) -> SwitchLinear | QuantizedSwitchLinear:
+    mx.random.seed(1)
+    plain = SwitchLinear(INPUTS, OUTPUTS, EXPERTS, bias=True)
+    plain.bias = mx.random.normal(plain.bias.shape)
+    return plain.to_quantized(group_size=32, bits=8) if quantized else plain
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+def test_each_row_is_multiplied_by_its_expert(quantized: bool) -> None:
+    """Also where the layer's input is the output of another, with whatever strides that has."""
+    experts = layer(quantized)
+    x = mx.expand_dims(mx.random.normal((ROWS, INPUTS)), -2)
+    indices = mx.sort(mx.random.randint(0, EXPERTS, (ROWS,)).astype(mx.uint32))
+    unsorted = np.array(experts(x, indices))
+    assert keep_expert_outputs_row_major(experts)
+    output = experts(row_major(x), indices, sorted_indices=True)
+    assert strides(output) == strides(mx.zeros(output.shape) + 1)
+    np.testing.assert_allclose(np.array(output), unsorted, atol=5e-3)
+
+
+def test_models_with_biased_experts_are_changed_once_and_others_never() -> None:
+    biased, plain = build("gpt_oss"), build("qwen3_moe")
+    rows_for(biased, PLAIN)
+    assert not keep_expert_outputs_row_major(biased), "the second time there is nothing to change"
+    assert {type(module).__mro__[1].__name__ for module in switch_layers(biased)} == {"_RowMajorOutput"}
+    assert not keep_expert_outputs_row_major(plain)
+
+
+def switch_layers(model: nn.Module) -> list[SwitchLinear]:
+    return [module for _, module in model.named_modules() if isinstance(module, SwitchLinear)]
