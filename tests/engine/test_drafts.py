@@ -13,7 +13,7 @@ import pytest
 from mlx import nn
 from mlx_lm.models.cache import CacheList, KVCache, RotatingKVCache
 
-from tests.arithmetic import assert_tokens
+from tests.arithmetic import TF32, assert_tokens, skip_if_routed
 from tests.engine.driver import Driver, Request
 from tests.engine.oracle import Foretelling
 from tests.engine.test_exactness import LONG, assert_equal_as_far, greedy_requests, model_of, seeded_requests
@@ -144,6 +144,8 @@ KINDS = {
 def test_f23_what_was_taken_back_leaves_no_trace(kind: str, seed: int) -> None:
     """After any mix of right and wrong drafts a row's KV is what plain decoding makes of its tokens."""
     name, kv = KINDS[kind]
+    if name:
+        skip_if_routed(name)
     model = model_of(name) if name else Nested()
     some = prompts((1, 17, 21))
     asked = [Request(prompt, 30, drafts=True) for prompt in some]
@@ -175,7 +177,9 @@ def test_f23_what_was_taken_back_leaves_no_trace(kind: str, seed: int) -> None:
         if length > len(whole):
             continue
         for mine, theirs in zip(parts, plain_kv(model, whole, kv, len(some[row])), strict=True):
-            np.testing.assert_allclose(mine.astype(np.float64), theirs, atol=1e-3 if kv is PLAIN else 1.01)
+            np.testing.assert_allclose(
+                mine.astype(np.float64), theirs, atol=(0.05 if TF32 else 1e-3) if kv is PLAIN else 1.01
+            )
 
 
 def plain_kv(model: nn.Module, tokens: list[int], kv: KvFormat, prompt: int) -> list[Floats]:

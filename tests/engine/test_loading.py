@@ -13,6 +13,7 @@ from mlx import nn
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
+from tests.arithmetic import cpu_only
 from tests.families import FAMILIES, build, prompts, reference, save, write_json
 from trouper.engine import checkpoint, device, embedded, loading, precision
 from trouper.engine.loading import Loaded, load
@@ -64,6 +65,7 @@ def test_who_watches_sees_all_bytes_go_by(llama: Path, tmp_path: Path, monkeypat
     assert weights[0].done_bytes == 0
 
 
+@cpu_only
 @pytest.mark.parametrize("name", ["llama", "qwen3_moe", "deepseek_v3", "gemma3_text"])
 @pytest.mark.parametrize(("bits", "group_size"), [(4, 32), (8, 64)])
 @on_cpu
