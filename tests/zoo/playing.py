@@ -49,15 +49,15 @@ class Track:
 class Play:
     """Feeds tracks to an engine. Rows are named by small numbers."""
 
-    def __init__(
-        self, model: nn.Module, *, kv: KvFormat = PLAIN, slack: int = SLACK, shapes: Shapes = EXACT
-    ) -> None:
+    def __init__(self, model: nn.Module, *, kv: KvFormat = PLAIN, slack: int = SLACK, shapes: Shapes = EXACT) -> None:
         self.model = model
         self.rows: Rows
         self.rows, self.batching = rows_for(model, kv, slack, shapes)
         self.tracks: dict[RowId, Track] = {}
         self.finished: list[Track] = []
-        self._store = BlockStore(self.rows) if isinstance(self.rows, SlotRows) else None
+        kept = self.rows if isinstance(self.rows, SlotRows) else None
+        self._store = BlockStore(kept) if kept else None
+        self._snapshots = bool(kept and kept.layout.snapshot_bytes)
         self._blocks = 0
         self._kept: list[tuple[Restore, Track]] = []
 
@@ -107,7 +107,7 @@ class Play:
         fed = np.zeros((len(plans), width), np.int32)
         for place, (track, drafted, right) in enumerate(plans):
             fed[place, : right + 1] = track.next(right + 1)
-            fed[place, right + 1 : drafted + 1] = [(token + 1) % 500 for token in track.tokens[:drafted - right]]
+            fed[place, right + 1 : drafted + 1] = [(token + 1) % 500 for token in track.tokens[: drafted - right]]
         logits = self.rows.verify(mx.array(fed), np.array([drafted + 1 for _, drafted, _ in plans], np.int32))
         self.rows.accepted(np.array([right for _, _, right in plans], np.int32))
         for place, (track, _, right) in enumerate(plans):
@@ -120,10 +120,11 @@ class Play:
         track = self.tracks[row]
         sizes = [min(block, track.fed - start) for start in range(0, track.fed, block)]
         names = [self._name() for _ in sizes]
-        needs = getattr(self.rows, "layout").snapshot_bytes > 0
-        snapshot = self._name() if needs else None
+        snapshot = self._name() if self._snapshots else None
         self._store.store(Store(row, 0, tuple(sizes), tuple(names), snapshot))
-        self._kept.append((Restore(track.fed, tuple(names), snapshot=snapshot), attrs.evolve(track, pieces=[*track.pieces])))
+        self._kept.append(
+            (Restore(track.fed, tuple(names), snapshot=snapshot), attrs.evolve(track, pieces=[*track.pieces]))
+        )
 
     def restore(self, name: int, tokens: Sequence[int]) -> RowId:
         """A row that begins with what was stored last, and goes on with `tokens`."""
@@ -150,7 +151,7 @@ class Play:
         """(count, vocabulary) logits after the next `count` tokens."""
         for token in range(count):
             track.logits[track.fed + token] = logits[token]
-        mx.async_eval(logits)
+        mx.eval(logits)
         track.pieces.append(count)
 
 
