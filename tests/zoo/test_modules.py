@@ -8,6 +8,7 @@ from tests.zoo.building import build
 from tests.zoo.catalogue import CONFIGS
 from tests.zoo.mixes import BOUND, short_mix
 from tests.zoo.playing import Play
+from tests.zoo.table import PAGE, Line
 from trouper.engine import adaptations
 
 ADAPTED = (
@@ -26,15 +27,17 @@ ADAPTED = (
 )
 
 
-def error_of(name: str) -> float:
+def played(name: str) -> Play:
     play = Play(build(name))
     short_mix(play)
-    return play.error()
+    return play
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_rows_in_company_are_mlx_lms(name: str) -> None:
-    assert error_of(name) <= BOUND
+    play = played(name)
+    assert play.error() <= BOUND
+    assert str(Line.of(name, play)) in PAGE.read_text(encoding="utf-8"), "`just zoo` writes the page"
 
 
 @pytest.mark.parametrize("name", ADAPTED)
@@ -42,7 +45,7 @@ def test_each_adaptation_is_needed(name: str, monkeypatch: pytest.MonkeyPatch) -
     """Without the registry the same mix shows a wrong number, or the model raises: this comparison can fail."""
     monkeypatch.setattr(adaptations, "REGISTRY", [])
     try:
-        error = error_of(name)
+        error = played(name).error()
     except (AttributeError, IndexError, TypeError, ValueError):
         return
     assert error > 10 * BOUND

@@ -19,6 +19,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE
 
+from trouper.engine.chunked import ChunkedAttention
 from trouper.engine.region import Region
 from trouper.engine.traits import USUAL, Traits
 
@@ -39,6 +40,8 @@ class Adapted:
     """What the caches of this model give."""
     history: int | None = None
     """The model keeps the last so many tokens of a row in a cache of arrays; rows that have fewer begin with zeros."""
+    chunked: bool = False
+    """Caches of chunks have a counterpart."""
     alone: str = ""
     """Why rows of this model cannot share a pass; "" if they can."""
     names: list[str] = attrs.field(factory=list)
@@ -196,6 +199,18 @@ def _token_history(model: nn.Module, found: Adapted) -> bool:
     return False
 
 
+def _chunked_attention(model: nn.Module, found: Adapted) -> bool:
+    """Layers that attend within chunks, whose masks the model makes from one offset."""
+    for _, body in model.named_modules():
+        if "attention_chunk_size" in _names(body) and "layers" in body:
+            for layer in body.layers:
+                layer.self_attn = ChunkedAttention(layer.self_attn, body.attention_chunk_size, found.current)
+            found.chunked = True
+            found.traits = attrs.evolve(found.traits, counts_from_zero=True)
+            return True
+    return False
+
+
 def _sparse_by_place(model: nn.Module, found: Adapted) -> bool:
     """Blocks of keys are picked, or left out, by how far queries are from the last key of the longest row."""
     places = ("index_block_size", "blocksparse_block_size")
@@ -244,6 +259,7 @@ REGISTRY = [
     Adaptation("masks reach one token beyond the window that is kept", _wider_masks),
     Adaptation("an indexer writes into its cache's buffers", _written_buffers),
     Adaptation("the last tokens of a row are kept as state", _token_history),
+    Adaptation("attention within chunks has masks of each row's own", _chunked_attention),
     Adaptation("sparse attention counts from the last key", _sparse_by_place),
 ]
 """In the order in which they are tried; several may apply to one model."""

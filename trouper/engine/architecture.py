@@ -7,9 +7,10 @@ from typing import Any
 
 import attrs
 import mlx.nn as nn
-from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, KVCache, RotatingKVCache, make_prompt_cache
 
 from trouper.engine.adaptations import adapted
+from trouper.engine.chunked import ChunkSlots
 from trouper.engine.quantized import KvFormat, OpenQuantizedSlots, QuantizedSlots
 from trouper.engine.slots import FullSlots, OpenSlots, RingSlots
 from trouper.engine.states import StateSlots
@@ -55,11 +56,12 @@ class Batching:
 def batching_of(model: nn.Module) -> Batching:
     """Decide from the caches that the model itself makes."""
     kinds = {type(cache) for cache in flatten(make_prompt_cache(model))}
-    unknown = kinds - {KVCache, RotatingKVCache, ArraysCache}
+    found = adapted(model)
+    unknown = kinds - {KVCache, RotatingKVCache, ArraysCache, *([ChunkedKVCache] if found.chunked else [])}
     if unknown:
         return Batching(False, False, f"cache {', '.join(sorted(kind.__name__ for kind in unknown))}")
-    if reason := adapted(model).alone:
-        return Batching(False, False, reason)
+    if found.alone:
+        return Batching(False, False, found.alone)
     return Batching(True, ArraysCache not in kinds)
 
 
@@ -84,6 +86,8 @@ def slot_caches(model: nn.Module, kv: KvFormat, slack: int = 0) -> list[Any]:
             return ListSlots(*map(counterpart, cache.caches))
         if isinstance(cache, ArraysCache):
             return StateSlots(len(cache.cache), found.history)
+        if isinstance(cache, ChunkedKVCache):
+            return ChunkSlots(traits)
         if isinstance(cache, RotatingKVCache):
             return RingSlots(cache.max_size, slack, traits)
         return quantized(kv, traits) if kv.bits else full(traits)
