@@ -21,17 +21,19 @@ BAR = 40
 
 def main(*names: str) -> int:
     """The number of configs that showed a fault."""
-    lines, faults, worst, began = list[Line](), list[str](), 0.0, time.perf_counter()
+    lines, faults, worst, began = list[Line](), list[str](), (0.0, ""), time.perf_counter()
     chosen = names or tuple(CONFIGS)
     for done, name in enumerate(chosen):
         progress(done, len(chosen), name, len(faults))
         line, errors, found = look_at(name)
         lines.append(line)
-        worst = max([worst, *errors])
+        worst = max([worst, *((error, name) for error in errors)])
         faults += [f"{name}: {fault}" for fault in found]
         mx.clear_cache()
     progress(len(chosen), len(chosen), "", len(faults))
-    print(f"\n{time.perf_counter() - began:.0f} s; the largest difference of a log-probability is {worst:.1e}")
+    print(
+        f"\n{time.perf_counter() - began:.0f} s; the largest difference of a log-probability is {worst[0]:.1e}, of {worst[1]}"
+    )
     print("\n".join(map(str, lines)) if names else figures(lines))
     print("\n".join(faults))
     if not names and not faults:

@@ -21,6 +21,7 @@ from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE
 
 from trouper.engine.chunked import ChunkedAttention
 from trouper.engine.region import Region
+from trouper.engine.sparse_blocks import BlockSparseAttention
 from trouper.engine.traits import USUAL, Traits
 
 
@@ -211,10 +212,21 @@ def _chunked_attention(model: nn.Module, found: Adapted) -> bool:
     return False
 
 
+def _indexed_blocks(model: nn.Module, found: Adapted) -> bool:
+    """Layers that attend to the blocks of keys that an indexer scores best."""
+    layers = [
+        layer
+        for _, layer in model.named_modules()
+        if "self_attn" in layer and {"index_k_proj", "index_rope", "index_block_size"} <= _names(layer.self_attn)
+    ]
+    for layer in layers:
+        layer.self_attn = BlockSparseAttention(layer.self_attn, found.current)
+    return bool(layers)
+
+
 def _sparse_by_place(model: nn.Module, found: Adapted) -> bool:
-    """Blocks of keys are picked, or left out, by how far queries are from the last key of the longest row."""
-    places = ("index_block_size", "blocksparse_block_size")
-    if not _any(model, lambda module: any(getattr(module, name, None) for name in places)):
+    """Keys are left out by how far blocks of them are from the last key of the longest row."""
+    if not _any(model, lambda module: "blocksparse_block_size" in _names(module)):
         return False
     found.alone = "its sparse attention counts from the last key of the longest row"
     return True
@@ -260,6 +272,7 @@ REGISTRY = [
     Adaptation("an indexer writes into its cache's buffers", _written_buffers),
     Adaptation("the last tokens of a row are kept as state", _token_history),
     Adaptation("attention within chunks has masks of each row's own", _chunked_attention),
+    Adaptation("blocks of keys are chosen by each row's own positions", _indexed_blocks),
     Adaptation("sparse attention counts from the last key", _sparse_by_place),
 ]
 """In the order in which they are tried; several may apply to one model."""
