@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import mlx.core as mx
 import pytest
 
 from tests.zoo.building import build
 from tests.zoo.catalogue import CONFIGS
-from tests.zoo.mixes import BOUND, short_mix
-from tests.zoo.playing import Play
+from tests.zoo.mixes import BOUND, short_mix, words
+from tests.zoo.playing import Play, alone
 from tests.zoo.table import PAGE, Line
 from trouper.engine import adaptations
 
@@ -38,6 +39,15 @@ def test_rows_in_company_are_mlx_lms(name: str) -> None:
     play = played(name)
     assert play.error() <= BOUND
     assert str(Line.of(name, play)) in PAGE.read_text(encoding="utf-8"), "`just zoo` writes the page"
+
+
+@pytest.mark.parametrize("name", [*ADAPTED, "gpt2", "llama4"])
+def test_outside_of_our_passes_nothing_has_changed(name: str) -> None:
+    """What is compared with is mlx-lm's own, although the model was adapted."""
+    model, tokens, pieces = build(name), words(50, 1), [33, 7, 1, 1, 8]
+    before = alone(model, tokens, pieces)
+    assert adaptations.adapted(model).names
+    assert mx.array_equal(alone(model, tokens, pieces), before)
 
 
 @pytest.mark.parametrize("name", ADAPTED)

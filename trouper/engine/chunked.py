@@ -6,20 +6,15 @@ caches keep all tokens of a row, and say that they begin at 0.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 import mlx.core as mx
 import mlx.nn as nn
 
 from trouper.engine.region import Region
+from trouper.engine.row_offsets import CurrentPass
 from trouper.engine.slots import FullSlots
-
-
-class Pass(Protocol):
-    """The pass that is being built."""
-
-    region: Region | None
 
 
 class ChunkSlots(FullSlots):
@@ -68,7 +63,7 @@ class TemperedProjection(nn.Module):
 class ChunkedAttention(nn.Module):
     """Llama 4's attention with a mask and scales for each row; outside of our passes with those that it is given."""
 
-    def __init__(self, attention: nn.Module, chunk: int, current: Pass) -> None:
+    def __init__(self, attention: nn.Module, chunk: int, current: CurrentPass) -> None:
         super().__init__()
         self.attention = attention
         self._chunk, self._current = chunk, current

@@ -12,14 +12,14 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from trouper.engine.chunked import Pass
 from trouper.engine.region import Region
+from trouper.engine.row_offsets import CurrentPass
 
 
 class BlockSparseAttention(nn.Module):
     """An attention of mlx-lm's that is given its mask of blocks; outside of our passes it makes one as ever."""
 
-    def __init__(self, attention: nn.Module, current: Pass) -> None:
+    def __init__(self, attention: nn.Module, current: CurrentPass) -> None:
         super().__init__()
         self.attention = attention
         self.is_sparse_attn = True
