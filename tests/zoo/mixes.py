@@ -102,7 +102,7 @@ def short_mix(play: Play) -> None:
     later = play.restore(4, words(20, 5)) if play.can_restore else play.open(4, words(20, 5))
     play.prefill({later: 3})
     play.promote(later)
-    if not play.batching.no_drafts:
+    if play.drafts:
         play.verify({long: (3, 2), short: (2, 0)})
     play.decode()
     play.drop(short)
@@ -133,7 +133,7 @@ def play_all(model: nn.Module, shapes: Shapes = EXACT) -> tuple[Play, Outcome]:
     """Each mix that the model's batching allows, on rows of its own."""
     outcome, play = Outcome(), Play(model, shapes=shapes)
     for name, mix in MIXES.items():
-        if (name == "restored" and not play.can_restore) or (name == "drafted" and play.batching.no_drafts):
+        if (name == "restored" and not play.can_restore) or (name == "drafted" and not play.drafts):
             continue
         play = Play(model, shapes=shapes)
         try:

@@ -52,7 +52,12 @@ class Play:
     def __init__(self, model: nn.Module, *, kv: KvFormat = PLAIN, slack: int = SLACK, shapes: Shapes = EXACT) -> None:
         self.model = model
         self.rows: Rows
-        self.rows, self.batching = rows_for(model, kv, slack, shapes)
+        self.rows, batching = rows_for(model, kv, slack, shapes)
+        self.together = batching.together
+        self.prefills_together = batching.prefill_together
+        self.drafts = not batching.no_drafts
+        self.reason = batching.reason
+        """Why rows step one by one; "" if they do not."""
         self.tracks: dict[RowId, Track] = {}
         self.finished: list[Track] = []
         kept = self.rows if isinstance(self.rows, SlotRows) else None

@@ -30,15 +30,14 @@ class Line:
     @classmethod
     def of(cls, name: str, play: Play) -> Line:
         """What the engine says of a model that it was given."""
-        batching, found = play.batching, adapted(play.model)
-        reasons = [] if batching.together else [batching.reason]
+        found = adapted(play.model)
         return cls(
             name,
-            together=batching.together,
-            prefill_together=batching.prefill_together,
-            drafts=not batching.no_drafts,
+            together=play.together,
+            prefill_together=play.prefills_together,
+            drafts=play.drafts,
             restores=play.can_restore,
-            notes=(*reasons, *(adapted_name for adapted_name in found.names if batching.together)),
+            notes=tuple(found.names) if play.together else (play.reason,),
         )
 
     @property
