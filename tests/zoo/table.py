@@ -98,7 +98,7 @@ right, wrong and right in part. Windows are 16 tokens and prompts pass them. All
 up as other devices want them.
 
 A difference of {bound} in a log-probability counts as wrong. Measured, right ones differ by at most 3e-4, which is what float32
-makes of another order of sums; wrong ones by 0.1 and more. Greedy tokens are equal wherever the two best logits are further apart
+makes of another order of sums; wrong ones, which are played without what follows here, by 0.1 and more. Greedy tokens are equal wherever the two best logits are further apart
 than twice the bound.
 
 Some models need something of caches, masks or offsets that others do not. What that is stands in `trouper/engine/adaptations.py`;
