@@ -139,6 +139,10 @@ repeat-device family times="100" *flags: _setup
 schemathesis *flags: _setup
     @.venv/bin/python -m tests.schemathesis "$@"
 
+# Tiny models of every module of mlx-lm in every mix, or of the CONFIGs named; all of them write docs/architectures.md
+zoo *configs: _setup
+    @.venv/bin/python -m tests.zoo "$@"
+
 # Greedy tokens of each family at two and three ranks against one rank's, in float32
 ranks-parity tokens="512" *flags: _setup
     @.venv/bin/python -m tests.ranks "$@"

@@ -13,4 +13,4 @@ def _arithmetic(request: pytest.FixtureRequest) -> None:
     """Tests of a family with experts are skipped, by name, where the device rounds to TF32."""
     name = request.node.callspec.params.get("name") if hasattr(request.node, "callspec") else None
     if name in FAMILIES:
-        skip_if_routed(name)
+        skip_if_routed(FAMILIES[name])

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.arithmetic import skip_if_routed
+from tests.family_configs import FAMILIES
 from tests.reuse.serving import Tiny
 
 
@@ -26,5 +27,5 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def tiny(name: str, tiny_of: Callable[[str], Tiny]) -> Tiny:
     """The model that the test is parametrized with."""
-    skip_if_routed(name)
+    skip_if_routed(FAMILIES[name])
     return tiny_of(name)

@@ -7,18 +7,13 @@ from typing import Any
 
 import attrs
 import mlx.nn as nn
-from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, KVCache, RotatingKVCache, make_prompt_cache
 
-from trouper.engine.quantized import KvFormat, QuantizedSlots
-from trouper.engine.slots import FullSlots, RingSlots
+from trouper.engine.adaptations import adapted
+from trouper.engine.chunked import ChunkSlots
+from trouper.engine.quantized import KvFormat, OpenQuantizedSlots, QuantizedSlots
+from trouper.engine.slots import FullSlots, OpenSlots, RingSlots
 from trouper.engine.states import StateSlots
-
-GROUPED_SCORES = frozenset({"gemma2"})
-"""Attention that computes (rows, kv heads, repeats, queries, keys) scores itself: a 4-D mask of several rows would be
-broadcast along the wrong axis (mlx-lm 0.32.2: ValueError at 3 rows, silently wrong when rows == kv heads)."""
-
-ROW_BY_ROW = frozenset({"deepseek_v32", "minimax_m3_vl"})
-"""Models that write into the cache's own buffers, which therefore must be mlx-lm's own."""
 
 
 class ListSlots:
@@ -61,12 +56,12 @@ class Batching:
 def batching_of(model: nn.Module) -> Batching:
     """Decide from the caches that the model itself makes."""
     kinds = {type(cache) for cache in flatten(make_prompt_cache(model))}
-    unknown = kinds - {KVCache, RotatingKVCache, ArraysCache}
-    model_type = getattr(model, "model_type", "")
+    found = adapted(model)
+    unknown = kinds - {KVCache, RotatingKVCache, ArraysCache, *([ChunkedKVCache] if found.chunked else [])}
     if unknown:
         return Batching(False, False, f"cache {', '.join(sorted(kind.__name__ for kind in unknown))}")
-    if model_type in ROW_BY_ROW:
-        return Batching(False, False, f"{model_type} writes into its cache's buffers")
+    if found.alone:
+        return Batching(False, False, found.alone)
     return Batching(True, ArraysCache not in kinds)
 
 
@@ -82,15 +77,19 @@ def flatten(caches: Sequence[Any]) -> list[Any]:
 def slot_caches(model: nn.Module, kv: KvFormat, slack: int = 0) -> list[Any]:
     """One slot cache for each cache that the model makes for a single row. Rings and states are bounded, and are
     never quantized. `slack`: tokens that a ring holds beyond its window."""
-    mask_rank = 5 if getattr(model, "model_type", "") in GROUPED_SCORES else 4
+    found = adapted(model)
+    traits = found.traits
+    full, quantized = (OpenSlots, OpenQuantizedSlots) if traits.open_buffers else (FullSlots, QuantizedSlots)
 
     def counterpart(cache: Any) -> Any:
         if isinstance(cache, CacheList):
             return ListSlots(*map(counterpart, cache.caches))
         if isinstance(cache, ArraysCache):
-            return StateSlots(len(cache.cache))
+            return StateSlots(len(cache.cache), found.history)
+        if isinstance(cache, ChunkedKVCache):
+            return ChunkSlots(traits)
         if isinstance(cache, RotatingKVCache):
-            return RingSlots(cache.max_size, slack, mask_rank)
-        return QuantizedSlots(kv, mask_rank) if kv.bits else FullSlots(mask_rank)
+            return RingSlots(cache.max_size, slack, traits)
+        return quantized(kv, traits) if kv.bits else full(traits)
 
     return [counterpart(cache) for cache in make_prompt_cache(model)]
