@@ -68,7 +68,8 @@ def test_on_loopback_only_its_names_are_answered(head: Head, own: str, foreign: 
         problem = decide(bad, DEFAULT)
         assert problem is not None and (problem.status, problem.code) == (403, "host_not_allowed")
         assert "--allowed-hosts" in problem.message
-        assert decide(bad, attrs.evolve(DEFAULT, allowed_hosts=("*",))) is None
+        anything = decide(bad, attrs.evolve(DEFAULT, allowed_hosts=("*",)))
+        assert anything is None or anything.code == "origin_not_allowed"
 
 
 @given(heads, st.sampled_from(ORIGINS), st.sampled_from((None, "cross-site", "same-site", "none")))
@@ -229,7 +230,7 @@ def test_origins_that_are_named(given_as: Any, origin: str) -> None:
 @pytest.mark.parametrize("bad", ["http://x", "x:80", "a/b", "a b", "*.", "**", "::1", "*x", "http://"])
 def test_a_host_that_cannot_be_is_said(bad: str) -> None:
     with pytest.raises(SettingsInvalid, match=r"--allowed-hosts: .* is no host; write NAME") as caught:
-        ServerSettings(allowed_hosts=bad)
+        ServerSettings(allowed_hosts=(bad,))
     assert caught.value.flag == "--allowed-hosts"
 
 
@@ -243,5 +244,5 @@ def test_an_origin_that_cannot_be_is_said(bad: str) -> None:
 
 
 def test_entries_are_parted_by_commas_or_given_one_by_one() -> None:
-    assert ServerSettings(allowed_hosts="a, .B,,a").allowed_hosts == ("a", ".b")
+    assert ServerSettings(allowed_hosts=("a, .B,,a",)).allowed_hosts == ("a", ".b")
     assert ServerSettings(allowed_hosts=("a,c", "b")).allowed_hosts == ("a", "c", "b")
