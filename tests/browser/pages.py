@@ -1,13 +1,16 @@
-"""Pages of other origins: a small server on another port, whose pages run what a test tells the browser."""
+"""Pages of other origins: `python -m tests.browser.pages` serves an empty page, and a JavaScript package below /openai/.
+
+A process of its own: a browser's spare connections to it are no files of the tests' process, which counts those that it has open.
+"""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-from threading import Thread
 
 import attrs
 
@@ -17,8 +20,6 @@ PAGE = b"<!doctype html><title>a page</title><link rel=icon href=data:,><iframe 
 
 
 class Pages(SimpleHTTPRequestHandler):
-    """An empty page at /, the JavaScript package below /openai/."""
-
     def do_GET(self) -> None:
         if self.path != "/":
             super().do_GET()
@@ -48,14 +49,22 @@ class PageServer:
 
 
 @contextmanager
-def page_server(directory: Path = MODULES) -> Iterator[PageServer]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Pages, directory=str(directory)))
-    server.daemon_threads = True
-    with server:
-        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
+def page_server() -> Iterator[PageServer]:
+    command = [sys.executable, "-m", "tests.browser.pages"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
         try:
-            yield PageServer(server.server_address[1])
+            yield PageServer(int(process.stdout.readline()))
         finally:
-            server.shutdown()
-            thread.join()
+            process.kill()
+
+
+def main() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Pages, directory=str(MODULES))) as server:
+        sys.stdout.write(f"{server.server_address[1]}\n")
+        sys.stdout.flush()
+        server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()
