@@ -1,7 +1,7 @@
-"""Host names and origins as HTTP writes them (RFC 9110, 7.2; RFC 6454), and which of them a rebinding page cannot have.
+"""Host names and origins in HTTP's syntax (RFC 9110, 7.2; RFC 6454), and which of them no web page can own.
 
 A page can point its own name at any address (DNS rebinding), but the browser still sends that name as Host. An address
-that is written as digits is never looked up, so no page can take it over.
+written as digits is never looked up, so it cannot be rebound.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://(.+)", re.IGNORECASE)
 DOMAIN = re.compile(r"(?:\*?\.)?[\w-]+(?:\.[\w-]+)*", re.ASCII)
 PORTS = {"http": 80, "https": 443}
 PRIVATE_SUFFIXES = ("local", "internal", "home.arpa", "lan", "localhost", "test")
-"""Domains that no registry sells, so that no page of the internet has a name below them."""
+"""Domains without a public registry: no page of the internet has a name below them."""
 
 
 @attrs.frozen
 class Host:
-    """A name or an address, in lower case, and the port that stood behind it."""
+    """A name or an address, in lower case, and the port, if one was given."""
 
     name: str
     port: int | None = None
 
     @classmethod
     def parse(cls, authority: str) -> Self | None:
-        """None if that is no host."""
+        """Parse `name[:port]`; None if the syntax is wrong."""
         match = AUTHORITY.fullmatch(authority)
         if match is None:
             return None
@@ -39,7 +39,7 @@ class Host:
 
     @property
     def address(self) -> IPv4Address | IPv6Address | None:
-        """None for a name."""
+        """The IP address; None for a name."""
         try:
             found = ip_address(self.name.removeprefix("[").removesuffix("]"))
         except ValueError:
@@ -48,19 +48,19 @@ class Host:
 
     @property
     def is_loopback(self) -> bool:
-        """localhost and what is below it (RFC 6761, 6.3), 127.0.0.0/8, ::1."""
+        """localhost and names below it (RFC 6761, 6.3), 127.0.0.0/8, ::1."""
         if self.address is not None:
             return self.address.is_loopback
         return self.name == "localhost" or self.name.endswith(".localhost")
 
     @property
     def is_private(self) -> bool:
-        """A name that no page of the internet can have: without a dot, or below a domain that nobody sells."""
+        """Whether no page of the internet can own the name: it has no dot, or is below a domain without a registry."""
         return "." not in self.name or any(self.name.endswith(f".{suffix}") for suffix in PRIVATE_SUFFIXES)
 
     def within(self, pattern: str) -> bool:
-        """Whether `pattern` means this host: a name, `.domain` for it and all below it, `*.domain` for those below it, `*`
-        for every host."""
+        """Whether `pattern` matches: a name, `.domain` for it and all below it, `*.domain` for those below it, `*` for every
+        host."""
         if pattern == "*":
             return True
         if pattern.startswith("*."):
@@ -70,14 +70,14 @@ class Host:
 
 @attrs.frozen
 class Origin:
-    """Where a page comes from."""
+    """The scheme, host and port that a page was loaded from."""
 
     scheme: str
     host: Host
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """None if that is no origin; `null` is none."""
+        """Parse an Origin header; None if the syntax is wrong, and for `null`."""
         match = ORIGIN.fullmatch(text)
         host = None if match is None else Host.parse(match[2])
         if match is None or host is None:
@@ -95,13 +95,13 @@ def _port(scheme: str, host: Host) -> int | None:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether a server that listens on `address` is reached by its own machine alone."""
+    """Whether only the same machine can reach a server that listens on `address`."""
     host = Host.parse(f"[{address}]" if ":" in address else address)
     return host is not None and host.is_loopback
 
 
 def host_pattern(text: str) -> str:
-    """As `Host.within` takes it. Raises `ValueError`."""
+    """Check a pattern for `Host.within`. Raises `ValueError`."""
     pattern = text.lower().removesuffix(".")
     host = Host.parse(pattern)
     if text == "*" or DOMAIN.fullmatch(pattern) or (host is not None and host.port is None and host.address):
@@ -110,7 +110,7 @@ def host_pattern(text: str) -> str:
 
 
 def origin_pattern(text: str) -> str:
-    """An origin as browsers send it, or `*`. Raises `ValueError`."""
+    """Normalize an origin to what browsers send; `*` is kept. Raises `ValueError`."""
     if text == "*":
         return text
     origin = Origin.parse(text.removesuffix("/"))
@@ -120,7 +120,7 @@ def origin_pattern(text: str) -> str:
 
 
 def str_of(origin: Origin) -> str:
-    """As browsers send it: no port where it is the scheme's own."""
+    """The origin in the form that browsers send: without the scheme's default port."""
     port = origin.host.port
     behind = "" if port in (None, PORTS.get(origin.scheme)) else f":{port}"
     return f"{origin.scheme}://{origin.host.name}{behind}"

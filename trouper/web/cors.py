@@ -1,6 +1,6 @@
-"""What a browser is told about requests across origins: the Fetch standard's CORS protocol, and the refusals of `decide`.
+"""The CORS protocol of the Fetch standard, and the refusals of `decide`, for Quart's requests and responses.
 
-Never `Access-Control-Allow-Credentials`: keys travel in headers that a page must set itself, and nothing here is a cookie.
+`Access-Control-Allow-Credentials` is never sent: a page sets the header with its key itself, and there are no cookies.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from trouper.web.same_origin import Head, Policy, decide
 
 METHODS = "GET, HEAD, POST, DELETE"
 EXPOSED = "X-Request-Id, Request-Id, Retry-After"
-"""Headers of answers that clients read; a page reads no others."""
+"""Headers of responses that clients read; a page can read no others."""
 REMEMBERED_S = 600
 HEADER_NAMES = re.compile(r"[\w!#$%&'*+.^`|~, -]{1,4096}", re.ASCII)
 
 
 def head_of(request: Request) -> Head:
-    """`Head.host` is the header alone: X-Forwarded-Host is whatever its sender wrote."""
+    """`Head.host` is the header alone: anybody can send X-Forwarded-Host."""
     headers = request.headers
     return Head(
         method=request.method,
@@ -38,17 +38,18 @@ def head_of(request: Request) -> Head:
 
 
 class Cors:
-    """The settings, applied to Quart's requests and responses."""
+    """One for the app."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self._policy = Policy.of(settings)
 
     def problem(self, request: Request) -> Problem | None:
-        """Why a request is refused, if it is."""
+        """The reason to refuse a request, or None."""
         return decide(head_of(request), self._policy)
 
     def preflight(self, request: Request) -> Response | None:
-        """The answer to a preflight that was not refused; None for other requests. It needs no key, for none is sent."""
+        """The response to a preflight; None for other requests. Called for what is not refused, before keys are checked: a
+        preflight carries none."""
         if not head_of(request).is_preflight:
             return None
         response = Response(b"", 204)
@@ -64,7 +65,7 @@ class Cors:
         return response
 
     def sign(self, request: Request, response: Response) -> None:
-        """Lets a page of an origin that is named read this response, whatever it is."""
+        """Let pages of the origins in --cors-origins read this response, also if it is an error."""
         policy = self._policy
         if not policy.cors_origins:
             return

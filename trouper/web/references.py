@@ -1,9 +1,9 @@
-"""A JSON Schema moved into another document: its references are rewritten to where what they name stands then.
+"""Moving a JSON Schema into another document: every `$ref` is rewritten to the new place of its target.
 
-`#/$defs/Node` means a place in the document that it stands in. Below a root of our own, as the parameters of a forced tool
-are, it would mean another place, or none. The schema is moved as a whole, so nothing has to be renamed: a definition of one
-tool lies below that tool's own place. Identifiers (`$id`, `$anchor`) are resolved on the way and left out, since two tools
-may have the same ones. Rules of resolution: JSON Schema 2020-12, 8.2; RFC 6901 for pointers.
+`#/$defs/Node` is relative to the root of its document. The parameters of a forced tool are embedded below another root,
+where this pointer has another target or none. A schema is moved as a whole, so nothing has to be renamed: the definitions of
+each tool lie below that tool's own place and cannot collide. `$id` and `$anchor` are resolved and removed, since two tools may
+use the same ones. Rules of resolution: JSON Schema 2020-12, 8.2; RFC 6901 for pointers.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ PLAIN = "!$&'()*+,;=:@"
 
 
 class ReferenceUnknown(ValueError):
-    """A reference that names nothing in its own document."""
+    """A reference without a target in its own document."""
 
     def __init__(self, reference: str) -> None:
         super().__init__(f"$ref {reference!r} names nothing in this schema")
 
 
 def moved(schema: Json, place: Pointer = ()) -> Json:
-    """A copy of `schema` as it must stand at `place` of another document. Raises `ReferenceUnknown`."""
+    """A copy of `schema` with its references rewritten for `place` in another document. Raises `ReferenceUnknown`."""
     return _Document(schema, place).moved()
 
 
 def has_references(encoded: bytes) -> bool:
-    """Whether a schema's JSON text may hold any, or identifiers that another one could have, too."""
+    """Whether a schema's JSON text may hold references, or an `$id` that could collide with another schema's."""
     return b'"$ref"' in encoded or b'"$id"' in encoded
 
 
 @attrs.frozen
 class _Schema:
-    """A schema inside the document, and what its references are relative to."""
+    """A schema inside the document, and the base URI of its references."""
 
     value: Any
     place: Pointer
@@ -67,7 +67,7 @@ class _Document:
         self._anchors: dict[tuple[str, str], Pointer] = {}
 
     def moved(self) -> Json:
-        """References are followed until no new schema turns up: one may name a place that is no schema by its keyword, as
+        """Follow references until no new schema is found: a target may lie below an unknown keyword, as in
         `#/components/schemas/Node`."""
         self._explore(_Schema(self._root, (), ""))
         targets: dict[int, Pointer] = {}
@@ -89,7 +89,7 @@ class _Document:
         return self._root
 
     def _explore(self, start: _Schema) -> None:
-        """Note this schema and those inside it, with the names that they give themselves."""
+        """Record this schema and those inside it, with their identifiers."""
         waiting = [start]
         while waiting:
             schema = waiting.pop()
@@ -110,7 +110,7 @@ class _Document:
         return attrs.evolve(schema, base=base)
 
     def _resolved(self, reference: str, base: str) -> Pointer:
-        """The place in this document that is meant."""
+        """The place of the target in this document."""
         uri, fragment = urldefrag(reference)
         uri = urldefrag(urljoin(base, uri)).url if uri else base
         resource, fragment = self._resources.get(uri), unquote(fragment)
@@ -130,7 +130,7 @@ class _Document:
         return place
 
     def _at(self, place: Pointer) -> Any:
-        """What stands there. Raises what indexing does."""
+        """The value at `place`. Raises `LookupError`, `ValueError` or `TypeError`."""
         found: Any = self._root
         for step in place:
             found = found[int(step) if isinstance(found, list) else step]
@@ -138,8 +138,7 @@ class _Document:
 
 
 def _parts(schema: Json) -> Iterator[tuple[Pointer, Any]]:
-    """The schemas that stand in this one by its keywords, and how to get to each. What else looks like a schema is data,
-    as in `const` and `default`."""
+    """The direct subschemas by keyword, with the path to each. Other values are data, as in `const` and `default`."""
     for key, value in schema.items():
         if key in NAMED and isinstance(value, dict):
             yield from (((key, name), part) for name, part in value.items())
@@ -150,6 +149,6 @@ def _parts(schema: Json) -> Iterator[tuple[Pointer, Any]]:
 
 
 def fragment_of(place: Pointer) -> str:
-    """A pointer as a reference has it: "#/$defs/a~1b"."""
+    """A pointer as a URI fragment: "#/$defs/a~1b"."""
     steps = (step.replace("~", "~0").replace("/", "~1") for step in place)
     return "#" + "".join(f"/{quote(step, safe=PLAIN)}" for step in steps)

@@ -1,16 +1,16 @@
-"""Which requests a web page may make: the decision alone, from a request's head.
+"""Which requests a web page may make: a pure decision about a request's head.
 
-Everybody who surfs lets pages of strangers send requests from their own machine. Three ways lead to a server there, and each
-has its own sign that a page cannot forge:
+A browser lets pages of strangers send requests to servers on its own machine. There are three ways, and each has a sign that
+a page cannot forge:
 
 - **A rebound name**: the page's own name suddenly means this server's address, and everything is same-origin. The Host is
   the page's name, so only known names are answered (CVE-2024-28224 was this, in another server).
-- **A request to another origin**: `fetch` and forms say in Origin who asks. What carries none (an image, a script, a link)
-  says in Sec-Fetch-Site that it crosses origins (https://www.w3.org/TR/fetch-metadata/).
-- **A body that needs no preflight**: a page may send text or a form without asking first, but not JSON. So a body must say
-  that it is JSON, which also covers browsers and situations that leave both headers out.
+- **A request to another origin**: `fetch` and forms send Origin. Requests without it (images, scripts, links) have
+  Sec-Fetch-Site, which shows that they cross origins (https://www.w3.org/TR/fetch-metadata/).
+- **A body that needs no preflight**: a page may send text or a form without a preflight, but not JSON. So the Content-Type
+  of a body must be JSON, which also covers browsers that send neither header.
 
-A program that is no browser sends neither Origin nor Sec-Fetch-Site, and notices nothing.
+A program that is not a browser sends neither Origin nor Sec-Fetch-Site and is not affected.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LONGEST_SHOWN = 100
 
 @attrs.frozen(kw_only=True)
 class Head:
-    """What counts of a request's head. None: the header is absent."""
+    """The parts of a request's head that the decision depends on. None: the header is absent."""
 
     method: str = "GET"
     host: str | None = None
@@ -40,7 +40,7 @@ class Head:
     content_type: str | None = None
     has_body: bool = False
     target: str = "/"
-    """The path, or a whole URL as a proxy is sent it (RFC 9112, 3.2.2)."""
+    """The path, or a whole URL: absolute form, as sent to proxies (RFC 9112, 3.2.2)."""
     fetch_site: str | None = None
     fetch_mode: str | None = None
     fetch_dest: str | None = None
@@ -53,14 +53,14 @@ class Head:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """All that it says about whom it is sent to."""
+        """Every authority that the request names as its receiver."""
         target = "" if self.target.startswith("/") else self.target.partition("://")[2].partition("/")[0]
         return tuple(name for name in (self.host, target) if name)
 
 
 @attrs.frozen
 class Policy:
-    """Whom the server answers."""
+    """The settings that decide whom the server answers."""
 
     listens_on: str
     keyed: bool
@@ -77,13 +77,13 @@ class Policy:
         return "*" in self.cors_origins
 
     def names(self, origin: str) -> bool:
-        """Whether pages of this origin may do what any client may."""
+        """Whether --cors-origins lets pages of this origin act as clients."""
         parsed = Origin.parse(origin)
         return self.any_origin or (parsed is not None and str_of(parsed) in self.cors_origins)
 
     def answers_to(self, host: Host) -> bool:
-        """Beyond loopback an address that is written as digits was not rebound. A name may have been: it is answered if a
-        page could not have it, or could do nothing with it, since it has no key. A list of hosts says all that are."""
+        """Beyond loopback, an address written as digits cannot be rebound. A name can, so it is answered if no page can own
+        it, or if keys are needed, which a page does not have. --allowed-hosts, if given, is the whole list of names."""
         if host.is_loopback or any(host.within(pattern) for pattern in self.allowed_hosts):
             return True
         if is_loopback(self.listens_on):
@@ -94,20 +94,20 @@ class Policy:
 
 
 def decide(head: Head, policy: Policy) -> Problem | None:
-    """Why the request is refused, if it is."""
+    """The reason to refuse the request, or None."""
     return _host(head, policy) or _origin(head, policy) or _site(head, policy) or _body(head)
 
 
 def _host(head: Head, policy: Policy) -> Problem | None:
-    """Browsers always send a Host; a probe that speaks HTTP/1.0 may not."""
+    """Refuse unknown names. A request without a Host is answered: it is HTTP/1.0, which browsers do not speak."""
     if "*" in policy.allowed_hosts:
         return None
     for authority in head.hosts:
         host = Host.parse(authority)
         if host is None or not policy.answers_to(host):
             name = _shown(authority if host is None else host.name)
-            said = f"this server does not answer to the name {name}; if it is one of its own, start it with --allowed-hosts {name}"
-            return _forbidden(said, "host_not_allowed")
+            message = f"this server does not answer to the name {name}; if it is one of its own, start it with --allowed-hosts {name}"
+            return _forbidden(message, "host_not_allowed")
     return None
 
 
@@ -118,12 +118,12 @@ def _origin(head: Head, policy: Policy) -> Problem | None:
     remedy = f"start the server with --cors-origins {name}"
     if Origin.parse(head.origin) is None:
         remedy = "serve the page by HTTP and name its origin by --cors-origins"
-    said = f"web pages of the origin {name} may not use this server; if one should, {remedy}"
-    return _forbidden(said, "origin_not_allowed")
+    message = f"web pages of the origin {name} may not use this server; if one should, {remedy}"
+    return _forbidden(message, "origin_not_allowed")
 
 
 def _same_origin(origin: str, head: Head) -> bool:
-    """The browser's own word counts first: behind a proxy that rewrites Host the two differ."""
+    """Sec-Fetch-Site decides first: behind a proxy that rewrites Host, Origin and Host differ."""
     parsed, host = Origin.parse(origin), Host.parse(head.host or "")
     if parsed is None:
         return False
@@ -131,14 +131,17 @@ def _same_origin(origin: str, head: Head) -> bool:
 
 
 def _site(head: Head, policy: Policy) -> Problem | None:
-    """A page of another origin that loads something as an image, a script or a frame reads little of it, but costs as
-    much as a client, and learns from its time and size. To follow a link is the user's business: it shows a page."""
+    """Refuse images, scripts and frames of other origins: their page reads little of the response, but the request costs
+    as much as a client's, and its time and size leak. A link that the user follows is answered: the page behind it sees
+    nothing."""
     if head.origin is not None or head.fetch_site not in CROSSES or policy.any_origin:
         return None
     if head.method in ("GET", "HEAD") and head.fetch_mode == "navigate" and head.fetch_dest == "document":
         return None
-    said = "web pages of other origins may not load this; a page that --cors-origins names may, by fetch with mode cors"
-    return _forbidden(said, "origin_not_allowed")
+    message = (
+        "web pages of other origins may not load this; a page that --cors-origins names may, by fetch with mode cors"
+    )
+    return _forbidden(message, "origin_not_allowed")
 
 
 def _body(head: Head) -> Problem | None:
@@ -148,12 +151,12 @@ def _body(head: Head) -> Problem | None:
     if JSON.fullmatch(essence):
         return None
     given = f"not {_shown(essence)}" if essence else "and nothing says so"
-    said = f"the body must be JSON, {given}: send `Content-Type: application/json` (with curl: -H 'Content-Type: application/json')"
-    return Problem(415, said, "invalid_request_error", None, "unsupported_media_type")
+    message = f"the body must be JSON, {given}: send `Content-Type: application/json` (with curl: -H 'Content-Type: application/json')"
+    return Problem(415, message, "invalid_request_error", None, "unsupported_media_type")
 
 
-def _forbidden(said: str, code: str) -> Problem:
-    return Problem(403, said, "permission_error", None, code)
+def _forbidden(message: str, code: str) -> Problem:
+    return Problem(403, message, "permission_error", None, code)
 
 
 def _shown(text: str) -> str:

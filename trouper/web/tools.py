@@ -69,7 +69,7 @@ def _json_calls(text: str) -> list[tuple[str, str]]:
 
 
 def _call_schema(function: Json, definitions: Json) -> Json:
-    """Of a call of this function. Parameters with references go into `definitions`, below the function's name."""
+    """The schema of a call of this function. Parameters with references are put into `definitions`, under its name."""
     name, parameters = function["name"], function.get("parameters") or {"type": "object"}
     if has_references(msgspec.json.encode(parameters)):
         place = ("$defs", name)
