@@ -62,7 +62,7 @@ TOOL = _open(
         "description": nullable(TEXT),
         "input_schema": {
             "type": "object",
-            "properties": {"type": {"const": "object"}, "$ref": TEXT},
+            "properties": {"type": {"const": "object"}},
             "anyOf": [{"required": ["type"]}, {"required": ["$ref"]}],
             "description": "JSON Schema of the input: of type object, or a reference, as recursive classes have at their root.",
         },

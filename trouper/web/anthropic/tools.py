@@ -96,10 +96,8 @@ def _tool(tool: Any, path: str) -> Json:
 
 
 def _takes_an_object(schema: Json) -> bool:
-    """As far as its root says. That of a recursive class is nothing but a reference (pydantic)."""
-    if "type" in schema:
-        return bool(schema["type"] == "object")
-    return isinstance(schema.get("$ref"), str)
+    """Whether the root says so. The root of a recursive pydantic model is a reference without a type."""
+    return bool(schema["type"] == "object") if "type" in schema else "$ref" in schema
 
 
 def _check_names(tool: Json, path: str) -> None:
