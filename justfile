@@ -39,8 +39,12 @@ _install-browser:
         && DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends chromium chromium-driver >/dev/null 2>&1 \
         || echo "no Chromium here, and none to be installed: the tests of the live page are skipped"
 
+# The openai package for JavaScript, for its test in a browser
+_openai-js: _setup
+    @.venv/bin/python -m tests.browser.openai_js
+
 # Run the tests, or some: `just test tests/policy -k chunks`; further flags go to pytest
-test *flags: _setup _browser
+test *flags: _setup _browser _openai-js
     @.venv/bin/python -m pytest -n {{ workers }} --dist loadfile --no-loadscope-reorder "$@"
 
 # Formatting, lint, types and import rules

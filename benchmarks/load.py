@@ -29,7 +29,7 @@ async def stream(port: int, text: str, max_tokens: int, stream: Stream, **more: 
         | {"stream_options": {"include_usage": True}}
         | more
     ).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     connection = await trio.open_tcp_stream("127.0.0.1", port)
     async with connection:
         stream.sent = time.perf_counter()

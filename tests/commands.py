@@ -17,7 +17,7 @@ import attrs
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", ROOT / "packaging" / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 COMMANDS = frozenset({"sh", "python"})
-DATA = frozenset({"toml", "json", "yaml", "nginx"})
+DATA = frozenset({"toml", "json", "yaml", "nginx", "js"})
 FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>\S*)[^\n]*\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL
 )

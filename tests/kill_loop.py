@@ -163,7 +163,8 @@ class Server:
 
     def _call(self, method: str, path: str, body: object = None) -> Any:
         with closing(HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_S)) as connection:
-            connection.request(method, path, None if body is None else json.dumps(body))
+            headers = {} if body is None else {"Content-Type": "application/json"}
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
             response = connection.getresponse()
             content = response.read()
             assert response.status == 200, content

@@ -83,7 +83,10 @@ class Client(Thread):
             closing(HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_S)) as connection,
         ):
             connection.request(
-                "POST", "/v1/completions", json.dumps(self._body | {"temperature": 0, "ignore_eos": True})
+                "POST",
+                "/v1/completions",
+                json.dumps(self._body | {"temperature": 0, "ignore_eos": True}),
+                {"Content-Type": "application/json"},
             )
             response = connection.getresponse()
             self.status = response.status
@@ -177,7 +180,7 @@ def test_clients_that_leave_cost_nothing_d4(model: Path) -> None:
     port = free_port()
     with serving(model, port, "--max-queue-size", "400") as process:
         body = json.dumps({"prompt": "a", "max_tokens": 1900, "stream": True, "ignore_eos": True}).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
         sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(200)]
         for one in sockets:
             one.sendall(head + body)

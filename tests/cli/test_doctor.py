@@ -269,6 +269,16 @@ def test_keys(tmp_path: Path) -> None:
     assert one(checks.keys(plan(api_key=("",)))).remedy == "give another --api-key, or leave the flag out"
 
 
+def test_web_pages() -> None:
+    assert one(checks.pages(plan())).said == "none but the server's own"
+    named = one(checks.pages(plan(cors_origins="http://a,http://b:1")))
+    assert (named.level, named.said) == ("ok", "pages of http://a, http://b:1 may use the model")
+    assert one(checks.pages(plan(cors_origins="*"))).level == "warn"
+    assert one(checks.pages(plan(allowed_hosts="*"))).level == "warn"
+    assert len([*checks.pages(plan(allowed_hosts="*", cors_origins="*"))]) == 2
+    assert one(checks.pages(plan(allowed_hosts="*", cors_origins="*", api_key=("a",)))).level == "ok"
+
+
 def test_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 10**6))
     finding = one(checks.files(plan()))

@@ -78,7 +78,9 @@ class Group:
         body = {"prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "logprobs": 0}
         began = time.perf_counter()
         with closing(HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)) as connection:
-            connection.request("POST", "/v1/completions", json.dumps(body | {"cache_salt": salt}))
+            connection.request(
+                "POST", "/v1/completions", json.dumps(body | {"cache_salt": salt}), {"Content-Type": "application/json"}
+            )
             told = json.loads(connection.getresponse().read())
         usage = told["usage"]
         cached = usage["prompt_tokens_details"]["cached_tokens"]

@@ -106,12 +106,14 @@ async def eventually(condition: Callable[[], bool]) -> None:
 
 def post(path: str, body: object, headers: str = "") -> bytes:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n{headers}\r\n"
+    if data and "content-type:" not in headers.lower():
+        headers += "Content-Type: application/json\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n{headers}\r\n"
     return head.encode() + data
 
 
 def get(path: str, headers: str = "") -> bytes:
-    return f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}\r\n".encode()
+    return f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}\r\n".encode()
 
 
 async def receive_all(stream: trio.SocketStream) -> bytes:
@@ -128,7 +130,7 @@ async def receive_all(stream: trio.SocketStream) -> bytes:
 async def exchange(served: Served, request: bytes) -> tuple[int, dict[str, str], bytes]:
     """One request on a connection of its own: status, headers, body (as it came, chunked or not)."""
     async with await served.connect() as stream:
-        await stream.send_all(request.replace(b"Host: x\r\n", b"Host: x\r\nConnection: close\r\n", 1))
+        await stream.send_all(request.replace(b"Host: localhost\r\n", b"Host: localhost\r\nConnection: close\r\n", 1))
         head, _, body = (await receive_all(stream)).partition(b"\r\n\r\n")
     status, *lines = head.decode().split("\r\n")
     headers = dict(line.lower().split(": ", 1) for line in lines)

@@ -446,6 +446,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": [TOOL, TOOL]}, "tools"),
     ({"tools": [{"name": "x"}]}, "tools.0.input_schema"),
     ({"tools": [TOOL | {"input_schema": {"type": "string"}}]}, "tools.0.input_schema"),
+    ({"tools": [TOOL | {"input_schema": {"type": "string", "$ref": "#"}}]}, "tools.0.input_schema"),
+    ({"tools": [TOOL | {"input_schema": {}}]}, "tools.0.input_schema"),
     ({"tools": [TOOL | {"name": "a b"}]}, "tools.0.name"),
     ({"tools": [TOOL | {"description": 3}]}, "tools.0.description"),
     ({"tools": [TOOL | {"strict": 1}]}, "tools.0.strict"),

@@ -56,7 +56,7 @@ async def test_health_has_the_agreed_fields() -> None:
 async def test_a_body_that_is_too_large_is_413(chunked: bool) -> None:
     body = json.dumps({"prompt": "x" * 5000}).encode()
     if chunked:
-        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
         request = head + b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
     else:
         request = post("/v1/completions", body)

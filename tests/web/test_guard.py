@@ -71,7 +71,7 @@ async def test_slow_loris() -> None:
         await served.connect() as silent,
         await served.connect() as slow,
     ):
-        await slow.send_all(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Slow: ")
+        await slow.send_all(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nX-Slow: ")
         assert await receive_all(slow) == b""
         assert await receive_all(silent) == b""
 
@@ -143,7 +143,9 @@ async def test_who_is_refused_while_sending_can_read_why() -> None:
 async def test_who_never_stops_sending_is_cut_off() -> None:
     async with serving(max_body_bytes=2000) as served, await served.connect() as client:
         with suppress(trio.BrokenResourceError), trio.fail_after(PATIENCE_S):
-            await client.send_all(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 999999999\r\n\r\n")
+            await client.send_all(
+                b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 999999999\r\n\r\n"
+            )
             while True:
                 await client.send_all(b"x" * 2**16)
         await eventually(lambda: served.connections == 0)

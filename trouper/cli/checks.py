@@ -211,6 +211,22 @@ def keys(plan: Plan) -> Iterator[Finding]:
         yield Finding("ok", "clients need a key" if needed else "no key; only this machine is let in")
 
 
+def pages(plan: Plan) -> Iterator[Finding]:
+    """Without keys, any page that somebody here opens is a client."""
+    server = plan.server
+    keyed = bool(server.api_key or server.api_key_file)
+    if not keyed and "*" in server.cors_origins:
+        yield Finding(
+            "warn", "any web page may use the model (--cors-origins *)", "name the origins, or give --api-key"
+        )
+    if not keyed and "*" in server.allowed_hosts:
+        said = "a page that rebinds its name may use the model (--allowed-hosts *)"
+        yield Finding("warn", said, "name the hosts, or give --api-key")
+    if keyed or "*" not in (*server.cors_origins, *server.allowed_hosts):
+        origins = ", ".join(server.cors_origins)
+        yield Finding("ok", f"pages of {origins} may use the model" if origins else "none but the server's own")
+
+
 def files(plan: Plan) -> Iterator[Finding]:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = plan.server.max_connections + OTHER_FILES
@@ -230,5 +246,6 @@ CHECKS: dict[str, Check] = {
     "disk": disk,
     "port": port,
     "keys": keys,
+    "web pages": pages,
     "open files": files,
 }

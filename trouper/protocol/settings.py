@@ -11,6 +11,7 @@ from typing import Any, Self
 import attrs
 
 from trouper.protocol.errors import SettingsInvalid
+from trouper.protocol.hosts import host_pattern, is_loopback, origin_pattern
 
 
 def _flag(name: str) -> str:
@@ -68,6 +69,22 @@ def _bytes(value: Any, field: attrs.Attribute[Any]) -> ByteSize | None:
         return None if value is None else ByteSize(value)
     except ValueError as error:
         raise SettingsInvalid(f"{_flag(field.name)}: {error}", _flag(field.name)) from None
+
+
+def entries(read: Callable[[str], str], help: str) -> Any:
+    """A setting with several entries: given several times, or parted by commas. `read` raises `ValueError` for one that
+    cannot be."""
+
+    def convert(value: Any, field: attrs.Attribute[Any]) -> tuple[str, ...]:
+        given = (value,) if isinstance(value, str) else value
+        parts = [part.strip() for entry in given for part in entry.split(",")]
+        try:
+            return tuple(dict.fromkeys(read(part) for part in parts if part))
+        except ValueError as error:
+            raise SettingsInvalid(f"{_flag(field.name)}: {error}", _flag(field.name)) from None
+
+    convert_field = attrs.Converter(convert, takes_field=True)
+    return attrs.field(default=(), converter=convert_field, metadata={"help": help, "choices": None, "repeat": True})
 
 
 class ByteSize(int):
@@ -208,6 +225,15 @@ class ServerSettings:
     api_key: tuple[str, ...] = setting((), "Key that clients must send. Or TROUPER_API_KEY.", repeat=True, secret=True)
     api_key_file: Path | None = setting(None, "File with one key a line.")
     allow_no_key: bool = setting(False, "Listen beyond loopback although anybody may then use the model.")
+    allowed_hosts: tuple[str, ...] = entries(
+        host_pattern,
+        "Names, parted by commas, that the server answers to beside those of loopback: NAME, .DOMAIN for it and all below "
+        "it, * for any.",
+    )
+    cors_origins: tuple[str, ...] = entries(
+        origin_pattern,
+        "Origins, parted by commas, whose web pages may use the API, as in http://localhost:5173; * for any page's.",
+    )
     served_model_name: tuple[str, ...] = setting(
         (), "Name of the model in the API, or NAME=MODEL for one of several. Default: what --model says.", repeat=True
     )
@@ -229,8 +255,7 @@ class ServerSettings:
     max_connections: int = setting(1000, "Connections at a time; more wait.", 1)
 
     def __attrs_post_init__(self) -> None:
-        loopback = self.host in ("localhost", "::1") or self.host.startswith("127.")
-        if not (loopback or self.api_key or self.api_key_file or self.allow_no_key):
+        if not (is_loopback(self.host) or self.api_key or self.api_key_file or self.allow_no_key):
             raise SettingsInvalid(
                 f"--host {self.host} lets other machines in: give --api-key (or TROUPER_API_KEY, --api-key-file), "
                 "or --allow-no-key if anybody may use the model"

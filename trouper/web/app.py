@@ -26,6 +26,7 @@ from trouper.web.anthropic.bodies import COMPONENTS as ANTHROPIC
 from trouper.web.anthropic.errors import anthropic_error, is_anthropic
 from trouper.web.anthropic.routes import Anthropic
 from trouper.web.auth import ASSETS, Keys
+from trouper.web.cors import Cors
 from trouper.web.endpoints import Endpoint
 from trouper.web.errors import error_response, http_problem
 from trouper.web.health import HEALTH, READY, STATUS, health_body
@@ -116,6 +117,7 @@ class Edge:
 
     def __init__(self, service: Service, keys: Keys, metrics: Metrics) -> None:
         self._service, self._keys, self._metrics = service, keys, metrics
+        self._cors = Cors(service.settings)
 
     def endpoints(self) -> tuple[Endpoint, ...]:
         told = partial(Endpoint, method="GET", tag="Server")
@@ -134,6 +136,10 @@ class Edge:
 
     async def let_in(self) -> Response | None:
         CURRENT_REQUEST.set(self._service.request_id)
+        if (problem := self._cors.problem(request)) is not None:
+            return self._refused(problem)
+        if (preflight := self._cors.preflight(request)) is not None:
+            return preflight
         headers = request.headers
         problem = self._keys.problem(request.path, headers.get("Authorization"), headers.get("X-Api-Key"))
         return None if problem is None else self._refused(problem)
@@ -152,6 +158,7 @@ class Edge:
         response.headers["X-Request-Id"] = self._service.request_id
         if is_anthropic(request.path):
             response.headers["Request-Id"] = self._service.request_id
+        self._cors.sign(request, response)
         return response
 
     async def http_error(self, error: HTTPException) -> Response:

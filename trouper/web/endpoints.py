@@ -46,7 +46,7 @@ class Endpoint:
     """The data of a last one that is not as `events`."""
     error: Json = attrs.field(factory=lambda: OPENAI_ERROR)
     also: tuple[int, ...] = ()
-    """Further statuses it may have; a request with a body has 400, 404, 408 and 413 anyway."""
+    """Further statuses it may have; a request with a body has 400, 404, 408, 413 and 415 anyway, and each has 403."""
     examples: Mapping[str, Any] = attrs.field(factory=dict)
     """Bodies, by name."""
 
@@ -75,7 +75,7 @@ class Endpoint:
         """Of errors."""
         own = {*self.also}
         if self.request is not None:
-            own |= {400, 404, 408, 413, 500}
+            own |= {400, 404, 408, 413, 415, 500}
         if self.places:
             own |= {404}
         return tuple(sorted(own))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
-from trouper.web.endpoints import Endpoint
+from trouper.web.endpoints import OPENAI_ERROR, Endpoint
 from trouper.web.schema import TEXT, Json, array, either, schema_of
 
 BEYOND_SCHEMA: Mapping[str, str] = {
@@ -32,9 +32,11 @@ BEYOND_SCHEMA: Mapping[str, str] = {
 REASONS = {
     400: "The request cannot be: bad JSON, a wrong or unknown parameter, or one that is not supported here.",
     401: "The API key is missing or wrong.",
+    403: "A web page asks that may not, or the Host is none that the server answers to (--cors-origins, --allowed-hosts).",
     404: "What is asked for is not here: a model, or something by its id.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",
+    415: "The body's Content-Type is not JSON.",
     429: "The queue is full; Retry-After says when to come again.",
     499: "It was cancelled by its id.",
     500: "The server failed.",
@@ -146,7 +148,7 @@ def _responses(endpoint: Endpoint, facts: Facts) -> Json:
     if endpoint.events is not None:
         done["text/event-stream"] = {"schema": _event(endpoint.events, endpoint.last_event)}
     responses: Json = {"200": {"description": "Done.", "content": done}}
-    for status in sorted({*endpoint.statuses} | ({401} if facts.keyed and not endpoint.open else set())):
+    for status in sorted({403, *endpoint.statuses} | ({401} if facts.keyed and not endpoint.open else set())):
         responses[str(status)] = _error(endpoint, status)
     return responses
 
@@ -165,7 +167,9 @@ def _error(endpoint: Endpoint, status: int) -> Json:
     if status == 400:
         codes = "".join(f"\n- `{code}`: {reason}" for code, reason in BEYOND_SCHEMA.items())
         said += f" A body that follows the schema can still be refused, with one of these codes:\n{codes}"
-    return {"description": said, "content": {"application/json": {"schema": endpoint.error}}}
+    # What is refused before a probe looks has no probe's shape.
+    shape = OPENAI_ERROR if status == 403 and endpoint.request is None else endpoint.error
+    return {"description": said, "content": {"application/json": {"schema": shape}}}
 
 
 def listing(items: Json) -> Json:

@@ -12,8 +12,10 @@ from uuid import uuid4
 import attrs
 import msgspec
 
+from trouper.protocol.errors import bad_request
 from trouper.protocol.grammar import Grammar
 from trouper.protocol.model import Tokenizer
+from trouper.web.references import ReferenceUnknown, fragment_of, has_references, moved
 
 Json = dict[str, Any]
 
@@ -40,8 +42,10 @@ class Tools:
     def grammar(self) -> Grammar | None:
         if not self.forced:
             return None
-        schemas = [_call_schema(tool["function"]) for tool in self.forced]
+        definitions: Json = {}
+        schemas = [_call_schema(tool["function"], definitions) for tool in self.forced]
         schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+        schema |= {"$defs": definitions} if definitions else {}
         return Grammar("json_schema", msgspec.json.encode(schema).decode(), "tools")
 
     def calls(self, text: str, tokenizer: Tokenizer) -> tuple[Call, ...]:
@@ -64,13 +68,21 @@ def _json_calls(text: str) -> list[tuple[str, str]]:
     return [(call.name, bytes(call.arguments).decode().strip())]
 
 
-def _call_schema(function: Json) -> Json:
+def _call_schema(function: Json, definitions: Json) -> Json:
+    """The schema of a call of this function. Parameters with references are put into `definitions`, under its name."""
+    name, parameters = function["name"], function.get("parameters") or {"type": "object"}
+    if has_references(msgspec.json.encode(parameters)):
+        place = ("$defs", name)
+        try:
+            definitions[name] = moved(parameters, place)
+        except ReferenceUnknown as error:
+            raise bad_request(
+                f"tools: the parameters of {name!r} cannot be followed: {error}", "tools", "invalid_grammar"
+            ) from None
+        parameters = {"$ref": fragment_of(place)}
     return {
         "type": "object",
-        "properties": {
-            "name": {"const": function["name"]},
-            "arguments": function.get("parameters") or {"type": "object"},
-        },
+        "properties": {"name": {"const": name}, "arguments": parameters},
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }

@@ -63,8 +63,8 @@ TOOL = _open(
         "input_schema": {
             "type": "object",
             "properties": {"type": {"const": "object"}},
-            "required": ["type"],
-            "description": "JSON Schema of the input.",
+            "anyOf": [{"required": ["type"]}, {"required": ["$ref"]}],
+            "description": "JSON Schema of the input: of type object, or a reference, as recursive classes have at their root.",
         },
         "strict": nullable(FLAG) | {"description": "A forced call follows its schema in any case."},
         "eager_input_streaming": ANYTHING,

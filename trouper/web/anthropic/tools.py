@@ -85,7 +85,7 @@ def _tool(tool: Any, path: str) -> Json:
     if not isinstance(name, str) or not NAME.fullmatch(name):
         said = f"{path}.name must be 1 to 128 letters, digits, '_', '-' or '.'"
         raise bad_request(said, f"{path}.name", "invalid_value")
-    if not isinstance(schema, dict) or schema.get("type") != "object":
+    if not isinstance(schema, dict) or not _takes_an_object(schema):
         said = f"{path}.input_schema must be a JSON Schema of type object"
         raise bad_request(said, f"{path}.input_schema", "invalid_type")
     if not isinstance(tool.get("description"), str | None):
@@ -93,6 +93,11 @@ def _tool(tool: Any, path: str) -> Json:
     flag(tool.get("strict"), f"{path}.strict")
     described = {} if tool.get("description") is None else {"description": tool["description"]}
     return {"type": "function", "function": {"name": name, **described, "parameters": schema}}
+
+
+def _takes_an_object(schema: Json) -> bool:
+    """Whether the root says so. The root of a recursive pydantic model is a reference without a type."""
+    return bool(schema["type"] == "object") if "type" in schema else "$ref" in schema
 
 
 def _check_names(tool: Json, path: str) -> None:

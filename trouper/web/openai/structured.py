@@ -12,6 +12,7 @@ from trouper.protocol.errors import bad_request
 from trouper.protocol.grammar import Grammar
 from trouper.web.openai.parameters import Parameters
 from trouper.web.parsing import combination, json_type, only
+from trouper.web.references import ReferenceUnknown, has_references, moved
 
 MAX_SOURCE = 256 * 1024
 """Bytes of a schema or grammar."""
@@ -90,7 +91,13 @@ def schema_grammar(value: Any, path: str) -> Grammar:
         raise bad_request(f"{path} must be a JSON Schema, not {json_type(value)}", path, "invalid_type")
     if value is True or value == {}:
         return Grammar("json_schema", '{"type": ["object", "array", "string", "number", "boolean", "null"]}', path)
-    return Grammar("json_schema", _short(msgspec.json.encode(value).decode(), path), path)
+    encoded = msgspec.json.encode(value)
+    if isinstance(value, dict) and has_references(encoded):
+        try:
+            encoded = msgspec.json.encode(moved(value))
+        except ReferenceUnknown as error:
+            raise bad_request(f"{path} cannot be followed: {error}", path, "invalid_grammar") from None
+    return Grammar("json_schema", _short(encoded.decode(), path), path)
 
 
 def _short(source: str, path: str) -> str:

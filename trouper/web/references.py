@@ -1,0 +1,154 @@
+"""Moving a JSON Schema into another document: every `$ref` is rewritten to the new place of its target.
+
+`#/$defs/Node` is relative to the root of its document. The parameters of a forced tool are embedded below another root,
+where this pointer has another target or none. A schema is moved as a whole, so nothing has to be renamed: the definitions of
+each tool lie below that tool's own place and cannot collide. `$id` and `$anchor` are resolved and removed, since two tools may
+use the same ones. Rules of resolution: JSON Schema 2020-12, 8.2; RFC 6901 for pointers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote, unquote, urldefrag, urljoin
+
+import attrs
+import msgspec
+
+Json = dict[str, Any]
+Pointer = tuple[str, ...]
+NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"})
+"""Keywords whose value is an object of schemas."""
+SINGLE = frozenset(
+    {
+        "items", "additionalItems", "additionalProperties", "contains", "propertyNames", "not", "if", "then", "else",
+        "unevaluatedItems", "unevaluatedProperties", "contentSchema",
+    }
+)  # fmt: skip
+LISTED = frozenset({"allOf", "anyOf", "oneOf", "prefixItems", "items"})
+IDENTIFIERS = ("$id", "$anchor")
+PLAIN = "!$&'()*+,;=:@"
+"""What a URI's fragment may hold beside letters, digits and `-._~` (RFC 3986, 3.5)."""
+
+
+class ReferenceUnknown(ValueError):
+    """A reference without a target in its own document."""
+
+    def __init__(self, reference: str) -> None:
+        super().__init__(f"$ref {reference!r} names nothing in this schema")
+
+
+def moved(schema: Json, place: Pointer = ()) -> Json:
+    """A copy of `schema` with its references rewritten for `place` in another document. Raises `ReferenceUnknown`."""
+    return _Document(schema, place).moved()
+
+
+def has_references(encoded: bytes) -> bool:
+    """Whether a schema's JSON text may hold references, or an `$id` that could collide with another schema's."""
+    return b'"$ref"' in encoded or b'"$id"' in encoded
+
+
+@attrs.frozen
+class _Schema:
+    """A schema inside the document, and the base URI of its references."""
+
+    value: Any
+    place: Pointer
+    base: str
+
+
+class _Document:
+    def __init__(self, schema: Json, place: Pointer) -> None:
+        # Encoding and decoding copies it without recursion of ours, and a schema may be nested deeply.
+        self._root: Json = msgspec.json.decode(msgspec.json.encode(schema))
+        self._place = place
+        self._found: dict[int, _Schema] = {}
+        self._resources: dict[str, Pointer] = {"": ()}
+        self._anchors: dict[tuple[str, str], Pointer] = {}
+
+    def moved(self) -> Json:
+        """Follow references until no new schema is found: a target may lie below an unknown keyword, as in
+        `#/components/schemas/Node`."""
+        self._explore(_Schema(self._root, (), ""))
+        targets: dict[int, Pointer] = {}
+        done: set[int] = set()
+        while pending := [key for key in self._found if key not in done]:
+            for key in pending:
+                done.add(key)
+                schema = self._found[key]
+                if isinstance(reference := schema.value.get("$ref"), str):
+                    targets[key] = target = self._resolved(reference, schema.base)
+                    self._explore(_Schema(self._at(target), target, schema.base))
+        for key, target in targets.items():
+            self._found[key].value["$ref"] = fragment_of((*self._place, *target))
+        for schema in self._found.values():
+            for name in IDENTIFIERS:
+                schema.value.pop(name, None)
+        if self._place:
+            self._root.pop("$schema", None)
+        return self._root
+
+    def _explore(self, start: _Schema) -> None:
+        """Record this schema and those inside it, with their identifiers."""
+        waiting = [start]
+        while waiting:
+            schema = waiting.pop()
+            if not isinstance(schema.value, dict) or id(schema.value) in self._found:
+                continue
+            schema = self._identified(schema)
+            self._found[id(schema.value)] = schema
+            waiting += [_Schema(part, (*schema.place, *steps), schema.base) for steps, part in _parts(schema.value)]
+
+    def _identified(self, schema: _Schema) -> _Schema:
+        own, base = schema.value.get("$id"), schema.base
+        if isinstance(own, str) and not own.startswith("#"):
+            base = urldefrag(urljoin(base, own)).url
+            self._resources.setdefault(base, schema.place)
+        for anchor in (schema.value.get("$anchor"), own[1:] if isinstance(own, str) and own.startswith("#") else None):
+            if isinstance(anchor, str):
+                self._anchors.setdefault((base, anchor), schema.place)
+        return attrs.evolve(schema, base=base)
+
+    def _resolved(self, reference: str, base: str) -> Pointer:
+        """The place of the target in this document."""
+        uri, fragment = urldefrag(reference)
+        uri = urldefrag(urljoin(base, uri)).url if uri else base
+        resource, fragment = self._resources.get(uri), unquote(fragment)
+        if resource is None:
+            raise ReferenceUnknown(reference)
+        if not fragment:
+            return resource
+        if not fragment.startswith("/"):
+            if (anchored := self._anchors.get((uri, fragment))) is None:
+                raise ReferenceUnknown(reference)
+            return anchored
+        place = (*resource, *(step.replace("~1", "/").replace("~0", "~") for step in fragment[1:].split("/")))
+        try:
+            self._at(place)
+        except (LookupError, ValueError, TypeError):
+            raise ReferenceUnknown(reference) from None
+        return place
+
+    def _at(self, place: Pointer) -> Any:
+        """The value at `place`. Raises `LookupError`, `ValueError` or `TypeError`."""
+        found: Any = self._root
+        for step in place:
+            found = found[int(step) if isinstance(found, list) else step]
+        return found
+
+
+def _parts(schema: Json) -> Iterator[tuple[Pointer, Any]]:
+    """The direct subschemas by keyword, with the path to each. Other values are data, as in `const` and `default`."""
+    for key, value in schema.items():
+        if key in NAMED and isinstance(value, dict):
+            yield from (((key, name), part) for name, part in value.items())
+        elif key in LISTED and isinstance(value, list):
+            yield from (((key, str(index)), part) for index, part in enumerate(value))
+        elif key in SINGLE:
+            yield (key,), value
+
+
+def fragment_of(place: Pointer) -> str:
+    """A pointer as a URI fragment: "#/$defs/a~1b"."""
+    steps = (step.replace("~", "~0").replace("/", "~1") for step in place)
+    return "#" + "".join(f"/{quote(step, safe=PLAIN)}" for step in steps)
