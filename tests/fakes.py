@@ -96,6 +96,18 @@ class FakeRow:
     drafts: bool = False
 
 
+class EngineDied(Exception):
+    """Some rows together, or one alone, are more than this engine bears."""
+
+
+Dies = Callable[[Sequence[FakeRow]], bool]
+"""From the rows that work in a step to whether it crashes."""
+
+
+def immortal(rows: Sequence[FakeRow]) -> bool:
+    return False
+
+
 CUTTABLE = KvLayout(token_bytes=100)
 UNCUTTABLE = KvLayout(token_bytes=100, snapshot_bytes=1000)
 
@@ -117,10 +129,12 @@ class FakeEngine:
 
     Rows that may draft do as `Guess` says; how much of it is right is drawn from their keys.
 
-    `before_step` is awaited before each plan with work: sleep there to be slow, raise there to crash.
+    `before_step` is awaited before each plan with work: sleep there to be slow, raise there to crash. `dies` makes it crash by
+    what the step's rows are.
     """
 
     before_step: Callable[[Plan], Awaitable[None]] | None = None
+    dies: Dies = immortal
     token_at: TokenAt = letters
     guess: Guess = nothing
     tokenizer: ByteTokenizer = attrs.field(factory=ByteTokenizer)
@@ -188,6 +202,9 @@ class FakeEngine:
         begun = {name for name, row in self.rows.items() if row.begun}
         if plan.has_work:
             assert begun == {*plan.decode}, "every row decodes, once its prompt was prefilled and until it is dropped"
+        working = {*plan.decode, *(chunk.row for chunk in plan.prefill)}
+        if self.dies([self.rows[row] for row in sorted(working)]):
+            raise EngineDied("in the middle of a step")
         scores = tuple(score for chunk in plan.prefill for score in self._scores(chunk))
         ended = tuple(chunk.row for chunk in plan.prefill if self._prefill(chunk))
         vectors = tuple((row, self._vector(self.rows[row])) for row in ended if self.rows[row].embed)

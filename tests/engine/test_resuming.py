@@ -25,7 +25,9 @@ from trouper.protocol.replies import TokenLogprobs
 
 Answer = tuple[list[int], list[TokenLogprobs]]
 TOKENS = 12
-PENALIZED = Sampling(temperature=0.8, seed=2**40 + 7, repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.3)
+PENALIZED = Sampling(
+    temperature=0.8, seed=2**40 + 7, repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.3
+)
 
 
 def whole(engine: StepEngine, requests: Sequence[Request]) -> list[Answer]:
@@ -59,7 +61,9 @@ def interrupted(engine: StepEngine, requests: Sequence[Request], seed: str, allo
             )
         for place, row in zip(order, driver.play(script), strict=True):
             answers[place] = answers[place][0] + row.tokens, answers[place][1] + row.logprobs
-    limits = [request.tokens for request in requests]  # Drafts may be accepted beyond the last token that was asked for.
+    limits = [
+        request.tokens for request in requests
+    ]  # Drafts may be accepted beyond the last token that was asked for.
     return [(tokens[:most], logprobs[:most]) for (tokens, logprobs), most in zip(answers, limits, strict=True)]
 
 

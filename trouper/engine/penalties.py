@@ -15,6 +15,7 @@ from trouper.protocol.sampling import Sampling
 
 NOTHING: Ints = np.zeros(0, np.int32)
 
+
 class Bias:
     """logit_bias of all rows as one flat scatter-add."""
 
