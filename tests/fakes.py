@@ -108,6 +108,13 @@ def immortal(rows: Sequence[FakeRow]) -> bool:
     return False
 
 
+def deadly(rows: Sequence[FakeRow]) -> bool:
+    """Every request crashes it; it is alive all the same, so that the next scheduler finds it well."""
+    return any(row.prompt != PROOF for row in rows)
+
+
+PROOF = (0,)
+"""The prompt with which a scheduler tries the engine after a crash."""
 CUTTABLE = KvLayout(token_bytes=100)
 UNCUTTABLE = KvLayout(token_bytes=100, snapshot_bytes=1000)
 

@@ -29,7 +29,7 @@ QUARANTINE_S = 3600.0
 MOST_CONTENTS = 1024
 """In each list; the oldest are forgotten."""
 SUSPICION_S = 600.0
-"""For a suspect whose client left before its trial: the same content is tried when it comes again."""
+"""For contents that were in a crashed step when their answer was complete already: the same is tried when it comes again."""
 APART_S = 60.0
 """For the first time that all rows run alone; each further time twice as long,"""
 MOST_APART_S = 3600.0
@@ -174,12 +174,6 @@ class Blame:
         if trial is not None and not any(one.suspect for one in trial.suspects):
             self._trial = None
             self._note_company(trial, now)
-
-    def left(self, standing: Standing) -> None:
-        """A suspect ended otherwise: its client left, or a limit was met. The trial shows nothing then, and its content stays
-        under suspicion."""
-        if self._trial is not None and standing in self._trial.suspects:
-            self._trial = None
 
     def apart(self, now: float) -> bool:
         """Whether all rows run alone at present."""

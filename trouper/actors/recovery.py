@@ -87,8 +87,11 @@ class Recovery:
     def take_up(self) -> Sequence[Carried]:
         """By the next scheduler, which owns them from now on."""
         carried, self._left = self._carried, None
-        self._count(resumed=sum(one.row is not None for one in carried))
         return carried
+
+    def note_resumed(self) -> None:
+        """A request that had a row goes on."""
+        self._count(resumed=1)
 
     def note_refused(self) -> None:
         """A request was refused since its content is in the quarantine."""

@@ -154,7 +154,9 @@ class Scheduler:
         self._leaving: list[Row] = []
         """Rows that the next plan drops."""
         self._left: dict[RowId, Row] = {}
-        """Rows that were removed, until the plan that drops them is answered."""
+        """Rows that were removed, until the plan that drops them is answered;"""
+        self._withdrawn: set[RowId] = set()
+        """those of them whose client left. Until then the engine may crash by them, and they are tried."""
         self._at_hand: Row | None = None
         """The row whose own token is handled: should that crash, it cannot go on from there."""
         self._proving = False
@@ -196,6 +198,8 @@ class Scheduler:
             if self._blame.condemns(carried.standing, produced, trio.current_time()):
                 self._refuse(admitted, carried.standing)
                 continue
+            if row is not None:
+                self._recovery.note_resumed()
             tokens = token_bytes(admitted.prompt) if row is None else bytes(row.chain.tokens)
             chain = self._cache.chain(tokens, admitted.submission.request.cache_salt)
             self._waiting.append(Waiting(admitted, carried.standing, chain, carried.since, row))
@@ -222,10 +226,8 @@ class Scheduler:
 
     def _pass(self, row: Row) -> None:
         """A suspect is beyond the place of the crash. While there are others, it makes room for the next trial."""
-        if not row.standing.suspect:
-            return
         self._blame.passed(row.standing, trio.current_time())
-        if row.id in self._rows and not row.dropped and any(waiting.standing.suspect for waiting in self._waiting):
+        if not row.dropped and any(waiting.standing.suspect for waiting in self._waiting):
             self._preempt(row)
 
     def _preempt(self, row: Row) -> None:
@@ -239,6 +241,7 @@ class Scheduler:
         if not self._carries:
             self.fail_all(self.last_words())
             return
+        self._keep_withdrawn()
         involved, certain = self._involved(), False
         if (hand := self._at_hand) is not None:
             involved, certain = (Involved(hand.standing, True, hand.produced, hand.planned),), True
@@ -253,13 +256,21 @@ class Scheduler:
         self._add(requests_errored=self._recovery.hand_over(left))
         self._publish()
 
+    def _keep_withdrawn(self) -> None:
+        """Rows whose client left are tried if the crash may have been theirs; the others end."""
+        unanswered = {row for plan in self._unanswered for row in plan.rows}
+        for row in [self._left[name] for name in self._withdrawn]:
+            if row.id in unanswered:
+                self._rows[row.id] = self._left.pop(row.id)
+            else:
+                self._end_withdrawn(row)
+
     def _involved(self) -> tuple[Involved, ...]:
         """Rows of the plans that are not answered: the crash was in one of them, and it cannot be known in which."""
         if self._proving:
             return ()
-        fresh = {chunk.row for plan in self._unanswered for chunk in plan.prefill}
-        fresh |= {admit.row for plan in self._unanswered for admit in plan.admit}
-        named = fresh | {row for plan in self._unanswered for row in plan.decode}
+        fresh = {row for plan in self._unanswered for row in plan.fresh_rows}
+        named = {row for plan in self._unanswered for row in plan.rows}
         rows = self._left | self._rows
         return tuple(
             Involved(
@@ -328,20 +339,32 @@ class Scheduler:
         self._waiting.append(Waiting(admitted, standing, chain, now))
 
     def _drop_withdrawn(self) -> None:
-        """Whoever closed the reply channel is gone within one step, queued, prefilling or decoding (D4)."""
-        gone = [waiting for waiting in self._waiting if waiting.submission.withdrawn]
+        """Whoever closed the reply channel is gone within one step, queued, prefilling or decoding (D4). Only a suspect is
+        tried to its end: else a client that leaves early could crash the engine as often as it likes."""
+        gone = [one for one in self._waiting if one.submission.withdrawn and not one.standing.suspect]
         for waiting in gone:
             self._waiting.remove(waiting)
             waiting.submission.replies.close()
-            self._blame.left(waiting.standing)
             if waiting.ticket is not None:
                 self._disk.forget(waiting.ticket)
-        left = [row for row in self._rows.values() if row.withdrawn]
-        for row in left:
-            self._remove(row)
-            self._blame.left(row.standing)
-        if gone or left:
-            self._add(requests_withdrawn=len(gone) + len(left))
+        if gone:
+            self._add(requests_withdrawn=len(gone))
+        for row in [row for row in self._rows.values() if row.withdrawn and not row.standing.suspect]:
+            self._take_out(row)
+            self._withdrawn.add(row.id)
+
+    def _dropped(self, row_id: RowId) -> None:
+        """The engine has forgotten a row, and nothing of it is in flight."""
+        row = self._left.pop(row_id, None)
+        if row is not None and row.standing.suspect:
+            self._blame.passed(row.standing, trio.current_time())
+        if row is not None and row_id in self._withdrawn:
+            self._end_withdrawn(row)
+
+    def _end_withdrawn(self, row: Row) -> None:
+        self._withdrawn.remove(row.id)
+        row.admitted.submission.replies.close()
+        self._add(requests_withdrawn=1)
 
     def _remove(self, row: Row) -> None:
         """Its request is over."""
@@ -368,6 +391,8 @@ class Scheduler:
 
     def fail_all(self, problem: Problem) -> None:
         """Exactly one terminal event for everybody who is still here."""
+        for gone in [self._left[name] for name in self._withdrawn]:
+            self._end_withdrawn(gone)
         self._left |= self._rows
         left = [row.admitted.submission for row in self._rows.values()] + [w.submission for w in self._waiting]
         for submission in left:
@@ -568,7 +593,7 @@ class Scheduler:
         assert plan.step == stepped.step, f"plan {plan.step} was answered by step {stepped.step}"
         self._count = attrs.evolve(self._count, stalled_since=None)
         for dropped in plan.drop:
-            self._left.pop(dropped, None)
+            self._dropped(dropped)
         self._pace.answered(plan, stepped)
         self._disk.persisted(stepped.persisted)
         self._learn(plan, stepped)
@@ -609,12 +634,11 @@ class Scheduler:
             self._at_hand = None
             if finished is not None:
                 self._remove(row)
-                self._pass(row)
                 self._add(requests_completed=1)
                 continue
             if self._cache.wants_storing(row):
                 self._due[row_id] = row
-            if row.produced >= row.standing.passes_at:
+            if row.standing.suspect and row.produced >= row.standing.passes_at:
                 self._pass(row)
         return committed
 
@@ -636,13 +660,11 @@ class Scheduler:
         submission.reply(Embedded(vector))
         submission.reply(Finished("stop", 0, at=trio.current_time()))
         self._remove(row)
-        self._pass(row)
         self._add(requests_completed=1)
 
     def _give_up(self, row: Row, problem: Problem) -> None:
         row.admitted.submission.fail(problem)
         self._remove(row)
-        self._pass(row)
         self._add(requests_errored=1)
 
     # -- facts -----------------------------------------------------------------------------------

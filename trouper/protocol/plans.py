@@ -146,6 +146,16 @@ class Plan:
         return bool(self.decode or self.prefill)
 
     @property
+    def fresh_rows(self) -> frozenset[RowId]:
+        """Rows that enter or prefill."""
+        return frozenset([*(admit.row for admit in self.admit), *(chunk.row for chunk in self.prefill)])
+
+    @property
+    def rows(self) -> frozenset[RowId]:
+        """Rows that it computes something for, or brings in."""
+        return self.fresh_rows.union(self.decode)
+
+    @property
     def changes(self) -> bool:
         """Whether it does anything besides computing."""
         return bool(
