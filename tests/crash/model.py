@@ -36,12 +36,18 @@ def two_rows(inputs: mx.array) -> None:
         raise Fault("two rows")
 
 
-def everything(_: mx.array) -> None:
-    """Raises always: a device that is gone."""
-    raise Fault("the device")
+class Gone:
+    """Raises always, from the first prompt of several tokens on: the device is lost."""
+
+    gone = False
+
+    def __call__(self, inputs: mx.array) -> None:
+        self.gone = self.gone or inputs.shape[1] > 1
+        if self.gone:
+            raise Fault("the device")
 
 
-FAULTS: dict[str, Callable[[mx.array], None]] = {"a_prompt": a_prompt, "two_rows": two_rows, "everything": everything}
+FAULTS: dict[str, Callable[[mx.array], None]] = {"a_prompt": a_prompt, "two_rows": two_rows, "gone": Gone()}
 
 
 def plant(fault: Callable[[mx.array], None]) -> None:

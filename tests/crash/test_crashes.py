@@ -35,24 +35,24 @@ def test_one_prompt_that_crashes_the_model_hurts_nobody_else(model: Path) -> Non
 
 
 def test_a_model_that_bears_no_two_rows_serves_them_one_after_another(model: Path) -> None:
-    """Six clients and retries ended a server of gpt_bigcode. Each of these has the answer that it has alone."""
-    with crashing(model, "two_rows") as (port, process), ThreadPoolExecutor(6) as pool:
+    """Two clients and their retries ended a server of gpt_bigcode. Each of these has the answer that it has alone."""
+    with crashing(model, "two_rows") as (port, process), ThreadPoolExecutor(4) as pool:
         client = client_of(port)
-        alone = [client.completions.create(model="default", **body(place)).choices[0].text for place in range(6)]
+        alone = [client.completions.create(model="default", **body(place)).choices[0].text for place in range(4)]
         assert get(port, "/health")[1]["recovery"]["crashes"] == 0
-        readers, futures = read_all(client, pool, 6)
+        readers, futures = read_all(client, pool, 4)
         settled(futures)
         assert [reader.text for reader in readers] == alone
         recovery = get(port, "/health")[1]["recovery"]
         assert recovery["crashes"] >= 2, "the fault was met"
-        assert (recovery["convicted"], recovery["apart"]) == (0, True)
+        assert recovery["convicted"] == 0, "alone each of them passes"
         assert process.poll() is None
 
 
 def test_a_device_that_is_gone_ends_the_server_with_one_line(model: Path) -> None:
     """Nobody is blamed for it: the engine is tried first. What is left is told to the client, and to the supervisor."""
-    with crashing(model, "everything") as (port, process):
-        asked = Client(port, prompt="a", max_tokens=4)
+    with crashing(model, "gone") as (port, process):
+        asked = Client(port, prompt="a b c d", max_tokens=4)
         assert process.wait(PATIENCE_S) == 70
         asked.join(PATIENCE_S)
         assert process.stderr is not None
