@@ -147,7 +147,7 @@ async def test_a_stalled_engine_and_a_restart_show() -> None:
         assert seen.value("trouper_actor_restarts_total", actor="Scheduler+RankMirror+ModelStepper") == 2
         assert seen.value("trouper_engine_crashes_total") == 2
         assert seen.value("trouper_requests_resumed_total") == 1
-        assert seen.value("trouper_contents_quarantined_total") == seen.value("trouper_contents_quarantined") == 1
+        assert seen.value("trouper_contents_convicted_total") == seen.value("trouper_contents_quarantined") == 1
         assert seen.value("trouper_requests_quarantined_total") == 2
         assert seen.value("trouper_rows_apart") == 0
         assert seen.value("trouper_actor_restarts_total", actor="RequestIntake") == 0

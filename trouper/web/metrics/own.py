@@ -105,7 +105,7 @@ ACTORS = (
 RECOVERY: tuple[Told[Seen], ...] = (
     _recovery("counter", "trouper_engine_crashes_total", "crashes", "Crashes of the engine, after which it was restarted."),
     _recovery("counter", "trouper_requests_resumed_total", "resumed", "Requests that were resumed after a crash of the engine."),
-    _recovery("counter", "trouper_contents_quarantined_total", "convicted", "Contents of requests that crashed the engine when they ran alone."),
+    _recovery("counter", "trouper_contents_convicted_total", "convicted", "Contents of requests that crashed the engine when they ran alone."),
     _recovery("gauge", "trouper_contents_quarantined", "quarantined", "Contents of requests that are refused at present."),
     _recovery("counter", "trouper_requests_quarantined_total", "refused", "Requests that were refused, or ended, since their content crashes the engine."),
     _recovery("gauge", "trouper_rows_apart", "apart", "1 while all rows run alone, since together they crash the engine."),
