@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import logging
+import weakref
 from functools import partial
 
 import attrs
@@ -101,6 +104,31 @@ def test_a_crash_that_was_explained_does_not_count_any_more() -> None:
     assert count.too_many
     count.add(UNEXPLAINED, 90)
     assert not count.too_many, "crashes far apart are forgiven"
+
+
+async def test_a_crash_is_not_kept_while_the_next_one_runs(autojump_clock: MockClock) -> None:
+    """Its traceback holds the engine's frames, and with them all the rows' KV."""
+    crashes = list[weakref.ref[Crash]]()
+    kept = list[object]()
+
+    async def run() -> None:
+        await trio.sleep(1)
+        gc.collect()
+        kept.extend(crash() for crash in crashes)
+        if not crashes:
+            crash = Crash("boom")
+            crashes.append(weakref.ref(crash))
+            try:
+                raise crash
+            finally:
+                del crash
+
+    logging.disable(logging.CRITICAL)  # What pytest captures keeps it, too.
+    try:
+        await supervise(run, Watch(ActorFacts(name="it")), RestartLimit(), needed=True)
+    finally:
+        logging.disable(logging.NOTSET)
+    assert kept == [None]
 
 
 async def test_whoever_judges_decides_what_counts(autojump_clock: MockClock) -> None:

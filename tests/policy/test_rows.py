@@ -24,7 +24,7 @@ def a_row(max_tokens: int = 100, **more: Any) -> tuple[Row, Replies]:
     submission, answer = open_submission(generate(max_tokens=max_tokens, **more), Settings())
     chain = Chain(Node(b"", None, b"", 0), token_bytes((1, 2, 3)), 16)
     admitted = Admitted(submission, (1, 2, 3), max_tokens)
-    return Row.of(RowId(0), admitted, Standing(*digests(admitted)), ByteTokenizer(), chain), answer
+    return Row.of(RowId(0), admitted, Standing(*digests(admitted, b"")), ByteTokenizer(), chain), answer
 
 
 def take(row: Row, tokens: list[int]) -> Finished | None:

@@ -18,7 +18,6 @@ from hashlib import blake2b
 from typing import NewType
 
 import attrs
-import numpy as np
 
 from trouper.actors.cause import Cause
 from trouper.actors.intake import Admitted
@@ -149,9 +148,9 @@ class Blame:
 
     # -- requests ----------------------------------------------------------------------------------
 
-    def standing(self, admitted: Admitted, now: float) -> Standing:
-        """For a request that is new."""
-        content, draws = digests(admitted)
+    def standing(self, admitted: Admitted, tokens: bytes, now: float) -> Standing:
+        """For a request that is new; `tokens`: of its prompt."""
+        content, draws = digests(admitted, tokens)
         return Standing(content, draws, suspect=self._suspected.has(content, now), alone=self._alone.has(content, now))
 
     def refuses(self, standing: Standing, now: float) -> bool:
@@ -249,7 +248,7 @@ def fresh_of(involved: Iterable[Involved]) -> frozenset[Content]:
     return frozenset(one.standing.content for one in involved if one.fresh)
 
 
-def digests(admitted: Admitted) -> tuple[Content, bytes]:
+def digests(admitted: Admitted, tokens: bytes) -> tuple[Content, bytes]:
     """(the content of a request, what its draws follow from). Seeds are drawn anew for a request that is sent again, so they
     are no part of the content; what makes other code run is."""
     request, sampling = admitted.submission.request, admitted.submission.request.sampling
@@ -258,7 +257,7 @@ def digests(admitted: Admitted) -> tuple[Content, bytes]:
         bool(sampling.logit_bias), request.logprobs, request.prompt_logprobs, request.embed, request.grammar,
         request.min_tokens > 0, admitted.thinking is not None,
     )  # fmt: skip
-    digest = blake2b(np.asarray(admitted.prompt, "<i4").tobytes(), digest_size=16)
+    digest = blake2b(tokens, digest_size=16)
     digest.update(repr(kinds).encode())
     draws = blake2b(repr((sampling, request.min_tokens, admitted.thinking)).encode(), digest_size=16)
     return Content(digest.digest()), draws.digest()

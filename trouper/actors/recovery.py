@@ -77,6 +77,8 @@ class Recovery:
         cause = cause_of(error)
         involved = left.involved if left is not None else ()
         verdict = self.blame.crashed(cause, involved, now, certain=left is not None and left.certain)
+        if left is not None:  # A scheduler that crashes before it takes anybody up blames nobody.
+            self._left = attrs.evolve(left, involved=(), certain=False)
         self._count(crashes=1, convicted=verdict.convicted is not None)
         what = f"{len(involved)} rows were in the step"
         if verdict.convicted is not None:

@@ -325,7 +325,8 @@ class Scheduler:
     def _enqueue(self, admitted: Admitted) -> None:
         submission, now = admitted.submission, trio.current_time()
         self._add(total_requests=1)
-        standing = self._blame.standing(admitted, now)
+        tokens = token_bytes(admitted.prompt)
+        standing = self._blame.standing(admitted, tokens, now)
         if self._blame.refuses(standing, now):
             self._refuse(admitted, standing)
             return
@@ -335,7 +336,7 @@ class Scheduler:
             submission.fail(queue_full(self._settings.max_queue_size))
             return
         submission.accept(admitted.prompt, admitted.max_tokens)
-        chain = self._cache.chain(token_bytes(admitted.prompt), submission.request.cache_salt)
+        chain = self._cache.chain(tokens, submission.request.cache_salt)
         self._waiting.append(Waiting(admitted, standing, chain, now))
 
     def _drop_withdrawn(self) -> None:
@@ -478,6 +479,8 @@ class Scheduler:
 
     def _candidates(self) -> Sequence[Waiting]:
         """Those of the queue that may enter, as far as isolated rows let them."""
+        if not self._waiting:
+            return ()
         now = trio.current_time()
         return may_enter(
             tuple(self._waiting),
@@ -497,7 +500,8 @@ class Scheduler:
         if waiting.waits:
             return None
         found = self._cache.look(waiting.chain)
-        if waiting.ticket is None and found.missing_tokens > found.gain:
+        if waiting.ticket is None and found.missing_tokens > found.gain and not waiting.standing.suspect:
+            # While a suspect waits nobody else runs, so it does not wait for a disk, which may hang.
             waiting.ticket = self._disk.load(found, self._pace.prefill_rate)
             if waiting.ticket is not None:
                 return None

@@ -76,9 +76,7 @@ async def supervise(
         try:
             await run()
         except* Exception as group:  # noqa: BLE001 - supervision is what a crash ends in.
-            cause = innermost(group)
-            note_crash(cause, facts)
-            crashes.add(judge(cause), trio.current_time())
+            crashes.add(note_crash(innermost(group), facts, judge), trio.current_time())
         else:
             facts.publish(attrs.evolve(facts.latest, state="stopped"))
             return
@@ -91,10 +89,12 @@ async def supervise(
         raise ActorFailed(f"{name} crashed {len(crashes)} times within {limit.within_s:g} s, at last with {last}")
 
 
-def note_crash(cause: BaseException, facts: Watch[ActorFacts]) -> None:
+def note_crash(cause: BaseException, facts: Watch[ActorFacts], judge: Judge) -> Verdict:
+    """Nothing here may keep the exception: its traceback holds frames of the engine, and with them all the rows' KV."""
     said = f"{type(cause).__name__}: {cause}"
     log.error("%s crashed: %s", facts.latest.name, said, exc_info=cause)
     facts.publish(attrs.evolve(facts.latest, state="restarting", restarts=facts.latest.restarts + 1, last_error=said))
+    return judge(cause)
 
 
 def innermost(error: BaseException) -> BaseException:
