@@ -25,9 +25,16 @@ from trouper.protocol.replies import TokenLogprobs
 
 Answer = tuple[list[int], list[TokenLogprobs]]
 TOKENS = 12
-PENALIZED = Sampling(
-    temperature=0.8, seed=2**40 + 7, repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.3
+FAVOURED = (11, 23, 37, 41, 59)
+BIAS = tuple((token, 30.0) for token in FAVOURED)
+PENALIZED = (
+    Sampling(temperature=0.8, seed=2**40 + 7, presence_penalty=2.0, frequency_penalty=2.0, logit_bias=BIAS),
+    Sampling(temperature=0.8, seed=2**33 + 1, repetition_penalty=1.3),
+    Sampling(temperature=0, presence_penalty=1.5, repetition_penalty=1.05, logit_bias=BIAS),
+    Sampling(temperature=0, frequency_penalty=1.9, logit_bias=BIAS),
+    Sampling(temperature=0, repetition_penalty=1.3, logit_bias=BIAS),
 )
+"""So few tokens are likely that each repeats, and penalties decide which is next."""
 
 
 def whole(engine: StepEngine, requests: Sequence[Request]) -> list[Answer]:
@@ -92,8 +99,9 @@ def certain(name: str, place: int, sampling: Sampling, tokens: int = TOKENS) -> 
 @pytest.mark.parametrize("name", ["llama", "gpt_oss", "jamba"])
 def test_penalties_know_prompt_and_output_apart(name: str) -> None:
     """Presence and frequency are of the output alone, repetition of both; seeds beyond 32 bits."""
-    requests = [certain(name, place, attrs.evolve(PENALIZED, seed=PENALIZED.seed + place)) for place in range(4)]
-    requests = [attrs.evolve(request, logprobs=2) for request in requests]
+    requests = [
+        Request([*PROMPTS[place], *FAVOURED[:3]], TOKENS, one, logprobs=2) for place, one in enumerate(PENALIZED)
+    ]
     alone = whole(StepEngine(model_of(name), VOCABULARY), requests)
     assert_same(interrupted(StepEngine(model_of(name), VOCABULARY), requests, name), alone)
 
