@@ -45,6 +45,10 @@ class Broken(Exception):
     """What the model raises."""
 
 
+class Panic(BaseException):
+    """As PyO3 raises what was a panic in Rust: no `Exception`."""
+
+
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(save("llama", tmp_path_factory.mktemp("tiny") / "llama"))
@@ -70,14 +74,14 @@ class Spy:
         if self.before is not None:
             self.before()
 
-    def raise_after(self, calls: int) -> None:
+    def raise_after(self, calls: int, error: type[BaseException] = Broken) -> None:
         """Once, in the pass after so many more."""
         left = iter(range(calls))
 
         def count() -> None:
             if next(left, None) is None:
                 self.before = None
-                raise Broken("the device caught fire")
+                raise error("the device caught fire")
 
         self.before = count
 
@@ -333,7 +337,10 @@ async def test_r1_concurrent_answers_are_what_each_is_alone(tiny: str, wanted: l
     assert (alone == wanted) is (kind == "greedy")
 
 
-async def test_after_a_crash_each_answer_goes_on_with_its_next_token(tiny: str, spy: Spy) -> None:
+@pytest.mark.parametrize("error", [Broken, Panic])
+async def test_after_a_crash_each_answer_goes_on_with_its_next_token(
+    tiny: str, spy: Spy, error: type[BaseException]
+) -> None:
     """Greedy and seeded rows, in the middle of their answers; on the same thread."""
     samplings = [*SAMPLINGS["greedy"][:4], *SAMPLINGS["seeded"][4:]]
     wishes = [request(place, sampling, 60) for place, sampling in enumerate(samplings)]
@@ -348,7 +355,7 @@ async def test_after_a_crash_each_answer_goes_on_with_its_next_token(tiny: str, 
                 tokens = list(cast(Delta, await heard.next()).tokens)
                 started.append(place)
                 if len(started) == 8:
-                    spy.raise_after(3)
+                    spy.raise_after(3, error)
                 tokens += [token async for delta in heard for token in delta.tokens]
             assert tokens == undisturbed[place], place
 
