@@ -30,9 +30,9 @@ MOST_CONTENTS = 1024
 SUSPICION_S = 600.0
 """For contents that were in a crashed step when their answer was complete already: the same is tried when it comes again."""
 APART_S = 60.0
-"""For the first time that all rows run alone; each further time twice as long,"""
+"""How long all rows run alone the first time. Each further time takes twice as long."""
 MOST_APART_S = 3600.0
-"""up to this."""
+"""Upper bound of that."""
 
 
 @attrs.define(eq=False)
@@ -43,9 +43,9 @@ class Standing:
     draws: bytes
     """Digest of what else its tokens follow from: equal contents with equal draws say the same."""
     suspect: bool = False
-    """It was in a crashed step: its work shares no step with others until it has passed."""
+    """The request was in a crashed step: its work shares no step with others until it has passed."""
     alone: bool = False
-    """It shares no step for its whole life."""
+    """The request shares no step for its whole life."""
     passes_at: int = 1
     """Output tokens with which a suspect has passed its trial."""
 
@@ -60,11 +60,11 @@ class Involved:
 
     standing: Standing
     fresh: bool
-    """It had new work there: its prefill, or its first tokens."""
+    """The row had new work in that step: its prefill, or its first tokens."""
     output_tokens: int
-    """Those that were answered,"""
+    """Tokens that were answered."""
     planned_tokens: int
-    """and those that the crashed plans would have made of them."""
+    """What `output_tokens` would have been after the crashed plans."""
 
 
 @attrs.frozen
@@ -89,7 +89,7 @@ class Contents:
         self._until: dict[Content, float] = {}
 
     def add(self, content: Content, now: float) -> None:
-        """Once more: its time begins anew."""
+        """Remember a content from now on; for one that is there the time begins anew."""
         self._until.pop(content, None)
         self._until[content] = now + self._ttl_s
         while len(self._until) > self._most:
@@ -105,7 +105,7 @@ class Contents:
         return max(0.0, self._until.get(content, now) - now)
 
     def count(self, now: float) -> int:
-        """Those that are remembered still; the others are forgotten here."""
+        """How many are remembered; expired ones are removed here."""
         while self._until and (oldest := next(iter(self._until))) and self._until[oldest] <= now:
             del self._until[oldest]
         return len(self._until)
@@ -128,9 +128,9 @@ class InCompany:
     until: float
     """When it is forgotten."""
     remedied: bool = False
-    """Something was done about it before,"""
+    """Rows were isolated for this cause before."""
     apart: bool = False
-    """namely that all rows ran alone."""
+    """All rows ran alone for this cause before."""
 
 
 class Blame:
@@ -154,7 +154,7 @@ class Blame:
         return Standing(content, draws, suspect=self._suspected.has(content, now), alone=self._alone.has(content, now))
 
     def refuses(self, standing: Standing, now: float) -> bool:
-        """Its content is in the quarantine."""
+        """Whether the request's content is in the quarantine."""
         return self.quarantine.has(standing.content, now)
 
     def condemns(self, standing: Standing, output_tokens: int, now: float) -> bool:

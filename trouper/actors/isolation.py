@@ -33,7 +33,7 @@ def may_enter(
     apart: bool,
     now: float,
 ) -> Sequence[Q]:
-    """Those of the queue that may enter now, in order. A row that runs alone enters when nothing is in flight (`idle`), so
+    """The requests of the queue that may enter now, in order. A row that runs alone enters when nothing is in flight (`idle`), so
     that a crash can have come from nobody else. `present`: rows in the engine, and those whose last plans are not answered
     yet. `trials`: suspects in the order of their trials. `apart`: all rows run alone."""
     if any(standing.isolated for standing in present) or (apart and present):

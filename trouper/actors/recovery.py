@@ -33,7 +33,7 @@ class Carried:
     admitted: Admitted
     standing: Standing
     row: Row | None = None
-    """Its answer so far, if it had a row before."""
+    """The answer so far, if the request had a row before."""
     since: float = 0.0
     """When it came; trio's time."""
 

@@ -127,7 +127,7 @@ class Row:
 
     @property
     def wants_token(self) -> bool:
-        """Its prefill is planned and its answer is not yet planned to the end."""
+        """Whether the prefill is planned and the answer is not yet planned to the end."""
         return self.unplanned == 0 and self.planned < self.admitted.max_tokens
 
     @property

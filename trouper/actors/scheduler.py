@@ -83,7 +83,7 @@ class Waiting:
     since: float
     """When it came; trio's time."""
     row: Row | None = None
-    """It had this one before, and resumes."""
+    """The row that the request had before it left the engine; it resumes."""
     leader: Row | None = None
     """It continues what this row prefills,"""
     until: int = 0
@@ -154,9 +154,9 @@ class Scheduler:
         self._leaving: list[Row] = []
         """Rows that the next plan drops."""
         self._left: dict[RowId, Row] = {}
-        """Rows that were removed, until the plan that drops them is answered;"""
+        """Rows that were removed, until the plan that drops them is answered."""
         self._withdrawn: set[RowId] = set()
-        """those of them whose client left. Until then the engine may crash by them, and they are tried."""
+        """Rows in `_left` whose client left. Should the engine crash by one of them, it is tried all the same."""
         self._at_hand: Row | None = None
         """The row whose own token is handled: should that crash, it cannot go on from there."""
         self._proving = False
@@ -368,7 +368,7 @@ class Scheduler:
         self._add(requests_withdrawn=1)
 
     def _remove(self, row: Row) -> None:
-        """Its request is over."""
+        """End a row whose request is over."""
         self._take_out(row)
         row.admitted.submission.replies.close()
 
@@ -478,7 +478,7 @@ class Scheduler:
         return tuple(admits)
 
     def _candidates(self) -> Sequence[Waiting]:
-        """Those of the queue that may enter, as far as isolated rows let them."""
+        """Requests of the queue that may enter, as far as isolated rows let them."""
         if not self._waiting:
             return ()
         now = trio.current_time()
