@@ -103,6 +103,14 @@ ranks-restarts ranks="3" kills="3" words="600" *model: _setup
 kill-loop kills="10" *flags: _setup
     @.venv/bin/python -m tests.kill_loop "$@"
 
+# N times: ten clients with retries and a prompt that crashes the model, beside 16 streams. Who is hurt, and how long it is not ready
+crash-loop rounds="5": _setup
+    @.venv/bin/python -m tests.crash "$@"
+
+# Simulated worlds in which requests, or companies of them, crash the engine
+sim-crashes worlds="100" *flags: _setup
+    @.venv/bin/python -m tests.sim.crashes "$@"
+
 # Faults of the disk, injected into the storage layer by seeds
 faults count="10000" *flags: _setup
     @.venv/bin/python -m tests.storage "$@"

@@ -88,11 +88,33 @@ class FakeRow:
     last: int = 0
     """What the next decode step runs."""
     position: int = 0
+    """Tokens that it has sampled, those before it resumed among them."""
+    begun: bool = False
+    """It decodes."""
     prompt_logprobs: int | None = None
     embed: bool = False
     drafts: bool = False
 
 
+class EngineDied(Exception):
+    """Some rows together, or one alone, are more than this engine bears."""
+
+
+Dies = Callable[[Sequence[FakeRow]], bool]
+"""From the rows that work in a step to whether it crashes."""
+
+
+def immortal(rows: Sequence[FakeRow]) -> bool:
+    return False
+
+
+def deadly(rows: Sequence[FakeRow]) -> bool:
+    """Every request crashes it; it is alive all the same, so that the next scheduler finds it well."""
+    return any(row.prompt != PROOF for row in rows)
+
+
+PROOF = (0,)
+"""The prompt with which a scheduler tries the engine after a crash."""
 CUTTABLE = KvLayout(token_bytes=100)
 UNCUTTABLE = KvLayout(token_bytes=100, snapshot_bytes=1000)
 
@@ -114,10 +136,12 @@ class FakeEngine:
 
     Rows that may draft do as `Guess` says; how much of it is right is drawn from their keys.
 
-    `before_step` is awaited before each plan with work: sleep there to be slow, raise there to crash.
+    `before_step` is awaited before each plan with work: sleep there to be slow, raise there to crash. `dies` makes it crash by
+    what the step's rows are.
     """
 
     before_step: Callable[[Plan], Awaitable[None]] | None = None
+    dies: Dies = immortal
     token_at: TokenAt = letters
     guess: Guess = nothing
     tokenizer: ByteTokenizer = attrs.field(factory=ByteTokenizer)
@@ -178,13 +202,16 @@ class FakeEngine:
         assert pending is None, "the scheduler ended without flushing the pipeline"
 
     def holds(self) -> dict[RowId, Held]:
-        return {name: Held(len(row.kv), row.position > 0) for name, row in self.rows.items()}
+        return {name: Held(len(row.kv), row.begun) for name, row in self.rows.items()}
 
     def _compute(self, plan: Plan, seconds: float) -> Stepped:
         self._change(plan)
-        begun = {name for name, row in self.rows.items() if row.position > 0}
+        begun = {name for name, row in self.rows.items() if row.begun}
         if plan.has_work:
             assert begun == {*plan.decode}, "every row decodes, once its prompt was prefilled and until it is dropped"
+        working = {*plan.decode, *(chunk.row for chunk in plan.prefill)}
+        if self.dies([self.rows[row] for row in sorted(working)]):
+            raise EngineDied("in the middle of a step")
         scores = tuple(score for chunk in plan.prefill for score in self._scores(chunk))
         ended = tuple(chunk.row for chunk in plan.prefill if self._prefill(chunk))
         vectors = tuple((row, self._vector(self.rows[row])) for row in ended if self.rows[row].embed)
@@ -242,10 +269,13 @@ class FakeEngine:
             tokens = ints(load.payload[0].data)
             (self.snapshots if load.payload[0].dtype == "U8" else self.blocks)[load.block] = tokens
         for admit in plan.admit:
+            prompt = ints(admit.prompt)
+            key = sum(prompt[: len(prompt) - admit.num_output_tokens])
             row = FakeRow(
-                prompt := ints(admit.prompt),
-                sum(prompt),
+                prompt,
+                key,
                 admit.logprobs,
+                position=self._resumed(prompt, key, admit),
                 prompt_logprobs=admit.prompt_logprobs,
                 embed=admit.embed is not None,
                 drafts=admit.drafts,
@@ -255,6 +285,13 @@ class FakeEngine:
                 row.kv += self._restored(admit, admit.restore)
                 self.restored_tokens += admit.restore.tokens
             self.rows[admit.row] = row
+
+    def _resumed(self, prompt: Tokens, key: int, admit: Admit) -> int:
+        """How many tokens it has sampled, which must be those that it would have sampled here."""
+        count = admit.num_output_tokens
+        assert prompt[len(prompt) - count :] == tuple(self.token_at(key, place) for place in range(count))
+        assert not (count and admit.prompt_logprobs is not None), "its prompt was scored before its first token"
+        return count
 
     def _store(self, store: Store) -> None:
         kv = self.rows[store.row].kv
@@ -301,6 +338,7 @@ class FakeEngine:
     def _next_token(self, row: FakeRow) -> int:
         row.kv.append(row.last)
         row.position += 1
+        row.begun = True
         row.last = self.token_at(row.key, row.position - 1)
         return row.last
 

@@ -11,12 +11,14 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from tests.fakes import FakeEngine, card
+from tests.fakes import EngineDied, FakeEngine, card
 from trouper import Fleet, Generate, ModelUnusable, RequestFailed, Runtime, Settings, SettingsInvalid, TokenPrompt
 from trouper.actors.fleet import RETRY_S, run_fleet_of
 from trouper.actors.graph import run_graph
+from trouper.protocol.errors import ActorFailed
 from trouper.protocol.model import LoadedModel
 from trouper.protocol.names import names_of
+from trouper.protocol.plans import Plan
 
 WEIGHTS = {"small": 10, "middle": 20, "large": 60, "broken": 5}
 
@@ -27,10 +29,17 @@ class World:
 
     events: list[str] = attrs.field(factory=list)
     may_load: trio.Event = attrs.field(factory=trio.Event)
+    crashing: set[str] = attrs.field(factory=set)
+    """Models whose engine crashes at each step, whatever it computes."""
 
     async def start(self, settings: Settings, /, *, task_status: trio.TaskStatus[Runtime]) -> None:
         name = settings.model or "none"
         world = self
+
+        async def crash(_: Plan) -> None:
+            await trio.lowlevel.checkpoint()
+            if name in world.crashing:
+                raise EngineDied("for good")
 
         class Engine(FakeEngine):
             async def load(self) -> LoadedModel:
@@ -41,7 +50,7 @@ class World:
                 return LoadedModel(attrs.evolve(card(), id=name, weights_bytes=WEIGHTS[name]), self.tokenizer)
 
         try:
-            await run_graph(settings, Engine(), task_status=task_status)
+            await run_graph(settings, Engine(before_step=crash), task_status=task_status)
         finally:
             self.events.append(f"-{name}")
 
@@ -224,3 +233,37 @@ async def test_names(autojump_clock: object) -> None:
         with pytest.raises(RequestFailed, match="'gpt', 'big' are") as refused:
             await fleet.lease("nobody")
         assert refused.value.problem.status == 404
+
+
+async def test_a_model_that_crashes_too_often_ends_alone_and_is_tried_again_later(autojump_clock: object) -> None:
+    async with fleet_of("small", "middle") as (fleet, world):
+        world.crashing.add("middle")
+        lease = await fleet.lease("middle")
+        with pytest.raises(RequestFailed) as failed:
+            await tokens_from(lease.runtime)
+        assert failed.value.problem.code == "engine_stopped"
+        lease.release()
+        await trio.sleep(1)
+        assert states(fleet) == ["ready", "unloaded"]
+        other = await fleet.lease("small")
+        assert await tokens_from(other.runtime) == 3
+        other.release()
+        with pytest.raises(RequestFailed) as refused:
+            await fleet.lease("middle")
+        assert (refused.value.problem.status, refused.value.problem.code) == (503, "model_failed")
+        world.crashing.clear()
+        await trio.sleep(RETRY_S)
+        again = await fleet.lease("middle")
+        assert await tokens_from(again.runtime) == 3
+        again.release()
+
+
+async def test_the_only_model_ends_with_the_server(autojump_clock: object) -> None:
+    with pytest.raises(ExceptionGroup) as ended:  # noqa: PT012
+        async with fleet_of("small") as (fleet, world):
+            world.crashing.add("small")
+            lease = await fleet.lease("small")
+            with pytest.raises(RequestFailed):
+                await tokens_from(lease.runtime)
+            await trio.sleep_forever()
+    assert ended.group_contains(ActorFailed)

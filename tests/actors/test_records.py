@@ -7,7 +7,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.actors.bench import generate, running
-from tests.fakes import EOS, FakeEngine
+from tests.fakes import EOS, FakeEngine, deadly
 from trouper import Answer, Delta, RequestFailed, TextPrompt, Timeouts
 from trouper.protocol.plans import Plan
 from trouper.protocol.record import RequestRecord
@@ -120,17 +120,19 @@ async def test_a_limit_is_an_error_with_its_code(
     assert (record.reason, record.code, record.admitted_at is not None) == ("error", code, admitted)
 
 
-async def test_a_crash_of_the_engine_is_an_error(autojump_clock: MockClock, told: Told) -> None:
-    async def crash(_: Plan) -> None:
-        await trio.lowlevel.checkpoint()
-        raise OSError("the device is gone")
-
-    async with running(FakeEngine(before_step=crash)) as runtime:
-        answer = await runtime.submit(generate(), told.append)
-        with pytest.raises(RequestFailed):
+async def test_whoever_crashes_the_engine_ends_with_an_error_and_is_refused_then(
+    autojump_clock: MockClock, told: Told
+) -> None:
+    async with running(FakeEngine(dies=deadly)) as runtime:
+        with await runtime.submit(generate(), told.append) as answer, pytest.raises(RequestFailed):
             await read(answer)
-    [record] = told
-    assert (record.reason, record.code) == ("error", "engine_stopped")
+        with pytest.raises(RequestFailed) as refused:
+            await runtime.submit(generate(), told.append)
+        assert refused.value.problem.status == 422
+    assert [(record.reason, record.code) for record in told] == [
+        ("error", "request_crashes_engine"),
+        ("refused", "request_crashes_engine"),
+    ]
 
 
 async def test_what_was_refused_is_told_too(autojump_clock: MockClock, told: Told) -> None:

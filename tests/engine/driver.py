@@ -40,6 +40,8 @@ class Request:
     ends: tuple[int, ...] = ()
     thinking: ThinkingLimit | None = None
     drafts: bool = False
+    output_tokens: int = 0
+    """The end of `prompt` that the row has sampled before; it resumes."""
 
 
 @attrs.define
@@ -199,6 +201,7 @@ def _admit(row: Row) -> Admit:
         request.ends,
         thinking=request.thinking,
         drafts=request.drafts,
+        num_output_tokens=request.output_tokens,
     )
 
 

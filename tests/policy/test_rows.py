@@ -11,6 +11,7 @@ from tests.actors.bench import Replies, generate, heard
 from tests.fakes import EOS, ByteTokenizer
 from tests.policy.reference import reference
 from trouper import Settings
+from trouper.actors.blame import Standing, digests
 from trouper.actors.intake import Admitted
 from trouper.actors.rows import Row
 from trouper.actors.submission import open_submission
@@ -22,7 +23,8 @@ from trouper.storage.index import Chain, Node, token_bytes
 def a_row(max_tokens: int = 100, **more: Any) -> tuple[Row, Replies]:
     submission, answer = open_submission(generate(max_tokens=max_tokens, **more), Settings())
     chain = Chain(Node(b"", None, b"", 0), token_bytes((1, 2, 3)), 16)
-    return Row.of(RowId(0), Admitted(submission, (1, 2, 3), max_tokens), ByteTokenizer(), chain), answer
+    admitted = Admitted(submission, (1, 2, 3), max_tokens)
+    return Row.of(RowId(0), admitted, Standing(*digests(admitted, b"")), ByteTokenizer(), chain), answer
 
 
 def take(row: Row, tokens: list[int]) -> Finished | None:

@@ -17,7 +17,7 @@ from anthropic.types.beta import BetaRawMessageStreamEvent
 from jsonschema import Draft202012Validator
 from pydantic import TypeAdapter
 
-from tests.fakes import EOS, ByteTokenizer, FakeEngine, letters
+from tests.fakes import EOS, ByteTokenizer, FakeEngine, FakeRow, letters
 from tests.web.serving import Served, ask, eventually, exchange, get, pace, post, serving
 from trouper.protocol.plans import Plan
 from trouper.web.anthropic.bodies import COMPONENTS
@@ -611,23 +611,22 @@ async def test_a_full_queue_and_a_server_that_drains() -> None:
 async def test_a_stream_that_breaks_ends_with_an_error() -> None:
     """And with nothing that a whole message has at its end."""
 
-    async def before(plan: Plan) -> None:
-        await pace(plan)
-        if plan.decode and plan.step > 5:
-            raise RuntimeError("broken on purpose")
+    def dies(rows: Sequence[FakeRow]) -> bool:
+        return any(row.position == 5 for row in rows)
 
     def check(client: anthropic.Anthropic) -> None:
         events: list[RawMessageStreamEvent] = []
         with pytest.raises(anthropic.APIStatusError) as caught:
             events.extend(client.messages.create(model="fake", messages=HELLO, max_tokens=50, stream=True))
         assert isinstance(caught.value.body, dict)
-        assert caught.value.body["error"]["type"] in ("api_error", "overloaded_error")
+        assert caught.value.body["error"]["type"] == "invalid_request_error"
+        assert caught.value.body["error"]["details"] == {"error_code": "request_crashes_engine"}
         assert caught.value.body["request_id"] == caught.value.request_id
         assert events and events[-1].type not in ("message_delta", "message_stop")
         error = error_of(client, max_tokens=50)
-        assert error.status_code >= 500 and error.type in ("api_error", "overloaded_error")
+        assert (error.status_code, error.type) == (422, "invalid_request_error")
 
-    async with serving(FakeEngine(before_step=before)) as served:
+    async with serving(FakeEngine(before_step=pace, dies=dies)) as served:
         await using(served, check)
 
 

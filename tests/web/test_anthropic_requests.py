@@ -289,7 +289,7 @@ def test_a_signature_of_somebody_else_carries_nothing(signature: str | None) -> 
     assert thought({"type": "thinking", "thinking": "hm", "signature": signature}) == "hm"
 
 
-@pytest.mark.parametrize("status", [400, 401, 404, 405, 408, 413, 415, 429, 499, 500, 501, 503, 504])
+@pytest.mark.parametrize("status", [400, 401, 404, 405, 408, 413, 415, 422, 429, 499, 500, 501, 503, 504])
 def test_each_status_has_a_type(status: int) -> None:
     error = anthropic_error(Problem(status, "no", code="c"), "id")
     assert error["error"]["type"] in {*TYPES.values(), "invalid_request_error", "api_error"}

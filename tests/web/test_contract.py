@@ -216,19 +216,21 @@ def test_keys_that_cannot_be(tmp_path: Path) -> None:
 
 
 async def test_the_engine_crashes_in_the_middle_of_8_streams() -> None:
-    """Each client gets one error, readiness goes 503 and then 200, and the next request is served."""
-    crash = trio.Event()
+    """Readiness goes 503 and then 200, and each client has its answer whole."""
+    crash, crashed = trio.Event(), trio.Event()
 
     async def before(plan: Plan) -> None:
         await pace(plan)
-        if crash.is_set() and len(plan.decode) == 8:
+        if crash.is_set() and not crashed.is_set() and len(plan.decode) == 8:
+            crashed.set()
             raise RuntimeError("the device failed")
 
     async with serving(FakeEngine(before_step=before)) as served:
         answers: list[tuple[int, bytes]] = []
 
         async def client(stream: bool) -> None:
-            status, _, body = await exchange(served, post("/v1/completions", STREAM | {"stream": stream}))
+            wish = STREAM | {"stream": stream, "max_tokens": 200}
+            status, _, body = await exchange(served, post("/v1/completions", wish))
             answers.append((status, body))
 
         async with trio.open_nursery() as nursery:
@@ -238,9 +240,9 @@ async def test_the_engine_crashes_in_the_middle_of_8_streams() -> None:
             crash.set()
             await eventually(lambda: served.runtime.health().status == "restarting")
             assert (await exchange(served, get("/readyz")))[0] == 503
-        assert [body.count(b'"error"') for _, body in answers] == [1] * 8
-        assert sorted(status for status, _ in answers) == [200] * 4 + [500] * 4
-        assert not any(b"[DONE]" in body for _, body in answers)
+        assert [status for status, _ in answers] == [200] * 8
+        assert not any(b'"error"' in body for _, body in answers)
+        assert sum(b"[DONE]" in body for _, body in answers) == 4
         await eventually(lambda: served.runtime.health().ready)
         assert (await exchange(served, get("/readyz")))[0] == 200
         assert (await ask(served, {"prompt": "a", "max_tokens": 3}))[0] == 200

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import trio
 
-from tests.fakes import FakeEngine
+from tests.fakes import FakeEngine, deadly
 from tests.web.serving import PATIENCE_S, STREAM, Served, ask, eventually, exchange, get, post, serving
 from trouper.cli.logs import JsonLines, name_request
 
@@ -110,16 +110,14 @@ async def test_what_was_refused_says_why(log: Log) -> None:
 
 
 async def test_an_engine_that_fails_is_a_warning(log: Log) -> None:
-    async def crash(_: object) -> None:
-        await trio.lowlevel.checkpoint()
-        raise OSError("the device is gone")
-
-    async with serving(FakeEngine(before_step=crash)) as served:
-        await ask(served, {"prompt": SECRET}, headers=ID)
+    async with serving(FakeEngine(dies=deadly)) as served:
+        assert (await ask(served, {"prompt": SECRET}, headers=ID))[0] == 422
     [line] = log["request"]
-    assert (line["level"], line["reason"], line["code"]) == ("warning", "error", "engine_stopped")
-    [crashed] = [line for line in log.lines if line["level"] == "error"]
-    assert "OSError: the device is gone" in crashed["exception"]
+    assert (line["level"], line["reason"], line["code"]) == ("warning", "error", "request_crashes_engine")
+    crashed = [line for line in log.lines if line["level"] == "error"]
+    assert len(crashed) == 2, "with others, if there were any, and alone"
+    assert all("EngineDied: in the middle of a step" in line["exception"] for line in crashed)
+    assert SECRET not in log.text
 
 
 async def test_a_bug_in_a_handler_is_under_the_id(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import attrs
 import trio
 
 from tests.actors.test_fleet import fleet_of, tokens_from
-from tests.fakes import EOS, FakeEngine
+from tests.fakes import EOS, FakeEngine, deadly
 from tests.web.scraping import Scraped, read_text, scrape
 from tests.web.serving import (
     PATIENCE_S,
@@ -135,19 +135,21 @@ async def test_a_limit_counts_by_its_code() -> None:
 
 
 async def test_a_stalled_engine_and_a_restart_show() -> None:
-    async def crash(_: object) -> None:
-        await trio.lowlevel.checkpoint()
-        raise OSError("the device is gone")
-
     go_on = trio.Event()
 
     async def stall(_: object) -> None:
         await go_on.wait()
 
-    async with serving(FakeEngine(before_step=crash)) as served:
-        assert (await ask(served, {"prompt": "hello"}))[0] == 500
+    async with serving(FakeEngine(dies=deadly)) as served:
+        assert (await ask(served, {"prompt": "hello"}))[0] == 422
+        assert (await ask(served, {"prompt": "hello"}))[0] == 422
         seen = await scrape(served)
-        assert seen.value("trouper_actor_restarts_total", actor="Scheduler+RankMirror+ModelStepper") == 1
+        assert seen.value("trouper_actor_restarts_total", actor="Scheduler+RankMirror+ModelStepper") == 2
+        assert seen.value("trouper_engine_crashes_total") == 2
+        assert seen.value("trouper_requests_resumed_total") == 1
+        assert seen.value("trouper_contents_convicted_total") == seen.value("trouper_contents_quarantined") == 1
+        assert seen.value("trouper_requests_quarantined_total") == 2
+        assert seen.value("trouper_rows_apart") == 0
         assert seen.value("trouper_actor_restarts_total", actor="RequestIntake") == 0
     async with (
         serving(FakeEngine(before_step=stall), {"stall_timeout_s": 0.5}) as served,

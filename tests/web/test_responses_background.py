@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import trio
 from openai.types.responses import Response, ResponseStreamEvent
 
-from tests.fakes import FakeEngine
+from tests.fakes import FakeEngine, FakeRow
 from tests.web.responses import by_client, saying, says
 from tests.web.serving import Served, ask, eventually, exchange, get, pace, post, serving
 from trouper import Runtime, ServerSettings, Settings, run_runtime
@@ -223,12 +224,10 @@ async def test_the_background_keeps_its_model() -> None:
 async def test_an_engine_that_crashes(background: bool) -> None:
     """One `error` and a response that failed; whoever asks later reads the same."""
 
-    async def before(plan: Any) -> None:
-        await pace(plan)
-        if plan.decode and plan.step > 20:
-            raise RuntimeError("the device failed")
+    def dies(rows: Sequence[FakeRow]) -> bool:
+        return any(row.position == 20 for row in rows)
 
-    async with serving(FakeEngine(before_step=before)) as served:
+    async with serving(FakeEngine(before_step=pace, dies=dies)) as served:
 
         def use(client: openai.OpenAI) -> None:
             body: Any = LONG | {"background": background}
@@ -236,7 +235,7 @@ async def test_an_engine_that_crashes(background: bool) -> None:
             kinds = [event.type for event in events]
             assert kinds.count("error") == 1 and kinds[-1] == "response.failed"
             [error] = [event for event in events if event.type == "error"]
-            assert error.code == "engine_stopped"
+            assert error.code == "request_crashes_engine"
             response = events[-1].response  # type: ignore[union-attr]
             assert response.status == "failed" and response.error is not None
             assert client.responses.retrieve(response.id) == response
@@ -244,4 +243,4 @@ async def test_an_engine_that_crashes(background: bool) -> None:
         await by_client(served, use)
         if not background:
             await eventually(lambda: served.runtime.health().ready)
-            assert (await ask(served, LONG, "/v1/responses"))[0] == 500
+            assert (await ask(served, LONG, "/v1/responses"))[0] == 422

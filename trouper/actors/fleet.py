@@ -16,7 +16,8 @@ import attrs
 import trio
 
 from trouper.actors.runtime import Runtime
-from trouper.protocol.errors import DRAINING, ModelUnusable, Problem, RequestFailed
+from trouper.actors.supervision import innermost
+from trouper.protocol.errors import DRAINING, ActorFailed, ModelUnusable, Problem, RequestFailed
 from trouper.protocol.names import names_of, require_names
 from trouper.protocol.settings import Settings
 
@@ -234,11 +235,19 @@ class Fleet:
         return runtime
 
     async def _run(self, member: Member, *, task_status: trio.TaskStatus[Runtime]) -> None:
+        """Raises `ActorFailed` if it is the only model: then nothing is left to serve."""
         try:
             await self._start(member.settings, task_status=task_status)
+        except* ActorFailed as failed:
+            if len(self._members) == 1:
+                raise
+            log.warning("%s ends, the other models go on: %s", member.names[0], innermost(failed))
+            member.problem = Problem(503, "the model crashed too often", "server_error", "model", "model_failed", 60)
+            member.unusable_until = trio.current_time() + RETRY_S
         finally:
             member.state, member.runtime = "unloaded", None
             member.gone.set()
+            self._tell()
 
     async def _make_room(self, member: Member) -> None:
         """Raises `RequestFailed` (503) when the others were in use all the time that a request may wait."""

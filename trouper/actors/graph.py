@@ -18,6 +18,7 @@ from typing import TypeVar
 import attrs
 import trio
 
+from trouper.actors.blame import Verdict
 from trouper.actors.channels import Channels, Edge
 from trouper.actors.disk_leading import LeaderDisk
 from trouper.actors.intake import Admitted, take_in_requests
@@ -25,6 +26,7 @@ from trouper.actors.janitor import keep_tidy
 from trouper.actors.leading import Leader, RankLost
 from trouper.actors.mirror import MirrorEdges, lead_ranks, mirror_plans
 from trouper.actors.prefix import cache_namespace
+from trouper.actors.recovery import Recovery
 from trouper.actors.runtime import Runtime
 from trouper.actors.scheduler import Inbox, NoMoreRequests, SchedulerEdges, schedule
 from trouper.actors.stepper import step_model
@@ -138,6 +140,7 @@ class Graph:
         self._admitted, self._admitted_in = self._channels.open("admitted")
         self._orders, self._orders_in = self._channels.open("orders")
         self._watches = Watches(settings) if ranks is None else Watches(settings, ranks=ranks.facts)
+        self._recovery = Recovery()
         self._scope = trio.CancelScope()
         self._disk_known = trio.Event()
         self._namespace = cache_namespace(model.card, settings)
@@ -159,7 +162,9 @@ class Graph:
                         helpers.start_soon(partial(supervise, self._writer(), watches.writer, limit, needed=False))
                         async with trio.open_nursery() as actors:
                             actors.start_soon(partial(supervise, self._intake, watches.intake, limit, needed=True))
-                            actors.start_soon(partial(supervise, self._group, watches.group, limit, needed=True))
+                            actors.start_soon(
+                                partial(supervise, self._group, watches.group, limit, needed=True, judge=self._judge)
+                            )
                             with trio.move_on_after(DISK_KNOWN_S):  # So that the first request finds what lies there.
                                 await self._disk_known.wait()
                             task_status.started(self._runtime)
@@ -194,6 +199,18 @@ class Graph:
             await self._ranks.crashed(innermost(crash))
             await trio.sleep_forever()
 
+    def _judge(self, crash: BaseException) -> Verdict:
+        verdict = self._recovery.judge(crash, trio.current_time())
+        self._tell_facts()
+        return verdict
+
+    def _tell_facts(self, errored: int = 0) -> None:
+        """While there is no scheduler."""
+        facts = self._watches.facts.latest
+        recovery = self._recovery.look(trio.current_time())
+        errored += facts.requests_errored
+        self._watches.facts.publish(attrs.evolve(facts, recovery=recovery, requests_errored=errored))
+
     async def _step_together(self) -> None:
         watches = self._watches
         plans, plans_in = self._channels.open("plans")
@@ -210,7 +227,8 @@ class Graph:
             ranks=watches.ranks, disk_known=self._disk_known,
         )  # fmt: skip
         async with trio.open_nursery() as together:
-            together.start_soon(schedule, edges, self._model, self._namespace, self._settings)
+            recovery = self._recovery if self._ranks is None else None
+            together.start_soon(schedule, edges, self._model, self._namespace, self._settings, recovery)
             together.start_soon(mirror)
             together.start_soon(step_model, mirrored_in, answers, self._engine, crashed)
 
@@ -232,6 +250,7 @@ class Graph:
         self._runtime.draining = True
         for channel in (self._requests, self._orders, self._orders_in, self._admitted):
             channel.close()
+        self._tell_facts(errored=self._recovery.end())
         lost = self._watches.ranks.latest.lost
         _answer_undelivered(self._requests_in, self._admitted_in, rank_lost(lost) if lost else DRAINING)
 

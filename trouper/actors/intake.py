@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import attrs
 import trio
 
+from trouper.actors.cause import cause_of
 from trouper.actors.submission import Submission
 from trouper.protocol.errors import DRAINING, Problem, RequestFailed, bad_request
 from trouper.protocol.model import LoadedModel, Tokenizer
@@ -41,15 +42,30 @@ async def take_in_requests(
     async for submission in requests:
         try:
             message = await prepare(submission, model, settings)
-            await admitted.send(message)
         except RequestFailed as refused:
             submission.fail(refused.problem)
-        except trio.Cancelled:
+        except (trio.Cancelled, KeyboardInterrupt, SystemExit):
             submission.fail(DRAINING)
             raise
-        except BaseException:
-            submission.fail(Problem(500, "the request could not be prepared", "server_error", None, "intake_failed"))
-            raise
+        except BaseException as crash:  # noqa: BLE001 - panics of Rust code are no `Exception`.
+            _give_up(submission, crash)
+        else:
+            await _pass_on(message, admitted)
+
+
+def _give_up(submission: Submission, crash: BaseException) -> None:
+    """A crash here concerns one request alone, and nothing of it is left. With 422 clients do not send it again."""
+    log.error("request %s could not be prepared: %s", submission.request.request_id, cause_of(crash))
+    problem = Problem(422, "the request could not be prepared", "invalid_request_error", None, "intake_failed")
+    submission.fail(problem)
+
+
+async def _pass_on(message: Admitted, admitted: trio.MemorySendChannel[Admitted]) -> None:
+    try:
+        await admitted.send(message)
+    except BaseException:
+        message.submission.fail(DRAINING)
+        raise
 
 
 async def prepare(submission: Submission, model: LoadedModel, settings: Settings) -> Admitted:

@@ -157,7 +157,7 @@ class PrefixCache:
         whole = here.tokens >= last.end and not self._by_snapshot
         for row in self._tails.get(last, {}).values():
             shared = last.end + common(rest, row.chain.part(last.end, limit))
-            computed, promised = min(shared, row.kv_tokens), min(shared, row.prompt_tokens - 1)
+            computed, promised = min(shared, row.kv_tokens), min(shared, row.prefill_tokens - 1)
             if whole and computed > tokens:
                 tokens, source = computed, row
             if promised > max(until, row.kv_tokens):
@@ -192,7 +192,7 @@ class PrefixCache:
             hits_block=len(full),
             misses=whole - len(full),
             hits_sequence=int(found.tokens > (full[-1].end if full else 0)),
-            queried_tokens=row.prompt_tokens,
+            queried_tokens=row.prefill_tokens,
             hit_tokens=found.tokens,
         )
         if self._by_snapshot:
@@ -211,7 +211,7 @@ class PrefixCache:
     def _mark_boundaries(self, row: Row, found: Found) -> None:
         """Where others may want to continue: before this prompt's end, where it leaves what is known and where its first
         turn ends (however short the rest is, more will begin like this), at ends of turns, and regularly."""
-        end, size, first = row.prompt_tokens - 1, self._every, found.tokens + APART_TOKENS
+        end, size, first = row.prefill_tokens - 1, self._every, found.tokens + APART_TOKENS
         last = found.match.last
         shared, _ = last.nearest(row.chain.part(last.end, end))
         turns = [turn for turn in row.turns if turn <= end]

@@ -6,6 +6,7 @@ from bisect import insort
 
 import attrs
 
+from trouper.actors.blame import Standing
 from trouper.actors.intake import Admitted
 from trouper.actors.speculation import Record
 from trouper.actors.text import TextStream
@@ -22,6 +23,7 @@ class Row:
 
     id: RowId
     admitted: Admitted
+    standing: Standing
     tokenizer: Tokenizer
     text: TextStream
     ends: frozenset[int]
@@ -29,7 +31,10 @@ class Row:
     chain: Chain
     """Prompt and answer as the prefix cache knows them."""
     unplanned: int
-    """Prompt tokens that no plan prefills yet."""
+    """Tokens that no plan prefills yet."""
+    resumed: int = 0
+    """Tokens of the answer that it had when it entered the engine, which prefills them behind the prompt; 0: it had none, or
+    never was there before."""
     planned: int = 0
     produced: int = 0
     record: Record | None = None
@@ -55,14 +60,29 @@ class Row:
     """When the step of the token at hand was answered."""
 
     @classmethod
-    def of(cls, row: RowId, admitted: Admitted, tokenizer: Tokenizer, chain: Chain) -> Row:
+    def of(cls, row: RowId, admitted: Admitted, standing: Standing, tokenizer: Tokenizer, chain: Chain) -> Row:
         request = admitted.submission.request
         ends = frozenset(request.stop_token_ids) | (frozenset() if request.ignore_eos else tokenizer.eos_token_ids)
-        return cls(row, admitted, tokenizer, TextStream(request.stop), ends, chain, len(admitted.prompt))
+        return cls(row, admitted, standing, tokenizer, TextStream(request.stop), ends, chain, len(admitted.prompt))
+
+    def again(self, row: RowId, chain: Chain) -> Row:
+        """The same answer in a new row: this one has left the engine, whatever it was doing there. What it sampled and nobody
+        has read is sampled again. `chain`: prompt and answer, which both rows may have in common."""
+        return Row(
+            row, self.admitted, self.standing, self.tokenizer, self.text, self.ends, chain,
+            unplanned=self.prompt_tokens + self.produced, resumed=self.produced, planned=self.produced,
+            produced=self.produced, record=self.record, cached_tokens=self.cached_tokens, since=self.since,
+            first_token_at=self.first_token_at, now=self.now,
+        )  # fmt: skip
 
     @property
     def prompt_tokens(self) -> int:
         return len(self.admitted.prompt)
+
+    @property
+    def prefill_tokens(self) -> int:
+        """What it prefills, or has from a cache: its prompt, and the answer's tokens if it resumes."""
+        return self.prompt_tokens + self.resumed
 
     @property
     def prefilling(self) -> bool:
@@ -71,7 +91,7 @@ class Row:
     @property
     def kv_tokens(self) -> int:
         """What its KV holds once all sent plans are done; more, if drafts are right."""
-        return self.prompt_tokens + (self.planned - 1 if self.unplanned == 0 else -self.unplanned)
+        return self.prompt_tokens + self.planned - 1 if self.unplanned == 0 else self.prefill_tokens - self.unplanned
 
     @property
     def known_tokens(self) -> int:
@@ -86,7 +106,7 @@ class Row:
 
     @property
     def next_chunk(self) -> int:
-        """Prompt tokens up to its next boundary, or to its end."""
+        """Tokens to prefill up to the next boundary, or to their end."""
         at = self.kv_tokens
         return next((place - at for place in self.boundaries if place > at), self.unplanned) if self.prefilling else 0
 
@@ -101,13 +121,13 @@ class Row:
             return False
         return (
             at in self.boundaries
-            if at < self.prompt_tokens
-            else at - max(self.snapshot_at, self.prompt_tokens) >= every
+            if at < self.prefill_tokens
+            else at - max(self.snapshot_at, self.prefill_tokens) >= every
         )
 
     @property
     def wants_token(self) -> bool:
-        """Its prompt is planned and its answer is not yet planned to the end."""
+        """Whether the prefill is planned and the answer is not yet planned to the end."""
         return self.unplanned == 0 and self.planned < self.admitted.max_tokens
 
     @property

@@ -5,17 +5,21 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Sequence
 from itertools import count
 
 import attrs
 import numpy as np
 import trio
 
+from trouper.actors.blame import Involved, Standing
 from trouper.actors.intake import Admitted
+from trouper.actors.isolation import may_enter
 from trouper.actors.pace import Pace
 from trouper.actors.policy import free_rows, share_chunks
 from trouper.actors.prefix import Found, PrefixCache
 from trouper.actors.pulse import Pulse
+from trouper.actors.recovery import Carried, LeftBehind, Recovery, crashes_engine
 from trouper.actors.rows import Row
 from trouper.actors.showing import Showing
 from trouper.actors.speculation import Record, Speculation
@@ -26,8 +30,9 @@ from trouper.protocol.batch import BatchFacts
 from trouper.protocol.errors import Problem, rank_lost
 from trouper.protocol.health import DirectoryFacts, MemoryStatus, RanksFacts, SchedulerFacts
 from trouper.protocol.model import LoadedModel
-from trouper.protocol.plans import PLANS_IN_FLIGHT, Admit, Chunk, Load, Plan, RowId, Stepped, Store
+from trouper.protocol.plans import PLANS_IN_FLIGHT, Admit, Chunk, Load, Plan, Restore, RowId, Stepped, Store
 from trouper.protocol.replies import Embedded, Finished, TokenLogprobs
+from trouper.protocol.sampling import Sampling
 from trouper.protocol.settings import Settings
 from trouper.protocol.watch import Watch
 from trouper.protocol.work import DiskNews, DiskOrder
@@ -73,7 +78,12 @@ class Waiting:
     """A request in the queue."""
 
     admitted: Admitted
+    standing: Standing
     chain: Chain
+    since: float
+    """When it came; trio's time."""
+    row: Row | None = None
+    """The row that the request had before it left the engine; it resumes."""
     leader: Row | None = None
     """It continues what this row prefills,"""
     until: int = 0
@@ -92,22 +102,38 @@ class Waiting:
         return self.leader is not None and self.leader.node is not None and self.leader.kv_tokens < self.until
 
 
-async def schedule(edges: SchedulerEdges, model: LoadedModel, namespace: str, settings: Settings) -> None:
+async def schedule(
+    edges: SchedulerEdges,
+    model: LoadedModel,
+    namespace: str,
+    settings: Settings,
+    recovery: Recovery | None = None,
+) -> None:
     """The actor. Ends when no request can come and none is left; then the plans end too. `namespace`: hex, of all that
-    shapes KV."""
-    scheduler = Scheduler(edges, model, namespace, settings)
+    shapes KV. `recovery`: takes those who are left when it crashes, and gives them to the next one; None: they end with it."""
+    scheduler = Scheduler(edges, model, namespace, settings, recovery)
     try:
         with edges.plans, edges.results:
             await scheduler.run()
     finally:
-        scheduler.fail_all(scheduler.last_words())
+        scheduler.end()
 
 
 class Scheduler:
     """The actor's state. Every method but `run` and its two waits is synchronous."""
 
-    def __init__(self, edges: SchedulerEdges, model: LoadedModel, namespace: str, settings: Settings) -> None:
+    def __init__(
+        self,
+        edges: SchedulerEdges,
+        model: LoadedModel,
+        namespace: str,
+        settings: Settings,
+        recovery: Recovery | None = None,
+    ) -> None:
         self._edges = edges
+        self._carries = recovery is not None
+        self._recovery = recovery or Recovery()
+        self._blame = self._recovery.blame
         self._tokenizer = model.tokenizer
         self._pooling = model.card.embedding.pooling if model.card.embedding else None
         self._settings = settings
@@ -127,12 +153,19 @@ class Scheduler:
         self._rows: dict[RowId, Row] = {}
         self._leaving: list[Row] = []
         """Rows that the next plan drops."""
+        self._left: dict[RowId, Row] = {}
+        """Rows that were removed, until the plan that drops them is answered."""
+        self._withdrawn: set[RowId] = set()
+        """Rows in `_left` whose client left. Should the engine crash by one of them, it is tried all the same."""
+        self._at_hand: Row | None = None
+        """The row whose own token is handled: should that crash, it cannot go on from there."""
+        self._proving = False
         self._due: dict[RowId, Row] = {}
         """Rows that may have something to store."""
         self._unanswered: deque[Plan] = deque()
         self._ids = count()
         self._steps = count()
-        self._open = True
+        self._open = not self._recovery.closed
         self._pace = Pace.of(settings)
         self._memory_seen = edges.memory.latest
         self._releases_seen = edges.memory.latest.releases
@@ -140,6 +173,9 @@ class Scheduler:
         self._pulse = Pulse.of(edges.facts.latest)
 
     async def run(self) -> None:
+        self._take_up()
+        if self._recovery.crashed:
+            await self._prove_engine()
         while True:
             self._take_requests()
             self._drop_withdrawn()
@@ -151,6 +187,98 @@ class Scheduler:
                 await self._next_request()
             elif not (self._disk.busy and await self._receive_by(trio.current_time() + FLUSH_S)):
                 return
+
+    # -- after a crash ---------------------------------------------------------------------------
+
+    def _take_up(self) -> None:
+        """Requests that a scheduler before this one had. Those whose content was convicted are refused."""
+        for carried in self._recovery.take_up():
+            admitted, row = carried.admitted, carried.row
+            produced = row.produced if row is not None else 0
+            if self._blame.condemns(carried.standing, produced, trio.current_time()):
+                self._refuse(admitted, carried.standing)
+                continue
+            if row is not None:
+                self._recovery.note_resumed()
+            tokens = token_bytes(admitted.prompt) if row is None else bytes(row.chain.tokens)
+            chain = self._cache.chain(tokens, admitted.submission.request.cache_salt)
+            self._waiting.append(Waiting(admitted, carried.standing, chain, carried.since, row))
+
+    async def _prove_engine(self) -> None:
+        """Before anybody is tried: a token of a prompt that is nobody's. If the engine cannot do that, no request is to
+        blame for what comes."""
+        self._proving = True
+        row, prompt = RowId(next(self._ids)), np.zeros(1, "<i4").tobytes()
+        admit = Admit(row, prompt, Sampling(temperature=0))
+        self._send(Plan(next(self._steps), admit=(admit,), prefill=(Chunk(row, 1),)))
+        self._send(Plan(next(self._steps), drop=(row,)))
+        while self._unanswered:
+            stepped = await self._owed()
+            assert self._unanswered.popleft().step == stepped.step
+        self._proving = self._recovery.crashed = False
+
+    def _refuse(self, admitted: Admitted, standing: Standing) -> None:
+        now, request = trio.current_time(), admitted.submission.request
+        log.warning("request %s is refused: its content made the engine crash", request.request_id)
+        admitted.submission.fail(crashes_engine(self._blame.quarantine.left_s(standing.content, now)))
+        self._recovery.note_refused()
+        self._add(requests_errored=1)
+
+    def _pass(self, row: Row) -> None:
+        """A suspect is beyond the place of the crash. While there are others, it makes room for the next trial."""
+        self._blame.passed(row.standing, trio.current_time())
+        if not row.dropped and any(waiting.standing.suspect for waiting in self._waiting):
+            self._preempt(row)
+
+    def _preempt(self, row: Row) -> None:
+        """The row leaves the engine and waits in the queue, before all others. It resumes with what it has: by its own
+        blocks, where they are still there, else by computing."""
+        self._take_out(row)
+        self._waiting.appendleft(Waiting(row.admitted, row.standing, row.chain, row.since, row))
+
+    def end(self) -> None:
+        """The requests that are left go on with the next scheduler, if there may be one."""
+        if not self._carries:
+            self.fail_all(self.last_words())
+            return
+        self._keep_withdrawn()
+        involved, certain = self._involved(), False
+        if (hand := self._at_hand) is not None:
+            involved, certain = (Involved(hand.standing, True, hand.produced, hand.planned),), True
+            self._rows.pop(hand.id, None)
+            self._blame.quarantine.add(hand.standing.content, trio.current_time())
+            self._refuse(hand.admitted, hand.standing)
+        carried = [Carried(row.admitted, row.standing, row, row.since) for row in self._rows.values()]
+        carried += [Carried(one.admitted, one.standing, one.row, one.since) for one in self._waiting]
+        left = LeftBehind(tuple(carried), involved, certain, not self._open, self.last_words())
+        self._rows.clear()
+        self._waiting.clear()
+        self._add(requests_errored=self._recovery.hand_over(left))
+        self._publish()
+
+    def _keep_withdrawn(self) -> None:
+        """Rows whose client left are tried if the crash may have been theirs; the others end."""
+        unanswered = {row for plan in self._unanswered for row in plan.rows}
+        for row in [self._left[name] for name in self._withdrawn]:
+            if row.id in unanswered:
+                self._rows[row.id] = self._left.pop(row.id)
+            else:
+                self._end_withdrawn(row)
+
+    def _involved(self) -> tuple[Involved, ...]:
+        """Rows of the plans that are not answered: the crash was in one of them, and it cannot be known in which."""
+        if self._proving:
+            return ()
+        fresh = {row for plan in self._unanswered for row in plan.fresh_rows}
+        named = {row for plan in self._unanswered for row in plan.rows}
+        rows = self._left | self._rows
+        return tuple(
+            Involved(
+                row.standing, name in fresh or row.produced - row.resumed < 2, row.produced, row.planned + row.hoped
+            )
+            for name, row in rows.items()
+            if name in named
+        )
 
     # -- requests --------------------------------------------------------------------------------
 
@@ -195,36 +323,59 @@ class Scheduler:
         return False
 
     def _enqueue(self, admitted: Admitted) -> None:
-        submission = admitted.submission
+        submission, now = admitted.submission, trio.current_time()
         self._add(total_requests=1)
+        tokens = token_bytes(admitted.prompt)
+        standing = self._blame.standing(admitted, tokens, now)
+        if self._blame.refuses(standing, now):
+            self._refuse(admitted, standing)
+            return
         room = self._settings.rows - len(self._rows)
         if len(self._waiting) >= self._settings.max_queue_size + room:
             self._add(requests_errored=1)
             submission.fail(queue_full(self._settings.max_queue_size))
             return
         submission.accept(admitted.prompt, admitted.max_tokens)
-        chain = self._cache.chain(token_bytes(admitted.prompt), submission.request.cache_salt)
-        self._waiting.append(Waiting(admitted, chain))
+        chain = self._cache.chain(tokens, submission.request.cache_salt)
+        self._waiting.append(Waiting(admitted, standing, chain, now))
 
     def _drop_withdrawn(self) -> None:
-        """Whoever closed the reply channel is gone within one step, queued, prefilling or decoding (D4)."""
-        gone = [waiting for waiting in self._waiting if waiting.submission.withdrawn]
+        """Whoever closed the reply channel is gone within one step, queued, prefilling or decoding (D4). Only a suspect is
+        tried to its end: else a client that leaves early could crash the engine as often as it likes."""
+        gone = [one for one in self._waiting if one.submission.withdrawn and not one.standing.suspect]
         for waiting in gone:
             self._waiting.remove(waiting)
             waiting.submission.replies.close()
             if waiting.ticket is not None:
                 self._disk.forget(waiting.ticket)
-        left = [row for row in self._rows.values() if row.withdrawn]
-        for row in left:
-            self._remove(row)
-        if gone or left:
-            self._add(requests_withdrawn=len(gone) + len(left))
+        if gone:
+            self._add(requests_withdrawn=len(gone))
+        for row in [row for row in self._rows.values() if row.withdrawn and not row.standing.suspect]:
+            self._take_out(row)
+            self._withdrawn.add(row.id)
+
+    def _dropped(self, row_id: RowId) -> None:
+        """The engine has forgotten a row, and nothing of it is in flight."""
+        row = self._left.pop(row_id, None)
+        if row is not None and row.standing.suspect:
+            self._blame.passed(row.standing, trio.current_time())
+        if row is not None and row_id in self._withdrawn:
+            self._end_withdrawn(row)
+
+    def _end_withdrawn(self, row: Row) -> None:
+        self._withdrawn.remove(row.id)
+        row.admitted.submission.replies.close()
+        self._add(requests_withdrawn=1)
 
     def _remove(self, row: Row) -> None:
-        """The one place that removes rows (F20). The drop travels with the next plan."""
-        del self._rows[row.id]
-        self._drop(row)
+        """End a row whose request is over."""
+        self._take_out(row)
         row.admitted.submission.replies.close()
+
+    def _take_out(self, row: Row) -> None:
+        """The one place that removes rows (F20). The drop travels with the next plan."""
+        self._left[row.id] = self._rows.pop(row.id)
+        self._drop(row)
 
     def _drop(self, row: Row) -> None:
         if not row.dropped:
@@ -241,6 +392,9 @@ class Scheduler:
 
     def fail_all(self, problem: Problem) -> None:
         """Exactly one terminal event for everybody who is still here."""
+        for gone in [self._left[name] for name in self._withdrawn]:
+            self._end_withdrawn(gone)
+        self._left |= self._rows
         left = [row.admitted.submission for row in self._rows.values()] + [w.submission for w in self._waiting]
         for submission in left:
             submission.fail(problem)
@@ -251,11 +405,6 @@ class Scheduler:
         self._waiting.clear()
         self._publish()
 
-    def close(self) -> None:
-        """The engine's rows end with this actor, and with them what they keep in the index."""
-        for row in self._leaving:
-            self._cache.gone(row)
-
     # -- plans -----------------------------------------------------------------------------------
 
     def _send_plans(self) -> None:
@@ -265,10 +414,13 @@ class Scheduler:
             flushes = bool(self._unanswered) and self._unanswered[-1].has_work
             if not (plan.has_work or plan.changes or flushes):
                 return
-            self._edges.plans.send_nowait(plan)
-            self._unanswered.append(plan)
+            self._send(plan)
             if not plan.has_work:
                 return
+
+    def _send(self, plan: Plan) -> None:
+        self._edges.plans.send_nowait(plan)
+        self._unanswered.append(plan)
 
     def _compose(self) -> Plan:
         """One step: whoever can decode does, and prefill gets what the stall bound leaves. A row whose last token is
@@ -316,23 +468,40 @@ class Scheduler:
         held = sum(not row.dropped for row in self._rows.values())
         free = free_rows(held, prefilling, self._settings.rows, self._settings.prefill_batch_size, pressure)
         admits: list[Admit] = []
-        for waiting in tuple(self._waiting) if free else ():
+        for waiting in self._candidates() if free else ():
             if len(admits) == free:
                 break
-            found = self._may_enter(waiting)
+            found = self._look(waiting)
             if found is not None:
                 self._waiting.remove(waiting)
                 admits.append(self._enter(waiting, found))
         return tuple(admits)
 
-    def _may_enter(self, waiting: Waiting) -> Found | None:
+    def _candidates(self) -> Sequence[Waiting]:
+        """Requests of the queue that may enter, as far as isolated rows let them."""
+        if not self._waiting:
+            return ()
+        now = trio.current_time()
+        return may_enter(
+            tuple(self._waiting),
+            [row.standing for row in (*self._rows.values(), *self._left.values())],
+            self._blame.trial_order(waiting.standing for waiting in self._waiting),
+            idle=not self._unanswered,
+            apart=self._blame.apart(now),
+            now=now,
+        )
+
+    def _look(self, waiting: Waiting) -> Found | None:
         """None while it is faster to let another row compute the same; whoever comes later may overtake it."""
-        if waiting.submission.request.prompt_logprobs is not None or waiting.submission.request.embed:
+        request = waiting.submission.request
+        begun = waiting.row is not None and waiting.row.produced > 0
+        if (request.prompt_logprobs is not None and not begun) or request.embed:
             return self._cache.nothing(waiting.chain)
         if waiting.waits:
             return None
         found = self._cache.look(waiting.chain)
-        if waiting.ticket is None and found.missing_tokens > found.gain:
+        if waiting.ticket is None and found.missing_tokens > found.gain and not waiting.standing.suspect:
+            # While a suspect waits nobody else runs, so it does not wait for a disk, which may hang.
             waiting.ticket = self._disk.load(found, self._pace.prefill_rate)
             if waiting.ticket is not None:
                 return None
@@ -349,22 +518,30 @@ class Scheduler:
         return max(self._settings.block_size, int(self._pace.decode_s * self._pace.prefill_rate))
 
     def _enter(self, waiting: Waiting, found: Found) -> Admit:
-        admitted = waiting.admitted
-        row = Row.of(RowId(next(self._ids)), admitted, self._tokenizer, waiting.chain)
-        row.record = self._record(admitted)
+        admitted, row_id = waiting.admitted, RowId(next(self._ids))
+        if waiting.row is None:
+            row = Row.of(row_id, admitted, waiting.standing, self._tokenizer, waiting.chain)
+            row.record = self._record(admitted)
+        else:
+            row = waiting.row.again(row_id, waiting.chain)
         self._rows[row.id] = row
         # What is embedded once is hardly ever continued: its blocks would only take others' place.
         restore = None if admitted.submission.request.embed else self._cache.enter(row, found)
         row.unplanned -= found.tokens
-        read = 0 if waiting.ticket is None else waiting.ticket.read_tokens
-        row.start(found.tokens, min(read, found.tokens), trio.current_time())
-        self._add(total_cached_tokens=found.tokens, total_prompt_tokens=row.prompt_tokens)
-        request = admitted.submission.request
-        prompt = np.asarray(admitted.prompt, dtype="<i4").tobytes()
+        if waiting.row is None:
+            read = 0 if waiting.ticket is None else waiting.ticket.read_tokens
+            row.start(found.tokens, min(read, found.tokens), trio.current_time())
+            self._add(total_cached_tokens=found.tokens, total_prompt_tokens=row.prompt_tokens)
+        return self._admission(row, restore)
+
+    def _admission(self, row: Row, restore: Restore | None) -> Admit:
+        request = row.admitted.submission.request
+        prompt = np.frombuffer(bytes(row.chain.tokens), ">i4").astype("<i4").tobytes()
         return Admit(
             row.id, prompt, request.sampling, request.logprobs, restore,
             request.grammar, request.min_tokens, tuple(sorted(row.ends)) if request.min_tokens else (),
-            request.prompt_logprobs, admitted.thinking, self._pooling if request.embed else None, row.record is not None,
+            None if row.resumed else request.prompt_logprobs, row.admitted.thinking,
+            self._pooling if request.embed else None, row.record is not None, row.resumed,
         )  # fmt: skip
 
     def _record(self, admitted: Admitted) -> Record | None:
@@ -391,7 +568,7 @@ class Scheduler:
         row = self._rows[chunk.row]
         row.unplanned -= chunk.tokens
         if row.unplanned == 0:
-            row.planned = 1
+            row.planned = row.resumed + 1
         self._due[row.id] = row
 
     def _release_memory(self) -> bool:
@@ -419,6 +596,8 @@ class Scheduler:
         plan = self._unanswered.popleft()
         assert plan.step == stepped.step, f"plan {plan.step} was answered by step {stepped.step}"
         self._count = attrs.evolve(self._count, stalled_since=None)
+        for dropped in plan.drop:
+            self._dropped(dropped)
         self._pace.answered(plan, stepped)
         self._disk.persisted(stepped.persisted)
         self._learn(plan, stepped)
@@ -452,14 +631,19 @@ class Scheduler:
             if row is before:
                 self._count_draft(row)
             before = row
+            self._at_hand = row
             finished = row.take(token, logprobs[row_id].pop(0) if row_id in logprobs else None, now)
-            if finished is None:
-                if self._cache.wants_storing(row):
-                    self._due[row_id] = row
-            else:
+            if finished is not None:
                 row.admitted.submission.reply(finished)
+            self._at_hand = None
+            if finished is not None:
                 self._remove(row)
                 self._add(requests_completed=1)
+                continue
+            if self._cache.wants_storing(row):
+                self._due[row_id] = row
+            if row.standing.suspect and row.produced >= row.standing.passes_at:
+                self._pass(row)
         return committed
 
     def _count_draft(self, row: Row) -> None:
@@ -501,6 +685,7 @@ class Scheduler:
             gaps=self._pulse.gaps,
             step_tokens=self._pulse.step_tokens,
             speculation=self._speculation.facts,
+            recovery=self._recovery.look(trio.current_time()),
             prefilling_sequences=sum(row.unplanned > 0 for row in self._rows.values()),
         )
         self._edges.facts.publish(self._count)

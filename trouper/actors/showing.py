@@ -72,7 +72,7 @@ def _facts_of(row: Row) -> RowFacts:
         request_id=row.admitted.submission.request.request_id,
         prompt_tokens=row.prompt_tokens,
         cached_tokens=row.cached_tokens,
-        prefilled_tokens=row.prompt_tokens - row.unplanned,
+        prefilled_tokens=min(row.prompt_tokens, row.prefill_tokens - row.unplanned),
         generated_tokens=row.produced,
         max_tokens=row.admitted.max_tokens,
         since=row.since,

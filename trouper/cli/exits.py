@@ -15,6 +15,8 @@ USAGE_ERROR = 2
 """Exit code when what was asked for cannot be: a flag, a model, a port. (click's own, too.)"""
 DEVICE_STUCK = 70
 """Exit code when the device never finished a step (EX_SOFTWARE): a supervisor should start the process again."""
+ENGINE_FAILED = 70
+"""Exit code when the engine crashed too often (EX_SOFTWARE): a supervisor should start the process again."""
 RANK_LOST = 75
 """Exit code when the group of ranks has ended (EX_TEMPFAIL): a supervisor should start all of them again."""
 INTERRUPTED = 130
@@ -27,6 +29,12 @@ def refuse(said: str) -> NoReturn:
     """One line, and out."""
     click.secho(f"trouper: {said}", fg="red", err=True)
     sys.exit(USAGE_ERROR)
+
+
+def give_up(said: str) -> NoReturn:
+    """One line, and out: what could go on has gone on until now."""
+    click.secho(f"trouper: {said}", fg="red", err=True)
+    sys.exit(ENGINE_FAILED)
 
 
 def end_at_once(code: int) -> NoReturn:

@@ -12,14 +12,14 @@ from rich.console import Console
 
 from trouper.cli.address import CannotListenError
 from trouper.cli.config import configured, file_read
-from trouper.cli.exits import end_at_once, leaves, refuse
+from trouper.cli.exits import end_at_once, give_up, leaves, refuse
 from trouper.cli.flags import all_from, flags_of
 from trouper.cli.logs import FORMATS, LEVELS, Format, configure_logging
 from trouper.cli.print_config import config_text
 from trouper.cli.traces import tracing
 from trouper.cli.usage import said_of
 from trouper.cli.variables import misspelt
-from trouper.protocol.errors import ModelUnusable, SettingsInvalid
+from trouper.protocol.errors import ActorFailed, ModelUnusable, SettingsInvalid
 from trouper.protocol.settings import ServerSettings, Settings
 
 logger = logging.getLogger("trouper")
@@ -59,6 +59,7 @@ def serve(
     console = Console(stderr=True)
     configure_logging(log_level, console, log_format)
     refused: list[str] = []
+    failed: list[str] = []
     try:
         settings, server_settings = all_from(given)
         if print_config:
@@ -71,6 +72,10 @@ def serve(
         _run(settings, server_settings, console, otlp_endpoint)
     except* (ModelUnusable, SettingsInvalid, CannotListenError) as group:
         refused = [_said(context, error) for error in leaves(group)]
+    except* ActorFailed as group:
+        failed = [str(error) for error in leaves(group)]
+    if failed:
+        give_up(failed[0])
     if refused:
         refuse(refused[0])
 

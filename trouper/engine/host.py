@@ -30,6 +30,9 @@ from trouper.protocol.settings import Settings
 log = logging.getLogger("trouper.engine")
 WEIGHTS_PART = 0.7
 """Of the device's memory, for the weights of several models: the rest is for KV."""
+NOT_CRASHES = (Exception, trio.Cancelled, KeyboardInterrupt, SystemExit, GeneratorExit)
+"""What is raised as it is. Anything else is a crash of native code: a panic in Rust (llguidance, tokenizers) arrives as a
+`PanicException`, which is no `Exception`, so that supervision would not see it and the whole process would end."""
 T = TypeVar("T")
 Job = Callable[[], None]
 
@@ -129,8 +132,10 @@ class MlxEngine:
             await done.wait()
         result = outcome.pop()
         try:
-            if isinstance(result, BaseException):
+            if isinstance(result, NOT_CRASHES):
                 raise result
+            if isinstance(result, BaseException):
+                raise RuntimeError(f"{type(result).__name__}: {result}") from result  # noqa: TRY004 - no type is wrong.
             return result
         finally:
             del (

@@ -13,6 +13,8 @@ from trouper.engine.sampler import Drawn
 from trouper.engine.spans import Spans, indices
 from trouper.protocol.sampling import Sampling
 
+NOTHING: Ints = np.zeros(0, np.int32)
+
 
 class Bias:
     """logit_bias of all rows as one flat scatter-add."""
@@ -62,10 +64,12 @@ class MinTokens:
 class History:
     """What one penalized row has seen: counts of generated tokens, and which tokens occurred at all. Both (V,)."""
 
-    def __init__(self, prompt: np.ndarray[tuple[int], np.dtype[np.int32]], vocabulary: int) -> None:
-        self.counts = mx.zeros((vocabulary,), mx.float32)
+    def __init__(self, prompt: Ints, vocabulary: int, output: Ints = NOTHING) -> None:
+        """`output`: what a row that resumes has generated before."""
+        self.counts = mx.array(np.bincount(output, minlength=vocabulary).astype(np.float32))
         seen = np.zeros(vocabulary, np.bool_)
         seen[prompt] = True
+        seen[output] = True
         self.seen = mx.array(seen)
 
 

@@ -17,6 +17,7 @@ class RowState:
     """What the engine keeps of one row besides its KV."""
 
     prompt: np.ndarray[tuple[int], np.dtype[np.int32]]
+    """Tokens to prefill: the prompt, and what the row had sampled when it left the engine before."""
     sampling: Sampling
     logprobs: int | None
     prefilled: int = 0

@@ -165,13 +165,18 @@ class StepEngine:
 
     def _admit(self, admit: Admit) -> None:
         prompt = np.frombuffer(admit.prompt, "<i4")
-        history = History(prompt, self._vocabulary) if admit.sampling.penalized else None
+        given, output = np.split(prompt, [len(prompt) - admit.num_output_tokens])
+        history = History(given, self._vocabulary, output) if admit.sampling.penalized else None
+        constraint = self._constraint(admit)
+        if constraint is not None:
+            for token in output.tolist():
+                constraint.took(token)
         self._state[admit.row] = RowState(
-            prompt, admit.sampling, admit.logprobs, history=history, constraint=self._constraint(admit),
+            prompt, admit.sampling, admit.logprobs, drawn=admit.num_output_tokens, history=history, constraint=constraint,
             min_tokens=admit.min_tokens, ends=admit.ends, prompt_logprobs=admit.prompt_logprobs,
             pool=Pool(admit.embed) if admit.embed else None,
         )  # fmt: skip
-        if self._state[admit.row].constraint is not None:
+        if constraint is not None:
             self._bound.add(admit.row)
         if admit.drafts and not self.batching.no_drafts:
             self._proposing.open(admit.row, prompt.tolist())

@@ -42,6 +42,10 @@ class ModelUnusable(Exception):
         self.message, self.remedy = message, remedy
 
 
+class ActorFailed(Exception):
+    """An actor that the server needs crashed too often, and everybody was answered. The message is one line for a person."""
+
+
 class SettingsInvalid(ValueError):
     """A setting that cannot be. The message names the flag and the remedy; `flag` is the flag alone, where it is one."""
 

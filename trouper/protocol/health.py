@@ -68,6 +68,23 @@ class SpeculationFacts:
 
 
 @attrs.frozen(kw_only=True)
+class RecoveryFacts:
+    """Crashes of the engine: counters since the server started, and what holds now."""
+
+    crashes: int = 0
+    resumed: int = 0
+    """Requests that had a row when the engine crashed, and were taken up again after the restart."""
+    convicted: int = 0
+    """Contents that made the engine crash alone."""
+    refused: int = 0
+    """Requests that were refused since the same content made the engine crash before."""
+    quarantined: int = 0
+    """Contents that are refused at present."""
+    apart: bool = False
+    """All rows run alone at present: together they made the engine crash, and each alone did not."""
+
+
+@attrs.frozen(kw_only=True)
 class SchedulerFacts:
     """Counters since the server started (they survive a restart of the engine group) and gauges of now."""
 
@@ -92,6 +109,7 @@ class SchedulerFacts:
     """Tokens that a step prefilled and decoded."""
     cache: CacheFacts = attrs.field(factory=CacheFacts)
     speculation: SpeculationFacts = attrs.field(factory=SpeculationFacts)
+    recovery: RecoveryFacts = attrs.field(factory=RecoveryFacts)
     stalled_since: float | None = None
     """trio.current_time() of the plan that has been unanswered for too long."""
 

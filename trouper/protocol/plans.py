@@ -79,7 +79,8 @@ class ThinkingLimit:
 
 @attrs.frozen
 class Admit:
-    """A row enters the engine. `prompt` is little-endian int32 bytes, the cheap way to carry many tokens."""
+    """A row enters the engine, for the first time or again. `prompt` is little-endian int32 bytes, the cheap way to carry
+    many tokens. A row that has left the engine and resumes brings its output tokens as the end of `prompt`."""
 
     row: RowId
     prompt: bytes
@@ -97,11 +98,14 @@ class Admit:
     """No token is sampled: the prompt's vector comes with its last chunk, and the row waits to be dropped."""
     drafts: bool = False
     """It may draft, so the engine remembers what stands where in its prompt and its answer."""
+    num_output_tokens: int = 0
+    """Trailing tokens of `prompt` that the row has sampled already. They count as output for everything that tells prompt
+    and output apart: the position that keys the next draw, penalties, `min_tokens`, the grammar, the thinking limit."""
 
 
 @attrs.frozen
 class Chunk:
-    """Prefill this many more of the row's prompt tokens. With the last of them the row samples its first token."""
+    """Prefill this many more of the tokens in the row's `Admit.prompt`. With the last of them the row samples a token."""
 
     row: RowId
     tokens: int
@@ -140,6 +144,16 @@ class Plan:
     @property
     def has_work(self) -> bool:
         return bool(self.decode or self.prefill)
+
+    @property
+    def fresh_rows(self) -> frozenset[RowId]:
+        """Rows that enter or prefill."""
+        return frozenset([*(admit.row for admit in self.admit), *(chunk.row for chunk in self.prefill)])
+
+    @property
+    def rows(self) -> frozenset[RowId]:
+        """Rows that it computes something for, or brings in."""
+        return self.fresh_rows.union(self.decode)
 
     @property
     def changes(self) -> bool:

@@ -15,7 +15,7 @@ from trouper.web.schema import Json, Refused, closed, nullable, ref
 PLACE = re.compile(r"<(?:\w+:)?(\w+)>")
 """A part of a path as the router writes it."""
 OPENAI_ERROR = ref("Error")
-GENERATES = (429, 499, 500, 503, 504)
+GENERATES = (422, 429, 499, 500, 503, 504)
 """What may become of a request that waits for a row and for tokens."""
 
 

@@ -22,12 +22,13 @@ HEALTH = closed(
         "cache_stats": {"type": "object", "additionalProperties": {"type": "number"}},
         "cache": OBJECT,
         "speculation": OBJECT,
+        "recovery": OBJECT,
         "actors": array(OBJECT),
         "memory": OBJECT,
         "directory": OBJECT,
         "ranks": array(OBJECT),
     },
-    "status", "detail", "cache_stats", "cache", "speculation", "actors", "memory", "directory", "ranks",
+    "status", "detail", "cache_stats", "cache", "speculation", "recovery", "actors", "memory", "directory", "ranks",
 )  # fmt: skip
 
 
@@ -54,6 +55,7 @@ def _one(health: Health) -> dict[str, Any]:
         "cache_stats": cache_stats(health),
         "cache": attrs.asdict(health.scheduler.cache),
         "speculation": attrs.asdict(health.scheduler.speculation),
+        "recovery": attrs.asdict(health.scheduler.recovery),
         "actors": [attrs.asdict(actor) for actor in health.actors],
         "memory": attrs.asdict(health.memory),
         "directory": attrs.asdict(health.directory),

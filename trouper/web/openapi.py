@@ -37,6 +37,7 @@ REASONS = {
     408: "The body did not arrive in time.",
     413: "The body is too large.",
     415: "The body's Content-Type is not JSON.",
+    422: "It makes the engine crash, also when it runs alone (request_crashes_engine), or cannot be prepared (intake_failed).",
     429: "The queue is full; Retry-After says when to come again.",
     499: "It was cancelled by its id.",
     500: "The server failed.",

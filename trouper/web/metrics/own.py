@@ -27,6 +27,10 @@ def _memory(kind: Kind, name: str, fact: str, help: str) -> Told[Seen]:
     return Told(kind, name, help, lambda seen: getattr(seen.health.memory, fact))
 
 
+def _recovery(kind: Kind, name: str, fact: str, help: str) -> Told[Seen]:
+    return Told(kind, name, help, lambda seen: int(getattr(seen.health.scheduler.recovery, fact)))
+
+
 def _channel(kind: Kind, name: str, of: Callable[[ChannelFacts], float], help: str) -> Told[Seen]:
     def values(seen: Seen) -> Iterable[Labelled]:
         return [((one.name,), of(one)) for one in seen.channels]
@@ -98,6 +102,15 @@ ACTORS = (
     ),
 )
 
+RECOVERY: tuple[Told[Seen], ...] = (
+    _recovery("counter", "trouper_engine_crashes_total", "crashes", "Crashes of the engine, after which it was restarted."),
+    _recovery("counter", "trouper_requests_resumed_total", "resumed", "Requests that were resumed after a crash of the engine."),
+    _recovery("counter", "trouper_contents_convicted_total", "convicted", "Contents of requests that crashed the engine when they ran alone."),
+    _recovery("gauge", "trouper_contents_quarantined", "quarantined", "Contents of requests that are refused at present."),
+    _recovery("counter", "trouper_requests_quarantined_total", "refused", "Requests that were refused, or ended, since their content crashes the engine."),
+    _recovery("gauge", "trouper_rows_apart", "apart", "1 while all rows run alone, since together they crash the engine."),
+)  # fmt: skip
+
 MEMORY_TIER = (
     _cache("gauge", "trouper_cache_blocks", "blocks", "Blocks of the prefix cache in memory."),
     _cache("gauge", "trouper_cache_capacity_blocks", "capacity_blocks", "Blocks that there is room for."),
@@ -157,7 +170,7 @@ RANKS = (
     _rank("trouper_rank_steps_behind", lambda one, newest: newest - one.step, "Steps that another rank has answered and it has not."),
 )  # fmt: skip
 
-OWN: tuple[Told[Seen], ...] = (*SERVING, *ACTORS, *RANKS, *MEMORY_TIER, *DISK_TIER, *MEMORY)
+OWN: tuple[Told[Seen], ...] = (*SERVING, *ACTORS, *RECOVERY, *RANKS, *MEMORY_TIER, *DISK_TIER, *MEMORY)
 OWN_OF_REQUESTS: tuple[Told[Counts], ...] = (
     Told(
         "counter",

@@ -128,6 +128,8 @@ EXPECTED = (
     ("error", "token_timeout"),
     ("error", "request_timeout"),
     ("error", "engine_stopped"),
+    ("error", "request_crashes_engine"),
+    ("refused", "request_crashes_engine"),
 )
 """Problems that are counted from the start: the first one of a series that was not there before is no increase to
 `rate()`."""

@@ -1,0 +1,87 @@
+"""The engine crashes beneath rows of which no two have the same parameters: each still answers what it answers alone.
+
+After a crash all rows that were in the step are suspects, so each is also tried alone, leaves the engine, and resumes beside
+the others. Tokens, text, log-probabilities, reasons.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import trio
+
+from tests.families import save
+from tests.real.serving import Heard, hear, running
+from tests.real.test_mixed import PROMPTS, TOKENS, alone_of, assert_as_alone
+from tests.real.wishes import wishes
+from trouper import Generate, Runtime
+from trouper.engine.step import Launched, StepEngine
+from trouper.protocol.plans import Plan
+
+FAMILIES = (("llama", "off"), ("llama", "ngram"), ("gpt_oss", "ngram"), ("jamba", "off"))
+"""Recurrent state cannot be taken back, so jamba's rows never draft."""
+COMPANY = 4
+"""Rows that decode when it crashes, at least: alone nobody is guilty."""
+
+
+class Crashing(StepEngine):
+    """Crashes before a launch, after one, and when tokens are read: once each."""
+
+    left: list[str]
+    steps = 0
+
+    def _dies(self, where: str, rows: int) -> bool:
+        if rows < COMPANY or not Crashing.left or Crashing.left[0] != where:
+            return False
+        Crashing.steps += 1
+        if Crashing.steps < 6:
+            return False
+        Crashing.steps = 0
+        del Crashing.left[0]
+        return True
+
+    def launch(self, plan: Plan) -> Launched:
+        if self._dies("before", len(plan.decode)):
+            raise RuntimeError("before a launch")
+        launched = super().launch(plan)
+        if self._dies("after", len(plan.decode)):
+            raise RuntimeError("after a launch")
+        return launched
+
+    def collect(self, launched: Launched) -> Any:
+        if self._dies("reading", len(launched.plan.decode)):
+            raise RuntimeError("in the middle of a read")
+        return super().collect(launched)
+
+
+async def all_at_once(runtime: Runtime, asked: dict[str, Generate]) -> dict[str, Heard]:
+    heard: dict[str, Heard] = {}
+
+    async def one(name: str) -> None:
+        heard[name] = await hear(await runtime.submit(asked[name]))
+
+    async with trio.open_nursery() as nursery:
+        for name in asked:
+            nursery.start_soon(one, name)
+    return heard
+
+
+@pytest.mark.parametrize(("name", "speculation"), FAMILIES)
+async def test_rows_of_every_kind_go_on_after_crashes(name: str, speculation: Any, tmp_path: Path) -> None:
+    path = str(save(name, tmp_path / name))
+    async with running(path) as runtime:
+        asked = wishes(runtime.tokenizer, PROMPTS, TOKENS)
+    asked = {name: attrs.evolve(wish, speculation=speculation) for name, wish in asked.items()}
+    wanted = await alone_of(path, {name: attrs.evolve(wish, speculation="off") for name, wish in asked.items()})
+    Crashing.left, Crashing.steps = ["before", "after", "reading"], 0
+    async with running(path, Crashing) as runtime:
+        heard = await all_at_once(runtime, asked)
+        recovery = runtime.health().scheduler.recovery
+    assert Crashing.left == [], "all crashes came"
+    assert (recovery.crashes, recovery.convicted, recovery.refused) == (3, 0, 0)
+    assert recovery.resumed > 3 * COMPANY
+    for wish in asked.values():
+        await assert_as_alone(path, wish, heard[wish.request_id], wanted[wish.request_id])

@@ -1,0 +1,31 @@
+"""Worlds in which requests, or companies of them, crash the engine; `just sim-crashes N` runs more."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.sim.crashes import FAULTS, run_crash_world
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whoever_is_innocent_has_its_answer(seed: int) -> None:
+    run_crash_world(seed)
+
+
+def test_the_same_seed_is_the_same_world() -> None:
+    for seed in range(4):
+        assert run_crash_world(seed).trace == run_crash_world(seed).trace
+
+
+def test_the_worlds_meet_every_fault() -> None:
+    """A world where nothing crashes proves nothing about crashes."""
+    worlds = [run_crash_world(seed) for seed in range(40)]
+    crashes = Counter[str]()
+    for world in worlds:
+        crashes[world.fault] += world.engine.crashes["group"]
+    assert min(crashes[fault] for fault in FAULTS) >= 2
+    met = {outcome for world in worlds for outcome in world.outcomes}
+    assert met >= {"stop", "length", "left", "stalled", "request_crashes_engine"}
+    assert sum(world.outcomes["stop"] + world.outcomes["length"] for world in worlds) > 200
