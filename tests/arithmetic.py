@@ -30,7 +30,7 @@ ROUTER = "TF32: a router may choose another of two nearly equal experts, and wit
 def _rounds_to_tf32() -> bool:
     """By multiplying: 1 + 2**-13 is 1 in TF32. The size is one at which tensor cores are used."""
     side = mx.full((128, 128), 1 + 2**-13)
-    return abs(float((side @ mx.eye(128))[0, 0].item()) - 1) < 2**-14
+    return bool(mx.abs((side @ mx.eye(128))[0, 0] - 1) < 2**-14)
 
 
 TF32 = _rounds_to_tf32()

@@ -168,8 +168,8 @@ def test_f23_what_was_taken_back_leaves_no_trace(kind: str, seed: int) -> None:
     engine = Looking(model, VOCABULARY, kv, drafting=drafting)
     driver = Driver(engine, allow=lambda _: dice.choice((0, 2, 5)))
     got = [row.tokens[:30] for row in driver.play(asked)]
-    for mine, wanted, request in zip(got, answers, asked, strict=True):
-        assert_tokens(model, request.prompt, request.sampling, mine, wanted)
+    for said, wanted, request in zip(got, answers, asked, strict=True):
+        assert_tokens(model, request.prompt, request.sampling, said, wanted)
     assert {0, 1, 2} <= {right for _, _, right in driver.drafted}
     assert len(kept) > 3
     for (row, length), parts in kept.items():

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 import trio
 
+from tests.arithmetic import CLOSE
 from tests.ranks.launching import run_ranks
 from tests.ranks.living import Life, live
 from tests.ranks.models import save
-from tests.reuse.serving import BLOCK, CLOSE
+from tests.reuse.serving import BLOCK
 from trouper.engine import device
 
 pytestmark = pytest.mark.skipif(not device.is_cpu(), reason="float32 is the reference, and that is for CPUs")

@@ -28,11 +28,11 @@ class _RowMajorOutput(nn.Module):
         return row_major(output) if sorted_indices else output
 
 
-class _BiasedSwitchLinear(_RowMajorOutput, SwitchLinear):  # type: ignore[misc]
+class _BiasedSwitchLinear(_RowMajorOutput, SwitchLinear):
     pass
 
 
-class _BiasedQuantizedSwitchLinear(_RowMajorOutput, QuantizedSwitchLinear):  # type: ignore[misc]
+class _BiasedQuantizedSwitchLinear(_RowMajorOutput, QuantizedSwitchLinear):
     pass
 
 
