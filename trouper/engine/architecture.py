@@ -5,21 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import attrs
 import mlx.nn as nn
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
 
 from trouper.engine.quantized import KvFormat, QuantizedSlots
 from trouper.engine.slots import FullSlots, RingSlots
 from trouper.engine.states import StateSlots
+from trouper.protocol.capabilities import Capabilities
 
 GROUPED_SCORES = frozenset({"gemma2"})
 """Attention that computes (rows, kv heads, repeats, queries, keys) scores itself: a 4-D mask of several rows would be
 broadcast along the wrong axis (mlx-lm 0.32.2: ValueError at 3 rows, silently wrong when rows == kv heads)."""
-
-ROW_BY_ROW = frozenset({"deepseek_v32", "minimax_m3_vl"})
-"""Models that write into the cache's own buffers, which therefore must be mlx-lm's own."""
-
 
 class ListSlots:
     """The counterpart of mlx-lm's CacheList: several caches of one layer."""
@@ -36,38 +32,16 @@ def view(cache: Any) -> Any:
     return cache.view if isinstance(cache, StateSlots) else cache
 
 
-@attrs.frozen
-class Batching:
-    """How rows of a model share a step. `reason` is "" when they do."""
-
-    together: bool
-    prefill_together: bool
-    reason: str = ""
-
-    @property
-    def no_drafts(self) -> str:
-        """Why rows cannot draft tokens and take wrong ones back; "" if they can."""
-        if not self.together:
-            return self.description
-        return "" if self.prefill_together else "recurrent state cannot be taken back"
-
-    @property
-    def description(self) -> str:
-        if not self.together:
-            return f"row by row ({self.reason})"
-        return "batched" if self.prefill_together else "batched, prompts prefill one by one (recurrent state)"
-
-
-def batching_of(model: nn.Module) -> Batching:
-    """Decide from the caches that the model itself makes."""
+def guessed(model: nn.Module) -> Capabilities:
+    """By the types of the caches that the model itself makes, which are those that slots have counterparts of, and by
+    whether a pass of two rows over slots can be built. Nothing is computed."""
     kinds = {type(cache) for cache in flatten(make_prompt_cache(model))}
     unknown = kinds - {KVCache, RotatingKVCache, ArraysCache}
-    model_type = getattr(model, "model_type", "")
     if unknown:
-        return Batching(False, False, f"cache {', '.join(sorted(kind.__name__ for kind in unknown))}")
-    if model_type in ROW_BY_ROW:
-        return Batching(False, False, f"{model_type} writes into its cache's buffers")
-    return Batching(True, ArraysCache not in kinds)
+        return Capabilities(batch=f"cache {', '.join(sorted(kind.__name__ for kind in unknown))}")
+    if ArraysCache in kinds:
+        return Capabilities(prefill_together="recurrent state", drafts="recurrent state cannot be taken back")
+    return Capabilities()
 
 
 def flatten(caches: Sequence[Any]) -> list[Any]:

@@ -18,11 +18,12 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from trouper.engine.architecture import batching_of, flatten, slot_caches, view
+from trouper.engine.architecture import flatten, slot_caches, view
 from trouper.engine.quantized import KvFormat
 from trouper.engine.region import Region
 from trouper.engine.slots import FullSlots, RingSlots
 from trouper.engine.states import StateSlots
+from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.kv import KvLayout
 
 
@@ -180,11 +181,11 @@ def dealt(parts: Sequence[T], leaves: Leaves) -> list[list[T]]:
     return own
 
 
-def kv_layout(model: nn.Module, kv: KvFormat) -> KvLayout:
+def kv_layout(model: nn.Module, kv: KvFormat, capabilities: Capabilities) -> KvLayout:
     """What the model's card says of its KV."""
-    batching = batching_of(model)
-    if not batching.together:
-        return KvLayout(cached=False, description=f"not kept beyond a row ({batching.reason})")
+    if not capabilities.allows("restore"):
+        reason = capabilities.batch or capabilities.restore
+        return KvLayout(cached=False, description=f"not kept beyond a row ({reason})")
     layout = layout_of(model, kv)
     return KvLayout(
         token_bytes=layout.token_bytes,

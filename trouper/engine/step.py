@@ -11,6 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from trouper.engine.architecture import guessed
 from trouper.engine.blocks import BlockStore
 from trouper.engine.choosing import Choosing
 from trouper.engine.digests import Digests
@@ -29,6 +30,7 @@ from trouper.engine.rowstate import RowState
 from trouper.engine.shapes import Shapes, of_device
 from trouper.engine.spans import Spans, indices
 from trouper.engine.thinking import ThinkingRule
+from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.plans import Admit, Plan, RowId, Stepped
 from trouper.protocol.ranks import Digest, compare
 
@@ -74,9 +76,11 @@ class StepEngine:
         *,
         drafting: Drafting = DRAFTING,
         shapes: Shapes | None = None,
+        capabilities: Capabilities | None = None,
     ) -> None:
-        """`shapes` None: as the device likes them."""
-        self._rows, self.batching = rows_for(model, kv, drafting.slack, shapes or of_device())
+        """`shapes` None: as the device likes them. `capabilities` None: guessed."""
+        self.capabilities = guessed(model) if capabilities is None else capabilities
+        self._rows = rows_for(model, self.capabilities, kv, drafting.slack, shapes or of_device())
         self._blocks = BlockStore(self._rows) if isinstance(self._rows, SlotRows) else None
         self._vocabulary = vocabulary
         self._grammars = grammars
@@ -173,7 +177,7 @@ class StepEngine:
         )  # fmt: skip
         if self._state[admit.row].constraint is not None:
             self._bound.add(admit.row)
-        if admit.drafts and not self.batching.no_drafts:
+        if admit.drafts and self.capabilities.allows("drafts"):
             self._proposing.open(admit.row, prompt.tolist())
         self._rows.open(admit.row)
         if admit.restore is not None:
