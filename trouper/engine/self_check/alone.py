@@ -40,10 +40,11 @@ def run_alone(model: nn.Module) -> Run:
     return run
 
 
-def odd_parts(count: int) -> list[int]:
+def cut(count: int, sizes: Sequence[int]) -> list[int]:
+    """Chunks of these sizes, over and over."""
     parts: list[int] = []
     while (left := count - sum(parts)) > 0:
-        parts.append(min(ODD[len(parts) % len(ODD)], left))
+        parts.append(min(sizes[len(parts) % len(sizes)], left))
     return parts
 
 
@@ -54,8 +55,10 @@ class Reference:
     run is right: then a row is compared with a run in the row's own chunks.
     """
 
-    def __init__(self, run: Run, texts: Sequence[Tokens], arithmetic: Arithmetic, singles: int) -> None:
-        self._run, self._arithmetic, self._singles = run, arithmetic, singles
+    def __init__(
+        self, run: Run, texts: Sequence[Tokens], arithmetic: Arithmetic, singles: int, odd: Sequence[int] = ODD
+    ) -> None:
+        self._run, self._arithmetic, self._singles, self._odd = run, arithmetic, singles, odd
         self.texts = texts
         self._logits = [run(text, self._parts(text)) for text in texts]
         self._runs: dict[tuple[int, tuple[int, ...]], mx.array] = {}
@@ -88,7 +91,7 @@ class Reference:
     def _noise(self) -> float:
         """Of the first text in odd chunks."""
         text = self.texts[0]
-        return worst(errors(self._run(text, odd_parts(len(text))), self._logits[0]))
+        return worst(errors(self._run(text, cut(len(text), self._odd)), self._logits[0]))
 
 
 def random_texts(lengths: Sequence[int], vocabulary: int, seed: int) -> list[list[int]]:

@@ -13,7 +13,7 @@ from trouper.engine.blocks import BlockStore
 from trouper.engine.drafting import Drafting
 from trouper.engine.rows import SlotRows
 from trouper.engine.self_check.forced import ForcedRows
-from trouper.protocol.capabilities import Feature
+from trouper.protocol.capabilities import Capabilities, Feature
 from trouper.protocol.plans import BlockId, Restore, Store
 
 LONG, MIDDLE, SHORT, SINGLE = range(4)
@@ -171,3 +171,24 @@ ROW_BY_ROW = (
     Scenario("batch", "a prompt in odd chunks", odd_chunks),
     Scenario("batch", "rows that take turns", joining),
 )
+
+SHORT_LENGTHS = (11, 6)
+"""Texts of the pass over the real model; 3 tokens fewer are the prompts."""
+
+
+def short_pass(capabilities: Capabilities) -> Scenario:
+    """Two rows of different lengths, side by side as far as they may be."""
+
+    def script(rows: ForcedRows) -> None:
+        first, second = rows.open(0, 1)
+        long, short = (length - 3 for length in SHORT_LENGTHS)
+        if capabilities.allows("prefill_together"):
+            rows.step({first: long, second: short})
+        else:
+            rows.step({first: long})
+            rows.step({second: short})
+        rows.step(joining=[first, second])
+        rows.step()
+        rows.step()
+
+    return Scenario("batch", "two rows of the model itself", script)
