@@ -15,13 +15,14 @@ from tests.engine.test_exactness import engine_of, every_family, model_of
 from tests.engine.test_slots import Watching
 from tests.families import build, prompts
 from tests.family_configs import VOCABULARY
-from trouper.engine import architecture, shapes
+from trouper.engine import shapes
 from trouper.engine.blocks import BlockStore
 from trouper.engine.layout import Layout, Shape, kv_layout
 from trouper.engine.payloads import Stored, pending, stored_from
 from trouper.engine.quantized import PLAIN
 from trouper.engine.step import StepEngine
 from trouper.protocol.blocks import Payload
+from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.plans import Admit, BlockId, Chunk, Load, Plan, Restore, RowId, Store
 
 PROMPT = prompts()[4]
@@ -288,10 +289,10 @@ class TestOrdersThatAreWrong:
             assert all(close(row, cold("llama")) for row in rows)
         assert before and stored() == before
 
-    def test_a_model_whose_rows_run_alone_has_no_blocks(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(architecture, "ROW_BY_ROW", frozenset({"llama"}))
-        engine = StepEngine(model_of("llama"), VOCABULARY)
-        assert not kv_layout(model_of("llama"), PLAIN).cached
+    def test_a_model_whose_rows_run_alone_has_no_blocks(self) -> None:
+        alone = Capabilities(batch="for a test")
+        engine = StepEngine(model_of("llama"), VOCABULARY, capabilities=alone)
+        assert not kv_layout(model_of("llama"), PLAIN, alone).cached
         with pytest.raises(AssertionError, match="cannot be stored"):
             engine.launch(Plan(0, evict=ids(0, 1)))
 

@@ -7,14 +7,16 @@ from typing import Any
 Config = dict[str, Any]
 
 
-def alternating(period: int, layers: int, often: str = "sliding_attention", seldom: str = "full_attention") -> list[str]:
+def alternating(
+    period: int, layers: int, often: str = "sliding_attention", seldom: str = "full_attention"
+) -> list[str]:
     """Every `period`-th layer is the other kind."""
     return [seldom if (place + 1) % period == 0 else often for place in range(layers)]
 
 
-def decoder(
-    model_type: str, hidden: int, layers: int, heads: int, kv_heads: int, inner: int, vocabulary: int, **more: Any
-) -> Config:
+def decoder(model_type: str, *sizes: int, **more: Any) -> Config:
+    """sizes: of hidden states, layers, heads, KV heads, the inner layer, vocabulary."""
+    hidden, layers, heads, kv_heads, inner, vocabulary = sizes
     return {
         "model_type": model_type,
         "hidden_size": hidden,

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
 
-from trouper.engine.quantized import KvFormat, QuantizedSlots
+from trouper.engine.faults import line_of
+from trouper.engine.quantized import PLAIN, KvFormat, QuantizedSlots
+from trouper.engine.region import Region
 from trouper.engine.slots import FullSlots, RingSlots
 from trouper.engine.states import StateSlots
 from trouper.protocol.capabilities import Capabilities
@@ -16,6 +20,7 @@ from trouper.protocol.capabilities import Capabilities
 GROUPED_SCORES = frozenset({"gemma2"})
 """Attention that computes (rows, kv heads, repeats, queries, keys) scores itself: a 4-D mask of several rows would be
 broadcast along the wrong axis (mlx-lm 0.32.2: ValueError at 3 rows, silently wrong when rows == kv heads)."""
+
 
 class ListSlots:
     """The counterpart of mlx-lm's CacheList: several caches of one layer."""
@@ -33,8 +38,28 @@ def view(cache: Any) -> Any:
 
 
 def guessed(model: nn.Module) -> Capabilities:
-    """By the types of the caches that the model itself makes, which are those that slots have counterparts of, and by
-    whether a pass of two rows over slots can be built. Nothing is computed."""
+    """By the types of its caches, and by whether a pass of two rows over slots can be built. Nothing is computed."""
+    found = by_caches(model)
+    if not found.allows("batch"):
+        return found
+    caches = slot_caches(model, PLAIN)
+    leaves = flatten(caches)
+    states = [leaf for leaf in leaves if isinstance(leaf, StateSlots)]
+    lengths = np.array([0] if states else [0, 3], np.int32)
+    region = Region(0, lengths, np.full(len(lengths), 2, np.int32), 2)
+    try:
+        for leaf in states:
+            leaf.open()
+        for leaf in leaves:
+            leaf.begin(region)
+        model(mx.ones((len(lengths), 2), mx.int32), cache=[view(cache) for cache in caches])
+    except Exception as error:  # noqa: BLE001 - any architecture's code over caches that are not mlx-lm's: it is the answer
+        return Capabilities(batch=f"a pass over slots cannot be built: {line_of(error)}")
+    return found
+
+
+def by_caches(model: nn.Module) -> Capabilities:
+    """By the types of the caches that the model itself makes: slots have counterparts of some."""
     kinds = {type(cache) for cache in flatten(make_prompt_cache(model))}
     unknown = kinds - {KVCache, RotatingKVCache, ArraysCache}
     if unknown:

@@ -18,7 +18,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from trouper.engine.architecture import flatten, slot_caches, view
+from trouper.engine.architecture import flatten, guessed, slot_caches, view
 from trouper.engine.quantized import KvFormat
 from trouper.engine.region import Region
 from trouper.engine.slots import FullSlots, RingSlots
@@ -181,8 +181,10 @@ def dealt(parts: Sequence[T], leaves: Leaves) -> list[list[T]]:
     return own
 
 
-def kv_layout(model: nn.Module, kv: KvFormat, capabilities: Capabilities) -> KvLayout:
-    """What the model's card says of its KV."""
+def kv_layout(model: nn.Module, kv: KvFormat, capabilities: Capabilities | None = None) -> KvLayout:
+    """What the model's card says of its KV. capabilities None: guessed."""
+    if capabilities is None:
+        capabilities = guessed(model)
     if not capabilities.allows("restore"):
         reason = capabilities.batch or capabilities.restore
         return KvLayout(cached=False, description=f"not kept beyond a row ({reason})")

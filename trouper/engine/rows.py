@@ -80,7 +80,9 @@ class Rows(Protocol):
     def nbytes(self) -> int: ...
 
 
-def rows_for(model: nn.Module, capabilities: Capabilities, kv: KvFormat, slack: int = 0, shapes: Shapes = EXACT) -> Rows:
+def rows_for(
+    model: nn.Module, capabilities: Capabilities, kv: KvFormat, slack: int = 0, shapes: Shapes = EXACT
+) -> Rows:
     if capabilities.allows("batch"):
         return SlotRows(model, capabilities, kv, slack, shapes)
     return SingleRows(model)

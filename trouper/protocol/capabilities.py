@@ -52,7 +52,6 @@ class Capabilities:
         return "batched"
 
 
-EVERYTHING = Capabilities()
 SelfCheckMode = Literal["off", "fast", "full"]
 
 
@@ -68,3 +67,6 @@ class SelfCheck:
     """How long the check took; of a remembered one, when it was made."""
     remembered: bool = False
     """The result is from an earlier start with the same weights, settings, versions and device."""
+
+
+EVERYTHING, UNCHECKED = Capabilities(), SelfCheck()

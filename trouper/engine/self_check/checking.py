@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial
+from itertools import product
 from typing import Any
 
 import attrs
-import mlx.core as mx
 from mlx import nn
 
-from trouper.engine.architecture import guessed
+from trouper.engine.architecture import by_caches, guessed
 from trouper.engine.faults import line_of
 from trouper.engine.group import ALONE, Group
 from trouper.engine.quantized import PLAIN, KvFormat
@@ -18,6 +19,7 @@ from trouper.engine.self_check.accuracy import arithmetic_of
 from trouper.engine.self_check.alone import Reference, WrongAloneError, random_texts, run_alone
 from trouper.engine.self_check.matrix import SEEDS, Failure, Matrix, Subject, run_in_slots, subject_of
 from trouper.engine.self_check.scenarios import BATCH, MORE, SHORT_LENGTHS, short_pass
+from trouper.engine.self_check.shrinking import Config
 from trouper.engine.self_check.tiny import CannotShrinkError
 from trouper.engine.shapes import Shapes, of_device
 from trouper.protocol.capabilities import FEATURES, Capabilities, SelfCheckMode
@@ -56,41 +58,38 @@ class Check:
 
     def run(self) -> Found:
         """Raises `WrongAloneError`."""
-        start = guessed(self.model)
         if self.mode == "off":
-            return Found(start, "")
+            return Found(guessed(self.model), "")
+        start = by_caches(self.model)
         try:
             found, checked = self._agreed(lambda: self._tiny().capabilities(start)), "a tiny model of the same config"
         except CannotShrinkError:
             return Found(self._whole(start), "the model itself")
         if self.mode == "full":
             return Found(self._whole(found), f"{checked} and the model itself")
-        return Found(self._short(found, start), f"{checked} and a short pass of the model itself")
+        return Found(self._short(found), f"{checked} and a short pass of the model itself")
 
     # -- the tiny model: every rank by itself -----------------------------------------------------
 
     def _tiny(self) -> Matrix:
-        config, first = next(self._tiny_subjects(), (None, None))
-        if config is None or first is None:
+        make = next(self._tiny_subjects(), None)
+        if make is None:
             raise CannotShrinkError
-
-        def make(seed: int) -> Subject:
-            return first if seed == SEEDS[0] else self._tiny_subject(config, seed)
-
         return Matrix(make, self._step)
 
-    def _tiny_subjects(self) -> Iterator[tuple[tiny.Config, Subject]]:
-        """Those that give numbers and answer to their context."""
-        for config in tiny.configs(self.model, self.config):
+    def _tiny_subjects(self) -> Iterator[Callable[[int], Subject]]:
+        """By seed, of configs whose models give numbers and answer to their context."""
+        for config, gain in product(tiny.configs(self.model, self.config), tiny.GAINS):
+            make = cache(partial(self._tiny_subject, config, gain))
             try:
-                subject = self._tiny_subject(config, SEEDS[0])
+                subject = make(SEEDS[0])
                 if tiny.listens(subject.model, subject.reference.texts[0]):
-                    yield config, subject
+                    yield make
             except Exception:  # noqa: BLE001, S112 - any architecture's code over sizes that nobody chose: the next ones
                 continue
 
-    def _tiny_subject(self, config: tiny.Config, seed: int) -> Subject:
-        model = tiny.build(config, seed)
+    def _tiny_subject(self, config: Config, gain: float, seed: int) -> Subject:
+        model = tiny.build(config, seed, gain)
         self.prepare(model)
         vocabulary = min(tiny.vocabulary_of(model), self.vocabulary)
         return subject_of(model, vocabulary, seed, self.shapes)
@@ -134,7 +133,7 @@ class Check:
 
         return Matrix(make, lambda failure: self._together(self._step(failure)))
 
-    def _short(self, found: Capabilities, start: Capabilities) -> Capabilities:
+    def _short(self, found: Capabilities) -> Capabilities:
         """Two rows of different lengths beside each other. What the tiny model does right and this one does wrong is
         found by running every scenario on this one."""
         subject = self._require_sound()
@@ -157,7 +156,7 @@ class Check:
         return subject
 
     def _short_subject(self) -> Subject:
-        kv = self.kv if guessed(self.model).allows("batch") else PLAIN
+        kv = self.kv if by_caches(self.model).allows("batch") else PLAIN
         texts = random_texts(SHORT_LENGTHS, self.vocabulary, SEEDS[0])
         run = run_in_slots(self.model, kv, self.shapes) if kv.bits else run_alone(self.model)
         reference = Reference(run, texts, arithmetic_of(self.model, kv), singles=0, odd=(6, 4, 1))
@@ -180,8 +179,3 @@ class Check:
         if failure is not None or not numbers[worst]:
             return failure
         return Failure(f"rank {worst} found it wrong", raised=numbers[worst] == 1 + True)
-
-
-def release() -> None:
-    """What the check's arrays lay in."""
-    mx.clear_cache()

@@ -9,8 +9,8 @@ import mlx.core as mx
 import numpy as np
 
 from trouper.engine.rows import Rows
-from trouper.engine.self_check.alone import Reference
 from trouper.engine.self_check.accuracy import errors
+from trouper.engine.self_check.alone import Reference
 from trouper.protocol.plans import RowId
 
 
@@ -48,8 +48,7 @@ class ForcedRows:
     def open(self, *texts: int) -> list[RowId]:
         """One row for each of these texts."""
         self.rows.make_room(len(texts))
-        opened = [self._open(text, []) for text in texts]
-        return opened
+        return [self._open(text, []) for text in texts]
 
     def open_restored(self, text: int, computed: Sequence[int], tokens: int) -> RowId:
         """A row that begins with `tokens` of what another had computed in these parts."""

@@ -26,6 +26,7 @@ WIDTHS = re.compile(
     r"hidden_size|intermediate_size|^hidden_dim$|^d_model$|^n_embd$|^model_dim$|^n_inner$|lora_rank$|low_rank_dim$|_rank$"
     r"|^block_(ff_)?dim$|^mamba_d_ssm$|^embedding_size$|^dim_model_base$|expert_dim$|^lru_width$"
 )
+HIDDEN_SIZES = re.compile(r"^(hidden_size|hidden_dim|d_model|n_embd|model_dim)$")
 VOCABULARIES = re.compile(r"^(\w+_)?vocab_size(_per\w*)?$")
 WINDOWS = re.compile(r"(^|_)window(_size)?$|^sliding_window_size$|attention_chunk_size$")
 LAYERS = re.compile(r"^(num_hidden_layers|n_layers?|num_layers|num_transformer_layers)$")
@@ -85,7 +86,7 @@ def factors(config: Mapping[str, Any], layers: int) -> Iterator[Factors]:
 
 
 def _of_heads(config: Mapping[str, Any]) -> int:
-    counts = _integers(config, COUNTS_HEADS) or [1]
+    counts = _integers(config, COUNTS_HEADS) or [_implied_heads(config)]
     common = math.gcd(*counts)
     fits = (
         factor
@@ -97,9 +98,17 @@ def _of_heads(config: Mapping[str, Any]) -> int:
     return next(fits, 1)
 
 
+def _implied_heads(config: Mapping[str, Any]) -> int:
+    """Of configs that name the size of heads and not their number."""
+    return max(1, _hidden(config) // max(_integers(config, SIZES_HEADS), default=max(1, _hidden(config))))
+
+
+def _hidden(config: Mapping[str, Any]) -> int:
+    return max(_integers(config, HIDDEN_SIZES), default=0)
+
+
 def _of_sizes(config: Mapping[str, Any]) -> int:
-    sizes = _integers(config, SIZES_HEADS)
-    hidden = max(_integers(config, re.compile(r"^(hidden_size|hidden_dim|d_model|n_embd|model_dim)$")), default=0)
+    sizes, hidden = _integers(config, SIZES_HEADS), _hidden(config)
     heads = max(_integers(config, re.compile(r"^(num_attention_heads|num_heads|n_heads?)$")), default=0)
     if hidden and heads and not any(key == "head_dim" for key, value in values(config) if value):
         sizes.append(hidden // heads)

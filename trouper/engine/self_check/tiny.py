@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 from mlx import nn
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm import utils
 from mlx_lm.models.cache import make_prompt_cache
 
-from trouper.engine.self_check.accuracy import FLOAT32, errors, worst
+from trouper.engine.quantized import PLAIN
+from trouper.engine.self_check.accuracy import arithmetic_of, errors, worst
 from trouper.engine.self_check.alone import Tokens, run_alone
 from trouper.engine.self_check.shrinking import PARTS_OF_LAYERS, Config, factors, layers_of, shrunk, values
 
 MOST_LAYERS = 24
 MOST_VALUES = 30_000_000
 """Of a tiny model's parameters. Larger ones would not be faster than what they stand for."""
-GAIN = 2.0
-"""Random matrices are larger than layers are at first, so that attention and experts have a say beside the residual."""
-SENSITIVITY = 10 * FLOAT32.ceiling
-"""What changes with one token of the context must be this many times what rounding changes."""
+GAINS = (3.0, 8.0)
+"""Random matrices are this many times what layers draw at first, so that attention and experts have a say beside the
+residual stream."""
+AUDIBLE, FLOORS = 1e-2, 10
+"""A change of one token of the context must change the logits by so much, and by so many times the floor of the bound."""
+SLOW: dict[str, tuple[float, float]] = {"A_log": (-1.5, 0.5), "dt_bias": (-3.5, -1.0)}
+"""Ranges of parameters by which recurrent state decays: at first it forgets within a token or two."""
 Signature = frozenset[tuple[str, ...]]
 
 
@@ -45,12 +49,12 @@ def configs(model: nn.Module, config: Mapping[str, Any]) -> Iterator[Config]:
                 break
 
 
-def build(config: Config, seed: int) -> nn.Module:
+def build(config: Config, seed: int, gain: float = GAINS[0]) -> nn.Module:
     """float32. Seeds MLX's own generator, which layers draw from and nothing else of ours does."""
     mx.random.seed(seed)
     model = _model(config)
     model.set_dtype(mx.float32)
-    model.update(tree_unflatten(_drawn(model)))
+    model.update(tree_unflatten(_drawn(model, gain)))
     model.eval()
     mx.eval(model.parameters())
     return model
@@ -65,7 +69,7 @@ def listens(model: nn.Module, text: Tokens) -> bool:
     other = [*text[:-3], text[-3] + 1, *text[-2:]]
     run = run_alone(model)
     one, two = (run(tokens, [len(tokens)])[-1:] for tokens in (text, other))
-    return worst(errors(two, one)) > SENSITIVITY
+    return worst(errors(two, one)) > max(AUDIBLE, FLOORS * arithmetic_of(model, PLAIN).floor)
 
 
 def _model(config: Config) -> nn.Module:
@@ -74,18 +78,25 @@ def _model(config: Config) -> nn.Module:
     return model
 
 
-def _drawn(model: nn.Module) -> list[tuple[str, mx.array]]:
+def _drawn(model: nn.Module, gain: float) -> list[tuple[str, mx.array]]:
     """Matrices as their layers draw them, but larger; what is constant at first varies a little around that."""
-    named = [(path, array) for path, array in tree_flatten(model.parameters()) if mx.issubdtype(array.dtype, mx.floating)]
+    named = [
+        (path, array) for path, array in tree_flatten(model.parameters()) if mx.issubdtype(array.dtype, mx.floating)
+    ]
     facts = [mx.stack([array.min(), array.max(), mx.abs(array.mean()), array.std()]) for _, array in named]
-    drawn = []
-    for (path, array), (low, high, mean, spread) in zip(named, mx.stack(facts).tolist(), strict=True):  # type: ignore[misc]
-        if low == high:
-            array = array + 0.1 * mx.random.normal(array.shape)
-        elif array.ndim > 1 and mean < spread:
-            array = array * GAIN
-        drawn.append((path, array))
-    return drawn
+    return [
+        (path, _redrawn(path, array, tuple(fact), gain))
+        for (path, array), fact in zip(named, np.array(mx.stack(facts)).tolist(), strict=True)
+    ]
+
+
+def _redrawn(path: str, array: mx.array, facts: tuple[float, ...], gain: float) -> mx.array:
+    low, high, mean, spread = facts
+    if (decay := SLOW.get(path.rsplit(".", 1)[-1])) is not None:
+        return mx.random.uniform(*decay, array.shape)
+    if low == high:
+        return array + 0.1 * mx.random.normal(array.shape)
+    return array * gain if array.ndim > 1 and mean < spread else array
 
 
 def _builds(config: Config, kinds: set[Signature]) -> bool:
