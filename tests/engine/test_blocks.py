@@ -9,20 +9,21 @@ import attrs
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx import nn
 
 from tests.engine.driver import GREEDY, Driver, Orders, Request, Row
 from tests.engine.test_exactness import engine_of, every_family, model_of
 from tests.engine.test_slots import Watching
 from tests.families import build, prompts
 from tests.family_configs import VOCABULARY
-from trouper.engine import shapes
+from trouper.engine import adaptations, shapes
+from trouper.engine.adaptations import Adaptation, Adapted
 from trouper.engine.blocks import BlockStore
 from trouper.engine.layout import Layout, Shape, kv_layout
 from trouper.engine.payloads import Stored, pending, stored_from
 from trouper.engine.quantized import PLAIN
 from trouper.engine.step import StepEngine
 from trouper.protocol.blocks import Payload
-from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.plans import Admit, BlockId, Chunk, Load, Plan, Restore, RowId, Store
 
 PROMPT = prompts()[4]
@@ -83,6 +84,11 @@ def continued(name: str, restored: Restore, join: int) -> Request:
     """The prompt and what was answered so far, to be answered on: the rest of the cold answer."""
     prompt = [*PROMPT, *cold(name).tokens[: restored.tokens - len(PROMPT) + 1]]
     return Request(prompt, TOKENS + len(PROMPT) - len(prompt), join=join, logprobs=3, restore=restored)
+
+
+def runs_alone(_: nn.Module, found: Adapted) -> bool:
+    found.alone = "a test says so"
+    return True
 
 
 def again(restored: Restore, join: int) -> Request:
@@ -289,10 +295,11 @@ class TestOrdersThatAreWrong:
             assert all(close(row, cold("llama")) for row in rows)
         assert before and stored() == before
 
-    def test_a_model_whose_rows_run_alone_has_no_blocks(self) -> None:
-        alone = Capabilities(batch="for a test")
-        engine = StepEngine(model_of("llama"), VOCABULARY, capabilities=alone)
-        assert not kv_layout(model_of("llama"), PLAIN, alone).cached
+    def test_a_model_whose_rows_run_alone_has_no_blocks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(adaptations, "REGISTRY", [Adaptation("none can be batched", runs_alone)])
+        model = build("llama")
+        engine = StepEngine(model, VOCABULARY)
+        assert not kv_layout(model, PLAIN).cached
         with pytest.raises(AssertionError, match="cannot be stored"):
             engine.launch(Plan(0, evict=ids(0, 1)))
 

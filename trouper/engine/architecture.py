@@ -10,16 +10,13 @@ import mlx.nn as nn
 import numpy as np
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
 
+from trouper.engine.adaptations import adapted
 from trouper.engine.faults import line_of
-from trouper.engine.quantized import PLAIN, KvFormat, QuantizedSlots
+from trouper.engine.quantized import PLAIN, KvFormat, OpenQuantizedSlots, QuantizedSlots
 from trouper.engine.region import Region
-from trouper.engine.slots import FullSlots, RingSlots
+from trouper.engine.slots import FullSlots, OpenSlots, RingSlots
 from trouper.engine.states import StateSlots
 from trouper.protocol.capabilities import Capabilities
-
-GROUPED_SCORES = frozenset({"gemma2"})
-"""Attention that computes (rows, kv heads, repeats, queries, keys) scores itself: a 4-D mask of several rows would be
-broadcast along the wrong axis (mlx-lm 0.32.2: ValueError at 3 rows, silently wrong when rows == kv heads)."""
 
 
 class ListSlots:
@@ -52,7 +49,8 @@ def guessed(model: nn.Module) -> Capabilities:
             leaf.open()
         for leaf in leaves:
             leaf.begin(region)
-        model(mx.ones((len(lengths), 2), mx.int32), cache=[view(cache) for cache in caches])
+        with adapted(model).during(region):
+            model(mx.ones((len(lengths), 2), mx.int32), cache=[view(cache) for cache in caches])
     except Exception as error:  # noqa: BLE001 - any architecture's code over caches that are not mlx-lm's: it is the answer
         return Capabilities(batch=f"a pass over slots cannot be built: {line_of(error)}")
     return found
@@ -64,6 +62,8 @@ def by_caches(model: nn.Module) -> Capabilities:
     unknown = kinds - {KVCache, RotatingKVCache, ArraysCache}
     if unknown:
         return Capabilities(batch=f"cache {', '.join(sorted(kind.__name__ for kind in unknown))}")
+    if reason := adapted(model).alone:
+        return Capabilities(batch=reason)
     if ArraysCache in kinds:
         return Capabilities(prefill_together="recurrent state", drafts="recurrent state cannot be taken back")
     return Capabilities()
@@ -81,15 +81,17 @@ def flatten(caches: Sequence[Any]) -> list[Any]:
 def slot_caches(model: nn.Module, kv: KvFormat, slack: int = 0) -> list[Any]:
     """One slot cache for each cache that the model makes for a single row. Rings and states are bounded, and are
     never quantized. `slack`: tokens that a ring holds beyond its window."""
-    mask_rank = 5 if getattr(model, "model_type", "") in GROUPED_SCORES else 4
+    found = adapted(model)
+    traits = found.traits
+    full, quantized = (OpenSlots, OpenQuantizedSlots) if traits.open_buffers else (FullSlots, QuantizedSlots)
 
     def counterpart(cache: Any) -> Any:
         if isinstance(cache, CacheList):
             return ListSlots(*map(counterpart, cache.caches))
         if isinstance(cache, ArraysCache):
-            return StateSlots(len(cache.cache))
+            return StateSlots(len(cache.cache), found.history)
         if isinstance(cache, RotatingKVCache):
-            return RingSlots(cache.max_size, slack, mask_rank)
-        return QuantizedSlots(kv, mask_rank) if kv.bits else FullSlots(mask_rank)
+            return RingSlots(cache.max_size, slack, traits)
+        return quantized(kv, traits) if kv.bits else full(traits)
 
     return [counterpart(cache) for cache in make_prompt_cache(model)]

@@ -18,6 +18,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from trouper.engine.adaptations import adapted
 from trouper.engine.architecture import flatten, guessed, slot_caches, view
 from trouper.engine.quantized import KvFormat
 from trouper.engine.region import Region
@@ -152,7 +153,8 @@ def layout_of(model: nn.Module, kv: KvFormat) -> Layout:
         if isinstance(leaf, StateSlots):
             leaf.open()
         leaf.begin(region)
-    model(mx.array([[0]]), cache=[view(cache) for cache in caches])
+    with adapted(model).during(region):
+        model(mx.array([[0]]), cache=[view(cache) for cache in caches])
     return Layout(
         tuple(tuple(map(_token, leaf.buffers)) for leaf in leaves if isinstance(leaf, FullSlots)),
         tuple(tuple(_window(leaf, each) for each in leaf.buffers) for leaf in leaves if isinstance(leaf, RingSlots)),

@@ -12,7 +12,8 @@ import attrs
 import mlx.core as mx
 
 from trouper.engine.device import is_cpu
-from trouper.engine.slots import FullSlots
+from trouper.engine.slots import FullSlots, OpenSlots
+from trouper.engine.traits import USUAL, Traits
 
 
 @attrs.frozen
@@ -42,8 +43,8 @@ def kv_format(bits: int, group_size: int) -> KvFormat:
 class QuantizedSlots(FullSlots):
     """Like `FullSlots`, with packed values, scales and biases as buffers, for keys and then for values."""
 
-    def __init__(self, kv: KvFormat, mask_rank: int = 4) -> None:
-        super().__init__(mask_rank)
+    def __init__(self, kv: KvFormat, traits: Traits = USUAL) -> None:
+        super().__init__(traits)
         self._kv = kv
         self._widths: tuple[int, ...] = ()
         """Of keys and values: how many buffers each has."""
@@ -77,6 +78,10 @@ class QuantizedSlots(FullSlots):
             return parts[0]
         packed, scales, biases = parts
         return dequantized(packed, scales, biases, self._kv)
+
+
+class OpenQuantizedSlots(QuantizedSlots, OpenSlots):
+    """Quantized, for models that write into their caches."""
 
 
 def dequantized(packed: mx.array, scales: mx.array, biases: mx.array, kv: KvFormat) -> mx.array:

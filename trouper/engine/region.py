@@ -22,9 +22,14 @@ class Region:
 
     level: all rows are equally long, so that "causal" says which keys a token sees, also where some run fewer tokens: the
     padding lies behind. causal: so it is said; else by a mask over `keys` places of each row.
+
+    singly: the tokens are drafts, each of which must come out as if it had been fed alone.
     """
 
-    def __init__(self, start: int, lengths: Ints, counts: Ints, width: int, shapes: Shapes = EXACT) -> None:
+    def __init__(
+        self, start: int, lengths: Ints, counts: Ints, width: int, shapes: Shapes = EXACT, *, singly: bool = False
+    ) -> None:
+        self.singly = singly
         self.start, self.stop, self.width = start, start + len(lengths), width
         self.lengths, self.counts = lengths, counts
         self.longest = int(lengths.max()) + width

@@ -10,6 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from trouper.engine.adaptations import adapted
 from trouper.engine.architecture import flatten, slot_caches, view
 from trouper.engine.computing import copied, start_computing
 from trouper.engine.embedding import body_of
@@ -102,6 +103,7 @@ class SlotRows:
         self._slack = slack
         self._caches = slot_caches(model, kv, slack)
         self._leaves = flatten(self._caches)
+        self._adapted = adapted(model)
         self._full = [cache for cache in self._leaves if isinstance(cache, FullSlots)]
         self._rings = [cache for cache in self._leaves if isinstance(cache, RingSlots)]
         self._states = [cache for cache in self._leaves if isinstance(cache, StateSlots)]
@@ -192,22 +194,25 @@ class SlotRows:
 
     def verify(self, tokens: mx.array, counts: Ints) -> mx.array:
         assert not self._states, "recurrent state cannot be taken back"
-        logits = self._forward(0, tokens, counts)
+        logits = self._forward(0, tokens, counts, singly=True)
         self._lengths[: self._decoding] -= counts - 1
         return logits
 
     def accepted(self, more: Ints) -> None:
         self._lengths[: self._decoding] += more
 
-    def _forward(self, start: int, tokens: mx.array, counts: Ints, part: nn.Module | None = None) -> mx.array:
+    def _forward(
+        self, start: int, tokens: mx.array, counts: Ints, part: nn.Module | None = None, *, singly: bool = False
+    ) -> mx.array:
         rows, width = tokens.shape
         wide = width if self._states else self._shapes.width(width)
         if wide > width:
             tokens = mx.pad(tokens, [(0, 0), (0, wide - width)])
-        region = Region(start, self._lengths[start : start + rows].copy(), counts, wide, self._shapes)
+        region = Region(start, self._lengths[start : start + rows].copy(), counts, wide, self._shapes, singly=singly)
         for cache in self._leaves:
             cache.begin(region)
-        logits: mx.array = (part or self._model)(tokens, cache=[view(cache) for cache in self._caches])
+        with self._adapted.during(region):
+            logits: mx.array = (part or self._model)(tokens, cache=[view(cache) for cache in self._caches])
         for cache in self._leaves:
             cache.finish()
         self._lengths[start : start + rows] += counts

@@ -9,7 +9,7 @@ One forward pass sees a contiguous range of slots: a `Region`. Buffers: (slots, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -17,17 +17,18 @@ import numpy as np
 
 from trouper.engine.region import Region
 from trouper.engine.shapes import EXACT
+from trouper.engine.traits import USUAL, Traits
 
 
 class SlotCache:
     """What every layer's cache shares: the region of the pass, and buffers that grow."""
 
-    def __init__(self, mask_rank: int = 4) -> None:
+    def __init__(self, traits: Traits = USUAL) -> None:
         self.buffers: list[mx.array] = []
         """Keys and values, once there are any; each with a slot for every row."""
         self._region: Region | None = None
         self._updated = False
-        self._mask_rank = mask_rank
+        self._traits = traits
         self.slots = 0
         """Rows that there are, with KV or still without: buffers have a slot for each."""
         self.phase = 0
@@ -48,7 +49,9 @@ class SlotCache:
         return self._region
 
     @property
-    def offset(self) -> mx.array:
+    def offset(self) -> mx.array | int:
+        if self._traits.counts_from_zero:
+            return 0
         return self.region.after if self._updated else self.region.offset
 
     def row(self, slot: int, tokens: int) -> list[mx.array]:
@@ -119,7 +122,7 @@ class SlotCache:
 
     def _shape_mask(self, mask: mx.array) -> mx.array:
         """(n, queries, keys) bool to the rank that the model's attention broadcasts."""
-        return mask.reshape(mask.shape[0], *([1] * (self._mask_rank - 3)), *mask.shape[1:])
+        return mask.reshape(mask.shape[0], *([1] * (self._traits.mask_rank - 3)), *mask.shape[1:])
 
 
 def _grown(buffer: mx.array | None, slots: int, tokens: int, like: mx.array) -> mx.array:
@@ -197,6 +200,30 @@ class FullSlots(SlotCache):
         return self._shape_mask(mask)
 
 
+class OpenSlots(FullSlots):
+    """For models that write into their caches: `keys` and `values` are the buffers.
+
+    They assign for two reasons. What an indexer keeps as values is never read, so it puts zeros there; and a buffer that
+    nothing reads in a pass is made a condition of one that is, so that it is computed, too. The second is done.
+    """
+
+    @property
+    def keys(self) -> mx.array:
+        return self.buffers[0]
+
+    @keys.setter
+    def keys(self, buffer: mx.array) -> None:
+        self.buffers[0] = buffer
+
+    @property
+    def values(self) -> mx.array:
+        return self.buffers[-1]
+
+    @values.setter
+    def values(self, buffer: mx.array) -> None:
+        """What `update_and_fetch` was given stays."""
+
+
 class RingSlots(SlotCache):
     """Attention over the last `window` tokens: the counterpart of mlx-lm's RotatingKVCache.
 
@@ -207,8 +234,8 @@ class RingSlots(SlotCache):
     tokens whole: the places that were written too far hold tokens that no window reaches any more.
     """
 
-    def __init__(self, window: int, slack: int = 0, mask_rank: int = 4) -> None:
-        super().__init__(mask_rank)
+    def __init__(self, window: int, slack: int = 0, traits: Traits = USUAL) -> None:
+        super().__init__(traits)
         self.window = window
         self.ring = window + slack
         self._fetched: tuple[mx.array, mx.array] | None = None
@@ -274,14 +301,26 @@ class RingSlots(SlotCache):
         return_array: bool = False,  # noqa: ARG002  It always is one.
         window_size: int | None = None,
     ) -> mx.array:
-        window = min(window_size or self.window, self.window)
-        place = mx.arange(self._held_tokens(), dtype=mx.int32)
+        window, place = window_size or self.window, mx.arange(self._held_tokens(), dtype=mx.int32)
+        first = self._first_visible(window)
         if self._fits:
             query, last = self.region.own_positions[:, :, None], self.region.last[:, None, None]
             position = last - (last - place) % self.ring
-            return self._shape_mask((position >= 0) & (position <= query) & (position > query - window))
+            return self._shape_mask((position >= first(query)) & (position <= query))
         query, last = self.region.positions[:, :, None], self.region.offset[:, None, None] - 1
         position = last - (last - place) % self.ring
-        before = (position >= 0) & (position > query - window)
         key = self.region.positions[:, None, :]
-        return self._shape_mask(mx.concatenate([before, (key <= query) & (key > query - window)], axis=-1))
+        before, own = position >= first(query), (key <= query) & (key >= first(query))
+        return self._shape_mask(mx.concatenate([before, own], axis=-1))
+
+    def _first_visible(self, window: int) -> Callable[[mx.array], mx.array]:
+        """From a query's position to that of the first key that it sees.
+
+        mlx-lm keeps `window` tokens when a pass begins, so its first token sees no more than these and itself; if the mask
+        is wider than that, the tokens after it do. Drafts are as if each were fed alone.
+        """
+        if window <= self.window or not self._traits.wide_masks or self.region.singly:
+            window = min(window, self.window)
+            return lambda query: mx.maximum(query - (window - 1), 0)
+        kept = mx.maximum(self.region.offset[:, None, None] - (self.window - 1), 0)
+        return lambda query: mx.maximum(query - (window - 1), kept)

@@ -17,8 +17,10 @@ class StateSlots:
     recurrent_gemma, bailing_moe_linear) and for "no state yet", which some treat unlike zeros.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, history: int | None = None) -> None:
+        """`history`: the state is the last so many tokens, and zeros where a row has fewer."""
         self._size = size
+        self._history = history
         self._decoding = ArraysCache(size)
         self._decoding_rows = 0
         self._prefilling: list[ArraysCache] = []
@@ -42,7 +44,10 @@ class StateSlots:
 
     def open(self) -> None:
         """A new row, at the end."""
-        self._prefilling.append(ArraysCache(self._size))
+        row = ArraysCache(self._size)
+        if self._history is not None:
+            row[0] = mx.zeros((1, self._history), mx.int64)
+        self._prefilling.append(row)
 
     def promote(self, place: int) -> None:
         """The prefilling row at `place` (counted among them) becomes the last decoding row; the first takes its place."""

@@ -52,8 +52,6 @@ class Check:
     mode: SelfCheckMode
     group: Group = ALONE
     shapes: Shapes = attrs.field(factory=of_device)
-    prepare: Callable[[nn.Module], None] = lambda _: None
-    """What is done to a model after it was built."""
     advance: Callable[[], None] = lambda: None
 
     def run(self) -> Found:
@@ -90,7 +88,6 @@ class Check:
 
     def _tiny_subject(self, config: Config, gain: float, seed: int) -> Subject:
         model = tiny.build(config, seed, gain)
-        self.prepare(model)
         vocabulary = min(tiny.vocabulary_of(model), self.vocabulary)
         return subject_of(model, vocabulary, seed, self.shapes)
 

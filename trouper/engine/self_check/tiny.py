@@ -12,6 +12,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm import utils
 from mlx_lm.models.cache import make_prompt_cache
 
+from trouper.engine.adaptations import adapted
 from trouper.engine.quantized import PLAIN
 from trouper.engine.self_check.accuracy import arithmetic_of, errors, worst
 from trouper.engine.self_check.alone import Tokens, run_alone
@@ -110,7 +111,9 @@ def _builds(config: Config, kinds: set[Signature]) -> bool:
 
 
 def _signatures(model: nn.Module) -> list[Signature]:
-    """Of each layer what its parts are called, what they are, and their switches; with its kind of cache."""
+    """Of each layer what its parts are called, what they are, and their switches; with its kind of cache. After it was
+    adapted, since the model that is checked may have been before."""
+    adapted(model)
     layers, caches = list(model.layers), make_prompt_cache(model)
     kinds = [type(cache).__name__ for cache in caches] if len(caches) == len(layers) else [""] * len(layers)
     return [_signature(layer) | {(kind,)} for layer, kind in zip(layers, kinds, strict=True)]

@@ -1,0 +1,249 @@
+"""What some of mlx-lm's models need before rows of different lengths may share their passes.
+
+A pass over several rows has one offset for each row, a mask that differs between rows, and padding. Most models take
+that as it comes. Those here assume one offset, one mask or their own cache somewhere; each entry of the registry says how
+it recognises such a model, by its structure where that is possible, and what it changes: what our caches and masks
+give, or a submodule of this instance that is replaced by one with the same arithmetic. A replaced submodule does
+outside of our passes what the original does. Without the registry such models fail when they are batched, in a crash
+or silently, and must run row by row.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import attrs
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE
+
+from trouper.engine.region import Region
+from trouper.engine.traits import USUAL, Traits
+
+
+@attrs.define
+class CurrentPass:
+    """The region of the pass that is being built; None outside of our passes."""
+
+    region: Region | None = None
+
+
+@attrs.define(eq=False)
+class Adapted:
+    """What was found and done for one instance of a model."""
+
+    current: CurrentPass = attrs.field(factory=CurrentPass)
+    traits: Traits = USUAL
+    """What the caches of this model give."""
+    history: int | None = None
+    """The model keeps the last so many tokens of a row in a cache of arrays; rows that have fewer begin with zeros."""
+    alone: str = ""
+    """Why rows of this model cannot share a pass; "" if they can."""
+    names: list[str] = attrs.field(factory=list)
+
+    @contextmanager
+    def during(self, region: Region) -> Iterator[None]:
+        """The pass over this region is built."""
+        self.current.region = region
+        try:
+            yield
+        finally:
+            self.current.region = None
+
+
+@attrs.frozen
+class Adaptation:
+    """`apply` changes what it is given if it recognises the model, and says whether it did."""
+
+    name: str
+    apply: Callable[[nn.Module, Adapted], bool]
+
+
+def adapted(model: nn.Module) -> Adapted:
+    """Adapt a model once; later calls return what was done."""
+    found: Adapted | None = getattr(model, "adapted", None)
+    if found is None:
+        found = Adapted()
+        found.names += [adaptation.name for adaptation in REGISTRY if adaptation.apply(model, found)]
+        model.adapted = found
+    return found
+
+
+# -- rotary embeddings and learned positions -----------------------------------------------------------
+
+
+class RowByRowRope(nn.Module):
+    """A dynamically scaled rotary embedding, whose base depends on how long a row is: beyond the limit row by row."""
+
+    def __init__(self, rope: DynamicNTKScalingRoPE, current: CurrentPass) -> None:
+        super().__init__()
+        self.rope = rope
+        self._current = current
+
+    def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
+        region = self._current.region
+        if region is None:
+            return self.rope(x, offset=offset)
+        if region.longest <= self.rope.max_position_embeddings:
+            return mx.fast.rope(
+                x, self.rope.dims, traditional=self.rope.traditional, base=self.rope.base, scale=1.0, offset=offset
+            )
+        spans = zip(region.lengths.tolist(), region.counts.tolist(), strict=True)
+        return mx.concatenate([self._row(x[row : row + 1], *span, region) for row, span in enumerate(spans)])
+
+    def _row(self, x: mx.array, length: int, count: int, region: Region) -> mx.array:
+        """(1, heads, width, dim): the row's own tokens together, or singly if they are drafts; padding stays as it is."""
+        size = 1 if region.singly else max(count, 1)
+        parts = [self.rope(x[:, :, at : at + size], offset=length + at) for at in range(0, count, size)]
+        return mx.concatenate([*parts, x[:, :, count:]], axis=2)
+
+
+class RowOffsetRope(nn.Module):
+    """A rotary embedding that is told an offset which is wrong for rows of different lengths, and takes each row's."""
+
+    def __init__(self, rope: nn.Module, current: CurrentPass) -> None:
+        super().__init__()
+        self.rope = rope
+        self._current = current
+
+    def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
+        region = self._current.region
+        rotated: mx.array = self.rope(x, offset=offset if region is None else region.offset)
+        return rotated
+
+
+class RowPositions(nn.Module):
+    """A table of learned positions, looked up at each row's own. Padding may lie beyond the table's end."""
+
+    def __init__(self, table: nn.Module, current: CurrentPass) -> None:
+        super().__init__()
+        self.table = table
+        self._current = current
+
+    def __call__(self, positions: mx.array) -> mx.array:
+        region = self._current.region
+        if region is not None:
+            positions = mx.minimum(region.positions, self.table.weight.shape[0] - 1)
+        found: mx.array = self.table(positions)
+        return found
+
+
+def _dynamic_rope(model: nn.Module, found: Adapted) -> bool:
+    return _replace(model, lambda child: isinstance(child, DynamicNTKScalingRoPE), RowByRowRope, found.current)
+
+
+def _shared_kv_rope(model: nn.Module, found: Adapted) -> bool:
+    """Attention over another layer's keys and values derives its offset from how many keys it gets."""
+    takers = [
+        module
+        for _, module in model.named_modules()
+        if {"keys", "values"} <= _arguments(module) and "cache" not in _arguments(module) and "rope" in module
+    ]
+    for module in takers:
+        module.rope = RowOffsetRope(module.rope, found.current)
+    return bool(takers)
+
+
+def _arguments(module: nn.Module) -> set[str]:
+    return set(inspect.signature(type(module).__call__).parameters)
+
+
+def _learned_positions(model: nn.Module, found: Adapted) -> bool:
+    """`wpe`, as GPT-2 and its successors call it. Some count positions from a single offset: caches give them 0."""
+    if not _replace(model, lambda child: isinstance(child, nn.Embedding | nn.QuantizedEmbedding), RowPositions,
+                    found.current, name="wpe"):  # fmt: skip
+        return False
+    found.traits = attrs.evolve(found.traits, counts_from_zero=True)
+    return True
+
+
+# -- what caches and masks give ---------------------------------------------------------------------------
+
+
+def _grouped_scores(model: nn.Module, found: Adapted) -> bool:
+    """Attention that computes scores itself, (rows, KV heads, repeats, queries, keys) where heads are grouped: a mask of
+    four axes would be broadcast along the wrong one."""
+    if not _any(model, lambda module: "attn_logit_softcapping" in _names(module) and getattr(module, "repeats", 1) > 1):
+        return False
+    found.traits = attrs.evolve(found.traits, mask_rank=5)
+    return True
+
+
+def _wider_masks(model: nn.Module, found: Adapted) -> bool:
+    """A mask over one token more than the cache keeps for its windows: a chunk's later tokens see one more than its first."""
+    if not _any(model, lambda module: {"swa_idx", "window_size", "full_idx"} <= _names(module)):
+        return False
+    found.traits = attrs.evolve(found.traits, wide_masks=True)
+    return True
+
+
+def _written_buffers(model: nn.Module, found: Adapted) -> bool:
+    """An indexer that assigns to its cache's buffers, to bring them into the graph of what is computed anyway."""
+    if not _any(model, lambda module: {"index_topk", "softmax_scale"} <= _names(module)):
+        return False
+    found.traits = attrs.evolve(found.traits, open_buffers=True)
+    return True
+
+
+def _token_history(model: nn.Module, found: Adapted) -> bool:
+    """Embeddings of n-grams keep up to n - 1 tokens; what is missing counts as zeros."""
+    for _, module in model.named_modules():
+        if {"embedders", "post_projs", "n"} <= _names(module):
+            found.history = module.n - 1
+            return True
+    return False
+
+
+def _sparse_by_place(model: nn.Module, found: Adapted) -> bool:
+    """Blocks of keys are picked, or left out, by how far queries are from the last key of the longest row."""
+    places = ("index_block_size", "blocksparse_block_size")
+    if not _any(model, lambda module: any(getattr(module, name, None) for name in places)):
+        return False
+    found.alone = "its sparse attention counts from the last key of the longest row"
+    return True
+
+
+def _names(module: nn.Module) -> set[str]:
+    return {*module.keys(), *vars(module)}
+
+
+def _any(model: nn.Module, matches: Callable[[nn.Module], bool]) -> bool:
+    return any(matches(module) for _, module in model.named_modules())
+
+
+def _replace(
+    model: nn.Module,
+    matches: Callable[[nn.Module], bool],
+    wrapper: Callable[[nn.Module, CurrentPass], nn.Module],
+    current: CurrentPass,
+    name: str = "",
+) -> bool:
+    """Wrap each submodule that matches (and has that name), as an attribute of its parent."""
+    places = [
+        (parent, key)
+        for _, parent in model.named_modules()
+        for key, child in _children(parent)
+        if key == (name or key) and matches(child)
+    ]
+    for parent, key in places:
+        setattr(parent, key, wrapper(parent[key], current))
+    return bool(places)
+
+
+def _children(parent: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    return ((key, child) for key, child in parent.items() if isinstance(child, nn.Module))
+
+
+REGISTRY = [
+    Adaptation("a rotary embedding whose base grows with the row", _dynamic_rope),
+    Adaptation("layers that share keys and values take their offset from the number of keys", _shared_kv_rope),
+    Adaptation("learned positions are counted from one offset", _learned_positions),
+    Adaptation("scores of grouped heads need a mask of five axes", _grouped_scores),
+    Adaptation("masks reach one token beyond the window that is kept", _wider_masks),
+    Adaptation("an indexer writes into its cache's buffers", _written_buffers),
+    Adaptation("the last tokens of a row are kept as state", _token_history),
+    Adaptation("sparse attention counts from the last key", _sparse_by_place),
+]
+"""In the order in which they are tried; several may apply to one model."""
