@@ -22,7 +22,6 @@ from trouper.engine.layout import kv_layout, layout_of
 from trouper.engine.quantized import PLAIN, KvFormat, QuantizedSlots, dequantized, kv_format
 from trouper.engine.rows import rows_for
 from trouper.engine.step import StepEngine
-from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.plans import BlockId, Load, RowId, Store
 
 EIGHT = KvFormat(8, 32)
@@ -134,7 +133,7 @@ def written(name: str, tokens: Sequence[int], pieces: Sequence[int]) -> tuple[li
     log-probabilities (tokens, vocabulary)."""
     Written.passes = []
     with patch.object(architecture, "QuantizedSlots", Written):
-        rows = rows_for(model_of(name), Capabilities(), EIGHT)
+        rows, _ = rows_for(model_of(name), EIGHT)
     rows.open(RowId(0))
     said, at = [], 0
     for piece in pieces:

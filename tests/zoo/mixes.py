@@ -110,7 +110,7 @@ def play_all(model: nn.Module, shapes: Shapes = EXACT) -> tuple[Play, Outcome]:
     """Each mix that the model's batching allows, on rows of its own."""
     outcome, play = Outcome(), Play(model, shapes=shapes)
     for name, mix in MIXES.items():
-        if (name == "restored" and not play.can_restore) or (name == "drafted" and play.batching.no_drafts):
+        if (name == "restored" and not play.can_restore) or (name == "drafted" and not play.batching.allows("drafts")):
             continue
         play = Play(model, shapes=shapes)
         try:

@@ -11,7 +11,7 @@ import mlx.nn as nn
 import numpy as np
 
 from trouper.engine.adaptations import adapted
-from trouper.engine.architecture import flatten, slot_caches, view
+from trouper.engine.architecture import flatten, guessed, slot_caches, view
 from trouper.engine.computing import copied, start_computing
 from trouper.engine.embedding import body_of
 from trouper.engine.layout import Layout, dealt, layout_of
@@ -82,11 +82,11 @@ class Rows(Protocol):
 
 
 def rows_for(
-    model: nn.Module, capabilities: Capabilities, kv: KvFormat, slack: int = 0, shapes: Shapes = EXACT
-) -> Rows:
-    if capabilities.allows("batch"):
-        return SlotRows(model, capabilities, kv, slack, shapes)
-    return SingleRows(model)
+    model: nn.Module, kv: KvFormat, slack: int = 0, shapes: Shapes = EXACT, capabilities: Capabilities | None = None
+) -> tuple[Rows, Capabilities]:
+    """`capabilities` None: guessed. They are returned."""
+    found = guessed(model) if capabilities is None else capabilities
+    return (SlotRows(model, found, kv, slack, shapes) if found.allows("batch") else SingleRows(model)), found
 
 
 class SlotRows:

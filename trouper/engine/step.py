@@ -11,7 +11,6 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from trouper.engine.architecture import guessed
 from trouper.engine.blocks import BlockStore
 from trouper.engine.choosing import Choosing
 from trouper.engine.digests import Digests
@@ -79,8 +78,7 @@ class StepEngine:
         capabilities: Capabilities | None = None,
     ) -> None:
         """`shapes` None: as the device likes them. `capabilities` None: guessed."""
-        self.capabilities = guessed(model) if capabilities is None else capabilities
-        self._rows = rows_for(model, self.capabilities, kv, drafting.slack, shapes or of_device())
+        self._rows, self.capabilities = rows_for(model, kv, drafting.slack, shapes or of_device(), capabilities)
         self._blocks = BlockStore(self._rows) if isinstance(self._rows, SlotRows) else None
         self._vocabulary = vocabulary
         self._grammars = grammars

@@ -10,7 +10,7 @@ from mlx import nn
 
 from trouper.engine.faults import line_of
 from trouper.engine.quantized import PLAIN, KvFormat
-from trouper.engine.rows import Rows, rows_for
+from trouper.engine.rows import Rows, SlotRows, rows_for
 from trouper.engine.self_check.accuracy import arithmetic_of, worst
 from trouper.engine.self_check.alone import Reference, Run, WrongAloneError, random_texts, run_alone
 from trouper.engine.self_check.forced import ForcedRows
@@ -47,7 +47,7 @@ class Subject:
         return Failure(f"{scenario.name} differ: {_apart(apart, self.reference.bound)}")
 
     def _rows(self, capabilities: Capabilities) -> Rows:
-        return rows_for(self.model, capabilities, self.kv, self.slack, self.shapes)
+        return rows_for(self.model, self.kv, self.slack, self.shapes, capabilities)[0]
 
 
 @attrs.frozen
@@ -126,7 +126,7 @@ def run_in_slots(model: nn.Module, kv: KvFormat, shapes: Shapes) -> Run:
     """One row in our slots: with quantized KV no code but ours computes what a row must answer."""
 
     def run(tokens: Sequence[int], parts: Sequence[int]) -> mx.array:
-        rows, row = rows_for(model, Capabilities(), kv, SLACK, shapes), RowId(0)
+        rows, row = SlotRows(model, Capabilities(), kv, SLACK, shapes), RowId(0)
         rows.open(row)
         at, logits = 0, []
         for part in parts:
