@@ -33,7 +33,7 @@ class OffsetOffByOne(Proxy):
     """With several rows."""
 
     @property
-    def offset(self) -> mx.array:
+    def offset(self) -> mx.array | int:
         return self._cache.offset + int(len(self.region.lengths) > 1)
 
 
@@ -42,7 +42,7 @@ class OffsetOfTheWidest(Proxy):
 
     @property
     def offset(self) -> mx.array:
-        return mx.full(self._cache.offset.shape, int(self.region.lengths.max()))
+        return mx.full(self.region.offset.shape, int(self.region.lengths.max()))
 
 
 class MaskOfRowOneIgnored(Proxy):
@@ -57,7 +57,7 @@ class FirstTokenMisplaced(Proxy):
     """A row without KV that decodes beside others."""
 
     @property
-    def offset(self) -> mx.array:
+    def offset(self) -> mx.array | int:
         lengths = self.region.lengths
         beside = self.region.width == 1 and len(lengths) > 1
         return self._cache.offset + mx.array(((lengths == 0) & beside).astype("int32"))
@@ -83,7 +83,7 @@ class DraftsLeaveTraces(Proxy):
         return found
 
 
-class Planted(nn.Module):
+class Planted(nn.Module):  # type: ignore[misc]
     """A model whose passes go wrong. `before` is called with the tokens and the caches of each pass, and gives the caches."""
 
     def __init__(self, inner: nn.Module, before: Callable[[mx.array, list[Any]], list[Any]]) -> None:
@@ -97,10 +97,12 @@ class Planted(nn.Module):
 
     @property
     def layers(self) -> Sequence[nn.Module]:
-        return self.inner.layers
+        layers: Sequence[nn.Module] = self.inner.layers
+        return layers
 
     def make_cache(self) -> list[Any]:
-        return make_prompt_cache(self.inner)
+        caches: list[Any] = make_prompt_cache(self.inner)
+        return caches
 
 
 def through(proxy: type[Proxy]) -> Callable[[nn.Module], nn.Module]:
@@ -214,7 +216,9 @@ FAULTS = {
     "a mask that is ignored for one row": Fault("qwen3", "batch", through(MaskOfRowOneIgnored)),
     "a crash with two rows": Fault("llama", "batch", raising(lambda tokens, _: tokens.shape[0] == 2)),
     "a crash with an odd chunk": Fault(
-        "llama", "batch", raising(lambda tokens, caches: tokens.shape[1] % 2 == 1 < tokens.shape[1] and in_slots(caches))
+        "llama",
+        "batch",
+        raising(lambda tokens, caches: tokens.shape[1] % 2 == 1 < tokens.shape[1] and in_slots(caches)),
     ),
     "state that leaks between rows": Fault("lfm2", "batch", leaking),
     "a window one token too wide": Fault("gemma3_text", "batch", caches=window_one_wider),

@@ -73,5 +73,5 @@ def _logprobs(logits: mx.array) -> mx.array:
 
 
 def worst(apart: mx.array) -> float:
-    """Of `errors`. Waits for them."""
+    """The largest. Waits for it."""
     return float(apart.max().item())  # type: ignore[arg-type]

@@ -60,7 +60,7 @@ class Check:
             return Found(guessed(self.model), "")
         start = by_caches(self.model)
         try:
-            found, checked = self._agreed(lambda: self._tiny().capabilities(start)), "a tiny model of the same config"
+            found, checked = self.of_tiny(start), "a tiny model of the same config"
         except CannotShrinkError:
             return Found(self._whole(start), "the model itself")
         if self.mode == "full":
@@ -69,7 +69,12 @@ class Check:
 
     # -- the tiny model: every rank by itself -----------------------------------------------------
 
-    def _tiny(self) -> Matrix:
+    def of_tiny(self, start: Capabilities) -> Capabilities:
+        """Every scenario on a tiny model. Raises `CannotShrinkError` and `WrongAloneError`."""
+        return self._agreed(lambda: self.tiny_matrix().capabilities(start))
+
+    def tiny_matrix(self) -> Matrix:
+        """Raises `CannotShrinkError`."""
         make = next(self._tiny_subjects(), None)
         if make is None:
             raise CannotShrinkError

@@ -46,11 +46,12 @@ OTHER_SENSES = re.compile(r"vision|audio|quantization|image|speech|projector")
 
 @attrs.frozen
 class Factors:
-    """What counts of heads and sizes of heads are divided by. layers: how many stay."""
+    """What counts of heads and sizes of heads are divided by. layers, vocabulary: how many stay."""
 
     heads: int
     sizes: int
     layers: int
+    vocabulary: int = VOCABULARY
 
     @property
     def widths(self) -> int:
@@ -147,7 +148,7 @@ Rule = Callable[[int], int]
 def _rules(by: Factors, whole: int) -> list[tuple[re.Pattern[str], Rule]]:
     """The first pattern that a key contains says what becomes of its number."""
     return [
-        (VOCABULARIES, lambda value: min(value, VOCABULARY)),
+        (VOCABULARIES, lambda value: min(value, by.vocabulary)),
         (LAYERS, lambda _: by.layers),
         (PARTS_OF_LAYERS, lambda value: max(1, round(value * by.layers / max(whole, 1))) if value else 0),
         (FIRST_LAYERS, lambda value: min(value, 1)),

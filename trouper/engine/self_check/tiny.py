@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import attrs
 import mlx.core as mx
 import numpy as np
 from mlx import nn
@@ -16,7 +17,7 @@ from trouper.engine.adaptations import adapted
 from trouper.engine.quantized import PLAIN
 from trouper.engine.self_check.accuracy import arithmetic_of, errors, worst
 from trouper.engine.self_check.alone import Tokens, run_alone
-from trouper.engine.self_check.shrinking import PARTS_OF_LAYERS, Config, factors, layers_of, shrunk, values
+from trouper.engine.self_check.shrinking import PARTS_OF_LAYERS, VOCABULARY, Config, factors, layers_of, shrunk, values
 
 MOST_LAYERS = 24
 MOST_VALUES = 30_000_000
@@ -24,6 +25,7 @@ MOST_VALUES = 30_000_000
 GAINS = (3.0, 8.0)
 """Random matrices are this many times what layers draw at first, so that attention and experts have a say beside the
 residual stream."""
+WHOLE_VOCABULARY = 10**9
 AUDIBLE, FLOORS = 1e-2, 10
 """A change of one token of the context must change the logits by so much, and by so many times the floor of the bound."""
 SLOW: dict[str, tuple[float, float]] = {"A_log": (-1.5, 0.5), "dt_bias": (-3.5, -1.0)}
@@ -37,14 +39,15 @@ class CannotShrinkError(Exception):
 
 def configs(model: nn.Module, config: Mapping[str, Any]) -> Iterator[Config]:
     """Small configs whose models have every kind of layer that this one has, the smallest first. Nothing is computed."""
-    kinds, whole = _signatures(model), layers_of(config)
+    kinds, whole = signatures(model), layers_of(config)
     wanted = set(kinds)
     first = next((count for count in range(1, len(kinds) + 1) if set(kinds[:count]) == wanted), 1)
     last = min(whole, MOST_LAYERS)
+    vocabulary = WHOLE_VOCABULARY if _knows_tokens(model) else VOCABULARY
     shares = any(PARTS_OF_LAYERS.search(key) and value for key, value in values(config))
     for by in factors(config, 0):
         for layers in range(min(2 if shares else max(first, 2), last), last + 1):
-            small = shrunk(config, type(by)(by.heads, by.sizes, layers))
+            small = shrunk(config, attrs.evolve(by, layers=layers, vocabulary=vocabulary))
             if _builds(small, wanted):
                 yield small
                 break
@@ -53,7 +56,7 @@ def configs(model: nn.Module, config: Mapping[str, Any]) -> Iterator[Config]:
 def build(config: Config, seed: int, gain: float = GAINS[0]) -> nn.Module:
     """float32. Seeds MLX's own generator, which layers draw from and nothing else of ours does."""
     mx.random.seed(seed)
-    model = _model(config)
+    model = empty(config)
     model.set_dtype(mx.float32)
     model.update(tree_unflatten(_drawn(model, gain)))
     model.eval()
@@ -73,9 +76,10 @@ def listens(model: nn.Module, text: Tokens) -> bool:
     return worst(errors(two, one)) > max(AUDIBLE, FLOORS * arithmetic_of(model, PLAIN).floor)
 
 
-def _model(config: Config) -> nn.Module:
-    model_class, args_class = utils._get_classes(config)  # What `load_model` takes for the real one.
-    model: nn.Module = model_class(args_class.from_dict(config))
+def empty(config: Mapping[str, Any]) -> nn.Module:
+    """Not a byte of its parameters is there before they are evaluated."""
+    model_class, args_class = utils._get_classes(dict(config))  # What `load_model` takes for the real one.
+    model: nn.Module = model_class(args_class.from_dict(dict(config)))
     return model
 
 
@@ -100,17 +104,25 @@ def _redrawn(path: str, array: mx.array, facts: tuple[float, ...], gain: float) 
     return array * gain if array.ndim > 1 and mean < spread else array
 
 
+def _knows_tokens(model: nn.Module) -> bool:
+    """Whether its code has an array of tokens' numbers, as phi3small's. Beyond a smaller vocabulary MLX would write into
+    memory that is not the model's: no error, but a crash."""
+    arrays = (value for _, part in model.named_modules() for value in part.values() if isinstance(value, mx.array))
+    lists = (value for value in arrays if value.ndim == 1 and value.size and mx.issubdtype(value.dtype, mx.integer))
+    return any(worst(value) >= VOCABULARY for value in lists)
+
+
 def _builds(config: Config, kinds: set[Signature]) -> bool:
     try:
-        model = _model(config)
+        model = empty(config)
         logits = model(mx.array([[1, 2]]), cache=make_prompt_cache(model))
         values = sum(array.size for _, array in tree_flatten(model.parameters()))
-        return logits.shape[:2] == (1, 2) and values <= MOST_VALUES and set(_signatures(model)) == kinds
+        return logits.shape[:2] == (1, 2) and values <= MOST_VALUES and set(signatures(model)) == kinds
     except Exception:  # noqa: BLE001 - any architecture's code over sizes that nobody chose: this one does not build
         return False
 
 
-def _signatures(model: nn.Module) -> list[Signature]:
+def signatures(model: nn.Module) -> list[Signature]:
     """Of each layer what its parts are called, what they are, and their switches; with its kind of cache. After it was
     adapted, since the model that is checked may have been before."""
     adapted(model)
