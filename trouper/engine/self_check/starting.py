@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import mlx.core as mx
@@ -46,13 +46,14 @@ def self_check(
     progress: Callable[[int, int], None],
 ) -> tuple[Capabilities, SelfCheck]:
     """Raises `ModelUnusable` for a model that is wrong even alone. progress: steps done, of how many."""
+    mode = cast(SelfCheckMode, settings.self_check)
     key = key_of(candidate.digest, settings, group)
-    known = recalled(key) if settings.self_check != "off" else None
+    known = recalled(key) if mode != "off" else None
     if _all_know(known, group):
         assert known is not None
-        capabilities, check = known[0], attrs.evolve(known[1], mode=settings.self_check)
+        capabilities, check = known[0], attrs.evolve(known[1], mode=mode)
     else:
-        capabilities, check = _run(candidate, settings.self_check, group, progress)
+        capabilities, check = _run(candidate, mode, group, progress)
         if check.mode != "off" and not _transient(capabilities):
             keep(key, capabilities, check)
     report(line_of(capabilities, check))
