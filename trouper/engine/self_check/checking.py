@@ -18,7 +18,7 @@ from trouper.engine.self_check import tiny
 from trouper.engine.self_check.accuracy import arithmetic_of
 from trouper.engine.self_check.alone import Reference, WrongAloneError, random_texts, run_alone
 from trouper.engine.self_check.matrix import SEEDS, Failure, Matrix, Subject, run_in_slots, subject_of
-from trouper.engine.self_check.scenarios import BATCH, MORE, SHORT_LENGTHS, short_pass
+from trouper.engine.self_check.scenarios import BATCH, MORE, SHORT_LENGTHS, SHORT_PARTS, short_pass
 from trouper.engine.self_check.shrinking import Config
 from trouper.engine.self_check.tiny import CannotShrinkError
 from trouper.engine.shapes import Shapes, of_device
@@ -161,7 +161,7 @@ class Check:
         kv = self.kv if by_caches(self.model).allows("batch") else PLAIN
         texts = random_texts(SHORT_LENGTHS, self.vocabulary, SEEDS[0])
         run = run_in_slots(self.model, kv, self.shapes) if kv.bits else run_alone(self.model)
-        reference = Reference(run, texts, arithmetic_of(self.model, kv), singles=0, odd=(6, 4, 1))
+        reference = Reference(run, texts, arithmetic_of(self.model, kv), singles=0, odd=SHORT_PARTS)
         return Subject(self.model, kv, self.shapes, reference)
 
     def _guarded(self, make: Callable[[], Subject]) -> Subject:

@@ -172,8 +172,11 @@ ROW_BY_ROW = (
     Scenario("batch", "rows that take turns", joining),
 )
 
-SHORT_LENGTHS = (11, 6)
-"""Texts of the pass over the real model; 3 tokens fewer are the prompts."""
+SHORT_LENGTHS = (9, 5)
+"""Texts of the pass over the real model. The prompts are shorter by the tokens that are decoded."""
+SHORT_DECODED = 2
+SHORT_PARTS = (8, 1)
+"""In which the first text runs again, to see how far the model differs from itself."""
 
 
 def short_pass(capabilities: Capabilities) -> Scenario:
@@ -182,13 +185,13 @@ def short_pass(capabilities: Capabilities) -> Scenario:
 
     def script(rows: ForcedRows) -> None:
         first, second = rows.open(0, 1)
-        long, short = (length - 3 for length in SHORT_LENGTHS)
+        long, short = (length - SHORT_DECODED for length in SHORT_LENGTHS)
         rows.step({first: long // 2})
         rest = {first: long - long // 2}, {second: short}
         for chunks in [rest[0] | rest[1]] if capabilities.allows("prefill_together") else rest:
             rows.step(chunks)
         rows.step(joining=[first, second])
-        rows.step()
-        rows.step()
+        for _ in range(SHORT_DECODED - 1):
+            rows.step()
 
     return Scenario("batch", "two rows of the model itself", script)
