@@ -111,6 +111,10 @@ bench-cache *flags: _setup
 bench-structure *flags: _setup
     @.venv/bin/python -m benchmarks.structure "$@"
 
+# What the self-check of a start costs: of a checkpoint, or of `--shape NAME` with random weights
+bench-self-check *flags: _setup
+    @.venv/bin/python -m benchmarks.self_check "$@"
+
 # What drafts are worth, in turns with and without them
 bench-speculation *flags: _setup
     @.venv/bin/python -m benchmarks.speculation "$@"
@@ -130,6 +134,10 @@ test-long *flags: _setup
 # Bodies made from /openapi.json, valid and not, against the server with the fake engine, or the one at a URL
 schemathesis *flags: _setup
     @.venv/bin/python -m tests.schemathesis "$@"
+
+# Tiny models of every module of mlx-lm in every mix, or of the CONFIGs named; all of them write docs/architectures.md
+zoo *configs: _setup
+    @.venv/bin/python -m tests.zoo "$@"
 
 # Greedy tokens of each family at two and three ranks against one rank's, in float32
 ranks-parity tokens="512" *flags: _setup

@@ -24,6 +24,13 @@ LEFT_OUT = {
 }
 """Modules that mlx-lm's own loop cannot run on a CPU, and why."""
 
+BY_PIECES = {
+    "phi3small": "adds its mask to the scores as ones and zeros, so a piece's tokens see those after them",
+    "plamo3": "later tokens of a piece see one token more than its first",
+    **{name: "its base follows the end of the piece, beyond the limit" for name in CONFIGS if "dynamic rope" in name},
+}
+"""Configs whose answer depends, in mlx-lm's own loop, on the pieces in which a prompt comes, and why."""
+
 
 def modules() -> list[str]:
     """Names of mlx-lm's modules that have a model. By their text: olmo's cannot be imported."""

@@ -87,6 +87,29 @@ def drafted_mix(play: Play) -> None:
     play.drop(one, two, three)
 
 
+def short_mix(play: Play) -> None:
+    """The cheapest mix in which every fault that was ever found shows."""
+    long, short = play.open(1, words(90, 2)), play.open(2, words(40, 3))
+    play.prefill({long: 33, short: 5})
+    play.prefill({long: 8})
+    if play.can_restore:
+        play.store(long, 16)
+    play.promote(long, short)
+    play.decode()
+    one = play.open(3, words(30, 4))
+    play.promote(one)
+    play.decode()
+    later = play.restore(4, words(20, 5)) if play.can_restore else play.open(4, words(20, 5))
+    play.prefill({later: 3})
+    play.promote(later)
+    if play.drafts:
+        play.verify({long: (3, 2), short: (2, 0)})
+    play.decode()
+    play.drop(short)
+    play.decode(2)
+    play.drop(*list(play.tracks))
+
+
 MIXES = {"alone": alone_mix, "together": together_mix, "restored": restored_mix, "drafted": drafted_mix}
 
 
@@ -110,7 +133,7 @@ def play_all(model: nn.Module, shapes: Shapes = EXACT) -> tuple[Play, Outcome]:
     """Each mix that the model's batching allows, on rows of its own."""
     outcome, play = Outcome(), Play(model, shapes=shapes)
     for name, mix in MIXES.items():
-        if (name == "restored" and not play.can_restore) or (name == "drafted" and not play.batching.allows("drafts")):
+        if (name == "restored" and not play.can_restore) or (name == "drafted" and not play.drafts):
             continue
         play = Play(model, shapes=shapes)
         try:

@@ -31,6 +31,8 @@ NESTED: dict[str, Config] = {
             "num_local_experts": 4,
             "rope_scaling": None,
             "use_qk_norm": True,
+            "floor_scale": 8,
+            "attn_scale": 0.5,
         },
     ),
     "mistral3": text("mistral3", {**BASE, "model_type": "llama"}),

@@ -52,7 +52,12 @@ class Play:
     def __init__(self, model: nn.Module, *, kv: KvFormat = PLAIN, slack: int = SLACK, shapes: Shapes = EXACT) -> None:
         self.model = model
         self.rows: Rows
-        self.rows, self.batching = rows_for(model, kv, slack, shapes)
+        self.rows, allowed = rows_for(model, kv, slack, shapes)
+        self.together = allowed.allows("batch")
+        self.prefills_together = allowed.allows("prefill_together")
+        self.drafts = allowed.allows("drafts")
+        self.reason = allowed.batch
+        """Why rows step one by one; "" if they do not."""
         self.tracks: dict[RowId, Track] = {}
         self.finished: list[Track] = []
         kept = self.rows if isinstance(self.rows, SlotRows) else None

@@ -15,19 +15,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import attrs
-import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE
 
+from trouper.engine.chunked import ChunkedAttention
 from trouper.engine.region import Region
+from trouper.engine.row_offsets import CurrentPass, RowByRowRope, RowOffsetRope, RowPositions
+from trouper.engine.sparse_blocks import BlockSparseAttention
 from trouper.engine.traits import USUAL, Traits
-
-
-@attrs.define
-class CurrentPass:
-    """The region of the pass that is being built; None outside of our passes."""
-
-    region: Region | None = None
 
 
 @attrs.define(eq=False)
@@ -39,6 +34,8 @@ class Adapted:
     """What the caches of this model give."""
     history: int | None = None
     """The model keeps the last so many tokens of a row in a cache of arrays; rows that have fewer begin with zeros."""
+    chunked: bool = False
+    """Caches of chunks have a counterpart."""
     alone: str = ""
     """Why rows of this model cannot share a pass; "" if they can."""
     names: list[str] = attrs.field(factory=list)
@@ -69,65 +66,6 @@ def adapted(model: nn.Module) -> Adapted:
         found.names += [adaptation.name for adaptation in REGISTRY if adaptation.apply(model, found)]
         model.adapted = found
     return found
-
-
-# -- rotary embeddings and learned positions -----------------------------------------------------------
-
-
-class RowByRowRope(nn.Module):
-    """A dynamically scaled rotary embedding, whose base depends on how long a row is: beyond the limit row by row."""
-
-    def __init__(self, rope: DynamicNTKScalingRoPE, current: CurrentPass) -> None:
-        super().__init__()
-        self.rope = rope
-        self._current = current
-
-    def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
-        region = self._current.region
-        if region is None:
-            return self.rope(x, offset=offset)
-        if region.longest <= self.rope.max_position_embeddings:
-            return mx.fast.rope(
-                x, self.rope.dims, traditional=self.rope.traditional, base=self.rope.base, scale=1.0, offset=offset
-            )
-        spans = zip(region.lengths.tolist(), region.counts.tolist(), strict=True)
-        return mx.concatenate([self._row(x[row : row + 1], *span, region) for row, span in enumerate(spans)])
-
-    def _row(self, x: mx.array, length: int, count: int, region: Region) -> mx.array:
-        """(1, heads, width, dim): the row's own tokens together, or singly if they are drafts; padding stays as it is."""
-        size = 1 if region.singly else max(count, 1)
-        parts = [self.rope(x[:, :, at : at + size], offset=length + at) for at in range(0, count, size)]
-        return mx.concatenate([*parts, x[:, :, count:]], axis=2)
-
-
-class RowOffsetRope(nn.Module):
-    """A rotary embedding that is told an offset which is wrong for rows of different lengths, and takes each row's."""
-
-    def __init__(self, rope: nn.Module, current: CurrentPass) -> None:
-        super().__init__()
-        self.rope = rope
-        self._current = current
-
-    def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
-        region = self._current.region
-        rotated: mx.array = self.rope(x, offset=offset if region is None else region.offset)
-        return rotated
-
-
-class RowPositions(nn.Module):
-    """A table of learned positions, looked up at each row's own. Padding may lie beyond the table's end."""
-
-    def __init__(self, table: nn.Module, current: CurrentPass) -> None:
-        super().__init__()
-        self.table = table
-        self._current = current
-
-    def __call__(self, positions: mx.array) -> mx.array:
-        region = self._current.region
-        if region is not None:
-            positions = mx.minimum(region.positions, self.table.weight.shape[0] - 1)
-        found: mx.array = self.table(positions)
-        return found
 
 
 def _dynamic_rope(model: nn.Module, found: Adapted) -> bool:
@@ -173,7 +111,7 @@ def _grouped_scores(model: nn.Module, found: Adapted) -> bool:
 
 def _wider_masks(model: nn.Module, found: Adapted) -> bool:
     """A mask over one token more than the cache keeps for its windows: a chunk's later tokens see one more than its first."""
-    if not _any(model, lambda module: {"swa_idx", "window_size", "full_idx"} <= _names(module)):
+    if not _any(model, lambda module: {"swa_idx", "full_idx", "window_size", "config"} <= _names(module)):
         return False
     found.traits = attrs.evolve(found.traits, wide_masks=True)
     return True
@@ -196,10 +134,30 @@ def _token_history(model: nn.Module, found: Adapted) -> bool:
     return False
 
 
+def _chunked_attention(model: nn.Module, found: Adapted) -> bool:
+    """Layers that attend within chunks, whose masks the model makes from one offset."""
+    for _, body in model.named_modules():
+        if "attention_chunk_size" in _names(body) and "layers" in body:
+            for layer in body.layers:
+                layer.self_attn = ChunkedAttention(layer.self_attn, body.attention_chunk_size, found.current)
+            found.chunked = True
+            found.traits = attrs.evolve(found.traits, counts_from_zero=True)
+            return True
+    return False
+
+
+def _indexed_blocks(model: nn.Module, found: Adapted) -> bool:
+    """Layers that attend to the blocks of keys that an indexer scores best."""
+
+    def matches(child: nn.Module) -> bool:
+        return {"index_k_proj", "index_rope", "index_block_size"} <= _names(child)
+
+    return _replace(model, matches, BlockSparseAttention, found.current)
+
+
 def _sparse_by_place(model: nn.Module, found: Adapted) -> bool:
-    """Blocks of keys are picked, or left out, by how far queries are from the last key of the longest row."""
-    places = ("index_block_size", "blocksparse_block_size")
-    if not _any(model, lambda module: any(getattr(module, name, None) for name in places)):
+    """Keys are left out by how far blocks of them are from the last key of the longest row."""
+    if not _any(model, lambda module: "blocksparse_block_size" in _names(module)):
         return False
     found.alone = "its sparse attention counts from the last key of the longest row"
     return True
@@ -239,11 +197,13 @@ def _children(parent: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 REGISTRY = [
     Adaptation("a rotary embedding whose base grows with the row", _dynamic_rope),
     Adaptation("layers that share keys and values take their offset from the number of keys", _shared_kv_rope),
-    Adaptation("learned positions are counted from one offset", _learned_positions),
+    Adaptation("learned positions are looked up at each row's own", _learned_positions),
     Adaptation("scores of grouped heads need a mask of five axes", _grouped_scores),
     Adaptation("masks reach one token beyond the window that is kept", _wider_masks),
     Adaptation("an indexer writes into its cache's buffers", _written_buffers),
     Adaptation("the last tokens of a row are kept as state", _token_history),
+    Adaptation("attention within chunks has masks of each row's own", _chunked_attention),
+    Adaptation("blocks of keys are chosen by each row's own positions", _indexed_blocks),
     Adaptation("sparse attention counts from the last key", _sparse_by_place),
 ]
 """In the order in which they are tried; several may apply to one model."""

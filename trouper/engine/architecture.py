@@ -8,9 +8,10 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, KVCache, RotatingKVCache, make_prompt_cache
 
 from trouper.engine.adaptations import adapted
+from trouper.engine.chunked import ChunkSlots
 from trouper.engine.faults import line_of
 from trouper.engine.quantized import PLAIN, KvFormat, OpenQuantizedSlots, QuantizedSlots
 from trouper.engine.region import Region
@@ -59,11 +60,12 @@ def guessed(model: nn.Module) -> Capabilities:
 def by_caches(model: nn.Module) -> Capabilities:
     """By the types of the caches that the model itself makes: slots have counterparts of some."""
     kinds = {type(cache) for cache in flatten(make_prompt_cache(model))}
-    unknown = kinds - {KVCache, RotatingKVCache, ArraysCache}
+    found = adapted(model)
+    unknown = kinds - {KVCache, RotatingKVCache, ArraysCache, *([ChunkedKVCache] if found.chunked else [])}
     if unknown:
         return Capabilities(batch=f"cache {', '.join(sorted(kind.__name__ for kind in unknown))}")
-    if reason := adapted(model).alone:
-        return Capabilities(batch=reason)
+    if found.alone:
+        return Capabilities(batch=found.alone)
     if ArraysCache in kinds:
         return Capabilities(prefill_together="recurrent state", drafts="recurrent state cannot be taken back")
     return Capabilities()
@@ -90,6 +92,8 @@ def slot_caches(model: nn.Module, kv: KvFormat, slack: int = 0) -> list[Any]:
             return ListSlots(*map(counterpart, cache.caches))
         if isinstance(cache, ArraysCache):
             return StateSlots(len(cache.cache), found.history)
+        if isinstance(cache, ChunkedKVCache):
+            return ChunkSlots(traits)
         if isinstance(cache, RotatingKVCache):
             return RingSlots(cache.max_size, slack, traits)
         return quantized(kv, traits) if kv.bits else full(traits)

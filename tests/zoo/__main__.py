@@ -1,0 +1,69 @@
+"""`python -m tests.zoo [CONFIG...]`: play each config, or those named, in every mix; all of them make docs/architectures.md."""
+
+# ruff: noqa: T201
+from __future__ import annotations
+
+import sys
+import time
+
+import tests.conftest  # noqa: F401 - the threads of BLAS, before MLX
+
+# isort: split
+import mlx.core as mx
+
+from tests.zoo.building import build
+from tests.zoo.catalogue import BY_PIECES, CONFIGS
+from tests.zoo.mixes import ALL_SHAPES, BOUND, own_loop_error, play_all
+from tests.zoo.table import PAGE, Line, figures, page
+
+BAR = 40
+
+
+def main(*names: str) -> int:
+    """The number of configs that showed a fault."""
+    lines, faults, worst, began = list[Line](), list[str](), (0.0, ""), time.perf_counter()
+    chosen = names or tuple(CONFIGS)
+    for done, name in enumerate(chosen):
+        progress(done, len(chosen), name, len(faults))
+        line, errors, found = look_at(name)
+        lines.append(line)
+        worst = max([worst, *((error, name) for error in errors)])
+        faults += [f"{name}: {fault}" for fault in found]
+        mx.clear_cache()
+    progress(len(chosen), len(chosen), "", len(faults))
+    print(
+        f"\n{time.perf_counter() - began:.0f} s; the largest difference of a log-probability is {worst[0]:.1e}, of {worst[1]}"
+    )
+    print("\n".join(map(str, lines)) if names else figures(lines))
+    print("\n".join(faults))
+    if not names and not faults:
+        PAGE.write_text(page(lines), encoding="utf-8")
+    return len({fault.split(":")[0] for fault in faults})
+
+
+def look_at(name: str) -> tuple[Line, list[float], list[str]]:
+    """How a config is run, the errors of its mixes, and its faults in words."""
+    model, faults, errors = build(name), list[str](), list[float]()
+    for kind, shapes in ALL_SHAPES.items():
+        play, outcome = play_all(model, shapes)
+        line = Line.of(name, play)
+        errors += [error for error in outcome.errors.values() if error <= BOUND]
+        faults += [f"{mix}, {kind} shapes: off by {error:.2g}" for mix, error in outcome.wrong.items()]
+        faults += [f"{mix}, {kind} shapes: {text}" for mix, text in outcome.crashes.items()]
+    if (own := own_loop_error(model)) > BOUND and name not in BY_PIECES:
+        faults.append(f"mlx-lm's own loop depends on the pieces of a prompt, by {own:.2g}")
+    return line, errors, faults
+
+
+def progress(done: int, total: int, name: str, faults: int) -> None:
+    """A bar on a terminal; elsewhere a line now and then."""
+    filled = BAR * done // total
+    bar = f"[{'#' * filled}{'.' * (BAR - filled)}] {done}/{total}, {faults} faults"
+    if sys.stdout.isatty():
+        print(f"\r{bar}  {name:44}", end="", flush=True)
+    elif done % 20 == 0 or done == total:
+        print(bar, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(min(main(*sys.argv[1:]), 1))

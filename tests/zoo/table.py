@@ -1,0 +1,121 @@
+"""docs/architectures.md, made of what was played."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import attrs
+
+from tests.zoo.catalogue import BY_PIECES, CONFIGS, LEFT_OUT, module_of
+from tests.zoo.mixes import BOUND
+from tests.zoo.playing import Play
+from trouper.engine.adaptations import adapted
+
+PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"
+HEAD = "| module | config | rows decode | prompts prefill | drafts | restored from blocks | adapted, or the reason |"
+
+
+@attrs.frozen
+class Line:
+    """How the engine runs a config."""
+
+    name: str
+    together: bool
+    prefill_together: bool
+    drafts: bool
+    restores: bool
+    notes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, name: str, play: Play) -> Line:
+        """What the engine says of a model that it was given."""
+        found = adapted(play.model)
+        return cls(
+            name,
+            together=play.together,
+            prefill_together=play.prefills_together,
+            drafts=play.drafts,
+            restores=play.can_restore,
+            notes=tuple(found.names) if play.together else (play.reason,),
+        )
+
+    @property
+    def module(self) -> str:
+        return module_of(CONFIGS[self.name])
+
+    def __str__(self) -> str:
+        rows, prompts = _how(together=self.together), _how(together=self.prefill_together)
+        notes = "; ".join([*self.notes, *_own(self.name)])
+        variant = "" if self.name == self.module else self.name
+        cells = [f"`{self.module}`", variant, rows, prompts, _yes(self.drafts), _yes(self.restores), notes]
+        return f"| {' | '.join(cells)} |"
+
+
+def _how(*, together: bool) -> str:
+    return "together" if together else "one by one"
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def _own(name: str) -> list[str]:
+    return [f"in mlx-lm the answer depends on the pieces of the prompt: {BY_PIECES[name]}"] if name in BY_PIECES else []
+
+
+def figures(lines: Sequence[Line]) -> str:
+    """Counts of modules; those that mlx-lm itself runs wrongly are not among those that should be batched."""
+    ran = {line.module for line in lines}
+    alone = {line.module for line in lines if not line.together}
+    right = ran - {"phi3small"}
+    batched = right - alone
+    return (
+        f"{len(lines)} configs of {len(ran)} modules were played, all of them right. Of the {len(right)} modules that mlx-lm's own "
+        f"loop runs right on a CPU, {len(batched)} are batched ({len(batched) / len(right):.1%}), the others run row by row."
+    )
+
+
+def page(lines: Iterable[Line]) -> str:
+    """The whole page."""
+    ordered = sorted(lines, key=lambda line: (line.module.lower(), line.name != line.module, line.name))
+    left_out = "\n".join(f"| `{name}` | {why} |" for name, why in LEFT_OUT.items())
+    table = "\n".join([HEAD, "|" + "---|" * 7, *map(str, ordered)])
+    return TEXT.format(figures=figures(ordered), table=table, left_out=left_out, bound=BOUND)
+
+
+TEXT = """# Architectures
+
+How rows of each architecture share the engine. `just zoo` makes this page: it builds a tiny random model of every config in
+`tests/zoo`, plays rows of different lengths on it, and compares the log-probabilities of every next token with mlx-lm's own loop
+over the same tokens in the same pieces.
+
+{figures}
+
+What is played: one row alone; rows of four lengths that prefill in one pass and decode together, with others that join, one of
+them with a single token, and others that leave; rows restored from blocks at a length that no block divides; drafts that are
+right, wrong and right in part. Windows are 16 tokens and prompts pass them. All of it with shapes as a CPU gets them, and rounded
+up as other devices want them.
+
+A difference of {bound} in a log-probability counts as wrong. Measured, right ones differ by at most 3e-4, which is what float32
+makes of another order of sums; wrong ones, which are played without what follows here, by 0.1 and more. Greedy tokens are equal wherever the two best logits are further apart
+than twice the bound.
+
+Some models need something of caches, masks or offsets that others do not. What that is stands in `trouper/engine/adaptations.py`;
+a model is recognised by what it is made of. Tests play the same without it, and each must fail then.
+
+## Every module
+
+{table}
+
+"One by one" under *prompts prefill*: recurrent state would take the padding in. Such rows do not draft either, since state cannot be
+taken back.
+
+## Left out
+
+Modules that mlx-lm itself does not run on a CPU, and those that are no model of their own:
+
+| module | why |
+|---|---|
+{left_out}
+"""

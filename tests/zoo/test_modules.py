@@ -1,0 +1,61 @@
+"""Each config of the zoo, played short: rows in company have mlx-lm's own log-probabilities. `just zoo` plays more."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import pytest
+
+from tests.zoo.building import build
+from tests.zoo.catalogue import CONFIGS
+from tests.zoo.mixes import BOUND, short_mix, words
+from tests.zoo.playing import Play, alone
+from tests.zoo.table import PAGE, Line
+from trouper.engine import adaptations
+
+ADAPTED = (
+    "afm7",
+    "deepseek_v32",
+    "gemma2",
+    "glm_moe_dsa",
+    "gpt_bigcode",
+    "internlm2 with dynamic rope",
+    "internlm3 with dynamic rope",
+    "llama with dynamic rope",
+    "longcat_flash_ngram",
+    "minimax_m3_vl",
+    "phi3small",
+    "plamo3",
+)
+
+
+def played(name: str) -> Play:
+    play = Play(build(name))
+    short_mix(play)
+    return play
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_rows_in_company_are_mlx_lms(name: str) -> None:
+    play = played(name)
+    assert play.error() <= BOUND
+    assert str(Line.of(name, play)) in PAGE.read_text(encoding="utf-8"), "`just zoo` writes the page"
+
+
+@pytest.mark.parametrize("name", [*ADAPTED, "gpt2", "llama4"])
+def test_outside_of_our_passes_nothing_has_changed(name: str) -> None:
+    """What is compared with is mlx-lm's own, although the model was adapted."""
+    model, tokens, pieces = build(name), words(50, 1), [33, 7, 1, 1, 8]
+    before = alone(model, tokens, pieces)
+    assert adaptations.adapted(model).names
+    assert mx.array_equal(alone(model, tokens, pieces), before)
+
+
+@pytest.mark.parametrize("name", ADAPTED)
+def test_each_adaptation_is_needed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the registry the same mix shows a wrong number, or the model raises: this comparison can fail."""
+    monkeypatch.setattr(adaptations, "REGISTRY", [])
+    try:
+        error = played(name).error()
+    except (AttributeError, IndexError, TypeError, ValueError):
+        return
+    assert error > 10 * BOUND
