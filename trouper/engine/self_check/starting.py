@@ -95,7 +95,7 @@ def _run(
     except WrongAloneError as error:
         raise ModelUnusable(f"{candidate.directory} is wrong even for one row alone: {error}", REMEDY) from error
     mx.clear_cache()
-    seconds = round(time.perf_counter() - began, 3)
+    seconds = round(time.perf_counter() - began, 3) if mode != "off" else 0.0
     return found.capabilities, SelfCheck(mode=mode, checked=found.checked, seconds=seconds)
 
 
