@@ -13,6 +13,7 @@ from mlx_lm.models.cache import ArraysCache, make_prompt_cache
 
 from trouper.engine.region import Region
 from trouper.engine.slots import FullSlots, RingSlots, SlotCache
+from trouper.protocol.capabilities import Feature
 
 
 class Proxy:
@@ -205,7 +206,7 @@ class Fault:
     """family: of the right model. feature: what must be turned off. model, caches: how it goes wrong."""
 
     family: str
-    feature: str
+    feature: Feature
     model: Callable[[nn.Module], nn.Module] = lambda model: model
     caches: Callable[[pytest.MonkeyPatch], None] = lambda _: None
 

@@ -7,8 +7,11 @@ scale of a model's logits, and one outlier among 100,000 tokens does not decide 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
 import mlx.core as mx
+import numpy as np
 from mlx import nn
 from mlx.utils import tree_flatten
 
@@ -26,12 +29,23 @@ class Arithmetic:
 
     floor: float
     ceiling: float
+    by_median: bool = True
+    """A row is as wrong as most of its positions are. Where rounding is coarse, a router of experts that is undecided takes
+    another one at some positions; what is wrong with a row's KV shows at all that follow."""
+
+    def judged(self, apart: mx.array, owners: Sequence[int]) -> float:
+        """One number for errors (n,) of rows: of the worst one. owners: whose each is. Waits for them."""
+        found = np.array(apart, np.float64)
+        if not self.by_median or np.isinf(found).any():
+            return float(found.max())
+        whose = np.array(owners)
+        return max(float(np.median(found[whose == owner])) for owner in set(owners))
 
     def bound(self, noise: float) -> float:
         return min(max(self.floor, NOISE_FACTOR * noise), self.ceiling)
 
 
-FLOAT32 = Arithmetic(floor=1e-4, ceiling=1e-2)
+FLOAT32 = Arithmetic(floor=1e-4, ceiling=1e-2, by_median=False)
 """24 bits of mantissa: tiny models of all families differ from themselves by 1e-7 to 3e-6."""
 TENSOR_FLOAT32 = Arithmetic(floor=4e-3, ceiling=8e-2)
 """Accelerators may multiply float32 with 11 bits of mantissa."""
@@ -51,7 +65,7 @@ def arithmetic_of(model: nn.Module, kv: KvFormat) -> Arithmetic:
     else:
         plain = FLOAT32 if device.is_cpu() else TENSOR_FLOAT32
     floor = max(plain.floor, KV_FLOORS.get(kv.bits, 0.0))
-    return Arithmetic(floor, max(plain.ceiling, 2 * floor))
+    return Arithmetic(floor, max(plain.ceiling, 2 * floor), plain.by_median)
 
 
 def errors(logits: mx.array, reference: mx.array) -> mx.array:

@@ -10,7 +10,7 @@ import numpy as np
 from mlx import nn
 from mlx_lm.models.cache import make_prompt_cache
 
-from trouper.engine.self_check.accuracy import Arithmetic, errors, worst
+from trouper.engine.self_check.accuracy import Arithmetic, errors
 
 Tokens = Sequence[int]
 ODD = (7, 1, 3, 5)
@@ -58,7 +58,7 @@ class Reference:
     def __init__(
         self, run: Run, texts: Sequence[Tokens], arithmetic: Arithmetic, singles: int, odd: Sequence[int] = ODD
     ) -> None:
-        self._run, self._arithmetic, self._singles, self._odd = run, arithmetic, singles, odd
+        self._run, self.arithmetic, self._singles, self._odd = run, arithmetic, singles, odd
         self.texts = texts
         self._logits = [run(text, self._parts(text)) for text in texts]
         self._runs: dict[tuple[int, tuple[int, ...]], mx.array] = {}
@@ -68,7 +68,7 @@ class Reference:
 
     @property
     def bound(self) -> float:
-        return self._arithmetic.bound(self.noise if self.consistent else 0.0)
+        return self.arithmetic.bound(self.noise if self.consistent else 0.0)
 
     def logits(self, text: int, parts: Sequence[int]) -> mx.array:
         """Of a text, or of its beginning if the parts end early."""
@@ -89,9 +89,10 @@ class Reference:
             raise WrongAloneError("its own code gives logits that are not numbers")
 
     def _noise(self) -> float:
-        """Of the first text in odd chunks."""
+        """Of the first text in odd chunks, behind the first of them."""
         text = self.texts[0]
-        return worst(errors(self._run(text, cut(len(text), self._odd)), self._logits[0]))
+        apart = errors(self._run(text, cut(len(text), self._odd)), self._logits[0])[self._odd[0] :]
+        return self.arithmetic.judged(apart, [0] * len(apart))
 
 
 def random_texts(lengths: Sequence[int], vocabulary: int, seed: int) -> list[list[int]]:

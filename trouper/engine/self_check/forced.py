@@ -130,10 +130,11 @@ class ForcedRows:
         for row in rows:
             del self._own[row]
 
-    def differences(self, reference: Reference) -> mx.array:
-        """(taken,) how far each is from the reference. Lazy."""
+    def apart(self, reference: Reference) -> float:
+        """How far all that was taken is from the reference, as one number."""
         theirs = [reference.logits(one.text, self._longest(one))[one.position] for one in self.taken]
-        return errors(mx.stack([one.logits for one in self.taken]), mx.stack(theirs))
+        found = errors(mx.stack([one.logits for one in self.taken]), mx.stack(theirs))
+        return reference.arithmetic.judged(found, [one.text for one in self.taken])
 
     def _longest(self, one: Taken) -> tuple[int, ...]:
         """The parts of the row that gave it, as far as it came."""

@@ -11,7 +11,7 @@ from mlx import nn
 from trouper.engine.faults import line_of
 from trouper.engine.quantized import PLAIN, KvFormat
 from trouper.engine.rows import Rows, SlotRows, rows_for
-from trouper.engine.self_check.accuracy import arithmetic_of, worst
+from trouper.engine.self_check.accuracy import arithmetic_of
 from trouper.engine.self_check.alone import Reference, Run, WrongAloneError, random_texts, run_alone
 from trouper.engine.self_check.forced import ForcedRows
 from trouper.engine.self_check.scenarios import BATCH, LENGTHS, MORE, ROW_BY_ROW, SINGLES, SLACK, Scenario
@@ -39,7 +39,7 @@ class Subject:
         try:
             rows = ForcedRows(self._rows(capabilities), self.reference.texts)
             scenario.script(rows)
-            apart = worst(rows.differences(self.reference))
+            apart = rows.apart(self.reference)
         except Exception as error:  # noqa: BLE001 - any architecture's code: whatever it raises is the finding
             return Failure(f"{scenario.name}: {line_of(error)}", raised=True)
         if apart <= self.reference.bound:
