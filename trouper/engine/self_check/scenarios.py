@@ -175,7 +175,7 @@ ROW_BY_ROW = (
 SHORT_LENGTHS = (9, 5)
 """Texts of the pass over the real model. The prompts are shorter by the tokens that are decoded."""
 SHORT_DECODED = 2
-SHORT_PARTS = (4, 4, 1)
+SHORT_PARTS = (5, 4)
 """In which the first text runs again, to see how far the model differs from itself."""
 
 
