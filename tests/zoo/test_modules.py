@@ -52,10 +52,11 @@ def test_outside_of_our_passes_nothing_has_changed(name: str) -> None:
 
 @pytest.mark.parametrize("name", ADAPTED)
 def test_each_adaptation_is_needed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the registry the same mix shows a wrong number, or the model raises: this comparison can fail."""
+    """Without the registry the same mix shows a wrong number, or the model raises, or its rows are not batched: this
+    comparison can fail."""
     monkeypatch.setattr(adaptations, "REGISTRY", [])
     try:
-        error = played(name).error()
+        play = played(name)
     except (AttributeError, IndexError, TypeError, ValueError):
         return
-    assert error > 10 * BOUND
+    assert not play.together or play.error() > 10 * BOUND
