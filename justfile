@@ -123,6 +123,10 @@ bench-cache *flags: _setup
 bench-structure *flags: _setup
     @.venv/bin/python -m benchmarks.structure "$@"
 
+# What the self-check of a start costs: of a checkpoint, or of `--shape NAME` with random weights
+bench-self-check *flags: _setup
+    @.venv/bin/python -m benchmarks.self_check "$@"
+
 # What drafts are worth, in turns with and without them
 bench-speculation *flags: _setup
     @.venv/bin/python -m benchmarks.speculation "$@"

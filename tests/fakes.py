@@ -122,7 +122,7 @@ UNCUTTABLE = KvLayout(token_bytes=100, snapshot_bytes=1000)
 def card(context_length: int = 4096, kv: KvLayout = CUTTABLE) -> ModelCard:
     return ModelCard(
         id="fake", created=1_700_000_000, context_length=context_length, vocab_size=EOS + 1, architecture="fake",
-        dtype="float32", weights_bytes=0, device="simulated", batching="batched", kv=kv, cache_bytes=1_000_000,
+        dtype="float32", weights_bytes=0, device="simulated", kv=kv, cache_bytes=1_000_000,
         fingerprint="fa4e", embedding=EmbeddingFacts(DIMENSIONS, "mean"),
     )  # fmt: skip
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from trouper.actors.runtime import Runtime
     from trouper.actors.watches import Health
     from trouper.protocol.batch import BatchFacts
+    from trouper.protocol.capabilities import Capabilities, SelfCheck
     from trouper.protocol.errors import ModelUnusable, Problem, RequestFailed, SettingsInvalid
     from trouper.protocol.grammar import Grammar
     from trouper.protocol.health import ChannelFacts
@@ -34,9 +35,9 @@ if TYPE_CHECKING:
 
 __version__ = VERSION
 __all__ = [
-    "Accepted", "Answer", "BatchFacts", "ByteSize", "ChannelFacts", "ChatPrompt", "Delta", "Embedded", "Engine",
+    "Accepted", "Answer", "BatchFacts", "ByteSize", "Capabilities", "ChannelFacts", "ChatPrompt", "Delta", "Embedded", "Engine",
     "Failed", "Finished", "Fleet", "Generate", "Grammar", "Health", "Lease", "Listed", "LoadWatch", "Loading",
-    "MemoryFacts", "ModelCard", "ModelUnusable", "Problem", "RequestFailed", "Runtime", "Sampling", "Scored",
+    "MemoryFacts", "ModelCard", "ModelUnusable", "Problem", "RequestFailed", "Runtime", "Sampling", "Scored", "SelfCheck",
     "ServerSettings", "Settings", "SettingsInvalid", "Started", "TextPrompt", "Timeouts", "TokenLogprobs",
     "TokenPrompt", "Tokenizer", "run_fleet", "run_runtime",
 ]  # fmt: skip
@@ -46,6 +47,7 @@ _HOMES = {
     "trouper.actors.runtime": ("Runtime",),
     "trouper.actors.watches": ("Health",),
     "trouper.protocol.batch": ("BatchFacts",),
+    "trouper.protocol.capabilities": ("Capabilities", "SelfCheck"),
     "trouper.protocol.errors": ("ModelUnusable", "Problem", "RequestFailed", "SettingsInvalid"),
     "trouper.protocol.grammar": ("Grammar",),
     "trouper.protocol.health": ("ChannelFacts",),

@@ -14,6 +14,7 @@ from tests.actors.bench import Opened, Replies, code, generate, heard
 from tests.fakes import EOS, ByteTokenizer, card
 from trouper import ChatPrompt, Generate, RequestFailed, Sampling, Settings, TextPrompt, TokenPrompt
 from trouper.actors.intake import LONG_TEXT, Admitted, prepare, take_in_requests
+from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.errors import Problem
 from trouper.protocol.model import LoadedModel
 from trouper.protocol.requests import Prompt
@@ -195,7 +196,7 @@ async def test_the_request_in_hand_is_answered_when_intake_is_cancelled(opened: 
 
 async def test_d13_drafts_that_cannot_be_are_refused(opened: Opened) -> None:
     """A model whose state cannot be taken back: who asks for drafts is told, who does not gets its answer without."""
-    model = LoadedModel(attrs.evolve(card(), no_drafts="recurrent state"), ByteTokenizer())
+    model = LoadedModel(attrs.evolve(card(), capabilities=Capabilities(drafts="recurrent state")), ByteTokenizer())
     problem = await refused(opened, generate(speculation="ngram"), model)
     assert (problem.param, problem.code) == ("speculation", "speculation_not_supported")
     assert "recurrent state" in problem.message

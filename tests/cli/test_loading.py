@@ -31,6 +31,14 @@ def test_a_terminal_shows_what_is_loaded_and_how_much_of_it() -> None:
     assert written.getvalue() == said, "what is loaded later is nobody's waiting"
 
 
+def test_a_stage_of_steps_counts_steps() -> None:
+    console, written = terminal(force_terminal=True)
+    with shown(console) as watch:
+        watch(Loading("smollm", "checking what it does right", 3, 11, "steps"))
+    assert "3/11" in written.getvalue()
+    assert "bytes" not in written.getvalue()
+
+
 @pytest.mark.parametrize("width", [60, 80, 100, 200])
 @pytest.mark.parametrize(
     "model", ["/a/long/path/" * 9 + "smollm", "owner/smollm", "/models/[bold]smollm", "smollm" * 20]

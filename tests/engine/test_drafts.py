@@ -19,7 +19,7 @@ from tests.engine.oracle import Foretelling
 from tests.engine.test_exactness import LONG, assert_equal_as_far, greedy_requests, model_of, seeded_requests
 from tests.families import FAMILIES, prompts
 from tests.family_configs import VOCABULARY
-from trouper.engine.architecture import batching_of
+from trouper.engine.architecture import guessed
 from trouper.engine.quantized import PLAIN, KvFormat
 from trouper.engine.region import Ints
 from trouper.engine.shapes import ROUNDED, Shapes
@@ -71,7 +71,7 @@ SEEDED = [*FAMILIES] if LONG else ["llama", "gpt_oss"]
 """An answer that rounding cannot change takes long to find."""
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if not batching_of(model_of(name)).no_drafts])
+@pytest.mark.parametrize("name", [name for name in FAMILIES if guessed(model_of(name)).allows("drafts")])
 @pytest.mark.parametrize("seed", range(20 if LONG else 1))
 def test_r9_f22_a_row_says_the_same(name: str, seed: int) -> None:
     logprobs = [None, 0, 3]
@@ -94,7 +94,7 @@ def test_f22_passes_that_are_rounded_up(name: str) -> None:
 def test_f23_what_cannot_be_taken_back_is_not_drafted() -> None:
     driver = play("lfm2", greedy_requests("lfm2")[:3], "lfm2")
     assert not driver.drafted
-    assert "recurrent" in batching_of(model_of("lfm2")).no_drafts
+    assert "recurrent" in guessed(model_of("lfm2")).drafts
 
 
 class Nested(nn.Module):

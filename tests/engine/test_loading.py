@@ -51,15 +51,16 @@ def test_loads_and_answers_as_built(llama: Path) -> None:
 
 
 def test_who_watches_sees_all_bytes_go_by(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the weights, and of the files that are read again for their digests - once, since those are remembered."""
+    """Of the weights, and of the files that are read again for their digests; and the steps of the self-check."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(loading, "ONE_EVALUATION_BYTES", 100_000)
     seen: list[Loading] = []
     load(Settings(model=str(llama)), lambda _: None, seen.append)
     stages = {one.stage: [each for each in seen if each.stage == one.stage] for one in seen}
-    weights, digests = stages.values()
+    weights, checks, digests = stages.values()
     assert len(weights) > 3
-    for steps in (weights, digests):
+    assert [one.unit for one in (weights[0], checks[0], digests[0])] == ["bytes", "steps", "bytes"]
+    for steps in (weights, checks, digests):
         assert {(one.model, one.total_bytes) for one in steps} == {(str(llama), steps[-1].done_bytes)}
         assert [one.done_bytes for one in steps] == sorted(one.done_bytes for one in steps)
     assert weights[0].done_bytes == 0

@@ -52,11 +52,11 @@ class Play:
     def __init__(self, model: nn.Module, *, kv: KvFormat = PLAIN, slack: int = SLACK, shapes: Shapes = EXACT) -> None:
         self.model = model
         self.rows: Rows
-        self.rows, batching = rows_for(model, kv, slack, shapes)
-        self.together = batching.together
-        self.prefills_together = batching.prefill_together
-        self.drafts = not batching.no_drafts
-        self.reason = batching.reason
+        self.rows, allowed = rows_for(model, kv, slack, shapes)
+        self.together = allowed.allows("batch")
+        self.prefills_together = allowed.allows("prefill_together")
+        self.drafts = allowed.allows("drafts")
+        self.reason = allowed.batch
         """Why rows step one by one; "" if they do not."""
         self.tracks: dict[RowId, Track] = {}
         self.finished: list[Track] = []

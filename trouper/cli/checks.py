@@ -147,6 +147,26 @@ def _model(one: Settings) -> Finding:
     return Finding("ok", said)
 
 
+def self_check(plan: Plan) -> Iterator[Finding]:
+    """What the last start has found: a model is not loaded for this."""
+    from trouper.engine import machine
+
+    for one in plan.models:
+        if one.self_check == "off":
+            remedy = "leave --self-check out"
+            yield Finding("warn", "--self-check off: what rows may do is guessed from the model's caches", remedy)
+        elif not machine.is_here(one.model) or (line := machine.checked(one)) is None:
+            yield Finding(
+                "ok", "not made yet for these weights, settings, versions and device; the first start makes it"
+            )
+        elif line.off:
+            yield Finding(
+                "warn", line.said, "requests are answered rightly, but slower; docs/self-check.md says what it means"
+            )
+        else:
+            yield Finding("ok", line.said)
+
+
 def disk(plan: Plan) -> Iterator[Finding]:
     from trouper.storage import speed
     from trouper.storage.disk import Disk
@@ -243,6 +263,7 @@ CHECKS: dict[str, Check] = {
     "device": device,
     "memory": memory,
     "model": model,
+    "self-check": self_check,
     "disk": disk,
     "port": port,
     "keys": keys,

@@ -13,11 +13,13 @@ from rich.progress import (
     Progress,
     ProgressColumn,
     SpinnerColumn,
+    Task,
     TaskID,
     TextColumn,
     TransferSpeedColumn,
 )
 from rich.table import Column
+from rich.text import Text
 
 from trouper.protocol.loading import Loading, LoadWatch
 
@@ -42,7 +44,7 @@ def shown(console: Console) -> Iterator[LoadWatch]:
         progress.start()
         if loading.stage not in tasks:
             tasks[loading.stage] = progress.add_task(
-                f"{_short(loading.model)}: {loading.stage}", total=loading.total_bytes
+                f"{_short(loading.model)}: {loading.stage}", total=loading.total_bytes, unit=loading.unit
             )
         progress.update(tasks[loading.stage], completed=loading.done_bytes)
 
@@ -65,6 +67,22 @@ def _columns(width: int) -> Iterator[ProgressColumn]:
     yield SpinnerColumn()
     yield TextColumn("{task.description}", markup=False, table_column=cut)
     yield BarColumn(None)
-    yield DownloadColumn(table_column=Column(no_wrap=True))
+    yield Done(table_column=Column(no_wrap=True))
     if width >= WIDE:
-        yield TransferSpeedColumn(table_column=Column(no_wrap=True))
+        yield Speed(table_column=Column(no_wrap=True))
+
+
+class Done(DownloadColumn):
+    """Bytes, or steps."""
+
+    def render(self, task: Task) -> Text:
+        if task.fields.get("unit") != "steps":
+            return super().render(task)
+        return Text(f"{task.completed:.0f}/{task.total:.0f}", style="progress.download")
+
+
+class Speed(TransferSpeedColumn):
+    """Of bytes; steps take as long as they take."""
+
+    def render(self, task: Task) -> Text:
+        return Text("") if task.fields.get("unit") == "steps" else super().render(task)

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import attrs
+import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, KVCache, RotatingKVCache, make_prompt_cache
 
 from trouper.engine.adaptations import adapted
 from trouper.engine.chunked import ChunkSlots
-from trouper.engine.quantized import KvFormat, OpenQuantizedSlots, QuantizedSlots
+from trouper.engine.faults import line_of
+from trouper.engine.quantized import PLAIN, KvFormat, OpenQuantizedSlots, QuantizedSlots
+from trouper.engine.region import Region
 from trouper.engine.slots import FullSlots, OpenSlots, RingSlots
 from trouper.engine.states import StateSlots
+from trouper.protocol.capabilities import Capabilities
 
 
 class ListSlots:
@@ -31,38 +35,40 @@ def view(cache: Any) -> Any:
     return cache.view if isinstance(cache, StateSlots) else cache
 
 
-@attrs.frozen
-class Batching:
-    """How rows of a model share a step. `reason` is "" when they do."""
+def guessed(model: nn.Module) -> Capabilities:
+    """By the types of its caches, and by whether a pass of two rows over slots can be built. Nothing is computed."""
+    found = by_caches(model)
+    if not found.allows("batch"):
+        return found
+    caches = slot_caches(model, PLAIN)
+    leaves = flatten(caches)
+    states = [leaf for leaf in leaves if isinstance(leaf, StateSlots)]
+    lengths = np.array([0] if states else [0, 3], np.int32)
+    region = Region(0, lengths, np.full(len(lengths), 2, np.int32), 2)
+    try:
+        for leaf in states:
+            leaf.open()
+        for leaf in leaves:
+            leaf.begin(region)
+        with adapted(model).during(region):
+            model(mx.ones((len(lengths), 2), mx.int32), cache=[view(cache) for cache in caches])
+    except Exception as error:  # noqa: BLE001 - any architecture's code over caches that are not mlx-lm's: it is the answer
+        return Capabilities(batch=f"a pass over slots cannot be built: {line_of(error)}")
+    return found
 
-    together: bool
-    prefill_together: bool
-    reason: str = ""
 
-    @property
-    def no_drafts(self) -> str:
-        """Why rows cannot draft tokens and take wrong ones back; "" if they can."""
-        if not self.together:
-            return self.description
-        return "" if self.prefill_together else "recurrent state cannot be taken back"
-
-    @property
-    def description(self) -> str:
-        if not self.together:
-            return f"row by row ({self.reason})"
-        return "batched" if self.prefill_together else "batched, prompts prefill one by one (recurrent state)"
-
-
-def batching_of(model: nn.Module) -> Batching:
-    """Decide from the caches that the model itself makes."""
+def by_caches(model: nn.Module) -> Capabilities:
+    """By the types of the caches that the model itself makes: slots have counterparts of some."""
     kinds = {type(cache) for cache in flatten(make_prompt_cache(model))}
     found = adapted(model)
     unknown = kinds - {KVCache, RotatingKVCache, ArraysCache, *([ChunkedKVCache] if found.chunked else [])}
     if unknown:
-        return Batching(False, False, f"cache {', '.join(sorted(kind.__name__ for kind in unknown))}")
+        return Capabilities(batch=f"cache {', '.join(sorted(kind.__name__ for kind in unknown))}")
     if found.alone:
-        return Batching(False, False, found.alone)
-    return Batching(True, ArraysCache not in kinds)
+        return Capabilities(batch=found.alone)
+    if ArraysCache in kinds:
+        return Capabilities(prefill_together="recurrent state", drafts="recurrent state cannot be taken back")
+    return Capabilities()
 
 
 def flatten(caches: Sequence[Any]) -> list[Any]:

@@ -14,7 +14,6 @@ import mlx.core as mx
 import trio
 
 from trouper.engine import device, group
-from trouper.engine.architecture import batching_of
 from trouper.engine.device import memory_facts
 from trouper.engine.drafting import Drafting
 from trouper.engine.loading import Loaded, load
@@ -84,11 +83,7 @@ class MlxEngine:
 
     async def load(self) -> LoadedModel:
         self._loaded = await self._on_thread(lambda: load(self._settings, log.info, self._watch, self._group))
-        batching = batching_of(self._loaded.model)
-        card = attrs.evolve(
-            self._loaded.card, batching=batching.description, no_drafts=batching.no_drafts,
-            drafts_by_default=not device.prepares_shapes(),
-        )  # fmt: skip
+        card = attrs.evolve(self._loaded.card, drafts_by_default=not device.prepares_shapes())
         log.info(
             "model %s: %s, %s, %.0f MB on %s",
             card.id,
@@ -157,7 +152,10 @@ class MlxEngine:
         loaded, settings = self._loaded, self._settings
         drafting = Drafting(settings.spec_ngram_min, settings.spec_ngram_max, settings.spec_draft_tokens)
         grammars = loaded.tokenizer.grammars
-        return StepEngine(loaded.model, loaded.card.vocab_size, loaded.kv, grammars, self._group, drafting=drafting)
+        return StepEngine(
+            loaded.model, loaded.card.vocab_size, loaded.kv, grammars, self._group, drafting=drafting,
+            capabilities=loaded.card.capabilities,
+        )  # fmt: skip
 
     def _answer(
         self, engine: StepEngine, plans: trio.MemoryReceiveChannel[Plan], results: trio.MemorySendChannel[Stepped]

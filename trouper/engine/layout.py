@@ -19,11 +19,12 @@ import mlx.nn as nn
 import numpy as np
 
 from trouper.engine.adaptations import adapted
-from trouper.engine.architecture import batching_of, flatten, slot_caches, view
+from trouper.engine.architecture import flatten, guessed, slot_caches, view
 from trouper.engine.quantized import KvFormat
 from trouper.engine.region import Region
 from trouper.engine.slots import FullSlots, RingSlots
 from trouper.engine.states import StateSlots
+from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.kv import KvLayout
 
 
@@ -182,11 +183,13 @@ def dealt(parts: Sequence[T], leaves: Leaves) -> list[list[T]]:
     return own
 
 
-def kv_layout(model: nn.Module, kv: KvFormat) -> KvLayout:
-    """What the model's card says of its KV."""
-    batching = batching_of(model)
-    if not batching.together:
-        return KvLayout(cached=False, description=f"not kept beyond a row ({batching.reason})")
+def kv_layout(model: nn.Module, kv: KvFormat, capabilities: Capabilities | None = None) -> KvLayout:
+    """What the model's card says of its KV. capabilities None: guessed."""
+    if capabilities is None:
+        capabilities = guessed(model)
+    if not capabilities.allows("restore"):
+        reason = capabilities.batch or capabilities.restore
+        return KvLayout(cached=False, description=f"not kept beyond a row ({reason})")
     layout = layout_of(model, kv)
     return KvLayout(
         token_bytes=layout.token_bytes,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,9 @@ from trouper.engine.group import ALONE, Group
 from trouper.engine.layout import kv_layout
 from trouper.engine.quantized import KvFormat, kv_format
 from trouper.engine.resolve import resolve
+from trouper.engine.self_check.starting import STAGE, Candidate, self_check
 from trouper.engine.tokenizer import HubTokenizer
+from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.errors import ModelUnusable
 from trouper.protocol.loading import LoadWatch, nobody_watches, stage
 from trouper.protocol.model import ModelCard
@@ -86,11 +88,23 @@ def load(
     if group.size > 1:
         _shard(model, config, directory, settings, group)
     _evaluate(model, directory, stage(watch, name, "loading the weights"))
+    if group.size > 1:
+        _require_same(found, group)
     kv = kv_format(settings.kv_bits, settings.kv_group_size)
+    candidate = Candidate(
+        model=model,
+        config=config,
+        directory=directory,
+        digest=found.digest,
+        vocabulary=_logits(model, directory),
+        kv=kv,
+    )
+    capabilities, check = self_check(candidate, settings, group, report, stage(watch, name, STAGE, "steps"))
     card = attrs.evolve(
-        _card(settings, found, model, config, kv),
+        _card(settings, found, candidate, capabilities),
         ranks=group.size,
-        cache_bytes=_cache_bytes(settings, model, group),
+        cache_bytes=min(group.gather(_cache_bytes(settings, model, group))),
+        self_check=check,
     )
     if settings.blocks_dir is not None and card.kv.cached:
         told = fingerprint(
@@ -101,8 +115,6 @@ def load(
             _rank(settings, group),
         )
         card = attrs.evolve(card, fingerprint=told)
-    if group.size > 1:
-        card = _agreed(card, found, group)
     return Loaded(model, card, words.with_grammars(card.vocab_size), directory, config, kv)
 
 
@@ -141,13 +153,12 @@ def _rank(settings: Settings, group: Group) -> dict[str, str]:
     return {"rank": f"{group.rank} of {group.size}", "sums": settings.tp_reduce_dtype}
 
 
-def _agreed(card: ModelCard, found: checkpoint.Checkpoint, group: Group) -> ModelCard:
-    """What all ranks can keep to. The first thing that they do together: whoever could not load is not there."""
+def _require_same(found: checkpoint.Checkpoint, group: Group) -> None:
+    """The first thing that ranks do together: whoever could not load is not there. Raises `ModelUnusable`."""
     digests = group.gather(found.digest)
     other = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None)
     if other is not None:
         raise ModelUnusable(f"{found.directory} is another model on rank {other} than on rank 0: copy rank 0's there")
-    return attrs.evolve(card, cache_bytes=min(group.gather(card.cache_bytes)))
 
 
 def _evaluate(model: nn.Module, directory: Path, told: Callable[[int, int], None]) -> None:
@@ -175,20 +186,21 @@ def _groups(parameters: Iterable[mx.array]) -> Iterable[list[mx.array]]:
 
 
 def _card(
-    settings: Settings, found: checkpoint.Checkpoint, model: nn.Module, config: dict[str, Any], kv: KvFormat
+    settings: Settings, found: checkpoint.Checkpoint, candidate: Candidate, capabilities: Capabilities
 ) -> ModelCard:
+    model = candidate.model
     parameters = [parameter for _, parameter in tree_flatten(model.parameters())]
     return ModelCard(
         id=settings.model or embedded.NAME,
         created=int((found.directory / "config.json").stat().st_mtime),
-        context_length=_context_length(config),
-        vocab_size=_logits(model),
+        context_length=_context_length(candidate.config),
+        vocab_size=candidate.vocabulary,
         architecture=found.architecture,
         dtype=_dtype(parameters),
         weights_bytes=sum(parameter.nbytes for parameter in parameters),
         device=device.name(),
-        batching="batched",
-        kv=kv_layout(model, kv),
+        capabilities=capabilities,
+        kv=kv_layout(model, candidate.kv, capabilities),
         embedding=facts_of(model, found.directory),
     )
 
@@ -200,16 +212,19 @@ def _cache_bytes(settings: Settings, model: nn.Module, group: Group) -> int:
     return max(0, int(min(left / 2, limit / 3)))
 
 
-def _logits(model: nn.Module) -> int:
+def _logits(model: nn.Module, directory: Path) -> int:
     """How many there are, by the model itself: configs nest it, omit it, or forget the padding. Nothing is computed."""
-    return int(model(mx.array([[0]]), cache=make_prompt_cache(model)).shape[-1])
+    try:
+        return int(model(mx.array([[0]]), cache=make_prompt_cache(model)).shape[-1])
+    except Exception as error:  # any architecture's code: whatever it raises, nobody can be answered
+        raise ModelUnusable(f"{directory}: the model's own code fails: {line_of(error)}") from error
 
 
-def _context_length(config: dict[str, Any]) -> int:
+def _context_length(config: Mapping[str, Any]) -> int:
     return _nested(config, CONTEXT_KEYS) or UNBOUNDED_CONTEXT
 
 
-def _nested(config: dict[str, Any], keys: Iterable[str]) -> int | None:
+def _nested(config: Mapping[str, Any], keys: Iterable[str]) -> int | None:
     for level in (config, config.get("text_config") or {}):
         for key in keys:
             if isinstance(value := level.get(key), int) and value > 0:

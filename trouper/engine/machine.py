@@ -11,10 +11,14 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from trouper.engine import FAST_BLAS, checkpoint, device, embedded, precision
+from trouper.engine.architecture import by_caches
+from trouper.engine.group import ALONE
 from trouper.engine.layout import kv_layout
 from trouper.engine.loading import opened
 from trouper.engine.quantized import kv_format
 from trouper.engine.resolve import place_of, resolve
+from trouper.engine.self_check.remembering import key_of, recalled
+from trouper.engine.self_check.starting import line_of
 from trouper.protocol.settings import Settings
 
 PRODUCT_SIZE = 1024
@@ -75,6 +79,25 @@ def _is_cached(hub_id: str) -> bool:
     except LocalEntryNotFoundError:
         return False
     return True
+
+
+@attrs.frozen
+class Checked:
+    """A self-check of an earlier start, as a line. off: it has turned off what the model's caches would have allowed."""
+
+    said: str
+    off: bool
+
+
+def checked(settings: Settings) -> Checked | None:
+    """None: there was none yet. Of a model that is here. Raises `ModelUnusable`."""
+    found = checkpoint.inspect(directory := resolve(settings.model, lambda _: None))
+    known = recalled(key_of(found.digest, settings, ALONE))
+    if known is None:
+        return None
+    capabilities, check = known
+    wrong = set(capabilities.off) - set(by_caches(opened(directory)[0]).off)
+    return Checked(line_of(capabilities, attrs.evolve(check, mode="fast")), bool(wrong))
 
 
 def fit(settings: Settings) -> Fit:

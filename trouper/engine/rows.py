@@ -11,7 +11,7 @@ import mlx.nn as nn
 import numpy as np
 
 from trouper.engine.adaptations import adapted
-from trouper.engine.architecture import Batching, batching_of, flatten, slot_caches, view
+from trouper.engine.architecture import flatten, guessed, slot_caches, view
 from trouper.engine.computing import copied, start_computing
 from trouper.engine.embedding import body_of
 from trouper.engine.layout import Layout, dealt, layout_of
@@ -21,6 +21,7 @@ from trouper.engine.shapes import EXACT, STEP, Shapes
 from trouper.engine.single import SingleRows
 from trouper.engine.slots import FullSlots, RingSlots, SlotCache
 from trouper.engine.states import StateSlots
+from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.plans import RowId
 
 ALL = slice(None)
@@ -80,9 +81,12 @@ class Rows(Protocol):
     def nbytes(self) -> int: ...
 
 
-def rows_for(model: nn.Module, kv: KvFormat, slack: int = 0, shapes: Shapes = EXACT) -> tuple[Rows, Batching]:
-    batching = batching_of(model)
-    return (SlotRows(model, batching, kv, slack, shapes) if batching.together else SingleRows(model)), batching
+def rows_for(
+    model: nn.Module, kv: KvFormat, slack: int = 0, shapes: Shapes = EXACT, capabilities: Capabilities | None = None
+) -> tuple[Rows, Capabilities]:
+    """`capabilities` None: guessed. They are returned."""
+    found = guessed(model) if capabilities is None else capabilities
+    return (SlotRows(model, found, kv, slack, shapes) if found.allows("batch") else SingleRows(model)), found
 
 
 class SlotRows:
@@ -90,12 +94,12 @@ class SlotRows:
     gathered. Only a row that leaves, or overtakes an older one, moves KV."""
 
     def __init__(
-        self, model: nn.Module, batching: Batching, kv: KvFormat, slack: int = 0, shapes: Shapes = EXACT
+        self, model: nn.Module, capabilities: Capabilities, kv: KvFormat, slack: int = 0, shapes: Shapes = EXACT
     ) -> None:
         self._model = model
         self._kv = kv
         self._shapes = shapes
-        self._together = batching.prefill_together
+        self._together = capabilities.allows("prefill_together")
         self._slack = slack
         self._caches = slot_caches(model, kv, slack)
         self._leaves = flatten(self._caches)
@@ -145,7 +149,7 @@ class SlotRows:
         return done
 
     def _groups(self, counts: list[int]) -> list[range]:
-        """Recurrent state would take the padding in, so there each row runs alone."""
+        """Where padding shows, as in recurrent state, which takes it in, each row runs alone."""
         if self._together:
             return self._shapes.groups(counts)
         return [range(place, place + 1) for place, count in enumerate(counts) if count]

@@ -29,6 +29,7 @@ from trouper.engine.rowstate import RowState
 from trouper.engine.shapes import Shapes, of_device
 from trouper.engine.spans import Spans, indices
 from trouper.engine.thinking import ThinkingRule
+from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.plans import Admit, Plan, RowId, Stepped
 from trouper.protocol.ranks import Digest, compare
 
@@ -74,9 +75,10 @@ class StepEngine:
         *,
         drafting: Drafting = DRAFTING,
         shapes: Shapes | None = None,
+        capabilities: Capabilities | None = None,
     ) -> None:
-        """`shapes` None: as the device likes them."""
-        self._rows, self.batching = rows_for(model, kv, drafting.slack, shapes or of_device())
+        """`shapes` None: as the device likes them. `capabilities` None: guessed."""
+        self._rows, self.capabilities = rows_for(model, kv, drafting.slack, shapes or of_device(), capabilities)
         self._blocks = BlockStore(self._rows) if isinstance(self._rows, SlotRows) else None
         self._vocabulary = vocabulary
         self._grammars = grammars
@@ -178,7 +180,7 @@ class StepEngine:
         )  # fmt: skip
         if constraint is not None:
             self._bound.add(admit.row)
-        if admit.drafts and not self.batching.no_drafts:
+        if admit.drafts and self.capabilities.allows("drafts"):
             self._proposing.open(admit.row, prompt.tolist())
         self._rows.open(admit.row)
         if admit.restore is not None:

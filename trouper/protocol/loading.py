@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Literal, Protocol
 
 import attrs
+
+Unit = Literal["bytes", "steps"]
 
 
 @attrs.frozen
 class Loading:
-    """A moment of a stage that reads many bytes. What need not be read is not counted as done."""
+    """A moment of a stage that reads many bytes, or takes many steps. What need not be read is not counted as done."""
 
     model: str
     stage: str
     done_bytes: int
+    """Steps, in a stage of steps."""
     total_bytes: int
+    unit: Unit = "bytes"
 
 
 class LoadWatch(Protocol):
@@ -25,9 +29,9 @@ class LoadWatch(Protocol):
     def __call__(self, loading: Loading, /) -> None: ...
 
 
-def stage(watch: LoadWatch, model: str, name: str) -> Callable[[int, int], None]:
-    """`watch`, for whoever only knows bytes done and bytes in all."""
-    return lambda done, total: watch(Loading(model, name, done, total))
+def stage(watch: LoadWatch, model: str, name: str, unit: Unit = "bytes") -> Callable[[int, int], None]:
+    """`watch`, for whoever only knows how much is done and how much there is in all."""
+    return lambda done, total: watch(Loading(model, name, done, total, unit))
 
 
 def nobody_watches(_: Loading) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import attrs
 import trio
 
+from trouper.protocol.capabilities import EVERYTHING, UNCHECKED, Capabilities, SelfCheck
 from trouper.protocol.grammar import Grammar
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.plans import Plan, Pooling, Stepped
@@ -76,8 +77,10 @@ class ModelCard:
     weights_bytes: int
     """On this rank."""
     device: str
-    batching: str
-    """How rows share a step: "batched", or "row by row" with the reason."""
+    capabilities: Capabilities = EVERYTHING
+    """What rows may do."""
+    self_check: SelfCheck = UNCHECKED
+    """How that was found."""
     kv: KvLayout = KvLayout(cached=False)
     cache_bytes: int = 0
     """What the device can spare for cached blocks, unless --cache-memory says otherwise."""
@@ -87,10 +90,18 @@ class ModelCard:
     """None: it gives no embeddings."""
     ranks: int = 1
     """Processes that compute it together."""
-    no_drafts: str = ""
-    """Why rows cannot draft tokens and take wrong ones back; "" if they can."""
     drafts_by_default: bool = True
     """Whether rows of which nobody says anything draft, if they can."""
+
+    @property
+    def batching(self) -> str:
+        """How rows share a step: "batched", or "row by row" with the reason."""
+        return self.capabilities.description
+
+    @property
+    def no_drafts(self) -> str:
+        """Why rows cannot draft tokens and take wrong ones back; "" if they can."""
+        return self.capabilities.drafts
 
 
 @attrs.frozen

@@ -163,6 +163,12 @@ class Settings:
     )
     kv_bits: int = setting(0, "Bits of keys and values: 8, 4, or 0 for the model's own.", choices=(8, 4, 0))
     kv_group_size: int = setting(64, "Values that share one quantization scale.", choices=(32, 64, 128))
+    self_check: str = setting(
+        "fast",
+        "Before a model serves, what its rows do together is compared with each row alone, and what differs is turned "
+        "off. full: every case on the model itself, too. off: guess from its caches.",
+        choices=("fast", "full", "off"),
+    )
     speculation: str = setting(
         "auto",
         "ngram: guess tokens from what a row has said, and verify them where that is faster. off: do not. "

@@ -9,12 +9,24 @@ import attrs
 import trio
 
 from trouper.actors.fleet import Listed
+from trouper.actors.runtime import Runtime
 from trouper.actors.watches import Health
 from trouper.protocol.health import RankFacts
+from trouper.protocol.model import ModelCard
 from trouper.web.schema import OBJECT, TEXT, Json, array, closed
 
 STATUS: Json = {"type": "object", "properties": {"status": TEXT}, "required": ["status"]}
 READY = closed({"status": TEXT, "detail": TEXT}, "status", "detail")
+SELF_CHECK = closed(
+    {
+        "mode": TEXT,
+        "checked": TEXT,
+        "seconds": {"type": "number"},
+        "remembered": {"type": "boolean"},
+        "off": {"type": "object", "additionalProperties": TEXT},
+    },
+    "mode", "checked", "seconds", "remembered", "off",
+)  # fmt: skip
 HEALTH = closed(
     {
         "status": TEXT,
@@ -27,15 +39,17 @@ HEALTH = closed(
         "memory": OBJECT,
         "directory": OBJECT,
         "ranks": array(OBJECT),
+        "self_check": SELF_CHECK,
     },
     "status", "detail", "cache_stats", "cache", "speculation", "recovery", "actors", "memory", "directory", "ranks",
+    "self_check",
 )  # fmt: skip
 
 
 def health_body(listed: Sequence[Listed]) -> dict[str, Any]:
     """The default model's health (of another, while that one is not loaded), and with several models that of each."""
-    loaded = [one.runtime.health() for one in listed if one.runtime is not None]
-    body: dict[str, Any] = _one(loaded[0]) if loaded else {"status": "draining", "detail": "no model is loaded"}
+    loaded = [_one(one.runtime) for one in listed if one.runtime is not None]
+    body: dict[str, Any] = loaded[0] if loaded else {"status": "draining", "detail": "no model is loaded"}
     if len(listed) > 1:
         body["models"] = {one.names[0]: _listed(one) for one in listed}
     return body
@@ -43,12 +57,13 @@ def health_body(listed: Sequence[Listed]) -> dict[str, Any]:
 
 def _listed(one: Listed) -> dict[str, Any]:
     if one.runtime is not None:
-        return {"state": one.state} | _one(one.runtime.health())
+        return {"state": one.state} | _one(one.runtime)
     return {"state": one.state} if one.problem is None else {"state": one.state, "detail": one.problem.message}
 
 
-def _one(health: Health) -> dict[str, Any]:
+def _one(runtime: Runtime) -> dict[str, Any]:
     """`status`, `cache_stats` with the agreed names, and the actors one by one."""
+    health = runtime.health()
     return {
         "status": health.status,
         "detail": health.detail,
@@ -60,7 +75,13 @@ def _one(health: Health) -> dict[str, Any]:
         "memory": attrs.asdict(health.memory),
         "directory": attrs.asdict(health.directory),
         "ranks": [_rank(rank) for rank in health.ranks.ranks],
+        "self_check": self_check_body(runtime.model),
     }
+
+
+def self_check_body(card: ModelCard) -> dict[str, Any]:
+    """`off`: features that are turned off, each with the reason."""
+    return attrs.asdict(card.self_check) | {"off": card.capabilities.off}
 
 
 def _rank(rank: RankFacts) -> dict[str, Any]:

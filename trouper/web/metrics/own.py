@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 import trio
 
+from trouper.protocol.capabilities import FEATURES
 from trouper.protocol.health import ChannelFacts, RankFacts
 from trouper.web.metrics.metric import Kind, Labelled, Seen, Told
 from trouper.web.metrics.requests import Counts
@@ -64,6 +65,12 @@ def _running(seen: Seen) -> Iterable[Labelled]:
     return [((actor.name,), int(actor.state == "running")) for actor in seen.health.actors]
 
 
+def _allowed(seen: Seen) -> Iterable[Labelled]:
+    """A reason changes with the model and its device only, so its series are few."""
+    capabilities = seen.runtime.model.capabilities
+    return [((feature, capabilities.off.get(feature, "")), int(capabilities.allows(feature))) for feature in FEATURES]
+
+
 def _problems(counts: Counts) -> Iterable[Labelled]:
     return [(which, count) for which, count in counts.problems.items()]
 
@@ -83,6 +90,22 @@ SERVING: tuple[Told[Seen], ...] = (
         "counter", "trouper_requests_withdrawn_total", "requests_withdrawn", "Requests whose client left or met a limit."
     ),
 )  # fmt: skip
+
+SELF_CHECK: tuple[Told[Seen], ...] = (
+    Told(
+        "gauge",
+        "trouper_feature_enabled",
+        "1 if rows may do this; 0: the self-check has turned it off, for this reason.",
+        _allowed,
+        ("feature", "reason"),
+    ),
+    Told(
+        "gauge",
+        "trouper_self_check_seconds",
+        "How long the self-check took when it last ran; 0: it never did.",
+        lambda seen: seen.runtime.model.self_check.seconds,
+    ),
+)
 
 ACTORS = (
     Told("counter", "trouper_actor_restarts_total", "Crashes of an actor or group.", _restarts, ("actor",)),
@@ -170,7 +193,9 @@ RANKS = (
     _rank("trouper_rank_steps_behind", lambda one, newest: newest - one.step, "Steps that another rank has answered and it has not."),
 )  # fmt: skip
 
-OWN: tuple[Told[Seen], ...] = (*SERVING, *ACTORS, *RECOVERY, *RANKS, *MEMORY_TIER, *DISK_TIER, *MEMORY)
+OWN: tuple[Told[Seen], ...] = (
+    *SERVING, *SELF_CHECK, *ACTORS, *RECOVERY, *RANKS, *MEMORY_TIER, *DISK_TIER, *MEMORY,
+)  # fmt: skip
 OWN_OF_REQUESTS: tuple[Told[Counts], ...] = (
     Told(
         "counter",

@@ -114,7 +114,7 @@ function show(now) {
   plots.draw(history, rates, Date.now() / 1000);
   tiers.show(model);
   rows.show(model.batch, latest.at);
-  about(`${card.architecture}, ${card.dtype} on ${card.device}`,
+  about(`${card.architecture}, ${card.dtype} on ${card.device}`, turnedOff(card.off),
     `${plural(facts.requests_completed, "request")} answered, ${facts.requests_withdrawn} withdrawn, ${facts.requests_errored} failed`);
 }
 
@@ -125,8 +125,14 @@ function showNone() {
   slowlyAt = -Infinity;
 }
 
-function about(device, requests) {
-  const said = [`Trouper ${latest.version}`, device, `up for ${span(age.heardAt / 1000 - server)}`, requests];
+/** What the self-check has turned off, and why. */
+function turnedOff(off) {
+  const features = Object.entries(off).map(([feature, reason]) => `${feature.replace("_", " ")} (${reason})`);
+  return features.length ? `turned off: ${features.join(", ")}` : "";
+}
+
+function about(device, off, requests) {
+  const said = [`Trouper ${latest.version}`, device, off, `up for ${span(age.heardAt / 1000 - server)}`, requests];
   say(byId("about"), said.filter(Boolean).join(" · "));
 }
 

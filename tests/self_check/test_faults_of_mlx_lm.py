@@ -1,0 +1,104 @@
+"""Without our adaptations the check alone turns off what mlx-lm's models do wrong in a batch, by the way that loading takes:
+a tiny model of the config, and a short pass of the model itself.
+
+TROUPER_LONG_TESTS=1 in the environment checks the whole zoo.
+"""
+
+from __future__ import annotations
+
+import os
+
+import attrs
+import pytest
+from mlx import nn
+
+from tests.self_check.full_size import FULL_SIZE
+from tests.zoo.building import build
+from tests.zoo.catalogue import CONFIGS
+from trouper.engine import adaptations
+from trouper.engine.adaptations import Adaptation, Adapted
+from trouper.engine.architecture import by_caches
+from trouper.engine.quantized import PLAIN
+from trouper.engine.self_check import tiny
+from trouper.engine.self_check.alone import WrongAloneError
+from trouper.engine.self_check.checking import Check
+from trouper.protocol.capabilities import Capabilities
+
+FAULTY = {
+    "afm7": "rows of different lengths that decode together differ",
+    "llama with dynamic rope": "rows of different lengths that decode together",
+    "internlm2 with dynamic rope": "rows of different lengths that decode together",
+    "internlm3 with dynamic rope": "rows of different lengths that decode together",
+    "gpt_bigcode": "rows of different lengths that decode together",
+    "glm_moe_dsa": "FullSlots",
+    "deepseek_v32": "FullSlots",
+    "longcat_flash_ngram": "a prompt of one token",
+    "gemma2": "",
+    "plamo3": "differ",
+    "minimax_m3_vl": "FullSlots",
+}
+"""What the reason must say, of those that raise mlx-lm's or MLX's own words."""
+FULL_SIZE_FAULTY = ("AFM-3B", "SantaCoder-1B", "GLM-5", "LongCat-Flash-Lite")
+SOME = ("deepseek_v2", "gemma3n", "granitemoehybrid", "llama4", "qwen3_next", "rwkv7")
+LONG = bool(os.environ.get("TROUPER_LONG_TESTS"))
+
+
+@pytest.fixture
+def no_adaptations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adaptations, "REGISTRY", [])
+
+
+def check(name: str, model: nn.Module) -> Capabilities:
+    return Check(model, CONFIGS[name], 512, PLAIN, "fast").run().capabilities
+
+
+@pytest.mark.parametrize("name", FAULTY)
+@pytest.mark.usefixtures("no_adaptations")
+def test_the_check_alone_turns_off_what_is_wrong(name: str) -> None:
+    model = build(name)
+    assert by_caches(model).allows("batch"), "nothing says so before"
+    found = check(name, model)
+    assert FAULTY[name] in found.batch
+    assert found.batch
+
+
+def test_an_adaptation_that_is_wrong_for_a_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masks of five axes for all that is named gemma2, as a list of names once had it."""
+    name = "gemma2 with as many KV heads as heads"
+
+    def five_axes(_: nn.Module, found: Adapted) -> bool:
+        found.traits = attrs.evolve(found.traits, mask_rank=5)
+        return True
+
+    monkeypatch.setattr(adaptations, "REGISTRY", [])
+    assert check(name, build(name)) == Capabilities()
+    monkeypatch.setattr(adaptations, "REGISTRY", [Adaptation("by name", five_axes)])
+    assert check(name, build(name)).batch
+
+
+@pytest.mark.parametrize("name", FAULTY)
+def test_with_the_adaptations_it_is_as_they_say(name: str) -> None:
+    model = build(name)
+    assert check(name, model) == by_caches(model)
+
+
+@pytest.mark.parametrize("name", FULL_SIZE_FAULTY)
+@pytest.mark.usefixtures("no_adaptations")
+def test_a_tiny_model_of_a_published_config_shows_it(name: str) -> None:
+    """The published model is never computed, and not even its memory is taken."""
+    model = tiny.empty(FULL_SIZE[name])
+    found = Check(model, FULL_SIZE[name], 512, PLAIN, "fast").of_tiny(by_caches(model))
+    assert found.batch
+
+
+@pytest.mark.usefixtures("no_adaptations")
+def test_a_model_whose_masks_hide_nothing_is_refused() -> None:
+    """mlx-lm adds phi3small's boolean mask to the scores, so that a prompt's tokens see those after them."""
+    with pytest.raises(WrongAloneError, match="in chunks than for the whole prompt"):
+        check("phi3small", build("phi3small"))
+
+
+@pytest.mark.parametrize("name", sorted({*CONFIGS} - {"phi3small"}) if LONG else SOME)
+def test_what_is_right_with_adaptations_stays_on(name: str) -> None:
+    model = build(name)
+    assert check(name, model) == by_caches(model)

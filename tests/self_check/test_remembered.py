@@ -1,0 +1,202 @@
+"""What a start finds is remembered for the next one with the same weights, settings, versions and device."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import attrs
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_map
+
+from tests import families
+from tests.family_configs import wide
+from tests.self_check.saving import save
+from tests.zoo.building import build
+from trouper.engine import adaptations, device
+from trouper.engine.group import ALONE, Group
+from trouper.engine.loading import load
+from trouper.engine.self_check import checking, remembering, starting
+from trouper.engine.self_check.alone import WrongAloneError
+from trouper.engine.self_check.checking import CANNOT_SHRINK, WRONG_ALONE, Check
+from trouper.engine.self_check.matrix import Failure
+from trouper.engine.self_check.remembering import key_of, recalled, results_file
+from trouper.engine.self_check.tiny import CannotShrinkError
+from trouper.protocol.capabilities import Capabilities, SelfCheck
+from trouper.protocol.errors import ModelUnusable
+from trouper.protocol.model import ModelCard
+from trouper.protocol.settings import Settings
+from trouper.storage import check_results
+from trouper.storage.check_results import CheckResult, recall, remember
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A model that is wrong with two rows, since nothing is adapted."""
+    monkeypatch.setattr(adaptations, "REGISTRY", [])
+    return str(save("gpt_bigcode", tmp_path / "gpt_bigcode"))
+
+
+def loaded(path: str, **settings: Any) -> tuple[ModelCard, str]:
+    """Its card, and the line of the log."""
+    lines: list[str] = []
+    card = load(Settings(model=path, **settings), lines.append).card
+    [line] = [line for line in lines if line.startswith("self-check")]
+    return card, line
+
+
+def test_the_second_start_remembers(faulty: str) -> None:
+    first, line = loaded(faulty)
+    assert "rows of different lengths" in first.capabilities.batch
+    assert first.self_check.checked == "a tiny model of the same config and a short pass of the model itself"
+    assert not first.self_check.remembered
+    assert 0 < first.self_check.seconds < 600
+    assert "batch off: rows of different lengths" in line
+    second, line = loaded(faulty)
+    assert second.capabilities == first.capabilities
+    assert second.self_check == attrs.evolve(first.self_check, remembered=True)
+    assert "(remembered; a tiny model" in line
+
+
+def test_what_is_off_is_off_everywhere(faulty: str) -> None:
+    card, _ = loaded(faulty)
+    assert card.batching.startswith("row by row (rows of different lengths")
+    assert not card.kv.cached
+    assert card.no_drafts
+    assert card.fingerprint == ""
+
+
+@pytest.mark.parametrize(
+    "damage", ["", "{", "[]", '{"KEY": 1}', '{"KEY": {"off": {"wings": "none"}, "checked": "", "seconds": 1, "at": 1}}']
+)
+def test_a_damaged_file_is_made_anew(faulty: str, damage: str) -> None:
+    loaded(faulty)
+    [key] = json.loads(results_file().read_text())
+    results_file().write_text(damage.replace("KEY", key))
+    assert not loaded(faulty)[0].self_check.remembered
+    assert loaded(faulty)[0].self_check.remembered
+
+
+def test_a_file_that_cannot_be_written_only_costs_a_check(tmp_path: Path) -> None:
+    remember(Path("/proc/nowhere/self-checks.json"), "key", CheckResult({}, "", 1.0, 1.0))
+    assert recall(Path("/proc/nowhere/self-checks.json"), "key") is None
+
+
+def test_the_oldest_results_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_results, "MOST_RESULTS", 3)
+    path = tmp_path / "results.json"
+    for number in range(5):
+        remember(path, str(number), CheckResult({}, "", 1.0, float(number)))
+    remember(path, "3", CheckResult({"batch": "again"}, "", 1.0, 9.0))
+    assert [*json.loads(path.read_text())] == ["2", "4", "3"]
+
+
+def test_the_name_of_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapters.safetensors").write_bytes(b"1")
+    others = [
+        Settings(kv_bits=8),
+        Settings(kv_group_size=32),
+        Settings(self_check="full"),
+        Settings(adapter_path=str(adapter)),
+    ]
+    keys = {key_of(1, Settings(), ALONE), key_of(2, Settings(), ALONE), *(key_of(1, each, ALONE) for each in others)}
+    assert len(keys) == 6
+    assert key_of(1, Settings(gather_ms=1), ALONE) in keys, "what changes no logits changes no name"
+    monkeypatch.setattr(device, "name", lambda: "another device")
+    assert key_of(1, Settings(), ALONE) not in keys
+    monkeypatch.undo()
+    monkeypatch.setattr(remembering, "version", lambda name: "9.9.9")
+    assert key_of(1, Settings(), ALONE) not in keys
+
+
+def test_a_device_that_was_full_is_not_remembered(faulty: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = Capabilities(drafts="rows that took wrong drafts back: [malloc] Unable to allocate 9 bytes.")
+    monkeypatch.setattr(Check, "run", lambda self: checking.Found(full, "it"))
+    assert loaded(faulty)[0].capabilities == full
+    assert not results_file().exists()
+
+
+def test_off_guesses(faulty: str) -> None:
+    card, line = loaded(faulty, self_check="off")
+    assert line.startswith("self-check: off, guessed from the model's caches")
+    assert card.self_check.seconds == 0
+    assert not results_file().exists()
+
+
+def test_full_runs_every_case_on_the_model_itself(tmp_path: Path) -> None:
+    card, _ = loaded(str(save("qwen3", tmp_path / "qwen3")), self_check="full")
+    assert card.capabilities == Capabilities()
+    assert card.self_check.checked == "a tiny model of the same config and the model itself"
+
+
+@pytest.mark.parametrize("mode", ["fast", "full"])
+def test_quantized_kv_is_checked_too(tmp_path: Path, mode: Any) -> None:
+    path = str(families.save("llama", tmp_path / "llama", wide(families.FAMILIES["llama"])))
+    assert loaded(path, self_check=mode, kv_bits=8, kv_group_size=32)[0].capabilities == Capabilities()
+
+
+def test_a_model_without_numbers_is_refused_in_one_line(tmp_path: Path) -> None:
+    broken = build("qwen3")
+    broken.update(tree_map(lambda array: array * mx.nan, broken.parameters()))
+    path = str(save("qwen3", tmp_path / "qwen3", broken))
+    with pytest.raises(ModelUnusable) as refused:
+        loaded(path)
+    assert str(refused.value) == (
+        f"{path} is wrong even for one row alone: its own code gives logits that are not numbers; "
+        "--self-check off serves it all the same"
+    )
+    assert loaded(path, self_check="off")[0].capabilities == Capabilities()
+
+
+# -- several ranks ---------------------------------------------------------------------------------------
+
+
+class Others(Group):
+    """Rank 0 of three, whose other ranks say what they are told to."""
+
+    def __init__(self, *numbers: int) -> None:
+        super().__init__()
+        self.size, self.numbers = 3, numbers
+
+    def gather(self, number: int) -> list[int]:
+        return [number, *self.numbers] if self.size == 3 and hasattr(self, "numbers") else [number]
+
+
+def agreed(found: Capabilities, *numbers: int) -> Capabilities:
+    return Check(build("qwen3"), {}, 512, None, "fast", Others(*numbers))._agreed(lambda: found)  # type: ignore[arg-type]
+
+
+def test_ranks_agree_on_the_worst() -> None:
+    assert agreed(Capabilities(), 0, 0) == Capabilities()
+    assert agreed(Capabilities(), 0, 0b1000) == Capabilities(drafts="rank 2 found it wrong")
+    mine = Capabilities(drafts="mine")
+    assert agreed(mine, 0b0100, 0b1000) == Capabilities(drafts="mine", restore="rank 1 found it wrong")
+    with pytest.raises(WrongAloneError, match="rank 1 found it wrong"):
+        agreed(mine, WRONG_ALONE, 0)
+    with pytest.raises(CannotShrinkError):
+        agreed(mine, 0, CANNOT_SHRINK)
+
+
+def test_a_failure_of_any_rank_is_everybodys() -> None:
+    check = Check(build("qwen3"), {}, 512, None, "fast", Others(0, 2))  # type: ignore[arg-type]
+    assert check._together(None) == Failure("rank 2 found it wrong", raised=True)
+    assert check._together(Failure("mine")) == Failure("mine")
+
+
+def test_what_only_some_ranks_remember_is_checked_again() -> None:
+    known = recalled("nothing")
+    assert known is None
+    mine = Capabilities(), SelfCheck()
+    same = Others(0, 0)
+    assert not starting._all_know(mine, same)
+    assert starting._all_know(mine, ALONE)
+    assert not starting._all_know(None, ALONE)

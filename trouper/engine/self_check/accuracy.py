@@ -1,0 +1,91 @@
+"""How far two computations of the same logits are apart, and how far they may be.
+
+The error of a position is the root mean square, over the vocabulary, of the difference of log-probabilities, divided by
+the standard deviation of the reference's logits. 0: the same. About 1.4: nothing in common. It does not depend on the
+scale of a model's logits, and one outlier among 100,000 tokens does not decide it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import mlx.core as mx
+import numpy as np
+from mlx import nn
+from mlx.utils import tree_flatten
+
+from trouper.engine import device
+from trouper.engine.quantized import KvFormat
+
+NOISE_FACTOR = 6.0
+"""The bound is this many times what the model differs from itself in chunks of other sizes and in a batch of two."""
+
+
+@attrs.frozen
+class Arithmetic:
+    """Bounds that follow from a dtype on a device. floor: an error below it is rounding whatever the noise was. ceiling: an
+    error above it is none, however noisy the model seemed."""
+
+    floor: float
+    ceiling: float
+    by_median: bool = True
+    """A row is as wrong as most of its positions are. Where rounding is coarse, a router of experts that is undecided takes
+    another one at some positions; what is wrong with a row's KV shows at all that follow."""
+
+    def judged(self, apart: mx.array, owners: Sequence[int]) -> float:
+        """One number for errors (n,) of rows: of the worst one. owners: whose each is. Waits for them."""
+        found = np.array(apart, np.float64)
+        if not self.by_median or np.isinf(found).any():
+            return float(found.max())
+        whose = np.array(owners)
+        return max(float(np.median(found[whose == owner])) for owner in set(owners))
+
+    def bound(self, noise: float) -> float:
+        return min(max(self.floor, NOISE_FACTOR * noise), self.ceiling)
+
+
+FLOAT32 = Arithmetic(floor=1e-4, ceiling=1e-2, by_median=False)
+"""24 bits of mantissa: tiny models of every module differ from themselves by 8e-7 to 3e-5."""
+TENSOR_FLOAT32 = Arithmetic(floor=4e-3, ceiling=8e-2)
+"""Accelerators may multiply float32 with 11 bits of mantissa."""
+FLOAT16 = Arithmetic(floor=8e-3, ceiling=0.15)
+BFLOAT16 = Arithmetic(floor=3e-2, ceiling=0.3)
+"""8 bits of mantissa. Routers of experts that round differently choose other experts."""
+KV_FLOORS = {8: 3e-2, 4: 0.3}
+"""With quantized KV: a value that rounds to the neighbouring step differs by this much of its group."""
+
+
+def arithmetic_of(model: nn.Module, kv: KvFormat) -> Arithmetic:
+    dtypes = {array.dtype for _, array in tree_flatten(model.parameters()) if mx.issubdtype(array.dtype, mx.floating)}
+    if mx.bfloat16 in dtypes:
+        plain = BFLOAT16
+    elif mx.float16 in dtypes:
+        plain = FLOAT16
+    else:
+        plain = FLOAT32 if device.is_cpu() else TENSOR_FLOAT32
+    floor = max(plain.floor, KV_FLOORS.get(kv.bits, 0.0))
+    return Arithmetic(floor, max(plain.ceiling, 2 * floor), plain.by_median)
+
+
+def errors(logits: mx.array, reference: mx.array) -> mx.array:
+    """(n, vocabulary) twice; (n,) float32, infinite where one has a number that the other has not. Lazy."""
+    mine, theirs = logits.astype(mx.float32), reference.astype(mx.float32)
+    known = mx.isfinite(theirs)
+    count = mx.maximum(known.sum(-1), 1)
+    zeros = mx.zeros_like(theirs)
+    difference = mx.where(known, _logprobs(mine) - _logprobs(theirs), zeros)
+    mean = mx.where(known, theirs, zeros).sum(-1, keepdims=True) / count[:, None]
+    variance = mx.where(known, mx.square(theirs - mean), zeros).sum(-1) / count
+    error = mx.sqrt(mx.square(difference).sum(-1) / count) / mx.maximum(mx.sqrt(variance), 1e-12)
+    sound = mx.all(mx.isfinite(mine) == known, axis=-1) & mx.isfinite(error)
+    return mx.where(sound, error, mx.inf)
+
+
+def _logprobs(logits: mx.array) -> mx.array:
+    return logits - mx.logsumexp(logits, -1, keepdims=True)
+
+
+def worst(apart: mx.array) -> float:
+    """The largest. Waits for it."""
+    return float(apart.max().item())  # type: ignore[arg-type]

@@ -1,0 +1,101 @@
+"""The model's own code, one row at a time: what every row must answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import mlx.core as mx
+import numpy as np
+from mlx import nn
+from mlx_lm.models.cache import make_prompt_cache
+
+from trouper.engine.self_check.accuracy import Arithmetic, errors
+
+Tokens = Sequence[int]
+ODD = (7, 1, 3, 5)
+"""Chunks of a prompt that no kernel has as its preferred size."""
+
+
+class Run(Protocol):
+    def __call__(self, tokens: Tokens, parts: Sequence[int], /) -> mx.array:
+        """Logits (tokens, vocabulary) of one row that is fed so many tokens at a time."""
+
+
+class WrongAloneError(Exception):
+    """The model is wrong without any of our code. One line."""
+
+
+def run_alone(model: nn.Module) -> Run:
+    """With the caches that mlx-lm makes for it."""
+
+    def run(tokens: Tokens, parts: Sequence[int]) -> mx.array:
+        cache, at, logits = make_prompt_cache(model), 0, []
+        for part in parts:
+            logits.append(model(mx.array([tokens[at : at + part]]), cache=cache)[0])
+            mx.async_eval(logits[-1])
+            at += part
+        return mx.concatenate(logits)
+
+    return run
+
+
+def cut(count: int, sizes: Sequence[int]) -> list[int]:
+    """Chunks of these sizes, over and over."""
+    parts: list[int] = []
+    while (left := count - sum(parts)) > 0:
+        parts.append(min(sizes[len(parts) % len(sizes)], left))
+    return parts
+
+
+class Reference:
+    """Logits of each text by `run`, and how far it differs from itself.
+
+    A text runs as a prompt and `singles` single tokens. Where the model gives other logits in chunks of other sizes, no one
+    run is right: then a row is compared with a run in the row's own chunks.
+    """
+
+    def __init__(
+        self, run: Run, texts: Sequence[Tokens], arithmetic: Arithmetic, singles: int, odd: Sequence[int] = ODD
+    ) -> None:
+        self._run, self.arithmetic, self._singles, self._odd = run, arithmetic, singles, odd
+        self.texts = texts
+        self._logits = [run(text, self._parts(text)) for text in texts]
+        self._runs: dict[tuple[int, tuple[int, ...]], mx.array] = {}
+        self._require_finite()
+        self.noise = self._noise()
+        self.consistent = self.noise <= arithmetic.ceiling
+
+    @property
+    def bound(self) -> float:
+        return self.arithmetic.bound(self.noise if self.consistent else 0.0)
+
+    def logits(self, text: int, parts: Sequence[int]) -> mx.array:
+        """Of a text, or of its beginning if the parts end early."""
+        if self.consistent:
+            return self._logits[text]
+        key = text, tuple(parts)
+        if key not in self._runs:
+            self._runs[key] = self._run(self.texts[text], parts)
+        return self._runs[key]
+
+    def _parts(self, text: Tokens) -> list[int]:
+        prompt = max(len(text) - self._singles, 1)
+        return [prompt, *[1] * (len(text) - prompt)]
+
+    def _require_finite(self) -> None:
+        sound = mx.stack([mx.all(~mx.isnan(logits)) & mx.any(mx.isfinite(logits)) for logits in self._logits])
+        if not bool(mx.all(sound).item()):
+            raise WrongAloneError("its own code gives logits that are not numbers")
+
+    def _noise(self) -> float:
+        """Of the first text in odd chunks, behind the first of them."""
+        text = self.texts[0]
+        apart = errors(self._run(text, cut(len(text), self._odd)), self._logits[0])[self._odd[0] :]
+        return self.arithmetic.judged(apart, [0] * len(apart))
+
+
+def random_texts(lengths: Sequence[int], vocabulary: int, seed: int) -> list[list[int]]:
+    """Tokens from the lower half of the vocabulary: the upper end may be padding, or tokens of images."""
+    random = np.random.RandomState(seed)
+    return [random.randint(1, max(vocabulary // 2, 2), length).tolist() for length in lengths]

@@ -1,0 +1,183 @@
+"""Which models are run for the check, and what follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial
+from itertools import product
+from typing import Any
+
+import attrs
+from mlx import nn
+
+from trouper.engine.architecture import by_caches, guessed
+from trouper.engine.faults import line_of
+from trouper.engine.group import ALONE, Group
+from trouper.engine.quantized import PLAIN, KvFormat
+from trouper.engine.self_check import tiny
+from trouper.engine.self_check.accuracy import arithmetic_of
+from trouper.engine.self_check.alone import Reference, WrongAloneError, random_texts, run_alone
+from trouper.engine.self_check.matrix import SEEDS, Failure, Matrix, Subject, run_in_slots, subject_of
+from trouper.engine.self_check.scenarios import BATCH, MORE, SHORT_LENGTHS, SHORT_PARTS, short_pass
+from trouper.engine.self_check.shrinking import Config
+from trouper.engine.self_check.tiny import CannotShrinkError
+from trouper.engine.shapes import Shapes, of_device
+from trouper.protocol.capabilities import FEATURES, Capabilities, SelfCheckMode
+
+STEPS = len(BATCH) + len(MORE) + 1
+"""Scenarios of a healthy model, and the pass of the real one."""
+CANNOT_SHRINK, WRONG_ALONE = 1 << len(FEATURES), 2 << len(FEATURES)
+"""What ranks tell each other beside the features that are off."""
+
+
+@attrs.frozen
+class Found:
+    """capabilities: what rows may do. checked: the models that were run, for a person."""
+
+    capabilities: Capabilities
+    checked: str
+
+
+@attrs.frozen(eq=False)
+class Check:
+    """Of one model on its device. advance: called after each scenario.
+
+    With several ranks the real model's passes hold collectives, so every decision that leads to one is taken together.
+    """
+
+    model: nn.Module
+    config: Mapping[str, Any]
+    vocabulary: int
+    kv: KvFormat
+    mode: SelfCheckMode
+    group: Group = ALONE
+    shapes: Shapes = attrs.field(factory=of_device)
+    advance: Callable[[], None] = lambda: None
+
+    def run(self) -> Found:
+        """Raises `WrongAloneError`."""
+        if self.mode == "off":
+            return Found(guessed(self.model), "")
+        start = by_caches(self.model)
+        try:
+            found, checked = self.of_tiny(start), "a tiny model of the same config"
+        except CannotShrinkError:
+            return Found(self._whole(start), "the model itself")
+        if self.mode == "full":
+            return Found(self._whole(found), f"{checked} and the model itself")
+        return Found(self._short(found), f"{checked} and a short pass of the model itself")
+
+    # -- the tiny model: every rank by itself -----------------------------------------------------
+
+    def of_tiny(self, start: Capabilities) -> Capabilities:
+        """Every scenario on a tiny model. Raises `CannotShrinkError` and `WrongAloneError`."""
+        return self._agreed(lambda: self.tiny_matrix().capabilities(start))
+
+    def tiny_matrix(self) -> Matrix:
+        """Raises `CannotShrinkError`."""
+        make = next(self._tiny_subjects(), None)
+        if make is None:
+            raise CannotShrinkError
+        return Matrix(make, self._step)
+
+    def _tiny_subjects(self) -> Iterator[Callable[[int], Subject]]:
+        """By seed, of configs whose models give numbers and answer to their context."""
+        for config, gain in product(tiny.configs(self.model, self.config), tiny.GAINS):
+            make = cache(partial(self._tiny_subject, config, gain))
+            try:
+                subject = make(SEEDS[0])
+                if tiny.listens(subject.model, subject.reference.texts[0]):
+                    yield make
+            except Exception:  # noqa: BLE001, S112 - any architecture's code over sizes that nobody chose: the next ones
+                continue
+
+    def _tiny_subject(self, config: Config, gain: float, seed: int) -> Subject:
+        model = tiny.build(config, seed, gain)
+        vocabulary = min(tiny.vocabulary_of(model), self.vocabulary)
+        return subject_of(model, vocabulary, seed, self.shapes)
+
+    def _step(self, failure: Failure | None) -> Failure | None:
+        self.advance()
+        return failure
+
+    def _agreed(self, check: Callable[[], Capabilities]) -> Capabilities:
+        """What every rank found right. Raises what any of them raised."""
+        found, problem, said = Capabilities(), 0, ""
+        try:
+            found = check()
+        except CannotShrinkError:
+            problem = CANNOT_SHRINK
+        except WrongAloneError as error:
+            problem, said = WRONG_ALONE, str(error)
+        mine = problem + sum(1 << place for place, feature in enumerate(FEATURES) if not found.allows(feature))
+        numbers = self.group.gather(mine)
+        for rank, number in enumerate(numbers):
+            if number & WRONG_ALONE:
+                raise WrongAloneError(said or f"rank {rank} found it wrong")
+            if number & CANNOT_SHRINK:
+                raise CannotShrinkError
+        for place, feature in enumerate(FEATURES):
+            wrong = next((rank for rank, number in enumerate(numbers) if number >> place & 1), None)
+            found = found if wrong is None else found.without(feature, f"rank {wrong} found it wrong")
+        return found
+
+    # -- the real model: all ranks together -------------------------------------------------------
+
+    def _whole(self, start: Capabilities) -> Capabilities:
+        """Every scenario, and with quantized KV every scenario again."""
+        self._require_sound()
+        found = self._matrix(PLAIN).capabilities(start)
+        return self._matrix(self.kv).capabilities(found) if self.kv.bits and found.allows("batch") else found
+
+    def _matrix(self, kv: KvFormat) -> Matrix:
+        def make(seed: int) -> Subject:
+            return self._guarded(lambda: subject_of(self.model, self.vocabulary, seed, self.shapes, kv))
+
+        return Matrix(make, lambda failure: self._together(self._step(failure)))
+
+    def _short(self, found: Capabilities) -> Capabilities:
+        """Two rows of different lengths beside each other. What the tiny model does right and this one does wrong is
+        found by running every scenario on this one."""
+        subject = self._require_sound()
+        failure = self._together(self._step(subject.failure(short_pass(found), found)))
+        if failure is None:
+            return found
+        if not found.allows("batch"):
+            raise WrongAloneError(failure.reason)
+        whole = self._whole(found)
+        return whole if whole != found else found.without("batch", failure.reason)
+
+    def _require_sound(self) -> Subject:
+        """Its own code alone: numbers, and the same ones in other chunks. Raises `WrongAloneError`."""
+        subject = self._guarded(self._short_subject)
+        if self._together(None if subject.reference.consistent else Failure("")) is not None:
+            raise WrongAloneError(
+                f"its own code gives other logits for a prompt in chunks than for the whole prompt (they differ by "
+                f"{subject.reference.noise:.2g} of their spread)"
+            )
+        return subject
+
+    def _short_subject(self) -> Subject:
+        kv = self.kv if by_caches(self.model).allows("batch") else PLAIN
+        texts = random_texts(SHORT_LENGTHS, self.vocabulary, SEEDS[0])
+        run = run_in_slots(self.model, kv, self.shapes) if kv.bits else run_alone(self.model)
+        reference = Reference(run, texts, arithmetic_of(self.model, kv), singles=0, odd=SHORT_PARTS)
+        return Subject(self.model, kv, self.shapes, reference)
+
+    def _guarded(self, make: Callable[[], Subject]) -> Subject:
+        """Raises `WrongAloneError` for whatever the model's own code raises."""
+        try:
+            return make()
+        except WrongAloneError:
+            raise
+        except Exception as error:
+            raise WrongAloneError(f"its own code fails: {line_of(error)}") from error
+
+    def _together(self, failure: Failure | None) -> Failure | None:
+        """What any rank found."""
+        mine = 0 if failure is None else 1 + failure.raised
+        numbers = self.group.gather(mine)
+        worst = max(range(len(numbers)), key=lambda rank: numbers[rank])
+        if failure is not None or not numbers[worst]:
+            return failure
+        return Failure(f"rank {worst} found it wrong", raised=numbers[worst] == 1 + True)

@@ -1,0 +1,150 @@
+"""Rows that are fed fixed tokens as the engine feeds them sampled ones, and the logits that come out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import attrs
+import mlx.core as mx
+import numpy as np
+
+from trouper.engine.rows import Rows
+from trouper.engine.self_check.accuracy import errors
+from trouper.engine.self_check.alone import Reference
+from trouper.protocol.plans import RowId
+
+
+@attrs.define
+class ForcedRow:
+    """text: its number in the reference. parts: how many tokens each pass fed so far."""
+
+    text: int
+    parts: list[int]
+
+    @property
+    def fed(self) -> int:
+        return sum(self.parts)
+
+
+@attrs.frozen(eq=False)
+class Taken:
+    """Logits (vocabulary,) after a row's token at `position`."""
+
+    text: int
+    position: int
+    parts: tuple[int, ...]
+    logits: mx.array
+
+
+class ForcedRows:
+    """The order of calls is that of `StepEngine`: prefill, promote, decode, and the first token of rows that must run
+    alone."""
+
+    def __init__(self, rows: Rows, texts: Sequence[Sequence[int]]) -> None:
+        self.rows, self._texts = rows, texts
+        self._own: dict[RowId, ForcedRow] = {}
+        self.taken: list[Taken] = []
+
+    def open(self, *texts: int) -> list[RowId]:
+        """One row for each of these texts."""
+        self.rows.make_room(len(texts))
+        return [self._open(text, []) for text in texts]
+
+    def open_restored(self, text: int, computed: Sequence[int], tokens: int) -> RowId:
+        """A row that begins with `tokens` of what another had computed in these parts."""
+        self.rows.make_room(1)
+        return self._open(text, _beginning(computed, tokens))
+
+    def parts(self, row: RowId) -> list[int]:
+        return list(self._own[row].parts)
+
+    def _open(self, text: int, parts: list[int]) -> RowId:
+        row = RowId(max(self._own, default=-1) + 1)
+        self._own[row] = ForcedRow(text, parts)
+        self.rows.open(row)
+        return row
+
+    def step(
+        self,
+        chunks: Mapping[RowId, int] | None = None,
+        joining: Sequence[RowId] = (),
+        drafts: Mapping[RowId, tuple[int, int]] | None = None,
+    ) -> None:
+        """One step of the engine: chunks of prompts, rows that decode from now on, one token for each decoding row.
+        drafts: of some rows how many drafted tokens are right, and how many wrong ones follow."""
+        if chunks:
+            self.rows.prefill({row: self._next(row, count) for row, count in chunks.items()})
+            for row, count in chunks.items():
+                self._own[row].parts.append(count)
+        alone = [row for row in joining if not self.rows.decodes_from_nothing(row)]
+        for row in joining:
+            if row not in alone:
+                self.rows.promote(row)
+        if self.rows.decoding:
+            self._verify(drafts) if drafts is not None else self._decode()
+        for row in alone:
+            [token] = self._next(row, 1)
+            self._took(row, self.rows.first(row, token)[0])
+            self.rows.promote(row)
+
+    def _decode(self) -> None:
+        decoding = list(self.rows.decoding)
+        tokens = [self._next(row, 1)[0] for row in decoding]
+        logits = self.rows.decode(mx.array(np.array(tokens, np.uint32)))
+        mx.async_eval(logits)
+        for place, row in enumerate(decoding):
+            self._took(row, logits[place])
+
+    def _verify(self, drafts: Mapping[RowId, tuple[int, int]]) -> None:
+        decoding = list(self.rows.decoding)
+        fed = [self._drafted(row, *drafts.get(row, (0, 0))) for row in decoding]
+        counts = np.array([len(tokens) for tokens in fed], np.int32)
+        padded = np.zeros((len(fed), int(counts.max())), np.uint32)
+        for place, tokens in enumerate(fed):
+            padded[place, : len(tokens)] = tokens
+        logits = self.rows.verify(mx.array(padded), counts)
+        mx.async_eval(logits)
+        right = [drafts.get(row, (0, 0))[0] for row in decoding]
+        for place, row in enumerate(decoding):
+            for step in range(1 + right[place]):
+                self._took(row, logits[place, step])
+        self.rows.accepted(np.array(right, np.int32))
+
+    def _drafted(self, row: RowId, right: int, wrong: int) -> list[int]:
+        tokens = self._next(row, 1 + right)
+        return tokens + [tokens[0] + 1 + place for place in range(wrong)]
+
+    def _next(self, row: RowId, count: int) -> list[int]:
+        fed = self._own[row].fed
+        tokens = list(self._texts[self._own[row].text][fed : fed + count])
+        assert len(tokens) == count, "a text is too short for its scenario"
+        return tokens
+
+    def _took(self, row: RowId, logits: mx.array) -> None:
+        own = self._own[row]
+        own.parts.append(1)
+        self.taken.append(Taken(own.text, own.fed - 1, tuple(own.parts), logits))
+
+    def leave(self, *rows: RowId) -> None:
+        self.rows.drop(rows)
+        for row in rows:
+            del self._own[row]
+
+    def apart(self, reference: Reference) -> float:
+        """How far all that was taken is from the reference, as one number."""
+        theirs = [reference.logits(one.text, self._longest(one))[one.position] for one in self.taken]
+        found = errors(mx.stack([one.logits for one in self.taken]), mx.stack(theirs))
+        return reference.arithmetic.judged(found, [one.text for one in self.taken])
+
+    def _longest(self, one: Taken) -> tuple[int, ...]:
+        """The parts of the row that gave it, as far as it came."""
+        own, count = one.parts, len(one.parts)
+        return max((each.parts for each in self.taken if each.text == one.text and each.parts[:count] == own), key=len)
+
+
+def _beginning(parts: Sequence[int], tokens: int) -> list[int]:
+    beginning: list[int] = []
+    for part in parts:
+        if sum(beginning) < tokens:
+            beginning.append(min(part, tokens - sum(beginning)))
+    return beginning

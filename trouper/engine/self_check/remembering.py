@@ -1,0 +1,71 @@
+"""What a result of the self-check depends on, as one name, and the results that earlier starts have left."""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+from xxhash import xxh3_64
+
+from trouper.engine import device
+from trouper.engine.group import Group
+from trouper.protocol.capabilities import FEATURES, Capabilities, SelfCheck
+from trouper.protocol.settings import Settings, default_cache_dir
+from trouper.storage.check_results import CheckResult, recall, remember
+from trouper.storage.fingerprint import namespace
+
+SWITCHES = ("MLX_ENABLE_TF32", "MLX_METAL_FAST_SYNCH")
+"""Variables that change what MLX computes, or when."""
+ENGINE = Path(__file__).parent.parent
+
+
+def results_file() -> Path:
+    return default_cache_dir() / "self-checks.json"
+
+
+def key_of(digest: int, settings: Settings, group: Group) -> str:
+    """`digest`: of the checkpoint's config, shapes, and a sample of its weights (`checkpoint.Checkpoint`)."""
+    return namespace(
+        {
+            "model": f"{digest:016x}",
+            "adapter": _adapter(settings.adapter_path),
+            "versions": ", ".join(f"{name} {version(name)}" for name in ("mlx", "mlx-lm", "trouper")),
+            "engine": _code(),
+            "device": f"{device.name()} {'CPU' if device.is_cpu() else 'GPU'}",
+            "switches": ", ".join(os.environ.get(name, "") for name in SWITCHES),
+            "kv": f"{settings.kv_bits} {settings.kv_group_size}",
+            "rank": f"{group.rank} of {group.size}, {settings.tp_reduce_dtype}",
+            "mode": settings.self_check,
+        }
+    )
+
+
+@cache
+def _code() -> str:
+    """Of the engine itself: its version does not change with every change of it."""
+    digest = xxh3_64()
+    for path in sorted(ENGINE.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _adapter(path: str | None) -> str:
+    if path is None:
+        return ""
+    files = sorted(each for each in Path(path).iterdir() if each.is_file())
+    facts = [(each.name, each.stat().st_size, each.stat().st_mtime_ns) for each in files]
+    return f"{xxh3_64(repr(facts).encode()).hexdigest()}"
+
+
+def recalled(key: str) -> tuple[Capabilities, SelfCheck] | None:
+    result = recall(results_file(), key)
+    if result is None or not set(result.off) <= set(FEATURES):
+        return None
+    return Capabilities(**result.off), SelfCheck(checked=result.checked, seconds=result.seconds, remembered=True)
+
+
+def keep(key: str, capabilities: Capabilities, check: SelfCheck) -> None:
+    remember(results_file(), key, CheckResult(capabilities.off, check.checked, check.seconds, time.time()))

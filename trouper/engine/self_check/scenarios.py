@@ -1,0 +1,197 @@
+"""What the engine does with rows, as short scripts over fixed texts. Each is about one feature.
+
+Texts are longer than the window of a shrunk model (`shrinking.WINDOW`), some from the prompt on, some while they decode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+
+from trouper.engine.blocks import BlockStore
+from trouper.engine.drafting import Drafting
+from trouper.engine.rows import SlotRows
+from trouper.engine.self_check.forced import ForcedRows
+from trouper.protocol.capabilities import Capabilities, Feature
+from trouper.protocol.plans import BlockId, Restore, Store
+
+LONG, MIDDLE, SHORT, SINGLE = range(4)
+"""The texts."""
+LENGTHS = (31, 24, 15, 8)
+PROMPTS = (21, 13, 5, 1)
+"""Of these many tokens the prompt consists. The last of them is decoded, not prefilled."""
+SINGLES = 3
+SLACK = Drafting(tokens=2).slack
+"""Rings of a shrunk model wrap within the texts."""
+
+
+Script = Callable[[ForcedRows], None]
+
+
+@attrs.frozen
+class Scenario:
+    """feature: what is turned off if it fails. name: completes "... differ"."""
+
+    feature: Feature
+    name: str
+    script: Script
+
+
+def alone(rows: ForcedRows) -> None:
+    [row] = rows.open(LONG)
+    rows.step({row: PROMPTS[LONG] - 1})
+    rows.step(joining=[row])
+    for _ in range(3):
+        rows.step()
+
+
+def odd_chunks(rows: ForcedRows) -> None:
+    [row] = rows.open(LONG)
+    for count in (5, 1, 11, 3):
+        rows.step({row: count})
+    rows.step(joining=[row])
+    rows.step()
+
+
+def together(rows: ForcedRows) -> None:
+    """Prompts prefill one by one; the rows decode together, one of them across the window's end."""
+    opened = rows.open(LONG, MIDDLE, SHORT)
+    for row, text in zip(opened, (LONG, MIDDLE, SHORT), strict=True):
+        rows.step({row: PROMPTS[text] - 1})
+    rows.step(joining=opened)
+    for _ in range(5):
+        rows.step()
+
+
+def leaving(rows: ForcedRows) -> None:
+    """The middle row leaves, then the first one; the last row takes their slots."""
+    opened = rows.open(LONG, MIDDLE, SHORT)
+    for row, text in zip(opened, (LONG, MIDDLE, SHORT), strict=True):
+        rows.step({row: PROMPTS[text] - 1})
+    first, middle, last = opened
+    rows.step(joining=opened)
+    rows.leave(middle)
+    rows.step()
+    rows.leave(first)
+    [late] = rows.open(SHORT)
+    rows.step({late: PROMPTS[SHORT] - 1})
+    rows.step(joining=[late])
+    rows.leave(last)
+    rows.step()
+
+
+def joining(rows: ForcedRows) -> None:
+    """A prompt runs in chunks beside a row that decodes, and then decodes with it."""
+    [first] = rows.open(MIDDLE)
+    rows.step({first: PROMPTS[MIDDLE] - 1})
+    rows.step(joining=[first])
+    [second] = rows.open(SHORT)
+    rows.step({second: 3})
+    rows.step({second: 1}, joining=[second])
+    [third] = rows.open(LONG)
+    rows.step({third: 9})
+    rows.step({third: 11}, joining=[third])
+    rows.step()
+
+
+def single_token(rows: ForcedRows) -> None:
+    """A prompt of one token has no KV when it joins rows that have some."""
+    [first] = rows.open(MIDDLE)
+    rows.step({first: PROMPTS[MIDDLE] - 1})
+    rows.step(joining=[first])
+    [second] = rows.open(SINGLE)
+    rows.step(joining=[second])
+    for _ in range(3):
+        rows.step()
+
+
+def prefill_together(rows: ForcedRows) -> None:
+    """Prompts of different lengths in padded passes, from nothing and from different lengths on, beside a row that decodes."""
+    [first] = rows.open(SINGLE)
+    rows.step(joining=[first])
+    long, middle, short = rows.open(LONG, MIDDLE, SHORT)
+    rows.step({long: 9, middle: 8, short: 4})
+    rows.step({long: 11, middle: 4}, joining=[short])
+    rows.step(joining=[long, middle])
+    rows.step()
+
+
+def restored(rows: ForcedRows) -> None:
+    """Blocks and a snapshot of one row become the beginning of another: beside it, and alone."""
+    assert isinstance(rows.rows, SlotRows)
+    blocks = BlockStore(rows.rows)
+    snapshot = BlockId(2) if rows.rows.layout.snapshot_bytes else None
+    [first] = rows.open(LONG)
+    rows.step({first: 18})
+    blocks.store(Store(first, 0, (8, 10), (BlockId(0), BlockId(1)), snapshot))
+    rows.step({first: 2})
+    rows.step(joining=[first])
+    again = Restore(18, (BlockId(0), BlockId(1)), snapshot=snapshot)
+    second = rows.open_restored(LONG, rows.parts(first), 18)
+    blocks.restore(second, again)
+    rows.step({second: 2}, joining=[second])
+    rows.step()
+    computed = rows.parts(first)
+    rows.leave(first, second)
+    third = rows.open_restored(LONG, computed, 18)
+    blocks.restore(third, again)
+    rows.step({third: 2}, joining=[third])
+    rows.step()
+
+
+def drafts(rows: ForcedRows) -> None:
+    """Wrong drafts are taken back, right ones are kept, of rows of different lengths."""
+    first, second = rows.open(LONG, MIDDLE)
+    rows.step({first: PROMPTS[LONG] - 1})
+    rows.step({second: PROMPTS[MIDDLE] - 1})
+    rows.step(joining=[first, second])
+    rows.step(drafts={first: (0, 2)})
+    rows.step(drafts={first: (1, 1), second: (0, 1)})
+    rows.step(drafts={first: (2, 0), second: (1, 1)})
+    rows.step()
+
+
+BATCH = (
+    Scenario("batch", "a row alone in its slot", alone),
+    Scenario("batch", "a prompt in odd chunks", odd_chunks),
+    Scenario("batch", "rows of different lengths that decode together", together),
+    Scenario("batch", "rows whose neighbours left", leaving),
+    Scenario("batch", "rows that join others", joining),
+    Scenario("batch", "a row that joins others after a prompt of one token", single_token),
+)
+MORE = (
+    Scenario("prefill_together", "prompts of different lengths in one padded pass", prefill_together),
+    Scenario("prefill_together", "a prompt of one token that decodes beside others", single_token),
+    Scenario("restore", "rows restored from cached blocks", restored),
+    Scenario("drafts", "rows that took wrong drafts back", drafts),
+)
+ROW_BY_ROW = (
+    Scenario("batch", "a row alone", alone),
+    Scenario("batch", "a prompt in odd chunks", odd_chunks),
+    Scenario("batch", "rows that take turns", joining),
+)
+
+SHORT_LENGTHS = (9, 5)
+"""Texts of the pass over the real model. The prompts are shorter by the tokens that are decoded."""
+SHORT_DECODED = 2
+SHORT_PARTS = (5, 4)
+"""In which the first text runs again, to see how far the model differs from itself."""
+
+
+def short_pass(capabilities: Capabilities) -> Scenario:
+    """Two rows of different lengths, alone at first and then side by side as far as they may be: what is wrong in the
+    same way for all of a row's tokens, as an offset can be, need not show."""
+
+    def script(rows: ForcedRows) -> None:
+        first, second = rows.open(0, 1)
+        long, short = (length - SHORT_DECODED for length in SHORT_LENGTHS)
+        rows.step({first: long // 2})
+        rest = {first: long - long // 2}, {second: short}
+        for chunks in [rest[0] | rest[1]] if capabilities.allows("prefill_together") else rest:
+            rows.step(chunks)
+        rows.step(joining=[first, second])
+        for _ in range(SHORT_DECODED - 1):
+            rows.step()
+
+    return Scenario("batch", "two rows of the model itself", script)

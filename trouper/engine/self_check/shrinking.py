@@ -1,0 +1,185 @@
+"""A small config of the same architecture, from a model's own config.
+
+What a key means follows from its name. Widths and counts of heads are divided by common factors, so that relations between
+them (heads * head size = hidden size; heads a multiple of KV heads; a mixer's heads * head size = a multiple of the hidden
+size) stay as they are. Nothing here is known of any one architecture: whether a config builds, and a model of it runs, is
+found by trying (`tiny`).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import attrs
+
+Config = dict[str, Any]
+WINDOW, VOCABULARY, EXPERTS, ACTIVE, STATE = 16, 512, 8, 2, 16
+HEAD_DIM, HIDDEN = 16, 32
+"""Heads and hidden states become no smaller than this."""
+
+COUNTS_HEADS = re.compile(r"(^|_)(n_heads?|heads?)($|_per_layer$)|^num_attention_groups$|^n_kv_heads$")
+SIZES_HEADS = re.compile(r"head_dim$|d_head$|^kv_channels$|^rotary_dim$|_per_head$")
+WIDTHS = re.compile(
+    r"hidden_size|intermediate_size|^hidden_dim$|^d_model$|^n_embd$|^model_dim$|^n_inner$|lora_rank$|low_rank_dim$|_rank$"
+    r"|^block_(ff_)?dim$|^mamba_d_ssm$|^embedding_size$|^dim_model_base$|expert_dim$|^lru_width$"
+)
+HIDDEN_SIZES = re.compile(r"^(hidden_size|hidden_dim|d_model|n_embd|model_dim)$")
+VOCABULARIES = re.compile(r"^(\w+_)?vocab_size(_per\w*)?$")
+WINDOWS = re.compile(r"(^|_)window(_size)?$|^sliding_window_size$|attention_chunk_size$")
+LAYERS = re.compile(r"^(num_hidden_layers|n_layers?|num_layers|num_transformer_layers)$")
+LAYER_NUMBERS = re.compile(r"layers?$|_idxs?$|layer_ids$")
+PARTS_OF_LAYERS = re.compile(r"^num_kv_(shared|reuse)_layers$")
+FIRST_LAYERS = re.compile(r"^(first_k_dense_replace|num_dense_layers|moe_layer_start_index)$")
+COUNTS_EXPERTS = re.compile(r"^(moe_)?(num|n)_(local_|routed_)?experts$|^zero_expert_num$")
+ACTIVE_EXPERTS = re.compile(r"^num_experts_per_tok(en)?$|^moe_(top_?)?k$|^moe_topk$|^top_k_experts$")
+EXPERT_GROUPS = re.compile(r"^n_group$|^num_expert_group$")
+ACTIVE_GROUPS = re.compile(r"^topk_group$|^num_limited_group$")
+STATES = re.compile(r"d_state$|state_size$")
+GROUPS = re.compile(r"n_groups$|^group_norm_size$")
+HALVES_OF_HEADS = re.compile(r"(short|long)_factor$")
+SECTIONS_OF_HEADS = re.compile(r"mrope_section$")
+OTHER_SENSES = re.compile(r"vision|audio|quantization|image|speech|projector")
+
+
+@attrs.frozen
+class Factors:
+    """What counts of heads and sizes of heads are divided by. layers, vocabulary: how many stay."""
+
+    heads: int
+    sizes: int
+    layers: int
+    vocabulary: int = VOCABULARY
+
+    @property
+    def widths(self) -> int:
+        return self.heads * self.sizes
+
+
+def layers_of(config: Mapping[str, Any]) -> int:
+    """How many the config says there are; 0: it does not."""
+    return max((value for key, value in values(config) if LAYERS.search(key) and isinstance(value, int)), default=0)
+
+
+def values(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Keys and values of all levels that are about text."""
+    for key, value in config.items():
+        if OTHER_SENSES.search(key):
+            continue
+        if isinstance(value, Mapping):
+            yield from values(value)
+        else:
+            yield key, value
+
+
+def _integers(config: Mapping[str, Any], key: re.Pattern[str]) -> list[int]:
+    found = (value for name, value in values(config) if key.search(name))
+    each = (one for value in found for one in (value if isinstance(value, list) else [value]))
+    return [one for one in each if isinstance(one, int) and not isinstance(one, bool) and one > 0]
+
+
+def factors(config: Mapping[str, Any], layers: int) -> Iterator[Factors]:
+    """From the smallest model on: heads and sizes divided, then one of them, then neither."""
+    heads, sizes = _of_heads(config), _of_sizes(config)
+    yield from (Factors(*each, layers) for each in dict.fromkeys([(heads, sizes), (heads, 1), (1, sizes), (1, 1)]))
+
+
+def _of_heads(config: Mapping[str, Any]) -> int:
+    counts = _integers(config, COUNTS_HEADS) or [_implied_heads(config)]
+    common = math.gcd(*counts)
+    fits = (
+        factor
+        for factor in range(common, 0, -1)
+        if common % factor == 0
+        and max(counts) // factor >= min(4, max(counts))
+        and all(count // factor >= min(2, count) for count in counts)
+    )
+    return next(fits, 1)
+
+
+def _implied_heads(config: Mapping[str, Any]) -> int:
+    """Of configs that name the size of heads and not their number."""
+    return max(1, _hidden(config) // max(_integers(config, SIZES_HEADS), default=max(1, _hidden(config))))
+
+
+def _hidden(config: Mapping[str, Any]) -> int:
+    return max(_integers(config, HIDDEN_SIZES), default=0)
+
+
+def _of_sizes(config: Mapping[str, Any]) -> int:
+    sizes, hidden = _integers(config, SIZES_HEADS), _hidden(config)
+    heads = max(_integers(config, re.compile(r"^(num_attention_heads|num_heads|n_heads?)$")), default=0)
+    if hidden and heads and not any(key == "head_dim" for key, value in values(config) if value):
+        sizes.append(hidden // heads)
+    factor = 1
+    while sizes and all(size % (4 * factor) == 0 and size // (2 * factor) >= min(HEAD_DIM, size) for size in sizes):
+        factor *= 2
+    while factor > 1 and hidden // (factor * _of_heads(config)) < HIDDEN:
+        factor //= 2
+    return factor
+
+
+def shrunk(config: Mapping[str, Any], by: Factors) -> Config:
+    """The same keys, with smaller numbers. What concerns pictures, sound and packed weights is left out."""
+    whole = layers_of(config)
+    rules = _rules(by, whole)
+
+    def small(level: Mapping[str, Any]) -> Config:
+        return {key: each(key, value) for key, value in level.items() if not OTHER_SENSES.search(key)}
+
+    def each(key: str, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return small(value)
+        rule = next((rule for pattern, rule in rules if pattern.search(key)), None)
+        if isinstance(value, list | str):
+            return _sequence(key, value, rule, by, whole)
+        if rule is None or value is None or isinstance(value, bool) or not isinstance(value, int):
+            return value
+        return rule(value)
+
+    return small(config)
+
+
+Rule = Callable[[int], int]
+
+
+def _rules(by: Factors, whole: int) -> list[tuple[re.Pattern[str], Rule]]:
+    """The first pattern that a key contains says what becomes of its number."""
+    return [
+        (VOCABULARIES, lambda value: min(value, by.vocabulary)),
+        (LAYERS, lambda _: by.layers),
+        (PARTS_OF_LAYERS, lambda value: max(1, round(value * by.layers / max(whole, 1))) if value else 0),
+        (FIRST_LAYERS, lambda value: min(value, 1)),
+        (COUNTS_EXPERTS, lambda value: min(value, EXPERTS)),
+        (ACTIVE_EXPERTS, lambda value: min(value, ACTIVE)),
+        (EXPERT_GROUPS, lambda value: min(value, 2)),
+        (ACTIVE_GROUPS, lambda value: min(value, 1)),
+        (WINDOWS, lambda value: min(value, WINDOW)),
+        (SIZES_HEADS, lambda value: max(1, value // by.sizes)),
+        (COUNTS_HEADS, lambda value: max(1, value // by.heads)),
+        (STATES, lambda value: min(value, STATE)),
+        (GROUPS, lambda value: max(1, value // by.heads)),
+        (WIDTHS, lambda value: _width(value, by.widths)),
+    ]
+
+
+def _width(value: int, factor: int) -> int:
+    """A multiple of 8 where the factor does not divide it: no relation can hold there anyway."""
+    small = value // factor
+    return small if value % factor == 0 and small >= 8 else max(8, -(-small // 8) * 8)
+
+
+def _sequence(key: str, value: list[Any] | str, rule: Rule | None, by: Factors, whole: int) -> list[Any] | str:
+    """One entry for each layer; numbers of layers; or parts of a head."""
+    if HALVES_OF_HEADS.search(key):
+        return value[: max(1, len(value) // by.sizes)]
+    if SECTIONS_OF_HEADS.search(key) and not isinstance(value, str):
+        return [max(1, part // by.sizes) for part in value]
+    if isinstance(value, str):
+        return value[: by.layers] if len(value) == whole > 4 else value
+    if LAYER_NUMBERS.search(key) and len(value) < whole and all(type(each) is int for each in value):
+        return [number for number in value if number <= by.layers - (0 if whole in value else 1)]
+    kept = value[: by.layers] if len(value) == whole else value
+    return [rule(each) if rule and type(each) is int else each for each in kept]

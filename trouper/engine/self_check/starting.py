@@ -1,0 +1,104 @@
+"""The self-check as loading runs it: from memory if it can be, with progress, one line in the log, and a refusal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import attrs
+import mlx.core as mx
+from mlx import nn
+from xxhash import xxh3_64_intdigest
+
+from trouper.engine.group import Group
+from trouper.engine.quantized import KvFormat
+from trouper.engine.self_check.alone import WrongAloneError
+from trouper.engine.self_check.checking import STEPS, Check
+from trouper.engine.self_check.remembering import keep, key_of, recalled
+from trouper.protocol.capabilities import Capabilities, SelfCheck, SelfCheckMode
+from trouper.protocol.errors import ModelUnusable
+from trouper.protocol.settings import Settings
+
+STAGE = "checking what it does right"
+OUT_OF_MEMORY = ("unable to allocate", "out of memory", "memoryerror", "insufficient memory")
+REMEDY = "--self-check off serves it all the same"
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class Candidate:
+    """A model whose weights are in memory, and where they are from. digest: of the checkpoint."""
+
+    model: nn.Module
+    config: Mapping[str, Any]
+    directory: Path
+    digest: int
+    vocabulary: int
+    kv: KvFormat
+
+
+def self_check(
+    candidate: Candidate,
+    settings: Settings,
+    group: Group,
+    report: Callable[[str], None],
+    progress: Callable[[int, int], None],
+) -> tuple[Capabilities, SelfCheck]:
+    """Raises `ModelUnusable` for a model that is wrong even alone. progress: steps done, of how many."""
+    mode = cast(SelfCheckMode, settings.self_check)
+    key = key_of(candidate.digest, settings, group)
+    known = recalled(key) if mode != "off" else None
+    if _all_know(known, group):
+        assert known is not None
+        capabilities, check = known[0], attrs.evolve(known[1], mode=mode)
+    else:
+        capabilities, check = _run(candidate, mode, group, progress)
+        if check.mode != "off" and not _transient(capabilities):
+            keep(key, capabilities, check)
+    report(line_of(capabilities, check))
+    return capabilities, check
+
+
+def line_of(capabilities: Capabilities, check: SelfCheck) -> str:
+    """For the log, and for the doctor."""
+    off = "; ".join(f"{feature} off: {reason}" for feature, reason in capabilities.off.items())
+    if check.mode == "off":
+        return f"self-check: off, guessed from the model's caches{': ' if off else ''}{off}"
+    how = "remembered" if check.remembered else f"{check.seconds:.2f} s"
+    return f"self-check ({how}; {check.checked}): {off or 'rows may do everything'}"
+
+
+def _all_know(known: tuple[Capabilities, SelfCheck] | None, group: Group) -> bool:
+    """Whether every rank remembers, and the same."""
+    mine = 0 if known is None else 1 + (xxh3_64_intdigest(repr(sorted(known[0].off)).encode()) >> 2)
+    numbers = group.gather(mine)
+    return numbers[0] != 0 and len(set(numbers)) == 1
+
+
+def _run(
+    candidate: Candidate, mode: SelfCheckMode, group: Group, progress: Callable[[int, int], None]
+) -> tuple[Capabilities, SelfCheck]:
+    began, done = time.perf_counter(), 0
+
+    def advance() -> None:
+        nonlocal done
+        done += 1
+        progress(min(done, STEPS), STEPS)
+
+    if mode != "off":
+        progress(0, STEPS)
+    try:
+        found = Check(
+            candidate.model, candidate.config, candidate.vocabulary, candidate.kv, mode, group, advance=advance
+        ).run()
+    except WrongAloneError as error:
+        raise ModelUnusable(f"{candidate.directory} is wrong even for one row alone: {error}", REMEDY) from error
+    mx.clear_cache()
+    seconds = round(time.perf_counter() - began, 3) if mode != "off" else 0.0
+    return found.capabilities, SelfCheck(mode=mode, checked=found.checked, seconds=seconds)
+
+
+def _transient(capabilities: Capabilities) -> bool:
+    """A device that was full for a moment says nothing of the model."""
+    return any(sign in reason.lower() for reason in capabilities.off.values() for sign in OUT_OF_MEMORY)

@@ -1,0 +1,152 @@
+"""A tiny random model of the same architecture as a large one, to run through what the large one would take long for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import attrs
+import mlx.core as mx
+import numpy as np
+from mlx import nn
+from mlx.utils import tree_flatten, tree_unflatten
+from mlx_lm import utils
+from mlx_lm.models.cache import make_prompt_cache
+
+from trouper.engine.adaptations import adapted
+from trouper.engine.quantized import PLAIN
+from trouper.engine.self_check.accuracy import arithmetic_of, errors, worst
+from trouper.engine.self_check.alone import Tokens, run_alone
+from trouper.engine.self_check.shrinking import PARTS_OF_LAYERS, VOCABULARY, Config, factors, layers_of, shrunk, values
+
+MOST_LAYERS = 24
+MOST_VALUES = 30_000_000
+"""Of a tiny model's parameters. Larger ones would not be faster than what they stand for."""
+GAINS = (3.0, 8.0)
+"""Random matrices are this many times what layers draw at first, so that attention and experts have a say beside the
+residual stream."""
+WHOLE_VOCABULARY = 10**9
+AUDIBLE, FLOORS = 1e-2, 10
+"""A change of one token of the context must change the logits by so much, and by so many times the floor of the bound."""
+SLOW: dict[str, tuple[float, float]] = {"A_log": (-1.5, 0.5), "dt_bias": (-3.5, -1.0)}
+"""Ranges of parameters by which recurrent state decays: at first it forgets within a token or two."""
+Signature = frozenset[tuple[str, ...]]
+
+
+class CannotShrinkError(Exception):
+    """No small config of this architecture builds, has all kinds of layers, and answers to its context."""
+
+
+def configs(model: nn.Module, config: Mapping[str, Any]) -> Iterator[Config]:
+    """Small configs whose models have every kind of layer that this one has, the smallest first. Nothing is computed."""
+    kinds, whole = signatures(model), layers_of(config)
+    wanted = set(kinds)
+    first = next((count for count in range(1, len(kinds) + 1) if set(kinds[:count]) == wanted), 1)
+    last = min(whole, MOST_LAYERS)
+    vocabulary = WHOLE_VOCABULARY if _knows_tokens(model) else VOCABULARY
+    shares = any(PARTS_OF_LAYERS.search(key) and value for key, value in values(config))
+    for by in factors(config, 0):
+        for layers in range(min(2 if shares else max(first, 2), last), last + 1):
+            small = shrunk(config, attrs.evolve(by, layers=layers, vocabulary=vocabulary))
+            if _builds(small, wanted):
+                yield small
+                break
+
+
+def build(config: Config, seed: int, gain: float = GAINS[0]) -> nn.Module:
+    """float32. Seeds MLX's own generator, which layers draw from and nothing else of ours does."""
+    mx.random.seed(seed)
+    model = empty(config)
+    model.set_dtype(mx.float32)
+    model.update(tree_unflatten(_drawn(model, gain)))
+    model.eval()
+    mx.eval(model.parameters())
+    return model
+
+
+def vocabulary_of(model: nn.Module) -> int:
+    return int(model(mx.array([[1]]), cache=make_prompt_cache(model)).shape[-1])
+
+
+def listens(model: nn.Module, text: Tokens) -> bool:
+    """Whether what it says depends on a token before the last: else nothing wrong with its KV would show."""
+    other = [*text[:-3], text[-3] + 1, *text[-2:]]
+    run = run_alone(model)
+    one, two = (run(tokens, [len(tokens)])[-1:] for tokens in (text, other))
+    return worst(errors(two, one)) > max(AUDIBLE, FLOORS * arithmetic_of(model, PLAIN).floor)
+
+
+def empty(config: Mapping[str, Any]) -> nn.Module:
+    """Not a byte of its parameters is there before they are evaluated."""
+    model_class, args_class = utils._get_classes(dict(config))  # What `load_model` takes for the real one.
+    model: nn.Module = model_class(args_class.from_dict(dict(config)))
+    return model
+
+
+def _drawn(model: nn.Module, gain: float) -> list[tuple[str, mx.array]]:
+    """Matrices as their layers draw them, but larger; what is constant at first varies a little around that."""
+    named = [
+        (path, array) for path, array in tree_flatten(model.parameters()) if mx.issubdtype(array.dtype, mx.floating)
+    ]
+    facts = [mx.stack([array.min(), array.max(), mx.abs(array.mean()), array.std()]) for _, array in named]
+    return [
+        (path, _redrawn(path, array, tuple(fact), gain))
+        for (path, array), fact in zip(named, np.array(mx.stack(facts)).tolist(), strict=True)
+    ]
+
+
+def _redrawn(path: str, array: mx.array, facts: tuple[float, ...], gain: float) -> mx.array:
+    low, high, mean, spread = facts
+    if (decay := SLOW.get(path.rsplit(".", 1)[-1])) is not None:
+        return mx.random.uniform(*decay, array.shape)
+    if low == high:
+        return array + 0.1 * mx.random.normal(array.shape)
+    return array * gain if array.ndim > 1 and mean < spread else array
+
+
+def _knows_tokens(model: nn.Module) -> bool:
+    """Whether its code has an array of tokens' numbers, as phi3small's. Beyond a smaller vocabulary MLX would write into
+    memory that is not the model's: no error, but a crash."""
+    arrays = (value for _, part in model.named_modules() for value in part.values() if isinstance(value, mx.array))
+    lists = (value for value in arrays if value.ndim == 1 and value.size and mx.issubdtype(value.dtype, mx.integer))
+    return any(worst(value) >= VOCABULARY for value in lists)
+
+
+def _builds(config: Config, kinds: set[Signature]) -> bool:
+    try:
+        model = empty(config)
+        logits = model(mx.array([[1, 2]]), cache=make_prompt_cache(model))
+        values = sum(array.size for _, array in tree_flatten(model.parameters()))
+        return logits.shape[:2] == (1, 2) and values <= MOST_VALUES and set(signatures(model)) == kinds
+    except Exception:  # noqa: BLE001 - any architecture's code over sizes that nobody chose: this one does not build
+        return False
+
+
+def signatures(model: nn.Module) -> list[Signature]:
+    """Of each layer what its parts are called, what they are, and their switches; with its kind of cache. After it was
+    adapted, since the model that is checked may have been before."""
+    adapted(model)
+    layers, caches = list(model.layers), make_prompt_cache(model)
+    kinds = [type(cache).__name__ for cache in caches] if len(caches) == len(layers) else [""] * len(layers)
+    return [_signature(layer) | {(kind,)} for layer, kind in zip(layers, kinds, strict=True)]
+
+
+def _signature(layer: nn.Module) -> Signature:
+    parts = [(path, part) for path, part in layer.named_modules() if not _is_leaf(path, part)]
+    names = {(_unnumbered(path), type(part).__name__) for path, part in parts}
+    return frozenset(names | {(_unnumbered(path), *switch) for path, part in parts for switch in _switches(part)})
+
+
+def _is_leaf(path: str, part: nn.Module) -> bool:
+    """Layers that may be packed, adapted or split in the real model."""
+    return "Linear" in type(part).__name__ or "Embedding" in type(part).__name__ or "lora" in path
+
+
+def _unnumbered(path: str) -> str:
+    return ".".join("#" if step.isdigit() else step for step in path.split("."))
+
+
+def _switches(part: nn.Module) -> Iterator[tuple[str, str]]:
+    for name, value in vars(part).items():
+        if isinstance(value, bool) and not name.startswith("_") and name != "training":
+            yield name, str(value)

@@ -1,0 +1,72 @@
+"""What rows of a model may do, and what the self-check found of it."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+import attrs
+
+Feature = Literal["batch", "prefill_together", "restore", "drafts"]
+FEATURES: tuple[Feature, ...] = ("batch", "prefill_together", "restore", "drafts")
+"""From the one that the others need to the cheapest one to lose."""
+
+
+@attrs.frozen(kw_only=True)
+class Capabilities:
+    """Each field is the reason why rows may not; "" means that they may.
+
+    batch: rows share a forward pass. prefill_together: prompts of different lengths share a padded pass, and a row without
+    KV decodes beside others. restore: KV and state come back from cached blocks. drafts: drafted tokens are verified, and
+    wrong ones are taken back.
+    """
+
+    batch: str = ""
+    prefill_together: str = ""
+    restore: str = ""
+    drafts: str = ""
+
+    def __attrs_post_init__(self) -> None:
+        if self.batch:
+            for feature in FEATURES[1:]:
+                object.__setattr__(self, feature, getattr(self, feature) or "rows step one by one")
+
+    def allows(self, feature: Feature) -> bool:
+        return not getattr(self, feature)
+
+    def without(self, feature: Feature, reason: str) -> Self:
+        """The first reason stays."""
+        return self if getattr(self, feature) else attrs.evolve(self, **{feature: reason})
+
+    @property
+    def off(self) -> dict[str, str]:
+        """Features that are turned off, each with its reason."""
+        return {feature: reason for feature in FEATURES if (reason := getattr(self, feature))}
+
+    @property
+    def description(self) -> str:
+        """How rows share a step, for a person."""
+        if self.batch:
+            return f"row by row ({self.batch})"
+        if self.prefill_together:
+            return f"batched, prompts prefill one by one ({self.prefill_together})"
+        return "batched"
+
+
+SelfCheckMode = Literal["off", "fast", "full"]
+
+
+@attrs.frozen(kw_only=True)
+class SelfCheck:
+    """How the capabilities were found."""
+
+    mode: SelfCheckMode = "off"
+    """off: guessed from the types of the model's caches."""
+    checked: str = ""
+    """The models that were run, for a person."""
+    seconds: float = 0.0
+    """How long the check took; of a remembered one, when it was made."""
+    remembered: bool = False
+    """The result is from an earlier start with the same weights, settings, versions and device."""
+
+
+EVERYTHING, UNCHECKED = Capabilities(), SelfCheck()
