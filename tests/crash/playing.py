@@ -52,7 +52,7 @@ def crashing(model: Path, fault: str, *flags: str) -> Iterator[tuple[int, subpro
     port = free_port()
     command = [sys.executable, "-m", "tests.crash.model", fault, "serve", "--model", str(model), "--port", str(port)]
     process = subprocess.Popen(
-        [*command, "--no-ssd", "--log-level", "error", "--served-model-name", "default", *flags],
+        [*command, "--no-ssd", "--self-check", "off", "--log-level", "error", "--served-model-name", "default", *flags],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     assert process.stdout is not None

@@ -9,9 +9,8 @@ from mlx import nn
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from tests.families import build
-from trouper.engine.quantized import PLAIN
-from trouper.engine.rows import rows_for
-from trouper.engine.sorted_experts import keep_expert_outputs_row_major, row_major
+from trouper.engine.adaptations import adapted
+from trouper.engine.sorted_experts import RowMajorExperts, has_biased_experts, row_major
 
 ROWS, EXPERTS, INPUTS, OUTPUTS = 126, 8, 32, 64
 
@@ -44,19 +43,21 @@ def test_each_row_is_multiplied_by_its_expert(quantized: bool) -> None:
     x = mx.expand_dims(mx.random.normal((ROWS, INPUTS)), -2)
     indices = mx.sort(mx.random.randint(0, EXPERTS, (ROWS,)).astype(mx.uint32))
     unsorted = np.array(experts(x, indices))
-    assert keep_expert_outputs_row_major(experts)
-    output = experts(row_major(x), indices, sorted_indices=True)
+    assert has_biased_experts(experts)
+    output = RowMajorExperts(experts)(row_major(x), indices, sorted_indices=True)
     assert strides(output) == strides(mx.zeros(output.shape) + 1)
     np.testing.assert_allclose(np.array(output), unsorted, atol=5e-3)
 
 
-def test_models_with_biased_experts_are_changed_once_and_others_never() -> None:
+def test_models_with_biased_experts_are_changed_and_others_are_not() -> None:
     biased, plain = build("gpt_oss"), build("qwen3_moe")
-    rows_for(biased, PLAIN)
-    assert not keep_expert_outputs_row_major(biased), "the second time there is nothing to change"
-    assert {type(module).__mro__[1].__name__ for module in switch_layers(biased)} == {"_RowMajorOutput"}
-    assert not keep_expert_outputs_row_major(plain)
+    layers = 3 * len(biased.layers)
+    assert count(biased, RowMajorExperts) == 0
+    for _ in range(2):
+        adapted(biased), adapted(plain)
+        assert (count(biased, RowMajorExperts), count(biased, SwitchLinear)) == (layers, layers)
+    assert count(plain, RowMajorExperts) == 0
 
 
-def switch_layers(model: nn.Module) -> list[SwitchLinear]:
-    return [module for _, module in model.named_modules() if isinstance(module, SwitchLinear)]
+def count(model: nn.Module, kind: type[nn.Module]) -> int:
+    return sum(isinstance(module, kind) for _, module in model.named_modules())

@@ -21,7 +21,7 @@ from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE
 from trouper.engine.chunked import ChunkedAttention
 from trouper.engine.region import Region
 from trouper.engine.row_offsets import CurrentPass, RowByRowRope, RowOffsetRope, RowPositions
-from trouper.engine.sorted_experts import keep_expert_outputs_row_major
+from trouper.engine.sorted_experts import RowMajorExperts, has_biased_experts
 from trouper.engine.sparse_blocks import BlockSparseAttention
 from trouper.engine.traits import USUAL, Traits
 
@@ -164,9 +164,9 @@ def _sparse_by_place(model: nn.Module, found: Adapted) -> bool:
     return True
 
 
-def _biased_experts(model: nn.Module, _: Adapted) -> bool:
+def _biased_experts(model: nn.Module, found: Adapted) -> bool:
     """Sums whose strides MLX's kernel for sorted experts takes for granted (see sorted_experts.py)."""
-    return keep_expert_outputs_row_major(model)
+    return _replace(model, has_biased_experts, lambda child, _: RowMajorExperts(child), found.current)
 
 
 def _names(module: nn.Module) -> set[str]:

@@ -19,21 +19,17 @@ import mlx.nn as nn
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 
-class _RowMajorOutput(nn.Module):
-    """First base class of expert layers whose output has the strides of a row-major array."""
+class RowMajorExperts(nn.Module):
+    """An expert layer with a bias, whose output has the strides of a row-major array."""
+
+    def __init__(self, experts: SwitchLinear | QuantizedSwitchLinear) -> None:
+        super().__init__()
+        self.experts = experts
 
     def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
         """x (rows, 1, inputs) or (batch, length, 1, 1, inputs), indices of experts; the layer's outputs, of the same rank."""
-        output: mx.array = super().__call__(x, indices, sorted_indices=sorted_indices)
+        output: mx.array = self.experts(x, indices, sorted_indices=sorted_indices)
         return row_major(output) if sorted_indices else output
-
-
-class _BiasedSwitchLinear(_RowMajorOutput, SwitchLinear):
-    pass
-
-
-class _BiasedQuantizedSwitchLinear(_RowMajorOutput, QuantizedSwitchLinear):
-    pass
 
 
 def row_major(x: mx.array) -> mx.array:
@@ -42,12 +38,6 @@ def row_major(x: mx.array) -> mx.array:
     return mx.unflatten(mx.flatten(x), 0, x.shape)
 
 
-def keep_expert_outputs_row_major(model: nn.Module) -> bool:
-    """Change the expert layers of this model that have a bias; whether there are any. Does nothing the second time."""
-    changed = False
-    for _, module in model.named_modules():
-        if type(module) is SwitchLinear and "bias" in module:
-            module.__class__, changed = _BiasedSwitchLinear, True
-        elif type(module) is QuantizedSwitchLinear and "bias" in module:
-            module.__class__, changed = _BiasedQuantizedSwitchLinear, True
-    return changed
+def has_biased_experts(module: nn.Module) -> bool:
+    """Whether it is an expert layer with a bias, and thus to be wrapped."""
+    return isinstance(module, SwitchLinear | QuantizedSwitchLinear) and "bias" in module
