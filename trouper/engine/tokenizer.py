@@ -13,7 +13,7 @@ from jinja2 import TemplateError
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load_tokenizer
 
-from trouper.engine.grammar import Grammars, Vocabulary
+from trouper.engine.grammar import COMPILE_S, Grammars, Vocabulary
 from trouper.engine.token_bytes import TokenTable, token_table
 from trouper.protocol.errors import ModelUnusable, bad_request
 from trouper.protocol.grammar import Grammar
@@ -70,9 +70,9 @@ class HubTokenizer:
         found = self._wrapped.tool_parser(text, list(tools))
         return [_call(call) for call in (found if isinstance(found, list) else [found])]
 
-    def check_grammar(self, grammar: Grammar) -> None:
+    def compile_grammar(self, grammar: Grammar, timeout_s: float = COMPILE_S) -> object:
         assert self.grammars is not None, "the model is not loaded"
-        self.grammars.check(grammar)
+        return self.grammars.compile(grammar, timeout_s)
 
     def with_grammars(self, logits: int) -> HubTokenizer:
         """For a model of so many logits."""
