@@ -46,7 +46,9 @@ def until(condition: Callable[[], bool], patience_s: float = PATIENCE_S) -> None
 
 
 @contextmanager
-def serving(model: Path | None, port: int, *flags: str, stderr: int = subprocess.PIPE) -> Iterator[subprocess.Popen[str]]:
+def serving(
+    model: Path | None, port: int, *flags: str, stderr: int = subprocess.PIPE
+) -> Iterator[subprocess.Popen[str]]:
     """No model: the embedded one."""
     command = [sys.executable, "-c", RUN, "serve", "--port", str(port), "--no-ssd"]
     command += ["--model", str(model)] if model is not None else []

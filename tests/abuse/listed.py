@@ -10,7 +10,6 @@ from typing import Any, Literal
 import attrs
 
 from tests.abuse.asking import (
-    CHAT,
     COMPLETIONS,
     COUNT,
     EMBEDDINGS,

@@ -12,8 +12,8 @@ from tests.engine.driver import Request, answers
 from tests.engine.test_grammar import HOT, PROMPT, engine, tiny
 from trouper import RequestFailed
 from trouper.engine.grammar import Grammars
-from trouper.engine.schema_faults import MOST_OPTIONAL
 from trouper.engine.recent import Recent
+from trouper.engine.schema_faults import MOST_OPTIONAL
 from trouper.protocol.grammar import Grammar, GrammarKind
 
 
@@ -44,7 +44,7 @@ def test_a_grammar_that_ends_the_process_that_compiles_it_is_refused(kind: Gramm
     assert refused.value.problem.status == 400
     assert refused.value.problem.param == "guided"
     assert "too deeply" in refused.value.problem.message
-    assert grammars().compile(Grammar("regex", "[ab]{3}", "guided"))
+    grammars().compile(Grammar("regex", "[ab]{3}", "guided"))
 
 
 def test_a_grammar_that_takes_too_long_is_refused_with_the_bound() -> None:
@@ -68,14 +68,14 @@ def test_properties_that_make_the_second_token_too_dear_are_refused_before_it() 
         grammars().compile(Grammar("json_schema", json.dumps({"type": "object", "allOf": halves}), "guided"))
     assert "items" in refused.value.problem.message, "the process that goes first takes a step more than the first"
     required = many | {"required": [*many["properties"]]}
-    assert grammars().compile(Grammar("json_schema", json.dumps(required), "guided"))
+    grammars().compile(Grammar("json_schema", json.dumps(required), "guided"))
 
 
 @pytest.mark.parametrize("least", [MOST_OPTIONAL])
 def test_as_many_as_may_be_can_be_followed(least: int) -> None:
     many = {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(least)}}
     grammar = Grammar("json_schema", json.dumps(many), "guided")
-    assert grammars().compile(grammar)
+    grammars().compile(grammar)
     constraint = grammars().constraint(grammar)
     for token in tiny().tokenizer.encode('{"p7":"x","p9":"'):
         assert constraint.took(token) == ""
@@ -114,7 +114,7 @@ def test_rows_of_one_grammar_do_not_move_each_other() -> None:
     first, second = (grammars().constraint(grammar) for _ in range(2))
     a, b = (tiny().tokenizer.encode(letter)[0] for letter in "ab")
     assert first.took(a) == second.took(a) == first.took(b) == second.took(b) == ""
-    assert kept
+    assert kept.nbytes > 0
 
 
 def test_a_fault_is_remembered_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,24 +1,37 @@
-"""RequestIntake. Waits on requests from the edge; owns validation against the model and tokenizing."""
+"""RequestIntake. Waits on requests from the edge; owns validation against the model, tokenizing and the compiling of grammars.
+
+What takes a moment is done at once, in the order of arrival. What takes longer (a long text, a grammar that is not known yet) is
+done on a thread beside it, and is overtaken: nobody waits for somebody else's long prompt. There are two lanes for that, so that
+what takes a tenth of a second never waits for what takes ten.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import attrs
 import trio
 
+from trouper.actors.lanes import Lane, Lanes
 from trouper.actors.submission import Submission
-from trouper.protocol.errors import DRAINING, Problem, RequestFailed, bad_request
+from trouper.actors.tokenizing import check_text, is_short, most_tokens, tokens_of
+from trouper.protocol.errors import DRAINING, Problem, RequestFailed, bad_request, queue_full
+from trouper.protocol.grammar import MAX_SOURCE, Grammar
 from trouper.protocol.model import LoadedModel, Tokenizer
 from trouper.protocol.plans import ThinkingLimit
-from trouper.protocol.requests import ChatPrompt, Generate, Prompt, TextPrompt, TokenPrompt
+from trouper.protocol.requests import ChatPrompt, Generate, TextPrompt
 from trouper.protocol.settings import Settings
 
 log = logging.getLogger("trouper.intake")
-
-LONG_TEXT = 20_000
-"""Characters beyond which tokenizing leaves the event loop: about 5 ms of it."""
+LONG_LANE = 200_000
+"""Characters of a text that is tokenized beside the longest ones."""
+LONG_GRAMMAR = 8192
+"""The same of a grammar."""
+FAILED = Problem(500, "the request could not be prepared", "server_error", None, "intake_failed")
+INTERRUPTED = Problem(
+    503, "the server's intake begins anew; send it again", "server_error", None, "intake_restarted", 1
+)
 
 
 @attrs.frozen(eq=False)
@@ -29,6 +42,8 @@ class Admitted:
     prompt: tuple[int, ...]
     max_tokens: int
     thinking: ThinkingLimit | None = None
+    compiled: object = None
+    """Its grammar, ready for the engine while this is kept."""
 
 
 async def take_in_requests(
@@ -37,27 +52,76 @@ async def take_in_requests(
     model: LoadedModel,
     settings: Settings,
 ) -> None:
-    """The actor. Ends when the edge closes `requests`; the request in hand is always answered."""
-    async for submission in requests:
+    """The actor. Ends when the edge closes `requests` and all that came is passed on; the requests in hand are always answered."""
+    intake = Intake(admitted, model, settings)
+    async with trio.open_nursery() as nursery:
+        async for submission in requests:
+            await intake.take_in(submission, nursery)
+
+
+class Intake:
+    """The actor's state."""
+
+    def __init__(self, admitted: trio.MemorySendChannel[Admitted], model: LoadedModel, settings: Settings) -> None:
+        self._admitted, self._model, self._settings = admitted, model, settings
+        self._lanes = Lanes()
+        self._crashed = False
+
+    async def take_in(self, submission: Submission, nursery: trio.Nursery) -> None:
+        """At once, or beside the others in `nursery`."""
+        lane = lane_of(submission.request)
+        if lane is None:
+            await self._prepare(submission, None)
+        elif self._lanes.waiting > self._settings.max_queue_size:
+            submission.fail(queue_full(self._settings.max_queue_size))
+        else:
+            nursery.start_soon(self._prepare, submission, lane)
+
+    async def _prepare(self, submission: Submission, lane: Lane | None) -> None:
         try:
-            message = await prepare(submission, model, settings)
-            await admitted.send(message)
+            if lane is None:
+                message = prepare(submission, self._model, self._settings)
+            else:
+                async with self._lanes.turn(lane):
+                    if submission.withdrawn:  # It left while it waited for its turn.
+                        submission.replies.close()
+                        return
+                    message = await self._lanes.run(prepare, submission, self._model, self._settings)
+            await self._admitted.send(message)
         except RequestFailed as refused:
             submission.fail(refused.problem)
         except trio.Cancelled:
-            submission.fail(DRAINING)
+            submission.fail(INTERRUPTED if self._crashed else DRAINING)
             raise
         except BaseException:
-            submission.fail(Problem(500, "the request could not be prepared", "server_error", None, "intake_failed"))
+            self._crashed = True
+            submission.fail(FAILED)
             raise
 
 
-async def prepare(submission: Submission, model: LoadedModel, settings: Settings) -> Admitted:
-    """Raises `RequestFailed` (400) naming the parameter."""
-    request = submission.request
+def lane_of(request: Generate) -> Lane | None:
+    """Where a request is prepared; None: at once."""
+    prompt, grammar = request.prompt, request.grammar
+    if grammar is None and is_short(prompt):
+        return None
+    short_text = is_short(prompt) or (isinstance(prompt, TextPrompt) and len(prompt.text) <= LONG_LANE)
+    return "quick" if short_text and (grammar is None or len(grammar.source) <= LONG_GRAMMAR) else "slow"
+
+
+def prepare(submission: Submission, model: LoadedModel, settings: Settings) -> Admitted:
+    """On any thread. Raises `RequestFailed` (400) naming the parameter."""
+    request, tokenizer = submission.request, model.tokenizer
     check_text(request.cache_salt, "cache_salt")
-    prompt = await tokenize(request.prompt, model.tokenizer)
+    check_model(request, model)
+    prompt = tokens_of(request.prompt, tokenizer, most_tokens(model.card, settings))
+    most = room(request, len(prompt), model.card.context_length, settings)
     check_tokens(request, prompt, model.card.vocab_size)
+    compiled = compiled_grammar(request.grammar, tokenizer, settings.grammar_timeout_s)
+    return Admitted(submission, prompt, most, thinking_limit(request, prompt, tokenizer), compiled)
+
+
+def check_model(request: Generate, model: LoadedModel) -> None:
+    """Whether the model can do that at all."""
     if request.embed and model.card.embedding is None:
         raise bad_request("this model gives no embeddings", "model", "embeddings_not_supported")
     if request.speculation == "ngram" and model.card.no_drafts:
@@ -66,10 +130,16 @@ async def prepare(submission: Submission, model: LoadedModel, settings: Settings
             "speculation",
             "speculation_not_supported",
         )
-    if request.grammar is not None:
-        await trio.to_thread.run_sync(model.tokenizer.check_grammar, request.grammar)
-    most = room(request, len(prompt), model.card.context_length, settings)
-    return Admitted(submission, prompt, most, thinking_limit(request, prompt, model.tokenizer))
+
+
+def compiled_grammar(grammar: Grammar | None, tokenizer: Tokenizer, timeout_s: float) -> object:
+    """Raises `RequestFailed` (400)."""
+    if grammar is None:
+        return None
+    if len(grammar.source) > MAX_SOURCE:
+        said = f"{grammar.param} has {len(grammar.source)} characters as a grammar, more than {MAX_SOURCE}: make it smaller"
+        raise bad_request(said, grammar.param, "invalid_grammar")
+    return tokenizer.compile_grammar(grammar, timeout_s)
 
 
 def thinking_limit(request: Generate, prompt: Sequence[int], tokenizer: Tokenizer) -> ThinkingLimit | None:
@@ -89,57 +159,7 @@ def thinks_already(prompt: Sequence[int], tokenizer: Tokenizer) -> bool:
     return tail.rfind(start) > tail.rfind(end)
 
 
-async def tokenize(prompt: Prompt, tokenizer: Tokenizer) -> tuple[int, ...]:
-    match prompt:
-        case TokenPrompt(tokens=tokens):
-            return tokens
-        case TextPrompt(text=text):
-            if check_text(text, "prompt") > LONG_TEXT:
-                return await trio.to_thread.run_sync(tokenizer.encode, text)
-            return tokenizer.encode(text)
-        case ChatPrompt(messages=messages, template_kwargs=kwargs):
-            if not tokenizer.has_chat_template:
-                raise bad_request(
-                    "this model has no chat template; use /v1/completions", "messages", "no_chat_template"
-                )
-            if check_text((messages, kwargs), "messages") > LONG_TEXT:
-                return await trio.to_thread.run_sync(lambda: tokenizer.encode_chat(messages, **kwargs))
-            return tokenizer.encode_chat(messages, **kwargs)
-
-
-def check_text(value: object, param: str) -> int:
-    r"""How many characters are inside: descriptions of tools are long, too. JSON's "\ud800" makes a string that is no text
-    and that crashes tokenizers: a user's mistake, not a bug. Raises `RequestFailed` (400)."""
-    characters = 0
-    inside: list[object] = [value]
-    while inside:
-        one = inside.pop()
-        if one is None or isinstance(one, int | float):
-            continue
-        if isinstance(one, str):
-            characters += len(one)
-            if not one.isascii():
-                _encode(one, param)
-        elif isinstance(one, dict):  # Before Mapping, which is slow to ask for.
-            inside += one
-            inside += one.values()
-        elif isinstance(one, list | tuple):
-            inside += one
-        elif isinstance(one, Mapping):
-            inside += (*one.keys(), *one.values())
-    return characters
-
-
-def _encode(text: str, param: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise bad_request("half of a surrogate pair is no text", param, "invalid_text") from None
-
-
 def check_tokens(request: Generate, prompt: tuple[int, ...], vocab_size: int) -> None:
-    if not prompt:
-        raise bad_request("the prompt is empty; send at least one token", "prompt", "empty_prompt")
     if not 0 <= min(prompt) <= max(prompt) < vocab_size:
         raise bad_request(f"token ids must be between 0 and {vocab_size - 1}", "prompt", "invalid_token")
     for token, _ in request.sampling.logit_bias:
@@ -149,6 +169,8 @@ def check_tokens(request: Generate, prompt: tuple[int, ...], vocab_size: int) ->
 
 def room(request: Generate, prompt_tokens: int, context_length: int, settings: Settings) -> int:
     """How many tokens the answer may have."""
+    if not prompt_tokens:
+        raise bad_request("the prompt is empty; send at least one token", "prompt", "empty_prompt")
     if prompt_tokens > settings.max_prompt_tokens:
         raise bad_request(
             f"the prompt has {prompt_tokens} tokens, more than --max-prompt-tokens {settings.max_prompt_tokens}",

@@ -23,7 +23,7 @@ from trouper.actors.submission import Submission
 from trouper.actors.tiers import DiskTier, Ticket
 from trouper.actors.watches import STUCK_FACTOR
 from trouper.protocol.batch import BatchFacts
-from trouper.protocol.errors import Problem, rank_lost
+from trouper.protocol.errors import Problem, queue_full, rank_lost
 from trouper.protocol.health import DirectoryFacts, MemoryStatus, RanksFacts, SchedulerFacts
 from trouper.protocol.model import LoadedModel
 from trouper.protocol.plans import PLANS_IN_FLIGHT, Admit, Chunk, Load, Plan, RowId, Stepped, Store
@@ -505,14 +505,3 @@ class Scheduler:
         )
         self._edges.facts.publish(self._count)
         self._showing.show(self._rows.values())
-
-
-def queue_full(size: int) -> Problem:
-    return Problem(
-        429,
-        f"{size} requests are waiting already (--max-queue-size); try again soon",
-        "rate_limit_error",
-        None,
-        "queue_full",
-        1,
-    )

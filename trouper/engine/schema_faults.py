@@ -37,9 +37,14 @@ def too_wide(schema: Any, path: str = "") -> tuple[str, str] | None:
     """The first object with more properties that may be left out than can be followed, as (path, why)."""
     if isinstance(schema, dict) and isinstance(schema.get("properties"), dict):
         required = schema.get("required")
-        optional = len(schema["properties"].keys() - set(filter(_is_text, required if isinstance(required, list) else ())))
+        optional = len(
+            schema["properties"].keys() - set(filter(_is_text, required if isinstance(required, list) else ()))
+        )
         if optional > MOST_OPTIONAL:
-            return path, f"{optional} of its properties are not required, and at most {MOST_OPTIONAL} of one object may be so"
+            return (
+                path,
+                f"{optional} of its properties are not required, and at most {MOST_OPTIONAL} of one object may be so",
+            )
     return next((found for step, part in parts_of(schema) if (found := too_wide(part, path + step))), None)
 
 

@@ -72,7 +72,7 @@ class Trial:
 
 
 def _start() -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
+    return subprocess.Popen(  # noqa: S603 - our own script
         [sys.executable, "-P", str(SCRIPT)],
         bufsize=0,
         stdin=subprocess.PIPE,

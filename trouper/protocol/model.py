@@ -24,11 +24,19 @@ class Tokenizer(Protocol):
     @property
     def has_chat_template(self) -> bool: ...
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        """The tokenizer's default, special tokens included."""
+    @property
+    def longest_token(self) -> int:
+        """Bytes of the longest token."""
+
+    def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
+        """The tokenizer's default; `special`: with what it puts around a text."""
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> tuple[int, ...]:
         """The chat template's tokens, once (F1). Raises `RequestFailed` (400) if the template refuses."""
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]) -> str | None:
+        """The chat template's text, whose tokens without special ones are those of `encode_chat`; None if a template of this
+        model gives no text. Raises `RequestFailed` (400) if the template refuses."""
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that a token adds to the visible text; b"" for special tokens. One char may span tokens."""
@@ -50,8 +58,9 @@ class Tokenizer(Protocol):
     def parse_calls(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
         """What stands between `calling` to (name, arguments as JSON) of each call. Raises `ValueError` and its like."""
 
-    def check_grammar(self, grammar: Grammar) -> None:
-        """Whether answers can follow it. Raises `RequestFailed` (400). May take a second, the first time."""
+    def compile_grammar(self, grammar: Grammar, timeout_s: float) -> object:
+        """Make it ready for the engine, for as long as what this returns is kept. Takes up to `timeout_s`, or some more. Raises
+        `RequestFailed` (400) if answers cannot follow it, or it is not compiled in time."""
 
 
 @attrs.frozen

@@ -8,7 +8,7 @@ from functools import partial
 from quart import Response
 
 from trouper.actors.answer import Answer
-from trouper.actors.intake import thinks_already, tokenize
+from trouper.actors.intake import thinks_already
 from trouper.protocol.requests import TextPrompt
 from trouper.web.endpoints import GENERATES, Endpoint
 from trouper.web.errors import error_response, http_problem
@@ -190,7 +190,7 @@ class OpenAi:
         parsed = await self._service.read(parse_tokenize)
         served = await self._service.served(parsed.model)
         prompt = await self._service.aside(prompt_of, parsed)
-        found = await tokenize(prompt, served.runtime.tokenizer)
+        found = await served.runtime.tokens(prompt)
         context = served.runtime.model.context_length
         return as_json({"count": len(found), "max_model_len": context, "tokens": found})
 

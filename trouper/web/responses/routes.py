@@ -10,7 +10,7 @@ import attrs
 from quart import Response, request
 
 from trouper.actors.answer import Answer
-from trouper.actors.intake import thinks_already, tokenize
+from trouper.actors.intake import thinks_already
 from trouper.protocol.errors import Problem, RequestFailed, bad_request
 from trouper.protocol.replies import Delta
 from trouper.protocol.requests import Generate
@@ -164,7 +164,7 @@ class Responses:
         if wanted.max_tokens is not None:  # Nobody else looks at it here.
             between("max_output_tokens", wanted.max_tokens, 1, context_of(served.runtime))
         with own_names():
-            tokens = await tokenize(wanted.prompt, served.runtime.tokenizer)
+            tokens = await served.runtime.tokens(wanted.prompt)
         return as_json({"object": "response.input_tokens", "input_tokens": len(tokens)})
 
     async def _wanted(self, asked: Asked, items: Sequence[Json]) -> tuple[Served, Generate]:
