@@ -13,7 +13,7 @@ from trouper.protocol.settings import Settings
 LONG_TEXT = 20_000
 """Characters and other parts of a prompt beyond which tokenizing leaves the event loop: about 5 ms of it."""
 LEAST_CHARACTERS = 16
-"""That a token may stand for, whatever the vocabulary says: some tokenizers drop blanks, or merge what they do not know."""
+"""That a token may stand for, whatever the vocabulary says."""
 PROBED_CHARACTERS = 8
 """For each token that there is room for: the beginning of a text that is tokenized to see whether the rest can matter. Twice what
 a token of English has."""
@@ -28,8 +28,8 @@ def most_tokens(card: ModelCard, settings: Settings) -> int:
 
 
 def most_characters(tokens: int, tokenizer: Tokenizer) -> int:
-    """So many tokens never stand for more."""
-    return tokens * max(tokenizer.longest_token, LEAST_CHARACTERS)
+    """So many tokens never stand for more. Twice the longest, since some tokenizers drop the blanks between words."""
+    return tokens * max(2 * tokenizer.longest_token, LEAST_CHARACTERS)
 
 
 def is_short(prompt: Prompt) -> bool:
