@@ -12,6 +12,7 @@ import msgspec
 from cattrs.preconf.msgspec import make_converter
 
 from trouper.protocol.errors import Problem, RequestFailed, bad_request
+from trouper.web.complexity import check_complexity
 from trouper.web.schema import Json, Refused, among
 
 T = TypeVar("T")
@@ -73,6 +74,7 @@ def json_type(value: object) -> str:
 
 def parse_json(body: bytes) -> dict[str, Any]:
     """Raises `RequestFailed` (400)."""
+    check_complexity(body)
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:

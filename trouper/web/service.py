@@ -34,6 +34,8 @@ T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
 LARGE_BODY = 2**17
 """Bytes beyond which what is done with a body leaves the event loop: a few milliseconds of it."""
+LARGE_AT_ONCE = 2
+"""Large bodies that are worked on at a time: what they are made of is Python's, so more threads only wait for one another."""
 LONGEST_KEPT = 512
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
@@ -85,6 +87,7 @@ class Service:
         self._background = background
         self.journal = journal or Journal()
         self._running: dict[str, set[Answer]] = {}
+        self._large = trio.CapacityLimiter(LARGE_AT_ONCE)
 
     # -- the request at hand -----------------------------------------------------------------------
 
@@ -110,7 +113,7 @@ class Service:
         """The request's JSON object. Raises `RequestFailed` (400), or werkzeug's 408 and 413."""
         data = cast("bytes", await request.get_data(as_text=False))
         self._state["large"] = len(data) > LARGE_BODY
-        return parse_json(data)
+        return await self.aside(parse_json, data)
 
     async def read(self, parse: Callable[[dict[str, Any]], T]) -> T:
         """The body, parsed."""
@@ -120,7 +123,7 @@ class Service:
         """Call it; in a thread if the body is large, so that the others' streams go on meanwhile."""
         if not self._state["large"]:
             return function(*arguments)
-        return await trio.to_thread.run_sync(function, *arguments)
+        return await trio.to_thread.run_sync(function, *arguments, limiter=self._large)
 
     def at_end(self, callback: Callable[..., None], *arguments: Any) -> None:
         """Call it when the request is over, however that happens."""
