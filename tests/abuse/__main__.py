@@ -59,9 +59,8 @@ def judged(abuse: Abuse, played: Played, honest_s: float, before: Memory) -> Lin
 
 async def warm(stage: Stage) -> Memory:
     """What is only there after the first of its kind is not an abuse's fault."""
-    for _ in range(2):
-        for asks in HONEST.values():
-            await stage.play(asks)
+    for asks in HONEST.values():
+        await stage.play(asks)
     return await stage.memory()
 
 

@@ -370,7 +370,7 @@ HONEST: Mapping[Kind, tuple[Ask, ...]] = {
     "prompt": (prompt(WORDS, 650, max_tokens=4),),
     "structure": (schema(properties(5, required=True)),),
     "scores": (prompt(WORDS, 690, max_tokens=1),),
-    "many": times(60, Ask(chat(max_tokens=8))),
+    "many": times(30, Ask(chat(max_tokens=8))),
     "odd": (Ask(chat()),),
 }
 """What a decent client would send in the place of an abuse of that kind."""

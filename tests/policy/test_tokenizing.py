@@ -88,8 +88,8 @@ def test_which_prompts_are_tokenized_at_once(prompt: Any, short: bool) -> None:
 
 
 def test_a_prompts_room_is_the_least_of_all_bounds() -> None:
-    for settings, most in (({}, 4096), ({"max_kv_size": 100}, 100), ({"max_prompt_tokens": 50}, 50)):
-        assert most_tokens(card(), Settings(**settings)) == most
+    for settings, most in ((Settings(), 4096), (Settings(max_kv_size=100), 100), (Settings(max_prompt_tokens=50), 50)):
+        assert most_tokens(card(), settings) == most
 
 
 def test_a_template_that_gives_text_is_bounded_by_it() -> None:
@@ -100,7 +100,7 @@ def test_a_template_that_gives_text_is_bounded_by_it() -> None:
             return (0, *super().encode(text)) if special else super().encode(text)
 
         def render_chat(self, messages: Any, kwargs: Any) -> str:
-            return "".join(message["content"] for message in messages) * kwargs["times"]
+            return "".join(message["content"] for message in messages) * int(kwargs["times"])
 
     prompt = ChatPrompt(({"role": "user", "content": "ab"},), {"times": 2})
     assert tokens_of(prompt, Renders(), 100) == tuple(b"abab")

@@ -381,10 +381,12 @@ class Scheduler:
         self._memory_seen = memory
 
     def _chunks(self, *, busy: bool) -> tuple[Chunk, ...]:
-        remaining = [(row.id, row.next_chunk) for row in self._rows.values() if row.unplanned > 0]
-        if not remaining:
+        prefilling = [row for row in self._rows.values() if row.unplanned > 0]
+        if not prefilling:
             return ()
-        budget = self._pace.budget(sum(tokens for _, tokens in remaining), busy=busy)
+        work = self._pace.turn({row.work for row in prefilling})
+        remaining = [(row.id, row.next_chunk) for row in prefilling if row.work == work]
+        budget = self._pace.plan(work, sum(tokens for _, tokens in remaining), busy=busy)
         return share_chunks(remaining, budget, self._settings.prefill_step_size)
 
     def _plan_chunk(self, chunk: Chunk) -> None:

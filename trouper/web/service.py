@@ -24,7 +24,7 @@ from trouper.protocol.errors import RequestFailed
 from trouper.protocol.record import Reason, RequestRecord
 from trouper.protocol.requests import Generate
 from trouper.protocol.settings import ServerSettings
-from trouper.web.answers import EventStream, collect_all
+from trouper.web.answers import EventStream, collect_all, is_long
 from trouper.web.journal import Asked, Journal
 from trouper.web.parsing import parse_json
 from trouper.web.shape import Shape
@@ -209,7 +209,10 @@ class Service:
 
     async def respond(self, shape: Shape, answers: Sequence[Answer], *, stream: bool) -> Response:
         if not stream:
-            return as_json(shape.body(await collect_all(answers)))
+            choices = await collect_all(answers)
+            if is_long(choices):
+                return encoded(await trio.to_thread.run_sync(lambda: msgspec.json.encode(shape.body(choices))))
+            return as_json(shape.body(choices))
         nursery = cast("trio.Nursery", self._state["nursery"])
         return as_events(EventStream(shape, answers, self.settings.heartbeat_s, nursery))
 
@@ -230,7 +233,12 @@ async def _owning(owned: ExitStack, work: Callable[[], Awaitable[None]]) -> None
 
 
 def as_json(body: Any, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(body), status, content_type="application/json")
+    return encoded(msgspec.json.encode(body), status)
+
+
+def encoded(data: bytes, status: int = 200) -> Response:
+    """JSON that is bytes already."""
+    return Response(data, status, content_type="application/json")
 
 
 def as_events(body: ResponseBody) -> Response:
