@@ -1,6 +1,6 @@
 """`python -m tests.abuse [NAME ...]`: plays the abuses beside one running stream of the embedded model, and a table of what they did.
 
-With names, only those that have one of them in their name or kind. Honest requests of the same kind are played in turns with
+With names, only those that have one of them in their name or kind; with `--tiny` as the first, on a tiny random model. Honest requests of the same kind are played in turns with
 the abuses, since the machine is not equally fast all the time: an abuse is measured against the worst of the honest turns around it.
 """
 
@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import sys
 from itertools import groupby
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import attrs
 import trio
 
 from tests.abuse.listed import HONEST, Abuse, Kind, named
 from tests.abuse.playing import WITHIN, Memory, Played, Stage, faults, server, staged
+from tests.families import FAMILIES, save
 
 MOST_S = 0.5
 """Beyond what honest requests cause, a pause of the stream may be so long."""
@@ -79,12 +82,12 @@ async def play_kind(stage: Stage, abuses: list[Abuse], kind: Kind, before: Memor
     return lines
 
 
-async def play(abuses: tuple[Abuse, ...]) -> list[Line]:
+async def play(abuses: tuple[Abuse, ...], model: Path | None) -> list[Line]:
     lines: list[Line] = []
-    with server(None, *MODEL_FLAGS) as (port, process):
+    with server(model, *MODEL_FLAGS) as (port, process):
         async with staged(port, process) as stage:
             before = await warm(stage)
-            print(f"before: process {before.process / 1e6:.0f} MB, MLX {before.active / 1e6:.0f} MB")
+            print(f"before: process {before.process / 1e6:.0f} MB, MLX {before.active / 1e6:.0f} MB", flush=True)
             print("| kind | abuse | status | seconds | gap s | honest gap s | process MB | MLX MB | |")
             print("|---|---|---|---|---|---|---|---|---|", flush=True)
             for kind, some in groupby(abuses, lambda abuse: abuse.kind):
@@ -93,7 +96,11 @@ async def play(abuses: tuple[Abuse, ...]) -> list[Line]:
 
 
 def main() -> int:
-    lines = trio.run(play, named(sys.argv[1:]))
+    names = sys.argv[1:]
+    with TemporaryDirectory() as scratch:
+        tiny = names[:1] == ["--tiny"]
+        model = save("llama", Path(scratch), {**FAMILIES["llama"], "max_position_embeddings": 32768}) if tiny else None
+        lines = trio.run(play, named(names[tiny:]), model)
     bad = [line for line in lines if line.wrong]
     print(f"{len(lines)} abuses, {len(bad)} of them hurt somebody")
     return bool(bad)

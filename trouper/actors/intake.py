@@ -8,7 +8,7 @@ what takes a tenth of a second never waits for what takes ten.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import attrs
 import trio
@@ -32,6 +32,7 @@ FAILED = Problem(500, "the request could not be prepared", "server_error", None,
 INTERRUPTED = Problem(
     503, "the server's intake begins anew; send it again", "server_error", None, "intake_restarted", 1
 )
+Spread = Callable[[Grammar], Awaitable[None]]
 
 
 @attrs.frozen(eq=False)
@@ -51,9 +52,11 @@ async def take_in_requests(
     admitted: trio.MemorySendChannel[Admitted],
     model: LoadedModel,
     settings: Settings,
+    spread: Spread | None = None,
 ) -> None:
-    """The actor. Ends when the edge closes `requests` and all that came is passed on; the requests in hand are always answered."""
-    intake = Intake(admitted, model, settings)
+    """The actor. Ends when the edge closes `requests` and all that came is passed on; the requests in hand are always answered.
+    `spread` brings a grammar to other ranks."""
+    intake = Intake(admitted, model, settings, spread)
     async with trio.open_nursery() as nursery:
         async for submission in requests:
             await intake.take_in(submission, nursery)
@@ -62,8 +65,14 @@ async def take_in_requests(
 class Intake:
     """The actor's state."""
 
-    def __init__(self, admitted: trio.MemorySendChannel[Admitted], model: LoadedModel, settings: Settings) -> None:
-        self._admitted, self._model, self._settings = admitted, model, settings
+    def __init__(
+        self,
+        admitted: trio.MemorySendChannel[Admitted],
+        model: LoadedModel,
+        settings: Settings,
+        spread: Spread | None = None,
+    ) -> None:
+        self._admitted, self._model, self._settings, self._spread = admitted, model, settings, spread
         self._lanes = Lanes()
         self._crashed = False
 
@@ -87,6 +96,8 @@ class Intake:
                         submission.replies.close()
                         return
                     message = await self._lanes.run(prepare, submission, self._model, self._settings)
+                    if self._spread is not None and submission.request.grammar is not None:
+                        await self._spread(submission.request.grammar)
             await self._admitted.send(message)
         except RequestFailed as refused:
             submission.fail(refused.problem)

@@ -171,8 +171,8 @@ class Grammars:
     def constraint(self, grammar: Grammar, least: int = 0, ends: Sequence[int] = ()) -> Constraint:
         """None of `ends` comes before `least` tokens, unless nothing else may."""
         key = grammar.kind, grammar.source
-        found = self._live.get(key)
-        if found is None:
+        found = self._live.get(key) or self._recent.get(key)
+        if not isinstance(found, Compiled):
             self.compiled_inline += 1
             matcher = self._matcher(grammar, self._text(grammar))
         else:

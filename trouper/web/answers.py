@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
 
@@ -83,6 +83,14 @@ async def pump(index: int, answer: Answer, pieces: trio.MemorySendChannel[Piece]
             await pieces.send(Piece(index, said))
 
 
+async def shielded(make: Callable[[Piece], bytes], piece: Piece) -> bytes:
+    """On a thread, to its end: what was made of a piece must not be lost."""
+    made: list[bytes] = []
+    with trio.CancelScope(shield=True):
+        made.append(await trio.to_thread.run_sync(make, piece))
+    return made[0]
+
+
 class EventStream(ResponseBody):
     """The body of a streamed response. Leaving it withdraws the answers, synchronously."""
 
@@ -143,8 +151,7 @@ class EventStream(ResponseBody):
         if piece.index in self._begun or len(self._answers[piece.index].prompt_logprobs) <= LONG_SCORES:
             return self._written(piece)
         self._begun.add(piece.index)
-        with trio.CancelScope(shield=True):  # What was made of a piece must not be lost.
-            return await trio.to_thread.run_sync(self._written, piece)
+        return await shielded(self._written, piece)
 
     def _written(self, piece: Piece) -> bytes:
         answer = self._answers[piece.index]

@@ -34,4 +34,4 @@ def outside_strings(body: bytes) -> bytes:
     plain = np.frombuffer(body.replace(rb"\\", b"").replace(rb"\"", b""), np.uint8)
     quotes = plain == QUOTE
     inside = np.logical_xor.accumulate(quotes)
-    return plain[~(inside | quotes)].tobytes()
+    return bytes(plain[~(inside | quotes)].tobytes())
