@@ -223,6 +223,14 @@ def doubling(times: int) -> Json:
     return {"$defs": made | {f"d{times}": {"type": "string"}}, "$ref": "#/$defs/d0"}
 
 
+def chain(length: int) -> Json:
+    """Definitions each of which refers to the next."""
+    made: Json = {
+        f"d{n}": {"type": "object", "properties": {"a": {"$ref": f"#/$defs/d{n + 1}"}}} for n in range(length)
+    }
+    return {"$defs": made | {f"d{length}": {"type": "string"}}, "$ref": "#/$defs/d0"}
+
+
 def text(**limits: Any) -> Json:
     return {"type": "object", "properties": {"a": {"type": "string"} | limits}, "required": ["a"]}
 
@@ -251,6 +259,9 @@ STRUCTURES = (
     either("structure", "a recursive schema", FORM, schema(TREE)),
     either("structure", "references in a circle", FORM, schema(CYCLE)),
     either("structure", "references that double 20 times", FORM, schema(doubling(20))),
+    refused("structure", "a chain of 1,500 references, which overflows a stack", FORM, schema(chain(1500))),
+    refused("structure", "a grammar that repeats what may be left out 50,000 times", "guided_regex",
+            guided(guided_regex="a?" * 50_000)),
     either("structure", "an enum of 10,000 strings", FORM, schema({"enum": [f"option {n}" for n in range(10_000)]})),
     either("structure", "an enum with a string of 200,000 characters", FORM, schema({"enum": ["a" * 200_000, "b"]})),
     either("structure", "maxLength of 10^9", FORM, schema(text(maxLength=10**9))),
@@ -280,8 +291,8 @@ STRUCTURES = (
            guided(guided_regex="|".join(f"{n}[a-z]*{n}" for n in range(5000)))),
     either("structure", "a grammar that is ambiguous", "guided_grammar",
            guided(guided_grammar='start: x\nx: "a" | x x | x x x | "a" x "b" | x "b" x', max_tokens=100)),
-    either("structure", "a grammar of 4,000 rules", "guided_grammar", guided(guided_grammar="start: r0\n" + "\n".join(
-        f'r{n}: "{n}" | "x" r{n + 1}' for n in range(4000)) + '\nr4000: "y"')),
+    either("structure", "a grammar of 6,000 rules, which overflows a stack", "guided_grammar", guided(guided_grammar="start: r0\n" + "\n".join(
+        f'r{n}: "{n}" | "x" r{n + 1}' for n in range(6000)) + '\nr6000: "y"')),
     either("structure", "1,024 choices of 200 characters", "guided_choice",
            guided(guided_choice=[f"{n} " + "a" * 200 for n in range(1024)])),
     refused("structure", "100,000 choices", "guided_choice", guided(guided_choice=["a"] * 100_000)),
@@ -357,7 +368,7 @@ ODD = (
     either("odd", "a seed of 10^100", "seed", Ask(chat(seed=10**100))),
     either("odd", "top_k of 2^62", "top_k", Ask(chat(top_k=2**62))),
     refused("odd", "a header of 200,000 bytes", None, Ask(chat(), headers=(("X-A", "a" * 200_000),))),
-    refused("odd", "10,000 headers", None, Ask(chat(), headers=(("X-A", "a"),) * 10_000)),
+    either("odd", "10,000 headers", None, Ask(chat(), headers=(("X-A", "a"),) * 10_000)),
     refused("odd", "a path of 200,000 bytes", None, Ask(chat(), "/v1/" + "a" * 200_000)),
     either("odd", "half of a surrogate pair", "messages", raw(
         b'{"messages":[{"role":"user","content":"', rb"\ud800", 100_000, b'"}]}')),
@@ -367,10 +378,10 @@ ABUSES: tuple[Abuse, ...] = (*BODIES, *PROMPTS, *STRUCTURES, *SCORES, *MANY, *OD
 
 HONEST: Mapping[Kind, tuple[Ask, ...]] = {
     "body": (Ask(chat()),),
-    "prompt": (prompt(WORDS, 650, max_tokens=4),),
+    "prompt": (prompt(WORDS, 100, max_tokens=4),),
     "structure": (schema(properties(5, required=True)),),
-    "scores": (prompt(WORDS, 690, max_tokens=1),),
-    "many": times(30, Ask(chat(max_tokens=8))),
+    "scores": (prompt(WORDS, 150, max_tokens=1),),
+    "many": times(20, Ask(chat(max_tokens=4))),
     "odd": (Ask(chat()),),
 }
 """What a decent client would send in the place of an abuse of that kind."""

@@ -28,6 +28,7 @@ from trouper.protocol.health import DirectoryFacts, MemoryStatus, RanksFacts, Sc
 from trouper.protocol.model import LoadedModel
 from trouper.protocol.plans import PLANS_IN_FLIGHT, Admit, Chunk, Load, Plan, RowId, Stepped, Store
 from trouper.protocol.replies import Embedded, Finished, TokenLogprobs
+from trouper.protocol.requests import Generate
 from trouper.protocol.settings import Settings
 from trouper.protocol.watch import Watch
 from trouper.protocol.work import DiskNews, DiskOrder
@@ -432,7 +433,9 @@ class Scheduler:
                 self._finish_embedding(self._rows[row_id], vector)
         for row_id, reason in stepped.failed:
             if row_id in self._rows:
-                self._give_up(self._rows[row_id], Problem(400, reason, param=None, code="grammar_failed"))
+                self._give_up(
+                    self._rows[row_id], grammar_failed(self._rows[row_id].admitted.submission.request, reason)
+                )
         now, decoding = trio.current_time(), sum(map(self._rows.__contains__, plan.decode))
         committed = self._commit(stepped, now)
         self._showing.stepped(decoded=bool(plan.decode), produced=bool(stepped.rows))
@@ -507,3 +510,10 @@ class Scheduler:
         )
         self._edges.facts.publish(self._count)
         self._showing.show(self._rows.values())
+
+
+def grammar_failed(request: Generate, reason: str) -> Problem:
+    """A row's grammar, or its thinking, cannot be followed beyond a place of its answer."""
+    param = None if request.grammar is None else request.grammar.param
+    said = f"{param} cannot be followed any further: {reason.strip()}; make it simpler" if param else reason
+    return Problem(400, said, "invalid_request_error", param, "grammar_failed")
