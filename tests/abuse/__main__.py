@@ -25,7 +25,7 @@ MOST_S = 0.5
 """Beyond what honest requests cause, a pause of the stream may be so long."""
 EVERY = 6
 """So many abuses between two turns of honest requests."""
-MODEL_FLAGS = ("--cache-memory", "64MB")
+MODEL_FLAGS = ("--cache-memory", "16MB")
 """Little is kept of prompts, so that what stays is what was not given back."""
 
 

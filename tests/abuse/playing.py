@@ -18,7 +18,7 @@ from tests.abuse.listed import Abuse
 from tests.test_process import free_port, serving
 from tests.web.serving import post
 
-STREAM = {"prompt": "Once upon a time", "max_tokens": 1500, "stream": True, "ignore_eos": True, "speculation": "off"}
+STREAM = {"prompt": "Once upon a time", "max_tokens": 300, "stream": True, "ignore_eos": True, "speculation": "off"}
 QUIET_S = 1.0
 """What is still heard of the stream after the last answer."""
 BACK_S = 8.0
