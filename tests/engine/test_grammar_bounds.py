@@ -56,6 +56,14 @@ def test_a_grammar_that_takes_too_long_is_refused_with_the_bound() -> None:
     assert "--grammar-timeout-s" in refused.value.problem.message
 
 
+def test_a_grammar_that_took_too_long_may_be_tried_again() -> None:
+    """The machine may have been busy."""
+    grammar = Grammar("regex", "|".join(f"{n}[a-z]*{n}" for n in range(2000)), "guided")
+    with pytest.raises(RequestFailed):
+        grammars().compile(grammar, 0.0)
+    grammars().compile(grammar, 60)
+
+
 def test_properties_that_make_the_second_token_too_dear_are_refused_before_it() -> None:
     """An object takes four items for each property that is not required, and only behind its brace."""
     many: Any = {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(600)}}

@@ -24,7 +24,7 @@ from llguidance._tokenizer import TokenizerWrapper as Wrapped
 from trouper.engine.recent import Recent
 from trouper.engine.schema_faults import place_of, too_wide
 from trouper.engine.trial import Trial, TrialFailedError
-from trouper.protocol.errors import bad_request
+from trouper.protocol.errors import RequestFailed, bad_request
 from trouper.protocol.grammar import Grammar
 
 BITS = mx.array(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").astype(np.bool_))
@@ -119,18 +119,22 @@ class Grammars:
         key = grammar.kind, grammar.source
         found = self._live.get(key) or self._recent.get(key)
         if found is None:
-            found = self._compile(grammar, time.monotonic() + timeout_s, timeout_s)
+            try:
+                found = self._compile(grammar, timeout_s)
+            except TrialFailedError as failed:
+                found = f"\0{failed}; make it smaller or flatter"
+                if failed.slow:
+                    raise cannot_be_followed(grammar, found) from None
             size = found.nbytes if isinstance(found, Compiled) else len(found)
             self._recent.put(key, found, size + len(grammar.source))
         if isinstance(found, str):
-            place, _, reason = found.partition("\0")
-            where = grammar.param + place
-            raise bad_request(f"{where} cannot be followed: {reason}", where, "invalid_grammar")
+            raise cannot_be_followed(grammar, found)
         self._live[key] = found
         return found
 
-    def _compile(self, grammar: Grammar, end: float, timeout_s: float) -> Compiled | str:
-        """Or what is wrong with it: the place, and why."""
+    def _compile(self, grammar: Grammar, timeout_s: float) -> Compiled | str:
+        """Or what is wrong with it: the place, and why. Raises `TrialFailedError`."""
+        end = time.monotonic() + timeout_s
         try:
             text = self._text(grammar)
             if grammar.kind == "json_schema" and (wide := too_wide(json.loads(grammar.source))):
@@ -138,8 +142,6 @@ class Grammars:
             reason = self._fault(grammar, text, timeout_s)
         except (ValueError, RecursionError) as error:  # nested too deeply, or a number that is none
             reason = reason_of(str(error))
-        except TrialFailedError as failed:
-            return f"\0{failed}; make it smaller or flatter"
         if reason:
             return f"{self._place(grammar, end)}\0{reason}"
         matcher = self._matcher(grammar, text)
@@ -148,7 +150,7 @@ class Grammars:
 
     def _fault(self, grammar: Grammar, text: str, timeout_s: float) -> str:
         """Why it cannot be followed, or "". Raises `TrialFailedError`."""
-        trial = self._trials[len(text) > SMALL]
+        trial = self._trials[len(grammar.source) > SMALL]
         return reason_of(trial.fault(text, _limits(grammar).max_items_in_row, timeout_s))
 
     def _place(self, grammar: Grammar, end: float) -> str:
@@ -198,6 +200,13 @@ class Grammars:
                 return LLMatcher.grammar_from_lark(f"start: {options}")
             case "lark":
                 return LLMatcher.grammar_from_lark(grammar.source)
+
+
+def cannot_be_followed(grammar: Grammar, fault: str) -> RequestFailed:
+    """`fault`: the place in it, a zero, and why."""
+    place, _, reason = fault.partition("\0")
+    where = grammar.param + place
+    return bad_request(f"{where} cannot be followed: {reason}", where, "invalid_grammar")
 
 
 def _of_schema(source: str) -> str:

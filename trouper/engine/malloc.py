@@ -28,11 +28,3 @@ def keep_large_buffers() -> bool:
         return False
     taken = [libc.mallopt(option, size) == 1 for name, option, size in WISHES if name not in os.environ]
     return all(taken)
-
-
-def give_back() -> None:
-    """Return what is free inside of all heaps to the system. They keep up to `TRIM_THRESHOLD_BYTES` each, and each thread
-    has one: a prompt of 15 MB once left 1.2 GB behind. Takes milliseconds; the next steps fault their pages in again."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

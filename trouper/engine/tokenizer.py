@@ -14,7 +14,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load_tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from trouper.engine import malloc
+from trouper import heap
 from trouper.engine.grammar import COMPILE_S, Grammars, Vocabulary
 from trouper.engine.token_bytes import TokenTable, token_table
 from trouper.protocol.errors import ModelUnusable, bad_request
@@ -26,6 +26,8 @@ deeply for `tojson` RecursionError."""
 Config = Mapping[str, Any]
 LONG_TEXT = 20_000
 """Characters beyond which the details of how a text is tokenized are worth something."""
+HUGE_TEXT = 2**20
+"""Characters whose encoding is worth giving back to the system."""
 ENCODE = PreTrainedTokenizerFast._encode_plus
 TEMPLATE = PreTrainedTokenizerFast.apply_chat_template
 
@@ -65,7 +67,8 @@ class HubTokenizer:
         if len(text) < LONG_TEXT or self._fast is None:
             return tuple(self._wrapped.encode(text, add_special_tokens=special))
         ids = self._fast([text], add_special_tokens=special)[0].ids
-        malloc.give_back()
+        if len(text) > HUGE_TEXT:
+            heap.give_back()
         return tuple(ids)
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> tuple[int, ...]:

@@ -23,7 +23,12 @@ START_S = 60.0
 
 
 class TrialFailedError(Exception):
-    """The grammar cannot be compiled: it took too long, or ended the process. The message says which."""
+    """The grammar cannot be compiled: it took too long, or ended the process. The message says which; `slow`: the first, which on
+    another day may be otherwise."""
+
+    def __init__(self, message: str, *, slow: bool) -> None:
+        super().__init__(message)
+        self.slow = slow
 
 
 class Trial:
@@ -47,10 +52,12 @@ class Trial:
                 return str(_exchange(process, {"text": text, "max_items": max_items}, timeout_s))
             except TimeoutError:
                 self._stop()
-                raise TrialFailedError(f"it takes more than {timeout_s:g} s to compile (--grammar-timeout-s)") from None
+                said = f"it takes more than {timeout_s:g} s to compile (--grammar-timeout-s)"
+                raise TrialFailedError(said, slow=True) from None
             except (OSError, EOFError):
                 self._stop()
-                raise TrialFailedError("its parts refer to one another, or repeat, too deeply to be compiled") from None
+                said = "its parts refer to one another, or repeat, too deeply to be compiled"
+                raise TrialFailedError(said, slow=False) from None
 
     def _ready(self) -> subprocess.Popen[bytes] | None:
         """The process, which has the vocabulary."""

@@ -17,6 +17,7 @@ import trio
 from quart import Response, request
 from quart.wrappers.response import ResponseBody
 
+from trouper import heap
 from trouper.actors.answer import Answer
 from trouper.actors.fleet import Listed, Models, model_not_found
 from trouper.actors.runtime import Runtime
@@ -34,10 +35,31 @@ T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
 LARGE_BODY = 2**17
 """Bytes beyond which what is done with a body leaves the event loop: a few milliseconds of it."""
+HUGE_BODY = 2**20
+"""Bytes of a body after which memory is given back to the system."""
+GIVE_BACK_AFTER_S = 0.5
+"""The end of such a request: until what it was made of has been freed, and for others that end with it."""
 LARGE_AT_ONCE = 2
 """Large bodies that are worked on at a time: what they are made of is Python's, so more threads only wait for one another."""
 LONGEST_KEPT = 512
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+
+
+class Heap:
+    """Gives memory back once for all huge requests that end about now."""
+
+    def __init__(self) -> None:
+        self._due = False
+
+    def give_back_soon(self) -> None:
+        if not self._due:
+            self._due = True
+            trio.lowlevel.spawn_system_task(self._give_back)
+
+    async def _give_back(self) -> None:
+        await trio.sleep(GIVE_BACK_AFTER_S)
+        self._due = False
+        await trio.to_thread.run_sync(heap.give_back)
 
 
 @attrs.frozen(eq=False)
@@ -88,6 +110,7 @@ class Service:
         self.journal = journal or Journal()
         self._running: dict[str, set[Answer]] = {}
         self._large = trio.CapacityLimiter(LARGE_AT_ONCE)
+        self._heap = Heap()
 
     # -- the request at hand -----------------------------------------------------------------------
 
@@ -113,6 +136,8 @@ class Service:
         """The request's JSON object. Raises `RequestFailed` (400), or werkzeug's 408 and 413."""
         data = cast("bytes", await request.get_data(as_text=False))
         self._state["large"] = len(data) > LARGE_BODY
+        if len(data) > HUGE_BODY:
+            self.at_end(self._heap.give_back_soon)
         return await self.aside(parse_json, data)
 
     async def read(self, parse: Callable[[dict[str, Any]], T]) -> T:
