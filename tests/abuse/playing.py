@@ -60,7 +60,7 @@ class Stream:
         self._last, tail = None, b""
         while b"data: [DONE]" not in tail:
             said = bytes(await stream.receive_some(2**16))
-            if not said or b'"error"' in said:
+            if not said or b'data: {"error"' in said:
                 self.broken = (tail + said)[-300:].decode("utf-8", "replace") or "the connection ended"
                 return
             tail = tail[-100:] + said

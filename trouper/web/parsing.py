@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sized
+from collections.abc import Collection, Iterator, Mapping, Sized
+from contextlib import contextmanager
 from math import inf
 from typing import Any, TypeVar
 
@@ -182,6 +183,16 @@ def at_most(name: str, values: Sized, most: int) -> None:
 def combination(message: str, param: str) -> RequestFailed:
     """Parameters that are right one by one and contradict each other."""
     return bad_request(message, param, "invalid_combination")
+
+
+@contextmanager
+def called(names: Mapping[str, str]) -> Iterator[None]:
+    """What the runtime refuses inside is called as this dialect calls it: its own name by the runtime's."""
+    try:
+        yield
+    except RequestFailed as failed:
+        problem = failed.problem
+        raise RequestFailed(attrs.evolve(problem, param=names.get(problem.param or "", problem.param))) from None
 
 
 def too_large(limit: int) -> Problem:

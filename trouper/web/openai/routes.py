@@ -20,6 +20,7 @@ from trouper.web.openai.shapes import ChatShape, CompletionShape, Envelope, Extr
 from trouper.web.openai.tokens import parse_detokenize, parse_tokenize, prompt_of, text_of
 from trouper.web.openai.tools import check_learnt
 from trouper.web.openapi import listing
+from trouper.web.parsing import called
 from trouper.web.schema import either, ref
 from trouper.web.service import Served, Service, as_json, listed_body, now
 from trouper.web.voice import Voice
@@ -178,7 +179,8 @@ class OpenAi:
         wanted = await self._service.aside(embeddings.embedding_to_generate, parsed, self._service.request_id, card)
         answers: list[Answer] = []
         for start in range(0, len(wanted), embeddings.AT_A_TIME):
-            some = await self._service.submit(served, wanted[start : start + embeddings.AT_A_TIME])
+            with called({"prompt": "input"}):
+                some = await self._service.submit(served, wanted[start : start + embeddings.AT_A_TIME])
             for answer in some:
                 await answer.next()
             answers += some
