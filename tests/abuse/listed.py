@@ -161,15 +161,15 @@ PROMPTS = (
     refused("prompt", "2,048 texts of 7,000 characters, the last too long, to embed", "input",
             Ask(of(input=[WORDS] * 3 + [WORDS * 20_000]), EMBEDDINGS)),
     refused("prompt", "15 MB to /tokenize", "prompt", prompt(WORDS, 15 * MB // len(WORDS), "/tokenize")),
-    refused("prompt", "2,000,000 tokens to /detokenize", "tokens", tokens(5, 2 * MB, "/detokenize", "tokens")),
+    refused("prompt", "1,100,000 tokens to /detokenize", "tokens", tokens(5, 1_100_000, "/detokenize", "tokens")),
     refused("prompt", "15 MB in a response's input", "input",
             prompt(WORDS, 15 * MB // len(WORDS), RESPONSES, "input")),
     refused("prompt", "15 MB in a response's instructions", "input",
             prompt(WORDS, 15 * MB // len(WORDS), RESPONSES, "instructions", input="Hi.")),
-    refused("prompt", "15 MB to /v1/messages", "messages", Ask(
+    refused("prompt", "15 MB to /v1/messages", "prompt", Ask(
         lambda: json.dumps(ANTHROPIC | {"messages": [{"role": "user", "content": WORDS * 330_000}]}).encode(),
         MESSAGES)),
-    refused("prompt", "15 MB to /v1/messages/count_tokens", "messages", Ask(
+    refused("prompt", "15 MB to /v1/messages/count_tokens", "prompt", Ask(
         lambda: json.dumps({"messages": [{"role": "user", "content": WORDS * 330_000}]}).encode(), COUNT)),
     either("prompt", "a tool's description of 10 MB", "messages", Ask(
         lambda: json.dumps(HELLO | {"tool_choice": "required", "tools":

@@ -21,6 +21,7 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance._tokenizer import TokenizerWrapper as Wrapped
 
+from trouper import heap
 from trouper.engine.recent import Recent
 from trouper.engine.schema_faults import place_of, too_wide
 from trouper.engine.trial import Trial, TrialFailedError
@@ -36,7 +37,7 @@ LARK_LIMITS = LLParserLimits(max_items_in_row=300)
 LIMITS = LLParserLimits()
 """An object takes four items for each property that is not required, and may have hundreds."""
 COMPILE_S = 10.0
-RECENT_BYTES = 256 * 2**20
+RECENT_BYTES = 64 * 2**20
 """For grammars that were compiled a while ago."""
 BYTES_PER_CHARACTER = 500
 SMALL = 8192
@@ -146,6 +147,8 @@ class Grammars:
             return f"{self._place(grammar, end)}\0{reason}"
         matcher = self._matcher(grammar, text)
         matcher.compute_bitmask()  # The first one is dear, and copies have what it found.
+        if len(text) > SMALL:
+            heap.give_back()
         return Compiled(matcher, len(text) * BYTES_PER_CHARACTER)
 
     def _fault(self, grammar: Grammar, text: str, timeout_s: float) -> str:
