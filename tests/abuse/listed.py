@@ -188,7 +188,7 @@ PROMPTS = (
 def schema(value: Any, **fields: Any) -> Ask:
     """A chat whose answer follows it."""
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": value}}
-    return Ask(chat(**({"response_format": form, "max_tokens": 24} | fields)))
+    return Ask(chat(**({"response_format": form, "max_tokens": 10} | fields)))
 
 
 def properties(count: int, kind: Json | None = None, required: bool = False) -> Json:
@@ -241,7 +241,7 @@ def items(**limits: Any) -> Json:
 
 
 def guided(**fields: Any) -> Ask:
-    return Ask(chat(**({"max_tokens": 24} | fields)))
+    return Ask(chat(**({"max_tokens": 10} | fields)))
 
 
 FORM = "response_format"
