@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import attrs
 import trio
 
+from trouper.actors.cause import cause_of
 from trouper.actors.lanes import Lane, Lanes
 from trouper.actors.submission import Submission
 from trouper.actors.tokenizing import check_text, is_short, most_tokens, tokens_of
@@ -28,10 +29,6 @@ LONG_LANE = 200_000
 """Characters of a text that is tokenized beside the longest ones."""
 LONG_GRAMMAR = 8192
 """The same of a grammar."""
-FAILED = Problem(500, "the request could not be prepared", "server_error", None, "intake_failed")
-INTERRUPTED = Problem(
-    503, "the server's intake begins anew; send it again", "server_error", None, "intake_restarted", 1
-)
 Spread = Callable[[Grammar], Awaitable[None]]
 
 
@@ -74,7 +71,6 @@ class Intake:
     ) -> None:
         self._admitted, self._model, self._settings, self._spread = admitted, model, settings, spread
         self._lanes = Lanes()
-        self._crashed = False
 
     async def take_in(self, submission: Submission, nursery: trio.Nursery) -> None:
         """At once, or beside the others in `nursery`."""
@@ -88,26 +84,45 @@ class Intake:
 
     async def _prepare(self, submission: Submission, lane: Lane | None) -> None:
         try:
-            if lane is None:
-                message = prepare(submission, self._model, self._settings)
-            else:
-                async with self._lanes.turn(lane):
-                    if submission.withdrawn:  # It left while it waited for its turn.
-                        submission.replies.close()
-                        return
-                    message = await self._lanes.run(prepare, submission, self._model, self._settings)
-                    if self._spread is not None and submission.request.grammar is not None:
-                        await self._spread(submission.request.grammar)
-            await self._admitted.send(message)
+            message = await self._prepared(submission, lane)
         except RequestFailed as refused:
             submission.fail(refused.problem)
-        except trio.Cancelled:
-            submission.fail(INTERRUPTED if self._crashed else DRAINING)
+        except (trio.Cancelled, KeyboardInterrupt, SystemExit):
+            submission.fail(DRAINING)
             raise
+        except BaseException as crash:  # noqa: BLE001 - panics of Rust code are no `Exception`.
+            _give_up(submission, crash)
+        else:
+            await self._pass_on(submission, message)
+
+    async def _prepared(self, submission: Submission, lane: Lane | None) -> Admitted | None:
+        """None for a client that left while it waited for its turn. Raises `RequestFailed`."""
+        if lane is None:
+            return prepare(submission, self._model, self._settings)
+        async with self._lanes.turn(lane):
+            if submission.withdrawn:
+                return None
+            message = await self._lanes.run(prepare, submission, self._model, self._settings)
+            if self._spread is not None and submission.request.grammar is not None:
+                await self._spread(submission.request.grammar)
+            return message
+
+    async def _pass_on(self, submission: Submission, message: Admitted | None) -> None:
+        if message is None:
+            submission.replies.close()
+            return
+        try:
+            await self._admitted.send(message)
         except BaseException:
-            self._crashed = True
-            submission.fail(FAILED)
+            submission.fail(DRAINING)
             raise
+
+
+def _give_up(submission: Submission, crash: BaseException) -> None:
+    """A crash here concerns one request alone, and nothing of it is left. With 422 clients do not send it again."""
+    log.error("request %s could not be prepared: %s", submission.request.request_id, cause_of(crash))
+    problem = Problem(422, "the request could not be prepared", "invalid_request_error", None, "intake_failed")
+    submission.fail(problem)
 
 
 def lane_of(request: Generate) -> Lane | None:
