@@ -23,7 +23,7 @@ from tests.families import FAMILIES, save
 
 MOST_S = 0.5
 """Beyond what honest requests cause, a pause of the stream may be so long."""
-EVERY = 6
+EVERY = 4
 """So many abuses between two turns of honest requests."""
 MODEL_FLAGS = ("--cache-memory", "16MB")
 """Little is kept of prompts, so that what stays is what was not given back."""
