@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -10,8 +12,11 @@ import pytest
 
 from tests.engine.driver import Request, answers
 from tests.engine.test_grammar import HOT, PROMPT, engine, tiny
-from trouper import RequestFailed
+from tests.families import save
+from trouper import RequestFailed, Settings
+from trouper.engine import trial
 from trouper.engine.grammar import Grammars
+from trouper.engine.loading import load
 from trouper.engine.recent import Recent
 from trouper.engine.schema_faults import MOST_OPTIONAL
 from trouper.protocol.grammar import Grammar, GrammarKind
@@ -143,3 +148,20 @@ def test_recent_forgets_the_oldest() -> None:
     assert (recent.get("a"), recent.get("b"), recent.get("c"), recent.nbytes) == ("A", None, "C", 8)
     recent.put("a", "A", 11)
     assert (recent.get("a"), recent.nbytes) == (None, 0)
+
+
+@pytest.mark.parametrize("broken", ["script", "python", "nothing"])
+def test_where_no_process_can_be_started_grammars_are_compiled_without_it(
+    broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A container may forbid it. It is tried once, and said once."""
+    if broken == "script":
+        monkeypatch.setattr(trial, "SCRIPT", tmp_path / "gone.py")
+    else:
+        monkeypatch.setattr(sys, "executable", str(tmp_path / "gone") if broken == "python" else "")
+    loaded = load(Settings(model=str(save("llama", tmp_path / "model"))), lambda _: None)
+    assert loaded.tokenizer.grammars is not None
+    for source in ("ab", "cd"):
+        loaded.tokenizer.grammars.compile(Grammar("regex", source))
+    [line] = caplog.messages
+    assert "compiled without a trial" in line

@@ -79,6 +79,9 @@ class Trial:
 
 
 def _start() -> subprocess.Popen[bytes]:
+    """Raises OSError."""
+    if not sys.executable:
+        raise OSError("this program has no Python of its own")
     return subprocess.Popen(  # noqa: S603 - our own script
         [sys.executable, "-P", str(SCRIPT)],
         bufsize=0,
