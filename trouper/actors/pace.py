@@ -67,10 +67,13 @@ class Pace:
         after = WORKS.index(self._last) + 1
         return next(work for work in (*WORKS[after:], *WORKS[:after]) if work in waiting)
 
-    def plan(self, work: Work, wanted: int, *, busy: bool) -> int:
-        """How many tokens the next step prefills at most, of so many that are left of all prompts of this kind."""
+    def plan(self, work: Work) -> None:
+        """The next step prefills for this. Its answer is taken for what that costs."""
         self._planned.append(work)
         self._last = work
+
+    def budget(self, wanted: int, *, busy: bool, work: Work = "text") -> int:
+        """How many tokens the next step may prefill, of so many that are left of all prompts of this kind."""
         sizers = self._sizers[work]
         if busy:
             return sizers.busy.tokens
@@ -85,7 +88,7 @@ class Pace:
             for sizers in self._sizers.values():
                 sizers.busy.target_s = max(self._stall_s, 2 * self.decode_s)
         elif prefilled:
-            work = self._planned.popleft()
+            work = self._planned.popleft() if self._planned else "text"
             sizers = self._sizers[work]
             rate = prefilled / stepped.seconds if stepped.seconds > 0 else 0.0
             if work == "text" and rate:

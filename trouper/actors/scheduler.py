@@ -387,7 +387,8 @@ class Scheduler:
             return ()
         work = self._pace.turn({row.work for row in prefilling})
         remaining = [(row.id, row.next_chunk) for row in prefilling if row.work == work]
-        budget = self._pace.plan(work, sum(tokens for _, tokens in remaining), busy=busy)
+        self._pace.plan(work)
+        budget = self._pace.budget(sum(tokens for _, tokens in remaining), busy=busy, work=work)
         return share_chunks(remaining, budget, self._settings.prefill_step_size)
 
     def _plan_chunk(self, chunk: Chunk) -> None:

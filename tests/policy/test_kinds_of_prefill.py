@@ -21,7 +21,8 @@ def play(
     """Tokens and seconds of each step of a long prompt."""
     played = []
     for step in range(steps):
-        tokens = one.plan(work, 10**6, busy=busy)
+        one.plan(work)
+        tokens = one.budget(10**6, busy=busy, work=work)
         plan = Plan(step, decode=(RowId(2),) if busy else (), prefill=(Chunk(ROW, tokens),))
         seconds = tokens * seconds_a_token
         one.answered(plan, Stepped(step, seconds=seconds))
@@ -53,7 +54,7 @@ def test_each_kind_has_its_turn() -> None:
     one, turns = pace(), []
     for _ in range(6):
         turns.append(one.turn(WORKS))
-        one.plan(turns[-1], 10, busy=True)
+        one.plan(turns[-1])
     assert turns == [*WORKS, *WORKS]
     assert one.turn({"score"}) == "score"
 
@@ -61,8 +62,8 @@ def test_each_kind_has_its_turn() -> None:
 def test_two_plans_in_flight_are_told_apart() -> None:
     one = pace()
     for step, work in enumerate(WORKS[:2]):
-        one.plan(work, 10**6, busy=True)
+        one.plan(work)
         assert one.turn(WORKS) != work, step
     one.answered(Plan(0, decode=(ROW,), prefill=(Chunk(ROW, 16),)), Stepped(0, seconds=0.01))
     one.answered(Plan(1, decode=(ROW,), prefill=(Chunk(ROW, 16),)), Stepped(1, seconds=10.0))
-    assert one.plan("text", 10**6, busy=True) > one.plan("score", 10**6, busy=True)
+    assert one.budget(10**6, busy=True) > one.budget(10**6, busy=True, work="score")
