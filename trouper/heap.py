@@ -1,4 +1,4 @@
-"""What the process keeps of memory that it has freed. See `engine/malloc.py` for why it keeps much."""
+"""Freed memory that the process keeps. See `engine/malloc.py` for why glibc is told to keep much."""
 
 from __future__ import annotations
 

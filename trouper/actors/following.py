@@ -197,8 +197,8 @@ class Follower:
         self._end("")  # The engine waits for a collective that rank 0 never began.
 
     async def _compile(self, message: Compile) -> None:
-        """So that the engine's thread has nothing to compile when the plan comes. The grammar is kept as one that was used
-        lately; should it be forgotten before, that thread compiles it after all."""
+        """Compile a grammar before the plan that admits its row. The result stays in the tokenizer's cache; if it is evicted before the
+        plan comes, the engine's thread compiles it again."""
         assert self._tokenizer is not None, "a grammar came before we were ready"
         compiling, fault = self._tokenizer.compile_grammar, ""
         try:

@@ -1,8 +1,8 @@
 """RequestIntake. Waits on requests from the edge; owns validation against the model, tokenizing and the compiling of grammars.
 
-What takes a moment is done at once, in the order of arrival. What takes longer (a long text, a grammar that is not known yet) is
-done on a thread beside it, and is overtaken: nobody waits for somebody else's long prompt. There are two lanes for that, so that
-what takes a tenth of a second never waits for what takes ten.
+Short requests are prepared at once, in the order of arrival. Longer ones (a long text, any grammar) are prepared on worker threads and
+may be overtaken, so that nobody waits for another client's long prompt. There are two lanes of threads, so that a tenth of a second of
+work never waits for ten seconds of it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from trouper.protocol.settings import Settings
 
 log = logging.getLogger("trouper.intake")
 LONG_LANE = 200_000
-"""Characters of a text that is tokenized beside the longest ones."""
+"""Characters of a text beyond which it is tokenized in the slow lane."""
 LONG_GRAMMAR = 8192
-"""The same of a grammar."""
+"""Characters of a grammar beyond which it is compiled in the slow lane."""
 Spread = Callable[[Grammar], Awaitable[None]]
 
 
@@ -41,7 +41,7 @@ class Admitted:
     max_tokens: int
     thinking: ThinkingLimit | None = None
     compiled: object = None
-    """Its grammar, ready for the engine while this is kept."""
+    """Keeps the compiled grammar available to the engine."""
 
 
 async def take_in_requests(
@@ -73,7 +73,7 @@ class Intake:
         self._lanes = Lanes()
 
     async def take_in(self, submission: Submission, nursery: trio.Nursery) -> None:
-        """At once, or beside the others in `nursery`."""
+        """Prepare a request at once, or in a task of `nursery`."""
         lane = lane_of(submission.request)
         if lane is None:
             await self._prepare(submission, None)
@@ -126,7 +126,7 @@ def _give_up(submission: Submission, crash: BaseException) -> None:
 
 
 def lane_of(request: Generate) -> Lane | None:
-    """Where a request is prepared; None: at once."""
+    """The lane in which a request is prepared; None: at once, on the event loop."""
     prompt, grammar = request.prompt, request.grammar
     if grammar is None and is_short(prompt):
         return None
@@ -135,7 +135,7 @@ def lane_of(request: Generate) -> Lane | None:
 
 
 def prepare(submission: Submission, model: LoadedModel, settings: Settings) -> Admitted:
-    """On any thread. Raises `RequestFailed` (400) naming the parameter."""
+    """Check, tokenize and compile. For any thread. Raises `RequestFailed` (400) naming the parameter."""
     request, tokenizer = submission.request, model.tokenizer
     check_text(request.cache_salt, "cache_salt")
     check_model(request, model)
@@ -147,7 +147,7 @@ def prepare(submission: Submission, model: LoadedModel, settings: Settings) -> A
 
 
 def check_model(request: Generate, model: LoadedModel) -> None:
-    """Whether the model can do that at all."""
+    """Check that the model supports what is asked. Raises `RequestFailed` (400)."""
     if request.embed and model.card.embedding is None:
         raise bad_request("this model gives no embeddings", "model", "embeddings_not_supported")
     if request.speculation == "ngram" and model.card.no_drafts:

@@ -1,4 +1,4 @@
-"""Work for threads, so many at a time: what is quick has threads of its own and never waits for what is slow."""
+"""Two bounded pools of worker threads: quick work has threads of its own and never waits for slow work."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import trio
 
 Lane = Literal["quick", "slow"]
 AT_ONCE: dict[Lane, int] = {"quick": 2, "slow": 2}
-"""Each takes a core from the engine, where that computes on the CPU."""
+"""Threads of each lane. Each takes a core from the engine, where that computes on the CPU."""
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
 
 
 class Lanes:
-    """First come, first served, in each."""
+    """The two lanes of one model. Each is first come, first served."""
 
     def __init__(self) -> None:
         self._turns = {lane: trio.CapacityLimiter(most) for lane, most in AT_ONCE.items()}
@@ -24,7 +24,7 @@ class Lanes:
 
     @property
     def waiting(self) -> int:
-        """For their turn, in all lanes."""
+        """Tasks that wait for a turn, in all lanes."""
         return sum(turns.statistics().tasks_waiting for turns in self._turns.values())
 
     @asynccontextmanager
@@ -33,5 +33,5 @@ class Lanes:
             yield
 
     async def run(self, work: Callable[[Unpack[Arguments]], T], *arguments: *Arguments) -> T:
-        """On a thread. When cancelled, this does not wait for it: it has nothing but its result, and ends by itself."""
+        """Run `work` on a thread. On cancellation the thread is abandoned: it owns nothing but its result, and ends by itself."""
         return await trio.to_thread.run_sync(work, *arguments, abandon_on_cancel=True, limiter=self._threads)

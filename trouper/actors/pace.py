@@ -27,13 +27,13 @@ NEWEST = 0.2
 
 
 Work = Literal["text", "score", "embed"]
-"""What a prompt is prefilled for: an answer, its own log-probabilities, its vector."""
+"""Purpose of a prefill: an answer, the prompt's own log-probabilities, an embedding."""
 WORKS: tuple[Work, ...] = ("text", "score", "embed")
 
 
 @attrs.define
 class Sizers:
-    """Of one kind of work. `busy`: the step also decodes, so somebody waits for it."""
+    """Chunk sizes for one kind of work. `busy`: the step also decodes, so somebody waits for it."""
 
     busy: ChunkSizer
     idle: ChunkSizer
@@ -50,7 +50,7 @@ class Pace:
     _stall_s: float
     _sizers: dict[Work, Sizers]
     _planned: deque[Work] = attrs.field(factory=deque)
-    """What the steps that are not answered prefill for."""
+    """Kinds of work of the steps in flight, oldest first."""
     _last: Work = "embed"
     decode_s: float = 0.0
     """Of a step that only decodes, about."""
@@ -63,12 +63,12 @@ class Pace:
         return cls(stall_s, {work: Sizers.of(stall_s, most) for work in WORKS})
 
     def turn(self, waiting: Collection[Work]) -> Work:
-        """What the next step prefills for, where prompts wait for these: each kind in its turn."""
+        """The kind of work that the next step prefills: round robin over the kinds that wait."""
         after = WORKS.index(self._last) + 1
         return next(work for work in (*WORKS[after:], *WORKS[:after]) if work in waiting)
 
     def plan(self, work: Work) -> None:
-        """The next step prefills for this. Its answer is taken for what that costs."""
+        """Note the kind of work of the step being composed; its duration is attributed to that kind."""
         self._planned.append(work)
         self._last = work
 

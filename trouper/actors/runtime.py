@@ -35,7 +35,7 @@ class Runtime:
     """Set when every actor has ended."""
     draining: bool = False
     _lanes: Lanes = attrs.field(factory=Lanes)
-    """For prompts whose tokens are only counted."""
+    """Threads for prompts whose tokens are only counted."""
 
     async def submit(self, request: Generate, ended: Ended | None = None) -> Answer:
         """Admit a request. Returns once it is in the queue; raises `RequestFailed` (400, 429, 503) before that. `ended` is
@@ -69,8 +69,8 @@ class Runtime:
             raise
 
     async def tokens(self, prompt: Prompt) -> tuple[int, ...]:
-        """Of a prompt that nobody wants answered. It may be longer than the context, but not absurdly so. Raises `RequestFailed`
-        (400)."""
+        """Tokenize a prompt without answering it. The prompt may be longer than the context, within the bound on characters. Raises
+        `RequestFailed` (400)."""
         most = self.model.context_length
         if is_short(prompt):
             return tokens_of(prompt, self.tokenizer, most, check_characters)

@@ -13,7 +13,7 @@ from trouper.protocol.grammar import Grammar
 from trouper.protocol.link import Compile, Compiled
 
 PATIENCE = 2.0
-"""Times the bound of one rank: a follower may be slower, and have others to compile first."""
+"""Multiple of one rank's bound: a follower may be slower, and have other grammars to compile first."""
 
 
 @attrs.define(eq=False)
@@ -27,7 +27,7 @@ class Spread:
 
 
 class GrammarSpreader:
-    """`tell` sends to every follower, and says to whom."""
+    """Rank 0's side. `tell` sends to every follower and returns their ranks."""
 
     def __init__(self, tell: Callable[[Compile], frozenset[int]], timeout_s: float) -> None:
         self._tell, self._timeout_s = tell, timeout_s
@@ -53,7 +53,7 @@ class GrammarSpreader:
             raise bad_request(f"{grammar.param} cannot be followed: {spread.fault}", grammar.param, "invalid_grammar")
 
     def heard(self, rank: int, message: Compiled) -> None:
-        """A follower's answer. One that nobody waits for any more is dropped."""
+        """Take a follower's answer. An answer after the deadline is dropped."""
         spread = self._open.get(message.ticket)
         if spread is not None:
             spread.missing.discard(rank)

@@ -1,4 +1,4 @@
-"""From a prompt to its tokens, at a bounded price: what cannot fit is refused before it is tokenized. Pure, for any thread."""
+"""Tokenize a prompt at a bounded cost: a prompt that cannot fit is refused before it is tokenized. Pure, for any thread."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ from trouper.protocol.settings import Settings
 LONG_TEXT = 20_000
 """Characters and other parts of a prompt beyond which tokenizing leaves the event loop: about 5 ms of it."""
 LEAST_CHARACTERS = 16
-"""That a token may stand for, whatever the vocabulary says."""
+"""Lower bound of the characters that one token may cover, whatever the vocabulary says."""
 PROBED_CHARACTERS = 8
-"""For each token that there is room for: the beginning of a text that is tokenized to see whether the rest can matter. Twice what
-a token of English has."""
+"""Characters per available token in the probe: the beginning of a long text, tokenized to see whether the whole can fit. English has
+about four characters a token."""
 PROBE_MARGIN = 1.02
-"""A text that is cut may have a few tokens more than its beginning has in the whole."""
+"""Tolerance of the probe: cutting a text may add a few tokens at the cut."""
 Check = Callable[[str, Tokenizer, int, str], None]
 
 
 def most_tokens(card: ModelCard, settings: Settings) -> int:
-    """Tokens of a prompt that leaves room for an answer."""
+    """Upper bound of a prompt's tokens."""
     return min(card.context_length, settings.max_kv_size or card.context_length, settings.max_prompt_tokens)
 
 
 def most_characters(tokens: int, tokenizer: Tokenizer) -> int:
-    """So many tokens never stand for more. Twice the longest, since some tokenizers drop the blanks between words."""
+    """Upper bound of the characters that this many tokens cover. Twice the longest token, since some tokenizers drop the blanks between
+    words."""
     return tokens * max(2 * tokenizer.longest_token, LEAST_CHARACTERS)
 
 
 def is_short(prompt: Prompt) -> bool:
-    """Whether it is tokenized in a few milliseconds. Looks at no more than it must to know."""
+    """Whether tokenizing takes at most a few milliseconds. Stops counting as soon as the answer is known."""
     match prompt:
         case TokenPrompt():
             return True
@@ -49,8 +50,8 @@ def is_short(prompt: Prompt) -> bool:
 
 
 def tokens_of(prompt: Prompt, tokenizer: Tokenizer, most: int, check: Check | None = None) -> tuple[int, ...]:
-    """Raises `RequestFailed` (400), also for a text that has certainly more than `most` tokens: not all of those are refused here.
-    `check`: what looks whether it may have so many."""
+    """Raises `RequestFailed` (400), also for a text that certainly has more than `most` tokens; the exact count is left to the caller.
+    `check`: how the length of a text is checked; default `check_length`."""
     check = check or check_length
     match prompt:
         case TokenPrompt(tokens=tokens):
@@ -108,7 +109,7 @@ def check_text(value: object, param: str) -> None:
 
 
 def _leaves(value: object) -> Iterator[object]:
-    """All that is inside and holds nothing itself, and the keys."""
+    """Every scalar inside, and every key."""
     inside: list[object] = [value]
     while inside:
         one = inside.pop()

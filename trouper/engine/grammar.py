@@ -38,10 +38,10 @@ LIMITS = LLParserLimits()
 """An object takes four items for each property that is not required, and may have hundreds."""
 COMPILE_S = 10.0
 RECENT_BYTES = 64 * 2**20
-"""For grammars that were compiled a while ago."""
+"""Bound of the cache of compiled grammars that no request uses."""
 BYTES_PER_CHARACTER = 500
 SMALL = 8192
-"""Characters of a grammar that is tried beside the large ones, so that it never waits for them."""
+"""Characters up to which a grammar uses the trial process for small ones, so that it never waits for a large one."""
 Mask = np.ndarray[Any, np.dtype[np.uint8]]
 """Packed bits, lowest first."""
 
@@ -74,7 +74,7 @@ class Compiled:
 
     matcher: LLMatcher
     nbytes: int
-    """About: llguidance does not say."""
+    """An estimate: llguidance does not report it."""
 
 
 class Grammars:
@@ -134,7 +134,7 @@ class Grammars:
         return found
 
     def _compile(self, grammar: Grammar, timeout_s: float) -> Compiled | str:
-        """Or what is wrong with it: the place, and why. Raises `TrialFailedError`."""
+        """The compiled grammar, or its fault as place, zero, reason. Raises `TrialFailedError`."""
         end = time.monotonic() + timeout_s
         try:
             text = self._text(grammar)
@@ -157,7 +157,7 @@ class Grammars:
         return reason_of(trial.fault(text, _limits(grammar).max_items_in_row, timeout_s))
 
     def _place(self, grammar: Grammar, end: float) -> str:
-        """Where in a schema it lies, if that is found in time."""
+        """Place of the fault in a schema, if it is found in time; else ""."""
 
         def is_wrong(part: Any) -> bool:
             one = Grammar("json_schema", json.dumps(part))

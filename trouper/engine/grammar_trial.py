@@ -21,18 +21,18 @@ from typing import Any, BinaryIO
 
 LENGTH = struct.Struct("<I")
 STACK_BYTES = 2 * 2**20
-"""A quarter of what a thread of the server has: what fits here fits there, with the frames of Python above it."""
+"""A quarter of the stack of a server's thread: a grammar that fits here also fits there, below Python's own frames."""
 MEMORY_BYTES = 4 * 2**30
 LONGEST = 16
-"""Bytes of a token that are looked for."""
+"""Bytes of the longest token that is tried."""
 NICER = 5
-"""Running streams come first."""
+"""Added to the process's nice value: running streams come first."""
 OPENINGS = (b"{", b'"', b"[")
-"""An object's properties are only spread out behind its brace."""
+"""First tokens to try: the parser expands an object's properties only after its brace."""
 
 
 class Vocabulary:
-    """As llguidance wants to see a tokenizer."""
+    """The interface that llguidance expects of a tokenizer."""
 
     bos_token_id = None
 
@@ -42,7 +42,7 @@ class Vocabulary:
         self._ids = {token: place for place, token in enumerate(self.tokens)}
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """What is forced is tokenized. Here any tokens of these bytes will do: the longest at each place."""
+        """Tokenize forced text. Any tokens of these bytes will do here: the longest match at each place."""
         data, found, at = text.encode() if isinstance(text, str) else text, list[int](), 0
         while at < len(data):
             end = next((end for end in range(at + LONGEST, at, -1) if data[at:end] in self._ids), at + 1)
@@ -79,7 +79,7 @@ def serve(inbox: BinaryIO, outbox: BinaryIO) -> None:
 
 
 def receive(inbox: BinaryIO) -> Any:
-    """None when the server has gone."""
+    """The next message; None when the server has gone."""
     head = inbox.read(LENGTH.size)
     return json.loads(inbox.read(*LENGTH.unpack(head))) if len(head) == LENGTH.size else None
 

@@ -1,4 +1,4 @@
-"""What was used last, up to so many bytes."""
+"""A least-recently-used cache with a bound in bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Value = TypeVar("Value")
 
 
 class Recent(Generic[Value]):
-    """Forgets what was not used for the longest time. Any thread may use it."""
+    """Evicts the least recently used values. Thread-safe."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
@@ -27,7 +27,7 @@ class Recent(Generic[Value]):
             return self._values[key][0]
 
     def put(self, key: Hashable, value: Value, nbytes: int) -> None:
-        """What is larger than the bound is not kept."""
+        """A value larger than the bound is not kept."""
         with self._lock:
             if key in self._values:
                 self.nbytes -= self._values.pop(key)[1]

@@ -8,7 +8,7 @@ from typing import Any
 MOST_LOOKS = 500
 """Each costs a fraction of a millisecond; a schema of thousands of parts is told a place near its root."""
 MOST_OPTIONAL = 490
-"""Each takes four items of llguidance's parser at the places where it may come, and it has 2,000 there."""
+"""Upper bound of one object's optional properties: each takes four items of a row of llguidance's parser, which holds 2,000."""
 NAMED = ("properties", "patternProperties", "$defs", "definitions")
 LISTED = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 SINGLE = ("additionalProperties", "items", "not")

@@ -25,9 +25,9 @@ TEMPLATE_FAULTS = (TemplateError, TypeError, ValueError, LookupError, AttributeE
 deeply for `tojson` RecursionError."""
 Config = Mapping[str, Any]
 LONG_TEXT = 20_000
-"""Characters beyond which the details of how a text is tokenized are worth something."""
+"""Characters beyond which a text goes to the tokenizers library directly."""
 HUGE_TEXT = 2**20
-"""Characters whose encoding is worth giving back to the system."""
+"""Characters beyond which the memory of the encoding is given back to the system."""
 ENCODE = PreTrainedTokenizerFast._encode_plus
 TEMPLATE = PreTrainedTokenizerFast.apply_chat_template
 
@@ -54,8 +54,8 @@ class HubTokenizer:
 
     @cached_property
     def _fast(self) -> Fast | None:
-        """Of a tokenizer that is nothing but its tokenizer.json: the library itself. It gives the interpreter back while it
-        works, which its `encode` for one text does not, and makes no offsets, which take ten times the memory of the ids."""
+        """The tokenizers library itself, where the tokenizer adds nothing to its tokenizer.json. `encode_batch_fast` releases the GIL,
+        which `encode` does not, and makes no offsets, which take ten times the memory of the ids."""
         wrapped = self._wrapped._tokenizer
         plain = isinstance(wrapped, PreTrainedTokenizerFast) and type(wrapped)._encode_plus is ENCODE
         backend = getattr(wrapped, "backend_tokenizer", None)

@@ -19,12 +19,12 @@ from trouper.engine.grammar_trial import LENGTH
 log = logging.getLogger("trouper.grammar")
 SCRIPT = Path(__file__).with_name("grammar_trial.py")
 START_S = 60.0
-"""Interpreter, llguidance and the vocabulary: well under a second on a machine that has nothing else to do."""
+"""Time limit for starting the interpreter, llguidance and the vocabulary: well under a second on an idle machine."""
 
 
 class TrialFailedError(Exception):
-    """The grammar cannot be compiled: it took too long, or ended the process. The message says which; `slow`: the first, which on
-    another day may be otherwise."""
+    """The grammar cannot be compiled: it took too long, or ended the process. The message says which. `slow`: it took too long, so a later
+    attempt may succeed."""
 
     def __init__(self, message: str, *, slow: bool) -> None:
         super().__init__(message)
@@ -43,7 +43,7 @@ class Trial:
         self._impossible = False
 
     def fault(self, text: str, max_items: int | None, timeout_s: float) -> str:
-        """What llguidance finds wrong with it, or "". Raises `TrialFailedError`. "" as well where no process can be started."""
+        """llguidance's error message, or "". Raises `TrialFailedError`. Also "" where no process can be started."""
         with self._lock:
             process = self._ready()
             if process is None:

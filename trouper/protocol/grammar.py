@@ -9,7 +9,7 @@ import attrs
 GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "lark"]
 
 MAX_SOURCE = 256 * 1024
-"""Characters of a schema or grammar."""
+"""Upper bound of the characters of a schema or grammar."""
 
 
 @attrs.frozen

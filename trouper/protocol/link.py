@@ -108,7 +108,7 @@ class Fetched:
 
 @attrs.frozen
 class Compile:
-    """Rank 0: a row that follows this is about to be admitted; make it ready, beside the plans."""
+    """Rank 0: compile this grammar, beside the plans; a row that follows it is about to be admitted."""
 
     ticket: int
     grammar: Grammar
@@ -116,7 +116,7 @@ class Compile:
 
 @attrs.frozen
 class Compiled:
-    """A follower has it ready, or cannot follow it."""
+    """A follower has compiled the grammar, or says why it cannot."""
 
     ticket: int
     fault: str = ""

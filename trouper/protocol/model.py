@@ -29,7 +29,7 @@ class Tokenizer(Protocol):
         """Bytes of the longest token."""
 
     def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
-        """The tokenizer's default; `special`: with what it puts around a text."""
+        """The tokenizer's default. `special`: with the tokens that it puts around a text."""
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> tuple[int, ...]:
         """The chat template's tokens, once (F1). Raises `RequestFailed` (400) if the template refuses."""
@@ -59,8 +59,8 @@ class Tokenizer(Protocol):
         """What stands between `calling` to (name, arguments as JSON) of each call. Raises `ValueError` and its like."""
 
     def compile_grammar(self, grammar: Grammar, timeout_s: float) -> object:
-        """Make it ready for the engine, for as long as what this returns is kept. Takes up to `timeout_s`, or some more. Raises
-        `RequestFailed` (400) if answers cannot follow it, or it is not compiled in time."""
+        """Compile a grammar for the engine, which finds it for as long as the returned object is kept. For any thread. Raises
+        `RequestFailed` (400) if it cannot be followed, or takes longer than `timeout_s`."""
 
 
 @attrs.frozen

@@ -16,7 +16,7 @@ from trouper.protocol.replies import Delta, Finished
 from trouper.web.shape import Choice, Shape, usage_of
 
 LONG_SCORES = 500
-"""Log-probabilities beyond which what is made of them leaves the event loop: each comes with up to 20 others."""
+"""Log-probabilities beyond which formatting leaves the event loop: each comes with up to 20 alternatives."""
 MOST_EVENTS = 256
 """In one write, so that a client that reads again after a pause gets its text in bits."""
 
@@ -38,7 +38,7 @@ async def collect(answer: Answer) -> Choice:
 
 
 def is_long(choices: Sequence[Choice]) -> bool:
-    """Whether it takes more than a moment to write them down."""
+    """Whether formatting these takes more than some milliseconds."""
     return sum(len(choice.logprobs) + len(choice.prompt_logprobs) for choice in choices) > LONG_SCORES
 
 
@@ -84,7 +84,7 @@ async def pump(index: int, answer: Answer, pieces: trio.MemorySendChannel[Piece]
 
 
 async def shielded(make: Callable[[Piece], bytes], piece: Piece) -> bytes:
-    """On a thread, to its end: what was made of a piece must not be lost."""
+    """Run `make` on a thread, shielded from cancellation: the shape has changed its state, so the result must not be lost."""
     made: list[bytes] = []
     with trio.CancelScope(shield=True):
         made.append(await trio.to_thread.run_sync(make, piece))
@@ -102,7 +102,7 @@ class EventStream(ResponseBody):
         self._over = False
         self._began = False
         self._begun: set[int] = set()
-        """Whose prompt's log-probabilities were written."""
+        """Indices of answers whose prompt's log-probabilities were written."""
 
     async def __aenter__(self) -> AsyncIterator[bytes]:
         if len(self._answers) > 1:
@@ -147,7 +147,7 @@ class EventStream(ResponseBody):
             return Piece(0, failed)
 
     async def _made(self, piece: Piece) -> bytes:
-        """Its events. A prompt's log-probabilities come with the first: a second's work for a long one."""
+        """The events of a piece. The first of an answer carries the prompt's log-probabilities: a second of work for a long prompt."""
         if piece.index in self._begun or len(self._answers[piece.index].prompt_logprobs) <= LONG_SCORES:
             return self._written(piece)
         self._begun.add(piece.index)

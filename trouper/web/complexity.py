@@ -1,5 +1,5 @@
-"""How much a body may hold. A megabyte of text is one string, but a megabyte of `[],` is 350,000 objects of Python: decoding them, and
-each search for garbage among them, takes a second in which nothing else runs in this process, on any thread."""
+"""Bounds on the number of values in a body. A megabyte of text is one string, but a megabyte of `[],` is 350,000 Python objects: decoding
+them, and each garbage collection over them, holds the GIL for a second."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import numpy as np
 from trouper.protocol.errors import bad_request
 
 MOST_CONTAINERS = 200_000
-"""Arrays and objects of a body: 10,000 messages of ten parts each, twice."""
+"""Upper bound of the arrays and objects of a body: twice what 10,000 messages of ten parts each have."""
 MOST_VALUES = 1_200_000
-"""An array of tokens may have a million."""
+"""Upper bound of the values of a body. An array of tokens may have 2^20."""
 OPENS, PARTS, QUOTE = b"[{", b",:", ord('"')
 
 
 def check_complexity(body: bytes) -> None:
-    """Raises `RequestFailed` (400). What looks harmless is only counted."""
+    """Raises `RequestFailed` (400). Strings are only parsed if a plain count of the signs exceeds a bound."""
     if len(body) <= MOST_CONTAINERS:
         return
     if _count(body, OPENS) > MOST_CONTAINERS or _count(body, PARTS) > MOST_VALUES:
@@ -30,7 +30,7 @@ def _count(body: bytes, signs: bytes) -> int:
 
 
 def outside_strings(body: bytes) -> bytes:
-    """What of JSON does not stand in strings, quotes left out."""
+    """The bytes of JSON that are not part of strings, without quotes."""
     plain = np.frombuffer(body.replace(rb"\\", b"").replace(rb"\"", b""), np.uint8)
     quotes = plain == QUOTE
     inside = np.logical_xor.accumulate(quotes)

@@ -187,7 +187,7 @@ def combination(message: str, param: str) -> RequestFailed:
 
 @contextmanager
 def called(names: Mapping[str, str]) -> Iterator[None]:
-    """What the runtime refuses inside is called as this dialect calls it: its own name by the runtime's."""
+    """Rename parameters in refusals of the runtime. `names`: the dialect's name by the runtime's."""
     try:
         yield
     except RequestFailed as failed:

@@ -38,15 +38,15 @@ LARGE_BODY = 2**17
 HUGE_BODY = 2**20
 """Bytes of a body after which memory is given back to the system."""
 GIVE_BACK_AFTER_S = 0.5
-"""The end of such a request: until what it was made of has been freed, and for others that end with it."""
+"""Delay after the end of such a request, until its body has been freed; requests that end meanwhile share one call."""
 LARGE_AT_ONCE = 2
-"""Large bodies that are worked on at a time: what they are made of is Python's, so more threads only wait for one another."""
+"""Large bodies that are parsed at a time. Parsing holds the GIL, so more threads would only wait for one another."""
 LONGEST_KEPT = 512
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
 class Heap:
-    """Gives memory back once for all huge requests that end about now."""
+    """Gives memory back to the system once for all huge requests that end at about the same time."""
 
     def __init__(self) -> None:
         self._due = False
@@ -262,7 +262,7 @@ def as_json(body: Any, status: int = 200) -> Response:
 
 
 def encoded(data: bytes, status: int = 200) -> Response:
-    """JSON that is bytes already."""
+    """A response of JSON that is encoded already."""
     return Response(data, status, content_type="application/json")
 
 
