@@ -305,7 +305,7 @@ STRUCTURES = (
     either("structure", "a tool of 5,000 properties", "tools", Ask(chat(
         tools=[tool("a", properties(5000))], tool_choice="required"))),
     either("structure", "a client that leaves while its schema is compiled", FORM,
-           attrs.evolve(schema(properties(2500)), leaves_after_s=0.3)),
+           attrs.evolve(schema(properties(2500, required=True)), leaves_after_s=0.3)),
 )  # fmt: skip
 
 # -- what is computed ----------------------------------------------------------------------------------------------
@@ -371,7 +371,7 @@ ODD = (
     refused("odd", "a header of 200,000 bytes", None, Ask(chat(), headers=(("X-A", "a" * 200_000),))),
     either("odd", "10,000 headers", None, Ask(chat(), headers=(("X-A", "a"),) * 10_000)),
     refused("odd", "a path of 200,000 bytes", None, Ask(chat(), "/v1/" + "a" * 200_000)),
-    either("odd", "half of a surrogate pair", "messages", raw(
+    either("odd", "half of a surrogate pair", None, raw(
         b'{"messages":[{"role":"user","content":"', rb"\ud800", 100_000, b'"}]}')),
 )  # fmt: skip
 
