@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 import attrs
 import trio
 
+from tests.abuse.asking import Ask, chat
 from tests.abuse.listed import HONEST, Abuse, Kind, named
 from tests.abuse.playing import WITHIN, Memory, Played, Stage, faults, server, staged
 from tests.families import FAMILIES, save
@@ -63,10 +64,12 @@ def judged(abuse: Abuse, played: Played, honest_s: float, before: Memory) -> Lin
 
 
 async def warm(stage: Stage, kinds: Collection[Kind]) -> Memory:
-    """What is only there after the first of its kind is not an abuse's fault."""
+    """The memory after honest requests of each kind. The last has a body of 2 MB, after which the server gives back to the system
+    what its heaps hold: else they would hide what an abuse leaves behind."""
     for asks in (HONEST[kind] for kind in kinds):
         await stage.play(asks)
-    return await stage.memory()
+    await stage.play([Ask(chat(user="x" * 2 * 10**6))])
+    return (await stage.play(HONEST["body"])).memory
 
 
 async def play_kind(stage: Stage, abuses: list[Abuse], kind: Kind, before: Memory) -> list[Line]:
