@@ -115,6 +115,10 @@ sim-crashes worlds="100" *flags: _setup
 faults count="10000" *flags: _setup
     @.venv/bin/python -m tests.storage "$@"
 
+# Huge, deep, many and odd requests beside one running stream: its longest pause, and the memory after each; or some, by name or kind
+abuse *names: _setup
+    @.venv/bin/python -m tests.abuse "$@"
+
 # What the prefix cache is worth, through HTTP
 bench-cache *flags: _setup
     @.venv/bin/python -m benchmarks.cache "$@"

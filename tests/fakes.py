@@ -32,8 +32,13 @@ class ByteTokenizer:
     eos_token_ids = frozenset({EOS})
     has_chat_template = True
 
-    def encode(self, text: str) -> tuple[int, ...]:
+    longest_token = 1
+
+    def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
         return tuple(text.encode())
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]) -> str | None:
+        return None
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **_: Any) -> tuple[int, ...]:
         return self.encode("".join(f"<{m['role']}>{m['content']}" for m in messages) + "<assistant>")
@@ -55,9 +60,10 @@ class ByteTokenizer:
         call = json.loads(text)
         return [(call["name"], json.dumps(call["arguments"]))]
 
-    def check_grammar(self, grammar: Grammar) -> None:
+    def compile_grammar(self, grammar: Grammar, timeout_s: float = 1.0) -> object:
         if grammar.source == "wrong":
             raise bad_request(f"{grammar.param} cannot be followed: it is wrong", grammar.param, "invalid_grammar")
+        return grammar
 
 
 TokenAt = Callable[[int, int], int]

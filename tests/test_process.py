@@ -46,8 +46,12 @@ def until(condition: Callable[[], bool], patience_s: float = PATIENCE_S) -> None
 
 
 @contextmanager
-def serving(model: Path, port: int, *flags: str, stderr: int = subprocess.PIPE) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", RUN, "serve", "--model", str(model), "--port", str(port), "--no-ssd"]
+def serving(
+    model: Path | None, port: int, *flags: str, stderr: int = subprocess.PIPE
+) -> Iterator[subprocess.Popen[str]]:
+    """No model: the embedded one."""
+    command = [sys.executable, "-c", RUN, "serve", "--port", str(port), "--no-ssd"]
+    command += ["--model", str(model)] if model is not None else []
     process = subprocess.Popen(
         [*command, *flags], stdout=subprocess.PIPE, stderr=stderr, text=True, start_new_session=True
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from threading import Event, get_ident
 from typing import Any
 
 import attrs
@@ -12,12 +13,16 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.actors.bench import Opened, Replies, code, generate, heard
 from tests.fakes import EOS, ByteTokenizer, card
+from tests.web.serving import eventually
 from trouper import ChatPrompt, Generate, RequestFailed, Sampling, Settings, TextPrompt, TokenPrompt
-from trouper.actors.intake import LONG_TEXT, Admitted, prepare, take_in_requests
+from trouper.actors.intake import LONG_LANE, Admitted, prepare, take_in_requests
+from trouper.actors.lanes import AT_ONCE
+from trouper.actors.submission import Submission
+from trouper.actors.tokenizing import LONG_TEXT
 from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.errors import Problem
+from trouper.protocol.grammar import MAX_SOURCE, Grammar
 from trouper.protocol.model import LoadedModel
-from trouper.protocol.requests import Prompt
 
 MODEL = LoadedModel(card(context_length=100), ByteTokenizer())
 HELLO = ({"role": "user", "content": "hello"},)
@@ -32,7 +37,7 @@ async def prepared(
 ) -> Admitted:
     submission, _ = opened.submission(request)
     try:
-        return await prepare(submission, model, settings or Settings(max_prompt_tokens=80))
+        return prepare(submission, model, settings or Settings(max_prompt_tokens=80))
     finally:
         submission.replies.close()
 
@@ -107,34 +112,6 @@ async def test_as_much_as_there_is_room_for(opened: Opened) -> None:
         await prepared(opened, attrs.evolve(wish, prompt=TokenPrompt((1,) * 50)), settings=settings)
 
 
-LONG = "x" * (LONG_TEXT + 1)
-
-
-@pytest.mark.parametrize(
-    "prompt",
-    [
-        TextPrompt(LONG),
-        ChatPrompt(({"role": "user", "content": LONG},)),
-        ChatPrompt(({"role": "user", "content": "x"},), {"tools": [{"function": {"description": LONG}}]}),
-    ],
-)
-async def test_a_long_text_leaves_the_event_loop(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch, prompt: Prompt
-) -> None:
-    threads = []
-    real = trio.to_thread.run_sync
-
-    async def counted(*args: Any) -> Any:
-        threads.append(args)
-        return await real(*args)
-
-    monkeypatch.setattr(trio.to_thread, "run_sync", counted)
-    model = LoadedModel(card(context_length=100_000), ByteTokenizer())
-    admitted = await prepared(opened, generate(prompt=prompt), model, Settings())
-    assert admitted.prompt
-    assert len(threads) == 1
-
-
 async def intake_with(
     opened: Opened, nursery: trio.Nursery, room: int, tokenizer: ByteTokenizer, *requests: Generate
 ) -> tuple[list[Replies], trio.MemoryReceiveChannel[Admitted]]:
@@ -170,7 +147,7 @@ async def test_a_request_that_cannot_be_prepared_costs_nobody_else_anything(
     opened: Opened, error: type[BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
     class Breaking(ByteTokenizer):
-        def encode(self, text: str) -> tuple[int, ...]:
+        def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
             if text == "secret":
                 raise error(f"cannot encode {text}")
             return super().encode(text)
@@ -202,3 +179,146 @@ async def test_d13_drafts_that_cannot_be_are_refused(opened: Opened) -> None:
     assert "recurrent state" in problem.message
     for how in ("off", None):
         await prepared(opened, generate(speculation=how), model)
+
+
+LONG = "x" * (LONG_TEXT + 1)
+
+
+class Held(ByteTokenizer):
+    """What is long, and every grammar, waits until the test lets it go."""
+
+    def __init__(self) -> None:
+        self.free = Event()
+        self.texts: list[str] = []
+        self.threads: set[int] = set()
+
+    def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
+        if len(text) > LONG_TEXT:
+            self._hold(text)
+        return super().encode(text)
+
+    def compile_grammar(self, grammar: Grammar, timeout_s: float = 1.0) -> object:
+        self._hold(grammar.source)
+        return "compiled"
+
+    def _hold(self, text: str) -> None:
+        self.threads.add(get_ident())
+        self.texts.append(text)
+        assert self.free.wait(60)
+
+
+ROOMY = Settings(max_prompt_tokens=200_000)
+BESIDE = [
+    {"prompt": TextPrompt(LONG)},
+    {"prompt": ChatPrompt(({"role": "user", "content": LONG},))},
+    {"prompt": TextPrompt("x"), "grammar": Grammar("regex", "a+")},
+]
+
+
+def asked(submissions: Opened, *requests: Generate) -> tuple[trio.MemoryReceiveChannel[Submission], list[Replies]]:
+    """All of them in the inbox of an intake, which is closed behind them."""
+    outside, inbox = trio.open_memory_channel[Submission](len(requests))
+    answers = []
+    for request in requests:
+        submission, answer = submissions.submission(request)
+        outside.send_nowait(submission)
+        answers.append(answer)
+    outside.close()
+    return inbox, answers
+
+
+@pytest.mark.parametrize("more", BESIDE)
+async def test_what_takes_long_is_done_beside_and_is_overtaken(opened: Opened, more: dict[str, Any]) -> None:
+    held, short = Held(), [generate(f"short {n}", prompt=TextPrompt("hello")) for n in range(3)]
+    model = LoadedModel(card(context_length=200_000), held)
+    inbox, _ = asked(opened, generate("long", **more), *short)
+    admitted, admitted_in = trio.open_memory_channel[Admitted](4)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(take_in_requests, inbox, admitted, model, ROOMY)
+        for request in short:
+            one = await admitted_in.receive()
+            assert one.submission.request == request, "in the order of their arrival"
+            one.submission.replies.close()
+        held.free.set()
+        late = await admitted_in.receive()
+        late.submission.replies.close()
+    assert late.submission.request.request_id == "long"
+    assert held.threads and get_ident() not in held.threads
+    assert late.compiled == ("compiled" if "grammar" in more else None)
+
+
+async def test_a_quick_one_does_not_wait_for_slow_ones(opened: Opened) -> None:
+    held = Held()
+    model = LoadedModel(card(context_length=2_000_000), held)
+    slow = [generate(f"slow {n}", prompt=TextPrompt("y" * (LONG_LANE + 1 + n))) for n in range(6)]
+    inbox, _ = asked(opened, *slow, generate("quick", prompt=TextPrompt(LONG)))
+    admitted, admitted_in = trio.open_memory_channel[Admitted](8)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(take_in_requests, inbox, admitted, model, Settings(max_prompt_tokens=2_000_000))
+        await eventually(lambda: LONG in held.texts)
+        assert len(held.texts) == AT_ONCE["slow"] + 1, "so many threads work at a time"
+        held.free.set()
+        for _ in range(7):
+            (await admitted_in.receive()).submission.replies.close()
+
+
+async def test_whoever_leaves_while_it_waits_for_its_turn_costs_nothing(opened: Opened) -> None:
+    held = Held()
+    model = LoadedModel(card(context_length=2_000_000), held)
+    slow = [generate(f"slow {n}", prompt=TextPrompt("y" * (LONG_LANE + 1 + n))) for n in range(AT_ONCE["slow"] + 1)]
+    inbox, answers = asked(opened, *slow)
+    admitted, admitted_in = trio.open_memory_channel[Admitted](8)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(take_in_requests, inbox, admitted, model, Settings(max_prompt_tokens=2_000_000))
+        await eventually(lambda: len(held.texts) == AT_ONCE["slow"])
+        answers[-1].close()
+        held.free.set()
+        for _ in range(AT_ONCE["slow"]):
+            (await admitted_in.receive()).submission.replies.close()
+    assert len(held.texts) == AT_ONCE["slow"]
+
+
+async def test_more_than_may_queue_are_not_taken_in(opened: Opened) -> None:
+    held = Held()
+    model = LoadedModel(card(context_length=2_000_000), held)
+    settings = Settings(max_prompt_tokens=2_000_000, max_queue_size=1)
+    slow = [generate(f"slow {n}", prompt=TextPrompt("y" * (LONG_LANE + 1))) for n in range(AT_ONCE["slow"] + 3)]
+    outside, inbox = trio.open_memory_channel[Submission](len(slow))
+    admitted, admitted_in = trio.open_memory_channel[Admitted](8)
+    answers = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(take_in_requests, inbox, admitted, model, settings)
+        for request in slow:
+            submission, answer = opened.submission(request)
+            outside.send_nowait(submission)
+            answers.append(answer)
+            await wait_all_tasks_blocked()
+        assert code(heard(answers.pop())) == "queue_full"
+        assert not any(heard(answer) for answer in answers)
+        outside.close()
+        held.free.set()
+        for _ in range(4):
+            (await admitted_in.receive()).submission.replies.close()
+
+
+async def test_what_crashes_on_a_thread_costs_those_beside_it_nothing(opened: Opened) -> None:
+    class Breaks(Held):
+        def compile_grammar(self, grammar: Grammar, timeout_s: float = 1.0) -> object:
+            raise Panic("the compiler died")
+
+    held = Breaks()
+    model = LoadedModel(card(context_length=200_000), held)
+    bad = generate(prompt=TextPrompt("x"), grammar=Grammar("regex", "a+"))
+    inbox, [first, _] = asked(opened, bad, generate(prompt=TextPrompt(LONG)))
+    admitted, admitted_in = trio.open_memory_channel[Admitted](0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(take_in_requests, inbox, admitted, model, ROOMY)
+        held.free.set()
+        (await admitted_in.receive()).submission.replies.close()
+    assert code(heard(first)) == "intake_failed"
+
+
+async def test_a_grammar_may_not_be_longer_than_any_is_compiled(opened: Opened) -> None:
+    problem = await refused(opened, generate(grammar=Grammar("lark", "x" * (MAX_SOURCE + 1), "tools")))
+    assert (problem.param, problem.code) == ("tools", "invalid_grammar")
+    assert str(MAX_SOURCE) in problem.message

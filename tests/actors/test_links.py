@@ -15,7 +15,9 @@ from trouper.actors.following import Follower
 from trouper.actors.graph import _or_lost
 from trouper.actors.leading import Leader, RankLost, flags_of
 from trouper.actors.link import Invitation, Link, LinkFailed
-from trouper.protocol.link import Beat, Hello, Leave, Ready, Refused, Said, Unable
+from trouper.protocol.errors import Problem, RequestFailed
+from trouper.protocol.grammar import Grammar
+from trouper.protocol.link import Beat, Compile, Compiled, Hello, Leave, Ready, Refused, Said, Unable
 from trouper.protocol.model import LoadedModel, MemoryFacts
 from trouper.protocol.plans import Plan, RowId, Stepped
 from trouper.protocol.ranks import Joined
@@ -264,3 +266,75 @@ async def test_f27_a_rank_that_is_lost_while_they_meet_is_no_crash(autojump_cloc
         await follower.run()
     assert follower.ended.is_set()
     assert follower.reason == "a rank was lost while they met: a connection to a peer was lost"
+
+
+GRAMMAR = Grammar("regex", "a+", "guided_regex")
+
+
+async def spread_to(leader: Leader, link: Link, *answers: Compiled) -> list[Problem]:
+    """What became of two grammars that are spread at once, where the follower answers so."""
+    problems: list[Problem] = []
+
+    async def spread() -> None:
+        try:
+            await leader.grammars.spread(GRAMMAR)
+        except RequestFailed as failed:
+            problems.append(failed.problem)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(spread)
+        nursery.start_soon(spread)
+        tickets: set[int] = set()
+        while len(tickets) < 2:
+            if isinstance(said := await link.receive(), Compile):
+                assert said.grammar == GRAMMAR
+                tickets.add(said.ticket)
+        assert tickets == {0, 1}
+        for answer in answers:
+            await link.send(answer)
+        for _ in range(100):
+            await link.send(Beat())
+            await trio.sleep(0.5)
+    return problems
+
+
+async def test_a_grammar_is_spread_when_every_rank_has_it(autojump_clock: MockClock) -> None:
+    async with leading() as (leader, nursery, invitation):
+        link = await attended(leader, nursery, invitation, hello())
+        await leader.gather(2)
+        assert not await spread_to(leader, link, Compiled(0), Compiled(1), Compiled(7))
+
+
+async def test_a_grammar_that_one_rank_cannot_follow_is_refused(autojump_clock: MockClock) -> None:
+    async with leading() as (leader, nursery, invitation):
+        link = await attended(leader, nursery, invitation, hello())
+        await leader.gather(2)
+        [problem] = await spread_to(leader, link, Compiled(0), Compiled(1, "it is too slow"))
+        assert (problem.status, problem.param) == (400, "guided_regex")
+        assert "rank 1: it is too slow" in problem.message
+
+
+async def test_a_rank_that_compiles_for_ever_is_not_waited_for(autojump_clock: MockClock) -> None:
+    async with leading() as (leader, nursery, invitation):
+        link = await attended(leader, nursery, invitation, hello())
+        await leader.gather(2)
+        [problem] = await spread_to(leader, link, Compiled(1))
+        assert "rank 1 takes more than 20 s" in problem.message
+
+
+@pytest.mark.parametrize(("source", "fault"), [("a+", ""), ("wrong", "guided_regex cannot be followed: it is wrong")])
+async def test_a_follower_compiles_what_it_is_told_to_beside_its_plans(source: str, fault: str) -> None:
+    """On a real clock, since it does so on a thread."""
+    heard: list[Compiled] = []
+
+    async def lead(link: Link) -> None:
+        while not isinstance(await link.receive(), Ready):
+            pass
+        await link.send(Compile(3, attrs.evolve(GRAMMAR, source=source)))
+        while not isinstance(said := await link.receive(), Compiled):
+            pass
+        heard.append(said)
+        await link.send(Leave("that is all"))
+
+    await lost(lead)
+    assert heard == [Compiled(3, fault)]

@@ -48,11 +48,11 @@ def test_references_are_followed(schema: dict[str, Any]) -> None:
     grammars = checker()
     other = {"$defs": {name: {"type": "string"} for name in ("N", "Node", "A")}, "$ref": "#/$defs/N"}
     offered = tool("own.tool-1", schema), tool("own", other), tool("N", {"$ref": "#/$defs/n", "$defs": {"n": INTEGER}})
-    grammars.check(schema_grammar(schema, "response_format"))
+    grammars.compile(schema_grammar(schema, "response_format"))
     for forced in (offered[:1], offered):
         grammar = Tools(offered, forced).grammar
         assert grammar is not None
-        grammars.check(grammar)
+        grammars.compile(grammar)
 
 
 def test_what_cannot_be_followed_inside_a_definition_is_found() -> None:
@@ -60,5 +60,5 @@ def test_what_cannot_be_followed_inside_a_definition_is_found() -> None:
     grammar = Tools((tool("look", wrong),), (tool("look", wrong),)).grammar
     assert grammar is not None
     with pytest.raises(RequestFailed) as caught:
-        checker().check(grammar)
+        checker().compile(grammar)
     assert caught.value.problem.param == "tools.$defs.look.$defs.N.properties.w"

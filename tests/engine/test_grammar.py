@@ -170,7 +170,7 @@ def test_json_of_noise(kind: GrammarKind, source: str) -> None:
 )
 def test_what_cannot_be_followed_says_where(kind: GrammarKind, source: str, place: str) -> None:
     with pytest.raises(RequestFailed) as refused:
-        tiny().tokenizer.check_grammar(Grammar(kind, source, "guided"))
+        tiny().tokenizer.compile_grammar(Grammar(kind, source, "guided"))
     problem = refused.value.problem
     assert problem.status == 400 and str(problem.param).startswith("guided")
     assert place in problem.message
@@ -195,6 +195,6 @@ def test_what_cannot_be_followed_says_where(kind: GrammarKind, source: str, plac
 )
 def test_a_schemas_fault_has_a_place(schema: Any, param: str) -> None:
     with pytest.raises(RequestFailed) as refused:
-        tiny().tokenizer.check_grammar(Grammar("json_schema", json.dumps(schema), "guided"))
+        tiny().tokenizer.compile_grammar(Grammar("json_schema", json.dumps(schema), "guided"))
     assert refused.value.problem.param == param
     assert refused.value.problem.message.startswith(f"{param} cannot be followed: ")

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Backend
 
 from tests.families import save_tokenizer, write_json
 from trouper.engine.token_bytes import BYTE_OF, byte_level, sentencepiece
-from trouper.engine.tokenizer import HubTokenizer, eos_ids, load
+from trouper.engine.tokenizer import LONG_TEXT, HubTokenizer, eos_ids, load
 from trouper.protocol.errors import ModelUnusable, RequestFailed
 
 USER = {"role": "user", "content": "hi"}
@@ -186,3 +186,47 @@ def test_the_last_message_goes_on(byte_bpe: HubTokenizer) -> None:
     closed = byte_bpe.encode_chat(history, add_generation_prompt=False)
     assert closed[-1] in byte_bpe.eos_token_ids and text_of(byte_bpe, closed).endswith(end)
     assert text_of(byte_bpe, byte_bpe.encode_chat(history)).endswith(b"assistant: ")
+
+
+LONG = "abc é \U0001f469 <|im_end|> 123  \n" * 1500
+
+
+def test_a_long_text_has_the_tokens_that_a_short_one_would_have(byte_bpe: HubTokenizer, spm: HubTokenizer) -> None:
+    """It goes to the library without a detour, which gives the interpreter back meanwhile."""
+    for tokenizer in (byte_bpe, spm):
+        assert tokenizer._fast is not None
+        for special in (True, False):
+            wanted = tuple(tokenizer._wrapped.encode(LONG, add_special_tokens=special))
+            assert tokenizer.encode(LONG, special=special) == wanted
+            assert len(wanted) > LONG_TEXT
+
+
+def test_a_tokenizer_that_cuts_or_pads_is_left_to_its_wrapper(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path)
+    backend = Backend.from_file(str(tmp_path / "tokenizer.json"))
+    backend.enable_truncation(7)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load(tmp_path)
+    assert len(tokenizer.encode(LONG)) > LONG_TEXT
+
+
+def test_what_a_template_renders_has_the_tokens_of_the_chat(byte_bpe: HubTokenizer) -> None:
+    rendered = byte_bpe.render_chat([USER], {})
+    assert rendered is not None
+    assert byte_bpe.encode(rendered, special=False) == byte_bpe.encode_chat([USER])
+    options = {"add_generation_prompt": False}
+    rendered = byte_bpe.render_chat([USER], options)
+    assert rendered is not None
+    assert byte_bpe.encode(rendered, special=False) == byte_bpe.encode_chat([USER], **options)
+
+
+def test_a_tokenizer_with_a_template_of_its_own_renders_and_tokenizes_in_one(
+    byte_bpe: HubTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(byte_bpe._wrapped._tokenizer), "apply_chat_template", lambda *_, **__: [1, 2])
+    assert byte_bpe.render_chat([USER], {}) is None
+    assert byte_bpe.encode_chat([USER]) == (1, 2)
+
+
+def test_the_longest_token(byte_bpe: HubTokenizer) -> None:
+    assert byte_bpe.longest_token == max(len(byte_bpe.token_bytes(token)) for token in range(512)) > 1

@@ -32,7 +32,7 @@ def token_at(key: int, position: int) -> int:
 
 
 class SimTokenizer(ByteTokenizer):
-    def encode(self, text: str) -> tuple[int, ...]:
+    def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
         if text == POISON:
             raise SimulatedCrash("the tokenizer died")
         return super().encode(text)

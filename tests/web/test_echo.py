@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import get_ident
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from tests.fakes import EOS, FakeEngine
 from tests.web.serving import Served, ask, serving
 from tests.web.streams import Json, joined, stream
+from trouper.web.answers import LONG_SCORES
+from trouper.web.openai.shapes import CompletionShape
 
 PROMPT = "né?"
 IDS = [110, 195, 169, 63]
@@ -156,3 +159,29 @@ async def test_chats_token_ids() -> None:
     assert [chunk["prompt_token_ids"] for chunk in chunks if "prompt_token_ids" in chunk] == [whole["prompt_token_ids"]]
     ids = [token for chunk in chunks for choice in chunk["choices"] for token in choice.get("token_ids", ())]
     assert ids == whole["choices"][0]["token_ids"] == list(whole["choices"][0]["message"]["content"].encode())
+
+
+@pytest.mark.parametrize("prompt", ["x" * (LONG_SCORES + 2), ["x" * (LONG_SCORES + 2), "y" * (LONG_SCORES + 3), "z"]])
+@pytest.mark.parametrize("silent", [False, True])
+async def test_many_log_probabilities_are_written_down_beside_the_event_loop(
+    prompt: Any, silent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """7,000 tokens with 20 others each took a second of it, in which no other stream went on."""
+    real, long_ones = CompletionShape._logprobs, list[int]()
+
+    def watched(self: CompletionShape, index: int, logprobs: Any) -> Any:
+        if len(logprobs) > LONG_SCORES:
+            long_ones.append(get_ident())
+        return real(self, index, logprobs)
+
+    monkeypatch.setattr(CompletionShape, "_logprobs", watched)
+    async with serving(FakeEngine()) as served:
+        choices, _ = await both(
+            served, {"prompt": prompt, "max_tokens": 0 if silent else 2, "echo": True, "logprobs": 1}
+        )
+    prompts = [prompt] if isinstance(prompt, str) else prompt
+    assert [len(choice["logprobs"]["tokens"]) for choice in choices] == [
+        len(one) + (0 if silent else 2) for one in prompts
+    ]
+    assert len(long_ones) == 2 * sum(len(one) > LONG_SCORES for one in prompts)
+    assert get_ident() not in long_ones

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 
 from tests.web.scraping import scrape
 from tests.web.serving import ask, serving
-from trouper.actors.scheduler import queue_full
+from trouper.protocol.errors import queue_full
 from trouper.web.metrics.collector import ALL
 from trouper.web.metrics.metric import Named
 from trouper.web.metrics.own import RANKS

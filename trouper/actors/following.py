@@ -15,10 +15,24 @@ from trouper.actors.leading import BEAT_S, HELLO_S, LEAVING_S, RankLost, flags_o
 from trouper.actors.link import Invitation, Link, LinkFailed
 from trouper.actors.stepper import step_model
 from trouper.actors.supervision import innermost
-from trouper.protocol.errors import ModelUnusable
+from trouper.protocol.errors import ModelUnusable, RequestFailed
 from trouper.protocol.health import DirectoryFacts
-from trouper.protocol.link import Beat, Crashed, Differs, Fetch, Hello, Leave, Message, Ready, Refused, Said, Unable
-from trouper.protocol.model import Engine
+from trouper.protocol.link import (
+    Beat,
+    Compile,
+    Compiled,
+    Crashed,
+    Differs,
+    Fetch,
+    Hello,
+    Leave,
+    Message,
+    Ready,
+    Refused,
+    Said,
+    Unable,
+)
+from trouper.protocol.model import Engine, Tokenizer
 from trouper.protocol.plans import Plan, Stepped
 from trouper.protocol.ranks import Joined, RankDiffers
 from trouper.protocol.settings import Settings
@@ -52,6 +66,7 @@ class Follower:
         self._disk: FollowerDisk | None = None
         """Once the model is loaded."""
         self._disk_told: DirectoryFacts | None = None
+        self._tokenizer: Tokenizer | None = None
 
     def say(self, level: int, text: str) -> bool:
         """A log record for rank 0's terminal. False where there is nobody to hear it."""
@@ -103,7 +118,7 @@ class Follower:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._send, link)
             nursery.start_soon(send_beats, self._outbox, self._beat, self._beat_s)
-            nursery.start_soon(self._hear, link, mirrored)
+            nursery.start_soon(self._hear, link, mirrored, nursery)
             nursery.start_soon(self._watch, link)
             nursery.start_soon(self._count, answers)
             try:
@@ -136,6 +151,7 @@ class Follower:
     ) -> None:
         """The disk lives beside: nobody waits for it when the engine has raised."""
         model = await self._engine.load()
+        self._tokenizer = model.tokenizer
         disk = self._disk = FollowerDisk(
             model.card, self._settings, self._engine.memory, self._post, self._tell_of_disk
         )
@@ -147,7 +163,7 @@ class Follower:
 
     # -- the link --------------------------------------------------------------------------------
 
-    async def _hear(self, link: Link, mirrored: trio.MemorySendChannel[Plan]) -> None:
+    async def _hear(self, link: Link, mirrored: trio.MemorySendChannel[Plan], beside: trio.Nursery) -> None:
         """Plans, until rank 0 leaves. When `mirrored` is full this waits, and rank 0 with it."""
         with mirrored:
             while True:
@@ -165,6 +181,8 @@ class Follower:
                     case Fetch():
                         assert self._disk is not None, "a plan came before we were ready"
                         self._disk.fetch(message)
+                    case Compile():
+                        beside.start_soon(self._compile, message)
                     case Beat():
                         pass
                     case Leave(reason="", unusable=_):
@@ -177,6 +195,19 @@ class Follower:
                         raise self._end(f"rank 0 sent {type(message).__name__}, which is not for a follower")
         await trio.sleep(LEAVING_S / 2)
         self._end("")  # The engine waits for a collective that rank 0 never began.
+
+    async def _compile(self, message: Compile) -> None:
+        """Compile a grammar before the plan that admits its row. The result stays in the tokenizer's cache; if it is evicted before the
+        plan comes, the engine's thread compiles it again."""
+        assert self._tokenizer is not None, "a grammar came before we were ready"
+        compiling, fault = self._tokenizer.compile_grammar, ""
+        try:
+            await trio.to_thread.run_sync(
+                compiling, message.grammar, self._settings.grammar_timeout_s, abandon_on_cancel=True
+            )
+        except RequestFailed as refused:
+            fault = refused.problem.message
+        self._post(Compiled(message.ticket, fault))
 
     async def _send(self, link: Link) -> None:
         async for frame in self._frames:

@@ -178,7 +178,8 @@ class Graph:
             self._runtime.finished.set()
 
     async def _intake(self) -> None:
-        await take_in_requests(self._requests_in, self._admitted, self._model, self._settings)
+        spread = None if self._ranks is None else self._ranks.grammars.spread
+        await take_in_requests(self._requests_in, self._admitted, self._model, self._settings, spread)
         await self._admitted.send(NoMoreRequests())
 
     def _writer(self) -> Callable[[], Awaitable[None]]:

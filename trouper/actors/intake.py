@@ -1,25 +1,35 @@
-"""RequestIntake. Waits on requests from the edge; owns validation against the model and tokenizing."""
+"""RequestIntake. Waits on requests from the edge; owns validation against the model, tokenizing and the compiling of grammars.
+
+Short requests are prepared at once, in the order of arrival. Longer ones (a long text, any grammar) are prepared on worker threads and
+may be overtaken, so that nobody waits for another client's long prompt. There are two lanes of threads, so that a tenth of a second of
+work never waits for ten seconds of it.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import attrs
 import trio
 
 from trouper.actors.cause import cause_of
+from trouper.actors.lanes import Lane, Lanes
 from trouper.actors.submission import Submission
-from trouper.protocol.errors import DRAINING, Problem, RequestFailed, bad_request
+from trouper.actors.tokenizing import check_text, is_short, most_tokens, tokens_of
+from trouper.protocol.errors import DRAINING, Problem, RequestFailed, bad_request, queue_full
+from trouper.protocol.grammar import MAX_SOURCE, Grammar
 from trouper.protocol.model import LoadedModel, Tokenizer
 from trouper.protocol.plans import ThinkingLimit
-from trouper.protocol.requests import ChatPrompt, Generate, Prompt, TextPrompt, TokenPrompt
+from trouper.protocol.requests import ChatPrompt, Generate, TextPrompt
 from trouper.protocol.settings import Settings
 
 log = logging.getLogger("trouper.intake")
-
-LONG_TEXT = 20_000
-"""Characters beyond which tokenizing leaves the event loop: about 5 ms of it."""
+LONG_LANE = 200_000
+"""Characters of a text beyond which it is tokenized in the slow lane."""
+LONG_GRAMMAR = 8192
+"""Characters of a grammar beyond which it is compiled in the slow lane."""
+Spread = Callable[[Grammar], Awaitable[None]]
 
 
 @attrs.frozen(eq=False)
@@ -30,6 +40,8 @@ class Admitted:
     prompt: tuple[int, ...]
     max_tokens: int
     thinking: ThinkingLimit | None = None
+    compiled: object = None
+    """Keeps the compiled grammar available to the engine."""
 
 
 async def take_in_requests(
@@ -37,11 +49,42 @@ async def take_in_requests(
     admitted: trio.MemorySendChannel[Admitted],
     model: LoadedModel,
     settings: Settings,
+    spread: Spread | None = None,
 ) -> None:
-    """The actor. Ends when the edge closes `requests`; the request in hand is always answered."""
-    async for submission in requests:
+    """The actor. Ends when the edge closes `requests` and all that came is passed on; the requests in hand are always answered.
+    `spread` brings a grammar to other ranks."""
+    intake = Intake(admitted, model, settings, spread)
+    async with trio.open_nursery() as nursery:
+        async for submission in requests:
+            await intake.take_in(submission, nursery)
+
+
+class Intake:
+    """The actor's state."""
+
+    def __init__(
+        self,
+        admitted: trio.MemorySendChannel[Admitted],
+        model: LoadedModel,
+        settings: Settings,
+        spread: Spread | None = None,
+    ) -> None:
+        self._admitted, self._model, self._settings, self._spread = admitted, model, settings, spread
+        self._lanes = Lanes()
+
+    async def take_in(self, submission: Submission, nursery: trio.Nursery) -> None:
+        """Prepare a request at once, or in a task of `nursery`."""
+        lane = lane_of(submission.request)
+        if lane is None:
+            await self._prepare(submission, None)
+        elif self._lanes.waiting > self._settings.max_queue_size:
+            submission.fail(queue_full(self._settings.max_queue_size))
+        else:
+            nursery.start_soon(self._prepare, submission, lane)
+
+    async def _prepare(self, submission: Submission, lane: Lane | None) -> None:
         try:
-            message = await prepare(submission, model, settings)
+            message = await self._prepared(submission, lane)
         except RequestFailed as refused:
             submission.fail(refused.problem)
         except (trio.Cancelled, KeyboardInterrupt, SystemExit):
@@ -50,7 +93,29 @@ async def take_in_requests(
         except BaseException as crash:  # noqa: BLE001 - panics of Rust code are no `Exception`.
             _give_up(submission, crash)
         else:
-            await _pass_on(message, admitted)
+            await self._pass_on(submission, message)
+
+    async def _prepared(self, submission: Submission, lane: Lane | None) -> Admitted | None:
+        """None for a client that left while it waited for its turn. Raises `RequestFailed`."""
+        if lane is None:
+            return prepare(submission, self._model, self._settings)
+        async with self._lanes.turn(lane):
+            if submission.withdrawn:
+                return None
+            message = await self._lanes.run(prepare, submission, self._model, self._settings)
+            if self._spread is not None and submission.request.grammar is not None:
+                await self._spread(submission.request.grammar)
+            return message
+
+    async def _pass_on(self, submission: Submission, message: Admitted | None) -> None:
+        if message is None:
+            submission.replies.close()
+            return
+        try:
+            await self._admitted.send(message)
+        except BaseException:
+            submission.fail(DRAINING)
+            raise
 
 
 def _give_up(submission: Submission, crash: BaseException) -> None:
@@ -60,20 +125,29 @@ def _give_up(submission: Submission, crash: BaseException) -> None:
     submission.fail(problem)
 
 
-async def _pass_on(message: Admitted, admitted: trio.MemorySendChannel[Admitted]) -> None:
-    try:
-        await admitted.send(message)
-    except BaseException:
-        message.submission.fail(DRAINING)
-        raise
+def lane_of(request: Generate) -> Lane | None:
+    """The lane in which a request is prepared; None: at once, on the event loop."""
+    prompt, grammar = request.prompt, request.grammar
+    if grammar is None and is_short(prompt):
+        return None
+    short_text = is_short(prompt) or (isinstance(prompt, TextPrompt) and len(prompt.text) <= LONG_LANE)
+    return "quick" if short_text and (grammar is None or len(grammar.source) <= LONG_GRAMMAR) else "slow"
 
 
-async def prepare(submission: Submission, model: LoadedModel, settings: Settings) -> Admitted:
-    """Raises `RequestFailed` (400) naming the parameter."""
-    request = submission.request
+def prepare(submission: Submission, model: LoadedModel, settings: Settings) -> Admitted:
+    """Check, tokenize and compile. For any thread. Raises `RequestFailed` (400) naming the parameter."""
+    request, tokenizer = submission.request, model.tokenizer
     check_text(request.cache_salt, "cache_salt")
-    prompt = await tokenize(request.prompt, model.tokenizer)
+    check_model(request, model)
+    prompt = tokens_of(request.prompt, tokenizer, most_tokens(model.card, settings))
+    most = room(request, len(prompt), model.card.context_length, settings)
     check_tokens(request, prompt, model.card.vocab_size)
+    compiled = compiled_grammar(request.grammar, tokenizer, settings.grammar_timeout_s)
+    return Admitted(submission, prompt, most, thinking_limit(request, prompt, tokenizer), compiled)
+
+
+def check_model(request: Generate, model: LoadedModel) -> None:
+    """Check that the model supports what is asked. Raises `RequestFailed` (400)."""
     if request.embed and model.card.embedding is None:
         raise bad_request("this model gives no embeddings", "model", "embeddings_not_supported")
     if request.speculation == "ngram" and model.card.no_drafts:
@@ -82,10 +156,16 @@ async def prepare(submission: Submission, model: LoadedModel, settings: Settings
             "speculation",
             "speculation_not_supported",
         )
-    if request.grammar is not None:
-        await trio.to_thread.run_sync(model.tokenizer.check_grammar, request.grammar)
-    most = room(request, len(prompt), model.card.context_length, settings)
-    return Admitted(submission, prompt, most, thinking_limit(request, prompt, model.tokenizer))
+
+
+def compiled_grammar(grammar: Grammar | None, tokenizer: Tokenizer, timeout_s: float) -> object:
+    """Raises `RequestFailed` (400)."""
+    if grammar is None:
+        return None
+    if len(grammar.source) > MAX_SOURCE:
+        said = f"{grammar.param} has {len(grammar.source)} characters as a grammar, more than {MAX_SOURCE}: make it smaller"
+        raise bad_request(said, grammar.param, "invalid_grammar")
+    return tokenizer.compile_grammar(grammar, timeout_s)
 
 
 def thinking_limit(request: Generate, prompt: Sequence[int], tokenizer: Tokenizer) -> ThinkingLimit | None:
@@ -105,57 +185,7 @@ def thinks_already(prompt: Sequence[int], tokenizer: Tokenizer) -> bool:
     return tail.rfind(start) > tail.rfind(end)
 
 
-async def tokenize(prompt: Prompt, tokenizer: Tokenizer) -> tuple[int, ...]:
-    match prompt:
-        case TokenPrompt(tokens=tokens):
-            return tokens
-        case TextPrompt(text=text):
-            if check_text(text, "prompt") > LONG_TEXT:
-                return await trio.to_thread.run_sync(tokenizer.encode, text)
-            return tokenizer.encode(text)
-        case ChatPrompt(messages=messages, template_kwargs=kwargs):
-            if not tokenizer.has_chat_template:
-                raise bad_request(
-                    "this model has no chat template; use /v1/completions", "messages", "no_chat_template"
-                )
-            if check_text((messages, kwargs), "messages") > LONG_TEXT:
-                return await trio.to_thread.run_sync(lambda: tokenizer.encode_chat(messages, **kwargs))
-            return tokenizer.encode_chat(messages, **kwargs)
-
-
-def check_text(value: object, param: str) -> int:
-    r"""How many characters are inside: descriptions of tools are long, too. JSON's "\ud800" makes a string that is no text
-    and that crashes tokenizers: a user's mistake, not a bug. Raises `RequestFailed` (400)."""
-    characters = 0
-    inside: list[object] = [value]
-    while inside:
-        one = inside.pop()
-        if one is None or isinstance(one, int | float):
-            continue
-        if isinstance(one, str):
-            characters += len(one)
-            if not one.isascii():
-                _encode(one, param)
-        elif isinstance(one, dict):  # Before Mapping, which is slow to ask for.
-            inside += one
-            inside += one.values()
-        elif isinstance(one, list | tuple):
-            inside += one
-        elif isinstance(one, Mapping):
-            inside += (*one.keys(), *one.values())
-    return characters
-
-
-def _encode(text: str, param: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise bad_request("half of a surrogate pair is no text", param, "invalid_text") from None
-
-
 def check_tokens(request: Generate, prompt: tuple[int, ...], vocab_size: int) -> None:
-    if not prompt:
-        raise bad_request("the prompt is empty; send at least one token", "prompt", "empty_prompt")
     if not 0 <= min(prompt) <= max(prompt) < vocab_size:
         raise bad_request(f"token ids must be between 0 and {vocab_size - 1}", "prompt", "invalid_token")
     for token, _ in request.sampling.logit_bias:
@@ -165,6 +195,8 @@ def check_tokens(request: Generate, prompt: tuple[int, ...], vocab_size: int) ->
 
 def room(request: Generate, prompt_tokens: int, context_length: int, settings: Settings) -> int:
     """How many tokens the answer may have."""
+    if not prompt_tokens:
+        raise bad_request("the prompt is empty; send at least one token", "prompt", "empty_prompt")
     if prompt_tokens > settings.max_prompt_tokens:
         raise bad_request(
             f"the prompt has {prompt_tokens} tokens, more than --max-prompt-tokens {settings.max_prompt_tokens}",

@@ -16,9 +16,12 @@ import attrs
 import trio
 
 from trouper.actors.link import Invitation, Link, LinkFailed
+from trouper.actors.spreading import GrammarSpreader
 from trouper.protocol.health import DirectoryFacts, RankFacts, RanksFacts, RankState
 from trouper.protocol.link import (
     Beat,
+    Compile,
+    Compiled,
     Crashed,
     Differs,
     Fetch,
@@ -113,6 +116,7 @@ class Leader:
         self._unanswered: deque[tuple[Plan, float]] = deque()
         """Plans and when they, or the answer before theirs, came."""
         self._answered = -1
+        self.grammars = GrammarSpreader(self._tell_all, settings.grammar_timeout_s)
 
     @property
     def reason(self) -> str:
@@ -255,6 +259,8 @@ class Leader:
                     self._take_beat(member, message)
                 case Fetched() | Kept() | Lacks():
                     self._pass_on(member, message)
+                case Compiled():
+                    self.grammars.heard(member.rank, message)
                 case Said(level=level, text=text):
                     log.log(level, "rank %d: %s", member.rank, text)
                 case Ready(card=card):
@@ -306,17 +312,18 @@ class Leader:
 
     def fetch(self, fetch: Fetch) -> frozenset[int]:
         """To every follower, in order with the plans. Who is asked."""
-        self._tell_all(fetch)
-        return frozenset(self._members)
+        return self._tell_all(fetch)
 
     def directories(self) -> dict[int, DirectoryFacts | None]:
         """Every follower's, by its rank; None until it has looked."""
         return {rank: member.directory for rank, member in sorted(self._members.items())}
 
-    def _tell_all(self, message: Plan | Fetch) -> None:
+    def _tell_all(self, message: Plan | Fetch | Compile) -> frozenset[int]:
+        """To whom."""
         frame = encode(message)
         for member in self._members.values():
             self._post(member, frame)
+        return frozenset(self._members)
 
     def answered(self, stepped: Stepped) -> None:
         """Rank 0 has done this step."""

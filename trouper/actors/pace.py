@@ -1,8 +1,15 @@
-"""How fast steps have been, and how much of the prompts the next one may prefill for it. Pure."""
+"""How fast steps have been, and how much of the prompts the next one may prefill for it. Pure.
+
+A token of a prompt whose log-probabilities are wanted costs several times what another one does, since the model's head and a search
+for the most likely tokens run for each; prompts that are embedded run alone. So each kind of work is measured for itself, and a
+step prefills prompts of one kind only.
+"""
 
 from __future__ import annotations
 
-from typing import Self
+from collections import deque
+from collections.abc import Collection
+from typing import Literal, Self
 
 import attrs
 
@@ -19,13 +26,32 @@ NEWEST = 0.2
 """What the newest step counts in an average."""
 
 
+Work = Literal["text", "score", "embed"]
+"""Purpose of a prefill: an answer, the prompt's own log-probabilities, an embedding."""
+WORKS: tuple[Work, ...] = ("text", "score", "embed")
+
+
+@attrs.define
+class Sizers:
+    """Chunk sizes for one kind of work. `busy`: the step also decodes, so somebody waits for it."""
+
+    busy: ChunkSizer
+    idle: ChunkSizer
+
+    @classmethod
+    def of(cls, stall_s: float, most: int) -> Self:
+        return cls(ChunkSizer(stall_s, most), ChunkSizer(IDLE_STEP_S, most, LEAST_IDLE_TOKENS, LEAST_IDLE_TOKENS))
+
+
 @attrs.define
 class Pace:
     """`busy`: a step also decodes, so somebody waits for it."""
 
     _stall_s: float
-    _busy: ChunkSizer
-    _idle: ChunkSizer
+    _sizers: dict[Work, Sizers]
+    _planned: deque[Work] = attrs.field(factory=deque)
+    """Kinds of work of the steps in flight, oldest first."""
+    _last: Work = "embed"
     decode_s: float = 0.0
     """Of a step that only decodes, about."""
     prefill_rate: float = 0.0
@@ -34,14 +60,24 @@ class Pace:
     @classmethod
     def of(cls, settings: Settings) -> Self:
         stall_s, most = settings.decode_stall_ms / 1000 * AIM, settings.prefill_step_size
-        idle = ChunkSizer(IDLE_STEP_S, most, LEAST_IDLE_TOKENS, LEAST_IDLE_TOKENS)
-        return cls(stall_s, ChunkSizer(stall_s, most), idle)
+        return cls(stall_s, {work: Sizers.of(stall_s, most) for work in WORKS})
 
-    def budget(self, wanted: int, *, busy: bool) -> int:
-        """How many tokens the next step may prefill, of so many that are left of all prompts."""
+    def turn(self, waiting: Collection[Work]) -> Work:
+        """The kind of work that the next step prefills: round robin over the kinds that wait."""
+        after = WORKS.index(self._last) + 1
+        return next(work for work in (*WORKS[after:], *WORKS[:after]) if work in waiting)
+
+    def plan(self, work: Work) -> None:
+        """Note the kind of work of the step being composed; its duration is attributed to that kind."""
+        self._planned.append(work)
+        self._last = work
+
+    def budget(self, wanted: int, *, busy: bool, work: Work = "text") -> int:
+        """How many tokens the next step may prefill, of so many that are left of all prompts of this kind."""
+        sizers = self._sizers[work]
         if busy:
-            return self._busy.tokens
-        return wanted if wanted <= REST * self._idle.tokens else self._idle.tokens
+            return sizers.busy.tokens
+        return wanted if wanted <= REST * sizers.idle.tokens else sizers.idle.tokens
 
     def answered(self, plan: Plan, stepped: Stepped) -> None:
         """Where decoding alone comes near the stall bound (a large batch, a busy machine), prefill may take as long
@@ -49,11 +85,15 @@ class Pace:
         prefilled = sum(chunk.tokens for chunk in plan.prefill)
         if plan.decode and not prefilled:
             self.decode_s += NEWEST * (stepped.seconds - self.decode_s)
-            self._busy.target_s = max(self._stall_s, 2 * self.decode_s)
+            for sizers in self._sizers.values():
+                sizers.busy.target_s = max(self._stall_s, 2 * self.decode_s)
         elif prefilled:
-            if stepped.seconds > 0:
-                rate = prefilled / stepped.seconds
+            work = self._planned.popleft() if self._planned else "text"
+            sizers = self._sizers[work]
+            rate = prefilled / stepped.seconds if stepped.seconds > 0 else 0.0
+            if work == "text" and rate:
                 self.prefill_rate += NEWEST * (rate - self.prefill_rate) if self.prefill_rate else rate
+                rate = self.prefill_rate
             if not plan.decode:
-                self._busy.expect(int(self.prefill_rate * self._stall_s / 3))
-            (self._busy if plan.decode else self._idle).measured(prefilled, stepped.seconds)
+                sizers.busy.expect(int(rate * self._stall_s / 3))
+            (sizers.busy if plan.decode else sizers.idle).measured(prefilled, stepped.seconds)

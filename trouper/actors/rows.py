@@ -8,6 +8,7 @@ import attrs
 
 from trouper.actors.blame import Standing
 from trouper.actors.intake import Admitted
+from trouper.actors.pace import Work
 from trouper.actors.speculation import Record
 from trouper.actors.text import TextStream
 from trouper.protocol.model import Tokenizer
@@ -87,6 +88,13 @@ class Row:
     @property
     def prefilling(self) -> bool:
         return self.unplanned > 0
+
+    @property
+    def work(self) -> Work:
+        request = self.admitted.submission.request
+        if request.embed:
+            return "embed"
+        return "text" if self.resumed or request.prompt_logprobs is None else "score"
 
     @property
     def kv_tokens(self) -> int:

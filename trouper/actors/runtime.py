@@ -7,14 +7,16 @@ import trio
 
 from trouper.actors.answer import Answer, Ended, timed_out
 from trouper.actors.channels import Channels
+from trouper.actors.lanes import Lanes
 from trouper.actors.submission import Submission, open_submission
+from trouper.actors.tokenizing import check_characters, is_short, tokens_of
 from trouper.actors.watches import Health, Watches
 from trouper.protocol.batch import BatchFacts
 from trouper.protocol.errors import DRAINING, Problem, RequestFailed, rank_lost
 from trouper.protocol.health import ChannelFacts
 from trouper.protocol.model import ModelCard, Tokenizer
 from trouper.protocol.replies import Accepted, Failed
-from trouper.protocol.requests import Generate, Timeouts
+from trouper.protocol.requests import Generate, Prompt, Timeouts
 from trouper.protocol.settings import Settings
 
 
@@ -32,6 +34,8 @@ class Runtime:
     finished: trio.Event = attrs.field(factory=trio.Event)
     """Set when every actor has ended."""
     draining: bool = False
+    _lanes: Lanes = attrs.field(factory=Lanes)
+    """Threads for prompts whose tokens are only counted."""
 
     async def submit(self, request: Generate, ended: Ended | None = None) -> Answer:
         """Admit a request. Returns once it is in the queue; raises `RequestFailed` (400, 429, 503) before that. `ended` is
@@ -63,6 +67,15 @@ class Runtime:
         except BaseException:
             answer.close()
             raise
+
+    async def tokens(self, prompt: Prompt) -> tuple[int, ...]:
+        """Tokenize a prompt without answering it. The prompt may be longer than the context, within the bound on characters. Raises
+        `RequestFailed` (400)."""
+        most = self.model.context_length
+        if is_short(prompt):
+            return tokens_of(prompt, self.tokenizer, most, check_characters)
+        async with self._lanes.turn("slow"):
+            return await self._lanes.run(tokens_of, prompt, self.tokenizer, most, check_characters)
 
     async def _deliver(self, submission: Submission, answer: Answer) -> None:
         """Undelivered, it is still ours to close. A full inbox means that intake itself is behind."""

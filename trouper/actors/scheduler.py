@@ -27,11 +27,12 @@ from trouper.actors.submission import Submission
 from trouper.actors.tiers import DiskTier, Ticket
 from trouper.actors.watches import STUCK_FACTOR
 from trouper.protocol.batch import BatchFacts
-from trouper.protocol.errors import Problem, rank_lost
+from trouper.protocol.errors import Problem, queue_full, rank_lost
 from trouper.protocol.health import DirectoryFacts, MemoryStatus, RanksFacts, SchedulerFacts
 from trouper.protocol.model import LoadedModel
 from trouper.protocol.plans import PLANS_IN_FLIGHT, Admit, Chunk, Load, Plan, Restore, RowId, Stepped, Store
 from trouper.protocol.replies import Embedded, Finished, TokenLogprobs
+from trouper.protocol.requests import Generate
 from trouper.protocol.sampling import Sampling
 from trouper.protocol.settings import Settings
 from trouper.protocol.watch import Watch
@@ -558,10 +559,13 @@ class Scheduler:
         self._memory_seen = memory
 
     def _chunks(self, *, busy: bool) -> tuple[Chunk, ...]:
-        remaining = [(row.id, row.next_chunk) for row in self._rows.values() if row.unplanned > 0]
-        if not remaining:
+        prefilling = [row for row in self._rows.values() if row.unplanned > 0]
+        if not prefilling:
             return ()
-        budget = self._pace.budget(sum(tokens for _, tokens in remaining), busy=busy)
+        work = self._pace.turn({row.work for row in prefilling})
+        remaining = [(row.id, row.next_chunk) for row in prefilling if row.work == work]
+        self._pace.plan(work)
+        budget = self._pace.budget(sum(tokens for _, tokens in remaining), busy=busy, work=work)
         return share_chunks(remaining, budget, self._settings.prefill_step_size)
 
     def _plan_chunk(self, chunk: Chunk) -> None:
@@ -609,7 +613,9 @@ class Scheduler:
                 self._finish_embedding(self._rows[row_id], vector)
         for row_id, reason in stepped.failed:
             if row_id in self._rows:
-                self._give_up(self._rows[row_id], Problem(400, reason, param=None, code="grammar_failed"))
+                self._give_up(
+                    self._rows[row_id], grammar_failed(self._rows[row_id].admitted.submission.request, reason)
+                )
         now, decoding = trio.current_time(), sum(map(self._rows.__contains__, plan.decode))
         committed = self._commit(stepped, now)
         self._showing.stepped(decoded=bool(plan.decode), produced=bool(stepped.rows))
@@ -692,12 +698,8 @@ class Scheduler:
         self._showing.show(self._rows.values())
 
 
-def queue_full(size: int) -> Problem:
-    return Problem(
-        429,
-        f"{size} requests are waiting already (--max-queue-size); try again soon",
-        "rate_limit_error",
-        None,
-        "queue_full",
-        1,
-    )
+def grammar_failed(request: Generate, reason: str) -> Problem:
+    """A row's grammar, or its thinking, cannot be followed beyond a place of its answer."""
+    param = None if request.grammar is None else request.grammar.param
+    said = f"{param} cannot be followed any further: {reason.strip()}; make it simpler" if param else reason
+    return Problem(400, said, "invalid_request_error", param, "grammar_failed")

@@ -7,18 +7,25 @@ device by a table of 256 bytes, which every backend of MLX can do.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
+from threading import Lock
 from typing import Any
+from weakref import WeakValueDictionary
 
+import attrs
 import mlx.core as mx
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance._tokenizer import TokenizerWrapper as Wrapped
 
-from trouper.engine.schema_faults import place_of
-from trouper.protocol.errors import bad_request
+from trouper import heap
+from trouper.engine.recent import Recent
+from trouper.engine.schema_faults import place_of, too_wide
+from trouper.engine.trial import Trial, TrialFailedError
+from trouper.protocol.errors import RequestFailed, bad_request
 from trouper.protocol.grammar import Grammar
 
 BITS = mx.array(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").astype(np.bool_))
@@ -29,6 +36,12 @@ LARK_LIMITS = LLParserLimits(max_items_in_row=300)
 """An ambiguous grammar makes masks dear for everybody in the batch: with llguidance's 2000, a third of a second each."""
 LIMITS = LLParserLimits()
 """An object takes four items for each property that is not required, and may have hundreds."""
+COMPILE_S = 10.0
+RECENT_BYTES = 64 * 2**20
+"""Bound of the cache of compiled grammars that no request uses."""
+BYTES_PER_CHARACTER = 500
+SMALL = 8192
+"""Characters up to which a grammar uses the trial process for small ones, so that it never waits for a large one."""
 Mask = np.ndarray[Any, np.dtype[np.uint8]]
 """Packed bits, lowest first."""
 
@@ -55,51 +68,120 @@ class Vocabulary:
         return list(self._encode(text.decode("utf-8", "replace") if isinstance(text, bytes) else text))
 
 
+@attrs.frozen(eq=False)
+class Compiled:
+    """A grammar that is ready to be followed: rows follow copies of `matcher`, which has seen no token."""
+
+    matcher: LLMatcher
+    nbytes: int
+    """An estimate: llguidance does not report it."""
+
+
 class Grammars:
-    """Grammars over one vocabulary. Making the first one takes a second for large vocabularies."""
+    """Grammars over one vocabulary. Compiled ones are kept, and found again by their content.
+
+    Compiling takes from a millisecond to seconds, so it is done before a request is admitted, on a thread that nobody waits for
+    (`compile`); the engine's thread only copies what is there. What `compile` returns must be kept until the row is in the
+    engine: the bound on what is kept may have forgotten the grammar by then.
+    """
 
     def __init__(self, vocabulary: Vocabulary, size: int, eos: Sequence[int]) -> None:
         """`size`: of the logits, which may be padded beyond the vocabulary."""
         self._vocabulary, self._size, self._eos = vocabulary, size, list(eos)
+        self._recent = Recent[Compiled | str](RECENT_BYTES)
+        self._live: WeakValueDictionary[tuple[str, str], Compiled] = WeakValueDictionary()
+        self._making = Lock()
+        self._trials = Trial(self._described), Trial(self._described)
+        self.compiled_inline = 0
+        """Grammars that the engine's thread had to compile itself, since nobody had before."""
+
+    @cached_property
+    def _tokens(self) -> Vocabulary:
+        words = self._vocabulary
+        words.tokens += [f"\xff<unused {i}>".encode("latin-1") for i in range(len(words.tokens), self._size)]
+        return words
 
     @cached_property
     def _tokenizer(self) -> LLTokenizer:
-        words = self._vocabulary
-        words.tokens += [f"\xff<unused {i}>".encode("latin-1") for i in range(len(words.tokens), self._size)]
-        return LLTokenizer(Wrapped(words), n_vocab=self._size, eos_token=self._eos)
+        return LLTokenizer(Wrapped(self._tokens), n_vocab=self._size, eos_token=self._eos)
+
+    def _described(self) -> dict[str, Any]:
+        words = self._tokens
+        tokens = [token.decode("latin-1") for token in words.tokens]
+        return {"tokens": tokens, "specials": words.special_token_ids, "eos": self._eos}
 
     @property
     def mask_bytes(self) -> int:
         """Of one row."""
         return mask_bytes(self._size)
 
-    def check(self, grammar: Grammar) -> None:
-        """Raises `RequestFailed` (400) that names the place."""
-        reason = self._fault(grammar)
-        if not reason:
-            return
-        place = ""
-        if grammar.kind == "json_schema":
-            with suppress(RecursionError):
-                place = place_of(json.loads(grammar.source), self._is_wrong)
-        where = f"{grammar.param}{place}"
-        raise bad_request(f"{where} cannot be followed: {reason}", where, "invalid_grammar")
+    def compile(self, grammar: Grammar, timeout_s: float = COMPILE_S) -> Compiled:
+        """Raises `RequestFailed` (400) that names the place, or the bound that was passed."""
+        key = grammar.kind, grammar.source
+        found = self._live.get(key) or self._recent.get(key)
+        if found is None:
+            try:
+                found = self._compile(grammar, timeout_s)
+            except TrialFailedError as failed:
+                found = f"\0{failed}; make it smaller or flatter"
+                if failed.slow:
+                    raise cannot_be_followed(grammar, found) from None
+            size = found.nbytes if isinstance(found, Compiled) else len(found)
+            self._recent.put(key, found, size + len(grammar.source))
+        if isinstance(found, str):
+            raise cannot_be_followed(grammar, found)
+        self._live[key] = found
+        return found
 
-    def _is_wrong(self, schema: Any) -> bool:
-        return bool(self._fault(Grammar("json_schema", json.dumps(schema))))
-
-    def _fault(self, grammar: Grammar) -> str:
-        """Why it cannot be followed, or ""."""
+    def _compile(self, grammar: Grammar, timeout_s: float) -> Compiled | str:
+        """The compiled grammar, or its fault as place, zero, reason. Raises `TrialFailedError`."""
+        end = time.monotonic() + timeout_s
         try:
             text = self._text(grammar)
-        except ValueError as error:  # nested too deeply, or a number that is none
-            return reason_of(str(error))
-        failed, said = LLMatcher.validate_grammar_with_warnings(text, self._tokenizer, limits=_limits(grammar))
-        return reason_of("; ".join(said)) if failed else ""
+            if grammar.kind == "json_schema" and (wide := too_wide(json.loads(grammar.source))):
+                return "\0".join(wide)
+            reason = self._fault(grammar, text, timeout_s)
+        except (ValueError, RecursionError) as error:  # nested too deeply, or a number that is none
+            reason = reason_of(str(error))
+        if reason:
+            return f"{self._place(grammar, end)}\0{reason}"
+        matcher = self._matcher(grammar, text)
+        matcher.compute_bitmask()  # The first one is dear, and copies have what it found.
+        if len(text) > SMALL:
+            heap.give_back()
+        return Compiled(matcher, len(text) * BYTES_PER_CHARACTER)
+
+    def _fault(self, grammar: Grammar, text: str, timeout_s: float) -> str:
+        """Why it cannot be followed, or "". Raises `TrialFailedError`."""
+        trial = self._trials[len(grammar.source) > SMALL]
+        return reason_of(trial.fault(text, _limits(grammar).max_items_in_row, timeout_s))
+
+    def _place(self, grammar: Grammar, end: float) -> str:
+        """Place of the fault in a schema, if it is found in time; else ""."""
+
+        def is_wrong(part: Any) -> bool:
+            one = Grammar("json_schema", json.dumps(part))
+            return bool(self._fault(one, self._text(one), end - time.monotonic()))
+
+        if grammar.kind == "json_schema":
+            with suppress(RecursionError, ValueError, TrialFailedError):
+                return place_of(json.loads(grammar.source), is_wrong)
+        return ""
+
+    def _matcher(self, grammar: Grammar, text: str) -> LLMatcher:
+        with self._making:
+            tokenizer = self._tokenizer
+        return LLMatcher(tokenizer, text, log_level=0, limits=_limits(grammar))
 
     def constraint(self, grammar: Grammar, least: int = 0, ends: Sequence[int] = ()) -> Constraint:
         """None of `ends` comes before `least` tokens, unless nothing else may."""
-        matcher = LLMatcher(self._tokenizer, self._text(grammar), log_level=0, limits=_limits(grammar))
+        key = grammar.kind, grammar.source
+        found = self._live.get(key) or self._recent.get(key)
+        if not isinstance(found, Compiled):
+            self.compiled_inline += 1
+            matcher = self._matcher(grammar, self._text(grammar))
+        else:
+            matcher = found.matcher.deep_copy()
         return Constraint(matcher, self._packed(self._eos[:1]), least, self._packed(ends))
 
     def _packed(self, tokens: Sequence[int]) -> Mask:
@@ -121,6 +203,13 @@ class Grammars:
                 return LLMatcher.grammar_from_lark(f"start: {options}")
             case "lark":
                 return LLMatcher.grammar_from_lark(grammar.source)
+
+
+def cannot_be_followed(grammar: Grammar, fault: str) -> RequestFailed:
+    """`fault`: the place in it, a zero, and why."""
+    place, _, reason = fault.partition("\0")
+    where = grammar.param + place
+    return bad_request(f"{where} cannot be followed: {reason}", where, "invalid_grammar")
 
 
 def _of_schema(source: str) -> str:

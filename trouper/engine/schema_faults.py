@@ -9,6 +9,8 @@ MOST_LOOKS = 500
 """Each costs a fraction of a millisecond; a schema of thousands of parts is told a place near its root."""
 NAMED = ("$defs", "definitions", "properties", "patternProperties")
 """Definitions first: what refers to a wrong one is wrong, too, and says less."""
+MOST_OPTIONAL = 490
+"""Upper bound of one object's optional properties: each takes four items of a row of llguidance's parser, which holds 2,000."""
 LISTED = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 SINGLE = ("additionalProperties", "items", "not")
 
@@ -30,6 +32,25 @@ def place_of(schema: Any, wrong: Callable[[Any], bool]) -> str:
                 path, found = path + step, part
                 break
     return path
+
+
+def too_wide(schema: Any, path: str = "") -> tuple[str, str] | None:
+    """The first object with more properties that may be left out than can be followed, as (path, why)."""
+    if isinstance(schema, dict) and isinstance(schema.get("properties"), dict):
+        required = schema.get("required")
+        optional = len(
+            schema["properties"].keys() - set(filter(_is_text, required if isinstance(required, list) else ()))
+        )
+        if optional > MOST_OPTIONAL:
+            return (
+                path,
+                f"{optional} of its properties are not required, and at most {MOST_OPTIONAL} of one object may be so",
+            )
+    return next((found for step, part in parts_of(schema) if (found := too_wide(part, path + step))), None)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
 
 
 def parts_of(schema: Any) -> Iterator[tuple[str, Any]]:

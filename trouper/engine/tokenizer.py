@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
 import attrs
 from jinja2 import TemplateError
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load_tokenizer
+from transformers import PreTrainedTokenizerFast
 
-from trouper.engine.grammar import Grammars, Vocabulary
+from trouper import heap
+from trouper.engine.grammar import COMPILE_S, Grammars, Vocabulary
 from trouper.engine.token_bytes import TokenTable, token_table
 from trouper.protocol.errors import ModelUnusable, bad_request
 from trouper.protocol.grammar import Grammar
@@ -22,9 +24,19 @@ TEMPLATE_FAULTS = (TemplateError, TypeError, ValueError, LookupError, AttributeE
 """What a template may raise over messages that it was not made for; `raise_exception` raises TemplateError, what is nested too
 deeply for `tojson` RecursionError."""
 Config = Mapping[str, Any]
+LONG_TEXT = 20_000
+"""Characters beyond which a text goes to the tokenizers library directly."""
+HUGE_TEXT = 2**20
+"""Characters beyond which the memory of the encoding is given back to the system."""
+ENCODE = PreTrainedTokenizerFast._encode_plus
+TEMPLATE = PreTrainedTokenizerFast.apply_chat_template
 
 
-@attrs.frozen(eq=False)
+class Fast(Protocol):
+    def __call__(self, texts: list[str], *, add_special_tokens: bool) -> Sequence[Any]: ...
+
+
+@attrs.frozen(eq=False, slots=False)
 class HubTokenizer:
     """Implements `protocol.model.Tokenizer`."""
 
@@ -36,14 +48,42 @@ class HubTokenizer:
     grammars: Grammars | None = None
     """Of the model that it came with, once that is loaded."""
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        return tuple(self._wrapped.encode(text))
+    @cached_property
+    def longest_token(self) -> int:
+        return max(map(len, self._bytes), default=1)
+
+    @cached_property
+    def _fast(self) -> Fast | None:
+        """The tokenizers library itself, where the tokenizer adds nothing to its tokenizer.json. `encode_batch_fast` releases the GIL,
+        which `encode` does not, and makes no offsets, which take ten times the memory of the ids."""
+        wrapped = self._wrapped._tokenizer
+        plain = isinstance(wrapped, PreTrainedTokenizerFast) and type(wrapped)._encode_plus is ENCODE
+        backend = getattr(wrapped, "backend_tokenizer", None)
+        if not plain or backend is None or backend.truncation is not None or backend.padding is not None:
+            return None
+        return cast(Fast, backend.encode_batch_fast)
+
+    def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
+        if len(text) < LONG_TEXT or self._fast is None:
+            return tuple(self._wrapped.encode(text, add_special_tokens=special))
+        ids = self._fast([text], add_special_tokens=special)[0].ids
+        if len(text) > HUGE_TEXT:
+            heap.give_back()
+        return tuple(ids)
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> tuple[int, ...]:
         """The template itself writes the special tokens, so none are added to its text (F1)."""
-        options = {"add_generation_prompt": True, **kwargs, "tokenize": True}
+        return tuple(self._templated(messages, {**kwargs, "tokenize": True}))
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]) -> str | None:
+        if self._fast is None or type(self._wrapped._tokenizer).apply_chat_template is not TEMPLATE:
+            return None
+        return str(self._templated(messages, {**kwargs, "tokenize": False}))
+
+    def _templated(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> Any:
+        plain = [dict(message) for message in messages]
         try:
-            return tuple(self._wrapped.apply_chat_template([dict(message) for message in messages], **options))
+            return self._wrapped.apply_chat_template(plain, **{"add_generation_prompt": True, **options})
         except TEMPLATE_FAULTS as error:
             raise bad_request(f"the model's chat template refuses these messages: {error}", "messages") from error
 
@@ -70,9 +110,9 @@ class HubTokenizer:
         found = self._wrapped.tool_parser(text, list(tools))
         return [_call(call) for call in (found if isinstance(found, list) else [found])]
 
-    def check_grammar(self, grammar: Grammar) -> None:
+    def compile_grammar(self, grammar: Grammar, timeout_s: float = COMPILE_S) -> object:
         assert self.grammars is not None, "the model is not loaded"
-        self.grammars.check(grammar)
+        return self.grammars.compile(grammar, timeout_s)
 
     def with_grammars(self, logits: int) -> HubTokenizer:
         """For a model of so many logits."""

@@ -56,3 +56,14 @@ class SettingsInvalid(ValueError):
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> RequestFailed:
     return RequestFailed(Problem(400, message, "invalid_request_error", param, code))
+
+
+def queue_full(size: int) -> Problem:
+    return Problem(
+        429,
+        f"{size} requests are waiting already (--max-queue-size); try again soon",
+        "rate_limit_error",
+        None,
+        "queue_full",
+        1,
+    )

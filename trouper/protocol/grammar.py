@@ -8,6 +8,9 @@ import attrs
 
 GrammarKind = Literal["json_object", "json_schema", "regex", "choice", "lark"]
 
+MAX_SOURCE = 256 * 1024
+"""Upper bound of the characters of a schema or grammar."""
+
 
 @attrs.frozen
 class Grammar:

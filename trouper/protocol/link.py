@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import attrs
 
+from trouper.protocol.grammar import Grammar
 from trouper.protocol.health import DirectoryFacts
 from trouper.protocol.model import MemoryFacts, ModelCard
 from trouper.protocol.plans import Plan
@@ -106,6 +107,22 @@ class Fetched:
 
 
 @attrs.frozen
+class Compile:
+    """Rank 0: compile this grammar, beside the plans; a row that follows it is about to be admitted."""
+
+    ticket: int
+    grammar: Grammar
+
+
+@attrs.frozen
+class Compiled:
+    """A follower has compiled the grammar, or says why it cannot."""
+
+    ticket: int
+    fault: str = ""
+
+
+@attrs.frozen
 class Kept:
     """A follower has written its own part of a run of these keys, or could not."""
 
@@ -122,4 +139,5 @@ class Lacks:
 
 Message = (
     Hello | Refused | Said | Ready | Unable | Beat | Differs | Crashed | Leave | Fetch | Fetched | Kept | Lacks | Plan
+    | Compile | Compiled
 )  # fmt: skip

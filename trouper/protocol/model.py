@@ -25,11 +25,19 @@ class Tokenizer(Protocol):
     @property
     def has_chat_template(self) -> bool: ...
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        """The tokenizer's default, special tokens included."""
+    @property
+    def longest_token(self) -> int:
+        """Bytes of the longest token."""
+
+    def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
+        """The tokenizer's default. `special`: with the tokens that it puts around a text."""
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> tuple[int, ...]:
         """The chat template's tokens, once (F1). Raises `RequestFailed` (400) if the template refuses."""
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]) -> str | None:
+        """The chat template's text, whose tokens without special ones are those of `encode_chat`; None if a template of this
+        model gives no text. Raises `RequestFailed` (400) if the template refuses."""
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that a token adds to the visible text; b"" for special tokens. One char may span tokens."""
@@ -51,8 +59,9 @@ class Tokenizer(Protocol):
     def parse_calls(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
         """What stands between `calling` to (name, arguments as JSON) of each call. Raises `ValueError` and its like."""
 
-    def check_grammar(self, grammar: Grammar) -> None:
-        """Whether answers can follow it. Raises `RequestFailed` (400). May take a second, the first time."""
+    def compile_grammar(self, grammar: Grammar, timeout_s: float) -> object:
+        """Compile a grammar for the engine, which finds it for as long as the returned object is kept. For any thread. Raises
+        `RequestFailed` (400) if it cannot be followed, or takes longer than `timeout_s`."""
 
 
 @attrs.frozen

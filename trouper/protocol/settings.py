@@ -150,6 +150,7 @@ class Settings:
     first_token_timeout_s: float = setting(120.0, "Longest prefill; 0: no limit.", 0)
     token_timeout_s: float = setting(60.0, "Longest pause between two tokens; 0: no limit.", 0)
     request_timeout_s: float = setting(120.0, "Longest whole request; 0: no limit.", 0)
+    grammar_timeout_s: float = setting(10.0, "A schema or grammar that takes longer to compile is refused.", 0.05, 600)
     stall_timeout_s: float = setting(
         60.0, "A step that takes longer makes /readyz 503; ten times as long ends the process.", 0.1
     )

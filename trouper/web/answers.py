@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
 
@@ -15,6 +15,8 @@ from trouper.protocol.errors import RequestFailed
 from trouper.protocol.replies import Delta, Finished
 from trouper.web.shape import Choice, Shape, usage_of
 
+LONG_SCORES = 500
+"""Log-probabilities beyond which formatting leaves the event loop: each comes with up to 20 alternatives."""
 MOST_EVENTS = 256
 """In one write, so that a client that reads again after a pause gets its text in bits."""
 
@@ -33,6 +35,11 @@ async def collect(answer: Answer) -> Choice:
         answer.prompt_logprobs,
         tuple(deltas),
     )
+
+
+def is_long(choices: Sequence[Choice]) -> bool:
+    """Whether formatting these takes more than some milliseconds."""
+    return sum(len(choice.logprobs) + len(choice.prompt_logprobs) for choice in choices) > LONG_SCORES
 
 
 async def collect_all(answers: Sequence[Answer]) -> list[Choice]:
@@ -76,6 +83,14 @@ async def pump(index: int, answer: Answer, pieces: trio.MemorySendChannel[Piece]
             await pieces.send(Piece(index, said))
 
 
+async def shielded(make: Callable[[Piece], bytes], piece: Piece) -> bytes:
+    """Run `make` on a thread, shielded from cancellation: the shape has changed its state, so the result must not be lost."""
+    made: list[bytes] = []
+    with trio.CancelScope(shield=True):
+        made.append(await trio.to_thread.run_sync(make, piece))
+    return made[0]
+
+
 class EventStream(ResponseBody):
     """The body of a streamed response. Leaving it withdraws the answers, synchronously."""
 
@@ -86,6 +101,8 @@ class EventStream(ResponseBody):
         self._open = set(range(len(answers)))
         self._over = False
         self._began = False
+        self._begun: set[int] = set()
+        """Indices of answers whose prompt's log-probabilities were written."""
 
     async def __aenter__(self) -> AsyncIterator[bytes]:
         if len(self._answers) > 1:
@@ -115,12 +132,11 @@ class EventStream(ResponseBody):
             opening = b"".join(self._shape.opening(index, answer) for index, answer in enumerate(self._answers))
             if opening:
                 return opening
+        written = b""
         with trio.move_on_after(self._heartbeat_s):
-            written = b""
             while not written:  # Tokens without text so far are silence for the client.
-                written = self._written(await self._next())
-            return written + self._what_waits()
-        return self._shape.heartbeat()
+                written = await self._made(await self._next())
+        return written + await self._what_waits() if written else self._shape.heartbeat()
 
     async def _next(self) -> Piece:
         if self._pieces is not None:
@@ -129,6 +145,13 @@ class EventStream(ResponseBody):
             return Piece(0, await self._answers[0].next())
         except RequestFailed as failed:
             return Piece(0, failed)
+
+    async def _made(self, piece: Piece) -> bytes:
+        """The events of a piece. The first of an answer carries the prompt's log-probabilities: a second of work for a long prompt."""
+        if piece.index in self._begun or len(self._answers[piece.index].prompt_logprobs) <= LONG_SCORES:
+            return self._written(piece)
+        self._begun.add(piece.index)
+        return await shielded(self._written, piece)
 
     def _written(self, piece: Piece) -> bytes:
         answer = self._answers[piece.index]
@@ -142,11 +165,11 @@ class EventStream(ResponseBody):
                 self._over = True
                 return self._shape.failure(failed.problem)
 
-    def _what_waits(self) -> bytes:
+    async def _what_waits(self) -> bytes:
         """The events of what is already there, to be part of the same write."""
         events: list[bytes] = []
         while not self._over and len(events) < MOST_EVENTS and (piece := self._waiting()) is not None:
-            events.append(self._written(piece))
+            events.append(await self._made(piece))
         return b"".join(events)
 
     def _waiting(self) -> Piece | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sized
+from collections.abc import Collection, Iterator, Mapping, Sized
+from contextlib import contextmanager
 from math import inf
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ import msgspec
 from cattrs.preconf.msgspec import make_converter
 
 from trouper.protocol.errors import Problem, RequestFailed, bad_request
+from trouper.web.complexity import check_complexity
 from trouper.web.schema import Json, Refused, among
 
 T = TypeVar("T")
@@ -73,6 +75,7 @@ def json_type(value: object) -> str:
 
 def parse_json(body: bytes) -> dict[str, Any]:
     """Raises `RequestFailed` (400)."""
+    check_complexity(body)
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -180,6 +183,16 @@ def at_most(name: str, values: Sized, most: int) -> None:
 def combination(message: str, param: str) -> RequestFailed:
     """Parameters that are right one by one and contradict each other."""
     return bad_request(message, param, "invalid_combination")
+
+
+@contextmanager
+def called(names: Mapping[str, str]) -> Iterator[None]:
+    """Rename parameters in refusals of the runtime. `names`: the dialect's name by the runtime's."""
+    try:
+        yield
+    except RequestFailed as failed:
+        problem = failed.problem
+        raise RequestFailed(attrs.evolve(problem, param=names.get(problem.param or "", problem.param))) from None
 
 
 def too_large(limit: int) -> Problem:

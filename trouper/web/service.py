@@ -17,6 +17,7 @@ import trio
 from quart import Response, request
 from quart.wrappers.response import ResponseBody
 
+from trouper import heap
 from trouper.actors.answer import Answer
 from trouper.actors.fleet import Listed, Models, model_not_found
 from trouper.actors.runtime import Runtime
@@ -24,7 +25,7 @@ from trouper.protocol.errors import RequestFailed
 from trouper.protocol.record import Reason, RequestRecord
 from trouper.protocol.requests import Generate
 from trouper.protocol.settings import ServerSettings
-from trouper.web.answers import EventStream, collect_all
+from trouper.web.answers import EventStream, collect_all, is_long
 from trouper.web.journal import Asked, Journal
 from trouper.web.parsing import parse_json
 from trouper.web.shape import Shape
@@ -34,8 +35,31 @@ T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
 LARGE_BODY = 2**17
 """Bytes beyond which what is done with a body leaves the event loop: a few milliseconds of it."""
+HUGE_BODY = 2**20
+"""Bytes of a body after which memory is given back to the system."""
+GIVE_BACK_AFTER_S = 0.5
+"""Delay after the end of such a request, until its body has been freed; requests that end meanwhile share one call."""
+LARGE_AT_ONCE = 2
+"""Large bodies that are parsed at a time. Parsing holds the GIL, so more threads would only wait for one another."""
 LONGEST_KEPT = 512
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+
+
+class Heap:
+    """Gives memory back to the system once for all huge requests that end at about the same time."""
+
+    def __init__(self) -> None:
+        self._due = False
+
+    def give_back_soon(self) -> None:
+        if not self._due:
+            self._due = True
+            trio.lowlevel.spawn_system_task(self._give_back)
+
+    async def _give_back(self) -> None:
+        await trio.sleep(GIVE_BACK_AFTER_S)
+        self._due = False
+        await trio.to_thread.run_sync(heap.give_back)
 
 
 @attrs.frozen(eq=False)
@@ -85,6 +109,8 @@ class Service:
         self._background = background
         self.journal = journal or Journal()
         self._running: dict[str, set[Answer]] = {}
+        self._large = trio.CapacityLimiter(LARGE_AT_ONCE)
+        self._heap = Heap()
 
     # -- the request at hand -----------------------------------------------------------------------
 
@@ -110,7 +136,9 @@ class Service:
         """The request's JSON object. Raises `RequestFailed` (400), or werkzeug's 408 and 413."""
         data = cast("bytes", await request.get_data(as_text=False))
         self._state["large"] = len(data) > LARGE_BODY
-        return parse_json(data)
+        if len(data) > HUGE_BODY:
+            self.at_end(self._heap.give_back_soon)
+        return await self.aside(parse_json, data)
 
     async def read(self, parse: Callable[[dict[str, Any]], T]) -> T:
         """The body, parsed."""
@@ -120,7 +148,7 @@ class Service:
         """Call it; in a thread if the body is large, so that the others' streams go on meanwhile."""
         if not self._state["large"]:
             return function(*arguments)
-        return await trio.to_thread.run_sync(function, *arguments)
+        return await trio.to_thread.run_sync(function, *arguments, limiter=self._large)
 
     def at_end(self, callback: Callable[..., None], *arguments: Any) -> None:
         """Call it when the request is over, however that happens."""
@@ -206,7 +234,10 @@ class Service:
 
     async def respond(self, shape: Shape, answers: Sequence[Answer], *, stream: bool) -> Response:
         if not stream:
-            return as_json(shape.body(await collect_all(answers)))
+            choices = await collect_all(answers)
+            if is_long(choices):
+                return encoded(await trio.to_thread.run_sync(lambda: msgspec.json.encode(shape.body(choices))))
+            return as_json(shape.body(choices))
         nursery = cast("trio.Nursery", self._state["nursery"])
         return as_events(EventStream(shape, answers, self.settings.heartbeat_s, nursery))
 
@@ -227,7 +258,12 @@ async def _owning(owned: ExitStack, work: Callable[[], Awaitable[None]]) -> None
 
 
 def as_json(body: Any, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(body), status, content_type="application/json")
+    return encoded(msgspec.json.encode(body), status)
+
+
+def encoded(data: bytes, status: int = 200) -> Response:
+    """A response of JSON that is encoded already."""
+    return Response(data, status, content_type="application/json")
 
 
 def as_events(body: ResponseBody) -> Response:

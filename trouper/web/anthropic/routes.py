@@ -6,7 +6,7 @@ from functools import partial
 
 from quart import Response
 
-from trouper.actors.intake import thinks_already, tokenize
+from trouper.actors.intake import thinks_already
 from trouper.web.anthropic import bodies, messages
 from trouper.web.anthropic.messages import messages_to_generate, parse_count, parse_messages, prompt_of
 from trouper.web.anthropic.shapes import MessageShape
@@ -80,4 +80,4 @@ class Anthropic:
         served = await self._service.served(parsed.model)
         check_learnt(parsed.tools_asked, served.runtime.tokenizer)
         prompt = await self._service.aside(prompt_of, parsed)
-        return as_json({"input_tokens": len(await tokenize(prompt, served.runtime.tokenizer))})
+        return as_json({"input_tokens": len(await served.runtime.tokens(prompt))})

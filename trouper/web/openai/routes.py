@@ -8,7 +8,7 @@ from functools import partial
 from quart import Response
 
 from trouper.actors.answer import Answer
-from trouper.actors.intake import thinks_already, tokenize
+from trouper.actors.intake import thinks_already
 from trouper.protocol.requests import TextPrompt
 from trouper.web.endpoints import GENERATES, Endpoint
 from trouper.web.errors import error_response, http_problem
@@ -20,6 +20,7 @@ from trouper.web.openai.shapes import ChatShape, CompletionShape, Envelope, Extr
 from trouper.web.openai.tokens import parse_detokenize, parse_tokenize, prompt_of, text_of
 from trouper.web.openai.tools import check_learnt
 from trouper.web.openapi import listing
+from trouper.web.parsing import called
 from trouper.web.schema import either, ref
 from trouper.web.service import Served, Service, as_json, listed_body, now
 from trouper.web.voice import Voice
@@ -178,7 +179,8 @@ class OpenAi:
         wanted = await self._service.aside(embeddings.embedding_to_generate, parsed, self._service.request_id, card)
         answers: list[Answer] = []
         for start in range(0, len(wanted), embeddings.AT_A_TIME):
-            some = await self._service.submit(served, wanted[start : start + embeddings.AT_A_TIME])
+            with called({"prompt": "input"}):
+                some = await self._service.submit(served, wanted[start : start + embeddings.AT_A_TIME])
             for answer in some:
                 await answer.next()
             answers += some
@@ -190,7 +192,7 @@ class OpenAi:
         parsed = await self._service.read(parse_tokenize)
         served = await self._service.served(parsed.model)
         prompt = await self._service.aside(prompt_of, parsed)
-        found = await tokenize(prompt, served.runtime.tokenizer)
+        found = await served.runtime.tokens(prompt)
         context = served.runtime.model.context_length
         return as_json({"count": len(found), "max_model_len": context, "tokens": found})
 

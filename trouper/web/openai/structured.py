@@ -9,13 +9,11 @@ from typing import Any
 import msgspec
 
 from trouper.protocol.errors import bad_request
-from trouper.protocol.grammar import Grammar
+from trouper.protocol.grammar import MAX_SOURCE, Grammar
 from trouper.web.openai.parameters import Parameters
 from trouper.web.parsing import combination, json_type, only
 from trouper.web.references import ReferenceUnknown, has_references, moved
 
-MAX_SOURCE = 256 * 1024
-"""Bytes of a schema or grammar."""
 MAX_OPTIONS = 1024
 SCHEMA_KEYS = frozenset({"name", "description", "schema", "strict"})
 

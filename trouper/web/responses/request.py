@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from trouper.actors.intake import check_text
+from trouper.actors.tokenizing import check_text
 from trouper.protocol.errors import bad_request
 from trouper.protocol.grammar import Grammar
 from trouper.protocol.requests import ChatPrompt, Generate

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 
 import attrs
 from quart import Response, request
 
 from trouper.actors.answer import Answer
-from trouper.actors.intake import thinks_already, tokenize
+from trouper.actors.intake import thinks_already
 from trouper.protocol.errors import Problem, RequestFailed, bad_request
 from trouper.protocol.replies import Delta
 from trouper.protocol.requests import Generate
@@ -18,7 +17,7 @@ from trouper.web.endpoints import GENERATES, Endpoint
 from trouper.web.event_log import EventLog, Replay
 from trouper.web.openai.parameters import HUGE
 from trouper.web.openai.tools import check_learnt
-from trouper.web.parsing import between, combination
+from trouper.web.parsing import between, called, combination
 from trouper.web.query import Query
 from trouper.web.responses import request as responses
 from trouper.web.responses.bodies import head_of
@@ -147,7 +146,7 @@ class Responses:
         earlier = [] if before is None else before.all_items()
         items = self._input(parsed, earlier)
         served, wanted = await self._wanted(asked, (*earlier, *items))
-        with own_names():
+        with called(PARAMS):
             [answer] = await self._service.submit(served, [wanted])
         live = self._begin(asked, served, answer, items, before, stored=stored)
         if parsed.background:
@@ -163,8 +162,8 @@ class Responses:
         served, wanted = await self._wanted(asked, (*earlier, *items))
         if wanted.max_tokens is not None:  # Nobody else looks at it here.
             between("max_output_tokens", wanted.max_tokens, 1, context_of(served.runtime))
-        with own_names():
-            tokens = await tokenize(wanted.prompt, served.runtime.tokenizer)
+        with called(PARAMS):
+            tokens = await served.runtime.tokens(wanted.prompt)
         return as_json({"object": "response.input_tokens", "input_tokens": len(tokens)})
 
     async def _wanted(self, asked: Asked, items: Sequence[Json]) -> tuple[Served, Generate]:
@@ -305,16 +304,6 @@ class Responses:
         page = items[:limit]
         ends = {"first_id": page[0]["id"] if page else None, "last_id": page[-1]["id"] if page else None}
         return as_json({"object": "list", "data": page, "has_more": len(items) > limit} | ends)
-
-
-@contextmanager
-def own_names() -> Iterator[None]:
-    """What the runtime refuses is called as it is called here."""
-    try:
-        yield
-    except RequestFailed as failed:
-        problem = failed.problem
-        raise RequestFailed(attrs.evolve(problem, param=PARAMS.get(problem.param or "", problem.param))) from None
 
 
 async def run(live: Live) -> None:

@@ -1,0 +1,181 @@
+"""A real server beside whose one running stream abuses are played, and what that stream and the memory made of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from subprocess import DEVNULL, Popen
+from typing import Self
+
+import attrs
+import psutil
+import trio
+
+from tests.abuse.asking import COMPLETIONS, Ask, Heard, ask
+from tests.abuse.listed import Abuse
+from tests.test_process import free_port, serving
+from tests.web.serving import post
+
+STREAM = {"prompt": "Once upon a time", "max_tokens": 300, "stream": True, "ignore_eos": True, "speculation": "off"}
+QUIET_S = 1.0
+"""What is still heard of the stream after the last answer."""
+BACK_S = 8.0
+"""Memory may take so long to come back."""
+WITHIN = 1.10
+LIMITS = ("--request-timeout-s", "600", "--queue-timeout-s", "300", "--first-token-timeout-s", "300")
+"""The stream and what is played beside it take longer here than the defaults allow."""
+
+
+@contextmanager
+def server(model: Path | None, *flags: str) -> Iterator[tuple[int, psutil.Process]]:
+    """Its port and process. No model: the embedded one."""
+    port = free_port()
+    with serving(model, port, *LIMITS, *flags, stderr=DEVNULL) as process:
+        yield port, psutil.Process(_pid(process))
+
+
+def _pid(process: Popen[str]) -> int:
+    return process.pid
+
+
+class Stream:
+    """A client that reads one stream after another; pauses between streams do not count."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._last: float | None = None
+        self._longest = 0.0
+        self._heard = trio.Event()
+        self.broken = ""
+
+    async def run(self) -> None:
+        while True:
+            async with await trio.open_tcp_stream("127.0.0.1", self._port) as stream:
+                await stream.send_all(post(COMPLETIONS, STREAM, "Content-Type: application/json\r\n"))
+                await self._read(stream)
+
+    async def _read(self, stream: trio.SocketStream) -> None:
+        self._last, tail = None, b""
+        while b"data: [DONE]" not in tail:
+            said = bytes(await stream.receive_some(2**16))
+            if not said or b'data: {"error"' in said:
+                self.broken = (tail + said)[-300:].decode("utf-8", "replace") or "the connection ended"
+                return
+            tail = tail[-100:] + said
+            if b"data: " in said:
+                self._note(trio.current_time())
+
+    def _note(self, now: float) -> None:
+        if self._last is not None:
+            self._longest = max(self._longest, now - self._last)
+        self._last = now
+        self._heard.set()
+        self._heard = trio.Event()
+
+    async def hears(self) -> None:
+        with trio.fail_after(120):
+            await self._heard.wait()
+
+    def longest(self) -> float:
+        """The longest pause since the last call, the one at this moment included."""
+        longest = self._longest
+        if self._last is not None:
+            longest = max(longest, trio.current_time() - self._last)
+        self._longest = 0.0
+        return longest
+
+
+@attrs.frozen
+class Memory:
+    """Bytes: of the process, and what MLX says is in use."""
+
+    process: int
+    active: int
+
+    @classmethod
+    async def of(cls, port: int, process: psutil.Process) -> Self:
+        heard = await ask(port, Ask(bytes, "/health", method="GET"))
+        return cls(process.memory_info().rss, json.loads(heard.body)["memory"]["active_bytes"])
+
+
+@attrs.frozen
+class Played:
+    """What one of them did."""
+
+    heard: tuple[Heard, ...]
+    gap_s: float
+    seconds: float
+    memory: Memory
+    broken: str = ""
+
+    @property
+    def statuses(self) -> str:
+        counts = {one.status: sum(other.status == one.status for other in self.heard) for one in self.heard}
+        return ", ".join(f"{status}" if n == 1 else f"{n}x {status}" for status, n in sorted(counts.items()))
+
+
+class Stage:
+    """A server and its stream."""
+
+    def __init__(self, port: int, process: psutil.Process, stream: Stream) -> None:
+        self.port, self._process, self._stream = port, process, stream
+
+    async def play(self, asks: Sequence[Ask], bound: int = 0) -> Played:
+        """All at once; then until memory is below `bound`, for a while."""
+        heard = [Heard(0)] * len(asks)
+
+        async def one(place: int, wish: Ask) -> None:
+            heard[place] = await ask(self.port, wish)
+
+        await self._stream.hears()
+        self._stream.longest()
+        began = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            for place, wish in enumerate(asks):
+                nursery.start_soon(one, place, wish)
+        took = trio.current_time() - began
+        await trio.sleep(QUIET_S)
+        gap, broken, self._stream.broken = self._stream.longest(), self._stream.broken, ""
+        memory = await self.memory()
+        with trio.move_on_after(BACK_S):
+            while bound and memory.process > bound:
+                await trio.sleep(0.5)
+                memory = await self.memory()
+        return Played(tuple(heard), gap, took, memory, broken)
+
+    async def memory(self) -> Memory:
+        return await Memory.of(self.port, self._process)
+
+
+@asynccontextmanager
+async def staged(port: int, process: psutil.Process) -> AsyncIterator[Stage]:
+    """The stream runs, and ends with this."""
+    stream = Stream(port)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stream.run)
+        await stream.hears()
+        yield Stage(port, process, stream)
+        nursery.cancel_scope.cancel()
+
+
+def faults(abuse: Abuse, heard: Sequence[Heard]) -> list[str]:
+    """What of the answers is not as it must be."""
+    return [fault for one, wish in zip(heard, abuse.asks, strict=True) if (fault := _fault(abuse, one, wish))]
+
+
+def _fault(abuse: Abuse, heard: Heard, wish: Ask) -> str:
+    if heard.status == 0:
+        return "" if wish.leaves_after_s is not None else "no answer"
+    if heard.status < 300:
+        return "" if abuse.answered else "it was served"
+    if heard.status >= 500 or (not abuse.refused and heard.status != 429):
+        return f"{heard.status}: {heard.body[:200]!r}"
+    problem = heard.problem
+    if not problem.get("message"):
+        return f"{heard.status} without a message: {heard.body[:200]!r}"
+    if heard.status != 400 or abuse.param is None:
+        return ""
+    names = f"{problem.get('param') or ''} {problem['message']}"
+    return "" if abuse.param in names else f"{abuse.param} is not named: {names[:200]}"
