@@ -5,7 +5,17 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from trouper.engine.self_check.accuracy import BFLOAT16, FLOAT32, TENSOR_FLOAT32, errors
+from tests.families import build
+from trouper.engine import device
+from trouper.engine.quantized import PLAIN
+from trouper.engine.self_check.accuracy import (
+    BFLOAT16,
+    FLOAT32,
+    ROUTED_FLOOR,
+    TENSOR_FLOAT32,
+    arithmetic_of,
+    errors,
+)
 
 
 def test_equal_logits_have_no_error_whatever_is_added_to_all() -> None:
@@ -49,3 +59,12 @@ def test_the_bound_follows_the_noise_within_limits() -> None:
     assert FLOAT32.bound(0.0) == FLOAT32.floor
     assert TENSOR_FLOAT32.bound(5e-3) == pytest.approx(3e-2)
     assert BFLOAT16.bound(1.0) == BFLOAT16.ceiling
+
+
+def test_routers_that_round_differently_are_allowed_for() -> None:
+    plain, routed = build("llama"), build("qwen3_moe")
+    for model in (plain, routed):
+        model.set_dtype(mx.bfloat16)
+    assert arithmetic_of(plain, PLAIN) == BFLOAT16
+    assert arithmetic_of(routed, PLAIN).floor == ROUTED_FLOOR > BFLOAT16.floor
+    assert arithmetic_of(build("qwen3_moe"), PLAIN) == (FLOAT32 if device.is_cpu() else arithmetic_of(routed, PLAIN))
