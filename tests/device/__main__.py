@@ -13,7 +13,7 @@ import time
 
 import click
 
-PLACES = ("tests/engine", "tests/reuse", "tests/device", "tests/drafts/test_mixes.py", "tests/zoo")
+PLACES = ("tests/engine", "tests/reuse", "tests/device", "tests/drafts/test_mixes.py", "tests/zoo", "tests/self_check")
 PROBE = "import mlx.core as mx; from tests import arithmetic; print(mx.default_device().type.name, arithmetic.TF32)"
 
 
@@ -33,7 +33,18 @@ def main(arguments: list[str]) -> int:
     for name, setting in modes.items():
         click.echo(f"\n{name}:")
         began = time.perf_counter()
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:benchmark", "-rfs", *PLACES, *arguments]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:benchmark",
+            "-rfs",
+            "--continue-on-collection-errors",
+            *PLACES,
+            *arguments,
+        ]
         code = subprocess.run(command, env={**os.environ, "MLX_ENABLE_TF32": setting}, check=False).returncode
         click.echo(f"{name}: exit {code} after {time.perf_counter() - began:.0f} s")
         failed = failed or code
