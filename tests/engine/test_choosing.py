@@ -50,7 +50,6 @@ def play(
     rows = driver.play([attrs.evolve(request, drafts=drafts) for request in requests])
     if drafts:
         assert {1, 2} <= {right for _, _, right in driver.drafted}, "drafts of every kind, or this shows little"
-        assert any(right < tokens for _, tokens, right in driver.drafted)
     return [row.tokens[: row.request.tokens] for row in rows], driver
 
 

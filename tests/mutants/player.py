@@ -3,7 +3,7 @@
 a line of JSON out, {"code", "imported", "foreign"}.
 
 What third parties bring is imported once, before the forks: it takes longer than most selections. Nothing of the package, of
-its tests, of MLX (which has threads) or of pytest's plugins (which pytest wants to import itself) is.
+its tests or of MLX (which has threads) is.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +57,26 @@ def _run(order: dict[str, Any], writing: int) -> None:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         import pytest
 
-        options = ["-x", "-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist", "--hypothesis-seed=0"]
+        # Some of pytest's plugins came with what was imported before; nothing is lost if they stay as they are.
+        quiet = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
+        options = [
+            *quiet,
+            "-x",
+            "-q",
+            "--no-header",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:xdist",
+            "-p",
+            "no:schemathesis",
+            "--hypothesis-seed=0",
+            "--tb=short",
+        ]
         code = int(pytest.main([*options, *order["tests"]]))
         os.write(writing, json.dumps(_imported(order["file"])).encode())
+    except BaseException:  # noqa: BLE001  Nobody else would see it.
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -76,6 +76,7 @@ class Scratch:
             "OPENBLAS_NUM_THREADS": "1",
             "TOKENIZERS_PARALLELISM": "false",
             "HF_HUB_OFFLINE": "1",
+            "TROUPER_UNSHRUNK": "1",
         }
         script = str(self.path / "tests" / "mutants" / "player.py")
         self._player = subprocess.Popen(
