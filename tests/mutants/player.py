@@ -19,7 +19,7 @@ from typing import Any
 
 TIMED_OUT = -1
 PRELOADED = (
-    "attrs", "cattrs", "click", "h11", "hypercorn", "jinja2", "msgspec", "numpy", "prometheus_client", "pytest", "quart",
+    "attrs", "cattrs", "click", "h11", "hypercorn", "hypothesis.stateful", "hypothesis.strategies", "jinja2", "msgspec", "numpy", "prometheus_client", "pytest", "quart",
     "rich.console", "tokenizers", "transformers", "transformers.models.auto.tokenization_auto", "trio", "xxhash",
 )  # fmt: skip
 ROOT = Path.cwd()
