@@ -10,17 +10,27 @@ import attrs
 import mlx.core as mx
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from mlx import nn
 
 from tests.engine.driver import GREEDY, Driver, Request
-from tests.engine.naive import Floats, certain_answer, softmax
+from tests.engine.naive import Floats, certain_answer, shaped, softmax
 from tests.engine.oracle import Foretelling
 from tests.engine.test_exactness import PROMPTS, model_of
 from tests.engine.test_grammar import tiny
+from tests.engine.test_sampler import PENALIZED, logits_of
 from tests.families import END
 from tests.family_configs import VOCABULARY
+from trouper.engine.choosing import Choosing
+from trouper.engine.drafting import Drafting
+from trouper.engine.group import ALONE
+from trouper.engine.penalties import History
+from trouper.engine.proposing import Proposing
+from trouper.engine.rowstate import RowState
 from trouper.engine.step import StepEngine
 from trouper.protocol.grammar import Grammar
+from trouper.protocol.plans import RowId
 from trouper.protocol.sampling import Sampling
 
 WISHES = tuple((token, 4.0) for token in range(0, VOCABULARY, 9))
@@ -87,6 +97,38 @@ def test_logprobs_are_the_models_own(drafts: bool) -> None:
     assert moved > 2, "bias and penalties took other tokens than the likeliest, or this shows little"
 
 
+@settings(max_examples=40)
+@given(
+    st.lists(st.sampled_from(PENALIZED), min_size=1, max_size=5),
+    st.lists(st.integers(0, 15), min_size=1, max_size=8),
+    st.integers(0, 9),
+)
+def test_d1_what_is_added_to_logits_is_added_in_one_order(rows: list[Sampling], prompt: list[int], seed: int) -> None:
+    """Bias, then penalties, over some steps; log-probabilities are those of the logits before."""
+    greedy = [attrs.evolve(row, temperature=0.0) for row in rows]
+    ids = tuple(map(RowId, range(len(rows))))
+    states = {
+        row: RowState(np.array(prompt, np.int32), one, 4, history=History(np.array(prompt, np.int32), 16))
+        for row, one in zip(ids, greedy, strict=True)
+    }
+    choosing, said = Choosing(16, ALONE, states), [list[int]() for _ in rows]
+    choosing.join(ids)
+    for step in range(3):
+        logits = logits_of(16, len(rows), seed=10 * seed + step)
+        sampled, logprobs = choosing.sample(mx.array(logits), None, lambda: None, None)
+        tokens = np.array(sampled)
+        assert logprobs is not None
+        for place, (row, told) in enumerate(logprobs.read()):
+            raw = logits[place].astype(np.float64)
+            wanted = shaped(raw, greedy[place], prompt, said[place])
+            said[place].append(int(tokens[place]))
+            assert row == ids[place] and told.token == said[place][-1]
+            assert wanted[told.token] >= wanted.max() - 1e-4
+            exact = np.log(softmax(raw))
+            assert told.logprob == pytest.approx(exact[told.token], abs=1e-4)
+            np.testing.assert_allclose([value for _, value in told.top], -np.sort(-exact)[:4], atol=1e-4)
+
+
 def raw_logprobs(model: nn.Module, prompt: Sequence[int], answer: Sequence[int]) -> list[Floats]:
     """Of each token of the answer, from one pass of the model over all."""
     logits = model(mx.array([[*prompt, *answer[:-1]]]))[0].astype(mx.float32)
@@ -129,3 +171,26 @@ def test_each_row_follows_its_own_grammar(drafts: bool) -> None:
     for answer, pattern in zip(got[1:], patterns, strict=True):
         text = b"".join(map(loaded.tokenizer.token_bytes, answer[: answer.index(END)])).decode()
         assert re.fullmatch(pattern, text), text
+
+
+def test_no_row_drafts_more_than_the_plan_allows() -> None:
+    model = model_of("llama")
+    requests = [Request(prompt, TOKENS) for prompt in PROMPTS[:4]]
+    plain = [row.tokens for row in Driver(engine_that_drafts(model, (), ())).play(requests)]
+    driver = Driver(engine_that_drafts(model, requests, plain), allow=lambda _: 2)
+    driver.play([attrs.evolve(request, drafts=True) for request in requests])
+    assert {tokens for _, tokens, _ in driver.drafted} == {1, 2}
+
+
+def test_only_rows_that_match_something_are_told() -> None:
+    proposing, (one, other, never) = Proposing(Drafting(least=2, most=4)), map(RowId, range(3))
+    proposing.open(one, [1, 2, 3, 1, 2])
+    proposing.open(other, [1, 2, 3, 4, 5])
+    assert proposing.matched([one, other, never]) == ((one, 2),)
+    proposing.took((one, other), (3, 1))
+    assert dict(proposing.matched([one, other, never])) == {one: 3}
+    proposing.took((one, other), (9, 2))
+    assert dict(proposing.matched([one, other, never])) == {other: 2}
+    assert proposing.drafts({one: 4, other: 1, never: 4}) == {other: [3]}
+    proposing.drop([other])
+    assert proposing.matched([one, other, never]) == ()
