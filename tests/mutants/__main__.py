@@ -10,7 +10,7 @@ import argparse
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -34,12 +34,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     played = [mutant for mutant in chosen if not mutant.equivalent]
     results = Results(CACHE)
-    known = {} if options.fresh else {mutant: found for mutant in played if (found := results.find(mutant))}
+    keys = {mutant: results.key(mutant) for mutant in played}
+    known = {} if options.fresh else {mutant: found for mutant, key in keys.items() if (found := results.find(key))}
     todo = [mutant for mutant in played if mutant not in known]
     if todo and not options.no_baseline and not _baseline(todo):
         return 2
     began = time.perf_counter()
-    outcomes = known | _play(todo, results, options.workers, options.limit_s)
+    outcomes = known | _play(
+        todo, options.workers, options.limit_s, lambda mutant, outcome: results.note(keys[mutant], outcome)
+    )
     took = time.perf_counter() - began
     return _summary(chosen, outcomes, f"{len(todo)} played in {took:.0f} s, {len(known)} known from earlier runs")
 
@@ -67,7 +70,9 @@ def _baseline(mutants: Sequence[Mutant]) -> bool:
     return outcome.fate == "survived"
 
 
-def _play(mutants: Sequence[Mutant], results: Results, workers: int, limit_s: float) -> dict[Mutant, Outcome]:
+def _play(
+    mutants: Sequence[Mutant], workers: int, limit_s: float, note: Callable[[Mutant, Outcome], None]
+) -> dict[Mutant, Outcome]:
     todo, done = SimpleQueue[Mutant](), SimpleQueue[tuple[Mutant, Outcome | Exception]]()
     for mutant in mutants:
         todo.put(mutant)
@@ -95,7 +100,7 @@ def _play(mutants: Sequence[Mutant], results: Results, workers: int, limit_s: fl
             if isinstance(outcome, Exception):
                 raise outcome
             outcomes[mutant] = outcome
-            results.note(mutant, outcome)
+            note(mutant, outcome)
             progress.console.print(f"{outcome.fate:>9}  {mutant.name}", highlight=False, markup=False)
             progress.update(task, advance=1, description=mutant.name)
     return outcomes

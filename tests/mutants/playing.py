@@ -139,18 +139,19 @@ class Results:
         self._path, self._root = path, root
         self._known: dict[str, Fate] = json.loads(path.read_text("utf-8")) if path.exists() else {}
 
-    def find(self, mutant: Mutant) -> Outcome | None:
-        fate = self._known.get(self._key(mutant))
+    def find(self, key: str) -> Outcome | None:
+        fate = self._known.get(key)
         return None if fate is None else Outcome(fate, "as in an earlier run")
 
-    def note(self, mutant: Mutant, outcome: Outcome) -> None:
+    def note(self, key: str, outcome: Outcome) -> None:
         """Written at once, so that a run that is stopped can go on. What did not end well is played again."""
         if outcome.killed:
-            self._known[self._key(mutant)] = outcome.fate
+            self._known[key] = outcome.fate
             self._path.parent.mkdir(exist_ok=True)
             self._path.write_text(json.dumps(self._known, indent=0, sort_keys=True), "utf-8")
 
-    def _key(self, mutant: Mutant) -> str:
+    def key(self, mutant: Mutant) -> str:
+        """As the files are now."""
         digest = hashlib.sha256(repr(attrs.astuple(mutant)).encode())
         for file in (mutant.path, *sorted({test.partition("::")[0] for test in mutant.tests})):
             path = self._root / file
