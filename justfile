@@ -103,6 +103,10 @@ kill-loop kills="10" *flags: _setup
 faults count="10000" *flags: _setup
     @.venv/bin/python -m tests.storage "$@"
 
+# Small faults, each against the tests that must notice it: all, or those of a name or file, as in `just mutants 'storage/*'`
+mutants *flags: _setup
+    @.venv/bin/python -m tests.mutants --workers {{ workers }} "$@"
+
 # What the prefix cache is worth, through HTTP
 bench-cache *flags: _setup
     @.venv/bin/python -m benchmarks.cache "$@"

@@ -211,6 +211,38 @@ async def test_a_cancelled_scheduler_ends_every_answer_once(opened: Opened) -> N
     assert (facts.active_sequences, facts.queued_requests, facts.requests_errored) == (0, 0, 3)
 
 
+@pytest.mark.parametrize(("leaving", "status"), [(False, 500), (True, 503)])
+async def test_who_is_left_hears_whether_the_engine_crashed_or_the_server_leaves(
+    opened: Opened, leaving: bool, status: int
+) -> None:
+    """A client may come back to a server that leaves: to another one, soon."""
+    async with scheduling(opened) as bench:
+        answer = await bench.ask()
+        await bench.new_plans()
+        if leaving:
+            bench.admitted.close()
+        await bench.answer()
+    [end] = ends(heard(answer))
+    assert isinstance(end, Failed)
+    assert (end.problem.status, end.problem.retry_after_s is not None) == (status, leaving)
+
+
+async def test_a_row_whose_grammar_gave_up_is_told_and_dropped(opened: Opened) -> None:
+    async with scheduling(opened) as bench:
+        answer, beside = await bench.ask("one"), await bench.ask("two")
+        [first, _] = await bench.new_plans()
+        row = first.admit[0].row
+        bench.unanswered.pop(0)
+        bench.results.send_nowait(Stepped(first.step, failed=((row, "the grammar is too complex"),)))
+        [following] = await bench.new_plans()
+        assert following.drop == (row,)
+        assert code(heard(answer)) == "grammar_failed"
+        assert not ends(heard(beside))
+        await bench.play()
+        assert isinstance(heard(beside)[-1], Finished)
+        assert bench.facts.latest.requests_errored == 1
+
+
 async def test_shutdown_flows_through_as_the_end_of_the_channel(opened: Opened) -> None:
     async with scheduling(opened) as bench:
         answer = await bench.ask()
