@@ -71,7 +71,9 @@ async def test_no_row_is_planned_beyond_max_tokens(opened: Opened, max_tokens: i
         plans = await bench.play()
         for answer in answers:
             assert heard(answer)[-1] == Finished("length", max_tokens)
-        for row in {admit.row for plan in plans for admit in plan.admit}:
+        rows = {admit.row for plan in plans for admit in plan.admit}
+        assert len(rows) == len(answers)
+        for row in rows:
             assert sum(row in plan.decode for plan in plans) == max_tokens - 1
 
 
