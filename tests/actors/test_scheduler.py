@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from tests.actors.bench import Bench, Opened, code, ends, heard, scheduling
 from tests.fakes import EOS, card
@@ -59,7 +60,7 @@ async def test_a_wrong_order_of_answers_is_a_bug_and_everyone_is_told(opened: Op
             answer = await bench.ask()
             [first, _] = await bench.new_plans()
             bench.results.send_nowait(Stepped(first.step + 1))
-            await trio.sleep_forever()
+            await wait_all_tasks_blocked()
     assert crash.group_contains(AssertionError)
     assert code(heard(answer)) == "engine_stopped"
 
@@ -243,6 +244,16 @@ async def test_a_row_whose_grammar_gave_up_is_told_and_dropped(opened: Opened) -
         await bench.play()
         assert isinstance(heard(beside)[-1], Finished)
         assert bench.facts.latest.requests_errored == 1
+
+
+@pytest.mark.parametrize(("least", "ends"), [(3, {98, EOS}), (0, set[int]())])
+async def test_the_engine_hears_what_would_end_an_answer_if_it_may_not_end_yet(
+    opened: Opened, least: int, ends: set[int]
+) -> None:
+    async with scheduling(opened) as bench:
+        await bench.ask(min_tokens=least, stop_token_ids=(98,))
+        [admit] = (await bench.new_plans())[0].admit
+        assert (admit.min_tokens, {*admit.ends}) == (least, ends)
 
 
 async def test_shutdown_flows_through_as_the_end_of_the_channel(opened: Opened) -> None:

@@ -6,14 +6,16 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from hashlib import sha256
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import Phase, example, given, settings
+from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.storage.index_machine import BLOCK, NAMESPACE, SNAPSHOT_COST, TOKEN_COST, IndexMachine
-from trouper.storage.index import NODE_COST, Digest, Index, Node, Sizes, token_bytes
+from trouper.storage.index import NODE_COST, Digest, Index, Node, Sizes, common, token_bytes
 from trouper.storage.index import sha256 as digest_of
 
 FULL_COST = NODE_COST + BLOCK * TOKEN_COST
+Tail = tuple[int, ...]
 
 
 def new(blocks: int = 1000, digest: Digest = digest_of, block_size: int = BLOCK) -> Index:
@@ -52,6 +54,28 @@ def tell(index: Index, root: bytes, tokens: Sequence[int], *, snapshot: bool = F
 
 def root_key(salt: str) -> bytes:
     return digest_of(NAMESPACE + salt.encode())
+
+
+# -- tokens --------------------------------------------------------------------------------------
+
+
+TAILS = st.lists(st.integers(0, 2) | st.sampled_from([255, 256, 2**24, 2**31 - 1]), max_size=4).map(tuple)
+
+
+@given(st.integers(0, 70), st.sampled_from([0, 7, 2**31 - 1]), TAILS, TAILS)
+@example(17, 7, (1,), (2,))
+@example(70, 7, (256,), (255,))
+@example(0, 0, (), (0,))
+def test_common_is_how_many_tokens_two_texts_share(length: int, token: int, one: Tail, other: Tail) -> None:
+    """Whole tokens, not bytes; in texts that are short, long, equal, or the beginning of each other."""
+    a, b = (token,) * length + one, (token,) * length + other
+    shared = next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    assert common(token_bytes(a), token_bytes(b)) == common(token_bytes(b), token_bytes(a)) == shared
+
+
+@given(TAILS, TAILS)
+def test_bytes_of_tokens_are_sorted_as_tokens_are(one: Tail, other: Tail) -> None:
+    assert (token_bytes(one) < token_bytes(other)) == (one < other)
 
 
 # -- the machine ---------------------------------------------------------------------------------
