@@ -78,87 +78,6 @@ def test_bytes_of_tokens_are_sorted_as_tokens_are(one: Tail, other: Tail) -> Non
     assert (token_bytes(one) < token_bytes(other)) == (one < other)
 
 
-# -- the machine ---------------------------------------------------------------------------------
-
-
-def play(index_class: type[Index], examples: int, phases: Collection[Phase] = tuple(Phase)) -> None:
-    machine = type("Machine", (IndexMachine,), {"index_class": index_class})
-    how = settings(
-        max_examples=examples,
-        stateful_step_count=30,
-        database=None,
-        phases=phases,
-        report_multiple_bugs=False,
-    )
-    run_state_machine_as_test(machine, settings=how)
-
-
-def test_it_is_what_dictionaries_promise() -> None:
-    play(Index, 250)
-
-
-class IgnoresPins(Index):
-    def _evictable(self, node: Node) -> bool:
-        return node.block is not None and not node.below
-
-
-class EvictsUnderItsFeet(Index):
-    def _evictable(self, node: Node) -> bool:
-        return node.block is not None and not node.pins
-
-
-class HasRoomForAll(Index):
-    def make_room(self, cost: int, blocks: int = 0) -> bool:
-        return True
-
-
-class ForgetsToFree(Index):
-    def _forget_snapshot(self, node: Node) -> None:
-        super()._forget_snapshot(node)
-        self._freed.pop()
-
-
-class BelievesInADiskThatIsGone(Index):
-    def not_on_disk(self, key: bytes) -> None:
-        pass
-
-
-class KeepsEmptyNodes(Index):
-    def _prune(self, node: Node) -> None:
-        pass
-
-
-class KnowsNoOrphans(Index):
-    def _reunite(self, node: Node) -> None:
-        pass
-
-
-class MostRecentlyUsedFirst(Index):
-    def touch(self, nodes: Iterable[Node]) -> None:
-        for node in nodes:
-            node.used = -next(self._clock)
-            self._offer(node)
-
-
-@pytest.mark.parametrize(
-    "broken",
-    [
-        IgnoresPins,
-        EvictsUnderItsFeet,
-        HasRoomForAll,
-        ForgetsToFree,
-        BelievesInADiskThatIsGone,
-        KeepsEmptyNodes,
-        KnowsNoOrphans,
-        MostRecentlyUsedFirst,
-    ],
-)
-def test_the_machine_notices(broken: type[Index]) -> None:
-    """Negative control."""
-    with pytest.raises(AssertionError):
-        play(broken, 1000, [Phase.generate])
-
-
 # -- finding -------------------------------------------------------------------------------------
 
 
@@ -381,3 +300,84 @@ def test_candidates_for_eviction_are_bounded_by_what_is_held() -> None:
         index.pin(node)
         index.unpin(node)
     assert len(index._old) < 100
+
+
+# -- the machine ---------------------------------------------------------------------------------
+
+
+def play(index_class: type[Index], examples: int, phases: Collection[Phase] = tuple(Phase)) -> None:
+    machine = type("Machine", (IndexMachine,), {"index_class": index_class})
+    how = settings(
+        max_examples=examples,
+        stateful_step_count=30,
+        database=None,
+        phases=phases,
+        report_multiple_bugs=False,
+    )
+    run_state_machine_as_test(machine, settings=how)
+
+
+def test_it_is_what_dictionaries_promise() -> None:
+    play(Index, 250)
+
+
+class IgnoresPins(Index):
+    def _evictable(self, node: Node) -> bool:
+        return node.block is not None and not node.below
+
+
+class EvictsUnderItsFeet(Index):
+    def _evictable(self, node: Node) -> bool:
+        return node.block is not None and not node.pins
+
+
+class HasRoomForAll(Index):
+    def make_room(self, cost: int, blocks: int = 0) -> bool:
+        return True
+
+
+class ForgetsToFree(Index):
+    def _forget_snapshot(self, node: Node) -> None:
+        super()._forget_snapshot(node)
+        self._freed.pop()
+
+
+class BelievesInADiskThatIsGone(Index):
+    def not_on_disk(self, key: bytes) -> None:
+        pass
+
+
+class KeepsEmptyNodes(Index):
+    def _prune(self, node: Node) -> None:
+        pass
+
+
+class KnowsNoOrphans(Index):
+    def _reunite(self, node: Node) -> None:
+        pass
+
+
+class MostRecentlyUsedFirst(Index):
+    def touch(self, nodes: Iterable[Node]) -> None:
+        for node in nodes:
+            node.used = -next(self._clock)
+            self._offer(node)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        IgnoresPins,
+        EvictsUnderItsFeet,
+        HasRoomForAll,
+        ForgetsToFree,
+        BelievesInADiskThatIsGone,
+        KeepsEmptyNodes,
+        KnowsNoOrphans,
+        MostRecentlyUsedFirst,
+    ],
+)
+def test_the_machine_notices(broken: type[Index]) -> None:
+    """Negative control."""
+    with pytest.raises(AssertionError):
+        play(broken, 1000, [Phase.generate])
