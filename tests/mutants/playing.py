@@ -30,7 +30,7 @@ COPIED = (
     "CHANGELOG.md",
     "justfile",
 )
-LIMIT_S = 180.0
+LIMIT_S = 60.0
 """For one mutant's tests. A mutant that makes them hang is killed, too."""
 TAIL = 30
 """Lines of pytest's output that are kept."""

@@ -6,14 +6,14 @@ import json
 from typing import Any
 
 import pytest
+import trio
 
 from tests.fakes import ByteTokenizer
 from tests.web.test_parsing import fault
 from tests.web.test_thinking import generate
 from trouper.actors.answer import Answer
-from trouper.protocol.record import RequestRecord
-from trouper.protocol.replies import Delta, Finished
-from trouper.protocol.requests import ChatPrompt
+from trouper.protocol.replies import Accepted, Delta, Finished, Reply
+from trouper.protocol.requests import ChatPrompt, Timeouts
 from trouper.web.openai.parameters import StreamOptions
 from trouper.web.openai.shapes import ChatShape, Envelope, Extras
 from trouper.web.openai.tools import check_learnt, tools_of
@@ -203,19 +203,16 @@ def test_forced_answers_are_calls() -> None:
     assert (cut["message"]["content"], cut["finish_reason"]) == ('{"name": "g", "argu', "length")
 
 
-async def test_calls_of_a_stream_are_numbered() -> None:
-    import trio
-
-    from trouper.protocol.replies import Accepted, Reply
-    from trouper.protocol.requests import Timeouts
-
-    ended: list[RequestRecord] = []
+@pytest.mark.parametrize("size", [1, 20, 1000], ids=["letters", "pieces", "whole"])
+async def test_calls_of_a_stream_are_numbered(size: int) -> None:
+    """Also those that come at once."""
     send, receive = trio.open_memory_channel[Reply](1)
-    answer = Answer("r", Accepted((1,), 9), receive, Timeouts(), 0.0, ended=ended.append)
+    answer = Answer("r", Accepted((1,), 9), receive, Timeouts(), 0.0)
     one = shape()
     with send, answer:
         text = call("f") + call("g") + "x" + call("f")
-        said = b"".join(one.text(0, Delta(letter, (1,)), answer) for letter in text)
+        pieces = [text[start : start + size] for start in range(0, len(text), size)]
+        said = b"".join(one.text(0, Delta(piece, (1,)), answer) for piece in pieces)
         said += one.ending(0, Finished("stop", 3), answer)
     chunks = [json.loads(event.removeprefix("data: "))["choices"][0] for event in said.decode().split("\n\n")[:-1]]
     calls = [part for chunk in chunks for part in chunk["delta"].get("tool_calls", [])]
