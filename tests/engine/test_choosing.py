@@ -99,7 +99,13 @@ def test_logprobs_are_the_models_own(drafts: bool) -> None:
 
 @settings(max_examples=40)
 @given(
-    st.lists(st.sampled_from(PENALIZED), min_size=1, max_size=5),
+    st.lists(
+        st.sampled_from(
+            [*PENALIZED, Sampling(repetition_penalty=3.0, logit_bias=tuple((token, 4.0) for token in range(16)))]
+        ),
+        min_size=1,
+        max_size=5,
+    ),
     st.lists(st.integers(0, 15), min_size=1, max_size=8),
     st.integers(0, 9),
 )
