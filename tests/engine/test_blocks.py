@@ -325,6 +325,7 @@ class TestPayloads:
             ((head, second, first), r"has BF16 \(1, 5, 8\) in 80 bytes where this model has F32 \(2, 5, 4\)"),
             ((head, attrs.evolve(first, data=bytes(8)), second), r"in 8 bytes where this model has F32"),
             ((head, attrs.evolve(first, dtype="F64"), second), "has F64"),
+            ((head, attrs.evolve(first, shape=first.shape[::-1]), second), r"has F32 \(4, 5, 2\) in 160 bytes"),
             ((attrs.evolve(head, data=np.array([0, 4], "<u4").tobytes()), first, second), r"has F32 \(2, 4, 4\)"),
             ((attrs.evolve(head, data=np.array([7, 4], "<u4").tobytes()), first, second), "says kind 7"),
             ((attrs.evolve(head, data=np.array([1, 5], "<u4").tobytes()), first, second), "where this model has 0"),
