@@ -11,6 +11,7 @@ from tests.engine.test_exactness import engine_of, model_of
 from tests.families import prompts
 from trouper.engine.step import SCORE_TOKENS
 from trouper.protocol.plans import Admit, Chunk, Plan, RowId
+from trouper.protocol.replies import TokenLogprobs
 from trouper.protocol.sampling import Sampling
 
 LONG = 2 * SCORE_TOKENS + 40
@@ -24,7 +25,7 @@ SCORED, BESIDE = RowId(1), RowId(2)
 def test_each_token_but_the_first_has_its_own(name: str, chunks: tuple[int, ...]) -> None:
     """In order, each after all tokens before it: as one pass of the model over the prompt has them."""
     prompt, other = prompts((LONG, 30))
-    engine, scores = engine_of(name), []
+    engine, scores = engine_of(name), list[tuple[RowId, TokenLogprobs]]()
     greedy = Sampling(temperature=0, logit_bias=((5, 30.0),))
     admits = Admit(SCORED, encoded(prompt), greedy, prompt_logprobs=3), Admit(BESIDE, encoded(other), greedy)
     for step, size in enumerate(chunks):
