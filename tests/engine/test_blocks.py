@@ -17,7 +17,7 @@ from tests.families import build, prompts
 from tests.family_configs import VOCABULARY
 from trouper.engine import architecture, shapes
 from trouper.engine.blocks import BlockStore
-from trouper.engine.layout import Layout, Shape, kv_layout
+from trouper.engine.layout import Layout, Shape, kv_layout, layout_of
 from trouper.engine.payloads import Stored, pending, stored_from
 from trouper.engine.quantized import PLAIN
 from trouper.engine.step import StepEngine
@@ -315,6 +315,13 @@ class TestPayloads:
         assert stored.tokens == 5 and not stored.snapshot
         assert [bytes(tensor.data) for tensor in pending(stored).read()] == [bytes(tensor.data) for tensor in sent]
         stored_from(tuple(attrs.evolve(tensor, data=bytes(tensor.data)) for tensor in sent), self.SHAPES)
+
+    def test_a_snapshot_of_a_short_row_is_short(self) -> None:
+        """A ring that is not full has no tokens to give."""
+        layout = layout_of(model_of("gpt_oss"), PLAIN)
+        [window] = {ring.dims[0] for leaf in layout.rings for ring in leaf}
+        for tokens in (1, window - 1, window, window + 1, 10 * window):
+            assert {shape.dims[0] for shape in layout.snapshot(tokens)} == {min(tokens, window)}
 
     def test_what_does_not_fit_is_refused(self) -> None:
         head, first, second = self.payload()

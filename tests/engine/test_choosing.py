@@ -188,6 +188,16 @@ def test_no_row_drafts_more_than_the_plan_allows() -> None:
     assert {tokens for _, tokens, _ in driver.drafted} == {1, 2}
 
 
+def test_drafts_are_of_the_row_that_made_them() -> None:
+    model = model_of("llama")
+    requests = [Request(prompt, TOKENS) for prompt in PROMPTS[:4]]
+    plain = [row.tokens for row in Driver(engine_that_drafts(model, (), ())).play(requests)]
+    driver = Driver(engine_that_drafts(model, requests, plain), allow=lambda _: 4)
+    driver.play([attrs.evolve(request, drafts=place == 2) for place, request in enumerate(requests)])
+    assert {row for row, _, _ in driver.drafted} == {RowId(2)}
+    assert sum(right for _, _, right in driver.drafted) > 2
+
+
 def test_only_rows_that_match_something_are_told() -> None:
     proposing, (one, other, never) = Proposing(Drafting(least=2, most=4)), map(RowId, range(3))
     proposing.open(one, [1, 2, 3, 1, 2])
