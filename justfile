@@ -119,6 +119,10 @@ faults count="10000" *flags: _setup
 abuse *names: _setup
     @.venv/bin/python -m tests.abuse "$@"
 
+# Small faults, each against the tests that must notice it: all, or those of a name or file, as in `just mutants 'storage/*'`
+mutants *flags: _setup
+    @.venv/bin/python -m tests.mutants --workers {{ workers }} "$@"
+
 # What the prefix cache is worth, through HTTP
 bench-cache *flags: _setup
     @.venv/bin/python -m benchmarks.cache "$@"

@@ -6,7 +6,7 @@ import os
 from collections import Counter
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 # No test waits for a model hub.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -19,7 +19,9 @@ import trouper.engine  # noqa: F401
 
 # No test is about how fast this machine is at the moment.
 settings.register_profile("trouper", deadline=None)
-settings.load_profile("trouper")
+# Whoever plays mutants wants to know that a test fails, not the smallest example of it.
+settings.register_profile("unshrunk", deadline=None, database=None, phases=(Phase.explicit, Phase.generate))
+settings.load_profile("unshrunk" if os.environ.get("TROUPER_UNSHRUNK") else "trouper")
 
 SLOW_FILES = {"test_kill_loop.py"}
 """Few tests that take minutes: begun last, as a small file would be, they would be waited for by an idle worker."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import trio
 
@@ -12,6 +13,7 @@ from tests.sim.weather import SimEngine
 from trouper.actors.leading import Leader
 from trouper.actors.ledger import Ledger
 from trouper.actors.mirror import MirrorEdges, lead_ranks
+from trouper.protocol import ranks
 from trouper.protocol.plans import Admit, Chunk, Plan, RowId, Stepped
 from trouper.protocol.sampling import Sampling
 from trouper.protocol.settings import Settings
@@ -46,6 +48,17 @@ def test_every_digest_is_what_the_engine_has(seed: int, monkeypatch: pytest.Monk
     Foretold.compared = 0
     run(Foretold, seed, monkeypatch)
     assert Foretold.compared
+
+
+def test_an_embedded_prompt_is_a_row_that_never_decodes() -> None:
+    ledger = Ledger()
+    one, two = RowId(1), RowId(2)
+    admits = Admit(one, bytes(4 * 5), Sampling(), embed="mean"), Admit(two, bytes(4 * 5), Sampling())
+    ledger.follow(Plan(0, admit=admits, prefill=(Chunk(one, 5), Chunk(two, 5))))
+    assert ledger.digest().rows == ranks.pairs(ranks.ids_of((one, two)), np.array([0, 1]))
+    assert ledger.digest().lengths == ranks.pairs(ranks.ids_of((one, two)), np.array([5, 5]))
+    ledger.follow(Plan(1, drop=(one,), decode=(two,)))
+    assert ledger.digest().rows == ranks.pairs(ranks.ids_of((two,)), np.array([1]))
 
 
 def test_accepted_drafts_count_once_their_answer_is_there() -> None:

@@ -15,16 +15,19 @@ from trouper.actors.following import Follower
 from trouper.actors.graph import _or_lost
 from trouper.actors.leading import Leader, RankLost, flags_of
 from trouper.actors.link import Invitation, Link, LinkFailed
+from trouper.protocol.blocks import Tensor
 from trouper.protocol.errors import Problem, RequestFailed
 from trouper.protocol.grammar import Grammar
 from trouper.protocol.link import Beat, Compile, Compiled, Hello, Leave, Ready, Refused, Said, Unable
 from trouper.protocol.model import LoadedModel, MemoryFacts
-from trouper.protocol.plans import Plan, RowId, Stepped
+from trouper.protocol.plans import BlockId, Load, Plan, RowId, Stepped
 from trouper.protocol.ranks import Joined
 from trouper.protocol.settings import Settings
 from trouper.protocol.wire import VERSION
 
 SETTINGS = Settings(no_ssd=True)
+LONG_S = 1000.0
+"""Longer than any limit of the link: what is not noticed by then never is."""
 
 
 @pytest.fixture
@@ -35,10 +38,11 @@ def autojump_clock() -> MockClock:
 @asynccontextmanager
 async def leading() -> AsyncIterator[tuple[Leader, trio.Nursery, Invitation]]:
     leader = Leader(SETTINGS)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(leader.watch)
-        yield leader, nursery, Invitation.decode(leader.invite("here", 1))
-        nursery.cancel_scope.cancel()
+    with trio.fail_after(LONG_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(leader.watch)
+            yield leader, nursery, Invitation.decode(leader.invite("here", 1))
+            nursery.cancel_scope.cancel()
 
 
 async def attended(leader: Leader, nursery: trio.Nursery, invitation: Invitation, hello: Hello) -> Link:
@@ -227,10 +231,11 @@ async def lost(lead: Callable[[Link], Awaitable[None]]) -> Near:
     async def run() -> None:
         await lead(await Link.proved(ours, secret.secret, "leader"))
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(run)
-        with pytest.RaisesGroup(RankLost, flatten_subgroups=True, allow_unwrapped=True):
-            await follower.run()
+    with trio.fail_after(LONG_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run)
+            with pytest.RaisesGroup(RankLost, flatten_subgroups=True, allow_unwrapped=True):
+                await follower.run()
     return follower
 
 
@@ -252,6 +257,30 @@ async def test_f27_a_follower_ends_with_the_reason_that_rank_0_has(autojump_cloc
 
     follower = await lost(lead)
     assert (follower.reason, follower.unusable) == ("rank 2: its connection ended", False)
+
+
+async def test_f27_the_first_reason_is_the_one(autojump_clock: MockClock) -> None:
+    """What follows from a loss is no reason of its own, neither at rank 0 nor at a follower."""
+    async with leading() as (leader, _, _invitation):
+        leader.lose("rank 2: its connection ended", unusable=True)
+        leader.lose("rank 3: its connection ended")
+        assert (leader.reason, leader.unusable) == ("rank 2: its connection ended", True)
+    follower, _ = invited(Invitation.to("here", 1))
+    follower._end("rank 0 is gone", unusable=True)
+    assert str(follower._end("")) == follower.reason == "rank 0 is gone"
+    assert follower.unusable
+
+
+async def test_what_a_plan_loads_travels_without_its_bytes(autojump_clock: MockClock) -> None:
+    """Each rank has its own shard of it."""
+    load = Load(BlockId(7), (Tensor("U8", (3,), b"abc"),), 5, 1)
+    async with leading() as (leader, nursery, invitation):
+        link = await attended(leader, nursery, invitation, hello())
+        await leader.gather(2)
+        leader.tell(Plan(1, load=(load,)))
+        while isinstance(message := await link.receive(), Beat):
+            pass
+        assert message == Plan(1, load=(attrs.evolve(load, payload=()),))
 
 
 async def test_f27_a_rank_that_is_lost_while_they_meet_is_no_crash(autojump_clock: MockClock) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from tests.actors.bench import Bench, Opened, code, ends, heard, scheduling
 from tests.fakes import EOS, card
@@ -59,7 +60,7 @@ async def test_a_wrong_order_of_answers_is_a_bug_and_everyone_is_told(opened: Op
             answer = await bench.ask()
             [first, _] = await bench.new_plans()
             bench.results.send_nowait(Stepped(first.step + 1))
-            await trio.sleep_forever()
+            await wait_all_tasks_blocked()
     assert crash.group_contains(AssertionError)
     assert code(heard(answer)) == "engine_stopped"
 
@@ -71,7 +72,9 @@ async def test_no_row_is_planned_beyond_max_tokens(opened: Opened, max_tokens: i
         plans = await bench.play()
         for answer in answers:
             assert heard(answer)[-1] == Finished("length", max_tokens)
-        for row in {admit.row for plan in plans for admit in plan.admit}:
+        rows = {admit.row for plan in plans for admit in plan.admit}
+        assert len(rows) == len(answers)
+        for row in rows:
             assert sum(row in plan.decode for plan in plans) == max_tokens - 1
 
 
@@ -209,6 +212,48 @@ async def test_a_cancelled_scheduler_ends_every_answer_once(opened: Opened) -> N
     assert [code(heard(answer)) for answer in answers] == ["engine_stopped"] * 3
     facts = bench.facts.latest
     assert (facts.active_sequences, facts.queued_requests, facts.requests_errored) == (0, 0, 3)
+
+
+@pytest.mark.parametrize(("leaving", "status"), [(False, 500), (True, 503)])
+async def test_who_is_left_hears_whether_the_engine_crashed_or_the_server_leaves(
+    opened: Opened, leaving: bool, status: int
+) -> None:
+    """A client may come back to a server that leaves: to another one, soon."""
+    async with scheduling(opened) as bench:
+        answer = await bench.ask()
+        await bench.new_plans()
+        if leaving:
+            bench.admitted.close()
+        await bench.answer()
+    [end] = ends(heard(answer))
+    assert isinstance(end, Failed)
+    assert (end.problem.status, end.problem.retry_after_s is not None) == (status, leaving)
+
+
+async def test_a_row_whose_grammar_gave_up_is_told_and_dropped(opened: Opened) -> None:
+    async with scheduling(opened) as bench:
+        answer, beside = await bench.ask("one"), await bench.ask("two")
+        [first, _] = await bench.new_plans()
+        row = first.admit[0].row
+        bench.unanswered.pop(0)
+        bench.results.send_nowait(Stepped(first.step, failed=((row, "the grammar is too complex"),)))
+        [following] = await bench.new_plans()
+        assert following.drop == (row,)
+        assert code(heard(answer)) == "grammar_failed"
+        assert not ends(heard(beside))
+        await bench.play()
+        assert isinstance(heard(beside)[-1], Finished)
+        assert bench.facts.latest.requests_errored == 1
+
+
+@pytest.mark.parametrize(("least", "ends"), [(3, {98, EOS}), (0, set[int]())])
+async def test_the_engine_hears_what_would_end_an_answer_if_it_may_not_end_yet(
+    opened: Opened, least: int, ends: set[int]
+) -> None:
+    async with scheduling(opened) as bench:
+        await bench.ask(min_tokens=least, stop_token_ids=(98,))
+        [admit] = (await bench.new_plans())[0].admit
+        assert (admit.min_tokens, {*admit.ends}) == (least, ends)
 
 
 async def test_shutdown_flows_through_as_the_end_of_the_channel(opened: Opened) -> None:

@@ -32,6 +32,7 @@ async def test_nothing_is_made_while_nobody_looks(opened: Opened, autojump_clock
         look(bench)
         await steps(bench, 1)
         assert bench.batch.latest.rows
+        assert bench.batch.latest.gap_count == 0, "gaps of which nobody heard were not counted"
 
 
 async def test_a_look_is_answered_once_however_many_steps_follow(opened: Opened, autojump_clock: MockClock) -> None:

@@ -20,7 +20,7 @@ from tests.family_configs import VOCABULARY
 from trouper.engine import adaptations, shapes
 from trouper.engine.adaptations import Adaptation, Adapted
 from trouper.engine.blocks import BlockStore
-from trouper.engine.layout import Layout, Shape, kv_layout
+from trouper.engine.layout import Layout, Shape, kv_layout, layout_of
 from trouper.engine.payloads import Stored, pending, stored_from
 from trouper.engine.quantized import PLAIN
 from trouper.engine.step import StepEngine
@@ -338,6 +338,13 @@ class TestPayloads:
         assert [bytes(tensor.data) for tensor in pending(stored).read()] == [bytes(tensor.data) for tensor in sent]
         stored_from(tuple(attrs.evolve(tensor, data=bytes(tensor.data)) for tensor in sent), self.SHAPES)
 
+    def test_a_snapshot_of_a_short_row_is_short(self) -> None:
+        """A ring that is not full has no tokens to give."""
+        layout = layout_of(model_of("gpt_oss"), PLAIN)
+        [window] = {ring.dims[0] for leaf in layout.rings for ring in leaf}
+        for tokens in (1, window - 1, window, window + 1, 10 * window):
+            assert {shape.dims[0] for shape in layout.snapshot(tokens)} == {min(tokens, window)}
+
     def test_what_does_not_fit_is_refused(self) -> None:
         head, first, second = self.payload()
         for payload, told in [
@@ -347,6 +354,7 @@ class TestPayloads:
             ((head, second, first), r"has BF16 \(1, 5, 8\) in 80 bytes where this model has F32 \(2, 5, 4\)"),
             ((head, attrs.evolve(first, data=bytes(8)), second), r"in 8 bytes where this model has F32"),
             ((head, attrs.evolve(first, dtype="F64"), second), "has F64"),
+            ((head, attrs.evolve(first, shape=first.shape[::-1]), second), r"has F32 \(4, 5, 2\) in 160 bytes"),
             ((attrs.evolve(head, data=np.array([0, 4], "<u4").tobytes()), first, second), r"has F32 \(2, 4, 4\)"),
             ((attrs.evolve(head, data=np.array([7, 4], "<u4").tobytes()), first, second), "says kind 7"),
             ((attrs.evolve(head, data=np.array([1, 5], "<u4").tobytes()), first, second), "where this model has 0"),

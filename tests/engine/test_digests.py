@@ -15,9 +15,10 @@ from tests.engine.test_drafts import foretelling
 from tests.engine.test_exactness import engine_of, greedy_requests, model_of, random_script
 from tests.families import prompts
 from tests.family_configs import VOCABULARY
+from trouper.engine.digests import Digests
 from trouper.engine.step import Launched, StepEngine
 from trouper.protocol.plans import Admit, BlockId, Chunk, Plan, RowId, Stepped, Store
-from trouper.protocol.ranks import Digest, RankDiffers
+from trouper.protocol.ranks import Digest, RankDiffers, ids_of, pairs
 from trouper.protocol.sampling import Sampling
 
 GREEDY = Sampling(temperature=0)
@@ -177,6 +178,40 @@ def test_r8_r9_drafts_leave_equal_ranks_equal(name: str) -> None:
     rows = driver.play([attrs.evolve(request, drafts=True) for request, _ in cases])
     assert [row.tokens[: row.request.tokens] for row in rows] == [wanted for _, wanted in cases]
     assert sum(right for _, _, right in driver.drafted) > 10
+
+
+@attrs.define
+class Held:
+    """As far as digests ask: rows and how long they are."""
+
+    order: list[RowId]
+    decoding: list[RowId]
+    held: dict[RowId, int]
+
+    def lengths(self) -> dict[RowId, int]:
+        return dict(self.held)
+
+
+def test_only_drafts_that_the_plan_does_not_know_of_are_taken_back() -> None:
+    rows = Held([ONE, TWO], [ONE], {ONE: 9, TWO: 4})
+    digests = Digests(rows, None)  # type: ignore[arg-type]
+    digests.settle(0, 7, [ONE], [5])
+    digests.settle(1, 8, [ONE, ONE, ONE], [5, 6, 7])
+    digests.accepted(1, ((ONE, 4, 2), (RowId(3), 2, 1)))
+    ids = ids_of([ONE, TWO])
+    assert digests.now(0).lengths == pairs(ids, np.array([7, 4]))
+    assert digests.now(1).lengths == pairs(ids, np.array([9, 4]))
+    assert digests.now(1).rows == pairs(ids, np.array([1, 0]))
+    assert (digests.now(0).order, digests.now(1).order) == (7, 8)
+
+
+def test_a_token_that_differed_is_never_forgotten() -> None:
+    said = []
+    for first in (5, 6):
+        digests = Digests(Held([], [], {}), None)  # type: ignore[arg-type]
+        digests.settle(0, 0, [ONE], [first])
+        said.append(digests.settle(1, 0, [ONE], [7]))
+    assert said[0] != said[1]
 
 
 def test_an_engine_begins_with_nothing() -> None:

@@ -10,11 +10,13 @@ from typing import Any
 
 import attrs
 import jsonschema
+import numpy as np
 import pytest
 
 from tests.engine.driver import GREEDY, Driver, Request, answers
 from tests.families import END, save
 from trouper import RequestFailed, Sampling, Settings
+from trouper.engine.grammar import Mask
 from trouper.engine.loading import Loaded, load
 from trouper.engine.step import StepEngine
 from trouper.protocol.grammar import Grammar, GrammarKind
@@ -94,6 +96,28 @@ def test_choices_of_any_characters(seed: int) -> None:
 @pytest.mark.parametrize("option", ODD)
 def test_each_choice_can_be_said(option: str) -> None:
     assert said(Grammar("choice", json.dumps([option]))) == (option.encode(), True)
+
+
+def test_masks_along_a_draft_are_those_before_each_token_and_after_the_last() -> None:
+    """Looking ahead moves nothing; a token that may not come ends the look."""
+    grammars, word = tiny().tokenizer.grammars, tiny().tokenizer.encode
+    assert grammars is not None
+    constraint = grammars.constraint(Grammar("regex", "[ab]{3}"))
+    a, b, c = (word(letter)[-1] for letter in "abc")
+
+    def allowed(masks: list[Mask]) -> list[set[int]]:
+        return [{int(token) for token in np.flatnonzero(np.unpackbits(mask, bitorder="little"))} for mask in masks]
+
+    for _ in range(2):
+        before, *rest = allowed(constraint.along([a, b, a], 0))
+        assert {a, b} <= before and c not in before
+        assert [{a, b} & one for one in rest] == [{a, b}, {a, b}, set()] and rest[-1] == {END}
+        assert len(constraint.along([a, c, a], 0)) == 2
+        assert [constraint.fitting(draft) for draft in ([a, b, a], [a, c, a], [c])] == [3, 1, 0]
+    for token in (a, b, a):
+        assert constraint.took(token) == ""
+    assert allowed(constraint.along([], 0)) == [{END}], "what is complete can only end"
+    assert constraint.fitting([a]) == 0
 
 
 def test_blanks_end() -> None:

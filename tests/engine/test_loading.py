@@ -276,5 +276,6 @@ def test_context_lengths() -> None:
 
 
 def test_every_quantizable_layer_has_its_plain_form() -> None:
+    assert {kind.__name__ for kind in precision.PLAIN} >= {"QuantizedLinear", "QuantizedEmbedding"}
     for quantized, plain in precision.PLAIN.items():
         assert type(plain()).__name__ == quantized.__name__.removeprefix("Quantized")

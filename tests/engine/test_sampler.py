@@ -273,6 +273,23 @@ def test_the_smallest_temperatures_take_the_best(temperature: float, filters: di
     assert mx.array_equal(BatchSampler(rows, 512)(logits, at(0, 8)), mx.argmax(logits, axis=-1))
 
 
+def test_d2_each_row_draws_with_its_own_seed_in_any_company() -> None:
+    """Rows of all kinds, with seeds that differ in their high or in their low half only: as each alone."""
+    seeds = [3, 3 + 2**32, 3 + 2**63, 4, 3, 2**40]
+    kinds = [Sampling(top_k=40), Sampling(), Sampling(top_p=0.99), Sampling(top_k=200), Sampling(temperature=0)]
+    rows = [seeded(kinds[place % 5], [seed])[0] for place, seed in enumerate([*seeds, *seeds, *seeds])]
+    logits = mx.array(logits_of(512, 1, scale=0.5).repeat(len(rows), axis=0))
+    together = np.array([BatchSampler(rows, 512)(logits, at(step, len(rows))).tolist() for step in range(8)])
+    for place, row in enumerate(rows):
+        alone = [BatchSampler([row], 512)(logits[:1], at(step, 1)).item() for step in range(8)]
+        assert together[:, place].tolist() == alone
+    wide = [seeded(Sampling(), [seed])[0] for seed in seeds]
+    drawn = np.array(
+        [BatchSampler(wide, 512)(logits[: len(seeds)], at(step, len(seeds))).tolist() for step in range(8)]
+    )
+    assert len({tuple(column) for column in drawn.T.tolist()}) == len({*seeds}), "seeds that differ draw differently"
+
+
 def test_d2_greedy_has_no_use_for_a_seed() -> None:
     logits = mx.array(logits_of(512, 8))
     samplings = seeded(Sampling(temperature=0, top_k=3, top_p=0.1), range(8))

@@ -35,6 +35,12 @@ def test_what_is_looked_at_is_there(shapes: Shapes) -> None:
     assert all(shapes.capacity(a) <= shapes.capacity(b) for a, b in pairwise(sizes))
 
 
+@pytest.mark.parametrize("shapes", KINDS)
+def test_decoding_is_not_padded(shapes: Shapes) -> None:
+    assert shapes.width(1) == 1
+    assert all(tokens <= shapes.width(tokens) for tokens in range(1, 300))
+
+
 @given(st.sampled_from(KINDS), counts_of_rows)
 def test_groups_are_the_cheapest(shapes: Shapes, counts: list[int]) -> None:
     groups = shapes.groups(counts)

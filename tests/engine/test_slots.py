@@ -190,6 +190,19 @@ def test_rows_without_kv_have_a_slot_in_every_buffer(kind: str) -> None:
     pair.forward(4, [1])
 
 
+def test_the_offset_counts_what_the_pass_has_written() -> None:
+    """Layers that share another one's KV ask for it after that one's update."""
+    cache = FullSlots()
+    cache.hold(2)
+    cache.begin(Region(0, np.array([3, 5], np.int32), np.array([2, 1], np.int32), 2))
+    assert np.array(cache.offset).tolist() == [3, 5]
+    cache.update_and_fetch(mx.zeros((2, 1, 2, 4)), mx.zeros((2, 1, 2, 4)))
+    assert np.array(cache.offset).tolist() == [5, 7]
+    cache.finish()
+    cache.begin(Region(1, np.array([6], np.int32), np.array([1], np.int32), 1))
+    assert np.array(cache.offset).tolist() == [6]
+
+
 def test_buffers_grow_and_shrink() -> None:
     pair = KINDS["full"](np.random.RandomState(3))
     for _ in range(20):

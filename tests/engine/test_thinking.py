@@ -56,6 +56,16 @@ def test_whoever_ends_by_itself_is_free_for_ever() -> None:
     assert following(took(ThinkingRule(LIMIT, VOCABULARY), 1, *END, *START, *range(50))) is None
 
 
+@given(st.lists(st.sampled_from([1, 2, *START, *END]), max_size=12), st.lists(st.sampled_from([1, *END]), max_size=6))
+def test_masks_along_a_draft_are_those_of_its_tokens_and_move_nothing(said: list[int], draft: list[int]) -> None:
+    rule = took(ThinkingRule(LIMIT, VOCABULARY), *said)
+    along = rule.along(draft, 0)
+    assert (along[0] == rule.allowed(0)).all() and len(along) == 1 + len(draft)
+    for mask, token in zip(along[1:], draft, strict=True):
+        took(rule, token)
+        assert (mask == rule.allowed(0)).all()
+
+
 @given(st.lists(st.sampled_from([1, 2, *START, *END]), max_size=30))
 def test_thinking_never_outlasts_budget_and_end(said: list[int]) -> None:
     rule = ThinkingRule(LIMIT, VOCABULARY)

@@ -44,10 +44,20 @@ def test_it_follows_a_device_that_changes_its_speed(before_s: float, after_s: fl
     assert sizer.tokens >= min(4096, int(0.2 / after_s * 0.5))
 
 
-def test_a_short_prompts_step_says_nothing_of_longer_chunks() -> None:
+@given(st.integers(1, 999), st.floats(1e-4, 0.19))
+@example(3, 0.001)
+def test_a_short_prompts_step_says_nothing_of_longer_chunks(tokens: int, seconds: float) -> None:
     sizer = ChunkSizer(0.2, 4096, tokens=1000)
-    sizer.measured(3, 0.001)
+    sizer.measured(tokens, seconds)
     assert sizer.tokens == 1000
+
+
+@given(st.integers(1, 1000), st.floats(0.3, 1000))
+def test_one_step_halves_a_chunk_at_most(tokens: int, seconds: float) -> None:
+    """A remainder of a prompt, or noise, says little about the whole chunk."""
+    sizer = ChunkSizer(0.2, 4096, tokens=1000)
+    sizer.measured(tokens, seconds)
+    assert 500 <= sizer.tokens < 1000
 
 
 def test_one_slow_step_is_not_believed_and_two_are() -> None:

@@ -78,6 +78,31 @@ def test_a_torn_character_at_the_end_may_be_a_stop() -> None:
     assert take(row, [0xF0]) == Finished("stop", 1, "\ufffd")
 
 
+def test_a_stop_string_ends_nothing_before_min_tokens() -> None:
+    """It may complete with the token after them; before, it is text."""
+    for least, produced in ((0, 2), (1, 2), (2, 4), (3, 4), (4, 6)):
+        row, answer = a_row(stop=("ab",), min_tokens=least)
+        assert take(row, list(b"abababab")) == Finished("stop", produced, "ab")
+        assert "".join(delta.text for delta in spoken(answer)) == "ab" * (produced // 2 - 1)
+    row, answer = a_row(max_tokens=4, stop=("ab",), min_tokens=4)
+    assert take(row, list(b"abababab")) == Finished("length", 4)
+    assert "".join(delta.text for delta in spoken(answer)) == "abab"
+
+
+def test_kv_is_what_plans_have_run() -> None:
+    """A prompt chunk by chunk, then one token less than were planned: the newest was not fed yet."""
+    row, _ = a_row()
+    seen = [row.kv_tokens]
+    for left in (2, 0):
+        row.unplanned = left
+        row.planned = int(not left)
+        seen.append(row.kv_tokens)
+    for _ in range(3):
+        row.planned += 1
+        seen.append(row.kv_tokens)
+    assert seen == [0, 1, 3, 4, 5, 6]
+
+
 def test_logprobs_travel_with_their_token() -> None:
     row, answer = a_row()
     for token in (97, 98, EOS):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.policy.reference import reference, shown_so_far
+from tests.policy.reference import reference, shown_so_far, stopped
 from trouper.actors.text import TextStream
 
 # Few letters, so that stops really occur; characters of one to four bytes, and one made of several.
@@ -40,6 +40,8 @@ def streamed(pieces: list[bytes], stops: tuple[str, ...]) -> tuple[list[str], st
 @given(cut(), STOPS)
 @example([b"a", b"b"], ("ab", "b"))
 @example([b"aab"], ("ab", "aab"))
+@example([b"aab"], ("aab", "a"))
+@example([b"aba"], ("aba", "b"))
 @example([b"\xf0\x9f", b"\xa6\x9c"], ("🦜",))
 @example([b"a\xf0\x9f"], ("\ufffd",))
 def test_f4_equals_the_naive_reference(pieces: list[bytes], stops: tuple[str, ...]) -> None:
@@ -73,6 +75,27 @@ def test_f4_what_was_shown_stays_and_holds_no_stop(pieces: list[bytes], stops: t
     text = "".join(streamed(pieces, stops)[0])
     assert not any(stop in text for stop in stops)
     assert b"".join(pieces).decode("utf-8", "replace").startswith(text)
+
+
+@given(cut(), STOPS, st.integers(0, 6))
+@example([b"a", b"b"], ("ab",), 1)
+@example([b"ab", b"x"], ("abc", "b"), 1)
+def test_f4_what_may_not_stop_yet_is_text_and_what_completes_later_stops(
+    pieces: list[bytes], stops: tuple[str, ...], free: int
+) -> None:
+    """The naive way: of all stops in the text the first that completes behind the free pieces, wherever it begins."""
+    stream, shown, met = TextStream(stops), "", None
+    for place, piece in enumerate(pieces):
+        part = stream.push(piece, may_stop=place >= free)
+        shown, met = shown + part.text, part.stop
+        if met is not None:
+            break
+    else:
+        rest = stream.flush()
+        shown, met = shown + rest.text, rest.stop
+    whole = b"".join(pieces).decode("utf-8", "replace")
+    hit = stopped(whole, stops, len(shown_so_far(b"".join(pieces[:free])))) if stops else None
+    assert (shown, met) == (hit if hit is not None else (whole, None))
 
 
 @given(cut(TEXTS.map(str.encode)))

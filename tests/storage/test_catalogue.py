@@ -101,6 +101,18 @@ def test_a_sound_catalogue_of_another_version_or_namespace_is_not_believed(store
         assert RunStore(store.directory, NAMESPACE).catalogue() == [run]
 
 
+def test_a_catalogue_is_read_whole_or_not_at_all(store: RunStore) -> None:
+    """Whatever byte of it is damaged, and for its own namespace only."""
+    runs = [put(store, seed=seed)[0] for seed in range(2)]
+    whole = b"".join(catalogue.encode(NAMESPACE, runs))
+    assert catalogue.decode(NAMESPACE, whole) == catalogue.decode(None, whole) == runs
+    assert catalogue.decode(OTHER_NAMESPACE, whole) == []
+    for place in range(len(whole)):
+        damaged = whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :]
+        assert catalogue.decode(NAMESPACE, damaged) == []
+        assert catalogue.decode(NAMESPACE, whole[:place]) == []
+
+
 def test_what_a_run_continues_comes_before_it(store: RunStore) -> None:
     """Also in a branch from its middle, and whatever the names sort like."""
     trunk = chain(4, seed=5)

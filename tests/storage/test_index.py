@@ -6,14 +6,16 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from hashlib import sha256
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import Phase, example, given, settings
+from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.storage.index_machine import BLOCK, NAMESPACE, SNAPSHOT_COST, TOKEN_COST, IndexMachine
-from trouper.storage.index import NODE_COST, Digest, Index, Node, Sizes, token_bytes
+from trouper.storage.index import NODE_COST, Digest, Index, Node, Sizes, common, token_bytes
 from trouper.storage.index import sha256 as digest_of
 
 FULL_COST = NODE_COST + BLOCK * TOKEN_COST
+Tail = tuple[int, ...]
 
 
 def new(blocks: int = 1000, digest: Digest = digest_of, block_size: int = BLOCK) -> Index:
@@ -54,85 +56,26 @@ def root_key(salt: str) -> bytes:
     return digest_of(NAMESPACE + salt.encode())
 
 
-# -- the machine ---------------------------------------------------------------------------------
+# -- tokens --------------------------------------------------------------------------------------
 
 
-def play(index_class: type[Index], examples: int, phases: Collection[Phase] = tuple(Phase)) -> None:
-    machine = type("Machine", (IndexMachine,), {"index_class": index_class})
-    how = settings(
-        max_examples=examples,
-        stateful_step_count=30,
-        database=None,
-        phases=phases,
-        report_multiple_bugs=False,
-    )
-    run_state_machine_as_test(machine, settings=how)
+TAILS = st.lists(st.integers(0, 2) | st.sampled_from([255, 256, 2**24, 2**31 - 1]), max_size=4).map(tuple)
 
 
-def test_it_is_what_dictionaries_promise() -> None:
-    play(Index, 250)
+@given(st.integers(0, 70), st.sampled_from([0, 7, 2**31 - 1]), TAILS, TAILS)
+@example(17, 7, (1,), (2,))
+@example(70, 7, (256,), (255,))
+@example(0, 0, (), (0,))
+def test_common_is_how_many_tokens_two_texts_share(length: int, token: int, one: Tail, other: Tail) -> None:
+    """Whole tokens, not bytes; in texts that are short, long, equal, or the beginning of each other."""
+    a, b = (token,) * length + one, (token,) * length + other
+    shared = next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    assert common(token_bytes(a), token_bytes(b)) == common(token_bytes(b), token_bytes(a)) == shared
 
 
-class IgnoresPins(Index):
-    def _evictable(self, node: Node) -> bool:
-        return node.block is not None and not node.below
-
-
-class EvictsUnderItsFeet(Index):
-    def _evictable(self, node: Node) -> bool:
-        return node.block is not None and not node.pins
-
-
-class HasRoomForAll(Index):
-    def make_room(self, cost: int, blocks: int = 0) -> bool:
-        return True
-
-
-class ForgetsToFree(Index):
-    def _forget_snapshot(self, node: Node) -> None:
-        super()._forget_snapshot(node)
-        self._freed.pop()
-
-
-class BelievesInADiskThatIsGone(Index):
-    def not_on_disk(self, key: bytes) -> None:
-        pass
-
-
-class KeepsEmptyNodes(Index):
-    def _prune(self, node: Node) -> None:
-        pass
-
-
-class KnowsNoOrphans(Index):
-    def _reunite(self, node: Node) -> None:
-        pass
-
-
-class MostRecentlyUsedFirst(Index):
-    def touch(self, nodes: Iterable[Node]) -> None:
-        for node in nodes:
-            node.used = -next(self._clock)
-            self._offer(node)
-
-
-@pytest.mark.parametrize(
-    "broken",
-    [
-        IgnoresPins,
-        EvictsUnderItsFeet,
-        HasRoomForAll,
-        ForgetsToFree,
-        BelievesInADiskThatIsGone,
-        KeepsEmptyNodes,
-        KnowsNoOrphans,
-        MostRecentlyUsedFirst,
-    ],
-)
-def test_the_machine_notices(broken: type[Index]) -> None:
-    """Negative control."""
-    with pytest.raises(AssertionError):
-        play(broken, 1000, [Phase.generate])
+@given(TAILS, TAILS)
+def test_bytes_of_tokens_are_sorted_as_tokens_are(one: Tail, other: Tail) -> None:
+    assert (token_bytes(one) < token_bytes(other)) == (one < other)
 
 
 # -- finding -------------------------------------------------------------------------------------
@@ -357,3 +300,84 @@ def test_candidates_for_eviction_are_bounded_by_what_is_held() -> None:
         index.pin(node)
         index.unpin(node)
     assert len(index._old) < 100
+
+
+# -- the machine ---------------------------------------------------------------------------------
+
+
+def play(index_class: type[Index], examples: int, phases: Collection[Phase] = tuple(Phase)) -> None:
+    machine = type("Machine", (IndexMachine,), {"index_class": index_class})
+    how = settings(
+        max_examples=examples,
+        stateful_step_count=30,
+        database=None,
+        phases=phases,
+        report_multiple_bugs=False,
+    )
+    run_state_machine_as_test(machine, settings=how)
+
+
+def test_it_is_what_dictionaries_promise() -> None:
+    play(Index, 250)
+
+
+class IgnoresPins(Index):
+    def _evictable(self, node: Node) -> bool:
+        return node.block is not None and not node.below
+
+
+class EvictsUnderItsFeet(Index):
+    def _evictable(self, node: Node) -> bool:
+        return node.block is not None and not node.pins
+
+
+class HasRoomForAll(Index):
+    def make_room(self, cost: int, blocks: int = 0) -> bool:
+        return True
+
+
+class ForgetsToFree(Index):
+    def _forget_snapshot(self, node: Node) -> None:
+        super()._forget_snapshot(node)
+        self._freed.pop()
+
+
+class BelievesInADiskThatIsGone(Index):
+    def not_on_disk(self, key: bytes) -> None:
+        pass
+
+
+class KeepsEmptyNodes(Index):
+    def _prune(self, node: Node) -> None:
+        pass
+
+
+class KnowsNoOrphans(Index):
+    def _reunite(self, node: Node) -> None:
+        pass
+
+
+class MostRecentlyUsedFirst(Index):
+    def touch(self, nodes: Iterable[Node]) -> None:
+        for node in nodes:
+            node.used = -next(self._clock)
+            self._offer(node)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        IgnoresPins,
+        EvictsUnderItsFeet,
+        HasRoomForAll,
+        ForgetsToFree,
+        BelievesInADiskThatIsGone,
+        KeepsEmptyNodes,
+        KnowsNoOrphans,
+        MostRecentlyUsedFirst,
+    ],
+)
+def test_the_machine_notices(broken: type[Index]) -> None:
+    """Negative control."""
+    with pytest.raises(AssertionError):
+        play(broken, 1000, [Phase.generate])

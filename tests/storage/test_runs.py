@@ -150,14 +150,27 @@ def test_an_unremovable_temporary_file_does_not_hide_the_error(store: RunStore) 
     assert directory.sweep(store.directory, HUGE).swept_files == 1
 
 
+class Little(Disk):
+    """Reads at most seven bytes at a time."""
+
+    def pread(self, fd: int, count: int, offset: int) -> bytes:
+        return super().pread(fd, min(count, 7), offset)
+
+
+def test_a_disk_that_gives_little_at_a_time_is_asked_again(store: RunStore) -> None:
+    run, pieces = put(store)
+    assert how_it_reads(RunStore(store.directory, NAMESPACE, Little()), run, pieces) == "right"
+
+
 def test_the_same_run_is_written_once(store: RunStore) -> None:
     run, pieces = put(store)
     path = path_of(store, run)
     os.utime(path, (0, 0))
     inode = path.stat().st_ino
     other = RunStore(store.directory, NAMESPACE)
-    assert put(other)[0] == put(store)[0] == run
-    assert path.stat().st_ino == inode
+    for again in (other, store, other):
+        assert put(again)[0] == run
+        assert path.stat().st_ino == inode
     assert path.stat().st_mtime > 0, "it was of use"
     assert store.total_bytes == other.total_bytes == run.file_bytes
     path.write_bytes(b"torn")

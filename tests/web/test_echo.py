@@ -110,6 +110,7 @@ async def test_token_ids() -> None:
     async with serving(FakeEngine()) as served:
         body = {"prompt": PROMPT, "max_tokens": 4, "return_token_ids": True, "n": 2}
         choices, _ = await both(served, body)
+    assert len(choices) == 2
     for choice in choices:
         assert choice["prompt_token_ids"] == IDS
         assert bytes(choice["token_ids"]).decode() == choice["text"]

@@ -54,6 +54,7 @@ async def test_a_reader_that_never_reads_is_cut_off() -> None:
     async with serving(write_timeout_s=0.3) as served, a_stream_that_goes_on(served):
         with stalled_reader(served.port):
             await eventually(lambda: served.busy == 17)
+            await eventually(lambda: served.connections == 1)
             await eventually(lambda: served.busy == 1)
 
 
@@ -127,6 +128,7 @@ async def test_a_flood_behind_a_request_is_cut_off() -> None:
             while True:
                 await client.send_all(b"x" * 2**16)
         await eventually(lambda: served.busy == 1)
+        assert served.runtime.health().scheduler.requests_withdrawn == 1, "it was not answered to its end first"
 
 
 async def test_who_is_refused_while_sending_can_read_why() -> None:

@@ -123,8 +123,9 @@ def rules() -> dict[str, str]:
 
 @pytest.mark.parametrize("name", rules())
 def test_every_alert_asks_for_what_there_is(name: str) -> None:
-    known = {**samples(), "up": {"job", "instance"}}
-    for sample, labels in asked(parsed(rules()[name])):
+    known, found = {**samples(), "up": {"job", "instance"}}, [*asked(parsed(rules()[name]))]
+    assert found
+    for sample, labels in found:
         assert sample in known
         assert labels <= known[sample]
 

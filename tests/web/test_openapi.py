@@ -144,6 +144,7 @@ async def test_the_rest_answers_as_described() -> None:
     async with serving() as served:
         document = await described(served)
         _, made = await ask(served, {"input": "x", "max_output_tokens": 2}, "/v1/responses")
+        checked = set[str]()
         for method, path, operation in operations(document):
             if method == "GET" and "application/json" in operation["responses"]["200"]["content"]:
                 named = path.replace("{model}", "fake").replace("{response_id}", made["id"])
@@ -151,6 +152,8 @@ async def test_the_rest_answers_as_described() -> None:
                 assert (status, headers["content-type"]) == (200, "application/json")
                 content = operation["responses"]["200"]["content"]["application/json"]
                 validator(document, content["schema"]).validate(json.loads(body))
+                checked.add(path)
+        assert checked >= {"/health", "/v1/models", "/v1/models/{model}", "/v1/responses/{response_id}"}
         status, _, body = await exchange(served, get("/v1/models/none"))
         error = document["paths"]["/v1/models/{model}"]["get"]["responses"]["404"]["content"]["application/json"]
         validator(document, error["schema"]).validate(json.loads(body))

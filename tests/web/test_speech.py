@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from itertools import groupby
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -72,6 +73,12 @@ def voice(tools: Tools, *, thinks: bool = False) -> Voice:
 
 def message(tools: Tools, text: str) -> Whole:
     return voice(tools).whole(text, "stop")
+
+
+@pytest.mark.parametrize("end", ["<", "<thi", "<think", "<cal", "</think"])
+def test_what_looks_like_a_marker_at_the_end_is_said(end: str) -> None:
+    assert parts(["a", end]) == [("content", f"a{end}")]
+    assert parts(["hm", end], thinks=True) == [("reasoning", f"hm{end}")]
 
 
 def test_a_call_among_text() -> None:

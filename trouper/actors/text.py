@@ -29,21 +29,21 @@ class TextStream:
         self._held = ""
 
     def push(self, data: bytes, *, may_stop: bool = True) -> Shown:
-        """More bytes; after a stop was found nothing may be pushed. Without `may_stop` a stop string is text."""
-        new = self._decoder.decode(data)
-        return self._show(new) if may_stop else Shown(new)
+        """More bytes; after a stop was found nothing may be pushed. Without `may_stop` a stop string that completes here is
+        text; one that only begins here may still complete later."""
+        return self._show(self._decoder.decode(data), may_stop=may_stop)
 
     def flush(self) -> Shown:
         """The end: a torn character becomes U+FFFD, and what was held back is shown unless it completes a stop."""
-        shown = self._show(self._decoder.decode(b"", final=True))
+        shown = self._show(self._decoder.decode(b"", final=True), may_stop=True)
         rest, self._held = self._held, ""
         return shown if shown.stop else Shown(shown.text + rest)
 
-    def _show(self, new: str) -> Shown:
+    def _show(self, new: str, *, may_stop: bool) -> Shown:
         if not self._stops:
             return Shown(new)
         text = self._held + new
-        found = first_stop(text, self._stops)
+        found = first_stop(text, self._stops, len(self._held)) if may_stop else None
         if found is not None:
             start, stop = found
             self._held = ""
@@ -53,9 +53,13 @@ class TextStream:
         return Shown(text[:keep])
 
 
-def first_stop(text: str, stops: tuple[str, ...]) -> tuple[int, str] | None:
-    """(start, stop) of the stop that completes first in `text`."""
-    found = [(start + len(stop), start, stop) for stop in stops if (start := text.find(stop)) >= 0]
+def first_stop(text: str, stops: tuple[str, ...], seen: int = 0) -> tuple[int, str] | None:
+    """(start, stop) of the stop that completes first in `text`, beyond its first `seen` characters."""
+    found = [
+        (start + len(stop), start, stop)
+        for stop in stops
+        if (start := text.find(stop, max(0, seen + 1 - len(stop)))) >= 0
+    ]
     if not found:
         return None
     _, start, stop = min(found)

@@ -1,0 +1,160 @@
+"""The scheduler's side of the disk: what it asks for, how much is on its way, and what becomes of what did not come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import attrs
+import pytest
+import trio
+from trio.testing import MockClock
+
+from tests.policy.test_prefix import Played
+from trouper.actors.prefix import Found
+from trouper.actors.tiers import BACKLOG_BYTES, RUN_BYTES, DiskTier
+from trouper.protocol.blocks import Payload, Tensor
+from trouper.protocol.health import DirectoryFacts
+from trouper.protocol.kv import KvLayout
+from trouper.protocol.plans import RowId
+from trouper.protocol.settings import ByteSize
+from trouper.protocol.watch import Watch
+from trouper.protocol.work import Announce, DiskOrder, Loaded, Piece, Read, Write, Written
+from trouper.storage.index import token_bytes
+
+HEAVY = KvLayout(token_bytes=2**20)
+TEXT = tuple(range(1, 241))
+"""240 MiB of KV: more than may be on its way at a time."""
+
+
+@pytest.fixture
+def autojump_clock() -> MockClock:
+    return MockClock(autojump_threshold=0)
+
+
+@attrs.define(eq=False)
+class Bench:
+    played: Played
+    tier: DiskTier
+    directory: Watch[DirectoryFacts]
+    orders: trio.MemoryReceiveChannel[DiskOrder]
+
+    def ordered(self) -> list[DiskOrder]:
+        found = list[DiskOrder]()
+        while True:
+            try:
+                found.append(self.orders.receive_nowait())
+            except trio.WouldBlock:
+                return found
+
+    def look(self, tokens: tuple[int, ...] = (*TEXT, 500)) -> Found:
+        return self.played.cache.look(self.played.cache.chain(token_bytes(tokens), ""))
+
+
+@contextmanager
+def tier(capacity: int = 100, *, attached: bool = True) -> Iterator[Bench]:
+    """A cache that holds TEXT, and a disk that is there or not."""
+    played = Played.of(HEAVY, cache_memory=ByteSize(2**40))
+    played.cache.saves = True
+    played.begin(TEXT)
+    played.leave(RowId(0))
+    directory = Watch(DirectoryFacts(attached=attached))
+    orders, taken = trio.open_memory_channel[DiskOrder](capacity)
+    with orders, taken:
+        bench = Bench(played, DiskTier(orders, directory, trio.Event(), played.cache), directory, taken)
+        assert bench.ordered() == [Announce()]
+        yield bench
+
+
+def payload(tokens: int) -> Payload:
+    return (Tensor("I32", (tokens,), bytes(4 * tokens)),)
+
+
+def picked(bench: Bench) -> int:
+    """Bytes of one run that the next plan would give back; 0: none."""
+    blocks, run = bench.tier.pick()
+    assert bool(blocks) == (run is not None)
+    return 0 if run is None else sum(len(piece.tokens) // 4 for piece in run.pieces) * HEAVY.token_bytes
+
+
+def on_disk(bench: Bench) -> None:
+    """TEXT was written, and is nowhere else any more."""
+    while (saving := bench.played.cache.next_run(10**12)) is not None:
+        bench.played.cache.saved([piece.key for piece in saving.run.pieces], refused=False)
+    bench.played.cache.shrink(10**12)
+    assert bench.look().missing_tokens == len(TEXT)
+
+
+async def test_no_more_is_on_its_way_than_the_disk_may_be_behind() -> None:
+    with tier() as bench:
+        runs = [picked(bench) for _ in range(8)]
+        assert all(0 < size <= RUN_BYTES for size in runs[:4])
+        assert sum(runs) <= BACKLOG_BYTES and runs[4:] == [0] * 4
+        assert bench.tier.busy
+        bench.tier.hear(Written((), runs[0]))
+        assert picked(bench) > 0, "there is room again"
+
+
+async def test_what_the_writer_had_no_room_for_is_not_on_its_way() -> None:
+    """Nor is it taken for written: it can be asked for again."""
+    with tier(capacity=1) as bench:
+        bench.tier._order(Announce())
+        blocks, run = bench.tier.pick()
+        assert run is not None
+        bench.tier.persisted(tuple(payload(4) for _ in blocks))
+        assert not bench.tier.busy
+        bench.played.cache.shrink(10**12)
+        assert bench.look().missing_tokens == 0
+
+
+async def test_what_was_asked_of_the_engine_is_written() -> None:
+    with tier() as bench:
+        blocks, run = bench.tier.pick()
+        assert run is not None
+        bench.tier.persisted(tuple(payload(4) for _ in blocks))
+        [order] = bench.ordered()
+        assert isinstance(order, Write) and order.parent == run.parent
+        assert [piece.key for piece in order.pieces] == [piece.key for piece in run.pieces]
+
+
+async def test_a_disk_that_is_off_is_asked_for_nothing() -> None:
+    with tier() as bench:
+        on_disk(bench)
+        bench.directory.publish(DirectoryFacts(attached=False))
+        assert bench.tier.load(bench.look(), 0.0) is None
+        assert bench.tier.pick() == ((), None)
+        assert bench.ordered() == []
+        bench.directory.publish(DirectoryFacts(attached=True))
+        assert bench.tier.load(bench.look(), 0.0) is not None
+        [order] = bench.ordered()
+        assert isinstance(order, Read) and b"".join(one.tokens for one in order.wanted) == token_bytes(TEXT)
+
+
+@pytest.mark.parametrize("came", [0, 1, 60])
+async def test_what_did_not_come_is_not_asked_for_again_and_nothing_stays_pinned(
+    came: int, autojump_clock: MockClock
+) -> None:
+    with tier() as bench:
+        on_disk(bench)
+        ticket = bench.tier.load(bench.look(), 0.0)
+        assert ticket is not None
+        assert any(node.pins for node in ticket.pinned)
+        pieces = tuple(Piece(one.key, one.tokens, payload(4)) for one in ticket.wanted[:came])
+        loads = bench.tier.hear(Loaded(ticket.number, pieces, 100, 0.1))
+        assert [load.place for load in loads] == [*range(came)]
+        bench.played.cache.freed()
+        assert (ticket.done, ticket.read_tokens) == (True, 4 * came)
+        assert not any(node.pins for node in ticket.pinned)
+        found = bench.look()
+        assert (found.tokens, found.missing_tokens) == (4 * came, 0)
+
+
+async def test_who_left_pins_nothing(autojump_clock: MockClock) -> None:
+    with tier() as bench:
+        on_disk(bench)
+        ticket = bench.tier.load(bench.look(), 0.0)
+        assert ticket is not None
+        bench.tier.forget(ticket)
+        assert not any(node.pins for node in ticket.pinned)
+        assert bench.tier.hear(Loaded(ticket.number, (), 0, 0.1)) == []
+        assert bench.look().missing_tokens == len(TEXT), "it may be asked for again"

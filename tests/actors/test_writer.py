@@ -1,0 +1,285 @@
+"""SSDWriter alone: real files, but each piece of work takes a second of virtual time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import attrs
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from tests.storage.making import NAMESPACE, ROOT, chain, piece, same
+from trouper import Settings
+from trouper.actors import writer
+from trouper.actors.writer import HOUR_S, INSPECTED_AT_ONCE, REST, WriterEdges, write_to_disk
+from trouper.protocol.health import DirectoryFacts, SchedulerFacts
+from trouper.protocol.settings import ByteSize
+from trouper.protocol.watch import Watch
+from trouper.protocol.work import (
+    Announce,
+    Catalogue,
+    DiskNews,
+    DiskOrder,
+    Gone,
+    Inspect,
+    Loaded,
+    NamedPiece,
+    Piece,
+    Read,
+    Sweep,
+    Write,
+    Written,
+)
+from trouper.storage import catalogue
+from trouper.storage.runs import RunInfo, RunStore
+
+T = TypeVar("T")
+WORK_S = 1.0
+WEEK_S = 7 * 86400.0
+A, B, C = (chain(2, seed=seed) for seed in range(3))
+
+
+@pytest.fixture
+def autojump_clock() -> MockClock:
+    return MockClock(autojump_threshold=0)
+
+
+@attrs.define(eq=False)
+class Bench:
+    """The writer's surroundings."""
+
+    path: Path
+    orders: trio.MemorySendChannel[DiskOrder]
+    heard: trio.MemoryReceiveChannel[DiskNews]
+    facts: Watch[DirectoryFacts]
+    scheduler: Watch[SchedulerFacts]
+
+    async def tell(self, *orders: DiskOrder) -> list[DiskNews]:
+        """All that comes of these, in order."""
+        for order in orders:
+            self.orders.send_nowait(order)
+        await trio.sleep(100)
+        return self.news()
+
+    def news(self) -> list[DiskNews]:
+        found = list[DiskNews]()
+        while True:
+            try:
+                found.append(self.heard.receive_nowait())
+            except trio.WouldBlock:
+                return found
+
+    def files(self) -> list[Path]:
+        return sorted(self.path.rglob("*.safetensors"))
+
+
+@asynccontextmanager
+async def writing(path: Path, monkeypatch: pytest.MonkeyPatch, **more: Any) -> AsyncIterator[Bench]:
+    """Over once the body is and what was ordered has been carried out."""
+
+    async def in_thread(work: Callable[[], T]) -> T:
+        await trio.sleep(WORK_S)
+        return work()
+
+    monkeypatch.setattr(writer, "_in_thread", in_thread)
+    orders, taken = trio.open_memory_channel[DiskOrder](100)
+    news, heard = trio.open_memory_channel[DiskNews](100)
+    bench = Bench(path, orders, heard, Watch(DirectoryFacts()), Watch(SchedulerFacts()))
+    with news, heard, taken:
+        edges = WriterEdges(taken, news, bench.facts, bench.scheduler)
+        async with trio.open_nursery() as nursery:
+            with orders:
+                nursery.start_soon(write_to_disk, edges, path, NAMESPACE, Settings(**more))
+                yield bench
+
+
+def write(pieces: list[Piece], parent: bytes = ROOT) -> Write:
+    return Write(parent, tuple(pieces))
+
+
+def read(ticket: int, pieces: list[Piece], *, snapshots: bool = False) -> Read:
+    named = (NamedPiece(one.key, one.tokens, bool(one.payload), snapshots) for one in pieces)
+    return Read(ticket, tuple(named))
+
+
+def keys(pieces: list[Piece]) -> tuple[bytes, ...]:
+    return tuple(one.key for one in pieces)
+
+
+def said(news: list[DiskNews]) -> list[object]:
+    """Something that can be compared, whatever time it took."""
+    return [(one.ticket, keys([*one.pieces])) if isinstance(one, Loaded) else one for one in news]
+
+
+def nothing(ticket: int) -> object:
+    return (ticket, ())
+
+
+async def test_who_waits_for_a_read_goes_before_all_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    async with writing(tmp_path, monkeypatch) as bench:
+        await bench.tell(Announce(), write(A))
+        told = await bench.tell(write(B), Inspect(), write(C), read(7, A))
+        assert [type(one) for one in told] == [Loaded, Written, Written]
+        assert isinstance(told[0], Loaded) and same(told[0].pieces, [attrs.evolve(one, snapshot=None) for one in A])
+
+
+@pytest.mark.parametrize("rows", [0, 3])
+async def test_writes_rest_while_rows_decode_and_nothing_else_does(
+    rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    async with writing(tmp_path, monkeypatch) as bench:
+        await bench.tell(Announce())
+        bench.scheduler.publish(SchedulerFacts(active_sequences=rows))
+        began = trio.current_time()
+        for order in (write(A), write(B)):
+            bench.orders.send_nowait(order)
+        assert isinstance(await bench.heard.receive(), Written)
+        wrote = trio.current_time() - began
+        bench.orders.send_nowait(read(1, A))
+        if rows:
+            assert isinstance(await bench.heard.receive(), Loaded)
+            assert trio.current_time() - began < wrote + 3 * WORK_S
+        written = [one async for one in take(bench, 1 if rows else 2) if isinstance(one, Written)]
+        assert len(written) == 1
+        rested = trio.current_time() - began - wrote
+        assert rested >= REST * wrote if rows else rested < 4 * WORK_S
+        bench.orders.send_nowait(write(C))
+        ending = trio.current_time()
+    assert trio.current_time() - ending < 5 * WORK_S, "at the end nobody rests"
+
+
+async def take(bench: Bench, count: int) -> AsyncIterator[DiskNews]:
+    for _ in range(count):
+        yield await bench.heard.receive()
+
+
+async def test_a_disk_has_only_so_many_writes_an_hour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    size = write(A).nbytes
+    async with writing(tmp_path, monkeypatch, ssd_write_budget=ByteSize(size)) as bench:
+        await bench.tell(Announce())
+        told = await bench.tell(write(A), write(B))
+        assert told == [Written(keys(A), size), Written(keys(B), size, refused=True)]
+        assert bench.facts.latest.shed_writes == 1
+        await trio.sleep(HOUR_S)
+        assert await bench.tell(write(B)) == [Written(keys(B), size)]
+        assert len(bench.files()) == 2
+
+
+async def test_a_damaged_file_is_a_miss_and_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    async with writing(tmp_path, monkeypatch) as bench:
+        plain = [attrs.evolve(one, snapshot=None) for one in A]
+        await bench.tell(Announce(), write(plain), write(B))
+        spoilt = next(path for path in bench.files() if A[0].key.hex()[:16] in path.name)
+        spoilt.write_bytes(spoilt.read_bytes()[:-1] + b"?")
+        told = await bench.tell(read(1, A, snapshots=False), read(2, B))
+        assert Gone(keys(A)) in told
+        loaded = [one for one in told if isinstance(one, Loaded)]
+        assert [(one.ticket, keys([*one.pieces])) for one in loaded] == [(1, ()), (2, keys(B))]
+        assert not spoilt.exists() and len(bench.files()) == 1
+        assert bench.facts.latest.damaged == 1
+        assert said(await bench.tell(read(3, A))) == [nothing(3)]
+
+
+async def test_what_lies_in_two_files_is_lost_with_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """The second has one block again, with a snapshot: there it is whole."""
+    first = [attrs.evolve(one, snapshot=None) for one in A]
+    whole = [attrs.evolve(A[1], snapshot=piece(ROOT, b"", payload=False, snapshot=True).snapshot)]
+    for files in ([write(first), write(whole, A[0].key)], [write(whole, A[0].key), write(first)]):
+        path = tmp_path / str(len(files[0].pieces))
+        async with writing(path, monkeypatch) as bench:
+            await bench.tell(Announce(), *files)
+            [loaded] = await bench.tell(read(1, whole, snapshots=True))
+            assert isinstance(loaded, Loaded) and same(loaded.pieces, whole)
+            next(one for one in bench.files() if A[0].key.hex()[:16] in one.name).unlink()
+            assert Gone(keys(A[:1])) in await bench.tell(Sweep(WEEK_S))
+            assert [one.nbytes for one in await bench.tell(read(2, whole)) if isinstance(one, Loaded)] != [0]
+
+
+async def test_a_snapshot_that_is_nowhere_costs_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    plain = [attrs.evolve(one, snapshot=None) for one in A]
+    async with writing(tmp_path, monkeypatch) as bench:
+        await bench.tell(Announce(), write(plain))
+        assert said(await bench.tell(read(1, plain, snapshots=True))) == [nothing(1)]
+        assert len(bench.files()) == 1
+
+
+async def test_a_sick_disk_answers_at_once_and_is_tried_again_with_the_next_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    path = tmp_path / "blocks"
+    path.write_text("a file where the directory should be")
+    async with writing(path, monkeypatch) as bench:
+        refused = [nothing(1), Written(keys(A), write(A).nbytes, refused=True)]
+        assert await bench.tell(Announce()) == [Catalogue(())]
+        assert said(await bench.tell(read(1, A), write(A))) == refused
+        path.unlink()
+        assert said(await bench.tell(read(1, A), write(A))) == refused, "requests do not try it"
+        attached = [bench.facts.latest.attached]
+        assert not path.exists()
+        assert Catalogue((), whole=True) in await bench.tell(Sweep(WEEK_S))
+        assert [*attached, bench.facts.latest.attached] == [False, True]
+        assert await bench.tell(write(A)) == [Written(keys(A), write(A).nbytes)]
+
+
+async def test_what_is_read_is_of_use_and_the_next_start_opens_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    async with writing(tmp_path, monkeypatch) as bench:
+        await bench.tell(Announce(), write(A), write(B))
+        for path in bench.files():
+            os.utime(path, (0, 10**9))
+        await bench.tell(read(1, A))
+        used = {path.name[:16]: path.stat().st_mtime for path in bench.files()}
+        assert used[A[0].key.hex()[:16]] > used[B[0].key.hex()[:16]] == 10**9
+    store = RunStore(tmp_path, NAMESPACE)
+    assert {run.name for run in catalogue.decode(NAMESPACE, (store.path / catalogue.NAME).read_bytes())} == {
+        path.name for path in bench.files()
+    }
+
+
+async def test_each_file_is_inspected_in_its_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    many = [chain(1, seed=seed) for seed in range(2 * INSPECTED_AT_ONCE - 1)]
+    async with writing(tmp_path, monkeypatch) as bench:
+        await bench.tell(Announce(), *map(write, many))
+        for path in bench.files():
+            path.write_bytes(path.read_bytes()[:-1] + b"?")
+        told = await bench.tell(Inspect(), Inspect())
+        await wait_all_tasks_blocked()
+        assert {key for one in told if isinstance(one, Gone) for key in one.keys} == {one[0].key for one in many}
+        assert not bench.files()
+        assert bench.facts.latest.inspected == len(many)
+
+
+async def test_one_round_of_inspections_reads_each_file_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    many = [chain(1, seed=seed) for seed in range(INSPECTED_AT_ONCE + 1)]
+    read_in_full: list[str] = []
+    verify = RunStore.verify
+
+    def noted(store: RunStore, name: str) -> RunInfo:
+        read_in_full.append(name)
+        return verify(store, name)
+
+    async with writing(tmp_path, monkeypatch) as bench:
+        await bench.tell(Announce(), *map(write, many))
+        monkeypatch.setattr(RunStore, "verify", noted)
+        await bench.tell(Inspect(), Inspect())
+    assert sorted(read_in_full) == [path.name for path in bench.files()]
