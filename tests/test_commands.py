@@ -54,6 +54,12 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     }
 
 
+def server_of(shell: psutil.Process) -> psutil.Process:
+    """The last process that `just` and the shell have become; the server has children of its own."""
+    serving = [one for one in (shell, *shell.children(recursive=True)) if "serve" in one.cmdline()]
+    return serving[-1]
+
+
 @contextmanager
 def serving(block: Block, environment: Mapping[str, str]) -> Iterator[int]:
     """Its port. What the block starts must become ready, and leave with 0 when it is told to."""
@@ -71,7 +77,7 @@ def serving(block: Block, environment: Mapping[str, str]) -> Iterator[int]:
         try:
             assert f"is ready at http://127.0.0.1:{port}/v1" in process.stdout.readline()
             yield port
-            (own.children(recursive=True) or [own])[-1].terminate()
+            server_of(own).terminate()
             assert process.wait(PATIENCE_S) == 0
         finally:
             for one in (*own.children(recursive=True), own) if process.poll() is None else ():

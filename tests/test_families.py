@@ -9,6 +9,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from tests.families import END, FAMILIES, build, prompts, reference, save
+from trouper.engine.adaptations import adapted
 from trouper.engine.loading import load
 from trouper.protocol.settings import Settings
 
@@ -30,7 +31,9 @@ def test_builds_and_generates_the_same_each_time(name: str) -> None:
 @every_family
 def test_a_saved_model_is_the_same_model(name: str, tmp_path: Path) -> None:
     loaded = load(Settings(model=str(save(name, tmp_path))), lambda line: None)
-    built = dict(tree_flatten(build(name).parameters()))
+    model = build(name)
+    adapted(model)
+    built = dict(tree_flatten(model.parameters()))
     again = dict(tree_flatten(loaded.model.parameters()))
     assert built.keys() == again.keys()
     assert all(mx.array_equal(built[path], again[path]) for path in built)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 
-from tests.fakes import FakeEngine
+from tests.fakes import FakeEngine, FakeRow
 from tests.web.serving import Served, eventually, exchange, get, post, serving
 
 HERE = "http://localhost:5173"
@@ -203,12 +203,12 @@ async def test_a_key_is_needed_all_the_same() -> None:
 
 
 async def test_an_error_inside_is_readable_too() -> None:
-    def broken(*_: Any) -> int:
-        raise RuntimeError("the engine fails")
+    def dies(rows: Sequence[FakeRow]) -> bool:
+        return any(row.prompt[-5:] == tuple(b"hello") for row in rows)
 
-    async with serving(FakeEngine(token_at=broken), cors_origins=HERE) as served:
+    async with serving(FakeEngine(dies=dies), cors_origins=HERE) as served:
         status, told, body = await exchange(served, post("/v1/completions", BODY, f"Origin: {HERE}\r\n"))
-        assert status == 500 and told["access-control-allow-origin"] == HERE and b"error" in body
+        assert status == 422 and told["access-control-allow-origin"] == HERE and b"request_crashes_engine" in body
 
 
 async def test_without_the_settings_nothing_is_said_of_origins() -> None:
