@@ -6,6 +6,9 @@ fast again, and full. A shape (`--shape Qwen3-4B`) is made in memory, in the dev
 
 from __future__ import annotations
 
+import trouper.engine  # noqa: F401 - OpenBLAS before MLX
+
+# isort: split
 import argparse
 import os
 import tempfile
