@@ -71,7 +71,7 @@ class Reference:
         return self.arithmetic.bound(self.noise if self.consistent else 0.0)
 
     def logits(self, text: int, parts: Sequence[int]) -> mx.array:
-        """Of a text, or of its beginning if the parts end early."""
+        """Reference logits (tokens, vocabulary) of a text, fed in these parts; of its beginning if the parts end early."""
         if self.consistent:
             return self._logits[text]
         key = text, tuple(parts)
@@ -89,7 +89,7 @@ class Reference:
             raise WrongAloneError("its own code gives logits that are not numbers")
 
     def _noise(self) -> float:
-        """Of the first text in odd chunks, behind the first of them."""
+        """Error of the first text when it is fed in odd chunks, behind the first of them."""
         text = self.texts[0]
         apart = errors(self._run(text, cut(len(text), self._odd)), self._logits[0])[self._odd[0] :]
         return self.arithmetic.judged(apart, [0] * len(apart))

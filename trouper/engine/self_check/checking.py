@@ -148,7 +148,7 @@ class Check:
         return whole if whole != found else found.without("batch", failure.reason)
 
     def _require_sound(self) -> Subject:
-        """Its own code alone: numbers, and the same ones in other chunks. Raises `WrongAloneError`."""
+        """Check that the model's own code gives numbers, and the same ones in other chunks. Raises `WrongAloneError`."""
         subject = self._guarded(self._short_subject)
         if self._together(None if subject.reference.consistent else Failure("")) is not None:
             raise WrongAloneError(

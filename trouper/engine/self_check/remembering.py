@@ -45,7 +45,7 @@ def key_of(digest: int, settings: Settings, group: Group) -> str:
 
 @cache
 def _code() -> str:
-    """Of the engine itself: its version does not change with every change of it."""
+    """Digest of the engine's own source: the version does not change with every change of it."""
     digest = xxh3_64()
     for path in sorted(ENGINE.rglob("*.py")):
         digest.update(path.read_bytes())

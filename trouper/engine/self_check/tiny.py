@@ -21,7 +21,7 @@ from trouper.engine.self_check.shrinking import PARTS_OF_LAYERS, VOCABULARY, Con
 
 MOST_LAYERS = 24
 MOST_VALUES = 30_000_000
-"""Of a tiny model's parameters. Larger ones would not be faster than what they stand for."""
+"""Upper bound of a tiny model's parameters: a larger one would not be faster than the model that it stands for."""
 GAINS = (3.0, 8.0)
 """Random matrices are this many times what layers draw at first, so that attention and experts have a say beside the
 residual stream."""
@@ -123,8 +123,8 @@ def _builds(config: Config, kinds: set[Signature]) -> bool:
 
 
 def signatures(model: nn.Module) -> list[Signature]:
-    """Of each layer what its parts are called, what they are, and their switches; with its kind of cache. After it was
-    adapted, since the model that is checked may have been before."""
+    """What each layer consists of: names, types and switches of its parts, and its kind of cache. The model is adapted
+    first, since the one that is checked may have been."""
     adapted(model)
     layers, caches = list(model.layers), make_prompt_cache(model)
     kinds = [type(cache).__name__ for cache in caches] if len(caches) == len(layers) else [""] * len(layers)
