@@ -128,7 +128,8 @@ async def test_a_flood_behind_a_request_is_cut_off() -> None:
             while True:
                 await client.send_all(b"x" * 2**16)
         await eventually(lambda: served.busy == 1)
-        assert served.runtime.health().scheduler.requests_withdrawn == 1, "it was not answered to its end first"
+        # Counted when the engine has dropped the row; an answer that went on to its end is never counted so.
+        await eventually(lambda: served.runtime.health().scheduler.requests_withdrawn == 1)
 
 
 async def test_who_is_refused_while_sending_can_read_why() -> None:
