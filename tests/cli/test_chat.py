@@ -157,7 +157,7 @@ async def test_stopping_an_answer_ends_it_at_the_server_and_keeps_what_was_said(
     async with serving() as served:
         await answered(served, conversation, echo)
         await eventually(lambda: served.busy == 0)
-        assert served.runtime.health().scheduler.requests_withdrawn == 1
+        await eventually(lambda: served.runtime.health().scheduler.requests_withdrawn == 1)
     assert conversation.messages[-1]["content"].startswith("".join(shown[:2]))
     assert chat.STOPPED in shown[-1]
 
