@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import secrets
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -14,7 +12,7 @@ from typing import Final
 import msgspec
 from xxhash import xxh3_128
 
-from trouper.storage.directory import TEMPORARY_SUFFIX
+from trouper.storage.memo import read_memo, write_memo
 
 CHUNK_BYTES: Final = 1 << 20
 YOUNG_S: Final = 3.0
@@ -78,19 +76,8 @@ def _hash(path: Path, advance: Callable[[int], None] | None) -> str:
 
 def _recall(memo: Path | None) -> dict[str, _Remembered]:
     """Nothing, if it is damaged. (A wrong digest that still reads as one makes a namespace of its own: a miss.)"""
-    if memo is not None:
-        with suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
-            return msgspec.json.decode(memo.read_bytes(), type=dict[str, _Remembered])
-    return {}
+    return {} if memo is None else read_memo(memo, _Remembered)
 
 
 def _remember(memo: Path, known: dict[str, _Remembered]) -> None:
-    there = {path: found for path, found in known.items() if Path(path).exists()}
-    temporary = memo.with_name(f"{memo.name}-{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
-    try:
-        memo.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(there)))
-        temporary.replace(memo)
-    except OSError:
-        with suppress(OSError):
-            temporary.unlink()
+    write_memo(memo, {path: found for path, found in known.items() if Path(path).exists()})
