@@ -78,8 +78,9 @@ def random_weights(config: Mapping[str, Any]) -> Any:
     """As layers draw them; one after another, since each is float32 for a moment."""
     model = tiny.empty(config)
     dtype = mx.float32 if device.is_cpu() else mx.bfloat16
-    made = []
-    for path, array in tree_flatten(model.parameters()):
+    left, made = tree_flatten(model.parameters())[::-1], []
+    while left:  # Each is let go of before the next one is computed.
+        path, array = left.pop()
         typed = array.astype(dtype) if mx.issubdtype(array.dtype, mx.floating) else array
         mx.eval(typed)
         made.append((path, typed))

@@ -17,6 +17,7 @@ import pytest
 from mlx import nn
 
 from tests.engine import naive
+from trouper.engine import device
 from trouper.protocol.sampling import Sampling
 
 EXACT_CLOSE = 5e-4
@@ -27,13 +28,7 @@ pass has more than one token, no answer of a model without a router departed whe
 ROUTER = "TF32: a router may choose another of two nearly equal experts, and with it another answer"
 
 
-def _rounds_to_tf32() -> bool:
-    """By multiplying: 1 + 2**-13 is 1 in TF32. The size is one at which tensor cores are used."""
-    side = mx.full((128, 128), 1 + 2**-13)
-    return bool(mx.abs((side @ mx.eye(128))[0, 0] - 1) < 2**-14)
-
-
-TF32 = _rounds_to_tf32()
+TF32 = device.rounds_factors()
 CLOSE = TF32_CLOSE if TF32 else EXACT_CLOSE
 CERTAIN = TF32_CERTAIN if TF32 else 0.0
 """In logits, or in scores of a draw: scaled logits plus noise."""
@@ -42,6 +37,12 @@ CERTAIN = TF32_CERTAIN if TF32 else 0.0
 cpu_only = pytest.mark.skipif(
     mx.default_device().type != mx.DeviceType.cpu,
     reason="about what only a CPU does: it computes in float32, row by row",
+)
+
+
+releases_late = pytest.mark.skipif(
+    mx.default_device().type != mx.DeviceType.cpu,
+    reason="about a CPU: a GPU holds what a step reads until it has run, so that a write of the next step may copy",
 )
 
 

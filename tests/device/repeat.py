@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import click
 
@@ -37,13 +37,20 @@ def play(tests: list[str]) -> str:
 @click.argument("times", type=int, default=100)
 @click.option("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="Processes at a time.")
 def main(family: str, times: int, jobs: int) -> None:
-    """Run FAMILY's exactness tests TIMES times, each in a process of its own."""
+    """Run FAMILY's exactness tests TIMES times, each in a process of its own. Ctrl-C ends it and tells what came of those that ran."""
     tests = ids(family)
     if not tests:
         raise click.UsageError(f"no test in {TESTS} is about {family}")
-    with ThreadPoolExecutor(jobs) as pool:
-        results = Counter(pool.map(lambda _: play(tests), range(times)))
-    click.echo(f"{family}: {results.pop('', 0)} of {times} processes passed all of their {len(tests)} tests")
+    results = Counter[str]()
+    with ThreadPoolExecutor(jobs) as pool, click.progressbar(length=times, file=sys.stderr) as bar:
+        try:
+            for done in as_completed([pool.submit(play, tests) for _ in range(times)]):
+                results[done.result()] += 1
+                bar.update(1)
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+    played = results.total()
+    click.echo(f"{family}: {results.pop('', 0)} of {played} processes passed all of their {len(tests)} tests")
     for text, count in results.most_common(5):
         click.echo(f"{count} times:\n{text}")
     sys.exit(bool(results))

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tests.arithmetic import cpu_only
 from trouper.engine import blas, names
 
 PROBE = """
@@ -25,6 +26,7 @@ print(2 * 768**3 / took / 1e9)
 """
 
 
+@cpu_only
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the Linux CPU build's BLAS")
 def test_products_run_on_openblas() -> None:
     """The reference BLAS reaches 2.5 to 5 GFLOP/s, however idle the machine; OpenBLAS over 60 a core."""

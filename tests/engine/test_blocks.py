@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from mlx import nn
 
-from tests.arithmetic import CERTAIN, CLOSE, TF32
+from tests.arithmetic import CERTAIN, CLOSE, TF32, releases_late
 from tests.engine.driver import GREEDY, Driver, Orders, Request, Row
 from tests.engine.test_exactness import engine_of, every_family, model_of
 from tests.engine.test_slots import Watching
@@ -400,6 +400,7 @@ class TestMemory:
     def buffer(self, engine: StepEngine) -> int:
         return min(buffer.nbytes for cache in engine._rows._leaves for buffer in cache.buffers)  # type: ignore[attr-defined]
 
+    @releases_late
     def test_no_buffer_is_copied_by_storing_and_restoring(self, engine: StepEngine) -> None:
         stores = tuple(Store(RowId(row), 0, (16, 16), ids(10 * row, 2)) for row in range(4))
         live, limit = self.LIVE, self.buffer(engine) // 2
@@ -415,6 +416,7 @@ class TestMemory:
         assert self.rise(engine, Plan(6, admit=joined, decode=live[1:], prefill=(Chunk(RowId(21), 10),))) < limit
         assert self.rise(engine, Plan(7, decode=(*live[1:], RowId(21)))) < limit
 
+    @releases_late
     @pytest.mark.parametrize("name", ["llama", "gpt_oss"])
     def test_no_buffer_is_copied_while_steps_overlap(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """A row stored, a row that leaves and one that restores, each launched while the step before still runs."""

@@ -10,6 +10,7 @@ import attrs
 import numpy as np
 import pytest
 
+from tests.arithmetic import assert_tokens
 from tests.engine.driver import Driver, Request
 from tests.engine.test_drafts import foretelling
 from tests.engine.test_exactness import engine_of, greedy_requests, model_of, random_script
@@ -176,7 +177,10 @@ def test_r8_r9_drafts_leave_equal_ranks_equal(name: str) -> None:
     dice = random.Random(name)
     driver = OfTwins(Twin(*ranks), allow=lambda _: dice.choice((0, 2, 5)))  # type: ignore[arg-type]
     rows = driver.play([attrs.evolve(request, drafts=True) for request, _ in cases])
-    assert [row.tokens[: row.request.tokens] for row in rows] == [wanted for _, wanted in cases]
+    for row, (request, wanted) in zip(rows, cases, strict=True):
+        tokens = row.tokens[: row.request.tokens]
+        assert len(tokens) == len(wanted)
+        assert_tokens(model_of(name), request.prompt, request.sampling, tokens, wanted)
     assert sum(right for _, _, right in driver.drafted) > 10
 
 

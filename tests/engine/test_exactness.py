@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from mlx import nn
 
-from tests.arithmetic import assert_tokens
+from tests.arithmetic import TF32, assert_tokens
 from tests.engine.driver import GREEDY, ChunkSize, Driver, Request, Row, answers
 from tests.engine.naive import certain_answer
 from tests.families import FAMILIES, build, prompts, reference
@@ -189,7 +189,7 @@ class TestTheComparisonCanFail:
             row.tokens == wanted
             for row, (_, wanted) in zip(driver.play([request for request, _ in cases]), cases, strict=True)
         ]
-        assert same.count(False) == 2
+        assert same[:2] == [False, False] and (all(same[2:]) or TF32)
 
     def test_another_seed(self) -> None:
         cases = seeded_requests("llama")

@@ -41,6 +41,7 @@ def rules(length: int) -> str:
 @pytest.mark.parametrize(
     ("kind", "source"),
     [("json_schema", json.dumps(chain(1500))), ("lark", rules(6000))],
+    ids=["json_schema", "lark"],
 )
 def test_a_grammar_that_ends_the_process_that_compiles_it_is_refused(kind: GrammarKind, source: str) -> None:
     """llguidance recurses over rules, and a stack that overflows is no exception. The next one is compiled all the same."""
@@ -165,3 +166,16 @@ def test_where_no_process_can_be_started_grammars_are_compiled_without_it(
         loaded.tokenizer.grammars.compile(Grammar("regex", source))
     [line] = caplog.messages
     assert "compiled without a trial" in line
+    with pytest.raises(RequestFailed, match="need a process of their own"):
+        loaded.tokenizer.grammars.compile(Grammar("lark", rules(6000), "guided"))
+
+
+def test_a_process_that_starts_too_slowly_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiling without it is only for machines where there can be none: what it is for would end the server."""
+    slow = trial.Trial(lambda: {"tokens": ["a", "</s>"], "specials": [1], "eos": [1]})
+    monkeypatch.setattr(trial, "START_S", 0.0)
+    with pytest.raises(trial.TrialFailedError, match="did not start within 0 s") as failed:
+        slow.fault("start: A", None, 5.0)
+    assert failed.value.slow
+    monkeypatch.setattr(trial, "START_S", 60.0)
+    assert slow.fault('start: "a"', None, 5.0) == ""

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from mlx import nn
 
+from tests.arithmetic import CLOSE, TF32
 from tests.engine.driver import Driver, Orders, Request, Row
 from tests.engine.test_blocks import AHEAD, WHOLE, restore, sizes
 from tests.families import FAMILIES, build, prompts
@@ -31,7 +32,7 @@ LONG = PROMPTS[4]
 NO_KV = ("mamba2", "rwkv7", "recurrent_gemma")
 """Nothing to quantize: states, and rings."""
 QUANTIZED = [name for name in FAMILIES if name not in NO_KV]
-GAP = 0.05
+GAP = 0.2 if TF32 else 0.05
 """A value that rounding moves over the edge of its step moves log-probabilities by this at most, so closer tokens may
 change places. What a wrong row would say is far beyond it."""
 
@@ -65,7 +66,7 @@ def agreed(row: Row, wanted: Row) -> int:
 
 def agree(rows: Sequence[Row], wanted: Sequence[Row]) -> None:
     same = sum(agreed(row, other) for row, other in zip(rows, wanted, strict=True))
-    assert same > 0.7 * sum(len(row.tokens) for row in rows), "too little was compared"
+    assert same > (0.5 if TF32 else 0.7) * sum(len(row.tokens) for row in rows), "too little was compared"
 
 
 @pytest.mark.parametrize("name", QUANTIZED)
@@ -168,9 +169,9 @@ def test_only_rounding_moves_a_code_and_before_it_nothing_differs(name: str) -> 
                 if not np.array_equal(codes, their_codes)
             ]
             if differ:
-                assert differ[0] < 2e-5
+                assert differ[0] < (1e-2 if TF32 else 2e-5)
                 break
-            assert np.abs(said[place] - wanted[place]).max() < 5e-4
+            assert np.abs(said[place] - wanted[place]).max() < CLOSE
 
 
 def test_the_comparison_can_fail() -> None:

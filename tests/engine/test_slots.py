@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
-from tests.arithmetic import TF32
+from tests.arithmetic import TF32, releases_late
 from tests.engine.driver import Driver, Orders, Request, Row
 from tests.families import build
 from tests.family_configs import VOCABULARY
@@ -220,6 +220,7 @@ def test_buffers_grow_and_shrink() -> None:
     pair.keep([])
 
 
+@releases_late
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_write_copies_no_buffer(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shapes, "STEP", 1024)
@@ -261,6 +262,7 @@ class Watching(Driver):
         self.rises.append(mx.get_peak_memory() - before)
 
 
+@releases_late
 @pytest.mark.parametrize("name", ["llama", "gpt_oss"])
 def test_r1_pipelined_decoding_copies_no_buffer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole engine: a step is launched while the last one, which reads the same buffers, still runs."""

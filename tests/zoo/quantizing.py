@@ -8,6 +8,7 @@ import mlx.core as mx
 from mlx import nn
 
 from tests.zoo.building import build
+from trouper.engine.adaptations import adapted
 
 FORMATS: dict[str, dict[str, Any]] = {
     "4 bits in groups of 32": {"bits": 4, "group_size": 32},
@@ -19,7 +20,7 @@ FORMATS: dict[str, dict[str, Any]] = {
 
 
 def quantized(name: str, kind: str, dtype: mx.Dtype = mx.float32) -> nn.Module:
-    """What groups do not divide stays as it is, as mlx-lm's converter leaves it."""
+    """What groups do not divide stays as it is, as mlx-lm's converter leaves it. Adapted to the device."""
     model, group = build(name), FORMATS[kind]["group_size"]
     model.set_dtype(dtype)
 
@@ -27,6 +28,7 @@ def quantized(name: str, kind: str, dtype: mx.Dtype = mx.float32) -> nn.Module:
         return hasattr(module, "to_quantized") and module.weight.shape[-1] % group == 0
 
     nn.quantize(model, class_predicate=fits, **FORMATS[kind])
+    adapted(model)
     mx.eval(model.parameters())
     return model
 
@@ -34,3 +36,8 @@ def quantized(name: str, kind: str, dtype: mx.Dtype = mx.float32) -> nn.Module:
 def packed(model: nn.Module) -> int:
     """How many layers have packed weights."""
     return sum("scales" in module for _, module in model.named_modules())
+
+
+def any_unpacked(model: nn.Module) -> bool:
+    """Whether the device needs some of its layers unpacked."""
+    return "packed layers with one group a row are unpacked" in adapted(model).names

@@ -13,6 +13,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import attrs
 import mlx.nn as nn
@@ -21,6 +22,7 @@ from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE
 from trouper.engine.chunked import ChunkedAttention
 from trouper.engine.region import Region
 from trouper.engine.row_offsets import CurrentPass, RowByRowRope, RowOffsetRope, RowPositions
+from trouper.engine.single_groups import has_single_groups, unpacked
 from trouper.engine.sorted_experts import RowMajorExperts, has_biased_experts
 from trouper.engine.sparse_blocks import BlockSparseAttention
 from trouper.engine.traits import USUAL, Traits
@@ -169,6 +171,11 @@ def _biased_experts(model: nn.Module, found: Adapted) -> bool:
     return _replace(model, has_biased_experts, lambda child, _: RowMajorExperts(child), found.current)
 
 
+def _single_groups(model: nn.Module, found: Adapted) -> bool:
+    """Packed layers whose products MLX gets wrong on this device (see single_groups.py)."""
+    return _replace(model, has_single_groups, lambda child, _: unpacked(child), found.current)
+
+
 def _names(module: nn.Module) -> set[str]:
     return {*module.keys(), *vars(module)}
 
@@ -184,20 +191,25 @@ def _replace(
     current: CurrentPass,
     name: str = "",
 ) -> bool:
-    """Wrap each submodule that matches (and has that name), as an attribute of its parent."""
+    """Wrap each submodule that matches (and has that name), as an attribute of its parent or in a list of the parent's."""
     places = [
-        (parent, key)
+        (holder, key)
         for _, parent in model.named_modules()
-        for key, child in _children(parent)
-        if key == (name or key) and matches(child)
+        for attribute, holder, key in _children(parent)
+        if attribute == (name or attribute) and matches(holder[key])
     ]
-    for parent, key in places:
-        setattr(parent, key, wrapper(parent[key], current))
+    for holder, key in places:
+        holder[key] = wrapper(holder[key], current)
     return bool(places)
 
 
-def _children(parent: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    return ((key, child) for key, child in parent.items() if isinstance(child, nn.Module))
+def _children(parent: nn.Module) -> Iterator[tuple[str, Any, Any]]:
+    """The attribute, what holds the child (the parent, or a list), and the child's key there."""
+    for name, value in parent.items():
+        if isinstance(value, nn.Module):
+            yield name, parent, name
+        elif isinstance(value, list):
+            yield from ((name, value, place) for place, child in enumerate(value) if isinstance(child, nn.Module))
 
 
 REGISTRY = [
@@ -208,6 +220,7 @@ REGISTRY = [
     Adaptation("masks reach one token beyond the window that is kept", _wider_masks),
     Adaptation("an indexer writes into its cache's buffers", _written_buffers),
     Adaptation("outputs of experts with biases are laid out row by row", _biased_experts),
+    Adaptation("packed layers with one group a row are unpacked", _single_groups),
     Adaptation("the last tokens of a row are kept as state", _token_history),
     Adaptation("attention within chunks has masks of each row's own", _chunked_attention),
     Adaptation("blocks of keys are chosen by each row's own positions", _indexed_blocks),

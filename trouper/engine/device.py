@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from functools import cache
 from pathlib import Path
 
 import mlx.core as mx
@@ -20,6 +21,14 @@ def is_cpu() -> bool:
     return bool(mx.default_device().type == mx.DeviceType.cpu)
 
 
+@cache
+def rounds_factors() -> bool:
+    """Whether float32 products round their factors to TensorFloat-32 (11 bits of mantissa), as NVIDIA's tensor cores do unless
+    MLX_ENABLE_TF32=0. Found by multiplying: there 1 + 2**-13 is 1. The size is one at which tensor cores are used."""
+    side = mx.full((128, 128), 1 + 2**-13)
+    return not is_cpu() and bool(mx.abs((side @ mx.eye(128))[0, 0] - 1).item() < 2**-14)  # type: ignore[operator]
+
+
 def runs_ahead() -> bool:
     """Whether a step can be launched while the one before it runs. On CPU MLX bounds the tasks in flight to a few, so that
     launching blocks until the device has come almost that far."""
@@ -34,6 +43,11 @@ def prepares_shapes() -> bool:
 def name() -> str:
     info = mx.device_info()
     return str(info.get("device_name") or info.get("architecture") or platform.machine())
+
+
+def architecture() -> str:
+    """As MLX calls it, such as "sm_90" of an NVIDIA GPU; "" of a CPU."""
+    return "" if is_cpu() else str(mx.device_info().get("architecture", ""))
 
 
 def memory_limit_bytes(sharers: int = 1) -> int:

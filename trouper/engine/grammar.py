@@ -24,7 +24,7 @@ from llguidance._tokenizer import TokenizerWrapper as Wrapped
 from trouper import heap
 from trouper.engine.recent import Recent
 from trouper.engine.schema_faults import place_of, too_wide
-from trouper.engine.trial import Trial, TrialFailedError
+from trouper.engine.trial import SMALL, Trial, TrialFailedError
 from trouper.protocol.errors import RequestFailed, bad_request
 from trouper.protocol.grammar import Grammar
 
@@ -40,8 +40,6 @@ COMPILE_S = 10.0
 RECENT_BYTES = 64 * 2**20
 """Bound of the cache of compiled grammars that no request uses."""
 BYTES_PER_CHARACTER = 500
-SMALL = 8192
-"""Characters up to which a grammar uses the trial process for small ones, so that it never waits for a large one."""
 Mask = np.ndarray[Any, np.dtype[np.uint8]]
 """Packed bits, lowest first."""
 
@@ -153,7 +151,7 @@ class Grammars:
 
     def _fault(self, grammar: Grammar, text: str, timeout_s: float) -> str:
         """Why it cannot be followed, or "". Raises `TrialFailedError`."""
-        trial = self._trials[len(grammar.source) > SMALL]
+        trial = self._trials[len(grammar.source) > SMALL]  # A small one never waits for a large one.
         return reason_of(trial.fault(text, _limits(grammar).max_items_in_row, timeout_s))
 
     def _place(self, grammar: Grammar, end: float) -> str:

@@ -20,6 +20,8 @@ log = logging.getLogger("trouper.grammar")
 SCRIPT = Path(__file__).with_name("grammar_trial.py")
 START_S = 60.0
 """Time limit for starting the interpreter, llguidance and the vocabulary: well under a second on an idle machine."""
+SMALL = 8192
+"""Characters of a grammar that does not overflow a thread's stack however deeply it is nested."""
 
 
 class TrialFailedError(Exception):
@@ -43,11 +45,17 @@ class Trial:
         self._impossible = False
 
     def fault(self, text: str, max_items: int | None, timeout_s: float) -> str:
-        """llguidance's error message, or "". Raises `TrialFailedError`. Also "" where no process can be started."""
+        """llguidance's error message, or "". Raises `TrialFailedError`. Also "" for a small grammar where no process can be
+        started."""
         with self._lock:
             process = self._ready()
-            if process is None:
+            if process is None and len(text) <= SMALL:
                 return ""
+            if process is None:
+                said = (
+                    f"over {SMALL} characters need a process of their own to be compiled, which cannot be started here"
+                )
+                raise TrialFailedError(said, slow=False)
             try:
                 return str(_exchange(process, {"text": text, "max_items": max_items}, timeout_s))
             except TimeoutError:
@@ -60,12 +68,16 @@ class Trial:
                 raise TrialFailedError(said, slow=False) from None
 
     def _ready(self) -> subprocess.Popen[bytes] | None:
-        """The process, which has the vocabulary."""
+        """The process, which has the vocabulary. None if none can be started. Raises `TrialFailedError` if it took too long."""
         if self._process is None and not self._impossible:
             try:
                 self._process = process = _start()
                 self._end = weakref.finalize(self, _ended, process)
                 _exchange(process, self._vocabulary(), START_S)
+            except TimeoutError:  # The machine is busy: the next grammar may find it otherwise.
+                self._stop()
+                said = f"the process that compiles it did not start within {START_S:g} s"
+                raise TrialFailedError(said, slow=True) from None
             except (OSError, EOFError) as error:
                 self._stop()
                 self._impossible = True

@@ -20,7 +20,7 @@ from trouper.engine import device
 from trouper.engine.quantized import KvFormat
 
 NOISE_FACTOR = 6.0
-"""The bound is this many times what the model differs from itself in chunks of other sizes and in a batch of two."""
+"""The bound is this many times what the model differs from itself in chunks of other sizes."""
 
 
 @attrs.frozen
@@ -48,15 +48,15 @@ class Arithmetic:
 
 FLOAT32 = Arithmetic(floor=1e-4, ceiling=1e-2, by_median=False)
 """24 bits of mantissa: tiny models of every module differ from themselves by 8e-7 to 3e-5."""
-TENSOR_FLOAT32 = Arithmetic(floor=4e-3, ceiling=8e-2)
-"""Accelerators may multiply float32 with 11 bits of mantissa."""
+TENSOR_FLOAT32 = Arithmetic(floor=1e-2, ceiling=0.1)
+"""11 bits of mantissa in the factors of products, of some products: those with one row may be exact."""
 FLOAT16 = Arithmetic(floor=8e-3, ceiling=0.15)
 BFLOAT16 = Arithmetic(floor=3e-2, ceiling=0.3)
-"""8 bits of mantissa. Routers of experts that round differently choose other experts."""
-ROUTED_FLOOR, ROUTED_CEILING = 0.15, 0.5
-"""Where a router chooses experts and arithmetic is coarse, most positions may have met another expert in some layer. Seen on an H200:
-the shape of gpt-oss-20b with random weights in bfloat16 differs by 0.09 between one row and two. Planted faults made 18 of 19
-tiny models with experts differ by 0.2 to 1.3 (one first token that was misplaced: 0.14)."""
+"""8 bits of mantissa."""
+ROUTED_CEILING = 0.5
+"""Where a router chooses experts and arithmetic is coarse, most positions may have met another expert in some layer, and
+the model differs as much from itself. Seen on an H200: the shape of gpt-oss-20b with random weights in bfloat16 differs by
+0.09 to 0.23 between one row and two."""
 KV_FLOORS = {8: 3e-2, 4: 0.3}
 """With quantized KV: a value that rounds to the neighbouring step differs by this much of its group."""
 
@@ -68,9 +68,9 @@ def arithmetic_of(model: nn.Module, kv: KvFormat) -> Arithmetic:
     elif mx.float16 in dtypes:
         plain = FLOAT16
     else:
-        plain = FLOAT32 if device.is_cpu() else TENSOR_FLOAT32
+        plain = TENSOR_FLOAT32 if device.rounds_factors() else FLOAT32
     if plain is not FLOAT32 and is_routed(model):
-        plain = attrs.evolve(plain, floor=ROUTED_FLOOR, ceiling=ROUTED_CEILING)
+        plain = attrs.evolve(plain, ceiling=ROUTED_CEILING)
     floor = max(plain.floor, KV_FLOORS.get(kv.bits, 0.0))
     return Arithmetic(floor, max(plain.ceiling, 2 * floor), plain.by_median)
 

@@ -26,7 +26,7 @@ GAINS = (3.0, 8.0)
 """Random matrices are this many times what layers draw at first, so that attention and experts have a say beside the
 residual stream."""
 WHOLE_VOCABULARY = 10**9
-AUDIBLE, FLOORS = 1e-2, 10
+AUDIBLE, FLOORS = 1e-2, 2
 """A change of one token of the context must change the logits by so much, and by so many times the floor of the bound."""
 SLOW: dict[str, tuple[float, float]] = {"A_log": (-1.5, 0.5), "dt_bias": (-3.5, -1.0)}
 """Ranges of parameters by which recurrent state decays: at first it forgets within a token or two."""
