@@ -3,6 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import os
+from pathlib import Path
+
+
+def resident_bytes() -> int:
+    """Of this process; 0 where `give_back` does nothing."""
+    if getattr(ctypes.CDLL(None), "malloc_trim", None) is None:
+        return 0
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError, ValueError):
+        return 0
 
 
 def give_back() -> None:

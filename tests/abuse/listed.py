@@ -320,9 +320,9 @@ def scored(**fields: Any) -> Ask:
 
 SCORES = (
     served("scores", "echo of 7,000 tokens with 20 logprobs each", scored()),
-    served("scores", "the same, streamed", scored(stream=True)),
-    served("scores", "echo of four times 3,000 tokens with 20 logprobs", scored(prompt=[WORDS * 300] * 4)),
-    served("scores", "echo of 7,000 tokens with their own logprobs", scored(logprobs=0, max_tokens=0)),
+    served("scores", "echo of 1,800 tokens, streamed", scored(stream=True, prompt=WORDS * 180)),
+    served("scores", "echo of four times 600 tokens with 20 logprobs", scored(prompt=[WORDS * 60] * 4)),
+    served("scores", "echo of 1,800 tokens with their own logprobs", scored(prompt=WORDS * 180, logprobs=0, max_tokens=0)),
     served("scores", "a prompt of 7,000 tokens to embed", Ask(of(input=LONG), EMBEDDINGS)),
     served("scores", "sixteen prompts of 500 tokens to embed", Ask(of(input=[WORDS * 50] * 16), EMBEDDINGS)),
     served("scores", "30 answers with 20 logprobs", Ask(chat(n=30, logprobs=True, top_logprobs=20, max_tokens=16))),
@@ -381,7 +381,7 @@ HONEST: Mapping[Kind, tuple[Ask, ...]] = {
     "body": (Ask(chat()),),
     "prompt": (prompt(WORDS, 100, max_tokens=4),),
     "structure": (schema(properties(5, required=True)),),
-    "scores": (prompt(WORDS, 150, max_tokens=1),),
+    "scores": (prompt(WORDS, 700, max_tokens=1),),
     "many": times(20, Ask(chat(max_tokens=4))),
     "odd": (Ask(chat()),),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trouper.actors.janitor import judge
+from trouper.actors.janitor import MOST_KEPT, ProcessMemory, judge
 from trouper.protocol.health import MemoryStatus
 from trouper.protocol.model import MemoryFacts
 
@@ -48,3 +48,36 @@ def test_f25_what_was_not_given_is_not_asked_for_again() -> None:
     asked = judge(memory(95, 10), MemoryStatus(), 0.9)
     assert judge(memory(95, 10), asked, 0.9, kept_bytes=10).releases == asked.releases
     assert judge(memory(95, 30), asked, 0.9, kept_bytes=10).releases == asked.releases + 1
+
+
+class TestProcessMemory:
+    """What heaps keep after many rows is asked back when few are left, and once."""
+
+    def played(self, *looks: tuple[int, int]) -> list[bool]:
+        """Of bytes and rows."""
+        process = ProcessMemory()
+        return [process.is_worth_releasing(resident, rows) for resident, rows in looks]
+
+    def test_after_a_burst_beside_a_stream(self) -> None:
+        assert self.played((100, 1), (100, 1), (180, 32), (180, 1), (101, 1), (101, 1)) == [
+            False, False, False, True, False, False,
+        ]  # fmt: skip
+
+    def test_a_burst_between_two_looks(self) -> None:
+        assert self.played((100, 1), (180, 1)) == [False, True]
+
+    def test_not_while_the_rows_are_there(self) -> None:
+        assert not any(self.played((100, 0), (180, 32), (180, 30), (190, 17)))
+        assert self.played((100, 0), (180, 32), (180, 16)) == [False, False, True]
+
+    def test_what_is_not_given_back_is_needed(self) -> None:
+        assert self.played((100, 1), (180, 1), (180, 1), (180, 1), (180, 1)) == [False, True, False, False, False]
+
+    def test_little_is_left_alone(self) -> None:
+        assert not any(self.played((100, 1), (int(100 * MOST_KEPT), 1)))
+
+    def test_a_process_that_has_less_than_before_has_settled(self) -> None:
+        assert self.played((100, 1), (50, 1), (60, 1)) == [False, False, True]
+
+    def test_where_nothing_is_known_nothing_is_asked(self) -> None:
+        assert not any(self.played((0, 0), (0, 32), (0, 0)))

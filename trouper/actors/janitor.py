@@ -23,6 +23,10 @@ INSPECT_EVERY_S = 60.0
 WORTH_RELEASING = 0.01
 """Of the device's limit. Spare buffers are what makes the allocator fast; a few of them are always there."""
 
+FEW_ROWS = 4
+MOST_KEPT = 1.05
+"""Of what the process had before: 60 clients at once left 1.8 times that behind."""
+
 
 async def keep_tidy(
     orders: trio.MemorySendChannel[DiskOrder],
@@ -34,11 +38,14 @@ async def keep_tidy(
     """The actor. Never ends by itself. A full `orders` sheds: the writer has enough to do. `orders` outlives a crash, so
     the graph closes it, not this. While nobody is served, what lies on disk is inspected a few files at a time."""
     next_sweep = next_look = trio.current_time()
-    kept_bytes = 0
+    kept_bytes, process = 0, ProcessMemory()
     while True:
         facts, last = look(), memory.latest
         kept_bytes = min(kept_bytes, facts.spare_bytes)
-        memory.publish(judge(facts, last, settings.memory_fraction, kept_bytes))
+        status = judge(facts, last, settings.memory_fraction, kept_bytes)
+        if process.is_worth_releasing(facts.resident_bytes, scheduler.latest.active_sequences):
+            status = attrs.evolve(status, releases=last.releases + 1)
+        memory.publish(status)
         if memory.latest.releases > last.releases:
             kept_bytes = facts.spare_bytes
         if trio.current_time() >= next_sweep:
@@ -55,6 +62,27 @@ def _order(orders: trio.MemorySendChannel[DiskOrder], order: DiskOrder) -> None:
         orders.send_nowait(order)
     except trio.WouldBlock:
         log.debug("the disk has enough to do; %s must wait", order)
+
+
+@attrs.define
+class ProcessMemory:
+    """When to ask back what the process keeps of memory that was freed: after many rows, once few are left. While the rows
+    that needed it are there it is not asked for, since the next step would need it again."""
+
+    settled_bytes: int = 0
+    """What the process had when it last kept nothing that it did not need; 0: not known yet."""
+    _busiest: int = 0
+    """Most rows at one time since then."""
+    _asked: bool = False
+
+    def is_worth_releasing(self, resident_bytes: int, rows: int) -> bool:
+        if not self.settled_bytes or self._asked or resident_bytes < self.settled_bytes:
+            self.settled_bytes, self._busiest, self._asked = resident_bytes, rows, False
+            return False
+        self._busiest = max(self._busiest, rows)
+        few = rows <= max(FEW_ROWS, self._busiest // 2)
+        self._asked = few and resident_bytes > self.settled_bytes * MOST_KEPT
+        return self._asked
 
 
 def judge(facts: MemoryFacts, last: MemoryStatus, fraction: float, kept_bytes: int = 0) -> MemoryStatus:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from trouper import heap
 from trouper.protocol.model import MemoryFacts
 
 CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
@@ -63,6 +64,7 @@ def memory_facts(sharers: int = 1) -> MemoryFacts:
         active_bytes=mx.get_active_memory(),
         spare_bytes=mx.get_cache_memory(),
         limit_bytes=memory_limit_bytes(sharers),
+        resident_bytes=heap.resident_bytes(),
     )
 
 

@@ -11,6 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from trouper import heap
 from trouper.engine.blocks import BlockStore
 from trouper.engine.choosing import Choosing
 from trouper.engine.digests import Digests
@@ -121,6 +122,7 @@ class StepEngine:
         at = time.perf_counter()
         if plan.release_memory:
             mx.clear_cache()
+            heap.give_back()
         self._store(plan)
         self._drop(plan.drop)
         self._load(plan)

@@ -127,6 +127,8 @@ class MemoryFacts:
     spare_bytes: int
     """Held by the allocator for reuse."""
     limit_bytes: int
+    resident_bytes: int = 0
+    """Of the process, with what its heaps keep; 0 where nothing can be given back, or nothing is known."""
 
 
 class Engine(Protocol):
