@@ -67,11 +67,16 @@ class TestProcessMemory:
         assert self.played((100, 1), (180, 1)) == [False, True]
 
     def test_not_while_the_rows_are_there(self) -> None:
-        assert not any(self.played((100, 0), (180, 32), (180, 30), (190, 17)))
-        assert self.played((100, 0), (180, 32), (180, 16)) == [False, False, True]
+        """Those that are left would fault their pages in again: with half of them that paused streams for over a second."""
+        assert not any(self.played((100, 0), (180, 64), (180, 32), (190, 9)))
+        assert self.played((100, 0), (180, 64), (180, 8)) == [False, False, True]
 
     def test_what_is_not_given_back_is_needed(self) -> None:
         assert self.played((100, 1), (180, 1), (180, 1), (180, 1), (180, 1)) == [False, True, False, False, False]
+
+    def test_a_burst_before_the_next_look(self) -> None:
+        """What it had before the first burst is not forgotten for the second one."""
+        assert self.played((100, 1), (180, 1), (140, 20), (140, 1)) == [False, True, False, True]
 
     def test_little_is_left_alone(self) -> None:
         assert not any(self.played((100, 1), (int(100 * MOST_KEPT), 1)))

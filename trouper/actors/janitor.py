@@ -73,16 +73,19 @@ class ProcessMemory:
     """What the process had when it last kept nothing that it did not need; 0: not known yet."""
     _busiest: int = 0
     """Most rows at one time since then."""
-    _asked: bool = False
+    _asked_bytes: int = 0
+    """What it had when it was asked for, last time; 0 if it was not."""
 
     def is_worth_releasing(self, resident_bytes: int, rows: int) -> bool:
-        if not self.settled_bytes or self._asked or resident_bytes < self.settled_bytes:
-            self.settled_bytes, self._busiest, self._asked = resident_bytes, rows, False
+        nothing_given = self._asked_bytes and resident_bytes * MOST_KEPT > self._asked_bytes
+        if not self.settled_bytes or nothing_given or resident_bytes < self.settled_bytes:
+            self.settled_bytes, self._busiest, self._asked_bytes = resident_bytes, rows, 0
             return False
         self._busiest = max(self._busiest, rows)
-        few = rows <= max(FEW_ROWS, self._busiest // 2)
-        self._asked = few and resident_bytes > self.settled_bytes * MOST_KEPT
-        return self._asked
+        few = rows <= max(FEW_ROWS, self._busiest // 8)
+        worth = few and resident_bytes > self.settled_bytes * MOST_KEPT
+        self._asked_bytes = resident_bytes if worth else 0
+        return worth
 
 
 def judge(facts: MemoryFacts, last: MemoryStatus, fraction: float, kept_bytes: int = 0) -> MemoryStatus:
