@@ -90,7 +90,7 @@ class Pair:
         self.rows = [self.rows[place] for place in arranged]
         self.lengths = [self.lengths[place] for place in arranged]
         if self.rows:
-            self.slots.fit(len(self.rows), max(self.lengths) + 1)
+            self.slots.fit(len(self.rows), max(self.lengths) + 1, exactly=bool(self.dice.randint(2)))
         else:
             self.slots.clear()
             assert self.slots.nbytes == 0

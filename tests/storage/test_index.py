@@ -381,3 +381,13 @@ def test_the_machine_notices(broken: type[Index]) -> None:
     """Negative control."""
     with pytest.raises(AssertionError):
         play(broken, 1000, [Phase.generate])
+
+
+def test_what_can_never_fit_evicts_nothing() -> None:
+    index = new(blocks=4)
+    put(index, range(4 * BLOCK))
+    held = index.bytes
+    assert not index.make_room(index.sizes.capacity_bytes + 1)
+    assert (index.bytes, known(index, range(4 * BLOCK))) == (held, 4 * BLOCK)
+    assert index.make_room(index.sizes.capacity_bytes)
+    assert index.bytes == 0

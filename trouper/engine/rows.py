@@ -41,6 +41,9 @@ class Rows(Protocol):
     def make_room(self, rows: int) -> None:
         """So many more will open: buffers that grow for each of them would be copied each time."""
 
+    def give_back(self) -> None:
+        """Keep no more memory than the rows that are here need."""
+
     def open(self, row: RowId) -> None:
         """A new row, without KV, to be prefilled."""
 
@@ -126,6 +129,11 @@ class SlotRows:
         for cache in self._leaves:
             if not isinstance(cache, StateSlots):
                 cache.hold(len(self._order) + rows)
+
+    def give_back(self) -> None:
+        for cache in self._leaves if self._order else ():
+            if not isinstance(cache, StateSlots):
+                cache.fit(len(self._order), int(self._lengths.max()) + 1, exactly=True)
 
     def open(self, row: RowId) -> None:
         self._order.append(row)

@@ -37,6 +37,9 @@ class SingleRows:
     def make_room(self, rows: int) -> None:
         """Each has caches of its own."""
 
+    def give_back(self) -> None:
+        """A row's caches go with it."""
+
     def open(self, row: RowId) -> None:
         self._caches[row] = make_prompt_cache(self._model)
         self._lengths[row] = 0

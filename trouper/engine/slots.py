@@ -81,17 +81,20 @@ class SlotCache:
         self.slots = slots
         self.buffers = [_grown(buffer, slots, buffer.shape[2], buffer) for buffer in self.buffers]
 
-    def fit(self, slots: int, tokens: int) -> None:
-        """Give back what is four times too large: a burst of rows or one long row has left."""
+    def fit(self, slots: int, tokens: int, *, exactly: bool = False) -> None:
+        """Give back what is four times too large, or `exactly` all that is too large: a burst of rows or one long row has
+        left."""
         self.slots = slots
-        self.buffers = [self._fitted(buffer, slots, self._capacity(tokens)) for buffer in self.buffers]
+        tokens = self._capacity(tokens)
+        if exactly:
+            self.buffers = [_cut(buffer, slots, tokens) for buffer in self.buffers]
+        else:
+            self.buffers = [self._fitted(buffer, slots, tokens) for buffer in self.buffers]
 
     def _fitted(self, buffer: mx.array, slots: int, tokens: int) -> mx.array:
         keep_slots = 2 * slots if buffer.shape[0] > max(4 * slots, 8) else buffer.shape[0]
         keep_tokens = tokens if buffer.shape[2] > 4 * tokens else buffer.shape[2]
-        if (keep_slots, keep_tokens) == (buffer.shape[0], buffer.shape[2]):
-            return buffer
-        return mx.contiguous(buffer[:keep_slots, :, :keep_tokens])
+        return _cut(buffer, keep_slots, keep_tokens)
 
     def _capacity(self, tokens: int) -> int:
         return self.shapes.capacity(tokens + self.phase) - self.phase
@@ -123,6 +126,13 @@ class SlotCache:
     def _shape_mask(self, mask: mx.array) -> mx.array:
         """(n, queries, keys) bool to the rank that the model's attention broadcasts."""
         return mask.reshape(mask.shape[0], *([1] * (self._traits.mask_rank - 3)), *mask.shape[1:])
+
+
+def _cut(buffer: mx.array, slots: int, tokens: int) -> mx.array:
+    """At most so many slots and tokens."""
+    if buffer.shape[0] <= slots and buffer.shape[2] <= tokens:
+        return buffer
+    return mx.contiguous(buffer[:slots, :, :tokens])
 
 
 def _grown(buffer: mx.array | None, slots: int, tokens: int, like: mx.array) -> mx.array:

@@ -122,6 +122,7 @@ class StepEngine:
         at = time.perf_counter()
         if plan.release_memory:
             mx.clear_cache()
+            self._rows.give_back()
             heap.give_back()
         self._store(plan)
         self._drop(plan.drop)
