@@ -14,12 +14,12 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.fakes import ByteTokenizer, FakeEngine, card
 from trouper import Generate, Runtime, Settings, TokenPrompt, run_runtime
-from trouper.actors.channels import Channels
 from trouper.actors.graph import CHANNELS
 from trouper.actors.graph import _answer_undelivered as answer_undelivered
-from trouper.actors.intake import Admitted
+from trouper.actors.request_intake import Admitted
+from trouper.actors.runtime.channels import Channels
+from trouper.actors.runtime.submission import Submission, open_submission
 from trouper.actors.scheduler import SchedulerEdges, schedule
-from trouper.actors.submission import Submission, open_submission
 from trouper.protocol.batch import NOTHING_SHOWN, BatchFacts
 from trouper.protocol.health import DirectoryFacts, MemoryStatus, SchedulerFacts
 from trouper.protocol.model import LoadedModel, ModelCard

@@ -15,14 +15,14 @@ from tests.actors.bench import Opened, Replies, code, generate, heard
 from tests.fakes import EOS, ByteTokenizer, card
 from tests.web.serving import eventually
 from trouper import ChatPrompt, Generate, RequestFailed, Sampling, Settings, TextPrompt, TokenPrompt
-from trouper.actors.intake import LONG_LANE, Admitted, prepare, take_in_requests
-from trouper.actors.lanes import AT_ONCE
-from trouper.actors.submission import Submission
-from trouper.actors.tokenizing import LONG_TEXT
+from trouper.actors.request_intake import LONG_LANE, Admitted, prepare, take_in_requests
+from trouper.actors.runtime.prompt_tokenizing import LONG_TEXT
+from trouper.actors.runtime.submission import Submission
+from trouper.actors.runtime.worker_lanes import AT_ONCE
 from trouper.protocol.capabilities import Capabilities
-from trouper.protocol.errors import Problem
 from trouper.protocol.grammar import MAX_SOURCE, Grammar
 from trouper.protocol.model import LoadedModel
+from trouper.protocol.problems import Problem
 
 MODEL = LoadedModel(card(context_length=100), ByteTokenizer())
 HELLO = ({"role": "user", "content": "hello"},)

@@ -25,9 +25,9 @@ from tests.reuse.serving import text
 from tests.sim.world import Eager
 from trouper import Generate, Sampling, TokenPrompt, run_runtime
 from trouper.actors import scheduler
-from trouper.actors.speculation import Speculation
+from trouper.actors.scheduling.speculation_policy import Speculation
 from trouper.engine import host
-from trouper.engine.drafting import Drafting
+from trouper.engine.spec_decode.prompt_lookup import Drafting
 from trouper.engine.step import Launched, StepEngine
 from trouper.protocol.health import SchedulerFacts, SpeculationFacts
 from trouper.protocol.plans import Plan

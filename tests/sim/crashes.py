@@ -19,8 +19,8 @@ from tests.sim.weather import SimEngine, Weather
 from tests.sim.world import CLIENTS, Eager, World, _watched
 from trouper import Runtime, TokenPrompt
 from trouper.actors import scheduler as scheduler_module
-from trouper.actors.speculation import Speculation
-from trouper.actors.supervision import RestartLimit
+from trouper.actors.runtime.supervision import RestartLimit
+from trouper.actors.scheduling.speculation_policy import Speculation
 
 Fault = Literal["a prompt", "a place in an answer", "two that decode", "a short prompt in company", "any two"]
 FAULTS: tuple[Fault, ...] = (

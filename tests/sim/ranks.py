@@ -30,11 +30,11 @@ from tests.sim.weather import STALL_TIMEOUT_S, SimEngine, SimulatedCrash, Weathe
 from tests.sim.world import CLIENTS, Eager, World, _watched
 from trouper import Runtime
 from trouper.actors import scheduler as scheduler_module
-from trouper.actors.following import Follower
 from trouper.actors.graph import run_graph
-from trouper.actors.leading import Leader, RankLost
-from trouper.actors.link import Link
-from trouper.actors.speculation import Speculation
+from trouper.actors.ranks.follower import Follower
+from trouper.actors.ranks.leader import Leader, RankLost
+from trouper.actors.ranks.rank_link import Link
+from trouper.actors.scheduling.speculation_policy import Speculation
 from trouper.protocol.blocks import Payload, Tensor
 from trouper.protocol.model import LoadedModel
 from trouper.protocol.plans import BlockId, Plan, RowId, Stepped

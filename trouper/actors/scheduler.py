@@ -6,38 +6,40 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from itertools import count
 
 import attrs
 import numpy as np
 import trio
 
-from trouper.actors.blame import Involved, Standing
-from trouper.actors.intake import Admitted
-from trouper.actors.isolation import may_enter
-from trouper.actors.pace import Pace
-from trouper.actors.policy import free_rows, share_chunks
-from trouper.actors.prefix import Found, PrefixCache
-from trouper.actors.pulse import Pulse
-from trouper.actors.recovery import Carried, LeftBehind, Recovery, crashes_engine
-from trouper.actors.rows import Row
-from trouper.actors.showing import Showing
-from trouper.actors.speculation import Record, Speculation
-from trouper.actors.submission import Submission
-from trouper.actors.tiers import DiskTier, Ticket
-from trouper.actors.watches import STUCK_FACTOR
+from trouper.actors.request_intake import Admitted
+from trouper.actors.runtime.batch_view import Showing
+from trouper.actors.runtime.channels import offer
+from trouper.actors.runtime.crash_recovery import Carried, LeftBehind, Recovery, crashes_engine
+from trouper.actors.runtime.submission import Submission
+from trouper.actors.runtime.watches import STUCK_FACTOR
+from trouper.actors.scheduling.chunk_sizer import free_rows, share_chunks
+from trouper.actors.scheduling.crash_attribution import Involved, Standing
+from trouper.actors.scheduling.crash_isolation import may_enter
+from trouper.actors.scheduling.disk_tier import DiskTier, Ticket
+from trouper.actors.scheduling.prefill_budget import Pace
+from trouper.actors.scheduling.prefix_cache import Found, PrefixCache
+from trouper.actors.scheduling.prefix_tree import Chain, token_bytes
+from trouper.actors.scheduling.sequence import Row
+from trouper.actors.scheduling.speculation_policy import Record, Speculation
+from trouper.actors.scheduling.step_statistics import Pulse
 from trouper.protocol.batch import BatchFacts
-from trouper.protocol.errors import Problem, queue_full, rank_lost
 from trouper.protocol.health import DirectoryFacts, MemoryStatus, RanksFacts, SchedulerFacts
 from trouper.protocol.model import LoadedModel
 from trouper.protocol.plans import PLANS_IN_FLIGHT, Admit, Chunk, Load, Plan, Restore, RowId, Stepped, Store
+from trouper.protocol.problems import Problem, queue_full, rank_lost
 from trouper.protocol.replies import Embedded, Finished, TokenLogprobs
 from trouper.protocol.requests import Generate
 from trouper.protocol.sampling import Sampling
 from trouper.protocol.settings import Settings
 from trouper.protocol.watch import Watch
 from trouper.protocol.work import DiskNews, DiskOrder
-from trouper.storage.index import Chain, token_bytes
 
 log = logging.getLogger("trouper.scheduler")
 
@@ -139,7 +141,9 @@ class Scheduler:
         self._pooling = model.card.embedding.pooling if model.card.embedding else None
         self._settings = settings
         self._cache = PrefixCache.of(model.card, namespace, settings, edges.facts.latest.cache)
-        self._disk = DiskTier(edges.orders, edges.directory, edges.disk_known, self._cache)
+        self._disk = DiskTier(
+            partial(offer, edges.orders), edges.directory, edges.disk_known.set, self._cache, trio.current_time
+        )
         self._cache.saves = settings.blocks_dir is not None
         facts = attrs.evolve(edges.facts.latest.speculation, reason=model.card.no_drafts)
         self._drafts = settings.speculation
