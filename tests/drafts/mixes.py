@@ -24,7 +24,7 @@ from tests.real.wishes import wishes
 from tests.reuse.serving import text
 from tests.sim.world import Eager
 from trouper import Generate, Sampling, TokenPrompt, run_runtime
-from trouper.actors import scheduler
+from trouper.actors.scheduling import core
 from trouper.actors.scheduling.speculation_policy import Speculation
 from trouper.engine import host
 from trouper.engine.spec_decode.prompt_lookup import Drafting
@@ -100,7 +100,7 @@ def drafting(mix: Mix, answers: Answers) -> Iterator[None]:
         return Foretelling(least, most, tokens, answers=answers, dice=random.Random(mix.seed))
 
     policy = Eager if mix.eager else Speculation
-    with patch.object(scheduler, "Speculation", policy), patch.object(host, "Drafting", made):
+    with patch.object(core, "Speculation", policy), patch.object(host, "Drafting", made):
         yield
 
 

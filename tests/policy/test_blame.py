@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tests.actors.bench import generate
 from trouper import Sampling, Settings, TokenPrompt
-from trouper.actors.request_intake import Admitted
 from trouper.actors.runtime.submission import open_submission
+from trouper.actors.scheduling.admitted import Admitted
 from trouper.actors.scheduling.crash_attribution import (
     APART_S,
     MOST_APART_S,
@@ -37,7 +37,7 @@ def admitted(*tokens: int, seed: int = 0, **sampling: Any) -> Admitted:
     wish = generate(prompt=TokenPrompt(tokens), sampling=Sampling(seed=seed, **sampling))
     submission, answer = open_submission(wish, Settings())
     answer.close()
-    submission.replies.close()
+    submission.close()
     return Admitted(submission, tokens, 10)
 
 

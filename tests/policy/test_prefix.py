@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.actors.bench import generate
 from tests.fakes import CUTTABLE, UNCUTTABLE, ByteTokenizer, card
 from trouper import Settings
-from trouper.actors.request_intake import Admitted
 from trouper.actors.runtime.submission import open_submission
+from trouper.actors.scheduling.admitted import Admitted
 from trouper.actors.scheduling.crash_attribution import Content, Standing
 from trouper.actors.scheduling.prefix_cache import Found, PrefixCache, cache_namespace
 from trouper.actors.scheduling.prefix_tree import token_bytes

@@ -11,8 +11,8 @@ from tests.actors.bench import Replies, generate, heard
 from tests.fakes import EOS, ByteTokenizer
 from tests.policy.reference import reference
 from trouper import Settings
-from trouper.actors.request_intake import Admitted
 from trouper.actors.runtime.submission import open_submission
+from trouper.actors.scheduling.admitted import Admitted
 from trouper.actors.scheduling.crash_attribution import Standing, digests
 from trouper.actors.scheduling.prefix_tree import Chain, Node, token_bytes
 from trouper.actors.scheduling.sequence import Row

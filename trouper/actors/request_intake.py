@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-import attrs
 import trio
 
 from trouper.actors.runtime.prompt_tokenizing import check_text, is_short, most_tokens, tokens_of
 from trouper.actors.runtime.submission import Submission
 from trouper.actors.runtime.worker_lanes import Lane, Lanes
+from trouper.actors.scheduling.admitted import Admitted
 from trouper.actors.scheduling.crash_cause import cause_of
 from trouper.protocol.grammar import MAX_SOURCE, Grammar
 from trouper.protocol.model import LoadedModel, Tokenizer
@@ -30,18 +30,6 @@ LONG_LANE = 200_000
 LONG_GRAMMAR = 8192
 """Characters of a grammar beyond which it is compiled in the slow lane."""
 Spread = Callable[[Grammar], Awaitable[None]]
-
-
-@attrs.frozen(eq=False)
-class Admitted:
-    """A request that the model can answer: its tokens, and how many more it may have."""
-
-    submission: Submission
-    prompt: tuple[int, ...]
-    max_tokens: int
-    thinking: ThinkingLimit | None = None
-    compiled: object = None
-    """Keeps the compiled grammar available to the engine."""
 
 
 async def take_in_requests(

@@ -38,6 +38,10 @@ class Submission:
         self.reply(event)
         self.replies.close()
 
+    def close(self) -> None:
+        """After the terminal event, or where nobody listens."""
+        self.replies.close()
+
     def fail(self, problem: Problem) -> None:
         self.end(Failed(problem))
 

@@ -19,7 +19,7 @@ from typing import NewType
 
 import attrs
 
-from trouper.actors.request_intake import Admitted
+from trouper.actors.scheduling.admitted import Admitted
 from trouper.actors.scheduling.crash_cause import Cause
 
 Content = NewType("Content", bytes)

@@ -6,7 +6,7 @@ from bisect import insort
 
 import attrs
 
-from trouper.actors.request_intake import Admitted
+from trouper.actors.scheduling.admitted import Admitted
 from trouper.actors.scheduling.crash_attribution import Standing
 from trouper.actors.scheduling.detokenizer import TextStream
 from trouper.actors.scheduling.prefill_budget import Work

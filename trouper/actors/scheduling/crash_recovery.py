@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from trouper.actors.request_intake import Admitted
+from trouper.actors.scheduling.admitted import Admitted
 from trouper.actors.scheduling.crash_attribution import Blame, Involved, Standing, Verdict
 from trouper.actors.scheduling.crash_cause import cause_of
 from trouper.actors.scheduling.sequence import Row

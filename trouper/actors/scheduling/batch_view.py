@@ -7,7 +7,6 @@ from collections.abc import Collection
 from math import inf
 
 import attrs
-import trio
 
 from trouper.actors.scheduling.sequence import Row
 from trouper.protocol.batch import NOTHING_SHOWN, BatchFacts, RowFacts
@@ -38,32 +37,31 @@ class Showing:
         """False for nearly all of a server's life."""
         return self._batch.latest is not NOTHING_SHOWN or self._looked.latest > self._answered
 
-    def stepped(self, *, decoded: bool, produced: bool) -> None:
+    def stepped(self, now: float, *, decoded: bool, produced: bool) -> None:
         """A step's tokens were committed. `decoded`: there were streams that had waited for them."""
         if not self._watched:
             self._tokens_at = None
             return
-        now = trio.current_time()
         if decoded and self._tokens_at is not None:
             self._gaps.append(now - self._tokens_at)
             self._gap_count += 1
         if produced:
             self._tokens_at = now
 
-    def show(self, rows: Collection[Row]) -> None:
+    def show(self, rows: Collection[Row], now: float) -> None:
         """After each step, and before resting."""
         if not self._watched:
             return
         look, asked = self._looked.latest, self._looked.latest > self._answered
         self._answered = look
-        if trio.current_time() - look > LOOK_S:
+        if now - look > LOOK_S:
             self._batch.publish(NOTHING_SHOWN)
         elif asked or (self._batch.latest.rows and not rows):  # Resting, it would show rows that are no more.
-            self._batch.publish(self._facts(rows))
+            self._batch.publish(self._facts(rows, now))
 
-    def _facts(self, rows: Collection[Row]) -> BatchFacts:
+    def _facts(self, rows: Collection[Row], now: float) -> BatchFacts:
         shown = tuple(map(_facts_of, rows))
-        return BatchFacts(at=trio.current_time(), rows=shown, gaps_s=tuple(self._gaps), gap_count=self._gap_count)
+        return BatchFacts(at=now, rows=shown, gaps_s=tuple(self._gaps), gap_count=self._gap_count)
 
 
 def _facts_of(row: Row) -> RowFacts:
