@@ -8,7 +8,7 @@ clients hear goes through their `Client`, which never blocks. Time is what the c
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from itertools import count
 
@@ -149,6 +149,7 @@ class Core:
         self._memory_seen = watches.memory.latest
         self._releases_seen = watches.memory.latest.releases
         self._count = attrs.evolve(watches.facts.latest, stalled_since=None)
+        self._added = Counter[str]()
         self._pulse = Pulse.of(watches.facts.latest)
 
     @property
@@ -555,7 +556,8 @@ class Core:
         self._now = now
         plan = self._unanswered.popleft()
         assert plan.step == stepped.step, f"plan {plan.step} was answered by step {stepped.step}"
-        self._count = attrs.evolve(self._count, stalled_since=None)
+        if self._count.stalled_since is not None:
+            self._count = attrs.evolve(self._count, stalled_since=None)
         for dropped in plan.drop:
             self._dropped(dropped)
         self._pace.answered(plan, stepped)
@@ -636,12 +638,16 @@ class Core:
     # -- facts -----------------------------------------------------------------------------------
 
     def _add(self, **more: int) -> None:
-        self._count = attrs.evolve(self._count, **{name: getattr(self._count, name) + n for name, n in more.items()})
+        """Count events. They are published together, once a step."""
+        self._added.update(more)
 
     def publish(self) -> None:
         """What the core counts, for whoever looks."""
+        added = {name: getattr(self._count, name) + n for name, n in self._added.items()}
+        self._added.clear()
         self._count = attrs.evolve(
             self._count,
+            **added,
             cache=self._cache.facts(),
             active_sequences=len(self._rows),
             queued_requests=len(self._waiting),
