@@ -83,6 +83,10 @@ wheel:
 sim worlds="100" *flags: _setup
     @.venv/bin/python -m tests.sim "$@"
 
+# Worlds of the scheduler's core alone with seeds 0 to N-1: no actors, no Trio; every invariant after each step
+sim-core worlds="1000": _setup
+    @.venv/bin/python -m tests.core "$@"
+
 # Simulated worlds at two ranks: collectives that hang, a link that takes its time, ranks that die, stop or differ
 sim-ranks worlds="100" *flags: _setup
     @.venv/bin/python -m tests.sim.ranks "$@"

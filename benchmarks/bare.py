@@ -13,7 +13,7 @@ import trouper.engine  # noqa: F401 - OpenBLAS before MLX
 import mlx.core as mx
 from mlx_lm.models.cache import BatchKVCache
 
-from trouper.engine.loading import load
+from trouper.engine.loading.model_loading import load
 from trouper.protocol.settings import Settings
 
 

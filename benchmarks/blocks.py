@@ -15,11 +15,11 @@ import trouper.engine  # noqa: F401 - OpenBLAS and the allocator's settings befo
 import mlx.core as mx
 import numpy as np
 
-from trouper.engine.architecture import batching_of
-from trouper.engine.blocks import BlockStore
-from trouper.engine.loading import load
-from trouper.engine.quantized import PLAIN
-from trouper.engine.rows import SlotRows
+from trouper.engine.kv.block_store import BlockStore
+from trouper.engine.kv.quantized_kv import PLAIN
+from trouper.engine.kv.slot_rows import SlotRows
+from trouper.engine.loading.architecture import by_caches
+from trouper.engine.loading.model_loading import load
 from trouper.protocol.plans import BlockId, Restore, RowId, Store
 from trouper.protocol.settings import Settings
 
@@ -120,7 +120,7 @@ def measure(layout: Tokens | Planes, size: int, tokens: int, buffers: Buffers) -
 def through_the_engine(size: int, tokens: int) -> tuple[float, float]:
     """The same by the engine's own parts, with the embedded model: slots found, lengths checked, buffers in use."""
     model = load(Settings(), lambda _: None).model
-    rows = SlotRows(model, batching_of(model), PLAIN)
+    rows = SlotRows(model, by_caches(model), PLAIN)
     blocks = BlockStore(rows)
     for row in range(SLOTS):
         rows.open(RowId(row))

@@ -7,8 +7,8 @@ import time
 
 import trio
 
-from trouper.cli.bench import load as bench
-from trouper.cli.bench.load import Stream
+from trouper.cli.commands.bench import load as bench
+from trouper.cli.commands.bench.load import Stream
 
 WORDS = bench.WORDS[:16]
 """So many, so that figures compare with earlier ones."""

@@ -17,7 +17,7 @@ import attrs
 from rich.console import Console
 from rich.table import Table
 
-from trouper.storage.index import Index, Sizes, token_bytes
+from trouper.actors.scheduling.prefix_tree import Index, Sizes, token_bytes
 
 LENGTHS = (1024, 4096, 16384, 65536, 131072)
 BLOCK_SIZE = 16

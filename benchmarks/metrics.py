@@ -22,14 +22,14 @@ from prometheus_client import generate_latest
 
 from tests.fakes import FakeEngine
 from trouper import Generate, Runtime, Settings, TokenPrompt, run_runtime
-from trouper.actors.answer import Answer
-from trouper.actors.fleet import OneModel
-from trouper.actors.pulse import Pulse
-from trouper.cli.logs import JsonLines, name_request
+from trouper.actors.runtime.answer import Answer
+from trouper.actors.runtime.model_manager import OneModel
+from trouper.actors.scheduling.step_statistics import Pulse
+from trouper.cli.log_setup import JsonLines, name_request
 from trouper.protocol.health import SchedulerFacts
 from trouper.protocol.record import RequestRecord
-from trouper.web.access import log_record
 from trouper.web.metrics.collector import Metrics, Some
+from trouper.web.observability.access_log import log_record
 
 RECORD = RequestRecord(
     request_id="a", model="fake", endpoint="/v1/chat/completions", reason="stop", prompt_tokens=9, generated_tokens=99,

@@ -14,7 +14,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.models import llama, qwen3
 
-from trouper.engine.loading import load
+from trouper.engine.loading.model_loading import load
 from trouper.protocol.settings import Settings
 
 

@@ -23,9 +23,9 @@ import mlx.nn as nn
 import numpy as np
 from mlx_lm.models.cache import BatchKVCache
 
-from trouper.engine import device
-from trouper.engine.group import Group, join
-from trouper.engine.loading import Loaded, load
+from trouper.engine.distributed.rank_group import Group, join
+from trouper.engine.loading.model_loading import Loaded, load
+from trouper.engine.platform import device
 from trouper.engine.step import Launched, StepEngine
 from trouper.protocol.plans import Admit, Chunk, Plan, RowId
 from trouper.protocol.sampling import Sampling

@@ -29,9 +29,9 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from benchmarks.kv_bits import log_softmax, text
 from benchmarks.starting import run_ranks
-from trouper.engine.group import Group, join
-from trouper.engine.loading import load
-from trouper.engine.sharding import fault, sum_in_float32
+from trouper.engine.distributed.rank_group import Group, join
+from trouper.engine.distributed.sharding import fault, sum_in_float32
+from trouper.engine.loading.model_loading import load
 from trouper.protocol.settings import Settings
 
 CHUNK = 64

@@ -18,8 +18,8 @@ import attrs
 import numpy as np
 import trio
 
-from trouper.actors.ledger import Ledger
-from trouper.engine.loading import load
+from trouper.actors.ranks.expected_state import Ledger
+from trouper.engine.loading.model_loading import load
 from trouper.engine.step import StepEngine
 from trouper.protocol.plans import Admit, Chunk, Plan, RowId, Stepped
 from trouper.protocol.sampling import Sampling

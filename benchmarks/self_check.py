@@ -23,9 +23,10 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.self_check.full_size import FULL_SIZE
-from trouper.engine import device, loading
 from trouper.engine.host import MlxEngine
-from trouper.engine.quantized import PLAIN
+from trouper.engine.kv.quantized_kv import PLAIN
+from trouper.engine.loading import model_loading
+from trouper.engine.platform import device
 from trouper.engine.self_check import tiny
 from trouper.engine.self_check.checking import Check
 from trouper.engine.self_check.starting import line_of
@@ -44,7 +45,7 @@ def of_checkpoint(model: str | None, table: Table, console: Console) -> None:
         os.environ["XDG_CACHE_HOME"] = cache
         for name, mode in CHECKPOINT_RUNS:
             began = time.perf_counter()
-            card = loading.load(Settings(model=path, no_ssd=True, self_check=mode), lambda _: None).card
+            card = model_loading.load(Settings(model=path, no_ssd=True, self_check=mode), lambda _: None).card
             took = time.perf_counter() - began
             check = f"{card.self_check.seconds:.2f}" if mode != "off" and not card.self_check.remembered else "0"
             table.add_row(card.architecture, name, check, f"{took:.2f}", ", ".join(card.capabilities.off) or "nothing")
@@ -52,9 +53,9 @@ def of_checkpoint(model: str | None, table: Table, console: Console) -> None:
 
 
 def _embedded() -> Path:
-    from trouper.engine import embedded
+    from trouper.engine.loading import bundled_model
 
-    return embedded.directory(default_cache_dir())
+    return bundled_model.directory(default_cache_dir())
 
 
 def of_shape(name: str, table: Table, console: Console) -> None:

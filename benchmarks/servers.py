@@ -53,7 +53,7 @@ def tiny_copy(source: Path) -> Path:
 
 
 def embedded() -> Path:
-    out = _run("import trouper.engine; from trouper.engine.embedded import directory; print(directory())")
+    out = _run("import trouper.engine; from trouper.engine.loading.bundled_model import directory; print(directory())")
     return Path(out.strip().splitlines()[-1])
 
 

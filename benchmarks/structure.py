@@ -16,8 +16,8 @@ import trouper.engine  # noqa: F401 - OpenBLAS before MLX
 # isort: split
 import numpy as np
 
-from trouper.engine import device
-from trouper.engine.loading import Loaded, load
+from trouper.engine.loading.model_loading import Loaded, load
+from trouper.engine.platform import device
 from trouper.engine.step import Launched, StepEngine
 from trouper.protocol.grammar import Grammar
 from trouper.protocol.plans import Admit, Chunk, Plan, RowId

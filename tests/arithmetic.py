@@ -17,7 +17,7 @@ import pytest
 from mlx import nn
 
 from tests.engine import naive
-from trouper.engine import device
+from trouper.engine.platform import device
 from trouper.protocol.sampling import Sampling
 
 EXACT_CLOSE = 5e-4

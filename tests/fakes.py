@@ -12,11 +12,11 @@ import trio
 
 from tests.fake_digests import Diary, Held
 from trouper.protocol.blocks import Payload, Tensor
-from trouper.protocol.errors import bad_request
 from trouper.protocol.grammar import Grammar
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.model import EmbeddingFacts, LoadedModel, MemoryFacts, ModelCard
 from trouper.protocol.plans import Admit, BlockId, Chunk, Plan, Restore, RowId, Stepped, Store
+from trouper.protocol.problems import bad_request
 from trouper.protocol.ranks import Joined
 from trouper.protocol.replies import TokenLogprobs
 

@@ -26,9 +26,9 @@ from typing import Any, TypeVar
 import attrs
 import numpy as np
 
-from trouper.storage import catalogue, inspect, reading
-from trouper.storage.directory import TAG, TAG_TEXT, TEMPORARY_SUFFIX
-from trouper.storage.pieces import RunInfo
+from trouper.storage import cache_inspection, catalogue, run_reading
+from trouper.storage.cache_directory import TAG, TAG_TEXT, TEMPORARY_SUFFIX
+from trouper.storage.stored_pieces import RunInfo
 
 RUN = "from trouper.cli import main; main()"
 PATIENCE_S = 180.0
@@ -295,8 +295,8 @@ class Loop:
         }
 
     def _runs(self) -> Iterator[RunInfo]:
-        for path, _ in inspect.runs(self._directory) if self._directory.is_dir() else ():
-            with reading.open_run(inspect.DISK, path) as run:
+        for path, _ in cache_inspection.runs(self._directory) if self._directory.is_dir() else ():
+            with run_reading.open_run(cache_inspection.DISK, path) as run:
                 yield run.header.info
 
     def _compare(self, server: Server, question: Question) -> int:
@@ -338,7 +338,9 @@ def torn(directory: Path) -> Iterator[Path]:
     if tag.exists() and tag.read_bytes() != TAG_TEXT:
         yield tag
     if tag.exists():
-        yield from (one.path for one in inspect.verify(inspect.runs(directory)) if one.problem is not None)
+        yield from (
+            one.path for one in cache_inspection.verify(cache_inspection.runs(directory)) if one.problem is not None
+        )
     for path in directory.glob("*/" + catalogue.NAME):
         if not catalogue.decode(None, path.read_bytes()) and path.stat().st_size > 200:
             yield path

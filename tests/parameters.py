@@ -16,9 +16,9 @@ from openai.resources.embeddings import Embeddings
 from openai.resources.responses import Responses
 
 from trouper.web.anthropic import messages
-from trouper.web.openai import chat, completions, embeddings
-from trouper.web.responses import request as responses
-from trouper.web.schema import Refused, among
+from trouper.web.http.request_schema import Refused, among
+from trouper.web.openai import chat_completions, completions, embeddings
+from trouper.web.responses import response_request as responses
 
 PAGE = Path(__file__).parent.parent / "docs" / "parameters.md"
 NOT_OF_THE_API = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
@@ -80,7 +80,7 @@ def _refusal(neutral: tuple[Any, ...]) -> str:
 
 
 TABLES = (
-    Table("/v1/chat/completions", chat.ChatRequest, chat.REFUSED, Chat.create),
+    Table("/v1/chat/completions", chat_completions.ChatRequest, chat_completions.REFUSED, Chat.create),
     Table("/v1/completions", completions.CompletionRequest, completions.REFUSED, Completions.create),
     Table("/v1/responses", responses.ResponseRequest, responses.REFUSED, Responses.create),
     Table("/v1/embeddings", embeddings.EmbeddingRequest, embeddings.REFUSED, Embeddings.create),

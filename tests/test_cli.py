@@ -24,13 +24,13 @@ from rich.console import Console
 
 from tests.families import save
 from trouper import ModelUnusable, ServerSettings, Settings, SettingsInvalid, cli
-from trouper.actors.fleet import Listed
-from trouper.cli import running as server_process
-from trouper.cli import serve as serve_command
+from trouper.actors.runtime.model_manager import Listed
+from trouper.cli import server_process
 from trouper.cli.client import Where, client_of
+from trouper.cli.commands import serve as serve_command
 from trouper.cli.exits import USAGE_ERROR
 from trouper.cli.flags import flags_of, models_from, settings_from
-from trouper.web.auth import Keys
+from trouper.web.http.api_keys import Keys
 
 TROUPER = (sys.executable, "-c", "from trouper.cli import main; main()")
 ALL_FIELDS: list[attrs.Attribute[Any]] = [*attrs.fields(Settings), *attrs.fields(ServerSettings)]

@@ -11,8 +11,7 @@ from click.testing import CliRunner, Result
 from tests.storage.making import NAMESPACE, OTHER_NAMESPACE, ROOT, chain, path_of, put
 from trouper import cli
 from trouper.cli.exits import DAMAGE_FOUND, USAGE_ERROR
-from trouper.storage import directory as cache_directory
-from trouper.storage import inspect
+from trouper.storage import cache_directory, cache_inspection
 from trouper.storage.runs import RunInfo, RunStore
 
 
@@ -77,11 +76,11 @@ def test_a_run_in_another_models_directory_is_damaged(stored: tuple[RunStore, li
 
 def test_what_vanishes_or_cannot_be_read_meanwhile(stored: tuple[RunStore, list[RunInfo]]) -> None:
     store, runs = stored
-    files = inspect.runs(store.directory)
+    files = cache_inspection.runs(store.directory)
     path_of(store, runs[0]).unlink()
     path_of(store, runs[1]).unlink()
     path_of(store, runs[1]).symlink_to("nowhere")
-    problems = {checked.path: checked.problem for checked in inspect.verify(files, remove=True)}
+    problems = {checked.path: checked.problem for checked in cache_inspection.verify(files, remove=True)}
     assert problems[path_of(store, runs[0])] is None
     assert "unreadable" in str(problems[path_of(store, runs[1])])
     assert path_of(store, runs[1]).is_symlink()

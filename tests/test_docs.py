@@ -9,9 +9,9 @@ import attrs
 
 import trouper
 import trouper.web
-from trouper.actors.channels import Edge
 from trouper.actors.graph import CHANNELS
-from trouper.actors.watches import Watches
+from trouper.actors.runtime.channels import Edge
+from trouper.actors.runtime.watches import Watches
 from trouper.protocol.watch import Watch
 
 DOCS = Path(__file__).parent.parent / "docs"

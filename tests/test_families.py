@@ -9,8 +9,8 @@ import pytest
 from mlx.utils import tree_flatten
 
 from tests.families import END, FAMILIES, build, prompts, reference, save
-from trouper.engine.adaptations import adapted
-from trouper.engine.loading import load
+from trouper.engine.adaptations.adaptation_registry import adapted
+from trouper.engine.loading.model_loading import load
 from trouper.protocol.settings import Settings
 
 every_family = pytest.mark.parametrize("name", FAMILIES)

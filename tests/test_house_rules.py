@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,6 +52,28 @@ def test_d14_f11_no_pickles_and_no_private_attributes_of_others(path: Path) -> N
 def test_the_rules_can_be_broken() -> None:
     assert [*imported(ast.parse("import os.path\nfrom pickle import load"))] == ["os", "pickle"]
     assert [*injected(ast.parse("self._a = other._b = 1\nx.y._c += 2"))] == ["other._b", "x.y._c"]
+
+
+ACTORS = {"request_intake", "scheduler", "rank_mirror", "model_stepper", "cache_janitor", "ssd_writer"}
+REPEATED_ON_PURPOSE = {"__init__", "__main__", "routes", "errors", "schemas"}
+"""Names that each dialect's package has."""
+
+
+def test_actors_are_six_files_a_graph_and_packages() -> None:
+    inside = [path for path in (PACKAGE / "actors").iterdir() if path.name not in {"__init__.py", "__pycache__"}]
+    assert {path.stem for path in inside if path.is_file()} == ACTORS | {"graph"}
+    assert {path.name for path in inside if path.is_dir()} == {"scheduling", "runtime", "ranks"}
+
+
+def test_a_file_name_exists_once() -> None:
+    names = Counter(path.stem for path in FILES if path.stem not in REPEATED_ON_PURPOSE)
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_the_core_of_the_scheduler_knows_no_trio() -> None:
+    core = sorted((PACKAGE / "actors" / "scheduling").rglob("*.py"))
+    assert len(core) > 10
+    assert [path.name for path in core if "trio" in imported(ast.parse(path.read_text("utf-8")))] == []
 
 
 def test_d15_nothing_lossy_is_on_by_default() -> None:

@@ -14,9 +14,9 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.families import prompts, reference, save
 from trouper import Generate, Runtime, Sampling, Settings, TokenPrompt, run_runtime
-from trouper.engine.loading import load
+from trouper.engine.loading.model_loading import load
 from trouper.protocol.health import DirectoryFacts
-from trouper.storage import fingerprint
+from trouper.storage import cache_fingerprint
 
 PROMPT = prompts((100,))[0]
 BLOCKS = -(-99 // 16)
@@ -39,7 +39,7 @@ class Heard:
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The digests of files are remembered from the first look on."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(fingerprint, "YOUNG_S", -1.0)
+    monkeypatch.setattr(cache_fingerprint, "YOUNG_S", -1.0)
     return save("llama", tmp_path / "llama")
 
 
@@ -129,7 +129,7 @@ async def test_without_the_fingerprint_other_weights_blocks_are_used(
     model: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Negative control: the test above would notice, in what is counted and in what is said."""
-    monkeypatch.setattr("trouper.engine.loading.fingerprint", lambda *_: "always the same")
+    monkeypatch.setattr("trouper.engine.loading.model_loading.fingerprint", lambda *_: "always the same")
     await ask(model, directory)
     change_one_value(model)
     wrong = await ask(model, directory)

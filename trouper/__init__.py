@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any
 from trouper.protocol.version import VERSION
 
 if TYPE_CHECKING:
-    from trouper.actors.answer import Answer
-    from trouper.actors.fleet import Fleet, Lease, Listed
-    from trouper.actors.runtime import Runtime
-    from trouper.actors.watches import Health
+    from trouper.actors.runtime.answer import Answer
+    from trouper.actors.runtime.model_manager import Fleet, Lease, Listed
+    from trouper.actors.runtime.runtime import Runtime
+    from trouper.actors.runtime.watches import Health
     from trouper.protocol.batch import BatchFacts
     from trouper.protocol.capabilities import Capabilities, SelfCheck
-    from trouper.protocol.errors import ModelUnusable, Problem, RequestFailed, SettingsInvalid
     from trouper.protocol.grammar import Grammar
     from trouper.protocol.health import ChannelFacts
     from trouper.protocol.loading import Loading, LoadWatch
     from trouper.protocol.model import Engine, MemoryFacts, ModelCard, Tokenizer
+    from trouper.protocol.problems import ModelUnusable, Problem, RequestFailed, SettingsInvalid
     from trouper.protocol.replies import Accepted, Delta, Embedded, Failed, Finished, Scored, Started, TokenLogprobs
     from trouper.protocol.requests import ChatPrompt, Generate, TextPrompt, Timeouts, TokenPrompt
     from trouper.protocol.sampling import Sampling
@@ -42,13 +42,13 @@ __all__ = [
     "TokenPrompt", "Tokenizer", "run_fleet", "run_runtime",
 ]  # fmt: skip
 _HOMES = {
-    "trouper.actors.answer": ("Answer",),
-    "trouper.actors.fleet": ("Fleet", "Lease", "Listed"),
-    "trouper.actors.runtime": ("Runtime",),
-    "trouper.actors.watches": ("Health",),
+    "trouper.actors.runtime.answer": ("Answer",),
+    "trouper.actors.runtime.model_manager": ("Fleet", "Lease", "Listed"),
+    "trouper.actors.runtime.runtime": ("Runtime",),
+    "trouper.actors.runtime.watches": ("Health",),
     "trouper.protocol.batch": ("BatchFacts",),
     "trouper.protocol.capabilities": ("Capabilities", "SelfCheck"),
-    "trouper.protocol.errors": ("ModelUnusable", "Problem", "RequestFailed", "SettingsInvalid"),
+    "trouper.protocol.problems": ("ModelUnusable", "Problem", "RequestFailed", "SettingsInvalid"),
     "trouper.protocol.grammar": ("Grammar",),
     "trouper.protocol.health": ("ChannelFacts",),
     "trouper.protocol.loading": ("Loading", "LoadWatch"),

@@ -1,4 +1,4 @@
-"""Freed memory that the process keeps. See `engine/malloc.py` for why glibc is told to keep much."""
+"""Freed memory that the process keeps. See `engine/platform/malloc.py` for why glibc is told to keep much."""
 
 from __future__ import annotations
 

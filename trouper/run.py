@@ -7,10 +7,10 @@ from functools import partial
 
 import trio
 
-from trouper.actors.fleet import Fleet, run_fleet_of
 from trouper.actors.graph import run_graph
-from trouper.actors.leading import Leader
-from trouper.actors.runtime import Runtime
+from trouper.actors.ranks.leader import Leader
+from trouper.actors.runtime.model_manager import Fleet, run_fleet_of
+from trouper.actors.runtime.runtime import Runtime
 from trouper.protocol.loading import LoadWatch, nobody_watches
 from trouper.protocol.model import Engine
 from trouper.protocol.names import EMBEDDED
@@ -47,7 +47,7 @@ async def run_fleet(
     processes that have the one model together. Raises `ModelUnusable`, if the first cannot be loaded, and
     `SettingsInvalid` for a name in `server` without effect."""
     from trouper.engine.host import MlxEngine, weights_room
-    from trouper.engine.loading import weights_bytes
+    from trouper.engine.loading.model_loading import weights_bytes
 
     async def start(one: Settings, *, task_status: trio.TaskStatus[Runtime]) -> None:
         await run_graph(one, MlxEngine(one, watch), graphs=len(settings), ranks=ranks, task_status=task_status)

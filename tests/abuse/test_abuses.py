@@ -16,7 +16,7 @@ from tests.abuse.playing import Stream, faults
 from tests.families import FAMILIES, save
 from trouper import Runtime, ServerSettings, Settings, run_runtime
 from trouper.engine.host import MlxEngine
-from trouper.engine.tokenizer import HubTokenizer
+from trouper.engine.loading.tokenizer import HubTokenizer
 from trouper.web.server import serve_http
 
 LONG = bool(os.environ.get("TROUPER_LONG_TESTS"))

@@ -14,12 +14,13 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.fakes import ByteTokenizer, FakeEngine, card
 from trouper import Generate, Runtime, Settings, TokenPrompt, run_runtime
-from trouper.actors.channels import Channels
 from trouper.actors.graph import CHANNELS
 from trouper.actors.graph import _answer_undelivered as answer_undelivered
-from trouper.actors.intake import Admitted
+from trouper.actors.runtime.channels import Channels
+from trouper.actors.runtime.submission import Submission, open_submission
 from trouper.actors.scheduler import SchedulerEdges, schedule
-from trouper.actors.submission import Submission, open_submission
+from trouper.actors.scheduling.admitted import Admitted
+from trouper.actors.scheduling.core import CoreWatches
 from trouper.protocol.batch import NOTHING_SHOWN, BatchFacts
 from trouper.protocol.health import DirectoryFacts, MemoryStatus, SchedulerFacts
 from trouper.protocol.model import LoadedModel, ModelCard
@@ -162,8 +163,10 @@ async def scheduling(
     facts, memory = facts or Watch(SchedulerFacts()), Watch(MemoryStatus())
     orders, orders_in = channels.open("orders")
     edges = SchedulerEdges(
-        admitted=admitted_in, plans=plans, results=results_in, orders=orders, facts=facts, memory=memory,
-        directory=Watch(DirectoryFacts()), looked=looked, batch=batch, disk_known=trio.Event(),
+        admitted=admitted_in, plans=plans, results=results_in, orders=orders, disk_known=trio.Event(),
+        watches=CoreWatches(
+            facts=facts, memory=memory, directory=Watch(DirectoryFacts()), looked=looked, batch=batch
+        ),
     )  # fmt: skip
     bench = Bench(admitted, plans_in, results, facts, memory, looked, batch, opened)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.actors.bench import Opened
-from trouper.actors import runtime as runtime_module
+from trouper.actors.runtime import runtime as runtime_module
 
 
 @pytest.fixture

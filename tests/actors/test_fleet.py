@@ -13,12 +13,12 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.fakes import EngineDied, FakeEngine, card
 from trouper import Fleet, Generate, ModelUnusable, RequestFailed, Runtime, Settings, SettingsInvalid, TokenPrompt
-from trouper.actors.fleet import RETRY_S, run_fleet_of
 from trouper.actors.graph import run_graph
-from trouper.protocol.errors import ActorFailed
+from trouper.actors.runtime.model_manager import RETRY_S, run_fleet_of
 from trouper.protocol.model import LoadedModel
 from trouper.protocol.names import names_of
 from trouper.protocol.plans import Plan
+from trouper.protocol.problems import ActorFailed
 
 WEIGHTS = {"small": 10, "middle": 20, "large": 60, "broken": 5}
 

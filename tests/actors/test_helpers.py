@@ -13,10 +13,10 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.fakes import FakeEngine
 from trouper import Settings
-from trouper.actors.janitor import SWEEP_EVERY_S, keep_tidy
-from trouper.actors.mirror import mirror_plans
-from trouper.actors.stepper import step_model
-from trouper.actors.writer import WriterEdges, write_to_disk
+from trouper.actors.cache_janitor import SWEEP_EVERY_S, keep_tidy
+from trouper.actors.model_stepper import step_model
+from trouper.actors.rank_mirror import mirror_plans
+from trouper.actors.ssd_writer import WriterEdges, write_to_disk
 from trouper.protocol.health import DirectoryFacts, MemoryStatus, SchedulerFacts
 from trouper.protocol.model import MemoryFacts
 from trouper.protocol.plans import PLANS_IN_FLIGHT, Plan, Stepped

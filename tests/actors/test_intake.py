@@ -15,14 +15,15 @@ from tests.actors.bench import Opened, Replies, code, generate, heard
 from tests.fakes import EOS, ByteTokenizer, card
 from tests.web.serving import eventually
 from trouper import ChatPrompt, Generate, RequestFailed, Sampling, Settings, TextPrompt, TokenPrompt
-from trouper.actors.intake import LONG_LANE, Admitted, prepare, take_in_requests
-from trouper.actors.lanes import AT_ONCE
-from trouper.actors.submission import Submission
-from trouper.actors.tokenizing import LONG_TEXT
+from trouper.actors.request_intake import LONG_LANE, prepare, take_in_requests
+from trouper.actors.runtime.prompt_tokenizing import LONG_TEXT
+from trouper.actors.runtime.submission import Submission
+from trouper.actors.runtime.worker_lanes import AT_ONCE
+from trouper.actors.scheduling.admitted import Admitted
 from trouper.protocol.capabilities import Capabilities
-from trouper.protocol.errors import Problem
 from trouper.protocol.grammar import MAX_SOURCE, Grammar
 from trouper.protocol.model import LoadedModel
+from trouper.protocol.problems import Problem
 
 MODEL = LoadedModel(card(context_length=100), ByteTokenizer())
 HELLO = ({"role": "user", "content": "hello"},)
@@ -39,7 +40,7 @@ async def prepared(
     try:
         return prepare(submission, model, settings or Settings(max_prompt_tokens=80))
     finally:
-        submission.replies.close()
+        submission.close()
 
 
 async def refused(opened: Opened, request: Generate, model: LoadedModel = MODEL) -> Problem:
@@ -135,7 +136,7 @@ async def test_a_refusal_costs_nobody_else_anything(opened: Opened) -> None:
         good = await admitted.receive()
         assert good.submission.request.request_id == "good"
         assert code(heard(bad)) == "empty_prompt"
-        good.submission.replies.close()
+        good.submission.close()
 
 
 class Panic(BaseException):
@@ -156,7 +157,7 @@ async def test_a_request_that_cannot_be_prepared_costs_nobody_else_anything(
         requests = (generate("bad", prompt=TextPrompt("secret")), generate("good", prompt=TextPrompt("hello")))
         [bad, _], admitted = await intake_with(opened, nursery, 2, Breaking(), *requests)
         good = await admitted.receive()
-        good.submission.replies.close()
+        good.submission.close()
         assert code(heard(bad)) == "intake_failed"
     [line] = caplog.messages
     assert line.startswith(f"request bad could not be prepared: {error.__name__} at test_intake.py:")
@@ -238,10 +239,10 @@ async def test_what_takes_long_is_done_beside_and_is_overtaken(opened: Opened, m
         for request in short:
             one = await admitted_in.receive()
             assert one.submission.request == request, "in the order of their arrival"
-            one.submission.replies.close()
+            one.submission.close()
         held.free.set()
         late = await admitted_in.receive()
-        late.submission.replies.close()
+        late.submission.close()
     assert late.submission.request.request_id == "long"
     assert held.threads and get_ident() not in held.threads
     assert late.compiled == ("compiled" if "grammar" in more else None)
@@ -259,7 +260,7 @@ async def test_a_quick_one_does_not_wait_for_slow_ones(opened: Opened) -> None:
         assert len(held.texts) == AT_ONCE["slow"] + 1, "so many threads work at a time"
         held.free.set()
         for _ in range(7):
-            (await admitted_in.receive()).submission.replies.close()
+            (await admitted_in.receive()).submission.close()
 
 
 async def test_whoever_leaves_while_it_waits_for_its_turn_costs_nothing(opened: Opened) -> None:
@@ -274,7 +275,7 @@ async def test_whoever_leaves_while_it_waits_for_its_turn_costs_nothing(opened: 
         answers[-1].close()
         held.free.set()
         for _ in range(AT_ONCE["slow"]):
-            (await admitted_in.receive()).submission.replies.close()
+            (await admitted_in.receive()).submission.close()
     assert len(held.texts) == AT_ONCE["slow"]
 
 
@@ -298,7 +299,7 @@ async def test_more_than_may_queue_are_not_taken_in(opened: Opened) -> None:
         outside.close()
         held.free.set()
         for _ in range(4):
-            (await admitted_in.receive()).submission.replies.close()
+            (await admitted_in.receive()).submission.close()
 
 
 async def test_what_crashes_on_a_thread_costs_those_beside_it_nothing(opened: Opened) -> None:
@@ -314,7 +315,7 @@ async def test_what_crashes_on_a_thread_costs_those_beside_it_nothing(opened: Op
     async with trio.open_nursery() as nursery:
         nursery.start_soon(take_in_requests, inbox, admitted, model, ROOMY)
         held.free.set()
-        (await admitted_in.receive()).submission.replies.close()
+        (await admitted_in.receive()).submission.close()
     assert code(heard(first)) == "intake_failed"
 
 

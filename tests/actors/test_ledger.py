@@ -10,9 +10,9 @@ import trio
 
 from tests.sim import world as worlds
 from tests.sim.weather import SimEngine
-from trouper.actors.leading import Leader
-from trouper.actors.ledger import Ledger
-from trouper.actors.mirror import MirrorEdges, lead_ranks
+from trouper.actors.rank_mirror import MirrorEdges, lead_ranks
+from trouper.actors.ranks.expected_state import Ledger
+from trouper.actors.ranks.leader import Leader
 from trouper.protocol import ranks
 from trouper.protocol.plans import Admit, Chunk, Plan, RowId, Stepped
 from trouper.protocol.sampling import Sampling

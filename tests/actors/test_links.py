@@ -11,16 +11,16 @@ import trio
 from trio.testing import MockClock, memory_stream_pair
 
 from tests.fakes import FakeEngine, card
-from trouper.actors.following import Follower
 from trouper.actors.graph import _or_lost
-from trouper.actors.leading import Leader, RankLost, flags_of
-from trouper.actors.link import Invitation, Link, LinkFailed
+from trouper.actors.ranks.follower import Follower
+from trouper.actors.ranks.leader import Leader, RankLost, flags_of
+from trouper.actors.ranks.rank_link import Invitation, Link, LinkFailed
 from trouper.protocol.blocks import Tensor
-from trouper.protocol.errors import Problem, RequestFailed
 from trouper.protocol.grammar import Grammar
 from trouper.protocol.link import Beat, Compile, Compiled, Hello, Leave, Ready, Refused, Said, Unable
 from trouper.protocol.model import LoadedModel, MemoryFacts
 from trouper.protocol.plans import BlockId, Load, Plan, RowId, Stepped
+from trouper.protocol.problems import Problem, RequestFailed
 from trouper.protocol.ranks import Joined
 from trouper.protocol.settings import Settings
 from trouper.protocol.wire import VERSION

@@ -14,12 +14,12 @@ from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
 from tests.fakes import FakeEngine, card
 from tests.storage.making import ROOT, chain, same
-from trouper.actors import disk_following, disk_leading
-from trouper.actors.disk_following import FollowerDisk
-from trouper.actors.disk_leading import ANSWER_S, PAUSE_S, LeaderDisk
-from trouper.actors.leading import Leader, flags_of
-from trouper.actors.link import Invitation, Link
-from trouper.actors.writer import WriterEdges
+from trouper.actors.ranks import follower_disk, leader_disk
+from trouper.actors.ranks.follower_disk import FollowerDisk
+from trouper.actors.ranks.leader import Leader, flags_of
+from trouper.actors.ranks.leader_disk import ANSWER_S, PAUSE_S, LeaderDisk
+from trouper.actors.ranks.rank_link import Invitation, Link
+from trouper.actors.ssd_writer import WriterEdges
 from trouper.protocol.health import DirectoryFacts, SchedulerFacts
 from trouper.protocol.link import Beat, Fetch, Fetched, Hello, Kept, Lacks, Message
 from trouper.protocol.plans import BlockId, Load, Plan, RowId, Stepped
@@ -96,7 +96,7 @@ class Group:
 @asynccontextmanager
 async def two_followers(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Group]:
     own = OwnWriter()
-    monkeypatch.setattr(disk_leading, "write_to_disk", own.write)
+    monkeypatch.setattr(leader_disk, "write_to_disk", own.write)
     settings = Settings(rank_timeout_s=1e6)
     leader = Leader(settings)
     invitation = Invitation.decode(leader.invite("here", 1))
@@ -326,7 +326,7 @@ async def test_a_writer_that_crashes_for_good_leaves_the_rank_without_a_disk(
         await edges.orders.receive()
         raise ZeroDivisionError("a bug in the writer")
 
-    monkeypatch.setattr(disk_following, "write_to_disk", crash)
+    monkeypatch.setattr(follower_disk, "write_to_disk", crash)
     async with a_follower(tmp_path / "blocks") as follower:
         for ticket in range(6):
             follower.disk.fetch(Fetch(ticket, WANTED))

@@ -11,9 +11,9 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.actors.bench import Opened, generate, running
 from tests.fakes import ByteTokenizer, FakeEngine, card
 from trouper import Answer, RequestFailed, Runtime, Settings, Timeouts
-from trouper.actors.channels import Channels
-from trouper.actors.submission import Submission
-from trouper.actors.watches import Watches
+from trouper.actors.runtime.channels import Channels
+from trouper.actors.runtime.submission import Submission
+from trouper.actors.runtime.watches import Watches
 from trouper.protocol.plans import Plan
 
 

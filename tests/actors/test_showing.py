@@ -8,7 +8,7 @@ from trio.testing import MockClock
 from tests.actors.bench import Bench, Opened, generate, running, scheduling
 from tests.fakes import FakeEngine
 from trouper.actors.graph import CHANNELS
-from trouper.actors.showing import LOOK_S
+from trouper.actors.scheduling.batch_view import LOOK_S
 from trouper.protocol.batch import NOTHING_SHOWN, RowFacts
 from trouper.protocol.plans import Plan
 

@@ -15,12 +15,12 @@ from trio.testing import MockClock
 from tests.actors.bench import Opened, generate, running
 from tests.fakes import FakeEngine
 from trouper import Answer, RequestFailed, Settings, run_runtime
-from trouper.actors.blame import UNEXPLAINED, Content, Verdict
-from trouper.actors.supervision import CrashCount, RestartLimit, innermost, supervise
-from trouper.protocol.errors import ActorFailed
+from trouper.actors.runtime.supervision import CrashCount, RestartLimit, innermost, supervise
+from trouper.actors.scheduling.crash_attribution import UNEXPLAINED, Content, Verdict
 from trouper.protocol.health import ActorFacts
 from trouper.protocol.model import MemoryFacts
 from trouper.protocol.plans import Plan
+from trouper.protocol.problems import ActorFailed
 from trouper.protocol.watch import Watch
 
 

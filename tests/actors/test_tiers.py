@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import attrs
 import pytest
@@ -11,8 +12,10 @@ import trio
 from trio.testing import MockClock
 
 from tests.policy.test_prefix import Played
-from trouper.actors.prefix import Found
-from trouper.actors.tiers import BACKLOG_BYTES, RUN_BYTES, DiskTier
+from trouper.actors.runtime.channels import offer
+from trouper.actors.scheduling.disk_tier import BACKLOG_BYTES, RUN_BYTES, DiskTier
+from trouper.actors.scheduling.prefix_cache import Found
+from trouper.actors.scheduling.prefix_tree import token_bytes
 from trouper.protocol.blocks import Payload, Tensor
 from trouper.protocol.health import DirectoryFacts
 from trouper.protocol.kv import KvLayout
@@ -20,7 +23,6 @@ from trouper.protocol.plans import RowId
 from trouper.protocol.settings import ByteSize
 from trouper.protocol.watch import Watch
 from trouper.protocol.work import Announce, DiskOrder, Loaded, Piece, Read, Write, Written
-from trouper.storage.index import token_bytes
 
 HEAVY = KvLayout(token_bytes=2**20)
 TEXT = tuple(range(1, 241))
@@ -61,7 +63,12 @@ def tier(capacity: int = 100, *, attached: bool = True) -> Iterator[Bench]:
     directory = Watch(DirectoryFacts(attached=attached))
     orders, taken = trio.open_memory_channel[DiskOrder](capacity)
     with orders, taken:
-        bench = Bench(played, DiskTier(orders, directory, trio.Event(), played.cache), directory, taken)
+        bench = Bench(
+            played,
+            DiskTier(partial(offer, orders), directory, lambda: None, played.cache, trio.current_time),
+            directory,
+            taken,
+        )
         assert bench.ordered() == [Announce()]
         yield bench
 
@@ -98,7 +105,7 @@ async def test_no_more_is_on_its_way_than_the_disk_may_be_behind() -> None:
 async def test_what_the_writer_had_no_room_for_is_not_on_its_way() -> None:
     """Nor is it taken for written: it can be asked for again."""
     with tier(capacity=1) as bench:
-        bench.tier._order(Announce())
+        bench.tier._send(Announce())
         blocks, run = bench.tier.pick()
         assert run is not None
         bench.tier.persisted(tuple(payload(4) for _ in blocks))

@@ -15,8 +15,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.storage.making import NAMESPACE, ROOT, chain, piece, same
 from trouper import Settings
-from trouper.actors import writer
-from trouper.actors.writer import HOUR_S, INSPECTED_AT_ONCE, REST, WriterEdges, write_to_disk
+from trouper.actors import ssd_writer
+from trouper.actors.ssd_writer import HOUR_S, INSPECTED_AT_ONCE, REST, WriterEdges, write_to_disk
 from trouper.protocol.health import DirectoryFacts, SchedulerFacts
 from trouper.protocol.settings import ByteSize
 from trouper.protocol.watch import Watch
@@ -86,7 +86,7 @@ async def writing(path: Path, monkeypatch: pytest.MonkeyPatch, **more: Any) -> A
         await trio.sleep(WORK_S)
         return work()
 
-    monkeypatch.setattr(writer, "_in_thread", in_thread)
+    monkeypatch.setattr(ssd_writer, "_in_thread", in_thread)
     orders, taken = trio.open_memory_channel[DiskOrder](100)
     news, heard = trio.open_memory_channel[DiskNews](100)
     bench = Bench(path, orders, heard, Watch(DirectoryFacts()), Watch(SchedulerFacts()))

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from tests.fakes import FakeEngine
 from tests.web.serving import pace, serving
 from trouper import cli
-from trouper.cli.bench import load, plot
-from trouper.cli.bench.figures import Prefix, load_of, percentiles
-from trouper.cli.bench.load import Question, Stream
-from trouper.cli.bench.report import COLUMNS, Report, as_html, as_json, prefix_line
+from trouper.cli.commands.bench import load, plot
+from trouper.cli.commands.bench.figures import Prefix, load_of, percentiles
+from trouper.cli.commands.bench.load import Question, Stream
+from trouper.cli.commands.bench.report import COLUMNS, Report, as_html, as_json, prefix_line
 from trouper.cli.exits import USAGE_ERROR
 from trouper.protocol.plans import Plan
 

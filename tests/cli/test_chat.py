@@ -20,12 +20,12 @@ from tests.fakes import EOS, FakeEngine
 from tests.families import save
 from tests.web.serving import Served, eventually, pace, serving
 from trouper import cli
-from trouper.cli import chat
-from trouper.cli.answers import Answer, AnswerFailed, stream
 from trouper.cli.client import Where
+from trouper.cli.commands import chat
 from trouper.cli.conversation import Conversation
 from trouper.cli.exits import USAGE_ERROR
-from trouper.cli.lines import history
+from trouper.cli.line_editor import history
+from trouper.cli.streamed_answer import Answer, AnswerFailed, stream
 
 PATIENCE_S = 60
 

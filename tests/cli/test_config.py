@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trouper import ServerSettings, Settings, cli
-from trouper.cli import serve as serve_command
-from trouper.cli.config import configured
+from trouper.cli.commands import serve as serve_command
 from trouper.cli.exits import USAGE_ERROR
 from trouper.cli.flags import flags_of, models_from, settings_from
 from trouper.cli.print_config import _toml
+from trouper.cli.settings_file import configured
 from trouper.protocol.settings import ByteSize
 
 

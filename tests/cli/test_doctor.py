@@ -15,21 +15,23 @@ from click.testing import CliRunner
 
 from tests.families import save
 from trouper import ServerSettings, Settings, cli
-from trouper.cli import checks, doctor
+from trouper.cli import doctor_checks
 from trouper.cli.address import cannot_listen
-from trouper.cli.checks import Finding, Plan
+from trouper.cli.commands import doctor
+from trouper.cli.doctor_checks import Finding, Plan
 from trouper.cli.exits import USAGE_ERROR
-from trouper.engine import embedded, machine
-from trouper.storage import speed
-from trouper.storage.disk import Disk
+from trouper.engine import probe
+from trouper.engine.loading import bundled_model
+from trouper.storage import disk_speed
+from trouper.storage.file_operations import Disk
 
 
 @pytest.fixture(autouse=True)
 def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
-    monkeypatch.setattr(speed, "PROBE_BYTES", speed.PIECE_BYTES)
-    monkeypatch.setattr(machine, "PRODUCT_SIZE", 64)
+    monkeypatch.setattr(disk_speed, "PROBE_BYTES", disk_speed.PIECE_BYTES)
+    monkeypatch.setattr(probe, "PRODUCT_SIZE", 64)
 
 
 @pytest.fixture
@@ -59,7 +61,7 @@ def test_a_machine_that_will_do(tiny: str, monkeypatch: pytest.MonkeyPatch, tmp_
     Path("trouper.toml").write_text(f"model = '{tiny}'\nssd-cache-dir = '{tmp_path}/blocks'")
     code, found = run("--port", "0")
     assert code == 0
-    assert list(dict.fromkeys(finding["subject"] for finding in found)) == list(checks.CHECKS)
+    assert list(dict.fromkeys(finding["subject"] for finding in found)) == list(doctor_checks.CHECKS)
     assert "fail" not in {finding["level"] for finding in found}
     assert "of trouper.toml" in {finding["said"] for finding in found}
     assert not (tmp_path / "blocks").exists(), "a doctor changes nothing"
@@ -86,12 +88,12 @@ def test_who_is_there_is_asked_at_an_address(host: str, remedy: str, monkeypatch
     def taken(*_: object) -> None:
         raise cannot_listen(host, 8000, OSError(errno.EADDRINUSE, "Address already in use"))
 
-    monkeypatch.setattr(checks, "require_address", taken)
-    assert one(checks.port(plan(host=host, allow_no_key=True))).remedy == remedy
+    monkeypatch.setattr(doctor_checks, "require_address", taken)
+    assert one(doctor_checks.port(plan(host=host, allow_no_key=True))).remedy == remedy
 
 
 def test_a_host_that_is_none_has_a_remedy_of_its_own() -> None:
-    finding = one(checks.port(plan(host="nowhere.invalid", allow_no_key=True)))
+    finding = one(doctor_checks.port(plan(host="nowhere.invalid", allow_no_key=True)))
     assert (finding.level, finding.remedy) == ("fail", "give an address of this machine as --host")
 
 
@@ -105,7 +107,7 @@ def test_a_check_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch, tiny:
         yield Finding("ok", "so far")
         raise RuntimeError("no,\n  never")
 
-    monkeypatch.setattr(doctor, "CHECKS", {"it": broken, "port": checks.port})
+    monkeypatch.setattr(doctor, "CHECKS", {"it": broken, "port": doctor_checks.port})
     found = [(subject, finding.level, finding.said) for subject, finding in doctor.examined(plan(port=0))]
     assert found == [
         ("it", "ok", "so far"),
@@ -114,9 +116,9 @@ def test_a_check_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch, tiny:
     ]
 
 
-def device(**facts: Any) -> machine.Device:
+def device(**facts: Any) -> probe.Device:
     known: dict[str, Any] = {"name": "x", "is_cpu": True, "memory_bytes": 10**9, "fast_blas": None}
-    return machine.Device(**known | facts)
+    return probe.Device(**known | facts)
 
 
 @pytest.mark.parametrize(
@@ -133,23 +135,23 @@ def test_the_device(
     *, facts: dict[str, Any], gflops: float, nvidia: bool, levels: list[str], remedy: str,
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(machine, "device_facts", lambda: device(**facts))
-    monkeypatch.setattr(machine, "product_gflops", lambda: gflops)
-    monkeypatch.setattr(checks, "NVIDIA", tmp_path if nvidia else tmp_path / "none")
-    found = list(checks.device(plan()))
+    monkeypatch.setattr(probe, "device_facts", lambda: device(**facts))
+    monkeypatch.setattr(probe, "product_gflops", lambda: gflops)
+    monkeypatch.setattr(doctor_checks, "NVIDIA", tmp_path if nvidia else tmp_path / "none")
+    found = list(doctor_checks.device(plan()))
     assert [finding.level for finding in found] == levels
     assert remedy in "".join(finding.remedy for finding in found)
 
 
 def test_products_are_measured() -> None:
-    assert 0.001 < machine.product_gflops() < 1e6
+    assert 0.001 < probe.product_gflops() < 1e6
 
 
 @pytest.mark.parametrize(("free", "level"), [(None, "ok"), (9 * 10**8, "ok"), (10**8, "warn"), (10**12, "ok")])
 def test_memory(free: int | None, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "device_facts", device)
-    monkeypatch.setattr(checks, "_free_memory", lambda: free)
-    finding = one(checks.memory(plan()))
+    monkeypatch.setattr(probe, "device_facts", device)
+    monkeypatch.setattr(doctor_checks, "_free_memory", lambda: free)
+    finding = one(doctor_checks.memory(plan()))
     assert finding.level == level
     assert "1.0 GB" in finding.said
 
@@ -161,22 +163,22 @@ def test_memory(free: int | None, level: str, monkeypatch: pytest.MonkeyPatch) -
 def test_whether_the_model_fits(
     tiny: str, memory_bytes: int, level: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "device_facts", lambda: device(memory_bytes=memory_bytes))
-    finding = one(checks.model(plan(model=tiny)))
+    monkeypatch.setattr(probe, "device_facts", lambda: device(memory_bytes=memory_bytes))
+    finding = one(doctor_checks.model(plan(model=tiny)))
     assert (finding.level, said in finding.said) == (level, True), finding
 
 
 def test_what_the_model_weighs_is_what_it_will_weigh(tiny: str) -> None:
-    from trouper.engine.loading import load
+    from trouper.engine.loading.model_loading import load
 
     card = load(Settings(model=tiny, no_ssd=True), lambda _: None).card
-    fit = machine.fit(Settings(model=tiny))
+    fit = probe.fit(Settings(model=tiny))
     assert (fit.weights_bytes, fit.token_bytes) == (card.weights_bytes, card.kv.token_bytes)
 
 
 def test_a_model_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    finding = one(checks.model(plan(model=str(tmp_path / "empty"))))
+    finding = one(doctor_checks.model(plan(model=str(tmp_path / "empty"))))
     assert (finding.level, "has no config.json" in finding.said) == ("fail", True)
 
 
@@ -189,108 +191,108 @@ def test_a_model_that_is_none(tmp_path: Path) -> None:
     ],
 )
 def test_what_serve_would_refuse_is_no_download(model: str, said: str) -> None:
-    finding = one(checks.model(plan(model=model)))
+    finding = one(doctor_checks.model(plan(model=model)))
     assert (finding.level, said in finding.said, "\n" in finding.said) == ("fail", True, False)
 
 
 def test_weights_that_make_no_model_are_one_line(tiny: str) -> None:
     config = Path(tiny) / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"num_hidden_layers": 1}))
-    finding = one(checks.model(plan(model=tiny)))
+    finding = one(doctor_checks.model(plan(model=tiny)))
     assert (finding.level, "do not make a model" in finding.said, "\n" in finding.said) == ("fail", True, False)
 
 
 def test_an_adapter_that_is_none(tiny: str, tmp_path: Path) -> None:
-    finding = one(checks.model(plan(model=tiny, adapter_path="/nope")))
+    finding = one(doctor_checks.model(plan(model=tiny, adapter_path="/nope")))
     assert (finding.level, finding.said) == ("fail", "--adapter-path /nope: no such directory")
     assert "adapter_config.json" in finding.remedy
     for name in ("adapter_config.json", "adapters.safetensors"):
         (tmp_path / name).touch()
-    assert one(checks.model(plan(model=tiny, adapter_path=str(tmp_path)))).level == "ok"
+    assert one(doctor_checks.model(plan(model=tiny, adapter_path=str(tmp_path)))).level == "ok"
 
 
 def test_the_embedded_model_needs_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "PACKAGE", "no_such_package")
+    monkeypatch.setattr(bundled_model, "PACKAGE", "no_such_package")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert one(checks.model(plan())).level == "warn"
+    assert one(doctor_checks.model(plan())).level == "warn"
     (tmp_path / "cache").touch()
-    finding = one(checks.model(plan()))
+    finding = one(doctor_checks.model(plan()))
     assert (finding.level, finding.remedy.split()[:2]) == ("fail", ["set", "XDG_CACHE_HOME"])
 
 
 def test_a_model_that_is_still_on_the_hub() -> None:
-    finding = one(checks.model(plan(model="nobody/has-this")))
+    finding = one(doctor_checks.model(plan(model="nobody/has-this")))
     assert (finding.level, finding.said) == ("warn", "nobody/has-this is not here yet")
 
 
 def test_several_models_have_a_line_each(tiny: str) -> None:
     both = Plan([Settings(model=tiny), Settings(model="nobody/has-this")], ServerSettings())
-    assert [finding.level for finding in checks.model(both)] == ["ok", "warn"]
+    assert [finding.level for finding in doctor_checks.model(both)] == ["ok", "warn"]
 
 
 def test_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = plan(ssd_cache_dir=tmp_path / "not" / "yet")
-    monkeypatch.setattr(speed, "measure", lambda _: speed.DiskSpeed(write=1e9, read=2e9))
-    free, measured = checks.disk(here)
+    monkeypatch.setattr(disk_speed, "measure", lambda _: disk_speed.DiskSpeed(write=1e9, read=2e9))
+    free, measured = doctor_checks.disk(here)
     assert (free.level, measured.said) == ("ok", "reads 2.0 GB/s, writes 1.0 GB/s")
     monkeypatch.setattr(Disk, "free_bytes", lambda *_: 10**9)
-    monkeypatch.setattr(speed, "measure", lambda _: speed.DiskSpeed(write=1e9, read=1e8))
-    assert [finding.level for finding in checks.disk(here)] == ["warn", "warn"]
-    assert one(checks.disk(plan(no_ssd=True))).said == "--no-ssd: nothing is kept on disk"
+    monkeypatch.setattr(disk_speed, "measure", lambda _: disk_speed.DiskSpeed(write=1e9, read=1e8))
+    assert [finding.level for finding in doctor_checks.disk(here)] == ["warn", "warn"]
+    assert one(doctor_checks.disk(plan(no_ssd=True))).said == "--no-ssd: nothing is kept on disk"
 
 
 def test_a_disk_that_takes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: Path) -> speed.DiskSpeed:
+    def refuse(_: Path) -> disk_speed.DiskSpeed:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(speed, "measure", refuse)
-    finding = one(checks.disk(plan(ssd_cache_dir=tmp_path)))
+    monkeypatch.setattr(disk_speed, "measure", refuse)
+    finding = one(doctor_checks.disk(plan(ssd_cache_dir=tmp_path)))
     assert (finding.level, "Permission denied" in finding.said) == ("warn", True), "serve goes on without it"
 
 
 def test_a_cache_below_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    finding = one(checks.disk(plan(ssd_cache_dir=tmp_path / "file" / "a" / "b")))
+    finding = one(doctor_checks.disk(plan(ssd_cache_dir=tmp_path / "file" / "a" / "b")))
     assert (finding.level, "Not a directory" in finding.said) == ("warn", True)
 
 
 def test_measuring_a_disk_leaves_nothing_behind(tmp_path: Path) -> None:
-    measured = speed.measure(tmp_path)
+    measured = disk_speed.measure(tmp_path)
     assert measured.read > 0 and measured.write > 0
     assert list(tmp_path.iterdir()) == []
 
 
 def test_keys(tmp_path: Path) -> None:
     (tmp_path / "none").touch()
-    assert one(checks.keys(plan())).said == "no key; only this machine is let in"
-    assert one(checks.keys(plan(api_key=("a",)))).said == "clients need a key"
-    assert one(checks.keys(plan(host="0.0.0.0", allow_no_key=True))).level == "warn"
-    assert one(checks.keys(plan(api_key_file=tmp_path / "none"))).remedy == "write one key a line into that file"
-    assert one(checks.keys(plan(api_key=("",)))).remedy == "give another --api-key, or leave the flag out"
+    assert one(doctor_checks.keys(plan())).said == "no key; only this machine is let in"
+    assert one(doctor_checks.keys(plan(api_key=("a",)))).said == "clients need a key"
+    assert one(doctor_checks.keys(plan(host="0.0.0.0", allow_no_key=True))).level == "warn"
+    assert one(doctor_checks.keys(plan(api_key_file=tmp_path / "none"))).remedy == "write one key a line into that file"
+    assert one(doctor_checks.keys(plan(api_key=("",)))).remedy == "give another --api-key, or leave the flag out"
 
 
 def test_web_pages() -> None:
-    assert one(checks.pages(plan())).said == "none but the server's own"
-    named = one(checks.pages(plan(cors_origins="http://a,http://b:1")))
+    assert one(doctor_checks.pages(plan())).said == "none but the server's own"
+    named = one(doctor_checks.pages(plan(cors_origins="http://a,http://b:1")))
     assert (named.level, named.said) == ("ok", "pages of http://a, http://b:1 may use the model")
-    assert one(checks.pages(plan(cors_origins="*"))).level == "warn"
-    assert one(checks.pages(plan(allowed_hosts="*"))).level == "warn"
-    assert len([*checks.pages(plan(allowed_hosts="*", cors_origins="*"))]) == 2
-    assert one(checks.pages(plan(allowed_hosts="*", cors_origins="*", api_key=("a",)))).level == "ok"
+    assert one(doctor_checks.pages(plan(cors_origins="*"))).level == "warn"
+    assert one(doctor_checks.pages(plan(allowed_hosts="*"))).level == "warn"
+    assert len([*doctor_checks.pages(plan(allowed_hosts="*", cors_origins="*"))]) == 2
+    assert one(doctor_checks.pages(plan(allowed_hosts="*", cors_origins="*", api_key=("a",)))).level == "ok"
 
 
 def test_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 10**6))
-    finding = one(checks.files(plan()))
+    finding = one(doctor_checks.files(plan()))
     assert (finding.level, finding.remedy) == ("warn", "ulimit -n 1100, or a lower --max-connections")
-    assert one(checks.files(plan(max_connections=100))).level == "ok"
+    assert one(doctor_checks.files(plan(max_connections=100))).level == "ok"
 
 
 def test_a_variable_that_reaches_nobody(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong flag is an error; a wrong variable would be silence. Others' variables are theirs."""
     for name in ("TROUPER_MAX_BATCHSIZE", "TROUPER_EXTRA", "TROUPER_URL", "TROUPER_PORT", "MAX_BATCH_SIZE"):
         monkeypatch.setenv(name, "1")
-    monkeypatch.setattr(doctor, "CHECKS", {"settings": checks.settings})
+    monkeypatch.setattr(doctor, "CHECKS", {"settings": doctor_checks.settings})
     code, [_, found] = run("--model", tiny)
     assert code == 0
     assert found["said"] == "TROUPER_MAX_BATCHSIZE is no variable of trouper and has no effect"

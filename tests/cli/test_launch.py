@@ -14,10 +14,10 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
-from trouper.cli import main, supervising
-from trouper.cli.group import Here, Hosts, Wanted
-from trouper.cli.ranks import control_host, rank_of
-from trouper.cli.supervising import supervise
+from trouper.cli import main, process_group
+from trouper.cli.process_group import supervise
+from trouper.cli.rank_commands import Here, Hosts, Wanted
+from trouper.cli.rank_process import control_host, rank_of
 
 SLEEPS = "import time; time.sleep(600)"
 
@@ -44,8 +44,8 @@ class Scripts:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervising, "GRACE_S", 0.1)
-    monkeypatch.setattr(supervising, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(process_group, "GRACE_S", 0.1)
+    monkeypatch.setattr(process_group, "FIRST_PAUSE_S", 0.01)
 
 
 def no_children() -> bool:

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 import pytest
 from rich.console import Console
 
-from trouper.cli.aside import AsideHandler, LineWriter
-from trouper.cli.logs import Format, JsonLines, configure_logging, name_request
+from trouper.cli.background_log import AsideHandler, LineWriter
+from trouper.cli.log_setup import Format, JsonLines, configure_logging, name_request
 from trouper.protocol.logs import CURRENT_REQUEST, FIELDS, REQUEST_ID
 
 logger = logging.getLogger("trouper.tests")

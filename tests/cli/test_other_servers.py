@@ -14,12 +14,12 @@ import trio
 from click.testing import CliRunner, Result
 
 from trouper import cli
-from trouper.cli import chat
-from trouper.cli.answers import Answer, stream
 from trouper.cli.client import NotTrouper, first_model
+from trouper.cli.commands import chat
+from trouper.cli.commands.top import Watching
 from trouper.cli.conversation import Conversation
 from trouper.cli.exits import USAGE_ERROR
-from trouper.cli.top import Watching
+from trouper.cli.streamed_answer import Answer, stream
 
 MODELS = json.dumps({"data": [{"id": "other"}]})
 OPENAPI = json.dumps({"info": {"version": "1"}})

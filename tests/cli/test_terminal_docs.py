@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from trouper.cli import main
-from trouper.cli.checks import CHECKS
 from trouper.cli.conversation import COMMANDS
+from trouper.cli.doctor_checks import CHECKS
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "terminal.md").read_text()
 

@@ -14,9 +14,9 @@ from rich.console import Console, RenderableType
 
 from tests.web.serving import ask, serving
 from trouper import cli
+from trouper.cli.commands.top import Watching
 from trouper.cli.dashboard import KEPT, Rates, models_of, page, sparkline
 from trouper.cli.exits import USAGE_ERROR
-from trouper.cli.top import Watching
 
 
 def text(shown: RenderableType, width: int = 120) -> str:

@@ -13,8 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from trouper.cli.traces import PROTOCOLS, VARIABLES, tracing
-from trouper.protocol.errors import SettingsInvalid
+from trouper.cli.trace_export import PROTOCOLS, VARIABLES, tracing
+from trouper.protocol.problems import SettingsInvalid
 from trouper.protocol.record import RequestRecord
 
 RECORD = RequestRecord(
@@ -98,7 +98,7 @@ def test_nobody_asked() -> None:
 
 def test_a_collector_that_is_silent_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """It accepts and never answers: the end waits for a moment, and leaves what is not delivered."""
-    monkeypatch.setattr("trouper.cli.traces.LAST_SPANS_S", 0.05)
+    monkeypatch.setattr("trouper.cli.trace_export.LAST_SPANS_S", 0.05)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         with tracing(f"http://127.0.0.1:{silent.getsockname()[1]}") as readers:
@@ -148,7 +148,7 @@ def enter(endpoint: str | None) -> None:
 def test_off_nothing_of_it_is_imported() -> None:
     """Nor is it a dependency."""
     code = (
-        "import sys; from trouper.cli.traces import tracing; import trouper.web.server\n"
+        "import sys; from trouper.cli.trace_export import tracing; import trouper.web.server\n"
         "with tracing(None): print([name for name in sys.modules if name.startswith('opentelemetry')])"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

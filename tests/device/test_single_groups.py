@@ -1,4 +1,4 @@
-"""Packed layers with one group a row: unpacked where MLX multiplies by them wrongly (trouper/engine/single_groups.py)."""
+"""Packed layers with one group a row: unpacked where MLX multiplies by them wrongly (trouper/engine/adaptations/single_groups.py)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from mlx import nn
 from mlx_lm.models.mla import MultiLinear
 
 from tests.arithmetic import TF32
-from trouper.engine import device, single_groups
-from trouper.engine.adaptations import adapted
-from trouper.engine.single_groups import is_affected, unpacked
+from trouper.engine.adaptations import single_groups
+from trouper.engine.adaptations.adaptation_registry import adapted
+from trouper.engine.adaptations.single_groups import is_affected, unpacked
+from trouper.engine.platform import device
 
 FEW, MANY = 64, 128
 

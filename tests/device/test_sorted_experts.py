@@ -1,4 +1,4 @@
-"""Expert layers with biases: right, and laid out as MLX's kernel for sorted experts expects it (trouper/engine/sorted_experts.py)."""
+"""Expert layers with biases: right, and laid out as MLX's kernel for sorted experts expects it (trouper/engine/adaptations/sorted_experts.py)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from mlx import nn
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from tests.families import build
-from trouper.engine.adaptations import adapted
-from trouper.engine.sorted_experts import RowMajorExperts, has_biased_experts, row_major
+from trouper.engine.adaptations.adaptation_registry import adapted
+from trouper.engine.adaptations.sorted_experts import RowMajorExperts, has_biased_experts, row_major
 
 ROWS, EXPERTS, INPUTS, OUTPUTS = 126, 8, 32, 64
 

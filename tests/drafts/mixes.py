@@ -24,10 +24,10 @@ from tests.real.wishes import wishes
 from tests.reuse.serving import text
 from tests.sim.world import Eager
 from trouper import Generate, Sampling, TokenPrompt, run_runtime
-from trouper.actors import scheduler
-from trouper.actors.speculation import Speculation
+from trouper.actors.scheduling import core
+from trouper.actors.scheduling.speculation_policy import Speculation
 from trouper.engine import host
-from trouper.engine.drafting import Drafting
+from trouper.engine.spec_decode.prompt_lookup import Drafting
 from trouper.engine.step import Launched, StepEngine
 from trouper.protocol.health import SchedulerFacts, SpeculationFacts
 from trouper.protocol.plans import Plan
@@ -100,7 +100,7 @@ def drafting(mix: Mix, answers: Answers) -> Iterator[None]:
         return Foretelling(least, most, tokens, answers=answers, dice=random.Random(mix.seed))
 
     policy = Eager if mix.eager else Speculation
-    with patch.object(scheduler, "Speculation", policy), patch.object(host, "Drafting", made):
+    with patch.object(core, "Speculation", policy), patch.object(host, "Drafting", made):
         yield
 
 

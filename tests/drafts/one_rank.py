@@ -20,10 +20,10 @@ from tests.drafts.mixes import Answers, Mix, alone, assert_the_same, drafting, t
 from tests.drafts.models import saved_to_split
 from tests.real.serving import settings_of
 from trouper import Runtime, Settings
-from trouper.actors.following import Follower
 from trouper.actors.graph import run_graph
-from trouper.actors.leading import Leader
-from trouper.engine import group
+from trouper.actors.ranks.follower import Follower
+from trouper.actors.ranks.leader import Leader
+from trouper.engine.distributed import rank_group
 from trouper.engine.host import MlxEngine
 
 
@@ -81,7 +81,7 @@ async def play_second(path: str, mix: Mix, answers: trio.Path) -> tuple[int, int
 
 
 def main(directory: Path, name: str, seed: int) -> None:
-    first = group.join().leads
+    first = rank_group.join().leads
     mix, path = Mix.of(name, seed), saved_to_split(name, directory)
     told = trio.run(play_first if first else play_second, path, mix, trio.Path(directory / "answers"))
     sys.stdout.write(json.dumps(told) + "\n")

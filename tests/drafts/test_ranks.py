@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.drafts.ranks import play
-from trouper.engine import device
+from trouper.engine.platform import device
 
 
 @pytest.mark.skipif(not device.is_cpu(), reason="float32 is the reference, and that is for CPUs")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
-from trouper.engine.drafting import Drafting, Proposer
+from trouper.engine.spec_decode.prompt_lookup import Drafting, Proposer
 
 
 @attrs.define

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.arithmetic import cpu_only
-from trouper.engine import blas, names
+from trouper.engine.platform import elf_alias, openblas
 
 PROBE = """
 import trouper.engine, time, sys
@@ -38,14 +38,14 @@ def test_products_run_on_openblas() -> None:
 
 
 def test_a_library_of_names_is_well_formed() -> None:
-    elf = names.image({"one": 0x1000, "two": 0x2000}, struct.pack("<16sHH", names.ELF64_LITTLE, 3, 183))
+    elf = elf_alias.image({"one": 0x1000, "two": 0x2000}, struct.pack("<16sHH", elf_alias.ELF64_LITTLE, 3, 183))
     assert struct.unpack_from("<H", elf, 18) == (183,)
     assert elf.endswith(b"\0one\0two\0")
     with pytest.raises(OSError, match="ELF"):
-        names.image({}, b"\xcf\xfa\xed\xfe" * 8)
+        elf_alias.image({}, b"\xcf\xfa\xed\xfe" * 8)
 
 
 def test_too_late_is_a_no_op() -> None:
     import mlx.core  # noqa: F401 - the point: it is imported
 
-    assert blas.load_fast() is None
+    assert openblas.load_fast() is None

@@ -17,12 +17,13 @@ from tests.engine.test_exactness import engine_of, every_family, model_of
 from tests.engine.test_slots import Watching
 from tests.families import build, prompts
 from tests.family_configs import VOCABULARY
-from trouper.engine import adaptations, shapes
-from trouper.engine.adaptations import Adaptation, Adapted
-from trouper.engine.blocks import BlockStore
-from trouper.engine.layout import Layout, Shape, kv_layout, layout_of
-from trouper.engine.payloads import Stored, pending, stored_from
-from trouper.engine.quantized import PLAIN
+from trouper.engine.adaptations import adaptation_registry
+from trouper.engine.adaptations.adaptation_registry import Adaptation, Adapted
+from trouper.engine.kv import pass_shapes
+from trouper.engine.kv.block_payloads import Stored, pending, stored_from
+from trouper.engine.kv.block_store import BlockStore
+from trouper.engine.kv.kv_layout import Layout, Shape, kv_layout, layout_of
+from trouper.engine.kv.quantized_kv import PLAIN
 from trouper.engine.step import StepEngine
 from trouper.protocol.blocks import Payload
 from trouper.protocol.plans import Admit, BlockId, Chunk, Load, Plan, Restore, RowId, Store
@@ -310,7 +311,7 @@ class TestOrdersThatAreWrong:
         assert before and stored() == before
 
     def test_a_model_whose_rows_run_alone_has_no_blocks(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(adaptations, "REGISTRY", [Adaptation("none can be batched", runs_alone)])
+        monkeypatch.setattr(adaptation_registry, "REGISTRY", [Adaptation("none can be batched", runs_alone)])
         model = build("llama")
         engine = StepEngine(model, VOCABULARY)
         assert not kv_layout(model, PLAIN).cached
@@ -381,7 +382,7 @@ class TestMemory:
         return self.filled(201, monkeypatch)
 
     def filled(self, prompt: int, monkeypatch: pytest.MonkeyPatch) -> StepEngine:
-        monkeypatch.setattr(shapes, "STEP", 2048)
+        monkeypatch.setattr(pass_shapes, "STEP", 2048)
         engine = StepEngine(build("llama"), VOCABULARY)
         prefill = tuple(Chunk(row, 200) for row in self.LIVE)
         engine.collect(engine.launch(Plan(0, admit=tuple(admit(row, prompt) for row in self.LIVE), prefill=prefill)))
@@ -420,7 +421,7 @@ class TestMemory:
     @pytest.mark.parametrize("name", ["llama", "gpt_oss"])
     def test_no_buffer_is_copied_while_steps_overlap(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """A row stored, a row that leaves and one that restores, each launched while the step before still runs."""
-        monkeypatch.setattr(shapes, "STEP", 8192)
+        monkeypatch.setattr(pass_shapes, "STEP", 8192)
         order = store(name, 0, 13)
         requests = [Request([1 + row, 2, 3], 30, leave=9 if row == 2 else None) for row in range(8)]
         requests.append(Request([1, 2, 3] * 5, 5, join=11, restore=restore(order, 13)))

@@ -23,12 +23,12 @@ from tests.engine.test_grammar import tiny
 from tests.engine.test_sampler import PENALIZED, logits_of
 from tests.families import END
 from tests.family_configs import VOCABULARY
-from trouper.engine.choosing import Choosing
-from trouper.engine.drafting import Drafting
-from trouper.engine.group import ALONE
-from trouper.engine.penalties import History
-from trouper.engine.proposing import Proposing
-from trouper.engine.rowstate import RowState
+from trouper.engine.distributed.rank_group import ALONE
+from trouper.engine.kv.row_state import RowState
+from trouper.engine.sampling.penalties import History
+from trouper.engine.sampling.sampling_batch import Choosing
+from trouper.engine.spec_decode.draft_proposals import Proposing
+from trouper.engine.spec_decode.prompt_lookup import Drafting
 from trouper.engine.step import StepEngine
 from trouper.protocol.grammar import Grammar
 from trouper.protocol.plans import RowId

@@ -16,7 +16,7 @@ from tests.engine.test_drafts import foretelling
 from tests.engine.test_exactness import engine_of, greedy_requests, model_of, random_script
 from tests.families import prompts
 from tests.family_configs import VOCABULARY
-from trouper.engine.digests import Digests
+from trouper.engine.distributed.state_digests import Digests
 from trouper.engine.step import Launched, StepEngine
 from trouper.protocol.plans import Admit, BlockId, Chunk, Plan, RowId, Stepped, Store
 from trouper.protocol.ranks import Digest, RankDiffers, ids_of, pairs

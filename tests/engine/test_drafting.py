@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trouper.engine.drafting import CANDIDATES, RESUMED, SUBSTITUTED, NgramProposer
+from trouper.engine.spec_decode.prompt_lookup import CANDIDATES, RESUMED, SUBSTITUTED, NgramProposer
 
 Tokens = Sequence[int]
 few = st.lists(st.integers(0, 3), min_size=1, max_size=60)

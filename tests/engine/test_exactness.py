@@ -20,7 +20,7 @@ from tests.engine.driver import GREEDY, ChunkSize, Driver, Request, Row, answers
 from tests.engine.naive import certain_answer
 from tests.families import FAMILIES, build, prompts, reference
 from tests.family_configs import VOCABULARY
-from trouper.engine.shapes import ROUNDED, Shapes
+from trouper.engine.kv.pass_shapes import ROUNDED, Shapes
 from trouper.engine.step import StepEngine
 from trouper.protocol.plans import Plan, RowId
 from trouper.protocol.sampling import Sampling

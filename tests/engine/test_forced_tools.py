@@ -8,9 +8,9 @@ import pytest
 
 from tests.engine.test_grammar import tiny
 from trouper import RequestFailed
-from trouper.engine.grammar import Grammars
-from trouper.web.openai.structured import schema_grammar
-from trouper.web.tools import Tools
+from trouper.engine.grammars.grammar_compiler import Grammars
+from trouper.web.openai.response_format import schema_grammar
+from trouper.web.output.tool_calls import Tools
 
 INTEGER = {"type": "integer"}
 NODE = {"type": "object", "properties": {"value": INTEGER, "next": {"$ref": "#/$defs/Node"}}}

@@ -16,8 +16,8 @@ import pytest
 from tests.engine.driver import GREEDY, Driver, Request, answers
 from tests.families import END, save
 from trouper import RequestFailed, Sampling, Settings
-from trouper.engine.grammar import Mask
-from trouper.engine.loading import Loaded, load
+from trouper.engine.grammars.grammar_compiler import Mask
+from trouper.engine.loading.model_loading import Loaded, load
 from trouper.engine.step import StepEngine
 from trouper.protocol.grammar import Grammar, GrammarKind
 

@@ -14,11 +14,11 @@ from tests.engine.driver import Request, answers
 from tests.engine.test_grammar import HOT, PROMPT, engine, tiny
 from tests.families import save
 from trouper import RequestFailed, Settings
-from trouper.engine import trial
-from trouper.engine.grammar import Grammars
-from trouper.engine.loading import load
-from trouper.engine.recent import Recent
-from trouper.engine.schema_faults import MOST_OPTIONAL
+from trouper.engine.grammars import trial_process
+from trouper.engine.grammars.grammar_compiler import Grammars
+from trouper.engine.grammars.lru_cache import Recent
+from trouper.engine.grammars.schema_faults import MOST_OPTIONAL
+from trouper.engine.loading.model_loading import load
 from trouper.protocol.grammar import Grammar, GrammarKind
 
 
@@ -157,7 +157,7 @@ def test_where_no_process_can_be_started_grammars_are_compiled_without_it(
 ) -> None:
     """A container may forbid it. It is tried once, and said once."""
     if broken == "script":
-        monkeypatch.setattr(trial, "SCRIPT", tmp_path / "gone.py")
+        monkeypatch.setattr(trial_process, "SCRIPT", tmp_path / "gone.py")
     else:
         monkeypatch.setattr(sys, "executable", str(tmp_path / "gone") if broken == "python" else "")
     loaded = load(Settings(model=str(save("llama", tmp_path / "model"))), lambda _: None)
@@ -172,10 +172,10 @@ def test_where_no_process_can_be_started_grammars_are_compiled_without_it(
 
 def test_a_process_that_starts_too_slowly_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiling without it is only for machines where there can be none: what it is for would end the server."""
-    slow = trial.Trial(lambda: {"tokens": ["a", "</s>"], "specials": [1], "eos": [1]})
-    monkeypatch.setattr(trial, "START_S", 0.0)
-    with pytest.raises(trial.TrialFailedError, match="did not start within 0 s") as failed:
+    slow = trial_process.Trial(lambda: {"tokens": ["a", "</s>"], "specials": [1], "eos": [1]})
+    monkeypatch.setattr(trial_process, "START_S", 0.0)
+    with pytest.raises(trial_process.TrialFailedError, match="did not start within 0 s") as failed:
         slow.fault("start: A", None, 5.0)
     assert failed.value.slow
-    monkeypatch.setattr(trial, "START_S", 60.0)
+    monkeypatch.setattr(trial_process, "START_S", 60.0)
     assert slow.fault('start: "a"', None, 5.0) == ""

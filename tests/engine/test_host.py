@@ -30,10 +30,11 @@ from trouper import (
     TokenPrompt,
     run_runtime,
 )
-from trouper.actors.stepper import step_model
-from trouper.engine import device, host
+from trouper.actors.model_stepper import step_model
+from trouper.engine import host
 from trouper.engine.host import MlxEngine
-from trouper.engine.reading import Reading
+from trouper.engine.platform import device
+from trouper.engine.platform.read_ahead import Reading
 from trouper.engine.step import StepEngine
 from trouper.protocol.plans import PLANS_IN_FLIGHT, Admit, Chunk, Plan, RowId, Stepped
 

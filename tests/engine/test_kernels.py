@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from trouper.engine.kernels import THRASHING_CHECK, allow_any_shapes
+from trouper.engine.platform.cuda_environment import THRASHING_CHECK, allow_any_shapes
 
 PROBE = f"import trouper.engine, os, sys; print(os.environ[{THRASHING_CHECK!r}], 'mlx.core' in sys.modules)"
 

@@ -15,10 +15,11 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from tests.arithmetic import cpu_only
 from tests.families import FAMILIES, build, prompts, reference, save, write_json
-from trouper.engine import checkpoint, device, embedded, loading, precision
-from trouper.engine.loading import Loaded, load
-from trouper.protocol.errors import ModelUnusable
+from trouper.engine.loading import bundled_model, checkpoint, model_loading, precision
+from trouper.engine.loading.model_loading import Loaded, load
+from trouper.engine.platform import device
 from trouper.protocol.loading import Loading
+from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import Settings
 
 PROMPT = prompts()[1]
@@ -53,7 +54,7 @@ def test_loads_and_answers_as_built(llama: Path) -> None:
 def test_who_watches_sees_all_bytes_go_by(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the weights, and of the files that are read again for their digests; and the steps of the self-check."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(loading, "ONE_EVALUATION_BYTES", 100_000)
+    monkeypatch.setattr(model_loading, "ONE_EVALUATION_BYTES", 100_000)
     seen: list[Loading] = []
     load(Settings(model=str(llama)), lambda _: None, seen.append)
     stages = {one.stage: [each for each in seen if each.stage == one.stage] for one in seen}
@@ -175,7 +176,7 @@ def test_an_adapter_is_looked_for_before_the_model(tmp_path: Path) -> None:
 def test_a_cache_that_cannot_be_written_names_its_variable(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ModelUnusable, match="Not a directory; set XDG_CACHE_HOME") as unusable:
-        embedded.directory(tmp_path / "file" / "cache")
+        bundled_model.directory(tmp_path / "file" / "cache")
     assert unusable.value.remedy.startswith("set XDG_CACHE_HOME")
 
 
@@ -270,9 +271,9 @@ def test_the_devices_own_limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 def test_context_lengths() -> None:
-    assert loading._context_length({"text_config": {"max_position_embeddings": 99}}) == 99
-    assert loading._context_length({"n_positions": 7, "text_config": {}}) == 7
-    assert loading._context_length({"model_type": "mamba2"}) == loading.UNBOUNDED_CONTEXT
+    assert model_loading._context_length({"text_config": {"max_position_embeddings": 99}}) == 99
+    assert model_loading._context_length({"n_positions": 7, "text_config": {}}) == 7
+    assert model_loading._context_length({"model_type": "mamba2"}) == model_loading.UNBOUNDED_CONTEXT
 
 
 def test_every_quantizable_layer_has_its_plain_form() -> None:

@@ -17,11 +17,11 @@ from tests.engine.driver import Driver, Orders, Request, Row
 from tests.engine.test_blocks import AHEAD, WHOLE, restore, sizes
 from tests.families import FAMILIES, build, prompts
 from tests.family_configs import VOCABULARY, wide
-from trouper.engine import architecture
-from trouper.engine.architecture import slot_caches
-from trouper.engine.layout import kv_layout, layout_of
-from trouper.engine.quantized import PLAIN, KvFormat, QuantizedSlots, dequantized, kv_format
-from trouper.engine.rows import rows_for
+from trouper.engine.kv.kv_layout import kv_layout, layout_of
+from trouper.engine.kv.quantized_kv import PLAIN, KvFormat, QuantizedSlots, dequantized, kv_format
+from trouper.engine.kv.slot_rows import rows_for
+from trouper.engine.loading import architecture
+from trouper.engine.loading.architecture import slot_caches
 from trouper.engine.step import StepEngine
 from trouper.protocol.plans import BlockId, Load, RowId, Store
 

@@ -1,8 +1,8 @@
-"""When a step's tokens are read: engine/reading.py."""
+"""When a step's tokens are read: engine/platform/read_ahead.py."""
 
 from __future__ import annotations
 
-from trouper.engine.reading import REST, SURE, Reading
+from trouper.engine.platform.read_ahead import REST, SURE, Reading
 
 
 def steps(reading: Reading, waited_s: float, count: int) -> list[bool]:

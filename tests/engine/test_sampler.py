@@ -13,10 +13,17 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.engine.naive import Floats, choose, kept, shaped, softmax
-from trouper.engine.logprobs import logprobs_of
-from trouper.engine.noise import gumbel, gumbel_of, hashed, mix, stream_keys
-from trouper.engine.penalties import Bias, History, Penalties
-from trouper.engine.sampler import CANDIDATES, BatchSampler, Columns, choose_narrow, choose_wide, top_candidates
+from trouper.engine.sampling.gumbel_noise import gumbel, gumbel_of, hashed, mix, stream_keys
+from trouper.engine.sampling.logprobs import logprobs_of
+from trouper.engine.sampling.penalties import Bias, History, Penalties
+from trouper.engine.sampling.sampler import (
+    CANDIDATES,
+    BatchSampler,
+    Columns,
+    choose_narrow,
+    choose_wide,
+    top_candidates,
+)
 from trouper.protocol.plans import RowId
 from trouper.protocol.sampling import Sampling
 

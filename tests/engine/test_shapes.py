@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trouper.engine.shapes import ACCELERATED, EXACT, ROUNDED, STEP, Shapes, coarse
+from trouper.engine.kv.pass_shapes import ACCELERATED, EXACT, ROUNDED, STEP, Shapes, coarse
 
 KINDS = (EXACT, ACCELERATED, ROUNDED)
 counts_of_rows = st.lists(st.one_of(st.just(0), st.integers(1, 3000)), max_size=8)

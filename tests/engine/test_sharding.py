@@ -15,11 +15,12 @@ from tests.families import FAMILIES, build, save
 from tests.family_configs import BASE
 from tests.ranks.models import CONFIGS
 from tests.ranks.models import save as save_dividing
-from trouper.engine import checkpoint, device
-from trouper.engine.group import ALONE, Group, backend_of
-from trouper.engine.loading import load
-from trouper.engine.sharding import Imagined, fault, fuse_adapters
-from trouper.protocol.errors import ModelUnusable, SettingsInvalid
+from trouper.engine.distributed.rank_group import ALONE, Group, backend_of
+from trouper.engine.distributed.sharding import Imagined, fault, fuse_adapters
+from trouper.engine.loading import checkpoint
+from trouper.engine.loading.model_loading import load
+from trouper.engine.platform import device
+from trouper.protocol.problems import ModelUnusable, SettingsInvalid
 from trouper.protocol.settings import Settings
 
 

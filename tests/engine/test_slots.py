@@ -17,13 +17,13 @@ from tests.arithmetic import TF32, releases_late
 from tests.engine.driver import Driver, Orders, Request, Row
 from tests.families import build
 from tests.family_configs import VOCABULARY
-from trouper.engine import shapes
-from trouper.engine.computing import copied
-from trouper.engine.region import Region
-from trouper.engine.rows import compact
-from trouper.engine.shapes import ROUNDED
-from trouper.engine.slots import FullSlots, RingSlots, SlotCache
-from trouper.engine.states import StateSlots
+from trouper.engine.kv import pass_shapes
+from trouper.engine.kv.pass_shapes import ROUNDED
+from trouper.engine.kv.recurrent_state import StateSlots
+from trouper.engine.kv.region import Region
+from trouper.engine.kv.slot_cache import FullSlots, RingSlots, SlotCache
+from trouper.engine.kv.slot_rows import compact
+from trouper.engine.platform.eager_eval import copied
 from trouper.engine.step import StepEngine
 from trouper.protocol.plans import Plan, RowId
 
@@ -35,7 +35,7 @@ SCALE = DIM**-0.5
 def _small_steps() -> Iterator[None]:
     """Buffers grow after a few tokens, so that short examples meet it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shapes, "STEP", 4)
+        patch.setattr(pass_shapes, "STEP", 4)
         yield
 
 
@@ -223,7 +223,7 @@ def test_buffers_grow_and_shrink() -> None:
 @releases_late
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_write_copies_no_buffer(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shapes, "STEP", 1024)
+    monkeypatch.setattr(pass_shapes, "STEP", 1024)
     rows, tokens = 8, 1024
     cache = FullSlots() if kind.startswith("full") else RingSlots(tokens)
     lengths = np.arange(tokens // 2, tokens // 2 + rows).astype(np.int32)
@@ -266,7 +266,7 @@ class Watching(Driver):
 @pytest.mark.parametrize("name", ["llama", "gpt_oss"])
 def test_r1_pipelined_decoding_copies_no_buffer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole engine: a step is launched while the last one, which reads the same buffers, still runs."""
-    monkeypatch.setattr(shapes, "STEP", 8192)
+    monkeypatch.setattr(pass_shapes, "STEP", 8192)
     driver = Watching(StepEngine(build(name), VOCABULARY))
     driver.play([Request([1 + row, 2, 3], 30) for row in range(8)])
     first, *steps = driver.rises

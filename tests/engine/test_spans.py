@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tests.engine.naive import shaped
 from tests.engine.test_sampler import PENALIZED, logits_of
-from trouper.engine.penalties import Bias, History, MinTokens, Penalties
-from trouper.engine.spans import Spans
+from trouper.engine.sampling.penalties import Bias, History, MinTokens, Penalties
+from trouper.engine.spec_decode.verification_spans import Spans
 from trouper.protocol.sampling import Sampling
 
 VOCABULARY = 16

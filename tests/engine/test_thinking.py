@@ -10,8 +10,8 @@ from tests.engine.driver import Request, answers
 from tests.families import build, prompts
 from tests.family_configs import VOCABULARY
 from trouper import Sampling
+from trouper.engine.sampling.thinking_budget import ThinkingRule
 from trouper.engine.step import StepEngine
-from trouper.engine.thinking import ThinkingRule
 from trouper.protocol.plans import ThinkingLimit
 
 START, END = (300, 301), (310, 311, 312)

@@ -12,9 +12,9 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from tests.families import save_tokenizer, write_json
-from trouper.engine.token_bytes import BYTE_OF, byte_level, sentencepiece
-from trouper.engine.tokenizer import LONG_TEXT, HubTokenizer, eos_ids, load
-from trouper.protocol.errors import ModelUnusable, RequestFailed
+from trouper.engine.loading.token_bytes import BYTE_OF, byte_level, sentencepiece
+from trouper.engine.loading.tokenizer import LONG_TEXT, HubTokenizer, eos_ids, load
+from trouper.protocol.problems import ModelUnusable, RequestFailed
 
 USER = {"role": "user", "content": "hi"}
 

@@ -7,9 +7,9 @@ import pytest
 from tests.engine.driver import Driver, Request
 from tests.families import build, reference
 from tests.family_configs import VOCABULARY
-from trouper.engine.shapes import EXACT, ROUNDED, Shapes
+from trouper.engine.kv.pass_shapes import EXACT, ROUNDED, Shapes
 from trouper.engine.step import StepEngine
-from trouper.engine.warming import warm_up
+from trouper.engine.warm_up import warm_up
 
 
 @pytest.mark.parametrize("shapes", [EXACT, ROUNDED])

@@ -6,8 +6,8 @@ import numpy as np
 
 from benchmarks.kv_bits import divergence, text
 from tests.model.test_smollm import smollm
-from trouper.engine.layout import layout_of
-from trouper.engine.quantized import PLAIN, KvFormat
+from trouper.engine.kv.kv_layout import layout_of
+from trouper.engine.kv.quantized_kv import PLAIN, KvFormat
 
 SOME = 400
 

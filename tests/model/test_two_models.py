@@ -8,7 +8,7 @@ import trio
 
 from tests.families import prompts, reference, save
 from trouper import Fleet, Generate, Runtime, Sampling, ServerSettings, Settings, TokenPrompt, run_fleet
-from trouper.engine.loading import load
+from trouper.engine.loading.model_loading import load
 
 EMBEDDED = "SmolLM2-135M-Instruct"
 QUESTION = TokenPrompt((1, 28, 30, 34, 40))

@@ -15,7 +15,7 @@ import pytest
 from tests.packaging.installed import REPOSITORY
 from trouper import ServerSettings
 from trouper.cli.exits import DEVICE_STUCK, USAGE_ERROR
-from trouper.engine.embedded import WHEEL
+from trouper.engine.loading.bundled_model import WHEEL
 
 UNIT = REPOSITORY / "packaging" / "systemd" / "trouper.service"
 PLIST = REPOSITORY / "packaging" / "launchd" / "local.trouper.plist"

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from tests.actors.bench import generate
 from trouper import Sampling, Settings, TokenPrompt
-from trouper.actors.blame import (
+from trouper.actors.runtime.submission import open_submission
+from trouper.actors.scheduling.admitted import Admitted
+from trouper.actors.scheduling.crash_attribution import (
     APART_S,
     MOST_APART_S,
     QUARANTINE_S,
@@ -24,11 +26,9 @@ from trouper.actors.blame import (
     Verdict,
     digests,
 )
-from trouper.actors.cause import Cause, cause_of
-from trouper.actors.intake import Admitted
-from trouper.actors.isolation import LONE_PATIENCE_S, may_enter
-from trouper.actors.submission import open_submission
-from trouper.storage.index import token_bytes
+from trouper.actors.scheduling.crash_cause import Cause, cause_of
+from trouper.actors.scheduling.crash_isolation import LONE_PATIENCE_S, may_enter
+from trouper.actors.scheduling.prefix_tree import token_bytes
 
 HERE, ELSEWHERE = Cause("ValueError", "rope.py:7"), Cause("ValueError", "mask.py:9")
 
@@ -37,7 +37,7 @@ def admitted(*tokens: int, seed: int = 0, **sampling: Any) -> Admitted:
     wish = generate(prompt=TokenPrompt(tokens), sampling=Sampling(seed=seed, **sampling))
     submission, answer = open_submission(wish, Settings())
     answer.close()
-    submission.replies.close()
+    submission.close()
     return Admitted(submission, tokens, 10)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from trouper.actors.policy import ChunkSizer, free_rows, share_chunks
+from trouper.actors.scheduling.chunk_sizer import ChunkSizer, free_rows, share_chunks
 from trouper.protocol.plans import RowId
 
 COSTS = st.floats(1e-6, 0.01)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trouper.actors.janitor import MOST_KEPT, ProcessMemory, judge
+from trouper.actors.cache_janitor import MOST_KEPT, ProcessMemory, judge
 from trouper.protocol.health import MemoryStatus
 from trouper.protocol.model import MemoryFacts
 

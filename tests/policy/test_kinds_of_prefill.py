@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from trouper import Settings
-from trouper.actors.pace import AIM, WORKS, Pace, Work
-from trouper.actors.policy import FIRST_CHUNK_TOKENS
+from trouper.actors.scheduling.chunk_sizer import FIRST_CHUNK_TOKENS
+from trouper.actors.scheduling.prefill_budget import AIM, WORKS, Pace, Work
 from trouper.protocol.plans import Chunk, Plan, RowId, Stepped
 
 ROW = RowId(1)

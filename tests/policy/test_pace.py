@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from trouper import Settings
-from trouper.actors.pace import AIM, REST, Pace
-from trouper.actors.policy import IDLE_STEP_S, LEAST_BUSY_TOKENS
+from trouper.actors.scheduling.chunk_sizer import IDLE_STEP_S, LEAST_BUSY_TOKENS
+from trouper.actors.scheduling.prefill_budget import AIM, REST, Pace
 from trouper.protocol.plans import Chunk, Plan, RowId, Stepped
 
 STALL_MS = 200.0

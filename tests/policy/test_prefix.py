@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from tests.actors.bench import generate
 from tests.fakes import CUTTABLE, UNCUTTABLE, ByteTokenizer, card
 from trouper import Settings
-from trouper.actors.blame import Content, Standing
-from trouper.actors.intake import Admitted
-from trouper.actors.prefix import Found, PrefixCache, cache_namespace
-from trouper.actors.rows import Row
-from trouper.actors.submission import open_submission
+from trouper.actors.runtime.submission import open_submission
+from trouper.actors.scheduling.admitted import Admitted
+from trouper.actors.scheduling.crash_attribution import Content, Standing
+from trouper.actors.scheduling.prefix_cache import Found, PrefixCache, cache_namespace
+from trouper.actors.scheduling.prefix_tree import token_bytes
+from trouper.actors.scheduling.sequence import Row
 from trouper.protocol.blocks import Tensor
 from trouper.protocol.health import CacheFacts
 from trouper.protocol.kv import KvLayout
@@ -24,7 +25,6 @@ from trouper.protocol.model import ModelCard
 from trouper.protocol.plans import BlockId, Restore, RowId, Store
 from trouper.protocol.settings import ByteSize
 from trouper.protocol.work import Piece
-from trouper.storage.index import token_bytes
 
 Tokens = tuple[int, ...]
 NAMESPACE = "fa4e" * 16
@@ -48,7 +48,7 @@ OTHERS: dict[str, tuple[ModelCard, Settings]] = {
 def test_f9_whatever_changes_kv_or_its_blocks_is_another_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
     own = cache_namespace(CARD, Settings())
     names = {what: cache_namespace(*other) for what, other in OTHERS.items()}
-    monkeypatch.setattr("trouper.actors.prefix.FORMAT", 10**6)
+    monkeypatch.setattr("trouper.actors.scheduling.prefix_cache.FORMAT", 10**6)
     names |= {"itself": own, "format": cache_namespace(CARD, Settings())}
     assert len(set(names.values())) == len(names), names
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trouper.actors.tiers import FIRST_BYTES_PER_S, LATENCY_S, ReadSpeed
+from trouper.actors.scheduling.disk_tier import FIRST_BYTES_PER_S, LATENCY_S, ReadSpeed
 
 MB = 2**20
 

@@ -11,13 +11,13 @@ from tests.actors.bench import Replies, generate, heard
 from tests.fakes import EOS, ByteTokenizer
 from tests.policy.reference import reference
 from trouper import Settings
-from trouper.actors.blame import Standing, digests
-from trouper.actors.intake import Admitted
-from trouper.actors.rows import Row
-from trouper.actors.submission import open_submission
+from trouper.actors.runtime.submission import open_submission
+from trouper.actors.scheduling.admitted import Admitted
+from trouper.actors.scheduling.crash_attribution import Standing, digests
+from trouper.actors.scheduling.prefix_tree import Chain, Node, token_bytes
+from trouper.actors.scheduling.sequence import Row
 from trouper.protocol.plans import RowId
 from trouper.protocol.replies import Delta, Finished, TokenLogprobs
-from trouper.storage.index import Chain, Node, token_bytes
 
 
 def a_row(max_tokens: int = 100, **more: Any) -> tuple[Row, Replies]:

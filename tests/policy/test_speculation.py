@@ -10,8 +10,8 @@ import attrs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trouper.actors.draft_costs import bucket_of, size_of
-from trouper.actors.speculation import WATCH_EVERY, Record, Speculation, by_place
+from trouper.actors.scheduling.draft_costs import bucket_of, size_of
+from trouper.actors.scheduling.speculation_policy import WATCH_EVERY, Record, Speculation, by_place
 from trouper.protocol.health import SpeculationFacts
 from trouper.protocol.plans import Chunk, Plan, RowId, Stepped
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.fakes import ByteTokenizer, card
 from trouper import ChatPrompt, RequestFailed, Settings, TextPrompt, TokenPrompt
-from trouper.actors.tokenizing import (
+from trouper.actors.runtime.prompt_tokenizing import (
     LEAST_CHARACTERS,
     LONG_TEXT,
     PROBED_CHARACTERS,

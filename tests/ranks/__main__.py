@@ -13,7 +13,7 @@ from tests.ranks.launching import run_ranks
 from tests.ranks.models import CONFIGS
 from tests.ranks.playing import play_all
 from tests.ranks.test_parity import KEPT_IN_BYTES, saved, tokens
-from trouper.engine.group import ALONE
+from trouper.engine.distributed.rank_group import ALONE
 
 ROUNDINGS = range(1, 9)
 EIGHT_BITS = ", 8-bit KV"

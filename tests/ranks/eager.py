@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tests.sim.world import Eager
-from trouper.actors import scheduler
+from trouper.actors.scheduling import core
 from trouper.cli import main
 
-vars(scheduler)["Speculation"] = Eager
+vars(core)["Speculation"] = Eager
 main(prog_name="eager")

@@ -20,14 +20,14 @@ import trio
 
 from tests.reuse.serving import BLOCK, SNAPSHOT, Ask, hear, text
 from trouper import Runtime, Settings
-from trouper.actors.following import Follower
 from trouper.actors.graph import run_graph
-from trouper.actors.leading import Leader
-from trouper.actors.prefix import cache_namespace
+from trouper.actors.ranks.follower import Follower
+from trouper.actors.ranks.leader import Leader
+from trouper.actors.scheduling.prefix_cache import cache_namespace
 from trouper.engine.host import MlxEngine
 from trouper.protocol.model import LoadedModel
 from trouper.protocol.settings import ByteSize
-from trouper.storage.layout import SUFFIX
+from trouper.storage.run_format import SUFFIX
 
 PATIENCE_S = 60.0
 RANK = int(os.environ.get("MLX_RANK", "0"))

@@ -20,8 +20,8 @@ from mlx.utils import tree_map
 from tests.engine.driver import GREEDY, Driver, Request, Row
 from tests.engine.oracle import Foretelling
 from tests.families import prompts
-from trouper.engine.group import Group, join
-from trouper.engine.loading import Loaded, load
+from trouper.engine.distributed.rank_group import Group, join
+from trouper.engine.loading.model_loading import Loaded, load
 from trouper.engine.step import StepEngine
 from trouper.protocol.grammar import Grammar
 from trouper.protocol.plans import BlockId, Restore, RowId, Store, ThinkingLimit

@@ -18,7 +18,7 @@ from tests.ranks.launching import run_ranks
 from tests.ranks.living import Life, live
 from tests.ranks.models import save
 from tests.reuse.serving import BLOCK
-from trouper.engine import device
+from trouper.engine.platform import device
 
 pytestmark = pytest.mark.skipif(not device.is_cpu(), reason="float32 is the reference, and that is for CPUs")
 LONG_TESTS = bool(os.environ.get("TROUPER_LONG_TESTS"))

@@ -15,7 +15,7 @@ from tests.engine.naive import generate
 from tests.model.test_smollm import smollm
 from tests.ranks.losses import ranks_of
 from tests.test_process import PATIENCE_S, Client, free_port
-from trouper.engine import device
+from trouper.engine.platform import device
 
 TOKENS = 7
 

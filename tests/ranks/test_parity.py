@@ -14,8 +14,8 @@ from tests.families import build
 from tests.ranks.launching import run_ranks
 from tests.ranks.models import CONFIGS, SEEDS, save
 from tests.ranks.playing import PROMPTS, SAMPLINGS, SEEDED_TOKENS, play_all
-from trouper.engine import device
-from trouper.engine.group import ALONE
+from trouper.engine.distributed.rank_group import ALONE
+from trouper.engine.platform import device
 
 KEPT_IN_BYTES = {"kv_bits": 8, "kv_group_size": 32}
 FLOAT32_SUMS = {"tp_reduce_dtype": "float32"}

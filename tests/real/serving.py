@@ -13,9 +13,10 @@ import numpy as np
 import trio
 
 from trouper import Answer, Generate, Runtime, Settings, run_runtime
-from trouper.engine import architecture, host
-from trouper.engine.quantized import QuantizedSlots
-from trouper.engine.spans import Spans
+from trouper.engine import host
+from trouper.engine.kv.quantized_kv import QuantizedSlots
+from trouper.engine.loading import architecture
+from trouper.engine.spec_decode.verification_spans import Spans
 from trouper.engine.step import StepEngine
 from trouper.protocol.replies import TokenLogprobs
 

@@ -11,7 +11,7 @@ from trouper import ChatPrompt, Generate, Sampling, TokenPrompt
 from trouper.protocol.grammar import Grammar
 from trouper.protocol.model import Tokenizer
 from trouper.web.openai.parameters import choices_of
-from trouper.web.tools import Tools
+from trouper.web.output.tool_calls import Tools
 
 SCHEMA = {
     "type": "object",

@@ -22,8 +22,8 @@ from tests.families import END, build, save
 from tests.family_configs import Config
 from trouper import Answer, Generate, Runtime, Sampling, Settings, TokenPrompt, run_runtime
 from trouper.engine import host
-from trouper.engine.layout import kv_layout
-from trouper.engine.quantized import PLAIN
+from trouper.engine.kv.kv_layout import kv_layout
+from trouper.engine.kv.quantized_kv import PLAIN
 from trouper.engine.step import Launched, StepEngine
 from trouper.protocol.health import DirectoryFacts, SchedulerFacts
 from trouper.protocol.kv import KvLayout

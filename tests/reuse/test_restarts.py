@@ -12,7 +12,7 @@ from trio.testing import wait_all_tasks_blocked
 from tests.reuse.serving import BLOCK, Tiny, assert_as_cold, serving, text, until
 from tests.storage.making import NAMESPACE, ROOT, chain, same
 from trouper import RequestFailed, Settings
-from trouper.actors.writer import WriterEdges, write_to_disk
+from trouper.actors.ssd_writer import WriterEdges, write_to_disk
 from trouper.engine.step import StepEngine
 from trouper.protocol.health import DirectoryFacts, SchedulerFacts
 from trouper.protocol.plans import Plan
@@ -29,7 +29,7 @@ from trouper.protocol.work import (
     Read,
     Sweep,
 )
-from trouper.storage.directory import prepare
+from trouper.storage.cache_directory import prepare
 from trouper.storage.runs import RunStore
 
 LONG = text(100, 1)

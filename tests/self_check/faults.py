@@ -11,8 +11,8 @@ import pytest
 from mlx import nn
 from mlx_lm.models.cache import ArraysCache, make_prompt_cache
 
-from trouper.engine.region import Region
-from trouper.engine.slots import FullSlots, RingSlots, SlotCache
+from trouper.engine.kv.region import Region
+from trouper.engine.kv.slot_cache import FullSlots, RingSlots, SlotCache
 from trouper.protocol.capabilities import Feature
 
 

@@ -6,8 +6,8 @@ import mlx.core as mx
 import pytest
 
 from tests.families import build
-from trouper.engine import device
-from trouper.engine.quantized import PLAIN
+from trouper.engine.kv.quantized_kv import PLAIN
+from trouper.engine.platform import device
 from trouper.engine.self_check.accuracy import (
     BFLOAT16,
     FLOAT32,

@@ -15,10 +15,10 @@ from mlx import nn
 from tests.self_check.full_size import FULL_SIZE
 from tests.zoo.building import build
 from tests.zoo.catalogue import CONFIGS
-from trouper.engine import adaptations
-from trouper.engine.adaptations import Adaptation, Adapted
-from trouper.engine.architecture import by_caches
-from trouper.engine.quantized import PLAIN
+from trouper.engine.adaptations import adaptation_registry
+from trouper.engine.adaptations.adaptation_registry import Adaptation, Adapted
+from trouper.engine.kv.quantized_kv import PLAIN
+from trouper.engine.loading.architecture import by_caches
 from trouper.engine.self_check import tiny
 from trouper.engine.self_check.alone import WrongAloneError
 from trouper.engine.self_check.checking import Check
@@ -45,7 +45,7 @@ LONG = bool(os.environ.get("TROUPER_LONG_TESTS"))
 
 @pytest.fixture
 def no_adaptations(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adaptations, "REGISTRY", [])
+    monkeypatch.setattr(adaptation_registry, "REGISTRY", [])
 
 
 def check(name: str, model: nn.Module) -> Capabilities:
@@ -70,9 +70,9 @@ def test_an_adaptation_that_is_wrong_for_a_config(monkeypatch: pytest.MonkeyPatc
         found.traits = attrs.evolve(found.traits, mask_rank=5)
         return True
 
-    monkeypatch.setattr(adaptations, "REGISTRY", [])
+    monkeypatch.setattr(adaptation_registry, "REGISTRY", [])
     assert check(name, build(name)) == Capabilities()
-    monkeypatch.setattr(adaptations, "REGISTRY", [Adaptation("by name", five_axes)])
+    monkeypatch.setattr(adaptation_registry, "REGISTRY", [Adaptation("by name", five_axes)])
     assert check(name, build(name)).batch
 
 

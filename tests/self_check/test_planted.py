@@ -11,12 +11,12 @@ from mlx import nn
 from tests.families import build
 from tests.family_configs import FAMILIES, VOCABULARY
 from tests.self_check.faults import FAULTS, ByChunk, Nonsense, OffsetOffByOne, raising, through, unchanged
-from trouper.engine.architecture import by_caches
-from trouper.engine.quantized import PLAIN
+from trouper.engine.kv.pass_shapes import EXACT
+from trouper.engine.kv.quantized_kv import PLAIN
+from trouper.engine.loading.architecture import by_caches
 from trouper.engine.self_check.alone import WrongAloneError
 from trouper.engine.self_check.checking import Check
 from trouper.engine.self_check.matrix import Matrix, subject_of
-from trouper.engine.shapes import EXACT
 from trouper.protocol.capabilities import Capabilities
 
 HEALTHY = ["llama", "gemma2", "gemma3_text", "gpt_oss", "mixtral", "deepseek_v3", "lfm2", "jamba", "mamba2"]

@@ -15,9 +15,10 @@ from tests import families
 from tests.family_configs import wide
 from tests.self_check.saving import save
 from tests.zoo.building import build
-from trouper.engine import adaptations, device
-from trouper.engine.group import ALONE, Group
-from trouper.engine.loading import load
+from trouper.engine.adaptations import adaptation_registry
+from trouper.engine.distributed.rank_group import ALONE, Group
+from trouper.engine.loading.model_loading import load
+from trouper.engine.platform import device
 from trouper.engine.self_check import checking, remembering, starting
 from trouper.engine.self_check.alone import WrongAloneError
 from trouper.engine.self_check.checking import CANNOT_SHRINK, WRONG_ALONE, Check
@@ -25,8 +26,8 @@ from trouper.engine.self_check.matrix import Failure
 from trouper.engine.self_check.remembering import key_of, recalled, results_file
 from trouper.engine.self_check.tiny import CannotShrinkError
 from trouper.protocol.capabilities import Capabilities, SelfCheck
-from trouper.protocol.errors import ModelUnusable
 from trouper.protocol.model import ModelCard
+from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import Settings
 from trouper.storage import check_results
 from trouper.storage.check_results import CheckResult, recall, remember
@@ -40,7 +41,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A model that is wrong with two rows, since nothing is adapted."""
-    monkeypatch.setattr(adaptations, "REGISTRY", [])
+    monkeypatch.setattr(adaptation_registry, "REGISTRY", [])
     return str(save("gpt_bigcode", tmp_path / "gpt_bigcode"))
 
 

@@ -16,7 +16,8 @@ from tests.web.scraping import scrape
 from tests.web.serving import Served, ask, exchange, get, serving
 from tests.zoo.building import build
 from trouper import Settings, cli
-from trouper.engine import adaptations, machine
+from trouper.engine import probe
+from trouper.engine.adaptations import adaptation_registry
 from trouper.engine.host import MlxEngine
 
 REASON = "rows of different lengths that decode together"
@@ -27,8 +28,8 @@ PROMPTS = ([5, 6, 7, 8, 9], [100, 3], [42])
 def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
-    monkeypatch.setattr(adaptations, "REGISTRY", [])
-    monkeypatch.setattr(machine, "PRODUCT_SIZE", 64)
+    monkeypatch.setattr(adaptation_registry, "REGISTRY", [])
+    monkeypatch.setattr(probe, "PRODUCT_SIZE", 64)
     monkeypatch.chdir(tmp_path)
     return str(save("gpt_bigcode", tmp_path / "gpt_bigcode"))
 

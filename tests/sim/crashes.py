@@ -18,9 +18,9 @@ from tests.sim.seeded import run_seeded
 from tests.sim.weather import SimEngine, Weather
 from tests.sim.world import CLIENTS, Eager, World, _watched
 from trouper import Runtime, TokenPrompt
-from trouper.actors import scheduler as scheduler_module
-from trouper.actors.speculation import Speculation
-from trouper.actors.supervision import RestartLimit
+from trouper.actors.runtime.supervision import RestartLimit
+from trouper.actors.scheduling import core as core_module
+from trouper.actors.scheduling.speculation_policy import Speculation
 
 Fault = Literal["a prompt", "a place in an answer", "two that decode", "a short prompt in company", "any two"]
 FAULTS: tuple[Fault, ...] = (
@@ -125,7 +125,7 @@ def run_crash_world(seed: int) -> CrashWorld:
         clients = [guilty_client(one, chance) if chance.random() < GUILTY_SHARE else one for one in clients]
     world = CrashWorld(weather, Faulty(fault, weather, chance, trace), clients, trace, fault=fault)
     policy = Eager if weather.eager else Speculation
-    with _watched(world.submissions), mock.patch.object(scheduler_module, "Speculation", policy):
+    with _watched(world.submissions), mock.patch.object(core_module, "Speculation", policy):
         run_seeded(seed, world.run)
     return world
 

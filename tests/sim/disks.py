@@ -16,7 +16,7 @@ from unittest import mock
 import attrs
 import trio
 
-from trouper.actors import writer
+from trouper.actors import ssd_writer
 
 T = TypeVar("T")
 RANK: ContextVar[int] = ContextVar("RANK", default=0)
@@ -55,7 +55,7 @@ class SimDisks:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        with mock.patch.object(writer, "_in_thread", self.in_thread):
+        with mock.patch.object(ssd_writer, "_in_thread", self.in_thread):
             yield
 
 

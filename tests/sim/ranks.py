@@ -29,12 +29,12 @@ from tests.sim.seeded import run_seeded
 from tests.sim.weather import STALL_TIMEOUT_S, SimEngine, SimulatedCrash, Weather
 from tests.sim.world import CLIENTS, Eager, World, _watched
 from trouper import Runtime
-from trouper.actors import scheduler as scheduler_module
-from trouper.actors.following import Follower
 from trouper.actors.graph import run_graph
-from trouper.actors.leading import Leader, RankLost
-from trouper.actors.link import Link
-from trouper.actors.speculation import Speculation
+from trouper.actors.ranks.follower import Follower
+from trouper.actors.ranks.leader import Leader, RankLost
+from trouper.actors.ranks.rank_link import Link
+from trouper.actors.scheduling import core as core_module
+from trouper.actors.scheduling.speculation_policy import Speculation
 from trouper.protocol.blocks import Payload, Tensor
 from trouper.protocol.model import LoadedModel
 from trouper.protocol.plans import BlockId, Plan, RowId, Stepped
@@ -433,7 +433,7 @@ def run_ranks_world(seed: int, fate: Fate | None = None, directory: Path | None 
         world.disks.before_read = world.die_reading
     policy = Eager if weather.eager else Speculation
     disks = world.disks.in_use() if world.disks is not None else nullcontext()
-    with _watched(world.submissions), disks, mock.patch.object(scheduler_module, "Speculation", policy):
+    with _watched(world.submissions), disks, mock.patch.object(core_module, "Speculation", policy):
         run_seeded(seed, world.run)
     return world
 

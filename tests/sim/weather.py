@@ -10,7 +10,7 @@ import attrs
 import trio
 
 from tests.fakes import CUTTABLE, EOS, UNCUTTABLE, ByteTokenizer, FakeEngine
-from trouper.actors.supervision import RestartLimit
+from trouper.actors.runtime.supervision import RestartLimit
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.model import MemoryFacts
 from trouper.protocol.plans import Plan

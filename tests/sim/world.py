@@ -17,13 +17,13 @@ from tests.sim.clients import Client
 from tests.sim.seeded import run_seeded
 from tests.sim.weather import SimEngine, Weather
 from trouper import Answer, Generate, Runtime, Settings
-from trouper.actors import runtime as runtime_module
-from trouper.actors import scheduler as scheduler_module
 from trouper.actors.graph import run_graph
-from trouper.actors.speculation import Drafter, Speculation
-from trouper.actors.submission import Submission, open_submission
-from trouper.protocol.errors import ActorFailed
+from trouper.actors.runtime import runtime as runtime_module
+from trouper.actors.runtime.submission import Submission, open_submission
+from trouper.actors.scheduling import core as core_module
+from trouper.actors.scheduling.speculation_policy import Drafter, Speculation
 from trouper.protocol.health import SpeculationFacts
+from trouper.protocol.problems import ActorFailed
 from trouper.protocol.replies import Failed, Finished, Reply
 
 CLIENTS = 40
@@ -155,6 +155,6 @@ def run_world(seed: int) -> World:
     clients = [Client.draw(name, chance, weather) for name in range(CLIENTS)]
     world = World(weather, SimEngine(weather, chance, trace), clients, trace)
     policy = Eager if weather.eager else Speculation
-    with _watched(world.submissions), mock.patch.object(scheduler_module, "Speculation", policy):
+    with _watched(world.submissions), mock.patch.object(core_module, "Speculation", policy):
         run_seeded(seed, world.run)
     return world

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.storage.making import NAMESPACE
-from trouper.storage import directory
+from trouper.storage import cache_directory
 from trouper.storage.runs import RunStore
 
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
     path = tmp_path / "cache"
-    directory.prepare(path)
+    cache_directory.prepare(path)
     return path
 
 

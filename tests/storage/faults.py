@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
-from trouper.storage.disk import Buffer, Disk, File
-from trouper.storage.layout import SUFFIX
+from trouper.storage.file_operations import Buffer, Disk, File
+from trouper.storage.run_format import SUFFIX
 
 OFTEN = {"writev": 4, "create": 2, "rename": 2, "files": 2, "directories": 2, "close": 0.5}
 """What happens once in a write fails more often than what happens in each read, so that both are tried alike."""

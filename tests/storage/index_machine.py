@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.storage.naive import Flags, NaiveIndex, Path, Tokens
+from trouper.actors.scheduling.prefix_tree import NODE_COST, Chain, Index, Match, Node, Sizes, token_bytes
 from trouper.protocol.blocks import TOKEN_BYTES
-from trouper.storage.index import NODE_COST, Chain, Index, Match, Node, Sizes, token_bytes
 
 BLOCK = 4
 TOKEN_COST = 100

@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 
 from trouper.protocol.blocks import Payload, Tensor
-from trouper.storage.disk import Disk
+from trouper.storage.file_operations import Disk
 from trouper.storage.runs import Damaged, Piece, RunInfo, RunStore, Wanted
 
 ROOT = sha256(b"root").digest()

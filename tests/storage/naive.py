@@ -7,7 +7,7 @@ from itertools import count
 
 import attrs
 
-from trouper.storage.index import NODE_COST, Sizes
+from trouper.actors.scheduling.prefix_tree import NODE_COST, Sizes
 
 Tokens = tuple[int, ...]
 Path = tuple[str, Tokens]

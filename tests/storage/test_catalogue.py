@@ -25,7 +25,7 @@ from tests.storage.making import (
     same,
     wanted,
 )
-from trouper.storage import catalogue, directory, reading
+from trouper.storage import cache_directory, catalogue, run_reading
 from trouper.storage.runs import Disk, RunStore
 
 
@@ -163,7 +163,7 @@ def test_an_empty_or_a_missing_namespace_holds_nothing(store: RunStore) -> None:
         store.catalogue()
     with pytest.raises(FileNotFoundError):
         put(store)
-    directory.prepare(store.directory)
+    cache_directory.prepare(store.directory)
     assert store.catalogue() == []
 
 
@@ -191,7 +191,7 @@ def test_each_server_finds_what_the_other_did(store: RunStore) -> None:
 
 def test_a_read_outlives_a_removal_in_its_midst(store: RunStore) -> None:
     run, pieces = put(store)
-    with reading.open_run(Disk(), path_of(store, run), NAMESPACE) as opened:
+    with run_reading.open_run(Disk(), path_of(store, run), NAMESPACE) as opened:
         store.remove(run.name)
         assert same(opened.pieces(wanted(pieces)), pieces)
 
@@ -200,7 +200,7 @@ def test_a_sweep_takes_runs_away_and_the_next_look_says_so(store: RunStore) -> N
     runs = aged(store, 3)
     store.save_catalogue()
     os.utime(path_of(store, runs[0]), (0, 0))
-    assert directory.sweep(store.directory, 86400.0).swept_files == 1
+    assert cache_directory.sweep(store.directory, 86400.0).swept_files == 1
     assert store.refresh().vanished == (runs[0],)
 
 

@@ -18,7 +18,7 @@ from tests.storage.making import (
     put,
     wanted,
 )
-from trouper.storage import layout, reading
+from trouper.storage import run_format, run_reading
 from trouper.storage.runs import Damaged, Disk, RunStore, Wanted
 
 
@@ -75,7 +75,7 @@ def test_the_comparison_can_fail(store: RunStore, monkeypatch: pytest.MonkeyPatc
         def __ne__(self, other: object) -> bool:
             return False
 
-    monkeypatch.setattr(reading, "xxh3_128_hexdigest", lambda data: Agreeing())
+    monkeypatch.setattr(run_reading, "xxh3_128_hexdigest", lambda data: Agreeing())
     path.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
     assert how_it_reads(store, run, pieces) == "wrong"
 
@@ -147,8 +147,8 @@ def resealed(good: bytes, change: Callable[[dict[str, object]], object]) -> byte
     change(header)
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    length, rest = len(text).to_bytes(8, "little"), text[layout.CHECKSUM_END :]
-    return length + layout.OPENING + xxh3_128_hexdigest(length + rest).encode() + rest + good[8 + size :]
+    length, rest = len(text).to_bytes(8, "little"), text[run_format.CHECKSUM_END :]
+    return length + run_format.OPENING + xxh3_128_hexdigest(length + rest).encode() + rest + good[8 + size :]
 
 
 def test_another_namespaces_run_is_foreign(store: RunStore) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trouper.storage import directory as disk
+from trouper.storage import cache_directory as disk
 
 DAY_S = 86400.0
 

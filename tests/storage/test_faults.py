@@ -9,8 +9,8 @@ import pytest
 
 from tests.storage.faults import WAYS
 from tests.storage.worlds import World, campaign
-from trouper.storage import layout, reading
-from trouper.storage.disk import Disk
+from trouper.storage import run_format, run_reading
+from trouper.storage.file_operations import Disk
 from trouper.storage.runs import Damaged, RunStore
 
 
@@ -41,14 +41,14 @@ class Agreeing(str):
 
 def test_the_campaign_notices_wrong_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: without the checksums of payloads."""
-    monkeypatch.setattr(reading, "xxh3_128_hexdigest", lambda data: Agreeing())
+    monkeypatch.setattr(run_reading, "xxh3_128_hexdigest", lambda data: Agreeing())
     with pytest.raises(AssertionError, match="wrong bytes"):
         campaign(2000, tmp_path)
 
 
 def test_the_campaign_notices_another_namespaces_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: keys, tokens and checksums agree there, too."""
-    real = reading.open_run
+    real = run_reading.open_run
     monkeypatch.setattr("trouper.storage.runs.open_run", lambda disk, path, namespace: real(disk, path))
     world = World(0, tmp_path / "cache")
     first, other = world.servers[0], world.servers[2]
@@ -65,7 +65,7 @@ def test_the_campaign_notices_a_lost_run(tmp_path: Path, monkeypatch: pytest.Mon
     def mistrust(name: str, *_: object) -> NoReturn:
         raise Damaged(name, "torn", "perhaps")
 
-    monkeypatch.setattr(reading, "parse", mistrust)
+    monkeypatch.setattr(run_reading, "parse", mistrust)
     with pytest.raises(AssertionError, match="lost"):
         campaign(2000, tmp_path)
 
@@ -81,7 +81,7 @@ def test_the_campaign_notices_a_temporary_file(tmp_path: Path, monkeypatch: pyte
     """Negative control: cleaning up is forgotten."""
 
     def keep(disk: Disk, path: Path) -> None:
-        if path.suffix == layout.SUFFIX:
+        if path.suffix == run_format.SUFFIX:
             path.unlink()
 
     monkeypatch.setattr("tests.storage.faults.FaultyDisk.unlink", keep)

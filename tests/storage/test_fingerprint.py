@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from xxhash import xxh3_128_hexdigest
 
-from trouper.storage import fingerprint
-from trouper.storage.fingerprint import file_digest, namespace
+from trouper.storage import cache_fingerprint
+from trouper.storage.cache_fingerprint import file_digest, namespace
 
 CONTENT = bytes(range(256)) * 10_000
 
@@ -30,20 +30,20 @@ def memo(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def files_age_fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fingerprint, "YOUNG_S", -1.0)
+    monkeypatch.setattr(cache_fingerprint, "YOUNG_S", -1.0)
 
 
 @pytest.fixture
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Files that were read."""
     paths: list[Path] = []
-    real = fingerprint._hash
+    real = cache_fingerprint._hash
 
     def recording(path: Path, *more: Any) -> str:
         paths.append(path)
         return real(path, *more)
 
-    monkeypatch.setattr(fingerprint, "_hash", recording)
+    monkeypatch.setattr(cache_fingerprint, "_hash", recording)
     return paths
 
 
@@ -87,7 +87,7 @@ def test_one_byte_changes_it_even_when_size_and_time_are_as_before(weights: Path
 def test_a_file_that_changed_just_now_is_not_remembered(
     weights: Path, memo: Path, hashed: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fingerprint, "YOUNG_S", 3.0)
+    monkeypatch.setattr(cache_fingerprint, "YOUNG_S", 3.0)
     for _ in range(2):
         file_digest(weights, memo)
     assert len(hashed) == 2
@@ -97,14 +97,14 @@ def test_a_file_that_changed_just_now_is_not_remembered(
 def test_a_file_that_changes_while_it_is_read_is_not_remembered(
     weights: Path, memo: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = fingerprint._hash
+    real = cache_fingerprint._hash
 
     def racing(path: Path, *more: Any) -> str:
         digest = real(path, *more)
         path.write_bytes(b"changed")  # Its size differs, whatever the clock says.
         return digest
 
-    monkeypatch.setattr(fingerprint, "_hash", racing)
+    monkeypatch.setattr(cache_fingerprint, "_hash", racing)
     file_digest(weights, memo)
     assert not memo.exists()
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.storage.index_machine import BLOCK, NAMESPACE, SNAPSHOT_COST, TOKEN_COST, IndexMachine
-from trouper.storage.index import NODE_COST, Digest, Index, Node, Sizes, common, token_bytes
-from trouper.storage.index import sha256 as digest_of
+from trouper.actors.scheduling.prefix_tree import NODE_COST, Digest, Index, Node, Sizes, common, token_bytes
+from trouper.actors.scheduling.prefix_tree import sha256 as digest_of
 
 FULL_COST = NODE_COST + BLOCK * TOKEN_COST
 Tail = tuple[int, ...]

@@ -26,7 +26,7 @@ from tests.storage.making import (
     wanted,
 )
 from trouper.protocol.blocks import Tensor
-from trouper.storage import directory
+from trouper.storage import cache_directory
 from trouper.storage.runs import Disk, RunStore, Wanted
 
 
@@ -147,7 +147,7 @@ def test_an_unremovable_temporary_file_does_not_hide_the_error(store: RunStore) 
         put(RunStore(store.directory, NAMESPACE, disk))
     (left,) = store.path.iterdir()
     os.utime(left, (0, 0))
-    assert directory.sweep(store.directory, HUGE).swept_files == 1
+    assert cache_directory.sweep(store.directory, HUGE).swept_files == 1
 
 
 class Little(Disk):

@@ -15,9 +15,9 @@ from shutil import rmtree
 
 from tests.storage.faults import Crashed, FaultyDisk, damage
 from tests.storage.making import NAMESPACE, OTHER_NAMESPACE, piece, raw
-from trouper.storage import directory as cache_directory
-from trouper.storage.directory import TEMPORARY_SUFFIX
-from trouper.storage.layout import SUFFIX
+from trouper.storage import cache_directory
+from trouper.storage.cache_directory import TEMPORARY_SUFFIX
+from trouper.storage.run_format import SUFFIX
 from trouper.storage.runs import Damaged, Piece, RunInfo, RunStore, Sealed, Wanted
 
 MAX_BYTES = 16_000

@@ -14,8 +14,8 @@ import schemathesis
 from hypothesis import strategies as st
 from schemathesis.openapi.checks import RejectedPositiveData
 
+from trouper.web.http.openapi import BEYOND_SCHEMA
 from trouper.web.openai.schemas import NO_STRUCTURE, ONE_STRUCTURE
-from trouper.web.openapi import BEYOND_SCHEMA
 
 schemathesis.openapi.format("json-object", st.sampled_from(["{}", '{"a":1}', '{"type":"object"}']))
 

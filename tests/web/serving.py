@@ -15,7 +15,7 @@ import trio
 
 from tests.fakes import FakeEngine
 from trouper import Fleet, Runtime, ServerSettings, Settings, run_runtime
-from trouper.web.journal import Reader
+from trouper.web.observability.request_log import Reader
 from trouper.web.server import serve_http
 
 PATIENCE_S = 60.0

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import trio
 
-from trouper.actors.answer import Answer
-from trouper.protocol.errors import Problem, RequestFailed
+from trouper.actors.runtime.answer import Answer
+from trouper.protocol.problems import Problem, RequestFailed
 from trouper.protocol.replies import Accepted, Delta, Failed, Finished, Reply
 from trouper.protocol.requests import Timeouts
-from trouper.web.answers import collect_all
+from trouper.web.streaming.response_streams import collect_all
 
 Sender = trio.MemorySendChannel[Reply]
 

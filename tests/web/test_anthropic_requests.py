@@ -14,10 +14,11 @@ from jsonschema import Draft202012Validator
 
 from tests.fakes import ByteTokenizer
 from tests.web.test_speech import cut
-from trouper.protocol.errors import Problem, RequestFailed
-from trouper.web.anthropic.bodies import COMPONENTS
-from trouper.web.anthropic.conversation import BLOCKS
+from trouper.protocol.problems import Problem, RequestFailed
 from trouper.web.anthropic.errors import TYPES, anthropic_error, is_anthropic
+from trouper.web.anthropic.message_dialect import Blocks
+from trouper.web.anthropic.message_history import BLOCKS
+from trouper.web.anthropic.message_schemas import COMPONENTS
 from trouper.web.anthropic.messages import (
     REFUSED,
     RULES,
@@ -28,12 +29,11 @@ from trouper.web.anthropic.messages import (
     parse_messages,
     prompt_of,
 )
-from trouper.web.anthropic.shapes import Blocks
 from trouper.web.anthropic.thinking import CARRIES, signature_of, thought
-from trouper.web.openapi import BEYOND_SCHEMA
-from trouper.web.schema import schema_of
-from trouper.web.tools import Tools
-from trouper.web.voice import Voice
+from trouper.web.http.openapi import BEYOND_SCHEMA
+from trouper.web.http.request_schema import schema_of
+from trouper.web.output.output_parser import Voice
+from trouper.web.output.tool_calls import Tools
 
 Json = dict[str, Any]
 Path = tuple[str | int, ...]

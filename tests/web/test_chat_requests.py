@@ -11,15 +11,15 @@ import trio
 from tests.fakes import ByteTokenizer
 from tests.web.test_parsing import fault
 from tests.web.test_thinking import generate
-from trouper.actors.answer import Answer
+from trouper.actors.runtime.answer import Answer
 from trouper.protocol.replies import Accepted, Delta, Finished, Reply
 from trouper.protocol.requests import ChatPrompt, Timeouts
+from trouper.web.openai.chat_dialect import ChatShape, Envelope, Extras
+from trouper.web.openai.chat_tools import check_learnt, tools_of
 from trouper.web.openai.parameters import StreamOptions
-from trouper.web.openai.shapes import ChatShape, Envelope, Extras
-from trouper.web.openai.tools import check_learnt, tools_of
-from trouper.web.shape import Choice, Usage
-from trouper.web.tools import Tools
-from trouper.web.voice import Voice
+from trouper.web.output.dialect import Choice, Usage
+from trouper.web.output.output_parser import Voice
+from trouper.web.output.tool_calls import Tools
 
 USER = {"role": "user", "content": "a"}
 

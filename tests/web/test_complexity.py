@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trouper import RequestFailed
-from trouper.web import complexity
-from trouper.web.complexity import MOST_CONTAINERS, MOST_VALUES, check_complexity, outside_strings
-from trouper.web.parsing import parse_json
+from trouper.web.http import body_complexity
+from trouper.web.http.body_complexity import MOST_CONTAINERS, MOST_VALUES, check_complexity, outside_strings
+from trouper.web.http.body_parsing import parse_json
 
 TEXTS = st.text(st.sampled_from('[]{},:"\\ab \n\u00e9\U0001f469'), max_size=12)
 VALUES = st.recursive(
@@ -61,7 +61,7 @@ def test_text_is_one_value_whatever_stands_in_it(sign: str) -> None:
 
 
 def test_as_many_as_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(complexity, "MOST_CONTAINERS", 5)
+    monkeypatch.setattr(body_complexity, "MOST_CONTAINERS", 5)
     check_complexity(b'{"a": [[], [], []], "b": "[[["}')
     with pytest.raises(RequestFailed):
         check_complexity(b'{"a": [[], [], [], []], "b": ""}')

@@ -26,7 +26,7 @@ from tests.web.serving import (
 )  # fmt: skip
 from trouper import ServerSettings, SettingsInvalid
 from trouper.protocol.plans import Plan
-from trouper.web.auth import Keys
+from trouper.web.http.api_keys import Keys
 from trouper.web.openai.completions import completion_to_generate, parse_completion
 
 

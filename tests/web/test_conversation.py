@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.web.test_parsing import fault
-from trouper.web.anthropic.conversation import continues, conversation_of
+from trouper.web.anthropic.message_history import continues, conversation_of
 from trouper.web.anthropic.thinking import CARRIES, Thinking, signature_of, thinking_of
 
 Json = dict[str, Any]

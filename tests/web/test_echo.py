@@ -10,8 +10,8 @@ import pytest
 from tests.fakes import EOS, FakeEngine
 from tests.web.serving import Served, ask, serving
 from tests.web.streams import Json, joined, stream
-from trouper.web.answers import LONG_SCORES
-from trouper.web.openai.shapes import CompletionShape
+from trouper.web.openai.chat_dialect import CompletionShape
+from trouper.web.streaming.response_streams import LONG_SCORES
 
 PROMPT = "né?"
 IDS = [110, 195, 169, 63]

@@ -19,7 +19,7 @@ from tests.fakes import FakeEngine
 from tests.web.serving import PATIENCE_S, Served, eventually, exchange, get, pace, post, serving
 from tests.web.test_openapi import data_of, described, validator
 from trouper import Runtime
-from trouper.actors.fleet import Lease, Listed, OneModel
+from trouper.actors.runtime.model_manager import Lease, Listed, OneModel
 from trouper.protocol.batch import NOTHING_SHOWN
 from trouper.protocol.plans import Plan
 from trouper.protocol.record import RequestRecord

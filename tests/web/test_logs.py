@@ -13,7 +13,7 @@ import trio
 
 from tests.fakes import FakeEngine, deadly
 from tests.web.serving import PATIENCE_S, STREAM, Served, ask, eventually, exchange, get, post, serving
-from trouper.cli.logs import JsonLines, name_request
+from trouper.cli.log_setup import JsonLines, name_request
 
 ID = "X-Request-Id: mine-1\r\n"
 SECRET = "my own secret"

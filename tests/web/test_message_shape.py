@@ -8,10 +8,10 @@ import pytest
 
 from tests.fakes import ByteTokenizer
 from trouper.protocol.replies import Finished
-from trouper.web.anthropic.shapes import MessageShape
-from trouper.web.shape import Choice, Usage
-from trouper.web.tools import Tools
-from trouper.web.voice import Voice
+from trouper.web.anthropic.message_dialect import MessageShape
+from trouper.web.output.dialect import Choice, Usage
+from trouper.web.output.output_parser import Voice
+from trouper.web.output.tool_calls import Tools
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 

@@ -24,14 +24,14 @@ from tests.web.serving import (
     receive_all,
     serving,
 )
-from trouper.actors.fleet import OneModel
+from trouper.actors.runtime.model_manager import OneModel
 from trouper.protocol.health import RankFacts, RanksFacts
 from trouper.protocol.histogram import Histogram
 from trouper.protocol.record import RequestRecord
 from trouper.web.metrics.collector import ALL, LOADED, Metrics
 from trouper.web.metrics.metric import Seen
-from trouper.web.metrics.own import RANKS
-from trouper.web.metrics.requests import EXPECTED
+from trouper.web.metrics.request_metrics import EXPECTED
+from trouper.web.metrics.trouper_metrics import RANKS
 
 MODEL = "fake"
 LEAVING = 200

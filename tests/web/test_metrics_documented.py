@@ -15,11 +15,11 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 
 from tests.web.scraping import scrape
 from tests.web.serving import ask, serving
-from trouper.protocol.errors import queue_full
+from trouper.protocol.problems import queue_full
 from trouper.web.metrics.collector import ALL
 from trouper.web.metrics.metric import Named
-from trouper.web.metrics.own import RANKS
-from trouper.web.metrics.requests import EXPECTED, Counts
+from trouper.web.metrics.request_metrics import EXPECTED, Counts
+from trouper.web.metrics.trouper_metrics import RANKS
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 

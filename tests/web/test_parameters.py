@@ -13,10 +13,10 @@ from tests.fakes import ByteTokenizer
 from tests.web.test_parsing import fault
 from trouper.protocol.replies import Finished, TokenLogprobs
 from trouper.protocol.requests import Generate, TextPrompt
+from trouper.web.openai.chat_dialect import DONE, Envelope, Extras, OpenAiShape, usage_body
 from trouper.web.openai.completions import completion_to_generate, parse_completion, picked
 from trouper.web.openai.parameters import MAX_STOPS, Parameters, StreamOptions, choices_of, sampling_of, stream_options
-from trouper.web.openai.shapes import DONE, Envelope, Extras, OpenAiShape, usage_body
-from trouper.web.shape import Choice, Usage
+from trouper.web.output.dialect import Choice, Usage
 
 
 def completion(**fields: Any) -> tuple[Generate, ...]:

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trouper.protocol.errors import RequestFailed
-from trouper.web.openai.chat import REFUSED as OF_CHATS
-from trouper.web.openai.chat import ChatRequest
+from trouper.protocol.problems import RequestFailed
+from trouper.web.http.body_parsing import between, flag, only, parse_json, structure
+from trouper.web.http.request_schema import among, limits
+from trouper.web.openai.chat_completions import REFUSED as OF_CHATS
+from trouper.web.openai.chat_completions import ChatRequest
 from trouper.web.openai.completions import REFUSED as OF_COMPLETIONS
 from trouper.web.openai.completions import CompletionRequest
-from trouper.web.parsing import between, flag, only, parse_json, structure
-from trouper.web.schema import among, limits
 
 LIMITED = [
     (cls, field.name, field.metadata["schema"])

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from trouper import RequestFailed
-from trouper.web.openai.structured import schema_grammar
-from trouper.web.references import PLAIN, ReferenceUnknown, fragment_of, moved
-from trouper.web.tools import Tools
+from trouper.web.openai.response_format import schema_grammar
+from trouper.web.output.schema_references import PLAIN, ReferenceUnknown, fragment_of, moved
+from trouper.web.output.tool_calls import Tools
 
 NAMES = ("a", "Node", "a/b", "m~n", "~1", "50%", "x y", "é", "$ref", "properties", "0")
 HOME = "https://example.com/schema"

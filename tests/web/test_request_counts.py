@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from trouper.protocol.histogram import Histogram
 from trouper.protocol.record import Reason, RequestRecord
-from trouper.web.metrics.requests import MEASURES, Counts
+from trouper.web.metrics.request_metrics import MEASURES, Counts
 
 WHOLE = RequestRecord(
     request_id="r", reason="stop", code="", model="m", endpoint="/v1/completions", prompt_tokens=10, cached_tokens=4,

@@ -15,19 +15,19 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from tests.fakes import ByteTokenizer
-from trouper.actors.answer import Answer
-from trouper.protocol.errors import Problem
+from trouper.actors.runtime.answer import Answer
+from trouper.protocol.problems import Problem
 from trouper.protocol.replies import Accepted, Delta, Finished, Reply, TokenLogprobs
 from trouper.protocol.requests import Timeouts
-from trouper.web.event_log import EventLog
-from trouper.web.responses.bodies import head_of
-from trouper.web.responses.request import asked_of, parse_response
+from trouper.web.http.request_schema import ref
+from trouper.web.output.dialect import Choice, Json, Usage
+from trouper.web.output.output_parser import Voice
+from trouper.web.output.tool_calls import Tools
+from trouper.web.responses.response_events import ResponseShape
+from trouper.web.responses.response_fields import head_of
+from trouper.web.responses.response_request import asked_of, parse_response
 from trouper.web.responses.schemas import COMPONENTS
-from trouper.web.responses.shape import ResponseShape
-from trouper.web.schema import ref
-from trouper.web.shape import Choice, Json, Usage
-from trouper.web.tools import Tools
-from trouper.web.voice import Voice
+from trouper.web.streaming.event_log import EventLog
 
 WORDS = ByteTokenizer()
 TOOL = {"type": "function", "function": {"name": "f"}}

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trouper import ServerSettings
-from trouper.protocol.errors import RequestFailed
+from trouper.protocol.problems import RequestFailed
 from trouper.protocol.settings import ByteSize
-from trouper.web.event_log import EventLog
-from trouper.web.responses.store import ResponseStore, Stored, Turn
+from trouper.web.responses.response_store import ResponseStore, Stored, Turn
+from trouper.web.streaming.event_log import EventLog
 
 
 class Clock:

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trouper import ServerSettings
-from trouper.protocol.errors import SettingsInvalid
 from trouper.protocol.hosts import Host, Origin
-from trouper.web.same_origin import Head, Policy, decide
+from trouper.protocol.problems import SettingsInvalid
+from trouper.web.http.same_origin import Head, Policy, decide
 
 DEFAULT = Policy.of(ServerSettings())
 LOOPBACK = ("localhost", "127.0.0.1", "127.8.9.10", "[::1]", "[0:0::1]", "trouper.localhost", "[::ffff:127.0.0.1]")

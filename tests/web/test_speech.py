@@ -10,10 +10,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.fakes import ByteTokenizer
-from trouper.actors.intake import thinks_already
-from trouper.web.speech import Markers, Part, Speech
-from trouper.web.tools import Tools
-from trouper.web.voice import Voice, Whole
+from trouper.actors.request_intake import thinks_already
+from trouper.web.output.output_parser import Voice, Whole
+from trouper.web.output.reasoning_splitter import Markers, Part, Speech
+from trouper.web.output.tool_calls import Tools
 
 MARKERS = Markers(("<think>", "</think>"), ("<call>", "</call>"))
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}

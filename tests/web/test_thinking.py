@@ -8,10 +8,10 @@ import pytest
 
 from tests.fakes import FakeEngine
 from tests.web.serving import ask, serving
-from trouper.protocol.errors import RequestFailed
 from trouper.protocol.plans import ThinkingLimit
+from trouper.protocol.problems import RequestFailed
 from trouper.protocol.requests import ChatPrompt, Generate
-from trouper.web.openai.chat import chat_to_generate, parse_chat
+from trouper.web.openai.chat_completions import chat_to_generate, parse_chat
 
 SCHEMA = {"type": "json_object"}
 ASSISTANT = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]

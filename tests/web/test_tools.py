@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.fakes import ByteTokenizer
-from trouper.web.tools import Tools
+from trouper.web.output.tool_calls import Tools
 
 TOOL = {"type": "function", "function": {"name": "weigh", "parameters": {"type": "object"}}}
 FORCED = Tools((TOOL,), (TOOL,))

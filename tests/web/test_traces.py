@@ -15,7 +15,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from tests.web.serving import PATIENCE_S, STREAM, ask, eventually, post, serving
 from trouper.protocol.record import RequestRecord
-from trouper.web.traces import Traces
+from trouper.web.observability.request_spans import Traces
 
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 BODY = {"prompt": "hello", "max_tokens": 4, "ignore_eos": True}

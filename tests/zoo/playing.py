@@ -16,10 +16,10 @@ from mlx import nn
 from mlx_lm.models.cache import make_prompt_cache
 from numpy.typing import NDArray
 
-from trouper.engine.blocks import BlockStore
-from trouper.engine.quantized import PLAIN, KvFormat
-from trouper.engine.rows import Rows, SlotRows, rows_for
-from trouper.engine.shapes import EXACT, Shapes
+from trouper.engine.kv.block_store import BlockStore
+from trouper.engine.kv.pass_shapes import EXACT, Shapes
+from trouper.engine.kv.quantized_kv import PLAIN, KvFormat
+from trouper.engine.kv.slot_rows import Rows, SlotRows, rows_for
 from trouper.protocol.plans import BlockId, Restore, RowId, Store
 
 Floats = NDArray[np.float32]

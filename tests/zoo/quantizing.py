@@ -8,7 +8,7 @@ import mlx.core as mx
 from mlx import nn
 
 from tests.zoo.building import build
-from trouper.engine.adaptations import adapted
+from trouper.engine.adaptations.adaptation_registry import adapted
 
 FORMATS: dict[str, dict[str, Any]] = {
     "4 bits in groups of 32": {"bits": 4, "group_size": 32},

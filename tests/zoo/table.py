@@ -10,7 +10,7 @@ import attrs
 from tests.zoo.catalogue import BY_PIECES, CONFIGS, LEFT_OUT, module_of
 from tests.zoo.mixes import BOUND
 from tests.zoo.playing import Play
-from trouper.engine.adaptations import adapted
+from trouper.engine.adaptations.adaptation_registry import adapted
 
 PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"
 HEAD = "| module | config | rows decode | prompts prefill | drafts | restored from blocks | adapted, or the reason |"
@@ -101,7 +101,7 @@ A difference of {bound} in a log-probability counts as wrong. Measured, right on
 makes of another order of sums; wrong ones, which are played without what follows here, by 0.1 and more. Greedy tokens are equal wherever the two best logits are further apart
 than twice the bound.
 
-Some models need something of caches, masks or offsets that others do not. What that is stands in `trouper/engine/adaptations.py`;
+Some models need something of caches, masks or offsets that others do not. What that is stands in `trouper/engine/adaptations/adaptation_registry.py`;
 a model is recognised by what it is made of. Tests play the same without it, and each must fail then; only the layout of experts with biases matters on CUDA alone.
 
 ## Every module

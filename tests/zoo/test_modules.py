@@ -11,7 +11,7 @@ from tests.zoo.catalogue import CONFIGS
 from tests.zoo.mixes import BOUND, short_mix, words
 from tests.zoo.playing import Play, alone
 from tests.zoo.table import PAGE, Line
-from trouper.engine import adaptations
+from trouper.engine.adaptations import adaptation_registry
 
 ADAPTED = (
     "afm7",
@@ -48,7 +48,7 @@ def test_outside_of_our_passes_nothing_has_changed(name: str) -> None:
     """What is compared with is mlx-lm's own, although the model was adapted."""
     model, tokens, pieces = build(name), words(50, 1), [33, 7, 1, 1, 8]
     before = alone(model, tokens, pieces)
-    assert adaptations.adapted(model).names
+    assert adaptation_registry.adapted(model).names
     assert mx.array_equal(alone(model, tokens, pieces), before)
 
 
@@ -57,7 +57,7 @@ def test_outside_of_our_passes_nothing_has_changed(name: str) -> None:
 def test_each_adaptation_is_needed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the registry the same mix shows a wrong number, or the model raises, or its rows are not batched: this
     comparison can fail."""
-    monkeypatch.setattr(adaptations, "REGISTRY", [])
+    monkeypatch.setattr(adaptation_registry, "REGISTRY", [])
     try:
         play = played(name)
     except (AttributeError, IndexError, TypeError, ValueError):

@@ -18,25 +18,27 @@ from typing import TypeVar
 import attrs
 import trio
 
-from trouper.actors.blame import Verdict
-from trouper.actors.channels import Channels, Edge
-from trouper.actors.disk_leading import LeaderDisk
-from trouper.actors.intake import Admitted, take_in_requests
-from trouper.actors.janitor import keep_tidy
-from trouper.actors.leading import Leader, RankLost
-from trouper.actors.mirror import MirrorEdges, lead_ranks, mirror_plans
-from trouper.actors.prefix import cache_namespace
-from trouper.actors.recovery import Recovery
-from trouper.actors.runtime import Runtime
+from trouper.actors.cache_janitor import keep_tidy
+from trouper.actors.model_stepper import step_model
+from trouper.actors.rank_mirror import MirrorEdges, lead_ranks, mirror_plans
+from trouper.actors.ranks.leader import Leader, RankLost
+from trouper.actors.ranks.leader_disk import LeaderDisk
+from trouper.actors.request_intake import take_in_requests
+from trouper.actors.runtime.channels import Channels, Edge
+from trouper.actors.runtime.runtime import Runtime
+from trouper.actors.runtime.submission import Submission
+from trouper.actors.runtime.supervision import RestartLimit, innermost, supervise
+from trouper.actors.runtime.watches import Watches
 from trouper.actors.scheduler import Inbox, NoMoreRequests, SchedulerEdges, schedule
-from trouper.actors.stepper import step_model
-from trouper.actors.submission import Submission
-from trouper.actors.supervision import RestartLimit, innermost, supervise
-from trouper.actors.watches import Watches
-from trouper.actors.writer import WriterEdges, directory_for, write_to_disk
-from trouper.protocol.errors import DRAINING, ModelUnusable, Problem, SettingsInvalid, rank_lost
+from trouper.actors.scheduling.admitted import Admitted
+from trouper.actors.scheduling.core import CoreWatches
+from trouper.actors.scheduling.crash_attribution import Verdict
+from trouper.actors.scheduling.crash_recovery import Recovery
+from trouper.actors.scheduling.prefix_cache import cache_namespace
+from trouper.actors.ssd_writer import WriterEdges, directory_for, write_to_disk
 from trouper.protocol.model import Engine, LoadedModel, MemoryFacts
 from trouper.protocol.plans import PLANS_IN_FLIGHT
+from trouper.protocol.problems import DRAINING, ModelUnusable, Problem, SettingsInvalid, rank_lost
 from trouper.protocol.settings import ByteSize, Settings
 
 DISK_KNOWN_S = 10.0
@@ -223,9 +225,11 @@ class Graph:
             mirror = partial(lead_ranks, MirrorEdges(plans_in, mirrored, answers_in, results), self._ranks)
             crashed = self._ranks.crashed
         edges = SchedulerEdges(
-            admitted=self._admitted_in, plans=plans, results=results_in, orders=self._orders, facts=watches.facts,
-            memory=watches.memory, directory=watches.directory, looked=watches.looked, batch=watches.batch,
-            ranks=watches.ranks, disk_known=self._disk_known,
+            admitted=self._admitted_in, plans=plans, results=results_in, orders=self._orders, disk_known=self._disk_known,
+            watches=CoreWatches(
+                facts=watches.facts, memory=watches.memory, directory=watches.directory, looked=watches.looked,
+                batch=watches.batch, ranks=watches.ranks,
+            ),
         )  # fmt: skip
         async with trio.open_nursery() as together:
             recovery = self._recovery if self._ranks is None else None

@@ -1,51 +1,32 @@
-"""Scheduler. Waits on admitted requests when idle, and on the plan that is owed when busy; owns rows, fairness and
-stop conditions."""
+"""Scheduler. Waits on requests when idle, and on the answer that is owed when busy; sends plans. It decides nothing: the core does
+(`scheduling/core.py`).
+"""
 
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Sequence
-from itertools import count
+from functools import partial
 
 import attrs
-import numpy as np
 import trio
 
-from trouper.actors.blame import Involved, Standing
-from trouper.actors.intake import Admitted
-from trouper.actors.isolation import may_enter
-from trouper.actors.pace import Pace
-from trouper.actors.policy import free_rows, share_chunks
-from trouper.actors.prefix import Found, PrefixCache
-from trouper.actors.pulse import Pulse
-from trouper.actors.recovery import Carried, LeftBehind, Recovery, crashes_engine
-from trouper.actors.rows import Row
-from trouper.actors.showing import Showing
-from trouper.actors.speculation import Record, Speculation
-from trouper.actors.submission import Submission
-from trouper.actors.tiers import DiskTier, Ticket
-from trouper.actors.watches import STUCK_FACTOR
-from trouper.protocol.batch import BatchFacts
-from trouper.protocol.errors import Problem, queue_full, rank_lost
-from trouper.protocol.health import DirectoryFacts, MemoryStatus, RanksFacts, SchedulerFacts
+from trouper.actors.runtime.channels import offer
+from trouper.actors.runtime.watches import STUCK_FACTOR
+from trouper.actors.scheduling.admitted import Admitted
+from trouper.actors.scheduling.core import Core, CoreWatches, DiskSeam
+from trouper.actors.scheduling.crash_recovery import Recovery
 from trouper.protocol.model import LoadedModel
-from trouper.protocol.plans import PLANS_IN_FLIGHT, Admit, Chunk, Load, Plan, Restore, RowId, Stepped, Store
-from trouper.protocol.replies import Embedded, Finished, TokenLogprobs
-from trouper.protocol.requests import Generate
-from trouper.protocol.sampling import Sampling
+from trouper.protocol.plans import Plan, Stepped
+from trouper.protocol.problems import Problem
 from trouper.protocol.settings import Settings
-from trouper.protocol.watch import Watch
 from trouper.protocol.work import DiskNews, DiskOrder
-from trouper.storage.index import Chain, token_bytes
 
 log = logging.getLogger("trouper.scheduler")
 
-
 GATHER_AT_MOST_S = 0.05
-"""However steadily requests come."""
+"""Upper bound of the wait for further requests, however steadily they come."""
 FLUSH_S = 5.0
-"""At the end, for what is on its way to the disk."""
+"""Time limit at the end for what is on its way to the disk."""
 
 
 @attrs.frozen
@@ -64,43 +45,9 @@ class SchedulerEdges:
     plans: trio.MemorySendChannel[Plan]
     results: trio.MemoryReceiveChannel[Stepped]
     orders: trio.MemorySendChannel[DiskOrder]
-    facts: Watch[SchedulerFacts]
-    memory: Watch[MemoryStatus]
-    directory: Watch[DirectoryFacts]
-    looked: Watch[float]
-    batch: Watch[BatchFacts]
-    ranks: Watch[RanksFacts] = attrs.field(factory=lambda: Watch(RanksFacts()))
+    watches: CoreWatches
     disk_known: trio.Event
     """Set once the scheduler has heard what lies on disk, or that nothing does."""
-
-
-@attrs.define(eq=False)
-class Waiting:
-    """A request in the queue."""
-
-    admitted: Admitted
-    standing: Standing
-    chain: Chain
-    since: float
-    """When it came; trio's time."""
-    row: Row | None = None
-    """The row that the request had before it left the engine; it resumes."""
-    leader: Row | None = None
-    """It continues what this row prefills,"""
-    until: int = 0
-    """up to so many tokens."""
-    ticket: Ticket | None = None
-    """What it asked for from disk. It asks once."""
-
-    @property
-    def submission(self) -> Submission:
-        return self.admitted.submission
-
-    @property
-    def waits(self) -> bool:
-        if self.ticket is not None and not self.ticket.done:
-            return True
-        return self.leader is not None and self.leader.node is not None and self.leader.kv_tokens < self.until
 
 
 async def schedule(
@@ -112,594 +59,105 @@ async def schedule(
 ) -> None:
     """The actor. Ends when no request can come and none is left; then the plans end too. `namespace`: hex, of all that
     shapes KV. `recovery`: takes those who are left when it crashes, and gives them to the next one; None: they end with it."""
-    scheduler = Scheduler(edges, model, namespace, settings, recovery)
+    disk = DiskSeam(send=partial(offer, edges.orders), known=edges.disk_known.set)
+    core = Core(model, namespace, settings, watches=edges.watches, disk=disk, recovery=recovery)
     try:
         with edges.plans, edges.results:
-            await scheduler.run()
+            await Scheduler(edges, settings, core).run()
     finally:
-        scheduler.end()
+        core.end(trio.current_time())
 
 
 class Scheduler:
-    """The actor's state. Every method but `run` and its two waits is synchronous."""
+    """The loop around the core."""
 
-    def __init__(
-        self,
-        edges: SchedulerEdges,
-        model: LoadedModel,
-        namespace: str,
-        settings: Settings,
-        recovery: Recovery | None = None,
-    ) -> None:
-        self._edges = edges
-        self._carries = recovery is not None
-        self._recovery = recovery or Recovery()
-        self._blame = self._recovery.blame
-        self._tokenizer = model.tokenizer
-        self._pooling = model.card.embedding.pooling if model.card.embedding else None
-        self._settings = settings
-        self._cache = PrefixCache.of(model.card, namespace, settings, edges.facts.latest.cache)
-        self._disk = DiskTier(edges.orders, edges.directory, edges.disk_known, self._cache)
-        self._cache.saves = settings.blocks_dir is not None
-        facts = attrs.evolve(edges.facts.latest.speculation, reason=model.card.no_drafts)
-        self._drafts = settings.speculation
-        """What rows do of which nobody says anything."""
-        if self._drafts == "auto":
-            self._drafts = "ngram" if model.card.drafts_by_default else "off"
-        self._speculation = Speculation(settings.spec_draft_tokens, settings.spec_ngram_min, facts)
-        self._showing = Showing(edges.looked, edges.batch)
-        self._loads: list[Load] = []
-        """What the next plan loads."""
-        self._waiting: deque[Waiting] = deque()
-        self._rows: dict[RowId, Row] = {}
-        self._leaving: list[Row] = []
-        """Rows that the next plan drops."""
-        self._left: dict[RowId, Row] = {}
-        """Rows that were removed, until the plan that drops them is answered."""
-        self._withdrawn: set[RowId] = set()
-        """Rows in `_left` whose client left. Should the engine crash by one of them, it is tried all the same."""
-        self._at_hand: Row | None = None
-        """The row whose own token is handled: should that crash, it cannot go on from there."""
-        self._proving = False
-        self._due: dict[RowId, Row] = {}
-        """Rows that may have something to store."""
-        self._unanswered: deque[Plan] = deque()
-        self._ids = count()
-        self._steps = count()
-        self._open = not self._recovery.closed
-        self._pace = Pace.of(settings)
-        self._memory_seen = edges.memory.latest
-        self._releases_seen = edges.memory.latest.releases
-        self._count = attrs.evolve(edges.facts.latest, stalled_since=None)
-        self._pulse = Pulse.of(edges.facts.latest)
+    def __init__(self, edges: SchedulerEdges, settings: Settings, core: Core) -> None:
+        self._edges, self._settings, self._core = edges, settings, core
 
     async def run(self) -> None:
-        self._take_up()
-        if self._recovery.crashed:
+        """Plans are sent before an answer is waited for, so that the engine always has the next one."""
+        core = self._core
+        core.take_up(trio.current_time())
+        if core.must_prove_engine:
             await self._prove_engine()
         while True:
             self._take_requests()
-            self._drop_withdrawn()
+            core.drop_withdrawn(trio.current_time())
             self._send_plans()
-            self._publish()
-            if self._unanswered:
-                self._take_result(await self._owed())
-            elif self._open or self._waiting:
+            core.publish()
+            if core.plans_in_flight:
+                core.update(await self._owed(), trio.current_time())
+            elif core.accepts or core.waiting:
                 await self._next_request()
-            elif not (self._disk.busy and await self._receive_by(trio.current_time() + FLUSH_S)):
+            elif not (core.disk_busy and await self._receive_by(trio.current_time() + FLUSH_S)):
                 return
 
-    # -- after a crash ---------------------------------------------------------------------------
-
-    def _take_up(self) -> None:
-        """Requests that a scheduler before this one had. Those whose content was convicted are refused."""
-        for carried in self._recovery.take_up():
-            admitted, row = carried.admitted, carried.row
-            produced = row.produced if row is not None else 0
-            if self._blame.condemns(carried.standing, produced, trio.current_time()):
-                self._refuse(admitted, carried.standing)
-                continue
-            if row is not None:
-                self._recovery.note_resumed()
-            tokens = token_bytes(admitted.prompt) if row is None else bytes(row.chain.tokens)
-            chain = self._cache.chain(tokens, admitted.submission.request.cache_salt)
-            self._waiting.append(Waiting(admitted, carried.standing, chain, carried.since, row))
-
     async def _prove_engine(self) -> None:
-        """Before anybody is tried: a token of a prompt that is nobody's. If the engine cannot do that, no request is to
-        blame for what comes."""
-        self._proving = True
-        row, prompt = RowId(next(self._ids)), np.zeros(1, "<i4").tobytes()
-        admit = Admit(row, prompt, Sampling(temperature=0))
-        self._send(Plan(next(self._steps), admit=(admit,), prefill=(Chunk(row, 1),)))
-        self._send(Plan(next(self._steps), drop=(row,)))
-        while self._unanswered:
-            stepped = await self._owed()
-            assert self._unanswered.popleft().step == stepped.step
-        self._proving = self._recovery.crashed = False
-
-    def _refuse(self, admitted: Admitted, standing: Standing) -> None:
-        now, request = trio.current_time(), admitted.submission.request
-        log.warning("request %s is refused: its content made the engine crash", request.request_id)
-        admitted.submission.fail(crashes_engine(self._blame.quarantine.left_s(standing.content, now)))
-        self._recovery.note_refused()
-        self._add(requests_errored=1)
-
-    def _pass(self, row: Row) -> None:
-        """A suspect is beyond the place of the crash. While there are others, it makes room for the next trial."""
-        self._blame.passed(row.standing, trio.current_time())
-        if not row.dropped and any(waiting.standing.suspect for waiting in self._waiting):
-            self._preempt(row)
-
-    def _preempt(self, row: Row) -> None:
-        """The row leaves the engine and waits in the queue, before all others. It resumes with what it has: by its own
-        blocks, where they are still there, else by computing."""
-        self._take_out(row)
-        self._waiting.appendleft(Waiting(row.admitted, row.standing, row.chain, row.since, row))
-
-    def end(self) -> None:
-        """The requests that are left go on with the next scheduler, if there may be one."""
-        if not self._carries:
-            self.fail_all(self.last_words())
-            return
-        self._keep_withdrawn()
-        involved, certain = self._involved(), False
-        if (hand := self._at_hand) is not None:
-            involved, certain = (Involved(hand.standing, True, hand.produced, hand.planned),), True
-            self._rows.pop(hand.id, None)
-            self._blame.quarantine.add(hand.standing.content, trio.current_time())
-            self._refuse(hand.admitted, hand.standing)
-        carried = [Carried(row.admitted, row.standing, row, row.since) for row in self._rows.values()]
-        carried += [Carried(one.admitted, one.standing, one.row, one.since) for one in self._waiting]
-        left = LeftBehind(tuple(carried), involved, certain, not self._open, self.last_words())
-        self._rows.clear()
-        self._waiting.clear()
-        self._add(requests_errored=self._recovery.hand_over(left))
-        self._publish()
-
-    def _keep_withdrawn(self) -> None:
-        """Rows whose client left are tried if the crash may have been theirs; the others end."""
-        unanswered = {row for plan in self._unanswered for row in plan.rows}
-        for row in [self._left[name] for name in self._withdrawn]:
-            if row.id in unanswered:
-                self._rows[row.id] = self._left.pop(row.id)
-            else:
-                self._end_withdrawn(row)
-
-    def _involved(self) -> tuple[Involved, ...]:
-        """Rows of the plans that are not answered: the crash was in one of them, and it cannot be known in which."""
-        if self._proving:
-            return ()
-        fresh = {row for plan in self._unanswered for row in plan.fresh_rows}
-        named = {row for plan in self._unanswered for row in plan.rows}
-        rows = self._left | self._rows
-        return tuple(
-            Involved(
-                row.standing, name in fresh or row.produced - row.resumed < 2, row.produced, row.planned + row.hoped
-            )
-            for name, row in rows.items()
-            if name in named
-        )
+        for plan in self._core.proof(trio.current_time()):
+            self._edges.plans.send_nowait(plan)
+        while self._core.plans_in_flight:
+            self._core.proved(await self._owed())
 
     # -- requests --------------------------------------------------------------------------------
 
     def _take_requests(self) -> None:
-        """All that wait in the inbox, so that whoever sends never waits long."""
+        """Take all that wait in the inbox, so that no sender waits long."""
         while True:
             try:
                 self._hear(self._edges.admitted.receive_nowait())
             except trio.WouldBlock:
                 return
             except trio.EndOfChannel:
-                self._open = False
+                self._core.close()
                 return
 
     def _hear(self, message: Inbox) -> None:
         match message:
             case Admitted():
-                self._enqueue(message)
+                self._core.enqueue(message, trio.current_time())
             case NoMoreRequests():
-                self._open = False
+                self._core.close()
             case _:
-                self._loads += self._disk.hear(message)
+                self._core.hear(message, trio.current_time())
 
     async def _next_request(self) -> None:
-        """Wait for one, then for those that come on its heels: prompts that begin together prefill at full speed, while
+        """Wait for a request, then up to GATHER_AT_MOST_S for more: prompts that begin together prefill at full speed, while
         one that came a moment late would have to prefill beside the others' streams."""
         await self._receive_by(float("inf"))
         gap_s, end = self._settings.gather_ms / 1000, trio.current_time() + GATHER_AT_MOST_S
-        while 0 < len(self._waiting) < self._settings.rows and gap_s > 0:
+        while 0 < self._core.waiting < self._settings.rows and gap_s > 0:
             if not await self._receive_by(min(trio.current_time() + gap_s, end)):
                 return
 
     async def _receive_by(self, deadline: float) -> bool:
-        """Whether a request came in time."""
+        """Whether a message came in time."""
         with trio.move_on_at(deadline):
             try:
                 self._hear(await self._edges.admitted.receive())
             except trio.EndOfChannel:
-                self._open = False
+                self._core.close()
                 return False
             return True
         return False
 
-    def _enqueue(self, admitted: Admitted) -> None:
-        submission, now = admitted.submission, trio.current_time()
-        self._add(total_requests=1)
-        tokens = token_bytes(admitted.prompt)
-        standing = self._blame.standing(admitted, tokens, now)
-        if self._blame.refuses(standing, now):
-            self._refuse(admitted, standing)
-            return
-        room = self._settings.rows - len(self._rows)
-        if len(self._waiting) >= self._settings.max_queue_size + room:
-            self._add(requests_errored=1)
-            submission.fail(queue_full(self._settings.max_queue_size))
-            return
-        submission.accept(admitted.prompt, admitted.max_tokens)
-        chain = self._cache.chain(tokens, submission.request.cache_salt)
-        self._waiting.append(Waiting(admitted, standing, chain, now))
-
-    def _drop_withdrawn(self) -> None:
-        """Whoever closed the reply channel is gone within one step, queued, prefilling or decoding (D4). Only a suspect is
-        tried to its end: else a client that leaves early could crash the engine as often as it likes."""
-        gone = [one for one in self._waiting if one.submission.withdrawn and not one.standing.suspect]
-        for waiting in gone:
-            self._waiting.remove(waiting)
-            waiting.submission.replies.close()
-            if waiting.ticket is not None:
-                self._disk.forget(waiting.ticket)
-        if gone:
-            self._add(requests_withdrawn=len(gone))
-        for row in [row for row in self._rows.values() if row.withdrawn and not row.standing.suspect]:
-            self._take_out(row)
-            self._withdrawn.add(row.id)
-
-    def _dropped(self, row_id: RowId) -> None:
-        """The engine has forgotten a row, and nothing of it is in flight."""
-        row = self._left.pop(row_id, None)
-        if row is not None and row.standing.suspect:
-            self._blame.passed(row.standing, trio.current_time())
-        if row is not None and row_id in self._withdrawn:
-            self._end_withdrawn(row)
-
-    def _end_withdrawn(self, row: Row) -> None:
-        self._withdrawn.remove(row.id)
-        row.admitted.submission.replies.close()
-        self._add(requests_withdrawn=1)
-
-    def _remove(self, row: Row) -> None:
-        """End a row whose request is over."""
-        self._take_out(row)
-        row.admitted.submission.replies.close()
-
-    def _take_out(self, row: Row) -> None:
-        """The one place that removes rows (F20). The drop travels with the next plan."""
-        self._left[row.id] = self._rows.pop(row.id)
-        self._drop(row)
-
-    def _drop(self, row: Row) -> None:
-        if not row.dropped:
-            row.dropped = True
-            self._leaving.append(row)
-
-    def last_words(self) -> Problem:
-        """For those who are left when the actor ends: 503 if the server is leaving, 500 if the engine crashed."""
-        if lost := self._edges.ranks.latest.lost:
-            return rank_lost(lost)
-        said = "the engine stopped before the answer was complete"
-        status, retry_s = (500, None) if self._open else (503, 1)
-        return Problem(status, said, "server_error", None, "engine_stopped", retry_s)
-
-    def fail_all(self, problem: Problem) -> None:
-        """Exactly one terminal event for everybody who is still here."""
-        for gone in [self._left[name] for name in self._withdrawn]:
-            self._end_withdrawn(gone)
-        self._left |= self._rows
-        left = [row.admitted.submission for row in self._rows.values()] + [w.submission for w in self._waiting]
-        for submission in left:
-            submission.fail(problem)
-        self._add(requests_errored=len(left))
-        for row in self._rows.values():
-            self._drop(row)
-        self._rows.clear()
-        self._waiting.clear()
-        self._publish()
-
-    # -- plans -----------------------------------------------------------------------------------
+    # -- plans and answers -----------------------------------------------------------------------
 
     def _send_plans(self) -> None:
-        """Keep the engine two plans ahead while there is work; one empty plan flushes the last that worked."""
-        while len(self._unanswered) < PLANS_IN_FLIGHT:
-            plan = self._compose()
-            flushes = bool(self._unanswered) and self._unanswered[-1].has_work
-            if not (plan.has_work or plan.changes or flushes):
-                return
-            self._send(plan)
+        """Keep the engine two plans ahead while there is work."""
+        while (plan := self._core.schedule(trio.current_time())) is not None:
+            self._edges.plans.send_nowait(plan)
             if not plan.has_work:
                 return
 
-    def _send(self, plan: Plan) -> None:
-        self._edges.plans.send_nowait(plan)
-        self._unanswered.append(plan)
-
-    def _compose(self) -> Plan:
-        """One step: whoever can decode does, and prefill gets what the stall bound leaves. A row whose last token is
-        planned here leaves the engine with the next plan, before that token is read."""
-        self._relieve_pressure()
-        loads, self._loads = tuple(self._loads), []
-        stores = self._stores()
-        drops, self._leaving = tuple(row.id for row in self._leaving), []
-        admits = self._admit()
-        decoding = [row for row in self._rows.values() if row.wants_token]
-        chunks = self._chunks(busy=bool(decoding))
-        drafts, watch = self._speculation.allow(decoding)
-        for row, hoped in zip(decoding, drafts, strict=False):
-            row.hoped += hoped
-        for row in decoding:
-            row.planned += 1
-        for chunk in chunks:
-            self._plan_chunk(chunk)
-        for row in self._rows.values():
-            if row.planned >= row.admitted.max_tokens:
-                self._drop(row)
-        evicted = self._cache.freed()
-        persist, persist_as = self._disk.pick()
-        return Plan(
-            next(self._steps), drops, admits, tuple(row.id for row in decoding), chunks, self._release_memory(),
-            evict=evicted, store=stores, load=loads, persist=persist, persist_as=persist_as,
-            settled=self._disk.settled(), drafts=drafts, watch=watch,
-        )  # fmt: skip
-
-    def _stores(self) -> tuple[Store, ...]:
-        """What the plans so far have computed, of rows that go on and of those that leave. Before anybody is admitted:
-        what makes room here is not promised to anyone yet."""
-        due, self._due = self._due, {}
-        stores: list[Store] = []
-        for row in due.values():
-            if not row.dropped:
-                stores += self._cache.computed(row)
-        for row in self._leaving:
-            stores += self._cache.leave(row)
-        return tuple(stores)
-
-    def _admit(self) -> tuple[Admit, ...]:
-        prefilling = sum(row.unplanned > 0 for row in self._rows.values())
-        pressure = self._edges.memory.latest.under_pressure
-        held = sum(not row.dropped for row in self._rows.values())
-        free = free_rows(held, prefilling, self._settings.rows, self._settings.prefill_batch_size, pressure)
-        admits: list[Admit] = []
-        for waiting in self._candidates() if free else ():
-            if len(admits) == free:
-                break
-            found = self._look(waiting)
-            if found is not None:
-                self._waiting.remove(waiting)
-                admits.append(self._enter(waiting, found))
-        return tuple(admits)
-
-    def _candidates(self) -> Sequence[Waiting]:
-        """Requests of the queue that may enter, as far as isolated rows let them."""
-        if not self._waiting:
-            return ()
-        now = trio.current_time()
-        return may_enter(
-            tuple(self._waiting),
-            [row.standing for row in (*self._rows.values(), *self._left.values())],
-            self._blame.trial_order(waiting.standing for waiting in self._waiting),
-            idle=not self._unanswered,
-            apart=self._blame.apart(now),
-            now=now,
-        )
-
-    def _look(self, waiting: Waiting) -> Found | None:
-        """None while it is faster to let another row compute the same; whoever comes later may overtake it."""
-        request = waiting.submission.request
-        begun = waiting.row is not None and waiting.row.produced > 0
-        if (request.prompt_logprobs is not None and not begun) or request.embed:
-            return self._cache.nothing(waiting.chain)
-        if waiting.waits:
-            return None
-        found = self._cache.look(waiting.chain)
-        if waiting.ticket is None and found.missing_tokens > found.gain and not waiting.standing.suspect:
-            # While a suspect waits nobody else runs, so it does not wait for a disk, which may hang.
-            waiting.ticket = self._disk.load(found, self._pace.prefill_rate)
-            if waiting.ticket is not None:
-                return None
-        if found.leader is None or found.gain < self._worth_waiting():
-            return found
-        if waiting.leader is None:
-            self._cache.waits()
-        waiting.leader, waiting.until = found.leader, found.until
-        self._cache.wait_for(found)
-        return None
-
-    def _worth_waiting(self) -> int:
-        """Tokens whose prefill takes as long as the step that waiting may cost."""
-        return max(self._settings.block_size, int(self._pace.decode_s * self._pace.prefill_rate))
-
-    def _enter(self, waiting: Waiting, found: Found) -> Admit:
-        admitted, row_id = waiting.admitted, RowId(next(self._ids))
-        if waiting.row is None:
-            row = Row.of(row_id, admitted, waiting.standing, self._tokenizer, waiting.chain)
-            row.record = self._record(admitted)
-        else:
-            row = waiting.row.again(row_id, waiting.chain)
-        self._rows[row.id] = row
-        # What is embedded once is hardly ever continued: its blocks would only take others' place.
-        restore = None if admitted.submission.request.embed else self._cache.enter(row, found)
-        row.unplanned -= found.tokens
-        if waiting.row is None:
-            read = 0 if waiting.ticket is None else waiting.ticket.read_tokens
-            row.start(found.tokens, min(read, found.tokens), trio.current_time())
-            self._add(total_cached_tokens=found.tokens, total_prompt_tokens=row.prompt_tokens)
-        return self._admission(row, restore)
-
-    def _admission(self, row: Row, restore: Restore | None) -> Admit:
-        request = row.admitted.submission.request
-        prompt = np.frombuffer(bytes(row.chain.tokens), ">i4").astype("<i4").tobytes()
-        return Admit(
-            row.id, prompt, request.sampling, request.logprobs, restore,
-            request.grammar, request.min_tokens, tuple(sorted(row.ends)) if request.min_tokens else (),
-            None if row.resumed else request.prompt_logprobs, row.admitted.thinking,
-            self._pooling if request.embed else None, row.record is not None, row.resumed,
-        )  # fmt: skip
-
-    def _record(self, admitted: Admitted) -> Record | None:
-        """None for a row that never drafts."""
-        request = admitted.submission.request
-        wanted = (request.speculation or self._drafts) == "ngram"
-        return self._speculation.record() if wanted and not (request.embed or self._speculation.facts.reason) else None
-
-    def _relieve_pressure(self) -> None:
-        """What is cached makes room for what is needed, once for each look of the janitor."""
-        memory = self._edges.memory.latest
-        if memory.under_pressure and memory is not self._memory_seen:
-            self._cache.shrink(int(memory.active_bytes - memory.limit_bytes * self._settings.memory_fraction))
-        self._memory_seen = memory
-
-    def _chunks(self, *, busy: bool) -> tuple[Chunk, ...]:
-        prefilling = [row for row in self._rows.values() if row.unplanned > 0]
-        if not prefilling:
-            return ()
-        work = self._pace.turn({row.work for row in prefilling})
-        remaining = [(row.id, row.next_chunk) for row in prefilling if row.work == work]
-        self._pace.plan(work)
-        budget = self._pace.budget(sum(tokens for _, tokens in remaining), busy=busy, work=work)
-        return share_chunks(remaining, budget, self._settings.prefill_step_size)
-
-    def _plan_chunk(self, chunk: Chunk) -> None:
-        row = self._rows[chunk.row]
-        row.unplanned -= chunk.tokens
-        if row.unplanned == 0:
-            row.planned = row.resumed + 1
-        self._due[row.id] = row
-
-    def _release_memory(self) -> bool:
-        """True once for each time that the janitor asked."""
-        asked = self._edges.memory.latest.releases
-        release, self._releases_seen = asked != self._releases_seen, asked
-        return release
-
-    # -- results ---------------------------------------------------------------------------------
-
     async def _owed(self) -> Stepped:
         """The answer to the oldest plan. A late one is published, so that readiness is progress (D11, F27)."""
-        since = trio.current_time()
-        with trio.move_on_after(self._settings.stall_timeout_s):
+        since, limit_s = trio.current_time(), self._settings.stall_timeout_s
+        with trio.move_on_after(limit_s):
             return await self._edges.results.receive()
-        log.error("the engine has not finished a step for %g s", self._settings.stall_timeout_s)
-        self._count = attrs.evolve(self._count, stalled_since=since, stalls=self._count.stalls + 1)
-        self._publish()
-        with trio.move_on_at(since + STUCK_FACTOR * self._settings.stall_timeout_s):
+        log.error("the engine has not finished a step for %g s", limit_s)
+        self._core.stalled(since)
+        self._core.publish()
+        with trio.move_on_at(since + STUCK_FACTOR * limit_s):
             return await self._edges.results.receive()
-        self.fail_all(Problem(503, "the device does not answer", "server_error", None, "device_stuck", 30))
+        self._core.fail_all(Problem(503, "the device does not answer", "server_error", None, "device_stuck", 30))
         return await self._edges.results.receive()
-
-    def _take_result(self, stepped: Stepped) -> None:
-        plan = self._unanswered.popleft()
-        assert plan.step == stepped.step, f"plan {plan.step} was answered by step {stepped.step}"
-        self._count = attrs.evolve(self._count, stalled_since=None)
-        for dropped in plan.drop:
-            self._dropped(dropped)
-        self._pace.answered(plan, stepped)
-        self._disk.persisted(stepped.persisted)
-        self._learn(plan, stepped)
-        for row_id, at in stepped.prompt_logprobs:
-            if row_id in self._rows:
-                self._rows[row_id].scores.append(at)
-        for row_id, vector in stepped.embedded:
-            if row_id in self._rows:
-                self._finish_embedding(self._rows[row_id], vector)
-        for row_id, reason in stepped.failed:
-            if row_id in self._rows:
-                self._give_up(
-                    self._rows[row_id], grammar_failed(self._rows[row_id].admitted.submission.request, reason)
-                )
-        now, decoding = trio.current_time(), sum(map(self._rows.__contains__, plan.decode))
-        committed = self._commit(stepped, now)
-        self._showing.stepped(decoded=bool(plan.decode), produced=bool(stepped.rows))
-        prefilled = sum(chunk.tokens for chunk in plan.prefill)
-        self._pulse.stepped(now, decoding=decoding, produced=bool(stepped.rows), tokens=committed + prefilled)
-        self._add(steps=int(plan.has_work), tokens_generated=committed, total_prefill_tokens=prefilled)
-
-    def _commit(self, stepped: Stepped, now: float) -> int:
-        """Give each row its tokens, one by one; how many there were."""
-        logprobs: dict[RowId, list[TokenLogprobs]] = {}
-        for row_id, at in stepped.logprobs:
-            logprobs.setdefault(row_id, []).append(at)
-        committed, before = 0, None
-        for row_id, token in zip(stepped.rows, stepped.tokens, strict=True):
-            row = self._rows.get(row_id)
-            if row is None:  # It ended while this step was in flight, or with an earlier token of it.
-                continue
-            committed += 1
-            if row is before:
-                self._count_draft(row)
-            before = row
-            self._at_hand = row
-            finished = row.take(token, logprobs[row_id].pop(0) if row_id in logprobs else None, now)
-            if finished is not None:
-                row.admitted.submission.reply(finished)
-            self._at_hand = None
-            if finished is not None:
-                self._remove(row)
-                self._add(requests_completed=1)
-                continue
-            if self._cache.wants_storing(row):
-                self._due[row_id] = row
-            if row.standing.suspect and row.produced >= row.standing.passes_at:
-                self._pass(row)
-        return committed
-
-    def _count_draft(self, row: Row) -> None:
-        """One was right: a token that no plan counted on. So the last one may be on its way already."""
-        row.planned += 1
-        if row.planned >= row.admitted.max_tokens:
-            self._drop(row)
-
-    def _learn(self, plan: Plan, stepped: Stepped) -> None:
-        """What drafts came to."""
-        for row_id, hoped in zip(plan.decode, plan.drafts, strict=False):
-            if row_id in self._rows:
-                self._rows[row_id].hoped -= hoped
-        self._speculation.answered(plan, stepped, self._rows)
-
-    def _finish_embedding(self, row: Row, vector: bytes) -> None:
-        submission = row.admitted.submission
-        submission.reply(Embedded(vector))
-        submission.reply(Finished("stop", 0, at=trio.current_time()))
-        self._remove(row)
-        self._add(requests_completed=1)
-
-    def _give_up(self, row: Row, problem: Problem) -> None:
-        row.admitted.submission.fail(problem)
-        self._remove(row)
-        self._add(requests_errored=1)
-
-    # -- facts -----------------------------------------------------------------------------------
-
-    def _add(self, **more: int) -> None:
-        self._count = attrs.evolve(self._count, **{name: getattr(self._count, name) + n for name, n in more.items()})
-
-    def _publish(self) -> None:
-        self._count = attrs.evolve(
-            self._count,
-            cache=self._cache.facts(),
-            active_sequences=len(self._rows),
-            queued_requests=len(self._waiting),
-            gaps=self._pulse.gaps,
-            step_tokens=self._pulse.step_tokens,
-            speculation=self._speculation.facts,
-            recovery=self._recovery.look(trio.current_time()),
-            prefilling_sequences=sum(row.unplanned > 0 for row in self._rows.values()),
-        )
-        self._edges.facts.publish(self._count)
-        self._showing.show(self._rows.values())
-
-
-def grammar_failed(request: Generate, reason: str) -> Problem:
-    """A row's grammar, or its thinking, cannot be followed beyond a place of its answer."""
-    param = None if request.grammar is None else request.grammar.param
-    said = f"{param} cannot be followed any further: {reason.strip()}; make it simpler" if param else reason
-    return Problem(400, said, "invalid_request_error", param, "grammar_failed")

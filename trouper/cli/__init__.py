@@ -8,8 +8,8 @@ from __future__ import annotations
 import click
 
 from trouper import __version__
-from trouper.cli import bench, cache, chat, completion, doctor, launch, serve, top
-from trouper.cli.usage import OneLineErrors
+from trouper.cli.commands import bench, cache, chat, completion, doctor, launch, serve, top
+from trouper.cli.usage_errors import OneLineErrors
 
 
 @click.group(cls=OneLineErrors)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import click
 
-from trouper.actors.fleet import Fleet
+from trouper.actors.runtime.model_manager import Fleet
 from trouper.cli.exits import forget_stdout
 
 KEY_VARIABLE = "TROUPER_API_KEY"

@@ -14,11 +14,11 @@ import click
 import httpx2
 
 from trouper.cli.address import url_to
-from trouper.cli.config import configured
 from trouper.cli.exits import refuse
 from trouper.cli.flags import Whole
-from trouper.protocol.errors import SettingsInvalid
+from trouper.cli.settings_file import configured
 from trouper.protocol.keys import keys_in, sendable
+from trouper.protocol.problems import SettingsInvalid
 from trouper.protocol.settings import ServerSettings
 
 Command = TypeVar("Command", bound=Callable[..., Any])

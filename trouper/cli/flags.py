@@ -13,8 +13,8 @@ import attrs
 import click
 from click.shell_completion import CompletionItem
 
-from trouper.protocol.errors import SettingsInvalid
 from trouper.protocol.names import EMBEDDED, require_names
+from trouper.protocol.problems import SettingsInvalid
 from trouper.protocol.settings import ServerSettings, Settings
 
 Command = TypeVar("Command", bound=Callable[..., Any])

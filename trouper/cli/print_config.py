@@ -12,8 +12,8 @@ import click
 from click.core import ParameterSource
 
 from trouper import __version__
-from trouper.cli.config import file_read
-from trouper.cli.usage import origin
+from trouper.cli.settings_file import file_read
+from trouper.cli.usage_errors import origin
 from trouper.protocol.settings import ByteSize, ServerSettings, Settings
 
 SECRET = {

@@ -1,8 +1,8 @@
 """The only room that imports MLX: loading, the batch step, sampling, KV. What must precede MLX's import happens here."""
 
-from trouper.engine import blas, kernels, malloc
+from trouper.engine.platform import cuda_environment, malloc, openblas
 
 malloc.keep_large_buffers()
-kernels.allow_any_shapes()
-FAST_BLAS = blas.load_fast()
+cuda_environment.allow_any_shapes()
+FAST_BLAS = openblas.load_fast()
 """The OpenBLAS that MLX multiplies with; None: its own library."""

@@ -13,13 +13,14 @@ import attrs
 import mlx.core as mx
 import trio
 
-from trouper.engine import device, group
-from trouper.engine.device import memory_facts
-from trouper.engine.drafting import Drafting
-from trouper.engine.loading import Loaded, load
-from trouper.engine.reading import Reading
+from trouper.engine.distributed import rank_group
+from trouper.engine.loading.model_loading import Loaded, load
+from trouper.engine.platform import device
+from trouper.engine.platform.device import memory_facts
+from trouper.engine.platform.read_ahead import Reading
+from trouper.engine.spec_decode.prompt_lookup import Drafting
 from trouper.engine.step import Launched, StepEngine
-from trouper.engine.warming import warm_up
+from trouper.engine.warm_up import warm_up
 from trouper.protocol.loading import LoadWatch, nobody_watches
 from trouper.protocol.model import LoadedModel, MemoryFacts
 from trouper.protocol.plans import Plan, Stepped
@@ -54,7 +55,7 @@ class MlxEngine:
         self._settings, self._watch = settings, watch
         self._jobs, self._inbox = trio.open_memory_channel[Job](0)
         self._loaded: Loaded | None = None
-        self._group = group.ALONE
+        self._group = rank_group.ALONE
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         """The thread's life. Ends when cancelled, after the step in hand: a thread is never abandoned (F18)."""
@@ -78,7 +79,7 @@ class MlxEngine:
         return await self._on_thread(lambda: self._join(invitation))
 
     def _join(self, invitation: bytes) -> Joined:
-        self._group = group.join()
+        self._group = rank_group.join()
         return Joined(self._group.rank, self._group.size, self._group.share(invitation))
 
     async def load(self) -> LoadedModel:

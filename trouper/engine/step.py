@@ -12,24 +12,24 @@ import mlx.nn as nn
 import numpy as np
 
 from trouper import heap
-from trouper.engine.blocks import BlockStore
-from trouper.engine.choosing import Choosing
-from trouper.engine.digests import Digests
-from trouper.engine.drafting import DRAFTING, Drafting
-from trouper.engine.embedding import Pool
-from trouper.engine.grammar import Constraint, Grammars
-from trouper.engine.group import ALONE, Group
-from trouper.engine.logprobs import Kept, PendingLogprobs, logprobs_of
-from trouper.engine.payloads import PendingPayload
-from trouper.engine.penalties import History
-from trouper.engine.proposing import Proposing
-from trouper.engine.quantized import PLAIN, KvFormat
-from trouper.engine.region import Ints
-from trouper.engine.rows import SlotRows, rows_for
-from trouper.engine.rowstate import RowState
-from trouper.engine.shapes import Shapes, of_device
-from trouper.engine.spans import Spans, indices
-from trouper.engine.thinking import ThinkingRule
+from trouper.engine.distributed.rank_group import ALONE, Group
+from trouper.engine.distributed.state_digests import Digests
+from trouper.engine.grammars.grammar_compiler import Constraint, Grammars
+from trouper.engine.kv.block_payloads import PendingPayload
+from trouper.engine.kv.block_store import BlockStore
+from trouper.engine.kv.pass_shapes import Shapes, of_device
+from trouper.engine.kv.quantized_kv import PLAIN, KvFormat
+from trouper.engine.kv.region import Ints
+from trouper.engine.kv.row_state import RowState
+from trouper.engine.kv.slot_rows import SlotRows, rows_for
+from trouper.engine.pooling import Pool
+from trouper.engine.sampling.logprobs import Kept, PendingLogprobs, logprobs_of
+from trouper.engine.sampling.penalties import History
+from trouper.engine.sampling.sampling_batch import Choosing
+from trouper.engine.sampling.thinking_budget import ThinkingRule
+from trouper.engine.spec_decode.draft_proposals import Proposing
+from trouper.engine.spec_decode.prompt_lookup import DRAFTING, Drafting
+from trouper.engine.spec_decode.verification_spans import Spans, indices
 from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.plans import Admit, Plan, RowId, Stepped
 from trouper.protocol.ranks import Digest, compare

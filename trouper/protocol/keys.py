@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from trouper.protocol.errors import SettingsInvalid
+from trouper.protocol.problems import SettingsInvalid
 
 FILE_FLAG = "--api-key-file"
 

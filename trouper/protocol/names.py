@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trouper.protocol.errors import SettingsInvalid
+from trouper.protocol.problems import SettingsInvalid
 
 EMBEDDED = "SmolLM2-135M-Instruct"
 """The model without --model."""

@@ -6,7 +6,7 @@ from typing import Literal
 
 import attrs
 
-from trouper.protocol.errors import Problem
+from trouper.protocol.problems import Problem
 
 FinishReason = Literal["stop", "length"]
 

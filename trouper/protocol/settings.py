@@ -10,8 +10,8 @@ from typing import Any, Self
 
 import attrs
 
-from trouper.protocol.errors import SettingsInvalid
 from trouper.protocol.hosts import host_pattern, is_loopback, origin_pattern
+from trouper.protocol.problems import SettingsInvalid
 
 
 def _flag(name: str) -> str:

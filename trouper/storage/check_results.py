@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from trouper.storage.memo import read_memo, write_memo
+from trouper.storage.memo_file import read_memo, write_memo
 
 MOST_RESULTS = 200
 """The oldest are forgotten."""

@@ -20,11 +20,11 @@ from typing import Final
 import attrs
 
 from trouper.storage import catalogue
-from trouper.storage.directory import TEMPORARY_SUFFIX
-from trouper.storage.disk import Buffer, Disk, File, read_all, write_all
-from trouper.storage.layout import SUFFIX, Sealed, seal
-from trouper.storage.pieces import Damaged, Piece, PieceInfo, Reason, RunInfo, parents_first
-from trouper.storage.reading import Wanted, open_run
+from trouper.storage.cache_directory import TEMPORARY_SUFFIX
+from trouper.storage.file_operations import Buffer, Disk, File, read_all, write_all
+from trouper.storage.run_format import SUFFIX, Sealed, seal
+from trouper.storage.run_reading import Wanted, open_run
+from trouper.storage.stored_pieces import Damaged, Piece, PieceInfo, Reason, RunInfo, parents_first
 
 __all__ = [
     "Changes", "Damaged", "Disk", "Piece", "PieceInfo", "Reason", "Room", "RunInfo", "RunStore", "Sealed", "Wanted",

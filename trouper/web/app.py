@@ -16,29 +16,29 @@ from quart_trio.asgi import TrioASGIHTTPConnection
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge, RequestTimeout
 from werkzeug.routing import BaseConverter
 
-from trouper.actors.fleet import Models, OneModel
-from trouper.actors.runtime import Runtime
-from trouper.protocol.errors import Problem, RequestFailed
+from trouper.actors.runtime.model_manager import Models, OneModel
+from trouper.actors.runtime.runtime import Runtime
 from trouper.protocol.logs import CURRENT_REQUEST
+from trouper.protocol.problems import Problem, RequestFailed
 from trouper.protocol.settings import ServerSettings
-from trouper.web.access import log_record, log_response
-from trouper.web.anthropic.bodies import COMPONENTS as ANTHROPIC
 from trouper.web.anthropic.errors import anthropic_error, is_anthropic
+from trouper.web.anthropic.message_schemas import COMPONENTS as ANTHROPIC
 from trouper.web.anthropic.routes import Anthropic
-from trouper.web.auth import ASSETS, Keys
-from trouper.web.cors import Cors
-from trouper.web.endpoints import Endpoint
-from trouper.web.errors import error_response, http_problem
-from trouper.web.health import HEALTH, READY, STATUS, health_body
-from trouper.web.journal import Journal, Reader
+from trouper.web.http.api_keys import ASSETS, Keys
+from trouper.web.http.body_parsing import too_large
+from trouper.web.http.cors import Cors
+from trouper.web.http.endpoints import Endpoint
+from trouper.web.http.pages import Pages
 from trouper.web.live.site import Site
 from trouper.web.metrics.collector import Metrics
-from trouper.web.metrics.routes import Scrapes
-from trouper.web.openai.bodies import COMPONENTS as OPENAI
+from trouper.web.metrics.metrics_endpoint import Scrapes
+from trouper.web.observability.access_log import log_record, log_response
+from trouper.web.observability.health_report import HEALTH, READY, STATUS, health_body
+from trouper.web.observability.replica_info import Replica
+from trouper.web.observability.request_log import Journal, Reader
+from trouper.web.openai.answer_schemas import COMPONENTS as OPENAI
+from trouper.web.openai.errors import error_response, http_problem
 from trouper.web.openai.routes import OpenAi
-from trouper.web.pages import Pages
-from trouper.web.parsing import too_large
-from trouper.web.replica import Replica
 from trouper.web.responses import schemas as response_schemas
 from trouper.web.responses.routes import Responses
 from trouper.web.service import Service, as_json

@@ -14,13 +14,13 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import AppWrapper, ASGIFramework
 from hypercorn.utils import wrap_app
 
-from trouper.actors.fleet import Models
-from trouper.actors.runtime import Runtime
-from trouper.protocol.errors import SettingsInvalid
+from trouper.actors.runtime.model_manager import Models
+from trouper.actors.runtime.runtime import Runtime
+from trouper.protocol.problems import SettingsInvalid
 from trouper.protocol.settings import ServerSettings
 from trouper.web.app import create_app
-from trouper.web.guard import Connection
-from trouper.web.journal import Reader
+from trouper.web.http.guard import Connection
+from trouper.web.observability.request_log import Reader
 
 log = logging.getLogger("trouper.web")
 

@@ -18,17 +18,17 @@ from quart import Response, request
 from quart.wrappers.response import ResponseBody
 
 from trouper import heap
-from trouper.actors.answer import Answer
-from trouper.actors.fleet import Listed, Models, model_not_found
-from trouper.actors.runtime import Runtime
-from trouper.protocol.errors import RequestFailed
+from trouper.actors.runtime.answer import Answer
+from trouper.actors.runtime.model_manager import Listed, Models, model_not_found
+from trouper.actors.runtime.runtime import Runtime
+from trouper.protocol.problems import RequestFailed
 from trouper.protocol.record import Reason, RequestRecord
 from trouper.protocol.requests import Generate
 from trouper.protocol.settings import ServerSettings
-from trouper.web.answers import EventStream, collect_all, is_long
-from trouper.web.journal import Asked, Journal
-from trouper.web.parsing import parse_json
-from trouper.web.shape import Shape
+from trouper.web.http.body_parsing import parse_json
+from trouper.web.observability.request_log import Asked, Journal
+from trouper.web.output.dialect import Shape
+from trouper.web.streaming.response_streams import EventStream, collect_all, is_long
 
 log = logging.getLogger("trouper.web")
 T = TypeVar("T")

@@ -16,8 +16,8 @@ from mlx import nn
 from mlx.utils import tree_flatten
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
-from trouper.engine import device
-from trouper.engine.quantized import KvFormat
+from trouper.engine.kv.quantized_kv import KvFormat
+from trouper.engine.platform import device
 
 NOISE_FACTOR = 6.0
 """The bound is this many times what the model differs from itself in chunks of other sizes."""

@@ -10,10 +10,11 @@ from typing import Any
 import attrs
 from mlx import nn
 
-from trouper.engine.architecture import by_caches, guessed
-from trouper.engine.faults import line_of
-from trouper.engine.group import ALONE, Group
-from trouper.engine.quantized import PLAIN, KvFormat
+from trouper.engine.distributed.rank_group import ALONE, Group
+from trouper.engine.kv.pass_shapes import Shapes, of_device
+from trouper.engine.kv.quantized_kv import PLAIN, KvFormat
+from trouper.engine.loading.architecture import by_caches, guessed
+from trouper.engine.platform.error_text import line_of
 from trouper.engine.self_check import tiny
 from trouper.engine.self_check.accuracy import arithmetic_of
 from trouper.engine.self_check.alone import Reference, WrongAloneError, random_texts, run_alone
@@ -21,7 +22,6 @@ from trouper.engine.self_check.matrix import SEEDS, Failure, Matrix, Subject, ru
 from trouper.engine.self_check.scenarios import BATCH, MORE, SHORT_LENGTHS, SHORT_PARTS, short_pass
 from trouper.engine.self_check.shrinking import Config
 from trouper.engine.self_check.tiny import CannotShrinkError
-from trouper.engine.shapes import Shapes, of_device
 from trouper.protocol.capabilities import FEATURES, Capabilities, SelfCheckMode
 
 STEPS = len(BATCH) + len(MORE) + 1

@@ -8,7 +8,7 @@ import attrs
 import mlx.core as mx
 import numpy as np
 
-from trouper.engine.rows import Rows
+from trouper.engine.kv.slot_rows import Rows
 from trouper.engine.self_check.accuracy import errors
 from trouper.engine.self_check.alone import Reference
 from trouper.protocol.plans import RowId

@@ -8,14 +8,14 @@ import attrs
 import mlx.core as mx
 from mlx import nn
 
-from trouper.engine.faults import line_of
-from trouper.engine.quantized import PLAIN, KvFormat
-from trouper.engine.rows import Rows, SlotRows, rows_for
+from trouper.engine.kv.pass_shapes import Shapes
+from trouper.engine.kv.quantized_kv import PLAIN, KvFormat
+from trouper.engine.kv.slot_rows import Rows, SlotRows, rows_for
+from trouper.engine.platform.error_text import line_of
 from trouper.engine.self_check.accuracy import arithmetic_of
 from trouper.engine.self_check.alone import Reference, Run, WrongAloneError, random_texts, run_alone
 from trouper.engine.self_check.forced import ForcedRows
 from trouper.engine.self_check.scenarios import BATCH, LENGTHS, MORE, ROW_BY_ROW, SINGLES, SLACK, Scenario
-from trouper.engine.shapes import Shapes
 from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.plans import RowId
 

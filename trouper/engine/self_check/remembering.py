@@ -10,12 +10,12 @@ from pathlib import Path
 
 from xxhash import xxh3_64
 
-from trouper.engine import device
-from trouper.engine.group import Group
+from trouper.engine.distributed.rank_group import Group
+from trouper.engine.platform import device
 from trouper.protocol.capabilities import FEATURES, Capabilities, SelfCheck
 from trouper.protocol.settings import Settings, default_cache_dir
+from trouper.storage.cache_fingerprint import namespace
 from trouper.storage.check_results import CheckResult, recall, remember
-from trouper.storage.fingerprint import namespace
 
 SWITCHES = ("MLX_ENABLE_TF32", "MLX_METAL_FAST_SYNCH")
 """Variables that change what MLX computes, or when."""

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import attrs
 
-from trouper.engine.blocks import BlockStore
-from trouper.engine.drafting import Drafting
-from trouper.engine.rows import SlotRows
+from trouper.engine.kv.block_store import BlockStore
+from trouper.engine.kv.slot_rows import SlotRows
 from trouper.engine.self_check.forced import ForcedRows
+from trouper.engine.spec_decode.prompt_lookup import Drafting
 from trouper.protocol.capabilities import Capabilities, Feature
 from trouper.protocol.plans import BlockId, Restore, Store
 

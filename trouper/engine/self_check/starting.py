@@ -12,13 +12,13 @@ import mlx.core as mx
 from mlx import nn
 from xxhash import xxh3_64_intdigest
 
-from trouper.engine.group import Group
-from trouper.engine.quantized import KvFormat
+from trouper.engine.distributed.rank_group import Group
+from trouper.engine.kv.quantized_kv import KvFormat
 from trouper.engine.self_check.alone import WrongAloneError
 from trouper.engine.self_check.checking import STEPS, Check
 from trouper.engine.self_check.remembering import keep, key_of, recalled
 from trouper.protocol.capabilities import Capabilities, SelfCheck, SelfCheckMode
-from trouper.protocol.errors import ModelUnusable
+from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import Settings
 
 STAGE = "checking what it does right"

@@ -13,8 +13,8 @@ from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm import utils
 from mlx_lm.models.cache import make_prompt_cache
 
-from trouper.engine.adaptations import adapted
-from trouper.engine.quantized import PLAIN
+from trouper.engine.adaptations.adaptation_registry import adapted
+from trouper.engine.kv.quantized_kv import PLAIN
 from trouper.engine.self_check.accuracy import arithmetic_of, errors, worst
 from trouper.engine.self_check.alone import Tokens, run_alone
 from trouper.engine.self_check.shrinking import PARTS_OF_LAYERS, VOCABULARY, Config, factors, layers_of, shrunk, values

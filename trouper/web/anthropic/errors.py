@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trouper.protocol.errors import Problem
-from trouper.web.schema import Json
+from trouper.protocol.problems import Problem
+from trouper.web.http.request_schema import Json
 
 PREFIX = "/v1/messages"
 TYPES = {

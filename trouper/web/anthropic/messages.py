@@ -6,20 +6,20 @@ from typing import Any
 
 import attrs
 
-from trouper.protocol.errors import bad_request
 from trouper.protocol.grammar import Grammar
+from trouper.protocol.problems import bad_request
 from trouper.protocol.requests import ChatPrompt, Generate
 from trouper.protocol.sampling import Sampling
 from trouper.web.anthropic import schemas
-from trouper.web.anthropic.conversation import continues, conversation_of
+from trouper.web.anthropic.message_history import continues, conversation_of
+from trouper.web.anthropic.message_tools import tools_of
 from trouper.web.anthropic.thinking import THINKING, Thinking, thinking_of
-from trouper.web.anthropic.tools import tools_of
-from trouper.web.openai.chat import TEMPLATE_KWARGS, template_kwargs
+from trouper.web.http.body_parsing import combination, json_type, only, structure
+from trouper.web.http.request_schema import HARMLESS, Json, Refused, limits, schema, schema_of
+from trouper.web.openai.chat_completions import TEMPLATE_KWARGS, template_kwargs
 from trouper.web.openai.parameters import HUGE, MAX_STOPS, drawn_seed
-from trouper.web.openai.structured import schema_grammar
-from trouper.web.parsing import combination, json_type, only, structure
-from trouper.web.schema import HARMLESS, Json, Refused, limits, schema, schema_of
-from trouper.web.tools import Tools
+from trouper.web.openai.response_format import schema_grammar
+from trouper.web.output.tool_calls import Tools
 
 REFUSED: Refused = {
     "service_tier": ("auto", "standard_only"),

@@ -6,15 +6,15 @@ from functools import partial
 
 from quart import Response
 
-from trouper.actors.intake import thinks_already
-from trouper.web.anthropic import bodies, messages
+from trouper.actors.request_intake import thinks_already
+from trouper.web.anthropic import message_schemas, messages
+from trouper.web.anthropic.message_dialect import MessageShape
+from trouper.web.anthropic.message_tools import check_learnt
 from trouper.web.anthropic.messages import messages_to_generate, parse_count, parse_messages, prompt_of
-from trouper.web.anthropic.shapes import MessageShape
-from trouper.web.anthropic.tools import check_learnt
-from trouper.web.endpoints import GENERATES, Endpoint
-from trouper.web.schema import ref
+from trouper.web.http.endpoints import GENERATES, Endpoint
+from trouper.web.http.request_schema import ref
+from trouper.web.output.output_parser import Voice
 from trouper.web.service import Service, as_json
-from trouper.web.voice import Voice
 
 
 class Anthropic:
@@ -49,7 +49,7 @@ class Anthropic:
                 handler=self.count_tokens,
                 summary="How many tokens a conversation has",
                 request=messages.CountRequest,
-                answer=bodies.COUNTED,
+                answer=message_schemas.COUNTED,
                 error=ref("AnthropicError"),
                 examples={"A question": question, "A tool": question | forced},
             ),

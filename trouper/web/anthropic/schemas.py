@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from trouper.web.http.request_schema import FLAG, NULL, OBJECT, TEXT, Json, array, closed, either, needs, nullable
 from trouper.web.openai.schemas import MAX_MESSAGES
-from trouper.web.schema import FLAG, NULL, OBJECT, TEXT, Json, array, closed, either, needs, nullable
 
 ANYTHING: Json = {"description": "Changes nothing."}
 CACHING: Json = {"cache_control": {"description": "Changes nothing: what is shared is found anyway."}}

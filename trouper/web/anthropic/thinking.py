@@ -8,9 +8,9 @@ from typing import Any
 
 import attrs
 
-from trouper.protocol.errors import bad_request
-from trouper.web.parsing import combination, json_type, structure
-from trouper.web.schema import Json, closed, either, limits, schema_of
+from trouper.protocol.problems import bad_request
+from trouper.web.http.body_parsing import combination, json_type, structure
+from trouper.web.http.request_schema import Json, closed, either, limits, schema_of
 
 CARRIES = "trouper.thinking:"
 

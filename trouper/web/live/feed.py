@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 import trio
 
-from trouper.actors.fleet import Models
+from trouper.actors.runtime.model_manager import Models
 from trouper.protocol.record import RequestRecord
 from trouper.protocol.version import VERSION
 from trouper.web.live.snapshot import NewGaps, model_body
-from trouper.web.onlooker import Onlooker
+from trouper.web.streaming.passive_body import Onlooker
 
 TICK_S = 1.0
 """A frame costs a browser without a GPU 10 ms of the cores that a model on the same machine computes with."""

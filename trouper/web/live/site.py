@@ -11,12 +11,12 @@ from importlib.resources import files
 
 from quart import Response, request
 
-from trouper.web.auth import ASSETS, Keys
-from trouper.web.endpoints import Endpoint
-from trouper.web.headers import page_headers
+from trouper.web.http.api_keys import ASSETS, Keys
+from trouper.web.http.endpoints import Endpoint
+from trouper.web.http.page_headers import page_headers
+from trouper.web.http.query_parameters import Query
 from trouper.web.live.feed import Feed, Viewer
 from trouper.web.live.snapshot import SNAPSHOT
-from trouper.web.query import Query
 from trouper.web.service import Service, as_events, as_json
 
 TYPES = {

@@ -7,11 +7,11 @@ from typing import Any
 
 import attrs
 
-from trouper.actors.fleet import Listed
-from trouper.actors.runtime import Runtime
+from trouper.actors.runtime.model_manager import Listed
+from trouper.actors.runtime.runtime import Runtime
 from trouper.protocol.batch import BatchFacts
 from trouper.protocol.health import SchedulerFacts
-from trouper.web.schema import COUNT, OBJECT, TEXT, Json, array, nullable
+from trouper.web.http.request_schema import COUNT, OBJECT, TEXT, Json, array, nullable
 
 NUMBER: Json = {"type": "number"}
 APART = ("cache", "speculation", "gaps", "step_tokens")

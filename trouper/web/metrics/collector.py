@@ -11,13 +11,13 @@ from prometheus_client import ProcessCollector, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from trouper.actors.fleet import Listed
-from trouper.actors.runtime import Runtime
+from trouper.actors.runtime.model_manager import Listed
+from trouper.actors.runtime.runtime import Runtime
 from trouper.protocol.version import VERSION
 from trouper.web.metrics.metric import Named, Seen
-from trouper.web.metrics.own import OWN, OWN_OF_REQUESTS
-from trouper.web.metrics.requests import RequestCounts
-from trouper.web.metrics.vllm import VLLM, VLLM_OF_REQUESTS
+from trouper.web.metrics.request_metrics import RequestCounts
+from trouper.web.metrics.trouper_metrics import OWN, OWN_OF_REQUESTS
+from trouper.web.metrics.vllm_metrics import VLLM, VLLM_OF_REQUESTS
 
 OF_LOADED = (*VLLM, *OWN)
 OF_REQUESTS = (*VLLM_OF_REQUESTS, *OWN_OF_REQUESTS)

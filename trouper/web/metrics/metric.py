@@ -8,8 +8,8 @@ from typing import Generic, Literal, TypeVar
 import attrs
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from trouper.actors.runtime import Runtime
-from trouper.actors.watches import Health
+from trouper.actors.runtime.runtime import Runtime
+from trouper.actors.runtime.watches import Health
 from trouper.protocol.health import ChannelFacts
 from trouper.protocol.histogram import Histogram
 

@@ -9,6 +9,8 @@ from typing import Any
 import attrs
 
 from trouper.protocol.requests import Generate
+from trouper.web.http.body_parsing import combination, structure
+from trouper.web.http.request_schema import LENGTH, Refused, either, limits, schema
 from trouper.web.openai import schemas
 from trouper.web.openai.parameters import (
     MAX_CHOICES,
@@ -23,10 +25,8 @@ from trouper.web.openai.parameters import (
     stops_of,
 )  # fmt: skip
 from trouper.web.openai.prompts import prompts_of
-from trouper.web.openai.structured import grammar_of
-from trouper.web.parsing import combination, structure
-from trouper.web.schema import LENGTH, Refused, either, limits, schema
-from trouper.web.shape import Choice
+from trouper.web.openai.response_format import grammar_of
+from trouper.web.output.dialect import Choice
 
 MAX_PROMPTS = 128
 DEFAULT_MAX_TOKENS = 16

@@ -9,14 +9,26 @@ from typing import Any
 import attrs
 import numpy as np
 
-from trouper.protocol.errors import bad_request
 from trouper.protocol.model import ModelCard
+from trouper.protocol.problems import bad_request
 from trouper.protocol.requests import Generate
 from trouper.protocol.sampling import Sampling
+from trouper.web.http.body_parsing import between, structure
+from trouper.web.http.request_schema import (
+    COUNT,
+    DIMENSIONS,
+    HARMLESS,
+    TEXT,
+    Json,
+    Refused,
+    array,
+    closed,
+    either,
+    limits,
+    schema,
+)
 from trouper.web.openai import schemas
 from trouper.web.openai.prompts import prompts_of
-from trouper.web.parsing import between, structure
-from trouper.web.schema import COUNT, DIMENSIONS, HARMLESS, TEXT, Json, Refused, array, closed, either, limits, schema
 
 MAX_INPUTS = 2048
 """OpenAI's own."""

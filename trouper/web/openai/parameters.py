@@ -7,12 +7,12 @@ from typing import Any, get_args
 
 import attrs
 
-from trouper.protocol.errors import bad_request
+from trouper.protocol.problems import bad_request
 from trouper.protocol.requests import Generate, Speculation
 from trouper.protocol.sampling import Sampling
+from trouper.web.http.body_parsing import between, combination, json_type, structure
+from trouper.web.http.request_schema import HARMLESS, LENGTH, Refused, limits, schema, schema_of
 from trouper.web.openai import schemas
-from trouper.web.parsing import between, combination, json_type, structure
-from trouper.web.schema import HARMLESS, LENGTH, Refused, limits, schema, schema_of
 
 SPECULATIONS: tuple[Speculation, ...] = get_args(Speculation)
 MAX_STOPS = 16

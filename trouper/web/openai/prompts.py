@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from trouper.protocol.errors import bad_request
+from trouper.protocol.problems import bad_request
 from trouper.protocol.requests import Prompt, TextPrompt, TokenPrompt
+from trouper.web.http.body_parsing import at_most, is_integer
 from trouper.web.openai.schemas import MAX_TOKENS
-from trouper.web.parsing import at_most, is_integer
 
 
 def prompts_of(value: Any, name: str, most: int) -> tuple[Prompt, ...]:

@@ -7,23 +7,23 @@ from functools import partial
 
 from quart import Response
 
-from trouper.actors.answer import Answer
-from trouper.actors.intake import thinks_already
+from trouper.actors.request_intake import thinks_already
+from trouper.actors.runtime.answer import Answer
 from trouper.protocol.requests import TextPrompt
-from trouper.web.endpoints import GENERATES, Endpoint
-from trouper.web.errors import error_response, http_problem
-from trouper.web.openai import bodies, chat, completions, embeddings, tokens
-from trouper.web.openai.chat import chat_to_generate, parse_chat
+from trouper.web.http.body_parsing import called
+from trouper.web.http.endpoints import GENERATES, Endpoint
+from trouper.web.http.openapi import listing
+from trouper.web.http.request_schema import either, ref
+from trouper.web.openai import answer_schemas, chat_completions, completions, embeddings, tokenize
+from trouper.web.openai.chat_completions import chat_to_generate, parse_chat
+from trouper.web.openai.chat_dialect import ChatShape, CompletionShape, Envelope, Extras, token_text_of
+from trouper.web.openai.chat_tools import check_learnt
 from trouper.web.openai.completions import completion_to_generate, parse_completion, picked
+from trouper.web.openai.errors import error_response, http_problem
 from trouper.web.openai.parameters import stream_options
-from trouper.web.openai.shapes import ChatShape, CompletionShape, Envelope, Extras, token_text_of
-from trouper.web.openai.tokens import parse_detokenize, parse_tokenize, prompt_of, text_of
-from trouper.web.openai.tools import check_learnt
-from trouper.web.openapi import listing
-from trouper.web.parsing import called
-from trouper.web.schema import either, ref
+from trouper.web.openai.tokenize import parse_detokenize, parse_tokenize, prompt_of, text_of
+from trouper.web.output.output_parser import Voice
 from trouper.web.service import Served, Service, as_json, listed_body, now
-from trouper.web.voice import Voice
 
 
 class OpenAi:
@@ -50,9 +50,9 @@ class OpenAi:
                 path="/v1/chat/completions",
                 handler=self.chat,
                 summary="Answer a conversation",
-                request=chat.ChatRequest,
-                refused=chat.REFUSED,
-                rules=chat.RULES,
+                request=chat_completions.ChatRequest,
+                refused=chat_completions.REFUSED,
+                rules=chat_completions.RULES,
                 answer=ref("ChatCompletion"),
                 events=either(ref("ChatCompletionChunk"), ref("Error")),
                 last_event="[DONE]",
@@ -107,17 +107,17 @@ class OpenAi:
                 handler=self.cancel,
                 summary="Cancel a request that runs",
                 description="By the X-Request-Id of its response, or the id in its body. Whoever waits for it is told.",
-                answer=bodies.CANCELLED,
+                answer=answer_schemas.CANCELLED,
             ),
             more(
                 method="POST",
                 path="/tokenize",
                 handler=self.tokenize,
                 summary="The tokens of a text or a conversation",
-                request=tokens.TokenizeRequest,
-                refused=tokens.NOT_SUPPORTED,
-                rules=[tokens.PROMPT_OR_MESSAGES],
-                answer=bodies.TOKENIZED,
+                request=tokenize.TokenizeRequest,
+                refused=tokenize.NOT_SUPPORTED,
+                rules=[tokenize.PROMPT_OR_MESSAGES],
+                answer=answer_schemas.TOKENIZED,
                 examples={"A text": {"prompt": "Once upon a time"}},
             ),
             more(
@@ -125,8 +125,8 @@ class OpenAi:
                 path="/detokenize",
                 handler=self.detokenize,
                 summary="The text of tokens",
-                request=tokens.DetokenizeRequest,
-                answer=bodies.DETOKENIZED,
+                request=tokenize.DetokenizeRequest,
+                answer=answer_schemas.DETOKENIZED,
                 examples={"Two tokens": {"tokens": [72, 105]}},
             ),
         )

@@ -5,7 +5,7 @@ It says the same as the checks beside it; generated bodies that go through both 
 
 from __future__ import annotations
 
-from trouper.web.schema import (
+from trouper.web.http.request_schema import (
     FLAG,
     NULL,
     OBJECT,

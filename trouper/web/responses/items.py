@@ -8,11 +8,11 @@ from uuid import uuid4
 
 import msgspec
 
-from trouper.protocol.errors import Problem, RequestFailed, bad_request
-from trouper.web.openai.tools import arguments_of
-from trouper.web.parsing import combination, json_type
+from trouper.protocol.problems import Problem, RequestFailed, bad_request
+from trouper.web.http.body_parsing import combination, json_type
+from trouper.web.openai.chat_tools import arguments_of
+from trouper.web.output.dialect import Json
 from trouper.web.responses.schemas import MAX_ID, MAX_ITEMS, ROLES, STATUSES
-from trouper.web.shape import Json
 
 KEYS = {
     "message": frozenset({"type", "id", "status", "role", "content", "phase"}),

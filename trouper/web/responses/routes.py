@@ -8,28 +8,34 @@ from functools import partial
 import attrs
 from quart import Response, request
 
-from trouper.actors.answer import Answer
-from trouper.actors.intake import thinks_already
-from trouper.protocol.errors import Problem, RequestFailed, bad_request
+from trouper.actors.request_intake import thinks_already
+from trouper.actors.runtime.answer import Answer
+from trouper.protocol.problems import Problem, RequestFailed, bad_request
 from trouper.protocol.replies import Delta
 from trouper.protocol.requests import Generate
-from trouper.web.endpoints import GENERATES, Endpoint
-from trouper.web.event_log import EventLog, Replay
+from trouper.web.http.body_parsing import between, called, combination
+from trouper.web.http.endpoints import GENERATES, Endpoint
+from trouper.web.http.query_parameters import Query
+from trouper.web.http.request_schema import FLAG, TEXT, ref
+from trouper.web.openai.chat_tools import check_learnt
 from trouper.web.openai.parameters import HUGE
-from trouper.web.openai.tools import check_learnt
-from trouper.web.parsing import between, called, combination
-from trouper.web.query import Query
-from trouper.web.responses import request as responses
-from trouper.web.responses.bodies import head_of
+from trouper.web.output.dialect import Json
+from trouper.web.output.output_parser import Voice
+from trouper.web.responses import response_request as responses
 from trouper.web.responses.items import check_outputs, items_of, messages_of, new_id
-from trouper.web.responses.request import Asked, ResponseRequest, asked_of, parse_response, response_to_generate
+from trouper.web.responses.response_events import ResponseShape
+from trouper.web.responses.response_fields import head_of
+from trouper.web.responses.response_request import (
+    Asked,
+    ResponseRequest,
+    asked_of,
+    parse_response,
+    response_to_generate,
+)
+from trouper.web.responses.response_store import ResponseStore, Stored, Turn
 from trouper.web.responses.schemas import COUNTED, DELETED, INPUT_ITEMS
-from trouper.web.responses.shape import ResponseShape
-from trouper.web.responses.store import ResponseStore, Stored, Turn
-from trouper.web.schema import FLAG, TEXT, ref
 from trouper.web.service import Served, Service, as_events, as_json, context_of
-from trouper.web.shape import Json
-from trouper.web.voice import Voice
+from trouper.web.streaming.event_log import EventLog, Replay
 
 PARAMS = {"messages": "input", "prompt": "input", "max_tokens": "max_output_tokens"}
 """What the runtime calls them, and what they are here."""

@@ -5,10 +5,23 @@ That requests are told as they are checked, and answers as they are given, is sh
 
 from __future__ import annotations
 
+from trouper.web.http.request_schema import (
+    COUNT,
+    FLAG,
+    NULL,
+    OBJECT,
+    TEXT,
+    Json,
+    array,
+    closed,
+    either,
+    needs,
+    nullable,
+    ref,
+)
 from trouper.web.openai import schemas
-from trouper.web.openai.bodies import NUMBER
-from trouper.web.openai.tools import MAX_TOOLS
-from trouper.web.schema import COUNT, FLAG, NULL, OBJECT, TEXT, Json, array, closed, either, needs, nullable, ref
+from trouper.web.openai.answer_schemas import NUMBER
+from trouper.web.openai.chat_tools import MAX_TOOLS
 
 MAX_ITEMS = 10_000
 MAX_ID = 128

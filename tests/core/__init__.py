@@ -1,0 +1,1 @@
+"""The scheduler's core alone: no Trio, no clock but a counter."""

@@ -1,0 +1,254 @@
+"""Seeded worlds of the core alone: random arrivals, aborts, lengths, drafts and disk answers. Every invariant is checked after each
+step. `python -m tests.core 1000` plays seeds 0 to 999."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+import attrs
+
+from tests.fakes import CUTTABLE, UNCUTTABLE, ByteTokenizer, FakeEngine, card, letters
+from trouper.actors.scheduling.admitted import Admitted
+from trouper.actors.scheduling.core import Core, CoreWatches, DiskSeam
+from trouper.actors.scheduling.prefix_tree import NODE_COST
+from trouper.protocol.batch import NOTHING_SHOWN, BatchFacts
+from trouper.protocol.health import DirectoryFacts, MemoryStatus, SchedulerFacts
+from trouper.protocol.model import LoadedModel
+from trouper.protocol.plans import PLANS_IN_FLIGHT, Plan, Stepped
+from trouper.protocol.problems import Problem
+from trouper.protocol.replies import Delta, Failed, Finished, Reply
+from trouper.protocol.requests import Generate, TokenPrompt
+from trouper.protocol.settings import ByteSize, Settings
+from trouper.protocol.watch import Watch
+from trouper.protocol.work import DiskNews, DiskOrder, Gone, Loaded, Piece, Read, Write, Written
+
+STEPS = 30
+MOST_STEPS = 3000
+"""A world that is not idle after so many steps never will be."""
+
+
+@attrs.define(eq=False)
+class RecordingClient:
+    """Keeps every reply. Raises if anything follows the terminal event."""
+
+    request: Generate
+    prompt: tuple[int, ...]
+    withdrawn: bool = False
+    tokens: list[int] = attrs.field(factory=list)
+    terminal: list[Finished | Failed] = attrs.field(factory=list)
+    closed: bool = False
+
+    def accept(self, prompt: tuple[int, ...], max_tokens: int) -> None:
+        assert prompt == self.prompt
+
+    def reply(self, event: Reply, /) -> bool:
+        assert not self.closed, f"{event} after the close"
+        assert not self.terminal, f"{event} after the terminal event"
+        if isinstance(event, Delta):
+            self.tokens += event.tokens
+        elif isinstance(event, Finished | Failed):
+            self.terminal.append(event)
+        return not self.withdrawn
+
+    def fail(self, problem: Problem) -> None:
+        self.reply(Failed(problem))
+        self.close()
+
+    def close(self) -> None:
+        assert not self.closed, "closed twice"
+        self.closed = True
+
+    def check(self, max_tokens: int) -> None:
+        """After the world's end: one terminal event, unless the client left, and the tokens of its prompt."""
+        assert self.closed, "never closed"
+        assert len(self.terminal) == (0 if self.withdrawn and not self.terminal else 1), "no terminal event"
+        assert self.tokens == [letters(key_of(self.prompt), at) for at in range(len(self.tokens))]
+        if self.terminal and isinstance(self.terminal[0], Finished):
+            assert len(self.tokens) == max_tokens == self.terminal[0].completion_tokens
+
+
+def key_of(prompt: tuple[int, ...]) -> int:
+    return sum(prompt)
+
+
+class CoreWorld:
+    """One core, an engine that answers at once, and a disk that answers when it likes."""
+
+    def __init__(self, seed: int) -> None:
+        self.dice = dice = random.Random(seed)
+        self.settings = Settings(
+            completion_batch_size=dice.choice((1, 2, 3, 8)),
+            prefill_batch_size=dice.choice((1, 2, 8)),
+            prefill_step_size=dice.choice((4, 16, 64)),
+            max_queue_size=dice.choice((1, 4, 50)),
+            block_size=dice.choice((2, 4, 8)),
+            cache_memory=ByteSize(dice.choice((0, 3, 20, 1000)) * (400 + NODE_COST)),
+            no_ssd=dice.random() < 0.3,
+            ssd_cache_dir=Path("/nowhere"),
+        )
+        kv = dice.choice((CUTTABLE, UNCUTTABLE))
+        self.engine = FakeEngine(kv=kv, guess=self._guess if dice.random() < 0.6 else lambda _key, _at: (0, 0))
+        self.watches = CoreWatches(
+            facts=Watch(SchedulerFacts()),
+            memory=Watch(MemoryStatus(limit_bytes=100)),
+            directory=Watch(DirectoryFacts(attached=not self.settings.no_ssd)),
+            looked=Watch(float("-inf")),
+            batch=Watch[BatchFacts](NOTHING_SHOWN),
+        )
+        model = LoadedModel(card(kv=kv), ByteTokenizer())
+        disk = DiskSeam(send=self._order, known=lambda: None)
+        self.orders: list[Write | Read] = []
+        self.core = Core(model, "fa4e", self.settings, watches=self.watches, disk=disk)
+        self.stored: dict[bytes, Piece] = {}
+        self.clients: list[tuple[RecordingClient, int]] = []
+        self.in_flight: deque[tuple[Plan, Stepped]] = deque()
+        self.texts = [tuple(dice.randrange(1, 90) for _ in range(40)) for _ in range(3)]
+        self.now = 0.0
+
+    def _guess(self, key: int, position: int) -> tuple[int, int]:
+        dice = random.Random(key * 1000 + position)
+        drafted = dice.randrange(4)
+        return drafted, dice.randint(0, drafted)
+
+    def _order(self, order: DiskOrder) -> bool:
+        if isinstance(order, Write | Read):
+            self.orders.append(order)
+        return self.dice.random() < 0.95 or isinstance(order, Write | Read)
+
+    # -- what happens ----------------------------------------------------------------------------
+
+    def play(self) -> None:
+        """Raises AssertionError where an invariant does not hold."""
+        self.core.take_up(self.now)
+        for _ in range(STEPS):
+            for act in self.dice.sample((self.arrive, self.arrive, self.leave, self.disk_answers, self.press), 2):
+                act()
+            self.step()
+        self.core.close()
+        for _ in range(MOST_STEPS):
+            self.disk_answers()
+            if not self.step():
+                break
+        else:
+            raise AssertionError("the world never came to rest")
+        self.check_end()
+
+    def arrive(self) -> None:
+        text, length = self.dice.choice(self.texts), self.dice.randint(1, 36)
+        prompt, max_tokens = text[:length], self.dice.randint(1, 12)
+        request = Generate(
+            request_id=str(len(self.clients)),
+            prompt=TokenPrompt(prompt),
+            max_tokens=max_tokens,
+            speculation=self.dice.choice((None, "ngram", "off")),
+            cache_salt=self.dice.choice(("", "", "other")),
+        )
+        client = RecordingClient(request, prompt)
+        self.clients.append((client, max_tokens))
+        self.core.enqueue(Admitted(client, prompt, max_tokens), self.now)
+
+    def leave(self) -> None:
+        if self.clients and self.dice.random() < 0.4:
+            self.dice.choice(self.clients)[0].withdrawn = True
+
+    def press(self) -> None:
+        active = self.dice.choice((10, 10, 95, 200))
+        last = self.watches.memory.latest
+        self.watches.memory.publish(
+            attrs.evolve(last, active_bytes=active, under_pressure=active > 90, releases=last.releases + (active > 100))
+        )
+
+    def disk_answers(self) -> None:
+        while self.orders and self.dice.random() < 0.7:
+            order = self.orders.pop(0)
+            news: DiskNews
+            if isinstance(order, Write):
+                refused = self.dice.random() < 0.2
+                keys = tuple(piece.key for piece in order.pieces)
+                self.stored |= {} if refused else {piece.key: piece for piece in order.pieces}
+                news = Written(keys, order.nbytes, refused)
+            else:
+                news = self._read(order)
+            self.core.hear(news, self.now)
+        if self.stored and self.dice.random() < 0.1:
+            key = self.dice.choice([*self.stored])
+            del self.stored[key]
+            self.core.hear(Gone((key,)), self.now)
+
+    def _read(self, order: Read) -> Loaded:
+        found: list[Piece] = []
+        for wanted in order.wanted:
+            piece = self.stored.get(wanted.key)
+            whole = piece is not None and (piece.snapshot is not None or not wanted.snapshot)
+            if piece is None or not whole or self.dice.random() < 0.1:
+                break
+            found.append(
+                attrs.evolve(
+                    piece,
+                    payload=piece.payload if wanted.payload else (),
+                    snapshot=piece.snapshot if wanted.snapshot else None,
+                )
+            )
+        return Loaded(order.ticket, tuple(found), sum(piece.nbytes for piece in found), 0.01)
+
+    def step(self) -> bool:
+        """One turn of the Scheduler's loop; False when nothing is left to do."""
+        core = self.core
+        self.now += 0.01
+        core.drop_withdrawn(self.now)
+        while (plan := core.schedule(self.now)) is not None:
+            self.in_flight.append((plan, self.engine._compute(plan, 0.01)))
+            if not plan.has_work:
+                break
+        core.publish()
+        self.check()
+        if self.in_flight:
+            _, stepped = self.in_flight.popleft()
+            core.update(stepped, self.now)
+            self.check()
+        return bool(self.in_flight or core.waiting or core.plans_in_flight or self.orders)
+
+    # -- what must hold --------------------------------------------------------------------------
+
+    def check(self) -> None:
+        core, cache = self.core, self.core._cache
+        assert core.plans_in_flight == len(self.in_flight) <= PLANS_IN_FLIGHT, "plans in flight"
+        assert cache._index.bytes <= cache._index.sizes.capacity_bytes, "bytes beyond the cache's capacity"
+        assert not core._rows.keys() & core._left.keys(), "a row is here and gone"
+        assert len(core._rows) <= self.settings.rows + sum(row.dropped for row in core._rows.values()), "too many rows"
+        for row in core._rows.values():
+            assert 0 <= row.produced <= row.planned <= row.admitted.max_tokens, "tokens beyond those planned"
+            assert row.unplanned >= 0, "more was prefilled than there is"
+            assert not row.prefilling or row.planned <= row.resumed, "it decodes before its prompt is there"
+        waiting = [id(one.admitted) for one in core._waiting]
+        assert len(waiting) == len(set(waiting)), "a request waits twice"
+        assert not {*waiting} & {id(row.admitted) for row in core._rows.values()}, "a request waits and has a row"
+        for client, _ in self.clients:
+            assert len(client.terminal) <= 1, "two terminal events"
+
+    def check_end(self) -> None:
+        """Nobody is left, and engine and cache agree on what is stored."""
+        core = self.core
+        assert not core._rows, "a row is left"
+        assert not core._left, "a row was never dropped"
+        assert not self.engine.rows, "the engine keeps a row"
+        nodes = [*core._cache._index.nodes()]
+        held = {node.block for node in nodes} | {node.snapshot for node in nodes}
+        freed = set(core._cache.freed())
+        assert {*self.engine.blocks, *self.engine.snapshots} - freed == held - {None}, "a block leaked"
+        assert not any(node.pins for node in nodes), "a node stays pinned"
+        for client, max_tokens in self.clients:
+            client.check(max_tokens)
+
+
+def play(seeds: range, tell: Callable[[int], object] = lambda _: None) -> None:
+    """Raises AssertionError with the seed."""
+    for seed in seeds:
+        try:
+            CoreWorld(seed).play()
+        except Exception as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+        tell(seed)

@@ -1,0 +1,419 @@
+"""Rank 0's end of the control links: who is there, what they say, and how it is known that one is lost.
+
+A collective that never ends cannot be cancelled, so all that finds a loss runs beside the engine: a connection that ends,
+beats that stay out, a step that takes too long, a follower that says what is wrong with it. Whichever comes first is the
+reason, and sets `lost`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+import attrs
+import trio
+
+from trouper.actors.ranks.grammar_broadcast import GrammarSpreader
+from trouper.actors.ranks.rank_link import Invitation, Link, LinkFailed
+from trouper.protocol.health import DirectoryFacts, RankFacts, RanksFacts, RankState
+from trouper.protocol.link import (
+    Beat,
+    Compile,
+    Compiled,
+    Crashed,
+    Differs,
+    Fetch,
+    Fetched,
+    Hello,
+    Kept,
+    Lacks,
+    Leave,
+    Ready,
+    Refused,
+    Said,
+    Unable,
+)
+from trouper.protocol.model import LoadedModel, MemoryFacts, ModelCard
+from trouper.protocol.plans import Plan, Stepped
+from trouper.protocol.settings import Settings
+from trouper.protocol.watch import Watch
+from trouper.protocol.wire import VERSION, encode
+
+log = logging.getLogger("trouper.ranks")
+BEAT_S = 0.5
+HELLO_S = 5.0
+"""For a connection to prove that it is of the group."""
+COMING_S = 60.0
+"""For all followers to connect, once the group stands."""
+LEAVING_S = 5.0
+"""For followers to end after their last plan."""
+OUTBOX = 256
+"""Messages on their way to one follower. More are not owed to anybody who still reads."""
+DISK_NEWS = 1024
+"""What followers have told of their disks and nobody has heard yet. More is not heard: then nobody waits for it, either."""
+MAY_DIFFER = ("model", "adapter_path", "ssd_cache_dir", "control_host")
+"""Settings that are a matter of the machine: what lies behind them is compared by its content."""
+SAME_OF_CARDS = ("architecture", "vocab_size", "context_length", "dtype", "batching", "kv")
+"""Of the files that they were loaded from the engines have agreed by then; a fingerprint is of one rank's part."""
+
+
+class RankLost(Exception):
+    """The group of ranks has ended. The message says why."""
+
+
+def flags_of(settings: Settings) -> tuple[tuple[str, str], ...]:
+    """What must be the same on all ranks."""
+    names = [field.name for field in attrs.fields(Settings) if field.name not in MAY_DIFFER]
+    return tuple((name, str(getattr(settings, name))) for name in names)
+
+
+@attrs.define(eq=False)
+class Member:
+    """A follower."""
+
+    rank: int
+    link: Link
+    outbox: trio.MemorySendChannel[bytes]
+    state: RankState = "loading"
+    step: int = -1
+    memory: MemoryFacts | None = None
+    card: ModelCard | None = None
+    directory: DirectoryFacts | None = None
+
+    @property
+    def facts(self) -> RankFacts:
+        return RankFacts(
+            rank=self.rank,
+            state=self.state,
+            step=self.step,
+            heard_at=self.link.heard_at,
+            directory=self.directory,
+        )
+
+
+DiskTold = Fetched | Kept | Lacks | DirectoryFacts
+"""What a follower tells of its disk."""
+
+
+class Leader:
+    """The links of rank 0. `run` for its whole life; every other method may be called meanwhile."""
+
+    def __init__(self, settings: Settings, host: str = "127.0.0.1", beat_s: float = BEAT_S) -> None:
+        self.facts = Watch(RanksFacts())
+        self.joined = trio.Event()
+        self.lost = trio.Event()
+        self.unusable = False
+        """A second try would be lost in the same way."""
+        self.size = 1
+        self._settings, self._host, self._beat_s = settings, host, beat_s
+        self._secret = b""
+        self._members: dict[int, Member] = {}
+        self._changed = trio.Event()
+        self._disks, self.disks = trio.open_memory_channel[tuple[int, DiskTold]](DISK_NEWS)
+        """(rank, what it tells), of a directory only whether it is in use."""
+        self._unanswered: deque[tuple[Plan, float]] = deque()
+        """Plans and when they, or the answer before theirs, came."""
+        self._answered = -1
+        self.grammars = GrammarSpreader(self._tell_all, settings.grammar_timeout_s)
+
+    @property
+    def reason(self) -> str:
+        """Why the group ends; "" while it does not."""
+        return self.facts.latest.lost
+
+    async def run(self, *, task_status: trio.TaskStatus[bytes] = trio.TASK_STATUS_IGNORED) -> None:
+        """Listen; starts with the invitation. Raises OSError if that address is not ours."""
+        listeners = await trio.open_tcp_listeners(0, host=self._host)
+        port: int = listeners[0].socket.getsockname()[1]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.watch)
+            task_status.started(self.invite(self._host, port))
+            await trio.serve_listeners(self.attend, listeners, handler_nursery=nursery)
+
+    def invite(self, host: str, port: int) -> bytes:
+        invitation = Invitation.to(host, port)
+        self._secret = invitation.secret
+        return invitation.encode()
+
+    def lose(self, reason: str, *, unusable: bool = False) -> None:
+        """The group ends. The first reason is the one."""
+        if not self.lost.is_set():
+            log.critical("the group of ranks ends: %s", reason)
+            self.unusable = unusable
+            self.facts.publish(attrs.evolve(self.facts.latest, lost=reason))
+            self.lost.set()
+            for member in self._members.values():  # Else the others would only see that rank 0 has gone, too.
+                if member.state not in ("left", "lost"):
+                    self._post(member, encode(Leave(reason, unusable)))
+            self._tell_change()
+
+    async def crashed(self, error: BaseException) -> None:
+        """Rank 0's own engine has raised, or what steers it. A collective that fails is only the consequence: the links say
+        of what. Returns when the group is lost."""
+        with trio.move_on_after(BEAT_S):
+            await self.lost.wait()
+        if not self.lost.is_set():
+            log.error("rank 0 crashed", exc_info=error)
+            self.lose(f"rank 0: {type(error).__name__}: {error}")
+
+    # -- starting --------------------------------------------------------------------------------
+
+    async def gather(self, size: int) -> None:
+        """Wait until all followers have connected. Returns also when the group is lost."""
+        self.size = size
+        self.joined.set()
+        with trio.move_on_after(COMING_S):
+            await self._until(lambda: len(self._members) == size - 1)
+            return
+        missing = ", ".join(str(rank) for rank in range(1, size) if rank not in self._members)
+        self.lose(f"rank {missing} did not connect to {self._host} within {COMING_S:g} s; see --control-host")
+
+    async def all_ready(self, model: LoadedModel) -> LoadedModel:
+        """Wait until all have loaded the same. What is cached must fit everybody. Raises `RankLost`."""
+        await self._until(lambda: all(member.card is not None for member in self._members.values()))
+        cards = [member.card for member in self._members.values() if member.card is not None]
+        for member in self._members.values():
+            if member.card is not None and (difference := _difference(model.card, member.card)):
+                self.lose(f"rank {member.rank} {difference}", unusable=True)
+        if self.lost.is_set():
+            raise RankLost(self.reason)
+        log.info("all %d ranks are ready", self.size)
+        least = min(card.cache_bytes for card in (model.card, *cards))
+        return attrs.evolve(model, card=attrs.evolve(model.card, cache_bytes=least))
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition() and not self.lost.is_set():
+            await self._changed.wait()
+
+    def _tell_change(self) -> None:
+        self._publish()
+        self._changed.set()
+        self._changed = trio.Event()
+
+    # -- a follower --------------------------------------------------------------------------------
+
+    async def attend(self, stream: trio.abc.Stream) -> None:
+        """Everything that is to do with one connection, to its end."""
+        try:
+            with trio.fail_after(HELLO_S):
+                link = await Link.proved(stream, self._secret, "leader")
+                hello = await link.receive()
+        except (LinkFailed, trio.TooSlowError) as error:
+            said = "it was silent" if isinstance(error, trio.TooSlowError) else error
+            log.warning("a connection to the control link was refused: %s", said)
+            await trio.aclose_forcefully(stream)
+            return
+        try:
+            if not isinstance(hello, Hello):
+                log.warning("a connection to the control link was refused: it began with %s", type(hello).__name__)
+            elif wrong := self._fault(hello):
+                await link.send(Refused(wrong))
+                self.lose(wrong, unusable=True)
+            else:
+                await self._accompany(hello.rank, link)
+        finally:
+            await link.close()
+
+    async def _accompany(self, rank: int, link: Link) -> None:
+        outbox, frames = trio.open_memory_channel[bytes](OUTBOX)
+        member = self._members[rank] = Member(rank, link, outbox)
+        log.info("rank %d is here", rank)
+        self._tell_change()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._send, member, frames)
+                nursery.start_soon(send_beats, outbox, self._beat, self._beat_s)
+                try:
+                    await self._hear(member)
+                except LinkFailed as failed:
+                    self._gone(member, str(failed))
+                nursery.cancel_scope.cancel()
+        finally:
+            outbox.close()
+            self._tell_change()
+
+    def _gone(self, member: Member, why: str) -> None:
+        leaves = member.state == "left"
+        member.state = "left" if leaves else "lost"
+        if not leaves:
+            self.lose(f"rank {member.rank}: {why}")
+
+    async def _send(self, member: Member, frames: trio.MemoryReceiveChannel[bytes]) -> None:
+        async for frame in frames:
+            try:
+                with trio.fail_after(self._settings.rank_timeout_s):
+                    await member.link.send_frame(frame)
+            except trio.TooSlowError:
+                self._gone(member, f"it has not read for {self._settings.rank_timeout_s:g} s (--rank-timeout-s)")
+                return
+            except LinkFailed:  # What it said at the end may still lie here unread: whoever hears it says why.
+                return
+
+    async def _hear(self, member: Member) -> None:
+        while True:
+            message = await member.link.receive()
+            match message:
+                case Beat():
+                    self._take_beat(member, message)
+                case Fetched() | Kept() | Lacks():
+                    self._pass_on(member, message)
+                case Compiled():
+                    self.grammars.heard(member.rank, message)
+                case Said(level=level, text=text):
+                    log.log(level, "rank %d: %s", member.rank, text)
+                case Ready(card=card):
+                    member.state, member.card = "ready", card
+                    log.info("rank %d is ready", member.rank)
+                    self._tell_change()
+                case Unable(reason=reason):
+                    self.lose(f"rank {member.rank}: {reason}", unusable=True)
+                case Crashed(reason=reason):
+                    self.lose(f"rank {member.rank} crashed: {reason}")
+                case Differs():
+                    self.lose(
+                        f"rank {member.rank} differs at step {message.step}: its {message.field} are not what the plan "
+                        f"expects ({message.found:016x}, not {message.expected:016x})"
+                    )
+                case _:
+                    raise LinkFailed(f"it sent {type(message).__name__}, which is not for rank 0")
+
+    def _take_beat(self, member: Member, beat: Beat) -> None:
+        before, member.directory = member.directory, beat.directory
+        member.step, member.memory = beat.step, beat.memory
+        if beat.directory is not None and _in_use(beat.directory) != (before and _in_use(before)):
+            self._pass_on(member, beat.directory)
+
+    def _pass_on(self, member: Member, told: DiskTold) -> None:
+        with suppress(trio.WouldBlock, trio.BrokenResourceError):
+            self._disks.send_nowait((member.rank, told))
+
+    def _fault(self, hello: Hello) -> str:
+        """Why it cannot be one of ours."""
+        if hello.version != VERSION:
+            return f"rank {hello.rank} runs another version of Trouper: install the same on all machines"
+        if hello.rank in self._members:
+            return f"two processes are rank {hello.rank}"
+        for (name, ours), (_, theirs) in zip(flags_of(self._settings), hello.flags, strict=True):
+            if ours != theirs:
+                flag = "--" + name.replace("_", "-")
+                return f"rank {hello.rank} has {flag} {theirs}, rank 0 has {ours}: start all ranks with the same flags"
+        return ""
+
+    # -- plans -----------------------------------------------------------------------------------
+
+    def tell(self, plan: Plan) -> None:
+        """To every follower, in order. Never waits: whoever does not read is lost."""
+        if plan.load:  # Each rank has its own shard of it.
+            plan = attrs.evolve(plan, load=tuple(attrs.evolve(load, payload=()) for load in plan.load))
+        self._unanswered.append((plan, trio.current_time()))
+        self._tell_all(plan)
+
+    def fetch(self, fetch: Fetch) -> frozenset[int]:
+        """To every follower, in order with the plans. Who is asked."""
+        return self._tell_all(fetch)
+
+    def directories(self) -> dict[int, DirectoryFacts | None]:
+        """Every follower's, by its rank; None until it has looked."""
+        return {rank: member.directory for rank, member in sorted(self._members.items())}
+
+    def _tell_all(self, message: Plan | Fetch | Compile) -> frozenset[int]:
+        """To whom."""
+        frame = encode(message)
+        for member in self._members.values():
+            self._post(member, frame)
+        return frozenset(self._members)
+
+    def answered(self, stepped: Stepped) -> None:
+        """Rank 0 has done this step."""
+        self._answered = stepped.step
+        self._unanswered.popleft()
+        if self._unanswered:
+            self._unanswered[0] = self._unanswered[0][0], trio.current_time()
+
+    def _post(self, member: Member, frame: bytes) -> None:
+        try:
+            member.outbox.send_nowait(frame)
+        except trio.WouldBlock:
+            self._gone(member, f"{OUTBOX} messages wait for it")
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            self._gone(member, "its connection ended")
+
+    def memory(self, own: MemoryFacts) -> MemoryFacts:
+        """Of the rank that has least left: what it has no room for nobody can compute."""
+        known = [own, *(member.memory for member in self._members.values() if member.memory is not None)]
+        return max(known, key=lambda facts: facts.active_bytes / facts.limit_bytes)
+
+    async def leave(self) -> None:
+        """No plan comes any more: let followers end, and wait for them."""
+        for member in self._members.values():
+            if member.state == "ready":
+                member.state = "left"
+                self._post(member, encode(Leave()))
+        with trio.move_on_after(LEAVING_S):
+            while any(member.outbox.statistics().open_receive_channels for member in self._members.values()):
+                await self._changed.wait()
+
+    # -- watching --------------------------------------------------------------------------------
+
+    async def watch(self) -> None:
+        """Look now and then who is silent, and whether the oldest plan is answered."""
+        looked = trio.current_time()
+        while not self.lost.is_set():
+            await trio.sleep(self._beat_s)
+            now = trio.current_time()
+            if (
+                now - looked > self._settings.rank_timeout_s / 2
+            ):  # We were away ourselves: what they said still lies here.
+                for member in self._members.values():
+                    member.link.heard_at = now
+            looked = now
+            self._look(now)
+            self._publish()
+
+    def _look(self, now: float) -> None:
+        timeout_s, limit_s = self._settings.rank_timeout_s, self._settings.collective_timeout_s
+        for member in self._members.values():
+            if member.state != "left" and now - member.link.heard_at > timeout_s:
+                self._gone(member, f"it has been silent for {timeout_s:g} s (--rank-timeout-s)")
+        if self._unanswered and now - self._unanswered[0][1] > limit_s:
+            steps = ", ".join(f"rank {one.rank}: {one.step}" for one in self._facts().ranks)
+            step = self._unanswered[0][0].step
+            self.lose(
+                f"step {step} has not ended for {limit_s:g} s (--collective-timeout-s); the last steps done: {steps}"
+            )
+
+    def _beat(self) -> Beat:
+        return Beat(self._answered)
+
+    def _facts(self) -> RanksFacts:
+        own = RankFacts(rank=0, state="ready", step=self._answered, heard_at=trio.current_time())
+        ranks = sorted((member.facts for member in self._members.values()), key=lambda facts: facts.rank)
+        return RanksFacts(ranks=(own, *ranks), lost=self.reason)
+
+    def _publish(self) -> None:
+        self.facts.publish(self._facts())
+
+
+async def send_beats(outbox: trio.MemorySendChannel[bytes], beat: Callable[[], Beat], every_s: float) -> None:
+    """Signs of life. Where others wait to be sent, none is needed."""
+    while True:
+        try:
+            outbox.send_nowait(encode(beat()))
+        except trio.WouldBlock:
+            pass
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return
+        await trio.sleep(every_s)
+
+
+def _in_use(directory: DirectoryFacts) -> tuple[bool, str]:
+    return directory.attached, directory.reason
+
+
+def _difference(ours: ModelCard, theirs: ModelCard) -> str:
+    for name in SAME_OF_CARDS:
+        if getattr(ours, name) != getattr(theirs, name):
+            return f"has loaded another model: its {name} is {getattr(theirs, name)}, rank 0's {getattr(ours, name)}"
+    return ""

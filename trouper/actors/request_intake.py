@@ -1,0 +1,203 @@
+"""RequestIntake. Waits on requests from the edge; owns validation against the model, tokenizing and the compiling of grammars.
+
+Short requests are prepared at once, in the order of arrival. Longer ones (a long text, any grammar) are prepared on worker threads and
+may be overtaken, so that nobody waits for another client's long prompt. There are two lanes of threads, so that a tenth of a second of
+work never waits for ten seconds of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+import trio
+
+from trouper.actors.runtime.prompt_tokenizing import check_text, is_short, most_tokens, tokens_of
+from trouper.actors.runtime.submission import Submission
+from trouper.actors.runtime.worker_lanes import Lane, Lanes
+from trouper.actors.scheduling.admitted import Admitted
+from trouper.actors.scheduling.crash_cause import cause_of
+from trouper.protocol.grammar import MAX_SOURCE, Grammar
+from trouper.protocol.model import LoadedModel, Tokenizer
+from trouper.protocol.plans import ThinkingLimit
+from trouper.protocol.problems import DRAINING, Problem, RequestFailed, bad_request, queue_full
+from trouper.protocol.requests import ChatPrompt, Generate, TextPrompt
+from trouper.protocol.settings import Settings
+
+log = logging.getLogger("trouper.intake")
+LONG_LANE = 200_000
+"""Characters of a text beyond which it is tokenized in the slow lane."""
+LONG_GRAMMAR = 8192
+"""Characters of a grammar beyond which it is compiled in the slow lane."""
+Spread = Callable[[Grammar], Awaitable[None]]
+
+
+async def take_in_requests(
+    requests: trio.MemoryReceiveChannel[Submission],
+    admitted: trio.MemorySendChannel[Admitted],
+    model: LoadedModel,
+    settings: Settings,
+    spread: Spread | None = None,
+) -> None:
+    """The actor. Ends when the edge closes `requests` and all that came is passed on; the requests in hand are always answered.
+    `spread` brings a grammar to other ranks."""
+    intake = Intake(admitted, model, settings, spread)
+    async with trio.open_nursery() as nursery:
+        async for submission in requests:
+            await intake.take_in(submission, nursery)
+
+
+class Intake:
+    """The actor's state."""
+
+    def __init__(
+        self,
+        admitted: trio.MemorySendChannel[Admitted],
+        model: LoadedModel,
+        settings: Settings,
+        spread: Spread | None = None,
+    ) -> None:
+        self._admitted, self._model, self._settings, self._spread = admitted, model, settings, spread
+        self._lanes = Lanes()
+
+    async def take_in(self, submission: Submission, nursery: trio.Nursery) -> None:
+        """Prepare a request at once, or in a task of `nursery`."""
+        lane = lane_of(submission.request)
+        if lane is None:
+            await self._prepare(submission, None)
+        elif self._lanes.waiting > self._settings.max_queue_size:
+            submission.fail(queue_full(self._settings.max_queue_size))
+        else:
+            nursery.start_soon(self._prepare, submission, lane)
+
+    async def _prepare(self, submission: Submission, lane: Lane | None) -> None:
+        try:
+            message = await self._prepared(submission, lane)
+        except RequestFailed as refused:
+            submission.fail(refused.problem)
+        except (trio.Cancelled, KeyboardInterrupt, SystemExit):
+            submission.fail(DRAINING)
+            raise
+        except BaseException as crash:  # noqa: BLE001 - panics of Rust code are no `Exception`.
+            _give_up(submission, crash)
+        else:
+            await self._pass_on(submission, message)
+
+    async def _prepared(self, submission: Submission, lane: Lane | None) -> Admitted | None:
+        """None for a client that left while it waited for its turn. Raises `RequestFailed`."""
+        if lane is None:
+            return prepare(submission, self._model, self._settings)
+        async with self._lanes.turn(lane):
+            if submission.withdrawn:
+                return None
+            message = await self._lanes.run(prepare, submission, self._model, self._settings)
+            if self._spread is not None and submission.request.grammar is not None:
+                await self._spread(submission.request.grammar)
+            return message
+
+    async def _pass_on(self, submission: Submission, message: Admitted | None) -> None:
+        if message is None:
+            submission.replies.close()
+            return
+        try:
+            await self._admitted.send(message)
+        except BaseException:
+            submission.fail(DRAINING)
+            raise
+
+
+def _give_up(submission: Submission, crash: BaseException) -> None:
+    """A crash here concerns one request alone, and nothing of it is left. With 422 clients do not send it again."""
+    log.error("request %s could not be prepared: %s", submission.request.request_id, cause_of(crash))
+    problem = Problem(422, "the request could not be prepared", "invalid_request_error", None, "intake_failed")
+    submission.fail(problem)
+
+
+def lane_of(request: Generate) -> Lane | None:
+    """The lane in which a request is prepared; None: at once, on the event loop."""
+    prompt, grammar = request.prompt, request.grammar
+    if grammar is None and is_short(prompt):
+        return None
+    short_text = is_short(prompt) or (isinstance(prompt, TextPrompt) and len(prompt.text) <= LONG_LANE)
+    return "quick" if short_text and (grammar is None or len(grammar.source) <= LONG_GRAMMAR) else "slow"
+
+
+def prepare(submission: Submission, model: LoadedModel, settings: Settings) -> Admitted:
+    """Check, tokenize and compile. For any thread. Raises `RequestFailed` (400) naming the parameter."""
+    request, tokenizer = submission.request, model.tokenizer
+    check_text(request.cache_salt, "cache_salt")
+    check_model(request, model)
+    prompt = tokens_of(request.prompt, tokenizer, most_tokens(model.card, settings))
+    most = room(request, len(prompt), model.card.context_length, settings)
+    check_tokens(request, prompt, model.card.vocab_size)
+    compiled = compiled_grammar(request.grammar, tokenizer, settings.grammar_timeout_s)
+    return Admitted(submission, prompt, most, thinking_limit(request, prompt, tokenizer), compiled)
+
+
+def check_model(request: Generate, model: LoadedModel) -> None:
+    """Check that the model supports what is asked. Raises `RequestFailed` (400)."""
+    if request.embed and model.card.embedding is None:
+        raise bad_request("this model gives no embeddings", "model", "embeddings_not_supported")
+    if request.speculation == "ngram" and model.card.no_drafts:
+        raise bad_request(
+            f"speculation cannot be ngram: rows of this model draft nothing ({model.card.no_drafts}); leave it out",
+            "speculation",
+            "speculation_not_supported",
+        )
+
+
+def compiled_grammar(grammar: Grammar | None, tokenizer: Tokenizer, timeout_s: float) -> object:
+    """Raises `RequestFailed` (400)."""
+    if grammar is None:
+        return None
+    if len(grammar.source) > MAX_SOURCE:
+        said = f"{grammar.param} has {len(grammar.source)} characters as a grammar, more than {MAX_SOURCE}: make it smaller"
+        raise bad_request(said, grammar.param, "invalid_grammar")
+    return tokenizer.compile_grammar(grammar, timeout_s)
+
+
+def thinking_limit(request: Generate, prompt: Sequence[int], tokenizer: Tokenizer) -> ThinkingLimit | None:
+    """None where nothing bounds it, or the model does not think."""
+    if request.thinking_tokens is None or request.grammar is not None or tokenizer.thinking is None:
+        return None
+    start, end = (tokenizer.marker_tokens(marker) for marker in tokenizer.thinking)
+    return ThinkingLimit(request.thinking_tokens, start, end, thinks_already(prompt, tokenizer)) if end else None
+
+
+def thinks_already(prompt: Sequence[int], tokenizer: Tokenizer) -> bool:
+    """Whether the prompt ends inside of thinking: some templates open it."""
+    if tokenizer.thinking is None:
+        return False
+    start, end = tokenizer.thinking
+    tail = b"".join(tokenizer.token_bytes(token) for token in prompt[-32:]).decode("utf-8", "replace")
+    return tail.rfind(start) > tail.rfind(end)
+
+
+def check_tokens(request: Generate, prompt: tuple[int, ...], vocab_size: int) -> None:
+    if not 0 <= min(prompt) <= max(prompt) < vocab_size:
+        raise bad_request(f"token ids must be between 0 and {vocab_size - 1}", "prompt", "invalid_token")
+    for token, _ in request.sampling.logit_bias:
+        if not 0 <= token < vocab_size:
+            raise bad_request(f"token {token} is not between 0 and {vocab_size - 1}", "logit_bias", "invalid_token")
+
+
+def room(request: Generate, prompt_tokens: int, context_length: int, settings: Settings) -> int:
+    """How many tokens the answer may have."""
+    if not prompt_tokens:
+        raise bad_request("the prompt is empty; send at least one token", "prompt", "empty_prompt")
+    if prompt_tokens > settings.max_prompt_tokens:
+        raise bad_request(
+            f"the prompt has {prompt_tokens} tokens, more than --max-prompt-tokens {settings.max_prompt_tokens}",
+            "prompt" if not isinstance(request.prompt, ChatPrompt) else "messages",
+            "context_length_exceeded",
+        )
+    context = min(context_length, settings.max_kv_size or context_length)
+    left = context - prompt_tokens
+    if left < 1 or ((request.max_tokens or 0) > left and not request.as_room_allows):
+        raise bad_request(
+            f"the context holds {context} tokens; {prompt_tokens} of prompt and {request.max_tokens or 1} of answer are "
+            "more: shorten the prompt or lower max_tokens",
+            "max_tokens" if left >= 1 else ("messages" if isinstance(request.prompt, ChatPrompt) else "prompt"),
+            "context_length_exceeded",
+        )
+    return min(request.max_tokens or settings.default_max_tokens, left)

@@ -1,0 +1,1 @@
+"""What surrounds the actors: submissions and answers, channels, supervision, several models at once."""

@@ -1,0 +1,72 @@
+"""The graph's channels: what each one promises, and how full it is for whoever looks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import attrs
+import trio
+
+from trouper.protocol.health import ChannelFacts
+
+T = TypeVar("T")
+
+
+@attrs.frozen
+class Edge:
+    """A channel's contract; docs/actors.md repeats these and a test compares."""
+
+    source: str
+    target: str
+    capacity: int
+    policy: str
+
+
+class Channels:
+    """Opened by name. Looking costs whoever looks, never a sender."""
+
+    def __init__(self, edges: Mapping[str, Edge]) -> None:
+        self._edges = edges
+        self._opened: dict[str, trio.MemorySendChannel[Any]] = {}
+        self._peaks = dict.fromkeys(edges, 0)
+
+    def open(self, name: str) -> tuple[trio.MemorySendChannel[Any], trio.MemoryReceiveChannel[Any]]:
+        """A new one replaces that of a group that crashed."""
+        sending, receiving = trio.open_memory_channel[Any](self._edges[name].capacity)
+        self._opened[name] = sending
+        return sending, receiving
+
+    def facts(self) -> tuple[ChannelFacts, ...]:
+        self.note_peaks()
+        return tuple(
+            _facts(name, self._edges[name], opened, self._peaks[name]) for name, opened in self._opened.items()
+        )
+
+    def note_peaks(self) -> None:
+        """For whoever brings a request, whom it costs some microseconds."""
+        for name, opened in self._opened.items():
+            self._peaks[name] = max(self._peaks[name], opened.statistics().current_buffer_used)
+
+
+def offer(channel: trio.MemorySendChannel[T], message: T) -> bool:
+    """Send without waiting. False if the channel is full, or nobody receives."""
+    try:
+        channel.send_nowait(message)
+    except (trio.WouldBlock, trio.BrokenResourceError):
+        return False
+    return True
+
+
+def _facts(name: str, edge: Edge, opened: trio.MemorySendChannel[Any], peak: int) -> ChannelFacts:
+    state = opened.statistics()
+    return ChannelFacts(
+        name=name,
+        source=edge.source,
+        target=edge.target,
+        capacity=edge.capacity,
+        policy=edge.policy,
+        used=state.current_buffer_used,
+        peak=peak,
+        senders_waiting=state.tasks_waiting_send,
+    )

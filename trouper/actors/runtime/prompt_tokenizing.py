@@ -1,0 +1,126 @@
+"""Tokenize a prompt at a bounded cost: a prompt that cannot fit is refused before it is tokenized. Pure, for any thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+
+from trouper.protocol.model import ModelCard, Tokenizer
+from trouper.protocol.problems import RequestFailed, bad_request
+from trouper.protocol.requests import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from trouper.protocol.settings import Settings
+
+LONG_TEXT = 20_000
+"""Characters and other parts of a prompt beyond which tokenizing leaves the event loop: about 5 ms of it."""
+LEAST_CHARACTERS = 16
+"""Lower bound of the characters that one token may cover, whatever the vocabulary says."""
+PROBED_CHARACTERS = 8
+"""Characters per available token in the probe: the beginning of a long text, tokenized to see whether the whole can fit. English has
+about four characters a token."""
+PROBE_MARGIN = 1.02
+"""Tolerance of the probe: cutting a text may add a few tokens at the cut."""
+Check = Callable[[str, Tokenizer, int, str], None]
+
+
+def most_tokens(card: ModelCard, settings: Settings) -> int:
+    """Upper bound of a prompt's tokens."""
+    return min(card.context_length, settings.max_kv_size or card.context_length, settings.max_prompt_tokens)
+
+
+def most_characters(tokens: int, tokenizer: Tokenizer) -> int:
+    """Upper bound of the characters that this many tokens cover. Twice the longest token, since some tokenizers drop the blanks between
+    words."""
+    return tokens * max(2 * tokenizer.longest_token, LEAST_CHARACTERS)
+
+
+def is_short(prompt: Prompt) -> bool:
+    """Whether tokenizing takes at most a few milliseconds. Stops counting as soon as the answer is known."""
+    match prompt:
+        case TokenPrompt():
+            return True
+        case TextPrompt(text=text):
+            return len(text) <= LONG_TEXT
+        case ChatPrompt(messages=messages, template_kwargs=kwargs):
+            size = 0
+            for value in islice(_leaves((messages, kwargs)), LONG_TEXT):
+                size += len(value) if isinstance(value, str) else 1
+                if size > LONG_TEXT:
+                    return False
+            return size < LONG_TEXT
+
+
+def tokens_of(prompt: Prompt, tokenizer: Tokenizer, most: int, check: Check | None = None) -> tuple[int, ...]:
+    """Raises `RequestFailed` (400), also for a text that certainly has more than `most` tokens; the exact count is left to the caller.
+    `check`: how the length of a text is checked; default `check_length`."""
+    check = check or check_length
+    match prompt:
+        case TokenPrompt(tokens=tokens):
+            return tokens
+        case TextPrompt(text=text):
+            check_text(text, "prompt")
+            check(text, tokenizer, most, "prompt")
+            return tokenizer.encode(text)
+        case ChatPrompt(messages=messages, template_kwargs=kwargs):
+            if not tokenizer.has_chat_template:
+                raise bad_request(
+                    "this model has no chat template; use /v1/completions", "messages", "no_chat_template"
+                )
+            check_text((messages, kwargs), "messages")
+            rendered = tokenizer.render_chat(messages, kwargs)
+            if rendered is None:
+                return tokenizer.encode_chat(messages, **kwargs)
+            check(rendered, tokenizer, most, "messages")
+            return tokenizer.encode(rendered, special=False)
+
+
+def check_length(text: str, tokenizer: Tokenizer, most: int, param: str) -> None:
+    """Raises `RequestFailed` (400) for a text of certainly more than `most` tokens, after tokenizing its beginning at most."""
+    check_characters(text, tokenizer, most, param)
+    probed = most * PROBED_CHARACTERS
+    if len(text) > max(2 * probed, LONG_TEXT):
+        found = len(tokenizer.encode(text[:probed]))
+        if found > most * PROBE_MARGIN + 8:
+            raise _too_long(f"the first {probed} of {len(text)} characters are {found} tokens", most, param)
+
+
+def check_characters(text: str, tokenizer: Tokenizer, most: int, param: str) -> None:
+    """Raises `RequestFailed` (400) for more than `most` tokens can stand for."""
+    bound = most_characters(most, tokenizer)
+    if len(text) > bound:
+        raise _too_long(
+            f"it has {len(text)} characters, more than the {bound} that so many tokens can stand for", most, param
+        )
+
+
+def _too_long(how: str, most: int, param: str) -> RequestFailed:
+    said = f"the prompt may have {most} tokens (the model's context, --max-prompt-tokens, --max-kv-size), and {how}: shorten it"
+    return bad_request(said, param, "context_length_exceeded")
+
+
+def check_text(value: object, param: str) -> None:
+    r"""JSON's "\ud800" makes a string that is no text and that crashes tokenizers: a user's mistake, not a bug. Raises
+    `RequestFailed` (400)."""
+    for leaf in _leaves(value):
+        if isinstance(leaf, str) and not leaf.isascii():
+            try:
+                leaf.encode()
+            except UnicodeEncodeError:
+                raise bad_request("half of a surrogate pair is no text", param, "invalid_text") from None
+
+
+def _leaves(value: object) -> Iterator[object]:
+    """Every scalar inside, and every key."""
+    inside: list[object] = [value]
+    while inside:
+        one = inside.pop()
+        if isinstance(one, str):
+            yield one
+        elif isinstance(one, dict):  # Before Mapping, which is slow to ask for.
+            yield from one
+            inside += one.values()
+        elif isinstance(one, list | tuple):
+            inside += one
+        elif isinstance(one, Mapping):
+            inside += (*one.keys(), *one.values())
+        else:
+            yield one

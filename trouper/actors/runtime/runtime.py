@@ -1,0 +1,136 @@
+"""The edge of the runtime: submit a request, hear its answer. No HTTP, no MLX."""
+
+from __future__ import annotations
+
+import attrs
+import trio
+
+from trouper.actors.runtime.answer import Answer, Ended, timed_out
+from trouper.actors.runtime.channels import Channels
+from trouper.actors.runtime.prompt_tokenizing import check_characters, is_short, tokens_of
+from trouper.actors.runtime.submission import Submission, open_submission
+from trouper.actors.runtime.watches import Health, Watches
+from trouper.actors.runtime.worker_lanes import Lanes
+from trouper.protocol.batch import BatchFacts
+from trouper.protocol.health import ChannelFacts
+from trouper.protocol.model import ModelCard, Tokenizer
+from trouper.protocol.problems import DRAINING, Problem, RequestFailed, rank_lost
+from trouper.protocol.replies import Accepted, Failed
+from trouper.protocol.requests import Generate, Prompt, Timeouts
+from trouper.protocol.settings import Settings
+
+
+@attrs.define(eq=False)
+class Runtime:
+    """A running graph, as its clients see it."""
+
+    settings: Settings
+    model: ModelCard
+    tokenizer: Tokenizer
+    _requests: trio.MemorySendChannel[Submission]
+    _watches: Watches
+    _channels: Channels
+    _scope: trio.CancelScope
+    finished: trio.Event = attrs.field(factory=trio.Event)
+    """Set when every actor has ended."""
+    draining: bool = False
+    _lanes: Lanes = attrs.field(factory=Lanes)
+    """Threads for prompts whose tokens are only counted."""
+
+    async def submit(self, request: Generate, ended: Ended | None = None) -> Answer:
+        """Admit a request. Returns once it is in the queue; raises `RequestFailed` (400, 429, 503) before that. `ended` is
+        called exactly once, however it ends, also if it is refused."""
+        began = trio.current_time()
+        limits = request.timeouts or default_timeouts(self.settings)
+        submission, replies = open_submission(request, self.settings)
+        answer = Answer(
+            request.request_id,
+            Accepted((), 0),
+            replies,
+            limits,
+            began,
+            ended=ended,
+        )
+        try:
+            await self._deliver(submission, answer)
+            first = await answer.receive_reply()
+            match first:
+                case Accepted():
+                    answer.accepted = first
+                    return answer
+                case Failed(problem=problem):
+                    raise RequestFailed(problem)
+                case _:
+                    raise AssertionError(f"{first!r} before Accepted")
+        except RequestFailed as failed:
+            raise answer._failed(failed.problem) from None
+        except BaseException:
+            answer.close()
+            raise
+
+    async def tokens(self, prompt: Prompt) -> tuple[int, ...]:
+        """Tokenize a prompt without answering it. The prompt may be longer than the context, within the bound on characters. Raises
+        `RequestFailed` (400)."""
+        most = self.model.context_length
+        if is_short(prompt):
+            return tokens_of(prompt, self.tokenizer, most, check_characters)
+        async with self._lanes.turn("slow"):
+            return await self._lanes.run(tokens_of, prompt, self.tokenizer, most, check_characters)
+
+    async def _deliver(self, submission: Submission, answer: Answer) -> None:
+        """Undelivered, it is still ours to close. A full inbox means that intake itself is behind."""
+        deadline, limit, kind, flag = answer._limits()
+        try:
+            if self.draining:
+                raise RequestFailed(self._leaving())
+            with trio.move_on_at(deadline):
+                self._channels.note_peaks()
+                await self._requests.send(submission)
+                return
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            submission.replies.close()
+            raise RequestFailed(self._leaving()) from None
+        except BaseException:
+            submission.replies.close()
+            raise
+        submission.replies.close()
+        raise RequestFailed(timed_out(kind, limit, flag))
+
+    def _leaving(self) -> Problem:
+        lost = self._watches.ranks.latest.lost
+        return rank_lost(lost) if lost else DRAINING
+
+    def health(self) -> Health:
+        """What the actors last published. Never waits."""
+        return self._watches.health(draining=self.draining)
+
+    def channels(self) -> tuple[ChannelFacts, ...]:
+        """How full each one is at this moment."""
+        return self._channels.facts()
+
+    def look(self) -> BatchFacts:
+        """The batch, as it was after the last look. Nothing of it is made unless somebody looks, so look again: within
+        two seconds, or it is forgotten."""
+        self._watches.looked.publish(trio.current_time())
+        return self._watches.batch.latest
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Refuse new requests (503), let the admitted ones finish, then end. False: the time ran out and what was left
+        got an error event. Either way every actor has ended when this returns."""
+        self.draining = True
+        self._requests.close()
+        with trio.move_on_after(timeout_s):
+            await self.finished.wait()
+            return True
+        self._scope.cancel()
+        await self.finished.wait()
+        return False
+
+
+def default_timeouts(settings: Settings) -> Timeouts:
+    return Timeouts(
+        queue_s=settings.queue_timeout_s or None,
+        first_token_s=settings.first_token_timeout_s or None,
+        between_tokens_s=settings.token_timeout_s or None,
+        request_s=settings.request_timeout_s or None,
+    )

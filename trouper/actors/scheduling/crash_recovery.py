@@ -1,0 +1,126 @@
+"""What outlives a crash of Scheduler, RankMirror and ModelStepper: the requests that they served, and whom to blame.
+
+A scheduler that ends with requests left hands them over here; the next one takes them up, and each goes on with its next
+token. Owned by the graph: should no scheduler follow, the graph ends these requests.
+
+Blocks in the engine's memory are not carried over. After an exception in the middle of a step it is not known which of their
+arrays were evaluated, or whether the device can be trusted with what it holds, and the index would have to be rolled back to
+the last plan that was carried out. What was written to disk was evaluated and is verified when it is read, so rows resume from
+there; the rest is computed again, which is always right.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import attrs
+
+from trouper.actors.scheduling.admitted import Admitted
+from trouper.actors.scheduling.crash_attribution import Blame, Involved, Standing, Verdict
+from trouper.actors.scheduling.crash_cause import cause_of
+from trouper.actors.scheduling.sequence import Row
+from trouper.protocol.health import RecoveryFacts
+from trouper.protocol.problems import Problem
+
+log = logging.getLogger("trouper.recovery")
+
+
+@attrs.frozen(eq=False)
+class Carried:
+    """A request that has no end yet."""
+
+    admitted: Admitted
+    standing: Standing
+    row: Row | None = None
+    """The answer so far, if the request had a row before."""
+    since: float = 0.0
+    """When it came; trio's time."""
+
+
+@attrs.frozen(eq=False)
+class LeftBehind:
+    """What a scheduler knows at its end."""
+
+    carried: tuple[Carried, ...]
+    """Oldest first."""
+    involved: tuple[Involved, ...]
+    """Rows of the plans that were not answered."""
+    certain: bool
+    """The only row of `involved` was at hand when the scheduler crashed."""
+    closed: bool
+    """No request comes any more."""
+    problem: Problem
+    """For the requests, if nobody takes them up."""
+
+
+class Recovery:
+    """One for each graph. Without ranks: with several the crash of one is everybody's end."""
+
+    def __init__(self) -> None:
+        self.blame = Blame()
+        self.facts = RecoveryFacts()
+        self.closed = False
+        self._left: LeftBehind | None = None
+        self._ended = False
+        self.crashed = False
+        """The next scheduler proves the engine before it takes anybody up."""
+
+    def hand_over(self, left: LeftBehind) -> int:
+        """From a scheduler that ends. After the graph's end they end at once; how many did."""
+        self._left, self.closed = left, left.closed
+        return self.end() if self._ended else 0
+
+    def judge(self, error: BaseException, now: float) -> Verdict:
+        """The group has crashed with this."""
+        left, self.crashed = self._left, True
+        cause = cause_of(error)
+        involved = left.involved if left is not None else ()
+        verdict = self.blame.crashed(cause, involved, now, certain=left is not None and left.certain)
+        if left is not None:  # A scheduler that crashes before it takes anybody up blames nobody.
+            self._left = attrs.evolve(left, involved=(), certain=False)
+        self._count(crashes=1, convicted=verdict.convicted is not None)
+        what = f"{len(involved)} rows were in the step"
+        if verdict.convicted is not None:
+            what = f"caused by content {verdict.convicted.hex()[:12]}, which is refused from now on"
+        log.warning("the engine restarts after %s; %s; %d requests go on", cause, what, len(self._carried))
+        return verdict
+
+    def take_up(self) -> Sequence[Carried]:
+        """By the next scheduler, which owns them from now on."""
+        carried, self._left = self._carried, None
+        return carried
+
+    def note_resumed(self) -> None:
+        """A request that had a row goes on."""
+        self._count(resumed=1)
+
+    def note_refused(self) -> None:
+        """A request was refused since its content is in the quarantine."""
+        self._count(refused=1)
+
+    def look(self, now: float) -> RecoveryFacts:
+        """The counters, and what holds now."""
+        self.facts = attrs.evolve(self.facts, quarantined=self.blame.quarantine.count(now), apart=self.blame.apart(now))
+        return self.facts
+
+    def end(self) -> int:
+        """No scheduler follows: whoever is left is answered. How many were."""
+        carried, left, self._left, self._ended = self._carried, self._left, None, True
+        for one in carried:
+            assert left is not None
+            one.admitted.submission.fail(left.problem)
+        return len(carried)
+
+    @property
+    def _carried(self) -> tuple[Carried, ...]:
+        return self._left.carried if self._left is not None else ()
+
+    def _count(self, **more: int) -> None:
+        self.facts = attrs.evolve(self.facts, **{name: getattr(self.facts, name) + n for name, n in more.items()})
+
+
+def crashes_engine(left_s: float) -> Problem:
+    """422, which no client repeats by itself (OpenAI's and Anthropic's repeat 408, 409, 429 and what is 500 or more)."""
+    said = f"this request makes the engine crash, also when it runs alone; the same is refused for {left_s:.0f} s"
+    return Problem(422, said, "invalid_request_error", None, "request_crashes_engine")

@@ -1,0 +1,99 @@
+"""How fast steps have been, and how much of the prompts the next one may prefill for it. Pure.
+
+A token of a prompt whose log-probabilities are wanted costs several times what another one does, since the model's head and a search
+for the most likely tokens run for each; prompts that are embedded run alone. So each kind of work is measured for itself, and a
+step prefills prompts of one kind only.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection
+from typing import Literal, Self
+
+import attrs
+
+from trouper.actors.scheduling.chunk_sizer import IDLE_STEP_S, LEAST_IDLE_TOKENS, ChunkSizer
+from trouper.protocol.plans import Plan, Stepped
+from trouper.protocol.settings import Settings
+
+AIM = 0.75
+"""Part of the stall bound that a step aims at: the longest of some forty steps took 1.4 times what was aimed at."""
+REST = 1.5
+"""While nobody decodes, what is left of all prompts is prefilled at once if it is not more than so many chunks: a pass has
+a price of its own, and the rest of a prompt would pay it again for a few tokens."""
+NEWEST = 0.2
+"""What the newest step counts in an average."""
+
+
+Work = Literal["text", "score", "embed"]
+"""Purpose of a prefill: an answer, the prompt's own log-probabilities, an embedding."""
+WORKS: tuple[Work, ...] = ("text", "score", "embed")
+
+
+@attrs.define
+class Sizers:
+    """Chunk sizes for one kind of work. `busy`: the step also decodes, so somebody waits for it."""
+
+    busy: ChunkSizer
+    idle: ChunkSizer
+
+    @classmethod
+    def of(cls, stall_s: float, most: int) -> Self:
+        return cls(ChunkSizer(stall_s, most), ChunkSizer(IDLE_STEP_S, most, LEAST_IDLE_TOKENS, LEAST_IDLE_TOKENS))
+
+
+@attrs.define
+class Pace:
+    """`busy`: a step also decodes, so somebody waits for it."""
+
+    _stall_s: float
+    _sizers: dict[Work, Sizers]
+    _planned: deque[Work] = attrs.field(factory=deque)
+    """Kinds of work of the steps in flight, oldest first."""
+    _last: Work = "embed"
+    decode_s: float = 0.0
+    """Of a step that only decodes, about."""
+    prefill_rate: float = 0.0
+    """Tokens a second, about; 0 before any was measured."""
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        stall_s, most = settings.decode_stall_ms / 1000 * AIM, settings.prefill_step_size
+        return cls(stall_s, {work: Sizers.of(stall_s, most) for work in WORKS})
+
+    def turn(self, waiting: Collection[Work]) -> Work:
+        """The kind of work that the next step prefills: round robin over the kinds that wait."""
+        after = WORKS.index(self._last) + 1
+        return next(work for work in (*WORKS[after:], *WORKS[:after]) if work in waiting)
+
+    def plan(self, work: Work) -> None:
+        """Note the kind of work of the step being composed; its duration is attributed to that kind."""
+        self._planned.append(work)
+        self._last = work
+
+    def budget(self, wanted: int, *, busy: bool, work: Work = "text") -> int:
+        """How many tokens the next step may prefill, of so many that are left of all prompts of this kind."""
+        sizers = self._sizers[work]
+        if busy:
+            return sizers.busy.tokens
+        return wanted if wanted <= REST * sizers.idle.tokens else sizers.idle.tokens
+
+    def answered(self, plan: Plan, stepped: Stepped) -> None:
+        """Where decoding alone comes near the stall bound (a large batch, a busy machine), prefill may take as long
+        again: with less it would hardly move, and its client would wait for minutes."""
+        prefilled = sum(chunk.tokens for chunk in plan.prefill)
+        if plan.decode and not prefilled:
+            self.decode_s += NEWEST * (stepped.seconds - self.decode_s)
+            for sizers in self._sizers.values():
+                sizers.busy.target_s = max(self._stall_s, 2 * self.decode_s)
+        elif prefilled:
+            work = self._planned.popleft() if self._planned else "text"
+            sizers = self._sizers[work]
+            rate = prefilled / stepped.seconds if stepped.seconds > 0 else 0.0
+            if work == "text" and rate:
+                self.prefill_rate += NEWEST * (rate - self.prefill_rate) if self.prefill_rate else rate
+                rate = self.prefill_rate
+            if not plan.decode:
+                sizers.busy.expect(int(rate * self._stall_s / 3))
+            (sizers.busy if plan.decode else sizers.idle).measured(prefilled, stepped.seconds)

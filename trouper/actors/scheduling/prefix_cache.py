@@ -1,0 +1,469 @@
+"""Reuse: what of a prompt need not be computed, when to wait for whoever computes it, and what a row leaves behind.
+
+The scheduler's side of docs/cache.md. Pure but for the index that it owns: everything follows from the
+plans and their results. Between the last stored block and what a live row has computed lies its *tail*,
+which others copy out of the row itself.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+import attrs
+
+from trouper.actors.scheduling.prefix_tree import Chain, Index, Match, Node, Sizes, common
+from trouper.actors.scheduling.sequence import Row
+from trouper.protocol.health import CacheFacts
+from trouper.protocol.kv import KvLayout
+from trouper.protocol.model import ModelCard
+from trouper.protocol.plans import BlockId, Load, Restore, RowId, Store
+from trouper.protocol.settings import Settings
+from trouper.protocol.work import KnownPiece, NamedPiece, Piece, Run
+from trouper.storage.cache_fingerprint import namespace
+
+TAIL_TOKENS = 256
+"""An answer's tail is stored when it is so long: leaving is never expensive, and no step copies a lot."""
+UNSAVED = 4096
+"""Chains that wait for the disk; the oldest are forgotten."""
+TURNS_KEPT = 2
+"""Ends of the last turns of a prompt that get a snapshot, besides the first's: what a branch most often keeps."""
+APART_TOKENS = 16
+"""A snapshot so few tokens behind another is not worth its pass over the model, nor the memory that older turns lose: the
+end of the last turn and the end of the prompt often have only a template's few tokens between them."""
+
+
+FORMAT = 1
+"""Of what is stored. Another number, another namespace."""
+
+
+def cache_namespace(card: ModelCard, settings: Settings) -> str:
+    """Hex digits that differ wherever KV would (F9): weights, adapter and dtype are in the card's fingerprint."""
+    parts = {
+        "format": str(FORMAT),
+        "fingerprint": card.fingerprint or card.id,
+        "architecture": card.architecture,
+        "dtype": card.dtype,
+        "kv": card.kv.description,
+        "token_bytes": str(card.kv.token_bytes),
+        "block_size": str(settings.block_size),
+    }
+    return namespace(parts)
+
+
+@attrs.frozen(eq=False)
+class Found:
+    """What may be done for a prompt now, and what could be had by waiting."""
+
+    match: Match
+    tokens: int
+    """So many need not be computed."""
+    source: Row | None
+    """The live row that has the last of them in its tail."""
+    leader: Row | None = None
+    """Computes more of this prompt's tokens,"""
+    until: int = 0
+    """so many from the beginning on,"""
+    gain: int = 0
+    """which is so many more than there are now."""
+    missing: tuple[Node, ...] = ()
+    """Nodes that are only on disk; `missing_tokens` more with them."""
+    missing_tokens: int = 0
+
+
+@attrs.frozen(eq=False)
+class Saving:
+    """Consecutive nodes on their way to the disk. Whatever becomes of them, this stays."""
+
+    run: Run
+    nodes: tuple[Node, ...]
+    nbytes: int
+
+
+class PrefixCache:
+    """The index, and the live rows' places in it."""
+
+    def __init__(self, index: Index, layout: KvLayout, snapshot_tokens: int, facts: CacheFacts) -> None:
+        self._index = index
+        self._enabled = layout.cached and index.sizes.capacity_bytes > 0
+        self._by_snapshot = layout.needs_snapshots
+        self._every = snapshot_tokens
+        self._tails: dict[Node, dict[RowId, Row]] = {}
+        self._fresh: list[Node] = []
+        """Nodes whose block or snapshot the plan in the making stores: it cannot evict them, too."""
+        self._unsaved: deque[tuple[Node, ...]] = deque()
+        """Consecutive nodes that the disk may want."""
+        self._underway: dict[bytes, KnownPiece] = {}
+        self.saves = False
+        """Whether there is a disk."""
+        self._count = facts
+
+    @classmethod
+    def of(cls, card: ModelCard, namespace_hex: str, settings: Settings, facts: CacheFacts) -> PrefixCache:
+        """For a model, with nothing in it. The counters go on from `facts`."""
+        sizes = Sizes(
+            block_size=settings.block_size,
+            token_bytes=card.kv.token_bytes,
+            snapshot_bytes=card.kv.snapshot_bytes,
+            capacity_bytes=card.cache_bytes if settings.cache_memory is None else int(settings.cache_memory),
+            capacity_blocks=settings.num_blocks,
+        )
+        reason = "" if card.kv.cached else card.kv.description
+        if not sizes.capacity_bytes:
+            reason = "--cache-memory 0"
+        index = Index(bytes.fromhex(namespace_hex), sizes)
+        return cls(index, card.kv, settings.snapshot_tokens, attrs.evolve(facts, reason=reason))
+
+    # -- before a row ----------------------------------------------------------------------------
+
+    def chain(self, tokens: bytes, salt: str) -> Chain:
+        return self._index.chain(tokens, salt)
+
+    def nothing(self, chain: Chain) -> Found:
+        """For a prompt that must be computed whole."""
+        return Found(Match((), 0, chain.root), 0, None)
+
+    def look(self, chain: Chain) -> Found:
+        """The last token is always computed: its logits are wanted (F3)."""
+        if not self._enabled:
+            return self.nothing(chain)
+        limit = len(chain) - 1
+        match = self._index.match(chain, limit, at_snapshot=self._by_snapshot)
+        here, missing = self._in_memory(match)
+        found = self._with_tails(chain, limit, match.last, here)
+        if not missing or match.tokens <= found.tokens:
+            return found
+        return attrs.evolve(found, missing=missing, missing_tokens=match.tokens - found.tokens)
+
+    def _in_memory(self, match: Match) -> tuple[Match, tuple[Node, ...]]:
+        """What of the match is in memory, and which nodes are missing for the rest (F6)."""
+        there = next((n for n, node in enumerate(match.nodes) if node.block is None), len(match.nodes))
+        if self._by_snapshot:
+            missing = list(match.nodes[there:])
+            if match.nodes and match.nodes[-1].snapshot is None and match.nodes[-1] not in missing:
+                missing.append(match.nodes[-1])
+            while there and (match.nodes[there - 1].snapshot is None):
+                there -= 1
+        else:
+            missing = list(match.nodes[there:])
+        nodes = match.nodes[:there]
+        tokens = match.tokens if there == len(match.nodes) else (nodes[-1].end if nodes else 0)
+        return Match(nodes, tokens, match.last), tuple(missing)
+
+    def _with_tails(self, chain: Chain, limit: int, last: Node, here: Match) -> Found:
+        """A tail begins where the full blocks end. Only who has all of those can go on in one."""
+        tokens, source, until, leader = here.tokens, None, 0, None
+        rest = chain.part(last.end, limit)
+        whole = here.tokens >= last.end and not self._by_snapshot
+        for row in self._tails.get(last, {}).values():
+            shared = last.end + common(rest, row.chain.part(last.end, limit))
+            computed, promised = min(shared, row.kv_tokens), min(shared, row.prefill_tokens - 1)
+            if whole and computed > tokens:
+                tokens, source = computed, row
+            if promised > max(until, row.kv_tokens):
+                until, leader = promised, row
+        if leader is None or until <= tokens:
+            return Found(here, tokens, source)
+        return Found(here, tokens, source, leader, until, until - tokens)
+
+    def waits(self) -> None:
+        """One more request that waits for another."""
+        self._add(waited=1)
+
+    def wait_for(self, found: Found) -> None:
+        """Somebody waits for this leader. It pauses where they part, so that they prefill their ends together, before its
+        own stream begins and they would have to fit beside it; where a model cannot be cut, its snapshot is made there."""
+        if found.leader is not None:
+            found.leader.add_boundary(found.until)
+
+    # -- a row's life ----------------------------------------------------------------------------
+
+    def enter(self, row: Row, found: Found) -> Restore | None:
+        """The row begins with what was found."""
+        if not self._enabled:
+            return None
+        chain, match = row.chain, found.match
+        full = [node for node in match.nodes if node.size == self._index.sizes.block_size and node.end <= match.tokens]
+        self._settle(row, full[-1] if full else chain.root)
+        self._index.touch(match.nodes)
+        row.snapshot_at = found.tokens
+        whole = (len(chain) - 1) // self._index.sizes.block_size
+        self._add(
+            hits_block=len(full),
+            misses=whole - len(full),
+            hits_sequence=int(found.tokens > (full[-1].end if full else 0)),
+            queried_tokens=row.prefill_tokens,
+            hit_tokens=found.tokens,
+        )
+        if self._by_snapshot:
+            self._mark_boundaries(row, found)
+        if not found.tokens:
+            return None
+        nodes = full if found.source is not None else match.nodes
+        snapshot = None
+        if self._by_snapshot:
+            snapshot = match.nodes[-1].snapshot
+            self._index.used_snapshot(match.nodes[-1])
+        blocks = tuple(node.block for node in nodes if node.block is not None)
+        assert len(blocks) == len(nodes), "a block that is not in memory cannot be restored (F6)"
+        return Restore(found.tokens, blocks, found.source.id if found.source else None, snapshot)
+
+    def _mark_boundaries(self, row: Row, found: Found) -> None:
+        """Where others may want to continue: before this prompt's end, where it leaves what is known and where its first
+        turn ends (however short the rest is, more will begin like this), at ends of turns, and regularly."""
+        end, size, first = row.prefill_tokens - 1, self._every, found.tokens + APART_TOKENS
+        last = found.match.last
+        shared, _ = last.nearest(row.chain.part(last.end, end))
+        turns = [turn for turn in row.turns if turn <= end]
+        likely = {*turns[-TURNS_KEPT:], *range(size, end, size)}
+        wanted = {last.end + shared, *turns[:1], *(place for place in likely if place <= end - APART_TOKENS)}
+        row.boundaries = [*sorted(place for place in wanted if first <= place < end), end]
+
+    def computed(self, row: Row) -> list[Store]:
+        """What a row that goes on has ready to be stored: its full blocks, and a snapshot at a boundary."""
+        if row.node is None:
+            return []
+        at = row.kv_tokens
+        cut = at if self._by_snapshot and row.snapshot_due(self._every) and at <= row.known_tokens else None
+        stores = self._store(row, min(at, row.known_tokens), cut)
+        if not row.prefilling:
+            self._save(row.node)
+        return stores
+
+    def wants_storing(self, row: Row) -> bool:
+        """Whether a decoding row has a tail that is long, or a boundary."""
+        if row.node is None:
+            return False
+        return row.known_tokens - row.node.end >= TAIL_TOKENS or (self._by_snapshot and row.snapshot_due(self._every))
+
+    def leave(self, row: Row) -> list[Store]:
+        """What a row leaves behind: all that it has, while it still is in the engine (F12)."""
+        if row.node is None:
+            return []
+        at = min(row.kv_tokens, row.known_tokens)
+        stores: list[Store] = []
+        if not self._by_snapshot or row.kv_tokens <= row.known_tokens:
+            stores = self._store(row, at, at)
+            self._save(row.node)
+        self.gone(row)
+        return stores
+
+    def gone(self, row: Row) -> None:
+        """The row has no KV any more."""
+        if row.node is not None:
+            self._unsettle(row)
+            row.node = None
+
+    def _store(self, row: Row, end: int, cut: int | None) -> list[Store]:
+        """Full blocks up to `end`; with `cut` also the part of a block up to there, and its snapshot if one is needed."""
+        stores: list[Store] = []
+        size = self._index.sizes.block_size
+        node = row.node
+        assert node is not None
+        whole = True
+        for start in range(node.end, end - size + 1, size):
+            following = self._keep(row, node, start, start + size, stores)
+            if following is None:
+                whole = False
+                break
+            node = following
+        if node is not row.node:
+            self._settle(row, node)
+        if cut is not None and whole and cut >= node.end:
+            self._cut(row, node, cut, stores)
+        return stores
+
+    def _cut(self, row: Row, node: Node, cut: int, stores: list[Store]) -> None:
+        part = node if cut == node.end else self._keep(row, node, node.end, cut, stores)
+        if part is None or part.parent is None:
+            return
+        if not self._by_snapshot:
+            self._save(part)
+            return
+        snapshot = self._index.add_snapshot(part)
+        row.snapshot_at = cut
+        if snapshot is None:
+            return
+        self._hold(part)
+        self._save(part)
+        if stores and stores[-1].start + sum(stores[-1].sizes) == cut:
+            stores[-1] = attrs.evolve(stores[-1], snapshot=snapshot)
+        else:
+            stores.append(Store(row.id, cut, (), (), snapshot))
+
+    def _keep(self, row: Row, parent: Node, start: int, end: int, stores: list[Store]) -> Node | None:
+        """The node of these tokens; what is not there yet joins the last of `stores` if it continues it."""
+        before = self._index.child(parent, row.chain.part(start, end))
+        there = before is not None and before.block is not None
+        node = self._index.insert(parent, row.chain.part(start, end))
+        if node is None or there:
+            return node
+        assert node.block is not None
+        self._hold(node)
+        if stores and stores[-1].start + sum(stores[-1].sizes) == start and stores[-1].snapshot is None:
+            last = stores[-1]
+            stores[-1] = attrs.evolve(last, sizes=(*last.sizes, end - start), blocks=(*last.blocks, node.block))
+        else:
+            stores.append(Store(row.id, start, (end - start,), (node.block,)))
+        return node
+
+    def _settle(self, row: Row, node: Node) -> None:
+        self._index.pin(node)
+        if row.node is not None:
+            self._unsettle(row)
+        row.node = node
+        self._tails.setdefault(node, {})[row.id] = row
+
+    def _unsettle(self, row: Row) -> None:
+        assert row.node is not None
+        tails = self._tails[row.node]
+        del tails[row.id]
+        if not tails:
+            del self._tails[row.node]
+        self._index.unpin(row.node)
+
+    # -- the disk --------------------------------------------------------------------------------
+
+    def missing_bytes(self, found: Found) -> int:
+        return sum(
+            node.size * self._index.sizes.token_bytes + snapshot * self._index.sizes.snapshot_bytes
+            for node, snapshot in self.wanted_parts(found)
+        )
+
+    def wanted_parts(self, found: Found) -> list[tuple[Node, bool]]:
+        """The nodes to bring, and whether with their snapshot: only the last one's is continued."""
+        return [(node, self._by_snapshot and node is found.missing[-1]) for node in found.missing]
+
+    def pin(self, nodes: Iterable[Node]) -> None:
+        for node in nodes:
+            self._index.pin(node)
+
+    def unpin(self, nodes: Iterable[Node]) -> None:
+        for node in nodes:
+            self._index.unpin(node)
+
+    def on_disk(self, pieces: Iterable[KnownPiece]) -> None:
+        empty = not self._index.sizes.token_bytes
+        for piece in pieces:
+            self._index.on_disk(
+                piece.parent, piece.key, piece.tokens, payload=piece.payload or empty, snapshot=piece.snapshot
+            )
+
+    def not_on_disk(self, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            self._index.not_on_disk(key)
+
+    def loaded(self, ticket: int, pieces: Iterable[Piece]) -> list[Load]:
+        """Blocks for what came, as far as there is room. From now on they are in memory like any other."""
+        loads: list[Load] = []
+        for place, piece in enumerate(pieces):
+            node = self._index.known(piece.key)
+            if node is None or node.parent is None or node.tokens != piece.tokens:
+                break
+            if node.block is None:
+                made = self._index.insert(node.parent, node.tokens)
+                if made is None or made.block is None:
+                    break
+                self._hold(made)
+                loads.append(Load(made.block, piece.payload, ticket, place))
+                self._add(hits_disk=1)
+            if piece.snapshot is not None and (snapshot := self._index.add_snapshot(node)) is not None:
+                self._hold(node)
+                loads.append(Load(snapshot, piece.snapshot, ticket, place, snapshot=True))
+        return loads
+
+    def _save(self, node: Node | None) -> None:
+        """Put what leads here on the list for the disk."""
+        nodes: list[Node] = []
+        while self.saves and node is not None and node.parent is not None and not (node.queued or self._is_saved(node)):
+            node.queued = True
+            nodes.append(node)
+            node = node.parent
+        if nodes:
+            self._unsaved.append(tuple(reversed(nodes)))
+        while len(self._unsaved) > UNSAVED:
+            for lost in self._unsaved.popleft():
+                lost.queued = False
+
+    def _is_saved(self, node: Node) -> bool:
+        return (node.on_disk and (node.snapshot is None or node.snapshot_on_disk)) or node.key in self._underway
+
+    def next_run(self, most_bytes: int) -> Saving | None:
+        """What should go to disk next, of one chain: what is still in memory and not on disk yet."""
+        while self._unsaved:
+            nodes = self._unsaved.popleft()
+            for node in nodes:
+                node.queued = False
+            first = next((n for n, node in enumerate(nodes) if not self._is_saved(node)), len(nodes))
+            run: list[Node] = []
+            nbytes = 0
+            for node in nodes[first:]:
+                nbytes += self._saved_bytes(node)
+                if node.block is None or self._is_saved(node) or (run and nbytes > most_bytes):
+                    break
+                run.append(node)
+            if run:
+                if rest := nodes[first + len(run) :]:
+                    for node in rest:
+                        node.queued = True
+                    self._unsaved.appendleft(rest)
+                return self._saving(run)
+        return None
+
+    def _saved_bytes(self, node: Node) -> int:
+        sizes = self._index.sizes
+        return node.size * sizes.token_bytes + (node.snapshot is not None) * sizes.snapshot_bytes
+
+    def _saving(self, run: list[Node]) -> Saving:
+        parent = run[0].parent
+        assert parent is not None
+        for node in run:
+            assert node.parent is not None
+            self._underway[node.key] = KnownPiece(
+                node.parent.key, node.key, node.tokens, payload=True, snapshot=node.snapshot is not None
+            )
+        pieces = tuple(
+            NamedPiece(node.key, node.tokens, payload=True, snapshot=node.snapshot is not None) for node in run
+        )
+        return Saving(Run(parent.key, pieces), tuple(run), sum(map(self._saved_bytes, run)))
+
+    def saved(self, keys: Iterable[bytes], *, refused: bool) -> None:
+        known = [piece for key in keys if (piece := self._underway.pop(key, None)) is not None]
+        if not refused:
+            self.on_disk(known)
+
+    # -- all of it -------------------------------------------------------------------------------
+
+    def freed(self) -> tuple[BlockId, ...]:
+        """What the plan that was just made evicts."""
+        freed = self._index.freed()
+        for node in self._fresh:
+            self._index.unpin(node)
+        self._fresh.clear()
+        return freed
+
+    def _hold(self, node: Node) -> None:
+        self._index.pin(node)
+        self._fresh.append(node)
+
+    def shrink(self, excess_bytes: int) -> None:
+        """Under memory pressure what may be needed makes room for what is."""
+        self._index.shrink(excess_bytes)
+
+    def facts(self) -> CacheFacts:
+        index = self._index
+        return attrs.evolve(
+            self._count,
+            blocks=index.blocks,
+            snapshots=index.snapshots,
+            bytes=index.bytes,
+            capacity_bytes=index.sizes.capacity_bytes,
+            capacity_blocks=index.sizes.most_blocks,
+            evicted_blocks=index.counts.evicted_blocks,
+            evicted_snapshots=index.counts.evicted_snapshots,
+            refused=index.counts.refused,
+            collisions=index.counts.collisions,
+        )
+
+    def _add(self, **more: int) -> None:
+        self._count = attrs.evolve(self._count, **{name: getattr(self._count, name) + n for name, n in more.items()})

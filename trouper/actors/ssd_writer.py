@@ -1,0 +1,379 @@
+"""SSDWriter. Waits on orders; owns the cache directory. Nobody else writes, removes or measures there.
+
+Requests that wait for a read go before writes, and writes yield to decoding: after each one it rests
+so long that they take a small part of the machine. A sick disk detaches the tier and is tried again at
+the next sweep or inspection; it never costs a token.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar
+
+import attrs
+import trio
+
+from trouper.protocol.health import DirectoryFacts, SchedulerFacts
+from trouper.protocol.model import ModelCard
+from trouper.protocol.settings import Settings
+from trouper.protocol.watch import Watch
+from trouper.protocol.work import (
+    Announce,
+    Catalogue,
+    DiskNews,
+    DiskOrder,
+    Gone,
+    Inspect,
+    KnownPiece,
+    Loaded,
+    NamedPiece,
+    Piece,
+    Read,
+    Sweep,
+    Write,
+    Written,
+)
+from trouper.storage import cache_directory as disk
+from trouper.storage.runs import Damaged, RunInfo, RunStore, Wanted
+from trouper.storage.stored_pieces import parents_first
+
+log = logging.getLogger("trouper.writer")
+T = TypeVar("T")
+
+REST = 30.0
+"""Between two writes while rows decode, in times of what the last one took: about 3 % of one core."""
+PIECES_A_MESSAGE = 1000
+INSPECTED_AT_ONCE = 4
+"""Files."""
+HOUR_S = 3600.0
+
+
+@attrs.frozen(eq=False)
+class WriterEdges:
+    """The channels and watches of the writer. They outlive a crash, so the graph closes them."""
+
+    orders: trio.MemoryReceiveChannel[DiskOrder]
+    news: trio.MemorySendChannel[DiskNews]
+    facts: Watch[DirectoryFacts]
+    scheduler: Watch[SchedulerFacts]
+
+
+async def write_to_disk(edges: WriterEdges, path: Path | None, namespace: str, settings: Settings) -> None:
+    """The actor. `path` None: no SSD tier, orders are taken and refused. Ends when the orders end, after the last."""
+    if path is None:
+        edges.facts.publish(DirectoryFacts(reason="--no-ssd"))
+    await SSDWriter(edges, path, namespace, settings).run()
+
+
+@attrs.frozen
+class Place:
+    """Where a piece lies."""
+
+    run: str
+    number: int
+    snapshot: bool = False
+    """Its snapshot does, too."""
+
+
+def directory_for(card: ModelCard, settings: Settings) -> Path | None:
+    """Where this model's blocks are kept; None: nowhere."""
+    kept = card.fingerprint and card.kv.cached and settings.cache_memory != 0
+    return settings.blocks_dir if kept else None
+
+
+class SSDWriter:
+    """The actor's state."""
+
+    def __init__(self, edges: WriterEdges, path: Path | None, namespace: str, settings: Settings) -> None:
+        self._edges, self._settings = edges, settings
+        self._path, self._namespace = path, namespace
+        self._store: RunStore | None = None
+        self._places: dict[bytes, Place] = {}
+        self._orders: deque[DiskOrder] = deque()
+        self._open = True
+        self._rests_until = 0.0
+        self._hour_began, self._hour_bytes = trio.current_time(), 0
+        self._inspected: set[str] = set()
+
+    async def run(self) -> None:
+        while True:
+            self._take_orders()
+            order = self._next()
+            if order is not None:
+                await self._carry_out(order)
+            elif self._open:
+                await self._wait()
+            elif not self._orders:
+                await self._finish()
+                return
+
+    # -- orders ----------------------------------------------------------------------------------
+
+    def _take_orders(self) -> None:
+        while self._open:
+            try:
+                self._orders.append(self._edges.orders.receive_nowait())
+            except trio.WouldBlock:
+                return
+            except trio.EndOfChannel:
+                self._open = False
+
+    def _next(self) -> DiskOrder | None:
+        """Whoever waits for a read goes first; writes may have to rest."""
+        resting = self._open and trio.current_time() < self._rests_until
+        for place, order in enumerate(self._orders):
+            if isinstance(order, Read):
+                del self._orders[place]
+                return order
+        if not self._orders or (resting and isinstance(self._orders[0], Write)):
+            return None
+        return self._orders.popleft()
+
+    async def _wait(self) -> None:
+        deadline = self._rests_until if self._orders else float("inf")
+        with trio.move_on_at(deadline):
+            try:
+                self._orders.append(await self._edges.orders.receive())
+            except trio.EndOfChannel:
+                self._open = False
+
+    async def _carry_out(self, order: DiskOrder) -> None:
+        try:
+            if self._path is None:
+                raise OSError(errno.ENODEV, "no SSD tier")
+            store = await self._attached(self._path, again=isinstance(order, Sweep | Inspect))
+            match order:
+                case Sweep(ttl_s=ttl_s):
+                    await self._sweep(store, ttl_s)
+                case Inspect():
+                    await self._inspect(store)
+                case Announce():
+                    await self._announce(parents_first(store.runs), whole=True)
+                case Write():
+                    await self._write(store, order)
+                case Read():
+                    await self._read(store, order)
+        except OSError as sick:
+            await self._refuse(order, sick)
+
+    async def _refuse(self, order: DiskOrder, sick: OSError) -> None:
+        """A request or a block never waits for a disk that does not work."""
+        if self._path is not None:
+            self._detach(self._path, sick)
+        match order:
+            case Write():
+                await self._refused(order)
+            case Read(ticket=ticket):
+                await self._tell(Loaded(ticket, (), 0, 0.0))
+            case Announce():
+                await self._tell(Catalogue(()))
+
+    # -- the directory ---------------------------------------------------------------------------
+
+    async def _attached(self, path: Path, *, again: bool) -> RunStore:
+        """The store. After a fault only the janitor's orders try the disk again; then the scheduler is told anew."""
+        if self._store is not None:
+            return self._store
+        sick = self._edges.facts.latest.reason
+        if sick and not again:
+            raise OSError(errno.ENODEV, sick)
+        store = RunStore(path, self._namespace)
+        await _in_thread(lambda: _look(store))
+        self._store = store
+        self._places.clear()
+        for run in store.runs:
+            self._note(run)
+        self._publish(path=str(path), attached=True, reason="", damaged=sum(store.damaged.values()))
+        if sick:
+            log.warning("the cache directory %s is in use again", path)
+            await self._announce(parents_first(store.runs), whole=True)
+        return store
+
+    def _detach(self, path: Path, sick: OSError) -> None:
+        facts = self._edges.facts.latest
+        if facts.attached or not facts.reason:
+            log.warning("the cache directory %s is not usable (%s); going on without it", path, sick)
+        self._store = None
+        self._edges.facts.publish(attrs.evolve(facts, path=str(path), attached=False, reason=str(sick)))
+
+    def _note(self, run: RunInfo) -> None:
+        """A piece may lie in several runs: where its snapshot is, it is whole."""
+        for number, piece in enumerate(run.pieces):
+            before, snapshot = self._places.get(piece.key), piece.snapshot_bytes is not None
+            if snapshot or before is None or not before.snapshot:
+                self._places[piece.key] = Place(run.name, number, snapshot)
+
+    def _publish(self, **more: Any) -> None:
+        facts = self._edges.facts.latest
+        if self._store is not None:
+            facts = attrs.evolve(
+                facts, files=len(self._store.runs), blocks=len(self._places), bytes=self._store.total_bytes
+            )
+        self._edges.facts.publish(attrs.evolve(facts, **more))
+
+    def _count(self, **more: int) -> None:
+        facts = self._edges.facts.latest
+        self._publish(**{name: getattr(facts, name) + n for name, n in more.items()})
+
+    async def _sweep(self, store: RunStore, ttl_s: float) -> None:
+        assert self._path is not None
+        path, settings = self._path, self._settings
+
+        def work() -> tuple[disk.Measured, list[RunInfo], Sequence[RunInfo], int]:
+            disk.prepare(path)
+            measured = disk.sweep(path, ttl_s)
+            changes = store.refresh()
+            room = store.make_room(0, settings.ssd_max_bytes, settings.ssd_keep_free)
+            store.save_catalogue()
+            return measured, [*changes.vanished, *room.removed], changes.appeared, sum(store.damaged.values())
+
+        measured, gone, appeared, damaged = await _in_thread(work)
+        swept = self._edges.facts.latest.swept_files + measured.swept_files
+        await self._lost(gone)
+        await self._announce(appeared)
+        self._publish(free_disk_bytes=measured.free_disk_bytes, swept_files=swept, damaged=damaged)
+
+    async def _inspect(self, store: RunStore) -> None:
+        """A few files at a time, each once until all have had their turn."""
+        names = list(islice((run.name for run in store.runs if run.name not in self._inspected), INSPECTED_AT_ONCE))
+        if not names:
+            self._inspected.clear()
+        for name in names:
+            self._inspected.add(name)
+            try:
+                await _in_thread(partial(store.verify, name))
+            except Damaged as damaged:
+                await self._discard(store, damaged)
+            self._count(inspected=1)
+
+    # -- telling the scheduler -------------------------------------------------------------------
+
+    async def _tell(self, news: DiskNews) -> None:
+        try:
+            await self._edges.news.send(news)
+        except trio.BrokenResourceError:  # It has left, and needs no news.
+            return
+
+    async def _announce(self, runs: Sequence[RunInfo], *, whole: bool = False) -> None:
+        """`runs`: what one continues before it. `whole`: it is all that there is."""
+        known = [
+            KnownPiece(parent, piece.key, piece.tokens, piece.payload_bytes > 0, piece.snapshot_bytes is not None)
+            for run in runs
+            for parent, piece in zip([run.parent, *(one.key for one in run.pieces)], run.pieces, strict=False)
+        ]
+        for run in runs:
+            self._note(run)
+        for start in range(0, len(known), PIECES_A_MESSAGE):
+            await self._tell(Catalogue(tuple(known[start : start + PIECES_A_MESSAGE]), whole=False))
+        if whole:
+            await self._tell(Catalogue((), whole=True))
+        self._publish()
+
+    async def _lost(self, runs: Iterable[RunInfo]) -> None:
+        keys = tuple(
+            piece.key
+            for run in runs
+            for piece in run.pieces
+            if (place := self._places.get(piece.key)) is not None and place.run == run.name
+        )
+        for key in keys:
+            del self._places[key]
+        if keys:
+            await self._tell(Gone(keys))
+
+    async def _discard(self, store: RunStore, damaged: Damaged) -> None:
+        """A damaged file is a counted miss, and gone (never wrong text, never a crash)."""
+        if damaged.reason != "vanished":
+            log.warning("removed a damaged file of the cache: %s", damaged)
+        self._count(damaged=1)
+        await self._lost([run for run in store.runs if run.name == damaged.name])
+        await _in_thread(partial(store.remove, damaged.name))
+
+    # -- writing ---------------------------------------------------------------------------------
+
+    async def _write(self, store: RunStore, order: Write) -> None:
+        if not self._within_budget(order.nbytes):
+            await self._refused(order)
+            return
+        settings = self._settings
+        began = trio.current_time()
+
+        def work() -> tuple[RunInfo | None, Sequence[RunInfo]]:
+            sealed = store.seal(order.parent, order.pieces)
+            room = store.make_room(sealed.info.file_bytes, settings.ssd_max_bytes, settings.ssd_keep_free)
+            return (store.put(sealed) if room.fits else None), room.removed
+
+        run, removed = await _in_thread(work)
+        await self._lost(removed)
+        if run is None:
+            await self._refused(order)
+            return
+        self._note(run)
+        self._hour_bytes += run.file_bytes
+        self._count(written_files=1, written_bytes=run.file_bytes)
+        if self._edges.scheduler.latest.active_sequences:
+            self._rests_until = trio.current_time() + REST * (trio.current_time() - began)
+        await self._tell(Written(tuple(piece.key for piece in order.pieces), order.nbytes))
+
+    def _within_budget(self, nbytes: int) -> bool:
+        """Of this hour: a disk has only so many writes in it."""
+        now = trio.current_time()
+        if now - self._hour_began >= HOUR_S:
+            self._hour_began, self._hour_bytes = now, 0
+        return self._hour_bytes + nbytes <= self._settings.ssd_write_budget
+
+    async def _refused(self, order: Write) -> None:
+        self._count(shed_writes=1)
+        await self._tell(Written(tuple(piece.key for piece in order.pieces), order.nbytes, refused=True))
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    async def _read(self, store: RunStore, order: Read) -> None:
+        began = trio.current_time()
+        pieces: list[Piece] = []
+        for name, wanted in self._by_run(order.wanted):
+            try:
+                pieces += await _in_thread(partial(store.read, name, wanted))
+            except Damaged as damaged:
+                await self._discard(store, damaged)
+                break
+        nbytes = sum(piece.nbytes for piece in pieces)
+        await self._tell(Loaded(order.ticket, tuple(pieces), nbytes, trio.current_time() - began))
+        self._count(read_files=1, read_bytes=nbytes)
+        names = {self._places[piece.key].run for piece in pieces if piece.key in self._places}
+        await _in_thread(partial(store.touch, names))
+
+    def _by_run(self, wanted: Sequence[NamedPiece]) -> list[tuple[str, list[Wanted]]]:
+        """In order, up to the first that is nowhere."""
+        groups: list[tuple[str, list[Wanted]]] = []
+        for piece in wanted:
+            place = self._places.get(piece.key)
+            if place is None or (piece.snapshot and not place.snapshot):
+                break
+            if not groups or groups[-1][0] != place.run:
+                groups.append((place.run, []))
+            groups[-1][1].append(Wanted(place.number, piece.key, piece.tokens, piece.payload, piece.snapshot))
+        return groups
+
+    async def _finish(self) -> None:
+        """The next start need not open every file."""
+        if self._store is not None:
+            try:
+                await _in_thread(self._store.save_catalogue)
+            except OSError as sick:
+                log.warning("the catalogue of the cache was not saved: %s", sick)
+
+
+def _look(store: RunStore) -> None:
+    disk.prepare(store.directory)
+    store.refresh()
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    return await trio.to_thread.run_sync(work)

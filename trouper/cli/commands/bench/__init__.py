@@ -1,0 +1,142 @@
+"""`trouper bench`: this machine, this model, measured through HTTP as clients see it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import attrs
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from trouper.cli import own_server
+from trouper.cli.client import Where, client_of, first_model, read_as_trouper, refused_in_one_line
+from trouper.cli.commands.bench.measuring import Wishes, measure_load, measure_prefix
+from trouper.cli.commands.bench.report import Report, as_html, as_json, as_table, prefix_line
+from trouper.cli.exits import refuse
+from trouper.cli.settings_file import file_read
+from trouper.cli.streamed_answer import AnswerFailed
+
+PATIENT = ("--queue-timeout-s", "--first-token-timeout-s", "--token-timeout-s", "--request-timeout-s")
+"""Limits that a server of one's own does without: a slow machine shall be measured, not refused."""
+
+
+class Counts(click.ParamType[tuple[int, ...]]):
+    """1,2,4,8"""
+
+    name = "counts"
+
+    def convert(self, value: object, param: click.Parameter | None, context: click.Context | None) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            counts = tuple(sorted({int(part) for part in str(value).split(",")}))
+        except ValueError:
+            self.fail(f"{value!r} is no list of numbers, as in 1,2,4,8", param, context)
+        if counts[0] < 1:
+            self.fail("there is no load of fewer than one stream", param, context)
+        return counts
+
+
+@click.command(short_help="Measure a server, or a model on this machine.")
+@client_of
+@click.option("--model", "own_model", metavar="DIR-OR-HUB-ID", help="Start a server of one's own with this model.")
+@click.option(
+    "--streams", type=Counts(), default="1,2,4,8", show_default=True, help="How many at once, one after another."
+)
+@click.option("--tokens", type=click.IntRange(2), default=64, show_default=True, help="Of each answer.")
+@click.option("--prompt-words", type=click.IntRange(1), default=50, show_default=True, help="Of each prompt.")
+@click.option(
+    "--long-words", type=click.IntRange(0), default=500, show_default=True, help="Of the prompt for the cache; 0: none."
+)
+@click.option("--drafts", is_flag=True, help="Let answers be drafted. They repeat themselves more than text does.")
+@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Figures are medians of so many.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("trouper-bench"), show_default=True,
+              help="Writes this name with .json and .html.")  # fmt: skip
+@click.pass_context
+def bench(context: click.Context, where: Where, /, *, own_model: str | None, out: Path, **wishes: Any) -> None:
+    """Measure throughput, time to first token and pauses at several loads, and what the prefix cache spares.
+
+    Every prompt is new, so nothing that was cached before helps.
+    """
+    _require_writable(out)
+    with ExitStack() as stack:
+        if own_model is not None:
+            path = file_read(context)
+            flags = [*(part for flag in PATIENT for part in (flag, "0")), *(("--config", str(path)) if path else ())]
+            url = stack.enter_context(own_server.serving("--model", own_model, "--log-level", "warning", *flags))
+            where = attrs.evolve(where, url=url)
+        stack.enter_context(refused_in_one_line(where))
+        try:
+            _write(_measured(where, Wishes(**wishes)), out)
+        except AnswerFailed as failed:
+            refuse(f"{where.url}: {failed}")
+
+
+def _require_writable(out: Path) -> None:
+    """Before minutes of measuring. What was written there before stays until there is something to write."""
+    if not out.name:
+        refuse(f"--out {out}: names no file")
+    if not out.parent.is_dir():
+        refuse(f"--out {out}: there is no directory {out.parent}")
+    for path in _files(out):
+        try:
+            is_new = not path.exists()
+            path.open("ab").close()
+            if is_new:
+                path.unlink()
+        except OSError as error:
+            refuse(f"--out {out}: {path}: {error.strerror}")
+
+
+def _files(out: Path) -> tuple[Path, Path]:
+    """For JSON, and for the page."""
+    return out.with_name(f"{out.name}.json"), out.with_name(f"{out.name}.html")
+
+
+def _measured(where: Where, wishes: Wishes) -> Report:
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    about = _about(where, wishes)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=wishes.parts)
+
+        def told(what: str) -> None:
+            progress.update(task, description=what, advance=1)
+
+        loads = [measure_load(where, wishes, count, told) for count in wishes.streams]
+        prefix = measure_prefix(where, wishes, told) if wishes.long_words else None
+    return Report(about=about, loads=loads, prefix=prefix)
+
+
+def _about(where: Where, wishes: Wishes) -> dict[str, str]:
+    with where.client() as client:
+        model = first_model(client)
+        described = client.get("/openapi.json").raise_for_status()
+        with read_as_trouper(client):
+            version = described.json()["info"]["version"]
+    return {
+        "model": model,
+        "server": f"trouper {version} at {where.url}",
+        "client": f"{platform.platform()}, {platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}",
+        "load": f"answers of {wishes.tokens} tokens to new prompts of {wishes.prompt_words} words, {wishes.rounds} rounds, {'drafted' if wishes.drafts else 'no drafts'}",
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _write(report: Report, out: Path) -> None:
+    Console(width=None if sys.stdout.isatty() else 140).print(as_table(report))
+    if report.prefix:
+        click.echo(prefix_line(report.prefix))
+    for path, text in zip(_files(out), (as_json(report), as_html(report)), strict=True):
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            refuse(f"{path}: {error.strerror}")
+        click.echo(f"written to {path}")

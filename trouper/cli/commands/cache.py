@@ -1,0 +1,116 @@
+"""`trouper cache`: what servers keep on disk."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import attrs
+import click
+from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.table import Table
+
+from trouper.cli.exits import DAMAGE_FOUND, refuse
+from trouper.cli.flags import flag
+from trouper.cli.settings_file import configured
+from trouper.protocol.settings import Settings
+from trouper.storage import cache_inspection
+
+
+@click.group()
+def cache() -> None:
+    """What servers keep on disk: look at it, check it, remove it. A server may use it meanwhile."""
+
+
+def _of_directory(command: Callable[..., None]) -> Callable[..., None]:
+    """The flag that `serve` has, and one line for what is wrong with it."""
+    field = attrs.fields(Settings).ssd_cache_dir
+
+    @wraps(command)
+    def run_on(ssd_cache_dir: Path | None, **given: Any) -> None:
+        directory = Settings(ssd_cache_dir=ssd_cache_dir).blocks_dir
+        assert directory is not None, "--no-ssd is not a flag of these"
+        try:
+            command(directory, **given)
+        except OSError as error:
+            refuse(f"{error.filename or directory}: {error.strerror or error}")
+
+    return configured(flag(field, get_type_hints(Settings)[field.name])(run_on))
+
+
+@cache.command("ls")
+@_of_directory
+def list_cache(directory: Path) -> None:
+    """One line for each model (and way to keep its KV), the last used one first."""
+    facts = cache_inspection.namespaces(directory)
+    if not facts:
+        click.echo(f"nothing is cached in {directory}")
+        return
+    table = Table(box=None, pad_edge=False, header_style="")
+    table.add_column("namespace", no_wrap=True)
+    for name in ("files", "size", "blocks", "tokens", "used"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in facts:
+        counts = (str(one.files), decimal(one.bytes), str(one.blocks), str(one.tokens))
+        table.add_row(one.name, *counts, _age(one.newest_s))
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+
+
+@cache.command("stats")
+@_of_directory
+def cache_stats(directory: Path) -> None:
+    """What all of it comes to."""
+    facts = cache_inspection.total(cache_inspection.namespaces(directory))
+    click.echo(f"directory   {directory}")
+    click.echo(f"size        {decimal(facts.bytes)} in {facts.files} files")
+    click.echo(f"blocks      {facts.blocks} ({facts.tokens} tokens)")
+    click.echo(f"snapshots   {facts.snapshots}")
+    click.echo(f"unreadable  {facts.unreadable} files")
+    if facts.files:
+        click.echo(f"used        {_age(facts.newest_s)} ago to {_age(facts.oldest_s)} ago")
+        click.echo(f"free disk   {decimal(cache_inspection.DISK.free_bytes(directory))}")
+
+
+@cache.command("verify")
+@click.option("--remove", is_flag=True, help="Remove what is damaged. A server does so when it comes across it.")
+@_of_directory
+def verify_cache(directory: Path, remove: bool) -> None:
+    """Read every file and compare it with its checksums. Exit code 1 if one is damaged."""
+    files = cache_inspection.runs(directory)
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    damaged = 0
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("verifying", total=sum(size for _, size in files))
+        for checked in cache_inspection.verify(files, remove=remove):
+            progress.advance(task, checked.bytes)
+            if checked.problem is not None:
+                damaged += 1
+                click.echo(f"{checked.path}: {checked.problem}")
+    click.echo(f"{len(files)} files, {decimal(sum(size for _, size in files))}: {damaged or 'none'} damaged")
+    if damaged:
+        sys.exit(DAMAGE_FOUND)
+
+
+@cache.command("clear")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@_of_directory
+def clear_cache(directory: Path, yes: bool) -> None:
+    """Remove all that is cached, of every model."""
+    facts = cache_inspection.total(cache_inspection.namespaces(directory))
+    if not yes:
+        click.confirm(f"Remove {facts.files} files ({decimal(facts.bytes)}) from {directory}?", abort=True)
+    removed = cache_inspection.clear(directory)
+    click.echo(f"removed {removed.files} files ({decimal(removed.bytes)})")
+
+
+def _age(seconds: float) -> str:
+    for unit, length_s in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length_s:
+            return f"{seconds / length_s:.0f} {unit}"
+    return f"{seconds:.0f} s"

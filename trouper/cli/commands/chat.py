@@ -1,0 +1,132 @@
+"""`trouper chat`: talk to a server from a terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from io import TextIOWrapper
+from typing import Any
+
+import attrs
+import click
+import httpx2
+
+from trouper.cli import own_server
+from trouper.cli.client import NotTrouper, Where, client_of, first_model, refused_in_one_line
+from trouper.cli.conversation import COMMANDS, AskAgain, CommandRefused, Conversation, Leave, follow, question_in
+from trouper.cli.exits import refuse
+from trouper.cli.flags import Finite
+from trouper.cli.settings_file import file_read
+from trouper.cli.streamed_answer import Answer, AnswerFailed, stream
+from trouper.cli.typed_input import text_of
+
+STOPPED = "stopped"
+
+
+@click.command()
+@client_of
+@click.option("--model", "own_model", metavar="DIR-OR-HUB-ID", help="Start a server of one's own with this model.")
+@click.option("--name", help="Which of the server's models. Default: its first.")
+@click.option("--system", default="", help="System prompt.")
+@click.option("--temperature", type=Finite(), help="Default: the server's.")
+@click.option("--max-tokens", type=int, help="Of one answer. Default: the server's.")
+@click.argument("question", nargs=-1)
+@click.pass_context
+def chat(
+    context: click.Context, where: Where, /, *, own_model: str | None, name: str | None, system: str, question: tuple[str, ...],
+    **parameters: float | None,
+) -> None:  # fmt: skip
+    """Talk to a model. With a QUESTION, or one in stdin, print its answer and end.
+
+    In the terminal /help lists commands, Ctrl-C stops an answer, Ctrl-D leaves.
+    """
+    given = {key: value for key, value in parameters.items() if value is not None}
+    conversation = Conversation(text_of(system), name and text_of(name), given)
+    asked = text_of(" ".join(question)) or ("" if sys.stdin.isatty() else _piped())
+    with ExitStack() as stack:
+        if own_model is not None:
+            path = file_read(context)
+            flags = ("--config", str(path)) if path else ()
+            url = stack.enter_context(own_server.serving("--model", own_model, "--log-level", "warning", *flags))
+            where = attrs.evolve(where, url=url)
+        stack.enter_context(refused_in_one_line(where))
+        client = stack.enter_context(where.client())
+        if asked or not sys.stdin.isatty():
+            _answer_once(client, conversation, asked)
+        else:
+            _converse(client, conversation, where)
+
+
+def _piped() -> str:
+    """All of stdin, whatever its bytes are."""
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")
+    return sys.stdin.read().strip()
+
+
+def _answer_once(client: httpx2.Client, conversation: Conversation, question: str) -> None:
+    if not question:
+        refuse("there is no question, neither as an argument nor in stdin")
+    conversation.ask(question)
+    try:
+        for piece in stream(client, conversation.body(), Answer()):
+            if piece.kind == "content":
+                click.echo(piece.text, nl=False)
+    except AnswerFailed as failed:
+        refuse(str(failed))
+    click.echo()
+
+
+def _converse(client: httpx2.Client, conversation: Conversation, where: Where) -> None:
+    from trouper.cli.line_editor import session
+
+    default = first_model(client)
+    click.secho(f"{conversation.model or default} at {where.url}; /help lists commands", dim=True)
+    read = session(COMMANDS).prompt
+    while True:
+        try:
+            line = text_of(read()).strip()
+        except KeyboardInterrupt:
+            click.secho("Ctrl-D leaves", dim=True)
+        except EOFError:
+            return
+        else:
+            if line and not _handled(client, conversation, line):
+                return
+
+
+def _handled(client: httpx2.Client, conversation: Conversation, line: str) -> bool:
+    """False: the person leaves."""
+    try:
+        question = question_in(line)
+        if question is None:
+            click.secho(follow(conversation, line), dim=True)
+            return True
+    except CommandRefused as refused:
+        click.secho(str(refused), fg="red")
+        return True
+    except Leave:
+        return False
+    except AskAgain as again:
+        question = again.question
+    answer_to(question, client, conversation, click.echo)
+    return True
+
+
+def answer_to(question: str, client: httpx2.Client, conversation: Conversation, echo: Callable[..., Any]) -> None:
+    """Stream the answer. Ctrl-C ends it, by closing the connection; what was said until then is kept."""
+    conversation.ask(question)
+    answer, note = Answer(), ""
+    pieces = stream(client, conversation.body(), answer)
+    try:
+        for piece in pieces:
+            echo(click.style(piece.text, dim=True) if piece.kind == "thinking" else piece.text, nl=False)
+    except KeyboardInterrupt:
+        note = STOPPED
+    except (AnswerFailed, NotTrouper, httpx2.HTTPError) as failed:
+        note = click.style(str(failed) or type(failed).__name__, fg="red", dim=False)
+    finally:
+        pieces.close()
+        conversation.answered(answer.text)
+    echo("\n" + click.style(", ".join(filter(None, (note, answer.summary))), dim=True))

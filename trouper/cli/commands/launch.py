@@ -1,0 +1,57 @@
+"""`trouper launch`: the ranks of one model as processes, started together, ended together, and started again."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import click
+import trio
+
+from trouper.cli.exits import refuse
+from trouper.cli.process_group import supervise
+from trouper.cli.rank_commands import Group, Here, Hosts
+
+BACKENDS = ("any", "ring", "jaccl", "jaccl-ring", "nccl", "mpi")
+ON_THIS_MACHINE = ("ring", "nccl")
+"""Backends for whose ranks on one machine a few variables are all that there is to set up."""
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": False}, short_help="Start ranks that serve one model together."
+)
+@click.option("-n", "ranks", type=click.IntRange(1, 256), default=2, show_default=True, help="Ranks on this machine.")
+@click.option("--hostfile", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="As mlx.launch has it.")
+@click.option(
+    "--backend",
+    type=click.Choice(BACKENDS),
+    default="any",
+    show_default=True,
+    help="How tensors travel; any: NCCL where there are NVIDIA GPUs and MLX's CUDA build, else ring, or what --hostfile says.",
+)
+@click.option("--restarts", type=click.IntRange(0), default=None, help="Starts after a loss; default: without end.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, required=True)
+def launch(ranks: int, hostfile: Path | None, backend: str, restarts: int | None, command: tuple[str, ...]) -> None:
+    """Start ranks that serve one model together, as in `trouper launch -n 2 -- serve --model DIR`. When one is lost all are
+    started again. Each line of their output begins with the rank."""
+    if command[0] != "serve":
+        refuse(f"launch starts `serve`, as in `trouper launch -n 2 -- serve --model DIR`; not {command[0]!r}")
+    group = _group(ranks, hostfile, backend, command)
+    sys.exit(trio.run(supervise, group, restarts))
+
+
+def _group(ranks: int, hostfile: Path | None, backend: str, command: tuple[str, ...]) -> Group:
+    if hostfile is None and backend == "any":
+        backend = "nccl" if _has_cuda() else "ring"
+    if hostfile is None and backend in ON_THIS_MACHINE:
+        return Here(ranks, backend, (sys.executable, "-m", "trouper", *command))
+    own = shutil.which("trouper") or str(Path(sys.executable).with_name("trouper"))
+    return Hosts(ranks, hostfile, None if backend == "any" else backend, (own, *command))
+
+
+def _has_cuda() -> bool:
+    from importlib.metadata import distributions
+
+    built = any((one.name or "").startswith("mlx-cuda") for one in distributions())
+    return built and any(Path("/dev").glob("nvidia[0-9]*"))

@@ -1,0 +1,107 @@
+"""`trouper serve`."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+import click
+import trio
+from rich.console import Console
+
+from trouper.cli.address import CannotListenError
+from trouper.cli.environment_variables import misspelt
+from trouper.cli.exits import end_at_once, give_up, leaves, refuse
+from trouper.cli.flags import all_from, flags_of
+from trouper.cli.log_setup import FORMATS, LEVELS, Format, configure_logging
+from trouper.cli.print_config import config_text
+from trouper.cli.settings_file import configured, file_read
+from trouper.cli.trace_export import tracing
+from trouper.cli.usage_errors import said_of
+from trouper.protocol.problems import ActorFailed, ModelUnusable, SettingsInvalid
+from trouper.protocol.settings import ServerSettings, Settings
+
+logger = logging.getLogger("trouper")
+
+
+@click.command()
+@configured
+@click.option("--print-config", is_flag=True, help="Print the settings that hold, as a settings file, and end.")
+@flags_of(Settings)
+@flags_of(ServerSettings)
+@click.option("--log-level", type=click.Choice(LEVELS), default="info", envvar="TROUPER_LOG_LEVEL", show_default=True)
+@click.option(
+    "--log-format",
+    type=click.Choice(FORMATS),
+    default="auto",
+    envvar="TROUPER_LOG_FORMAT",
+    show_default=True,
+    help="auto: for a person at a terminal, else a JSON object a line.",
+)
+@click.option(
+    "--otlp-endpoint",
+    metavar="URL",
+    envvar="TROUPER_OTLP_ENDPOINT",
+    help="Where traces of requests go: an OpenTelemetry collector, as in http://127.0.0.1:4318. Or OpenTelemetry's variables.",
+)
+@click.pass_context
+def serve(
+    context: click.Context,
+    /,
+    print_config: bool,
+    log_level: str,
+    log_format: Format,
+    otlp_endpoint: str | None,
+    **given: Any,
+) -> None:
+    """Serve a model over HTTP, in OpenAI's dialect."""
+    console = Console(stderr=True)
+    configure_logging(log_level, console, log_format)
+    refused: list[str] = []
+    failed: list[str] = []
+    try:
+        settings, server_settings = all_from(given)
+        if print_config:
+            click.echo(config_text(context), nl=False)
+            return
+        if (path := file_read(context)) is not None:
+            logger.info("settings of %s", path)
+        for name, meant in misspelt(context, os.environ):
+            logger.warning("%s is no variable of trouper and has no effect; %s is one", name, meant)
+        _run(settings, server_settings, console, otlp_endpoint)
+    except* (ModelUnusable, SettingsInvalid, CannotListenError) as group:
+        refused = [_said(context, error) for error in leaves(group)]
+    except* ActorFailed as group:
+        failed = [str(error) for error in leaves(group)]
+    if failed:
+        give_up(failed[0])
+    if refused:
+        refuse(refused[0])
+
+
+def _said(context: click.Context, error: BaseException) -> str:
+    return said_of(context, error) if isinstance(error, SettingsInvalid) else str(error)
+
+
+def _run(
+    settings: list[Settings], server_settings: ServerSettings, console: Console, otlp_endpoint: str | None
+) -> None:
+    """As the server; or, where something has launched several ranks, as one of them."""
+    from trouper.cli import rank_process  # Imports the whole server, which `trouper --help` does not need.
+    from trouper.cli.server_process import run
+
+    rank = rank_process.rank_of(os.environ)
+    if rank is None:
+        with tracing(otlp_endpoint) as readers:
+            trio.run(run, settings, server_settings, console, readers)
+        return
+    one = rank_process.only_model(settings)
+    rank_process.prepare(os.environ)
+    if rank > 0:
+        trio.run(rank_process.follow, one, rank)
+        return
+    leader = rank_process.leader(one, os.environ)
+    with rank_process.lost_is_an_exit_code(leader), tracing(otlp_endpoint) as readers:
+        trio.run(run, settings, server_settings, console, readers, leader)
+    end_at_once(0)  # What is left of a group in native code would be waited for.

@@ -1,0 +1,273 @@
+"""What `trouper doctor` looks at, one function a subject. Each says what it found, and what to do about it."""
+
+from __future__ import annotations
+
+import errno
+import platform
+import resource
+from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import attrs
+from rich.filesize import decimal
+
+from trouper import __version__
+from trouper.cli.address import CannotListenError, require_address, url_to
+from trouper.protocol.problems import ModelUnusable
+from trouper.protocol.settings import ServerSettings, Settings
+
+PACKAGES = ("mlx", "mlx-lm", "trio", "quart-trio", "hypercorn", "transformers", "llguidance")
+SLOW_GFLOPS = 10.0
+"""The reference BLAS reaches 2 to 3, OpenBLAS more than this on a single old core."""
+SLOW_READ = 200e6
+"""Bytes a second. Below, even a small model computes about as fast as its blocks are read."""
+OTHER_FILES = 100
+"""That a server has open beside its connections."""
+SHORT_CONTEXT_TOKENS = 4096
+NVIDIA = Path("/proc/driver/nvidia/version")
+INSTALL_MLX = "on Linux: pip install 'trouper[cpu]', or 'trouper[cuda]' with an NVIDIA GPU"
+
+
+@attrs.frozen
+class Finding:
+    level: Literal["ok", "warn", "fail"]
+    said: str
+    remedy: str = ""
+
+
+@attrs.frozen
+class Plan:
+    """What would be served."""
+
+    models: Sequence[Settings]
+    server: ServerSettings
+    file: Path | None = None
+    misspelt: Sequence[tuple[str, str]] = ()
+    """Variables without effect, and those that were meant."""
+
+
+Check: TypeAlias = Callable[[Plan], Iterator[Finding]]
+
+
+def versions(_: Plan) -> Iterator[Finding]:
+    installed = ", ".join(f"{name} {_version(name)}" for name in PACKAGES)
+    yield Finding("ok", f"trouper {__version__}, Python {platform.python_version()}, {platform.platform()}")
+    yield Finding("ok", installed)
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def settings(plan: Plan) -> Iterator[Finding]:
+    yield Finding("ok", f"of {plan.file}" if plan.file else "no settings file; flags, variables and defaults")
+    for name, meant in plan.misspelt:
+        yield Finding("warn", f"{name} is no variable of trouper and has no effect", f"use {meant}, or unset it")
+
+
+def device(_: Plan) -> Iterator[Finding]:
+    try:
+        from trouper.engine import probe
+    except ImportError as error:
+        yield Finding("fail", f"MLX cannot be imported: {error}", INSTALL_MLX)
+        return
+    facts = probe.device_facts()
+    if facts.is_cpu and NVIDIA.exists():
+        yield Finding(
+            "warn", f"{facts.name}: MLX computes on the CPU beside an NVIDIA GPU", "pip install 'trouper[cuda]'"
+        )
+    else:
+        yield Finding("ok", f"{facts.name}, {'CPU' if facts.is_cpu else 'GPU'}")
+    speed = probe.product_gflops()
+    said = f"float32 products: {speed:.0f} GFLOP/s"
+    if facts.fast_blas is not None:
+        said += f", with {facts.fast_blas.name}"
+    if facts.is_cpu and speed < SLOW_GFLOPS:
+        busy = "other programs keep the machine busy, or OPENBLAS_NUM_THREADS is too low"
+        yield Finding("warn", said, busy if facts.fast_blas else "pip install 'trouper[cpu]' brings OpenBLAS")
+    else:
+        yield Finding("ok", said)
+
+
+def memory(_: Plan) -> Iterator[Finding]:
+    from trouper.engine import probe
+
+    total, free = probe.device_facts().memory_bytes, _free_memory()
+    free = None if free is None else min(free, total)  # A container may have less than the machine.
+    if free is None:
+        yield Finding("ok", decimal(total))
+    elif free < total / 4:
+        yield Finding("warn", f"{decimal(free)} of {decimal(total)} free", "end what else needs memory")
+    else:
+        yield Finding("ok", f"{decimal(free)} of {decimal(total)} free")
+
+
+def _free_memory() -> int | None:
+    """Where the system says so without being asked by a program of its own."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def model(plan: Plan) -> Iterator[Finding]:
+    for one in plan.models:
+        try:
+            yield _model(one)
+        except ModelUnusable as unusable:
+            yield Finding("fail", unusable.message, unusable.remedy or "give another --model, or what this one lacks")
+
+
+def _model(one: Settings) -> Finding:
+    from trouper.engine import probe
+    from trouper.engine.loading import bundled_model, lora_adapter
+
+    if one.adapter_path is not None:
+        lora_adapter.require(one.adapter_path)
+    name = one.model or bundled_model.NAME
+    if not probe.is_here(one.model):
+        if name == bundled_model.NAME:
+            bundled_model.require_cache()
+        return Finding("warn", f"{name} is not here yet", "the first start downloads it")
+    fit, limit = probe.fit(one), probe.device_facts().memory_bytes
+    said = f"{name} ({fit.architecture}): {decimal(fit.weights_bytes)} of weights"
+    room = int(limit * one.memory_fraction) - fit.weights_bytes
+    if room <= 0:
+        return Finding("fail", f"{said}, more than {decimal(limit)} hold", "use a smaller or a quantized model")
+    if not fit.token_bytes:
+        return Finding("ok", f"{said}; {decimal(room)} are left")
+    said += f"; {decimal(room)} are left, for keys and values of {room // fit.token_bytes:,} tokens"
+    if room // fit.token_bytes < SHORT_CONTEXT_TOKENS:
+        return Finding("warn", said, "use a smaller model, or --kv-bits 8")
+    return Finding("ok", said)
+
+
+def self_check(plan: Plan) -> Iterator[Finding]:
+    """What the last start has found: a model is not loaded for this."""
+    from trouper.engine import probe
+
+    for one in plan.models:
+        if one.self_check == "off":
+            remedy = "leave --self-check out"
+            yield Finding("warn", "--self-check off: what rows may do is guessed from the model's caches", remedy)
+        elif not probe.is_here(one.model) or (line := probe.checked(one)) is None:
+            yield Finding(
+                "ok", "not made yet for these weights, settings, versions and device; the first start makes it"
+            )
+        elif line.off:
+            yield Finding(
+                "warn", line.said, "requests are answered rightly, but slower; docs/self-check.md says what it means"
+            )
+        else:
+            yield Finding("ok", line.said)
+
+
+def disk(plan: Plan) -> Iterator[Finding]:
+    from trouper.storage import disk_speed
+    from trouper.storage.file_operations import Disk
+
+    first = plan.models[0]
+    if first.blocks_dir is None:
+        yield Finding("ok", "--no-ssd: nothing is kept on disk")
+        return
+    try:
+        directory = disk_speed.nearest(first.blocks_dir.expanduser().absolute())
+        free, measured = Disk().free_bytes(directory), disk_speed.measure(directory)
+    except OSError as error:
+        said = f"{first.blocks_dir}: {error.strerror}; nothing will be kept there"
+        yield Finding("warn", said, "give another --ssd-cache-dir, or --no-ssd")
+        return
+    said = f"{decimal(free)} free for {first.blocks_dir}"
+    if free < first.ssd_keep_free + disk_speed.PROBE_BYTES:
+        yield Finding("warn", f"{said}: nothing will be kept there", "make room, or lower --ssd-keep-free")
+    else:
+        yield Finding("ok", said)
+    said = f"reads {decimal(int(measured.read))}/s, writes {decimal(int(measured.write))}/s"
+    if measured.read < SLOW_READ:
+        yield Finding("warn", said, "put --ssd-cache-dir on a faster disk, or use --no-ssd")
+    else:
+        yield Finding("ok", said)
+
+
+def port(plan: Plan) -> Iterator[Finding]:
+    host, number = plan.server.host, plan.server.port
+    try:
+        require_address(host, number)
+    except CannotListenError as error:
+        yield Finding("fail", str(error), _remedy_of_port(host, number, error.reason))
+    else:
+        yield Finding("ok", f"{host}:{number} is free" if number else f"any free port of {host}")
+
+
+def _remedy_of_port(host: str, number: int, reason: int | None) -> str:
+    match reason:
+        case errno.EADDRINUSE:
+            return f"or see who is there: trouper top --url {url_to(host, number)}"
+        case errno.EACCES:
+            return "only an administrator's process may listen on such a port"
+        case _:
+            return "give an address of this machine as --host"
+
+
+def keys(plan: Plan) -> Iterator[Finding]:
+    from trouper.protocol.problems import SettingsInvalid
+    from trouper.web.http.api_keys import Keys
+
+    try:
+        needed = Keys.of(plan.server).needed
+    except SettingsInvalid as invalid:
+        of_file = invalid.flag == "--api-key-file"
+        remedy = "write one key a line into that file" if of_file else "give another --api-key, or leave the flag out"
+        yield Finding("fail", str(invalid), remedy)
+        return
+    if not needed and plan.server.allow_no_key:
+        yield Finding("warn", "anybody who reaches it may use the model", "give --api-key or --api-key-file")
+    else:
+        yield Finding("ok", "clients need a key" if needed else "no key; only this machine is let in")
+
+
+def pages(plan: Plan) -> Iterator[Finding]:
+    """Without keys, any page that somebody here opens is a client."""
+    server = plan.server
+    keyed = bool(server.api_key or server.api_key_file)
+    if not keyed and "*" in server.cors_origins:
+        yield Finding(
+            "warn", "any web page may use the model (--cors-origins *)", "name the origins, or give --api-key"
+        )
+    if not keyed and "*" in server.allowed_hosts:
+        said = "a page that rebinds its name may use the model (--allowed-hosts *)"
+        yield Finding("warn", said, "name the hosts, or give --api-key")
+    if keyed or "*" not in (*server.cors_origins, *server.allowed_hosts):
+        origins = ", ".join(server.cors_origins)
+        yield Finding("ok", f"pages of {origins} may use the model" if origins else "none but the server's own")
+
+
+def files(plan: Plan) -> Iterator[Finding]:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = plan.server.max_connections + OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        said = f"this process may open {soft} files; {plan.server.max_connections} connections want more"
+        yield Finding("warn", said, f"ulimit -n {wanted}, or a lower --max-connections")
+    else:
+        yield Finding("ok", f"enough for {plan.server.max_connections} connections")
+
+
+CHECKS: dict[str, Check] = {
+    "versions": versions,
+    "settings": settings,
+    "device": device,
+    "memory": memory,
+    "model": model,
+    "self-check": self_check,
+    "disk": disk,
+    "port": port,
+    "keys": keys,
+    "web pages": pages,
+    "open files": files,
+}

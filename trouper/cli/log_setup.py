@@ -1,0 +1,61 @@
+"""Logging: the library logs to `trouper`, and the program that runs it says where that goes."""
+
+from __future__ import annotations
+
+import json
+import logging
+from datetime import UTC, datetime
+from typing import Any, Literal, cast
+
+from rich.console import Console
+from rich.logging import RichHandler
+
+from trouper.cli.background_log import AsideHandler, LineWriter, Write
+from trouper.protocol.logs import CURRENT_REQUEST, FIELDS, REQUEST_ID
+
+LEVELS = ("debug", "info", "warning", "error")
+FORMATS = ("auto", "human", "json")
+Format = Literal["auto", "human", "json"]
+
+
+def configure_logging(level: str, console: Console, form: Format = "auto") -> None:
+    """Colours for a person at a terminal; elsewhere a line of JSON for each record, unless plain ones are wanted."""
+    write: Write
+    if form == "json" or (form == "auto" and not console.is_terminal):
+        write = LineWriter(JsonLines())
+    elif console.is_terminal:
+        rich = RichHandler(console=console, show_path=False, rich_tracebacks=True)
+        rich.setFormatter(logging.Formatter("%(message)s%(about)s"))
+        write = rich.emit
+    else:
+        write = LineWriter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s%(about)s"))
+    handler = AsideHandler(write)
+    handler.addFilter(name_request)
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    logging.getLogger("trouper").setLevel(level.upper())
+
+
+def name_request(record: logging.LogRecord) -> bool:
+    """Every line about a request has its id, whoever wrote it."""
+    named = getattr(record, REQUEST_ID, "") or CURRENT_REQUEST.get()
+    setattr(record, REQUEST_ID, named)
+    record.about = f" [{named}]" if named else ""
+    return True
+
+
+class JsonLines(logging.Formatter):
+    """One object a line. Whatever the text holds, it is one line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        said: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if named := getattr(record, REQUEST_ID, ""):
+            said[REQUEST_ID] = named
+        said |= cast("dict[str, Any]", getattr(record, FIELDS, {}))
+        if record.exc_info:
+            said["exception"] = self.formatException(record.exc_info)
+        return json.dumps(said, ensure_ascii=False, default=str)

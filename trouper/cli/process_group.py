@@ -1,0 +1,162 @@
+"""Processes that live and die together, are started again, and leave nothing behind.
+
+Each is a session of its own, so that a terminal's Ctrl-C comes here first, and holds the reading end of a pipe whose other
+end is ours: when we are killed it sees that (`ranks.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
+
+import attrs
+import click
+import trio
+
+from trouper.cli.exits import USAGE_ERROR
+from trouper.cli.rank_commands import LAUNCHER, Group, Wanted
+
+GRACE_S = 5.0
+"""When one has ended the others end by themselves. Those that have not by then are killed."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+"""Before all are started again: twice as long each time, until they have lived for a while."""
+LIVED_S = 60.0
+LAST_LINES_S = 1.0
+
+
+@attrs.define(eq=False)
+class Life:
+    """The processes of now."""
+
+    processes: list[trio.Process] = attrs.field(factory=list)
+    codes: list[int] = attrs.field(factory=list)
+    """Of those that have ended, and those that were told."""
+    one_ended: trio.Event = attrs.field(factory=trio.Event)
+
+    def signal(self, number: signal.Signals) -> None:
+        """To each and its children."""
+        for process in self.processes:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+
+
+class Supervisor:
+    """Keeps a group alive until it ends well, cannot live, or a signal comes."""
+
+    def __init__(self, group: Group, restarts: int | None) -> None:
+        self._group, self._restarts = group, restarts
+        self._life = Life()
+        self._leaving = trio.Event()
+
+    async def run(self) -> int:
+        """The exit code."""
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._pass_on, signals)
+                code = await self._live_on()
+                nursery.cancel_scope.cancel()
+        return code
+
+    async def _pass_on(self, signals: AsyncIterator[int]) -> None:
+        """The first lets them drain, the second ends them."""
+        async for _ in signals:
+            self._life.signal(signal.SIGKILL if self._leaving.is_set() else signal.SIGTERM)
+            self._leaving.set()
+
+    async def _live_on(self) -> int:
+        pause_s, starts = FIRST_PAUSE_S, 0
+        while True:
+            began = trio.current_time()
+            codes = await self._live()
+            told = -signal.SIGTERM if self._leaving.is_set() else 0  # Who ends by our signal has done what it was told.
+            failed = [code for code in codes if code not in (0, told)]
+            if self._leaving.is_set() or not failed or USAGE_ERROR in failed or starts == self._restarts:
+                return USAGE_ERROR if USAGE_ERROR in failed else _exit_code(failed)
+            if trio.current_time() - began > LIVED_S:
+                pause_s = FIRST_PAUSE_S
+            starts += 1
+            said = ", ".join(str(code) for code in codes)
+            click.echo(f"launch: the group has ended (exit codes {said}); starting again in {pause_s:g} s", err=True)
+            with trio.move_on_after(pause_s):
+                await self._leaving.wait()
+                return _exit_code(failed)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    async def _live(self) -> list[int]:
+        """One life: exit codes of all."""
+        self._life = life = Life()
+        with self._group.processes() as wanted, _lifeline() as end:
+            try:
+                async with trio.open_nursery() as nursery:
+                    for one in wanted:
+                        process = await _start(one, end)
+                        life.processes.append(process)
+                        nursery.start_soon(self._accompany, life, one, process)
+                    if self._leaving.is_set():  # The signal came before they were there.
+                        life.signal(signal.SIGTERM)
+                    await life.one_ended.wait()
+                    nursery.cancel_scope.deadline = trio.current_time() + GRACE_S
+            finally:
+                life.signal(signal.SIGKILL)
+                with trio.CancelScope(shield=True):
+                    for process in life.processes:
+                        await process.wait()
+        return [*life.codes, *(process.returncode or 0 for process in life.processes)]
+
+    async def _accompany(self, life: Life, one: Wanted, process: trio.Process) -> None:
+        assert process.stdout is not None and process.stderr is not None
+        async with trio.open_nursery() as relays:
+            relays.start_soon(self._relay, life, one, process.stdout, False)
+            relays.start_soon(self._relay, life, one, process.stderr, True)
+            await process.wait()
+            life.one_ended.set()
+            relays.cancel_scope.deadline = trio.current_time() + LAST_LINES_S
+
+    async def _relay(self, life: Life, one: Wanted, stream: trio.abc.ReceiveStream, err: bool) -> None:
+        prefix = f"[{one.name}] " if one.name else ""
+        held = b""
+        async for data in stream:
+            *lines, held = (held + data).split(b"\n")
+            for line in lines:
+                said = line.decode(errors="replace")
+                click.echo(prefix + said, err=err)
+                if code := self._group.code_in(said):
+                    life.codes.append(code)
+        if held:
+            click.echo(prefix + held.decode(errors="replace"), err=err)
+
+
+async def supervise(group: Group, restarts: int | None) -> int:
+    return await Supervisor(group, restarts).run()
+
+
+async def _start(one: Wanted, end: int) -> trio.Process:
+    return await trio.lowlevel.open_process(
+        one.command,
+        env=one.environment | {LAUNCHER: str(end)},
+        stdin=end,  # Nothing to read, and no end of file, which mlx.launch would read again and again.
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        pass_fds=(end,),
+        start_new_session=True,
+    )
+
+
+@contextmanager
+def _lifeline() -> Iterator[int]:
+    """A descriptor to read from, which ends when this process does."""
+    read, write = os.pipe()
+    try:
+        yield read
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+def _exit_code(failed: list[int]) -> int:
+    """Of the first that failed; a signal's as shells say it."""
+    code = failed[0] if failed else 0
+    return 128 - code if code < 0 else code

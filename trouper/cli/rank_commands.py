@@ -1,0 +1,117 @@
+"""The processes of one group: what to start for each rank, here or by `mlx.launch` on several hosts."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import attrs
+
+LAUNCHER = "TROUPER_LAUNCHER"
+"""Variable: a file descriptor that ends when the launcher does."""
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+@attrs.frozen
+class Wanted:
+    """One process. `name`: what its lines begin with; "": they say it themselves."""
+
+    name: str
+    command: tuple[str, ...]
+    environment: dict[str, str] = attrs.field(repr=False)
+
+
+class Group(Protocol):
+    """What is started together."""
+
+    def processes(self) -> AbstractContextManager[list[Wanted]]:
+        """For one life of the group; files that they need are there as long."""
+
+    def code_in(self, line: str) -> int | None:
+        """A rank's exit code, if this line of output tells one."""
+
+
+@attrs.frozen
+class Here:
+    """Ranks on this machine. Backend `ring` or `nccl`."""
+
+    ranks: int
+    backend: str
+    command: tuple[str, ...]
+
+    @contextmanager
+    def processes(self) -> Iterator[list[Wanted]]:
+        with tempfile.NamedTemporaryFile("w", prefix="trouper-ranks-", suffix=".json") as hosts:
+            ports = _free_ports(self.ranks)
+            json.dump([[f"127.0.0.1:{port}"] for port in ports], hosts)
+            hosts.flush()
+            yield [
+                Wanted(str(rank), self.command, os.environ | self._variables(rank, hosts.name, ports[0]))
+                for rank in range(self.ranks)
+            ]
+
+    def _variables(self, rank: int, hosts: str, port: int) -> dict[str, str]:
+        """As mlx.launch sets them. One rank needs no group."""
+        if self.ranks == 1:
+            return {}
+        if self.backend == "nccl":
+            return {
+                "MLX_RANK": str(rank),
+                "MLX_WORLD_SIZE": str(self.ranks),
+                "NCCL_HOST_IP": "127.0.0.1",
+                "NCCL_PORT": str(port),
+                "CUDA_VISIBLE_DEVICES": _devices(self.ranks)[rank],
+            }
+        threads = str(max(1, (os.cpu_count() or 1) // self.ranks))  # Of all together no more than the machine has.
+        own = {name: threads for name in THREADS if name not in os.environ}
+        return {"MLX_RANK": str(rank), "MLX_HOSTFILE": hosts, **own}
+
+    def code_in(self, line: str) -> int | None:  # noqa: ARG002  Processes have theirs.
+        return None
+
+
+@attrs.frozen
+class Hosts:
+    """Ranks that mlx.launch starts. It tells their exit codes in its output, and ends with 0 whatever they are."""
+
+    ranks: int
+    hostfile: Path | None
+    backend: str | None
+    command: tuple[str, ...]
+
+    @contextmanager
+    def processes(self) -> Iterator[list[Wanted]]:
+        flags = ["--hostfile", str(self.hostfile)] if self.hostfile is not None else ["-n", str(self.ranks)]
+        flags += ["--backend", self.backend] if self.backend is not None else []
+        yield [
+            Wanted(
+                "", (sys.executable, "-m", "trouper.cli.mpi_delegate", *flags, "--", *self.command), dict(os.environ)
+            )
+        ]
+
+    def code_in(self, line: str) -> int | None:
+        told = re.search(r"Node with rank \d+ exited with code (-?\d+)", line)
+        return int(told[1]) if told else None
+
+
+def _free_ports(count: int) -> list[int]:
+    """All of them at once, so that none is given twice."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+
+
+def _devices(ranks: int) -> Sequence[str]:
+    """A GPU for each rank, of those that are visible."""
+    visible = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
+    return visible if len(visible) >= ranks else [str(rank) for rank in range(ranks)]

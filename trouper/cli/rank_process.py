@@ -1,0 +1,177 @@
+"""A process that is one of several ranks: what its launcher has told it, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread
+
+import trio
+
+from trouper.actors.ranks.follower import Follower
+from trouper.actors.ranks.leader import Leader, RankLost
+from trouper.cli.exits import RANK_LOST, USAGE_ERROR, end_at_once
+from trouper.cli.rank_commands import LAUNCHER
+from trouper.protocol.problems import ModelUnusable, SettingsInvalid
+from trouper.protocol.settings import Settings
+
+logger = logging.getLogger("trouper")
+RANK_VARIABLES = ("MLX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+GROUP_VARIABLES = ("MLX_HOSTFILE", "MLX_IBV_DEVICES", "NCCL_HOST_IP", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+JOIN_S = 120
+"""For all ranks to meet. Native code waits there and holds the interpreter, so the kernel keeps this limit (SIGALRM)."""
+LAST_WORDS_S = 0.7
+"""For what clients are told at the end."""
+ORPHAN_S = 30.0
+"""For a drain after the launcher has died."""
+
+
+def rank_of(environment: Mapping[str, str]) -> int | None:
+    """None: nothing has launched a group."""
+    if not any(environment.get(name) for name in GROUP_VARIABLES):
+        return None
+    return next((int(environment[name]) for name in RANK_VARIABLES if environment.get(name)), None)
+
+
+def control_host(environment: Mapping[str, str]) -> str:
+    """Where rank 0 is for the others; loopback if nothing tells."""
+    if hosts := environment.get("MLX_HOSTFILE"):
+        first: str = json.loads(Path(hosts).read_text())[0][0]
+        return first.rsplit(":", 1)[0].strip("[]")
+    if coordinator := environment.get("MLX_JACCL_COORDINATOR"):
+        return coordinator.rsplit(":", 1)[0].strip("[]")
+    return environment.get("NCCL_HOST_IP") or "127.0.0.1"
+
+
+def only_model(settings: Sequence[Settings]) -> Settings:
+    """Raises `SettingsInvalid`."""
+    if len(settings) > 1:
+        raise SettingsInvalid(f"several ranks serve one model: give one --model instead of {len(settings)}")
+    return settings[0]
+
+
+def prepare(environment: Mapping[str, str]) -> None:
+    """Bound what nobody else can: the time to meet, and the life of an orphan."""
+    signal.alarm(JOIN_S)
+    if launcher := environment.get(LAUNCHER):
+        Thread(target=_watch_launcher, args=(int(launcher),), name="launcher", daemon=True).start()
+
+
+def _watch_launcher(descriptor: int) -> None:
+    """Whoever is killed closes what it holds."""
+    while os.read(descriptor, 64):
+        pass
+    logger.error("the launcher is gone: leaving")
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(ORPHAN_S)
+    os._exit(RANK_LOST)
+
+
+def leader(settings: Settings, environment: Mapping[str, str]) -> Leader:
+    return Leader(settings, settings.control_host or control_host(environment))
+
+
+async def _disarm(joined: trio.Event) -> None:
+    await joined.wait()
+    signal.alarm(0)
+
+
+async def end_with_group(ranks: Leader) -> None:
+    """When a rank is lost clients hear it at once; then this process ends, whatever its engine waits for (F27)."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_disarm, ranks.joined)
+        await ranks.lost.wait()
+        await trio.sleep(LAST_WORDS_S)
+        end_at_once(USAGE_ERROR if ranks.unusable else RANK_LOST)
+
+
+@contextmanager
+def lost_is_an_exit_code(ranks: Leader) -> Iterator[None]:
+    """Why was logged when it was found."""
+    try:
+        yield
+    except* RankLost:
+        end_at_once(USAGE_ERROR if ranks.unusable else RANK_LOST)
+
+
+async def follow(settings: Settings, rank: int) -> None:
+    """Be a follower; never returns."""
+    from trouper.engine.host import MlxEngine
+
+    follower = Follower(settings, MlxEngine(settings))
+    _tell_rank_0(follower)
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with trio.open_nursery() as watching:
+            watching.start_soon(_watch_signals, signals, follower)
+            watching.start_soon(_disarm, follower.joined)
+            watching.start_soon(_end_with, follower, rank)
+            try:
+                await follower.run()
+            except* (RankLost, ModelUnusable):
+                if not follower.ended.is_set():
+                    raise
+    _end(follower, rank)
+
+
+async def _end_with(follower: Follower, rank: int) -> None:
+    """Beside the engine, which may never end."""
+    await follower.ended.wait()
+    await trio.sleep(LAST_WORDS_S)
+    _end(follower, rank)
+
+
+def _end(follower: Follower, rank: int) -> None:
+    if follower.reason:
+        _tell_here()
+        logger.critical("rank %d ends: %s", rank, follower.reason)
+    end_at_once(0 if not follower.reason else USAGE_ERROR if follower.unusable else RANK_LOST)
+
+
+async def _watch_signals(signals: AsyncIterator[int], follower: Follower) -> None:
+    """A terminal's Ctrl-C is for all ranks: rank 0 drains, and then lets the others go."""
+    told = False
+    async for number in signals:
+        if told or not follower.linked:
+            end_at_once(128 + number)
+        told = True
+        logger.info("%s: rank 0 says when this ends; once more ends at once", signal.Signals(number).name)
+
+
+class ToRank0(logging.Handler):
+    """Records go to rank 0's terminal while there is a link, and to this one before and after."""
+
+    def __init__(self, follower: Follower, here: Sequence[logging.Handler]) -> None:
+        super().__init__()
+        self._follower, self.here = follower, tuple(here)
+        self._token = trio.lowlevel.current_trio_token()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._token.run_sync_soon(self._tell, record)  # From any thread.
+        except trio.RunFinishedError:
+            self._print(record)
+
+    def _tell(self, record: logging.LogRecord) -> None:
+        if self._follower.ended.is_set() or not self._follower.say(record.levelno, self.format(record)):
+            self._print(record)
+
+    def _print(self, record: logging.LogRecord) -> None:
+        for handler in self.here:
+            handler.handle(record)
+
+
+def _tell_rank_0(follower: Follower) -> None:
+    root = logging.getLogger()
+    root.handlers = [ToRank0(follower, root.handlers)]
+
+
+def _tell_here() -> None:
+    """There is nobody any more who would pass it on."""
+    root = logging.getLogger()
+    root.handlers = [here for one in root.handlers for here in (one.here if isinstance(one, ToRank0) else (one,))]

@@ -1,0 +1,113 @@
+"""A server's process: load, serve, drain on a signal.
+
+The library does none of these (it neither calls `trio.run` nor touches signals or logging), so that
+another program can embed it.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+
+import trio
+from rich.console import Console
+
+from trouper import Fleet, ServerSettings, Settings, run_fleet
+from trouper.actors.ranks.leader import Leader
+from trouper.cli.address import cannot_listen, require_address
+from trouper.cli.announce import announce
+from trouper.cli.exits import DEVICE_STUCK, end_at_once
+from trouper.cli.loading_display import shown
+from trouper.cli.rank_process import end_with_group
+from trouper.web.http.api_keys import Keys
+from trouper.web.observability.request_log import Reader
+from trouper.web.server import serve_http
+
+logger = logging.getLogger("trouper")
+STUCK_POLL_S = 1.0
+LOADING_ENDS_S = 2.0
+"""A thread that reads or converts weights is not interrupted; nothing is lost with it, so it is not waited for longer."""
+
+
+async def run(
+    settings: Sequence[Settings],
+    server_settings: ServerSettings,
+    console: Console,
+    readers: Sequence[Reader] = (),
+    ranks: Leader | None = None,
+) -> None:
+    """Load, serve, and on the first signal drain; returns when everything has ended. `readers`: as for `serve_http`. Raises
+    `CannotListenError` and `SettingsInvalid` before a model is loaded."""
+    require_address(server_settings.host, server_settings.port)
+    Keys.of(server_settings)
+    leaving, loading, over = trio.Event(), trio.CancelScope(), trio.Event()
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with trio.open_nursery() as watching:
+            watching.start_soon(_watch_signals, signals, leaving, loading)
+            if ranks is None:
+                watching.start_soon(_watch_loading, leaving, over)
+            else:
+                watching.start_soon(end_with_group, ranks)
+            async with trio.open_nursery() as nursery:
+                with loading, shown(console) as watch:
+                    start = partial(run_fleet, settings, server_settings, watch=watch, ranks=ranks)
+                    fleet: Fleet = await nursery.start(start)
+                over.set()
+                if not loading.cancelled_caught:
+                    watching.start_soon(_watch_device, fleet)
+                    await _serve(nursery, fleet, server_settings, leaving, readers)
+            watching.cancel_scope.cancel(reason="everything has ended")
+
+
+async def _watch_signals(signals: AsyncIterator[int], leaving: trio.Event, loading: trio.CancelScope) -> None:
+    """While loading there is nobody to drain: loading is cancelled. Later that is a no-op."""
+    async for number in signals:
+        if leaving.is_set():
+            end_at_once(128 + number)
+        logger.info("%s: leaving; once more ends at once", signal.Signals(number).name)
+        leaving.set()
+        loading.cancel(reason="a signal")
+
+
+async def _watch_loading(leaving: trio.Event, over: trio.Event) -> None:
+    """The whole is ended when it was to leave and loading does not end."""
+    await leaving.wait()
+    with trio.move_on_after(LOADING_ENDS_S):
+        await over.wait()
+        return
+    end_at_once(0)
+
+
+async def _watch_device(fleet: Fleet) -> None:
+    """A thread inside the device cannot be cancelled: when it is given up (F18, F27), clients have had their errors,
+    so give those a moment to go out, and end the process."""
+    while (detail := _stuck(fleet)) is None:  # noqa: ASYNC110 - health is looked at; it does not announce itself.
+        await trio.sleep(STUCK_POLL_S)
+    logger.critical("%s; ending the process", detail)
+    await trio.sleep(STUCK_POLL_S)
+    end_at_once(DEVICE_STUCK)
+
+
+def _stuck(fleet: Fleet) -> str | None:
+    """What a model's health says if its device is given up."""
+    healths = [one.runtime.health() for one in fleet.listed() if one.runtime is not None]
+    return next((health.detail for health in healths if health.status == "stuck"), None)
+
+
+async def _serve(
+    nursery: trio.Nursery, fleet: Fleet, settings: ServerSettings, leaving: trio.Event, readers: Sequence[Reader]
+) -> None:
+    shutdown = trio.Event()
+    try:
+        urls: list[str] = await nursery.start(partial(serve_http, fleet, settings, shutdown=shutdown, readers=readers))
+    except OSError as error:
+        raise cannot_listen(settings.host, settings.port, error) from error
+    announce(urls[0], fleet, bool(settings.api_key or settings.api_key_file))
+    await leaving.wait()
+    if not await fleet.drain(settings.drain_timeout_s):
+        logger.warning(
+            "requests were still running after --drain-timeout-s %g; they were ended", settings.drain_timeout_s
+        )
+    shutdown.set()

@@ -1,0 +1,98 @@
+"""Where traces go: nowhere, unless a flag or OpenTelemetry's own variables say so."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Thread
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from trouper import __version__
+from trouper.protocol.problems import SettingsInvalid
+from trouper.protocol.record import RequestRecord
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+
+Reader = Callable[[RequestRecord], None]
+VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+PROTOCOL = "http/protobuf"
+PATH = "/v1/traces"
+LAST_SPANS_S = 3.0
+"""At the end, for spans that are not delivered yet. A collector that does not answer holds up nobody longer."""
+
+
+@contextmanager
+def tracing(endpoint: str | None) -> Iterator[tuple[Reader, ...]]:
+    """Readers for the journal: one, or none if nobody asked for traces. Raises `SettingsInvalid`.
+
+    Around `trio.run`, not in it: spans are sent by a thread of OpenTelemetry's, which Trio neither knows nor awaits.
+    """
+    if not _wanted(endpoint):
+        yield ()
+        return
+    _check(endpoint)
+    try:
+        from trouper.web.observability.request_spans import Traces
+
+        provider = _provider(endpoint)
+    except ImportError:
+        asked = "--otlp-endpoint" if endpoint else next(name for name in VARIABLES if os.environ.get(name))
+        raise SettingsInvalid(f"{asked} needs the extra `otel`: pip install 'trouper[otel]'") from None
+    try:
+        yield (Traces(provider.get_tracer("trouper", __version__)).read,)
+    finally:
+        ending = Thread(target=provider.shutdown, daemon=True)
+        ending.start()
+        ending.join(LAST_SPANS_S)
+
+
+def _check(endpoint: str | None) -> None:
+    """What could only fail later, once for each batch of spans. Raises `SettingsInvalid`."""
+    if endpoint and not _is_url(endpoint):
+        raise SettingsInvalid(f"--otlp-endpoint {endpoint} is no URL; give one as http://127.0.0.1:4318")
+    for name in PROTOCOLS:
+        if os.environ.get(name, PROTOCOL) != PROTOCOL:
+            raise SettingsInvalid(f"{name} is {os.environ[name]!r}, and traces are sent by {PROTOCOL} only; unset it")
+    if os.environ.get("OTEL_TRACES_EXPORTER", "otlp") != "otlp" and not endpoint:
+        raise SettingsInvalid("OTEL_TRACES_EXPORTER must be otlp, or none for no traces")
+
+
+def _is_url(text: str) -> bool:
+    """One that can be reached: with a host, and a port that is a number."""
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
+def _wanted(endpoint: str | None) -> bool:
+    """OpenTelemetry's switches to turn it off count for its variables, not for our flag."""
+    if endpoint:
+        return True
+    off = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or os.environ.get("OTEL_TRACES_EXPORTER") == "none"
+    return not off and any(os.environ.get(name) for name in VARIABLES)
+
+
+def _provider(endpoint: str | None) -> TracerProvider:
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    name = os.environ.get("OTEL_SERVICE_NAME", "trouper")
+    resource = Resource.create({"service.name": name, "service.version": __version__})
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(_full(endpoint))))
+    return provider
+
+
+def _full(endpoint: str | None) -> str | None:
+    """A collector's address may be given without the path. None: what the variables say."""
+    if not endpoint or endpoint.rstrip("/").endswith(PATH):
+        return endpoint or None
+    return endpoint.rstrip("/") + PATH

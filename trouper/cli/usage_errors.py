@@ -1,0 +1,79 @@
+"""What was asked for wrongly, said in one line, as a wrong setting is: the flag, what is wrong, and where it was said."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NoReturn
+
+import click
+from click.core import ParameterSource
+
+from trouper.cli.exits import INTERRUPTED, refuse
+from trouper.cli.settings_file import file_read
+from trouper.protocol.problems import SettingsInvalid
+
+
+class OneLineErrors(click.Group):
+    """Its commands end with one line where click has four, and none of them says where a value came from. Ctrl-C ends
+    what has no say of its own in it, such as imports, without a word."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            _refuse(error, ctx)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except click.UsageError as error:
+            _refuse(error, ctx)
+        except KeyboardInterrupt:
+            sys.exit(INTERRUPTED)
+
+
+def _refuse(error: click.UsageError, group: click.Context) -> NoReturn:
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        raise error
+    asked = error.ctx.command_path if error.ctx else f"{group.command_path} {group.invoked_subcommand or ''}".strip()
+    refuse(said(error, asked))
+
+
+def said(error: click.UsageError, command: str) -> str:
+    """Without the line's end. `command`: whose help says more."""
+    match error:
+        case click.NoSuchOption(possibilities=near) if near:
+            return f"there is no flag {error.option_name}; did you mean {near[0]}?"
+        case click.NoSuchOption():
+            return f"there is no flag {error.option_name}; `{command} --help` lists them"
+        case click.BadParameter(param=click.Option() as option) if not isinstance(error, click.MissingParameter):
+            return f"{option.opts[0]}: {_plain(error.message)}{_origin(error.ctx, option)}"
+        case _:
+            return f"{_plain(error.format_message())}; see `{command} --help`"
+
+
+def said_of(context: click.Context, invalid: SettingsInvalid) -> str:
+    """A setting that a flag of this command stands for."""
+    options = (one for one in context.command.params if isinstance(one, click.Option) and invalid.flag in one.opts)
+    option = next(options, None)
+    return f"{invalid}{'' if option is None else _origin(context, option)}"
+
+
+def origin(context: click.Context, option: click.Option) -> str | None:
+    """The variable or the file that a value came from. None: a flag or a default."""
+    match context.get_parameter_source(option.name or ""):
+        case ParameterSource.ENVIRONMENT:
+            return str(option.envvar)
+        case ParameterSource.DEFAULT_MAP:
+            return str(file_read(context))
+        case _:
+            return None
+
+
+def _origin(context: click.Context | None, option: click.Option) -> str:
+    came_from = None if context is None else origin(context, option)
+    return f" (from {came_from})" if came_from else ""
+
+
+def _plain(message: str) -> str:
+    return " ".join(message.split()).rstrip(".")

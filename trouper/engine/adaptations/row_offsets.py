@@ -1,0 +1,76 @@
+"""Rotary embeddings and tables of learned positions that stand in for a model's own, which know one offset for all rows.
+
+Outside of our passes each does what the original does.
+"""
+
+from __future__ import annotations
+
+import attrs
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE
+
+from trouper.engine.kv.region import Region
+
+
+@attrs.define
+class CurrentPass:
+    """The region of the pass that is being built; None outside of our passes."""
+
+    region: Region | None = None
+
+
+class RowByRowRope(nn.Module):
+    """A dynamically scaled rotary embedding, whose base depends on how long a row is: beyond the limit row by row."""
+
+    def __init__(self, rope: DynamicNTKScalingRoPE, current: CurrentPass) -> None:
+        super().__init__()
+        self.rope = rope
+        self._current = current
+
+    def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
+        region = self._current.region
+        if region is None:
+            return self.rope(x, offset=offset)
+        if region.longest <= self.rope.max_position_embeddings:
+            return mx.fast.rope(
+                x, self.rope.dims, traditional=self.rope.traditional, base=self.rope.base, scale=1.0, offset=offset
+            )
+        spans = zip(region.lengths.tolist(), region.counts.tolist(), strict=True)
+        return mx.concatenate([self._row(x[row : row + 1], *span, region) for row, span in enumerate(spans)])
+
+    def _row(self, x: mx.array, length: int, count: int, region: Region) -> mx.array:
+        """(1, heads, width, dim): the row's own tokens together, or singly if they are drafts; padding stays as it is."""
+        size = 1 if region.singly else max(count, 1)
+        parts = [self.rope(x[:, :, at : at + size], offset=length + at) for at in range(0, count, size)]
+        return mx.concatenate([*parts, x[:, :, count:]], axis=2)
+
+
+class RowOffsetRope(nn.Module):
+    """A rotary embedding that is told an offset which is wrong for rows of different lengths, and takes each row's."""
+
+    def __init__(self, rope: nn.Module, current: CurrentPass) -> None:
+        super().__init__()
+        self.rope = rope
+        self._current = current
+
+    def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
+        region = self._current.region
+        rotated: mx.array = self.rope(x, offset=offset if region is None else region.offset)
+        return rotated
+
+
+class RowPositions(nn.Module):
+    """A table of learned positions, looked up at each row's own. Padding may lie beyond the table's end."""
+
+    def __init__(self, table: nn.Module, current: CurrentPass) -> None:
+        super().__init__()
+        self.table = table
+        self._current = current
+
+    def __call__(self, positions: mx.array) -> mx.array:
+        region = self._current.region
+        if region is not None:
+            positions = mx.minimum(region.positions, self.table.weight.shape[0] - 1)
+        found: mx.array = self.table(positions)
+        return found

@@ -1,0 +1,1 @@
+"""One rank's part of a model, and the collectives of all."""

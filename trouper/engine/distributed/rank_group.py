@@ -1,0 +1,99 @@
+"""The ranks of one model, as MLX's own collectives see them. Alone, nothing here costs anything.
+
+A collective cannot be cancelled, and every rank must start the same ones in the same order: what calls them must follow
+from the plans alone (docs/ranks.md). `mx.distributed.init` waits for the other ranks with the interpreter's lock held
+(MLX 0.32.4): no other thread runs meanwhile, not even one that would handle a signal.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+
+import mlx.core as mx
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from trouper.protocol.problems import ModelUnusable
+
+BACKENDS = {
+    "MLX_HOSTFILE": "ring",
+    "MLX_IBV_DEVICES": "jaccl",
+    "NCCL_HOST_IP": "nccl",
+    "OMPI_COMM_WORLD_SIZE": "mpi",
+    "PMI_SIZE": "mpi",
+}
+"""Variables that launchers set, and the backend that reads them."""
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+"""Ranks of one host that see different devices share no memory."""
+
+
+def backend_of(environment: Mapping[str, str]) -> str | None:
+    """What a launcher has set up for this process; None: it runs alone."""
+    return next((backend for name, backend in BACKENDS.items() if environment.get(name)), None)
+
+
+class Group:
+    """This process's place among the ranks, and what they do together. Lives on the engine's thread."""
+
+    def __init__(self, group: mx.distributed.Group | None = None) -> None:
+        self._group = group
+        self.rank: int = group.rank() if group is not None else 0
+        self.size: int = group.size() if group is not None else 1
+        self.sharers = self._sharers()
+        """Ranks that take their memory from where this one does; itself counts."""
+
+    @property
+    def mlx(self) -> mx.distributed.Group:
+        assert self._group is not None, "there is no group of one"
+        return self._group
+
+    @property
+    def leads(self) -> bool:
+        return self.rank == 0
+
+    def agree(self, tokens: mx.array) -> mx.array:
+        """Rank 0's, lazily (F21). The others' must not be left out of the graph: their collective would then come before
+        those that made the tokens, and meet another of rank 0's."""
+        if self.size == 1:
+            return tokens
+        return self.sum(tokens if self.leads else tokens * 0)
+
+    def sum(self, part: mx.array) -> mx.array:
+        """Of all ranks' parts, lazily."""
+        return part if self.size == 1 else mx.distributed.all_sum(part, group=self._group)
+
+    def share(self, data: bytes) -> bytes:
+        """Rank 0's, to everybody. Waits until all ranks have come so far."""
+        if self.size == 1:
+            return data
+        mine = data if self.leads else b""
+        room = np.zeros(max(self.gather(len(mine))), np.uint8)
+        room[: len(mine)] = np.frombuffer(mine, np.uint8)
+        return np.array(self.sum(mx.array(room))).tobytes()
+
+    def gather(self, number: int) -> list[int]:
+        """Each rank's number (63 bits), in their order. Waits until all ranks have come so far."""
+        own = [number if rank == self.rank else 0 for rank in range(self.size)]
+        numbers: list[int] = self.sum(mx.array(own, mx.int64)).tolist()  # type: ignore[assignment]
+        return numbers
+
+    def _sharers(self) -> int:
+        place = f"{socket.gethostname()} {os.environ.get(VISIBLE_DEVICES, '')}"
+        mine = xxh3_64_intdigest(place.encode()) >> 1
+        return self.gather(mine).count(mine)
+
+
+ALONE = Group()
+
+
+def join() -> Group:
+    """The group that a launcher has set up; alone without one. Waits for all ranks. Raises `ModelUnusable`."""
+    backend = backend_of(os.environ)
+    if backend is None:
+        return ALONE
+    try:
+        return Group(mx.distributed.init(strict=True, backend=backend))
+    except (RuntimeError, ValueError) as error:
+        raise ModelUnusable(f"this rank cannot join the others by {backend}: {error}") from error

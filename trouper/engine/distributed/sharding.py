@@ -1,0 +1,144 @@
+"""One rank's part of a model: mlx-lm's own `shard`, what must hold before it, and how the parts' sums are added.
+
+Lazily: nothing is read before the parameters are evaluated, so a rank only ever holds its own part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import mlx.core as mx
+from mlx import nn
+from mlx.nn.layers.distributed import QuantizedShardedToAllLinear, ShardedToAllLinear
+from mlx.utils import tree_unflatten
+from mlx_lm.models.cache import make_prompt_cache
+
+from trouper.engine.distributed.rank_group import Group
+from trouper.protocol.problems import ModelUnusable
+
+HEADS = {
+    "num_attention_heads": "heads",
+    "linear_num_key_heads": "linear key heads",
+    "linear_num_value_heads": "linear value heads",
+}
+KV_HEADS = "num_key_value_heads"
+REPEATS_KV_HEADS = frozenset({"qwen3_5", "qwen3_5_moe"})
+"""Their `shard` gives each of more ranks than KV heads a copy of one."""
+MOST_RANKS = 64
+"""No more are tried, to say which would work."""
+Make = Callable[[], nn.Module]
+"""The whole model once more, lazily: `shard` changes it in place."""
+
+
+def shard(model: nn.Module, config: Mapping[str, Any], directory: Path, group: Group, make: Make) -> None:
+    """Keep this rank's part. Raises `ModelUnusable` with one line."""
+    if not hasattr(model, "shard"):
+        raise ModelUnusable(
+            f"{directory}: mlx-lm cannot split {config['model_type']} over ranks; run it in one process, without a launcher"
+        )
+    reason = fault(model, config, group.mlx) or _misfit(model)
+    if reason is None:
+        return
+    counts = [count for count in range(2, MOST_RANKS + 1) if count != group.size and _would(count, config, make)]
+    remedy = f"it runs at 1, {', '.join(map(str, counts))}" if counts else "it runs only at 1"
+    raise ModelUnusable(f"{directory} cannot be split over {group.size} ranks: {reason}; {remedy}")
+
+
+def fault(model: nn.Module, config: Mapping[str, Any], group: Any) -> str | None:
+    """Split it; why that cannot be, or None. `group` has a size and a rank."""
+    count = group.size()
+    for heads, name in _heads(config):
+        if heads % count:
+            return f"its {heads} {name} do not divide by {count}"
+    try:
+        model.shard(group)
+    except Exception as error:  # noqa: BLE001 - any architecture's code over any sizes: it is the answer
+        return _line(error)
+    return None
+
+
+def _misfit(model: nn.Module) -> str | None:
+    """What a pass over the part would fail on. It is built and never run."""
+    try:
+        model(mx.array([[0, 1]]), cache=make_prompt_cache(model))
+    except Exception as error:  # noqa: BLE001 - as above
+        return _line(error)
+    return None
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _would(count: int, config: Mapping[str, Any], make: Make) -> bool:
+    return all(heads % count == 0 for heads, _ in _heads(config)) and fault(make(), config, Imagined(count)) is None
+
+
+@attrs.frozen
+class Imagined:
+    """All that `shard` asks of a group."""
+
+    count: int
+
+    def size(self) -> int:
+        return self.count
+
+    def rank(self) -> int:
+        return 0
+
+
+def _heads(config: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
+    """How many there are of each kind that ranks deal among themselves."""
+    for level in (config, config.get("text_config") or {}):
+        for key, name in HEADS.items():
+            if isinstance(heads := level.get(key), int):
+                yield heads, name
+        kept_whole = config["model_type"] in REPEATS_KV_HEADS or level.get("kv_lora_rank") is not None
+        if isinstance(heads := level.get(KV_HEADS), int) and not kept_whole:
+            yield heads, "KV heads"
+
+
+# -- adapters ------------------------------------------------------------------------------------
+
+
+def fuse_adapters(model: nn.Module) -> None:
+    """Into the layers that they adapt, lazily: mlx-lm splits plain layers only. Quantized ones become plain, since
+    quantizing the sum again would lose the adapter's small steps."""
+    fused = [(name, layer.fuse(dequantize=True)) for name, layer in model.named_modules() if hasattr(layer, "fuse")]
+    if fused:
+        model.update_modules(tree_unflatten(fused))
+
+
+# -- sums ----------------------------------------------------------------------------------------
+
+
+class Float32Sum(nn.Module):
+    """A layer split along its input, whose parts are added in float32 and rounded once (F26). mlx-lm's adds them in the
+    activations' type: with more than two ranks it rounds at each of them."""
+
+    def __init__(self, layer: nn.Module, group: Group) -> None:
+        super().__init__()
+        for name, parameter in layer.parameters().items():
+            self[name] = parameter
+        self._packing = {key: getattr(layer, key) for key in ("group_size", "bits", "mode") if hasattr(layer, key)}
+        self._group = group
+
+    def __call__(self, x: mx.array) -> mx.array:
+        part = self._quantized(x) if self._packing else x @ self["weight"].T
+        whole = self._group.sum(part.astype(mx.float32)).astype(part.dtype)
+        return whole + self["bias"] if "bias" in self else whole
+
+    def _quantized(self, x: mx.array) -> mx.array:
+        scales, biases = self["scales"], self.get("biases")
+        return mx.quantized_matmul(x, self["weight"], scales=scales, biases=biases, transpose=True, **self._packing)
+
+
+def sum_in_float32(model: nn.Module, group: Group) -> None:
+    """Where mlx-lm's layers add, and not the models themselves: mixtures of experts add in their own code."""
+    kinds = (ShardedToAllLinear, QuantizedShardedToAllLinear)
+    layers = [(name, Float32Sum(layer, group)) for name, layer in model.named_modules() if isinstance(layer, kinds)]
+    if layers:
+        model.update_modules(tree_unflatten(layers))

@@ -1,0 +1,89 @@
+"""Blocks and snapshots as bytes, and back. A payload begins with what it is: U32 (kind, tokens)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import mlx.core as mx
+import numpy as np
+
+from trouper.engine.kv.kv_layout import Layout, Shape
+from trouper.protocol.blocks import Payload, Tensor
+
+BLOCK, SNAPSHOT = 0, 1
+DTYPES = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16, "U32": mx.uint32, "I32": mx.int32, "U8": mx.uint8}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+@attrs.frozen(eq=False)
+class Stored:
+    """A block of `tokens` tokens, or a snapshot after so many. The arrays are never written again."""
+
+    tokens: int
+    arrays: tuple[mx.array, ...]
+    snapshot: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays)
+
+
+@attrs.frozen(eq=False)
+class PendingPayload:
+    """References to what is to be given back, taken at launch."""
+
+    stored: Stored
+    arrays: tuple[mx.array, ...]
+    """As NumPy has types for them."""
+
+    def read(self) -> Payload:
+        """Bytes where they lie, without a copy; waits for the device."""
+        mx.eval(self.arrays)
+        header = np.array([SNAPSHOT if self.stored.snapshot else BLOCK, self.stored.tokens], np.uint32)
+        tensors = [
+            Tensor(NAMES[array.dtype], tuple(array.shape), _bytes(plain))
+            for array, plain in zip(self.stored.arrays, self.arrays, strict=True)
+        ]
+        return (Tensor("U32", (2,), header.tobytes()), *tensors)
+
+
+def pending(stored: Stored) -> PendingPayload:
+    plain = tuple(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array for array in stored.arrays)
+    mx.async_eval(plain)
+    return PendingPayload(stored, plain)
+
+
+def _bytes(array: mx.array) -> memoryview | bytes:
+    """As long as the bytes are used they hold the array, and are read on any thread."""
+    return np.array(array, copy=False).reshape(-1).view(np.uint8).data if array.size else b""
+
+
+def stored_from(payload: Payload, layout: Layout) -> Stored:
+    """Raises ValueError where the bytes are not a block or a snapshot of this layout."""
+    if not payload or payload[0].dtype != "U32" or payload[0].shape != (2,) or payload[0].nbytes != 8:
+        raise ValueError("the payload does not begin with its kind and length")
+    kind, tokens = np.frombuffer(payload[0].data, "<u4").tolist()
+    if kind not in (BLOCK, SNAPSHOT) or tokens < 1:
+        raise ValueError(f"the payload says kind {kind} and {tokens} tokens")
+    shapes = layout.snapshot(tokens) if kind == SNAPSHOT else layout.block(tokens)
+    return Stored(tokens, _arrays(payload[1:], shapes), kind == SNAPSHOT)
+
+
+def _arrays(tensors: Sequence[Tensor], shapes: Sequence[Shape]) -> tuple[mx.array, ...]:
+    if len(tensors) != len(shapes):
+        raise ValueError(f"the payload has {len(tensors)} arrays where this model has {len(shapes)}")
+    return tuple(_array(tensor, shape) for tensor, shape in zip(tensors, shapes, strict=True))
+
+
+def _array(tensor: Tensor, shape: Shape) -> mx.array:
+    dtype = NAMES.get(shape.dtype)
+    if tensor.dtype != dtype or tensor.shape != shape.dims or tensor.nbytes != shape.nbytes:
+        told = f"{tensor.dtype} {tensor.shape} in {tensor.nbytes} bytes"
+        raise ValueError(f"the payload has {told} where this model has {dtype} {shape.dims}")
+    kind = np.dtype("<u2") if dtype == "BF16" else np.dtype(NUMPY[dtype])
+    array = mx.array(np.frombuffer(tensor.data, kind).reshape(shape.dims))
+    return array.view(mx.bfloat16) if dtype == "BF16" else array
+
+
+NUMPY = {"F32": "<f4", "F16": "<f2", "U32": "<u4", "I32": "<i4", "U8": "u1"}

@@ -1,0 +1,227 @@
+"""The shapes of a model's KV, learned from a lazy pass: nothing is computed. What a block and a snapshot consist of.
+
+A block of r tokens is an array (planes, r, dim) for each dim and dtype that the model's buffers have: all
+heads of all sides of all layers, one after another. Measured (benchmarks/blocks.py): few large arrays
+store and restore at the price of about three copies of their bytes whatever the block's size, arrays
+for each layer at 3 to 8, tokens outermost at 13 to 24.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import accumulate, chain, islice
+from typing import TypeVar
+
+import attrs
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from trouper.engine.adaptations.adaptation_registry import adapted
+from trouper.engine.kv.quantized_kv import KvFormat
+from trouper.engine.kv.recurrent_state import StateSlots
+from trouper.engine.kv.region import Region
+from trouper.engine.kv.slot_cache import FullSlots, RingSlots
+from trouper.engine.loading.architecture import flatten, guessed, slot_caches, view
+from trouper.protocol.capabilities import Capabilities
+from trouper.protocol.kv import KvLayout
+
+
+@attrs.frozen
+class Shape:
+    """Of one array."""
+
+    dims: tuple[int, ...]
+    dtype: mx.Dtype
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.prod(self.dims)) * self.dtype.size
+
+    @classmethod
+    def of(cls, array: mx.array) -> Shape:
+        return cls(tuple(array.shape), array.dtype)
+
+
+SLAB_BYTES = 2**24
+"""What lies between blocks and slots at one time. A CPU's allocator hands larger arrays back to the system, and their
+pages are faulted in anew: with one array for all of 4096 tokens restoring took 9 copies of the bytes."""
+Leaves = tuple[tuple[Shape, ...], ...]
+"""For each cache of a kind, what it consists of."""
+
+
+@attrs.frozen
+class Layout:
+    """What the arrays of blocks and snapshots look like.
+
+    full: (heads, 1, dim) for each buffer of each layer that can be cut at a token. rings: (window, heads,
+    dim) for each buffer of sliding windows. states: (1, ...) for each recurrent state.
+    """
+
+    full: Leaves
+    rings: Leaves
+    states: Leaves
+
+    @cached_property
+    def sliceable(self) -> tuple[Shape, ...]:
+        return tuple(chain.from_iterable(self.full))
+
+    @cached_property
+    def token_bytes(self) -> int:
+        return sum(shape.nbytes for shape in self.sliceable)
+
+    @cached_property
+    def snapshot_bytes(self) -> int:
+        return sum(shape.nbytes for shape in chain(*self.rings, *self.states))
+
+    def block(self, tokens: int) -> list[Shape]:
+        """Of each array of a block."""
+        return [
+            Shape((sum(self.sliceable[place].dims[0] for place in group), tokens, dim), dtype)
+            for (dim, dtype), group in self._groups.items()
+        ]
+
+    def snapshot(self, tokens: int) -> list[Shape]:
+        """Of each array of a snapshot after so many tokens."""
+        rings = [Shape((min(tokens, ring.dims[0]), *ring.dims[1:]), ring.dtype) for ring in chain(*self.rings)]
+        return [*rings, *chain(*self.states)]
+
+    def pack(self, parts: Sequence[mx.array]) -> list[mx.array]:
+        """(heads, n, dim) of each buffer to what a block of them is."""
+        return [mx.concatenate([parts[place] for place in group]) for group in self._groups.values()]
+
+    def unpack(self, arrays: Sequence[mx.array]) -> list[mx.array]:
+        return [arrays[array][planes] for array, planes in self.planes]
+
+    @cached_property
+    def planes(self) -> list[tuple[int, slice]]:
+        """Of each buffer: which array of a block it is a part of, and which planes."""
+        found: dict[int, tuple[int, slice]] = {}
+        for array, group in enumerate(self._groups.values()):
+            ends = list(accumulate(self.sliceable[place].dims[0] for place in group))
+            starts = [0, *ends[:-1]]
+            found |= {place: (array, slice(*ends_of)) for place, *ends_of in zip(group, starts, ends, strict=True)}
+        return [found[place] for place in range(len(self.sliceable))]
+
+    def slabs(self, tokens: int) -> list[Slab]:
+        """All leaves, so many at a time as SLAB_BYTES hold of this many tokens."""
+        sizes = [sum(shape.nbytes for shape in leaf) * tokens for leaf in self.full]
+        slabs, first, above = [], 0, dict.fromkeys(self._groups, 0)
+        for last in range(1, len(sizes) + 1):
+            if last == len(sizes) or sum(sizes[first : last + 1]) > SLAB_BYTES:
+                some = Layout(self.full[first:last], (), ())
+                slabs.append(Slab(slice(first, last), some, self._planes(some, above)))
+                first = last
+        return slabs
+
+    def _planes(self, some: Layout, above: dict[tuple[int, mx.Dtype], int]) -> list[tuple[int, slice]]:
+        """Of each array of `some`: which array of ours it is a part of, and which planes. Counts them in `above`."""
+        planes = []
+        for place, key in enumerate(self._groups):
+            if key in some._groups:
+                count = sum(some.sliceable[each].dims[0] for each in some._groups[key])
+                planes.append((place, slice(above[key], above[key] + count)))
+                above[key] += count
+        order = list(some._groups)
+        return sorted(planes, key=lambda each: order.index(list(self._groups)[each[0]]))
+
+    @cached_property
+    def _groups(self) -> dict[tuple[int, mx.Dtype], list[int]]:
+        """Which buffers share an array."""
+        groups: dict[tuple[int, mx.Dtype], list[int]] = {}
+        for place, shape in enumerate(self.sliceable):
+            groups.setdefault((shape.dims[2], shape.dtype), []).append(place)
+        return groups
+
+
+@attrs.frozen
+class Slab:
+    """Some consecutive leaves: their own layout, and where their planes lie in the arrays of a block of all leaves."""
+
+    leaves: slice
+    layout: Layout
+    planes: list[tuple[int, slice]]
+
+
+def layout_of(model: nn.Module, kv: KvFormat) -> Layout:
+    """From one token's pass, which is built and never run."""
+    caches = slot_caches(model, kv)
+    leaves = flatten(caches)
+    region = Region(0, np.zeros(1, np.int32), np.ones(1, np.int32), 1)
+    for leaf in leaves:
+        if isinstance(leaf, StateSlots):
+            leaf.open()
+        leaf.begin(region)
+    with adapted(model).during(region):
+        model(mx.array([[0]]), cache=[view(cache) for cache in caches])
+    return Layout(
+        tuple(tuple(map(_token, leaf.buffers)) for leaf in leaves if isinstance(leaf, FullSlots)),
+        tuple(tuple(_window(leaf, each) for each in leaf.buffers) for leaf in leaves if isinstance(leaf, RingSlots)),
+        tuple(tuple(map(Shape.of, leaf.state())) for leaf in leaves if isinstance(leaf, StateSlots)),
+    )
+
+
+def _token(buffer: mx.array) -> Shape:
+    _, heads, _, dim = buffer.shape
+    return Shape((heads, 1, dim), buffer.dtype)
+
+
+def _window(leaf: RingSlots, buffer: mx.array) -> Shape:
+    _, heads, _, dim = buffer.shape
+    return Shape((leaf.window, heads, dim), buffer.dtype)
+
+
+T = TypeVar("T")
+
+
+def dealt(parts: Sequence[T], leaves: Leaves) -> list[list[T]]:
+    """Parts of all caches of a kind, to each its own."""
+    rest = iter(parts)
+    own = [list(islice(rest, len(leaf))) for leaf in leaves]
+    assert next(rest, None) is None, "more arrays than the model has"
+    return own
+
+
+def kv_layout(model: nn.Module, kv: KvFormat, capabilities: Capabilities | None = None) -> KvLayout:
+    """What the model's card says of its KV. capabilities None: guessed."""
+    if capabilities is None:
+        capabilities = guessed(model)
+    if not capabilities.allows("restore"):
+        reason = capabilities.batch or capabilities.restore
+        return KvLayout(cached=False, description=f"not kept beyond a row ({reason})")
+    layout = layout_of(model, kv)
+    return KvLayout(
+        token_bytes=layout.token_bytes,
+        snapshot_bytes=layout.snapshot_bytes,
+        description=_description(layout, kv),
+    )
+
+
+def _description(layout: Layout, kv: KvFormat) -> str:
+    parts = [f"{_size(layout.token_bytes)} a token" if layout.token_bytes else "nothing for each token"]
+    if layout.snapshot_bytes:
+        kinds = [
+            name for name, some in (("sliding windows", any(layout.rings)), ("states", any(layout.states))) if some
+        ]
+        parts.append(f"{_size(layout.snapshot_bytes)} a snapshot of {' and '.join(kinds)}")
+    if kv.bits and layout.token_bytes:
+        parts.append(_quantized(layout, kv))
+    return ", ".join(parts)
+
+
+def _quantized(layout: Layout, kv: KvFormat) -> str:
+    """Packed values, scales and biases come in threes; what remains has a size that groups do not divide."""
+    packed = sum(shape.dtype == mx.uint32 for shape in layout.sliceable)
+    plain = len(layout.sliceable) - 3 * packed
+    if not packed:
+        return f"not quantized (its heads are no multiple of {kv.group_size})"
+    return kv.description + (f", but for {plain} of {packed + plain} buffers" if plain else "")
+
+
+def _size(count: int) -> str:
+    for unit in ("bytes", "kB"):
+        if count < 10_000:
+            return f"{count:.0f} {unit}"
+        count = round(count / 1000)
+    return f"{count} MB"

@@ -1,0 +1,80 @@
+"""Which slots one forward pass is about, and where each row stands: computed once, shared by every layer's cache."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from trouper.engine.kv.pass_shapes import EXACT, Shapes
+
+Ints = NDArray[np.int32]
+
+
+class Region:
+    """Slots [start, stop) for one forward pass of `width` tokens a row.
+
+    lengths: (n,) tokens that each row's KV holds before the pass. counts: (n,) how many of the `width`
+    tokens are the row's own; the rest is padding on the right, whose KV is never attended to and is
+    overwritten later. All on the host: shapes and masks follow from them without asking the device.
+
+    level: all rows are equally long, so that "causal" says which keys a token sees, also where some run fewer tokens: the
+    padding lies behind. causal: so it is said; else by a mask over `keys` places of each row.
+
+    singly: the tokens are drafts, each of which must come out as if it had been fed alone.
+    """
+
+    def __init__(
+        self, start: int, lengths: Ints, counts: Ints, width: int, shapes: Shapes = EXACT, *, singly: bool = False
+    ) -> None:
+        self.singly = singly
+        self.start, self.stop, self.width = start, start + len(lengths), width
+        self.lengths, self.counts = lengths, counts
+        self.longest = int(lengths.max()) + width
+        self.level = bool((lengths == lengths[0]).all())
+        self.causal = self.level and (width == 1 or not shapes.rounded or not lengths[0])
+        self.keys = self.longest if self.causal or width == 1 else shapes.keys(self.longest)
+        self._places: dict[tuple[int, int, int], mx.array] = {}
+
+    @cached_property
+    def offset(self) -> mx.array:
+        """(n,) int32: what rope calls the offset, one for each row."""
+        return mx.array(self.lengths)
+
+    @cached_property
+    def after(self) -> mx.array:
+        return mx.array(self.lengths + self.width)
+
+    @cached_property
+    def positions(self) -> mx.array:
+        """(n, width) int32: the absolute position of each token."""
+        return mx.array(self.lengths[:, None] + np.arange(self.width, dtype=np.int32))
+
+    @cached_property
+    def own_positions(self) -> mx.array:
+        """(n, width) int32: the same, but padding stands where the row's last token does, so that it sees something."""
+        steps = np.minimum(np.arange(self.width), np.maximum(self.counts, 1)[:, None] - 1)
+        return mx.array((self.lengths[:, None] + steps).astype(np.int32))
+
+    @cached_property
+    def last(self) -> mx.array:
+        """(n,) int32: the position of each row's last token, once the pass is over; of its first padding if it has none."""
+        return mx.array((self.lengths + np.maximum(self.counts, 1) - 1).astype(np.int32))
+
+    def places(self, heads: int, tokens: int, ring: int = 0) -> mx.array:
+        """(n * heads * width,) uint32: where each token's part of each head goes in a buffer (slots, heads, tokens, dim) that
+        is seen as so many rows of `dim`. The same for all buffers of these sizes, so it is made once."""
+        key = heads, tokens, ring
+        if key not in self._places:
+            positions = self._ring_positions(ring) if ring else self.lengths[:, None] + np.arange(self.width)
+            slots = np.arange(self.start, self.stop)[:, None, None] * heads + np.arange(heads)[:, None]
+            self._places[key] = mx.array((slots * tokens + positions[:, None]).ravel().astype(np.uint32))
+        return self._places[key]
+
+    def _ring_positions(self, ring: int) -> Ints:
+        """(n, width): where in a ring each token goes; `ring` itself (one past its end) for what is not kept."""
+        steps = np.arange(self.width, dtype=np.int32)
+        kept = (steps < self.counts[:, None]) & (steps >= self.counts[:, None] - ring)
+        return np.where(kept, (self.lengths[:, None] + steps) % ring, ring).astype(np.int32)

@@ -1,0 +1,103 @@
+"""Rows of models that cannot share a pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import make_prompt_cache
+
+from trouper.engine.kv.region import Ints
+from trouper.engine.platform.eager_eval import start_computing
+from trouper.engine.pooling import body_of
+from trouper.protocol.plans import RowId
+
+
+class SingleRows:
+    """Each row has the model's own caches, and steps alone. Correct before fast: nothing of it is stored or restored."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._caches: dict[RowId, list[Any]] = {}
+        self._lengths: dict[RowId, int] = {}
+        self._decoding: list[RowId] = []
+
+    @property
+    def decoding(self) -> Sequence[RowId]:
+        return self._decoding
+
+    @property
+    def order(self) -> Sequence[RowId]:
+        return [*self._decoding, *(row for row in self._caches if row not in self._decoding)]
+
+    def make_room(self, rows: int) -> None:
+        """Each has caches of its own."""
+
+    def give_back(self) -> None:
+        """A row's caches go with it."""
+
+    def open(self, row: RowId) -> None:
+        self._caches[row] = make_prompt_cache(self._model)
+        self._lengths[row] = 0
+
+    def prefill(self, chunks: Mapping[RowId, Sequence[int]]) -> mx.array | None:
+        done = None
+        for row, tokens in chunks.items():
+            if tokens:
+                self._forward(row, mx.array([tokens]))
+                states = tree_flatten([cache.state for cache in self._caches[row]])
+                done = start_computing([state for _, state in states if isinstance(state, mx.array)])
+        return done
+
+    def score(self, row: RowId, tokens: Sequence[int]) -> mx.array:
+        return self._forward(row, mx.array([tokens]))[0]
+
+    def hidden(self, row: RowId, tokens: Sequence[int]) -> mx.array:
+        assert self._body is not None, "this model gives no embeddings"
+        self._lengths[row] += len(tokens)
+        states: mx.array = self._body(mx.array([tokens]), cache=self._caches[row])
+        return states[0]
+
+    @cached_property
+    def _body(self) -> nn.Module | None:
+        return body_of(self._model)
+
+    def promote(self, row: RowId) -> None:
+        self._decoding.append(row)
+
+    def decodes_from_nothing(self, row: RowId) -> bool:  # noqa: ARG002  Each runs alone anyway.
+        return True
+
+    def first(self, row: RowId, token: int) -> mx.array:
+        return self._forward(row, mx.array([[token]]))[:, -1, :]
+
+    def decode(self, tokens: mx.array) -> mx.array:
+        rows = [self._forward(row, tokens[place : place + 1, None]) for place, row in enumerate(self._decoding)]
+        return mx.concatenate([logits[:, -1, :] for logits in rows])
+
+    def verify(self, tokens: mx.array, counts: Ints) -> mx.array:  # noqa: ARG002
+        raise AssertionError("rows that step alone draft nothing")
+
+    def accepted(self, more: Ints) -> None:  # noqa: ARG002
+        raise AssertionError("rows that step alone draft nothing")
+
+    def _forward(self, row: RowId, tokens: mx.array) -> mx.array:
+        self._lengths[row] += tokens.shape[1]
+        logits: mx.array = self._model(tokens, cache=self._caches[row])
+        return logits
+
+    def drop(self, rows: Sequence[RowId]) -> None:
+        for row in rows:
+            del self._caches[row], self._lengths[row]
+        self._decoding = [row for row in self._decoding if row in self._caches]
+
+    def lengths(self) -> dict[RowId, int]:
+        return dict(self._lengths)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(cache.nbytes for caches in self._caches.values() for cache in caches)

@@ -1,0 +1,1 @@
+"""From a setting to a model that is ready to run."""

@@ -1,0 +1,101 @@
+"""Which models may share a forward pass among rows, and how. What mlx-lm's models need is known here and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, KVCache, RotatingKVCache, make_prompt_cache
+
+from trouper.engine.adaptations.adaptation_registry import adapted
+from trouper.engine.adaptations.chunked_attention import ChunkSlots
+from trouper.engine.kv.quantized_kv import PLAIN, KvFormat, OpenQuantizedSlots, QuantizedSlots
+from trouper.engine.kv.recurrent_state import StateSlots
+from trouper.engine.kv.region import Region
+from trouper.engine.kv.slot_cache import FullSlots, OpenSlots, RingSlots
+from trouper.engine.platform.error_text import line_of
+from trouper.protocol.capabilities import Capabilities
+
+
+class ListSlots:
+    """The counterpart of mlx-lm's CacheList: several caches of one layer."""
+
+    def __init__(self, *caches: Any) -> None:
+        self.caches = caches
+
+    def __getitem__(self, place: int) -> Any:
+        return view(self.caches[place])
+
+
+def view(cache: Any) -> Any:
+    """What the model is given for this cache: recurrent state goes as mlx-lm's own ArraysCache."""
+    return cache.view if isinstance(cache, StateSlots) else cache
+
+
+def guessed(model: nn.Module) -> Capabilities:
+    """By the types of its caches, and by whether a pass of two rows over slots can be built. Nothing is computed."""
+    found = by_caches(model)
+    if not found.allows("batch"):
+        return found
+    caches = slot_caches(model, PLAIN)
+    leaves = flatten(caches)
+    states = [leaf for leaf in leaves if isinstance(leaf, StateSlots)]
+    lengths = np.array([0] if states else [0, 3], np.int32)
+    region = Region(0, lengths, np.full(len(lengths), 2, np.int32), 2)
+    try:
+        for leaf in states:
+            leaf.open()
+        for leaf in leaves:
+            leaf.begin(region)
+        with adapted(model).during(region):
+            model(mx.ones((len(lengths), 2), mx.int32), cache=[view(cache) for cache in caches])
+    except Exception as error:  # noqa: BLE001 - any architecture's code over caches that are not mlx-lm's: it is the answer
+        return Capabilities(batch=f"a pass over slots cannot be built: {line_of(error)}")
+    return found
+
+
+def by_caches(model: nn.Module) -> Capabilities:
+    """By the types of the caches that the model itself makes: slots have counterparts of some."""
+    kinds = {type(cache) for cache in flatten(make_prompt_cache(model))}
+    found = adapted(model)
+    unknown = kinds - {KVCache, RotatingKVCache, ArraysCache, *([ChunkedKVCache] if found.chunked else [])}
+    if unknown:
+        return Capabilities(batch=f"cache {', '.join(sorted(kind.__name__ for kind in unknown))}")
+    if found.alone:
+        return Capabilities(batch=found.alone)
+    if ArraysCache in kinds:
+        return Capabilities(prefill_together="recurrent state", drafts="recurrent state cannot be taken back")
+    return Capabilities()
+
+
+def flatten(caches: Sequence[Any]) -> list[Any]:
+    """Nested caches, one by one."""
+    return [
+        leaf
+        for cache in caches
+        for leaf in (flatten(cache.caches) if isinstance(cache, CacheList | ListSlots) else [cache])
+    ]
+
+
+def slot_caches(model: nn.Module, kv: KvFormat, slack: int = 0) -> list[Any]:
+    """One slot cache for each cache that the model makes for a single row. Rings and states are bounded, and are
+    never quantized. `slack`: tokens that a ring holds beyond its window."""
+    found = adapted(model)
+    traits = found.traits
+    full, quantized = (OpenSlots, OpenQuantizedSlots) if traits.open_buffers else (FullSlots, QuantizedSlots)
+
+    def counterpart(cache: Any) -> Any:
+        if isinstance(cache, CacheList):
+            return ListSlots(*map(counterpart, cache.caches))
+        if isinstance(cache, ArraysCache):
+            return StateSlots(len(cache.cache), found.history)
+        if isinstance(cache, ChunkedKVCache):
+            return ChunkSlots(traits)
+        if isinstance(cache, RotatingKVCache):
+            return RingSlots(cache.max_size, slack, traits)
+        return quantized(kv, traits) if kv.bits else full(traits)
+
+    return [counterpart(cache) for cache in make_prompt_cache(model)]

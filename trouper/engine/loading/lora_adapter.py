@@ -1,0 +1,33 @@
+"""LoRA adapters: looked for before anything is loaded, applied afterwards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mlx import nn
+from mlx_lm.utils import load_adapters
+
+from trouper.engine.platform.error_text import line_of
+from trouper.protocol.problems import ModelUnusable
+
+FILES = ("adapter_config.json", "adapters.safetensors")
+
+
+def require(path: str) -> None:
+    """That it is there. Raises `ModelUnusable`."""
+    directory = Path(path)
+    if not directory.is_dir():
+        what = "is a file" if directory.exists() else "no such directory"
+        raise ModelUnusable(f"--adapter-path {path}: {what}", f"give the directory that holds {' and '.join(FILES)}")
+    for name in FILES:
+        if not (directory / name).is_file():
+            raise ModelUnusable(f"--adapter-path {path} has no {name}", "give the directory of an adapter for mlx-lm")
+
+
+def apply(model: nn.Module, path: str) -> None:
+    """Raises `ModelUnusable`."""
+    try:
+        load_adapters(model, path)
+    except Exception as error:  # any file's content over any model: whatever it raises, they are not for each other
+        raise ModelUnusable(f"--adapter-path {path} does not fit the model: {line_of(error)}") from error
+    model.eval()

@@ -1,0 +1,246 @@
+"""From settings to a model that can run: found, checked, loaded, adapted, in the device's best precision."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import mlx.core as mx
+from mlx import nn
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import load_model
+
+from trouper.engine.distributed import sharding
+from trouper.engine.distributed.rank_group import ALONE, Group
+from trouper.engine.kv.kv_layout import kv_layout
+from trouper.engine.kv.quantized_kv import KvFormat, kv_format
+from trouper.engine.loading import bundled_model, checkpoint, lora_adapter, precision, tokenizer
+from trouper.engine.loading.model_fingerprint import fingerprint
+from trouper.engine.loading.model_source import resolve
+from trouper.engine.loading.tokenizer import HubTokenizer
+from trouper.engine.platform import device
+from trouper.engine.platform.error_text import line_of
+from trouper.engine.pooling import facts_of
+from trouper.engine.self_check.starting import STAGE, Candidate, self_check
+from trouper.protocol.capabilities import Capabilities
+from trouper.protocol.loading import LoadWatch, nobody_watches, stage
+from trouper.protocol.model import ModelCard
+from trouper.protocol.problems import ModelUnusable
+from trouper.protocol.settings import Settings
+
+CONTEXT_KEYS = (
+    "max_position_embeddings",
+    "model_max_length",
+    "max_sequence_length",
+    "max_seq_len",
+    "seq_length",
+    "n_positions",
+    "n_ctx",
+)
+UNBOUNDED_CONTEXT = 32768
+"""For configs that name no limit: recurrent models, which have none."""
+ONE_EVALUATION_BYTES = 2**26
+"""Parameters are evaluated in groups of this size: dequantizing all at once would hold both forms of all."""
+
+
+@attrs.frozen(eq=False)
+class Loaded:
+    """A model whose every parameter is evaluated, on the thread that called `load`."""
+
+    model: nn.Module
+    card: ModelCard
+    tokenizer: HubTokenizer
+    directory: Path
+    config: dict[str, Any]
+    kv: KvFormat
+
+
+def load(
+    settings: Settings,
+    report: Callable[[str], None],
+    watch: LoadWatch = nobody_watches,
+    group: Group = ALONE,
+) -> Loaded:
+    """Load what the settings name, or this rank's part of it. `report` hears one line for each stage, `watch` what takes
+    long as it goes on. Raises `ModelUnusable` with one line. With several ranks it waits for all of them, once its own
+    part is there."""
+    name = settings.model or bundled_model.NAME
+    if settings.adapter_path is not None:
+        lora_adapter.require(settings.adapter_path)
+    directory = resolve(settings.model, report, watch)
+    found = checkpoint.inspect(directory)
+    generation = _generation_config(directory)
+    words = tokenizer.load(directory, found.config, generation)
+    float32 = device.is_cpu()
+    size = found.float32_bytes if float32 else found.stored_bytes
+    checkpoint.require_memory(size, directory, group)
+    report(f"loading {found.architecture} from {directory}: {size / 2**20:.0f} MiB on {device.name()}")
+    model, config = opened(directory)
+    if settings.adapter_path is not None:
+        report(f"applying the adapter {settings.adapter_path}")
+        lora_adapter.apply(model, settings.adapter_path)
+    if group.size > 1:
+        sharding.fuse_adapters(model)
+    if float32:
+        precision.to_float32(model)
+    if group.size > 1:
+        _shard(model, config, directory, settings, group)
+    _evaluate(model, directory, stage(watch, name, "loading the weights"))
+    if group.size > 1:
+        _require_same(found, group)
+    kv = kv_format(settings.kv_bits, settings.kv_group_size)
+    candidate = Candidate(
+        model=model,
+        config=config,
+        directory=directory,
+        digest=found.digest,
+        vocabulary=_logits(model, directory),
+        kv=kv,
+    )
+    capabilities, check = self_check(candidate, settings, group, report, stage(watch, name, STAGE, "steps"))
+    card = attrs.evolve(
+        _card(settings, found, candidate, capabilities),
+        ranks=group.size,
+        cache_bytes=min(group.gather(_cache_bytes(settings, model, group))),
+        self_check=check,
+    )
+    if settings.blocks_dir is not None and card.kv.cached:
+        told = fingerprint(
+            directory,
+            settings.adapter_path,
+            report,
+            stage(watch, name, "reading again for the cache's sake"),
+            _rank(settings, group),
+        )
+        card = attrs.evolve(card, fingerprint=told)
+    return Loaded(model, card, words.with_grammars(card.vocab_size), directory, config, kv)
+
+
+def weights_bytes(settings: Settings) -> int:
+    """What its weights will weigh once they are loaded. Fetches the model if it is not there. Raises `ModelUnusable`."""
+    found = checkpoint.inspect(resolve(settings.model, lambda _: None))
+    return found.float32_bytes if device.is_cpu() else found.stored_bytes
+
+
+def _generation_config(directory: Path) -> dict[str, Any]:
+    path = directory / "generation_config.json"
+    return checkpoint.read_json(path) if path.exists() else {}
+
+
+def opened(directory: Path) -> tuple[nn.Module, dict[str, Any]]:
+    """A model and its config. Lazily: nothing is read yet but shapes. Raises `ModelUnusable`."""
+    try:
+        model, config = load_model(directory, lazy=True)
+    except Exception as error:  # any architecture's code over any file: whatever it raises, the model is unusable
+        raise ModelUnusable(
+            f"{directory}: the weights and config.json do not make a model: {line_of(error)}"
+        ) from error
+    return model, config
+
+
+def _shard(model: nn.Module, config: dict[str, Any], directory: Path, settings: Settings, group: Group) -> None:
+    sharding.shard(model, config, directory, group, lambda: opened(directory)[0])
+    if settings.tp_reduce_dtype == "float32":
+        sharding.sum_in_float32(model, group)
+
+
+def _rank(settings: Settings, group: Group) -> dict[str, str]:
+    """A rank keeps its own heads' KV, and how parts are added shows in it."""
+    if group.size == 1:
+        return {}
+    return {"rank": f"{group.rank} of {group.size}", "sums": settings.tp_reduce_dtype}
+
+
+def _require_same(found: checkpoint.Checkpoint, group: Group) -> None:
+    """The first thing that ranks do together: whoever could not load is not there. Raises `ModelUnusable`."""
+    digests = group.gather(found.digest)
+    other = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None)
+    if other is not None:
+        raise ModelUnusable(f"{found.directory} is another model on rank {other} than on rank 0: copy rank 0's there")
+
+
+def _evaluate(model: nn.Module, directory: Path, told: Callable[[int, int], None]) -> None:
+    parameters = [parameter for _, parameter in tree_flatten(model.parameters())]
+    done, total = 0, sum(parameter.nbytes for parameter in parameters)
+    told(done, total)
+    try:
+        for group in _groups(parameters):
+            mx.eval(group)
+            done += sum(parameter.nbytes for parameter in group)
+            told(done, total)
+    except (RuntimeError, MemoryError) as error:
+        raise ModelUnusable(f"{directory}: the weights cannot be read into memory: {line_of(error)}") from error
+    mx.clear_cache()
+
+
+def _groups(parameters: Iterable[mx.array]) -> Iterable[list[mx.array]]:
+    group: list[mx.array] = []
+    for parameter in parameters:
+        group.append(parameter)
+        if sum(array.nbytes for array in group) >= ONE_EVALUATION_BYTES:
+            yield group
+            group = []
+    yield group
+
+
+def _card(
+    settings: Settings, found: checkpoint.Checkpoint, candidate: Candidate, capabilities: Capabilities
+) -> ModelCard:
+    model = candidate.model
+    parameters = [parameter for _, parameter in tree_flatten(model.parameters())]
+    return ModelCard(
+        id=settings.model or bundled_model.NAME,
+        created=int((found.directory / "config.json").stat().st_mtime),
+        context_length=_context_length(candidate.config),
+        vocab_size=candidate.vocabulary,
+        architecture=found.architecture,
+        dtype=_dtype(parameters),
+        weights_bytes=sum(parameter.nbytes for parameter in parameters),
+        device=device.name(),
+        capabilities=capabilities,
+        kv=kv_layout(model, candidate.kv, capabilities),
+        embedding=facts_of(model, found.directory),
+    )
+
+
+def _cache_bytes(settings: Settings, model: nn.Module, group: Group) -> int:
+    """For cached blocks, unless --cache-memory says: half of what the weights leave, and not more than a third of all."""
+    limit = device.memory_limit_bytes(group.sharers)
+    left = limit * settings.memory_fraction - sum(parameter.nbytes for _, parameter in tree_flatten(model.parameters()))
+    return max(0, int(min(left / 2, limit / 3)))
+
+
+def _logits(model: nn.Module, directory: Path) -> int:
+    """How many there are, by the model itself: configs nest it, omit it, or forget the padding. Nothing is computed."""
+    try:
+        return int(model(mx.array([[0]]), cache=make_prompt_cache(model)).shape[-1])
+    except Exception as error:  # any architecture's code: whatever it raises, nobody can be answered
+        raise ModelUnusable(f"{directory}: the model's own code fails: {line_of(error)}") from error
+
+
+def _context_length(config: Mapping[str, Any]) -> int:
+    return _nested(config, CONTEXT_KEYS) or UNBOUNDED_CONTEXT
+
+
+def _nested(config: Mapping[str, Any], keys: Iterable[str]) -> int | None:
+    for level in (config, config.get("text_config") or {}):
+        for key in keys:
+            if isinstance(value := level.get(key), int) and value > 0:
+                return value
+    return None
+
+
+def _dtype(parameters: Iterable[mx.array]) -> str:
+    """The type of most floats, and whether weights are packed."""
+    sizes: Counter[str] = Counter()
+    packed = False
+    for parameter in parameters:
+        packed |= parameter.dtype == mx.uint32
+        if mx.issubdtype(parameter.dtype, mx.floating):
+            sizes[str(parameter.dtype).rsplit(".", 1)[-1]] += parameter.nbytes
+    (most, _), *_ = sizes.most_common(1) or [("none", 0)]
+    return f"{most}, quantized weights" if packed else most

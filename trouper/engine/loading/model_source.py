@@ -1,0 +1,74 @@
+"""From what `--model` says to a directory: a local one, one of the hub's, or the embedded model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+)
+from huggingface_hub.utils import validate_repo_id
+from mlx_lm.utils import _download  # the hub files that mlx-lm reads, and ModelScope on request
+
+from trouper.engine.loading import bundled_model
+from trouper.engine.platform.error_text import line_of
+from trouper.protocol.loading import LoadWatch, nobody_watches
+from trouper.protocol.problems import ModelUnusable
+
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def resolve(model: str | None, report: Callable[[str], None], watch: LoadWatch = nobody_watches) -> Path:
+    """The model's directory; downloads it unless it is there. `watch` hears how far the embedded one has come; the hub's
+    client shows bars of its own. Raises `ModelUnusable`."""
+    if model is None:
+        report(f"no --model: serving the embedded {bundled_model.NAME}")
+    match place_of(model):
+        case Path() as directory:
+            return directory
+        case None:
+            return bundled_model.directory(None, report, watch)
+        case hub_id:
+            report(f"fetching {hub_id} from the model hub, unless it is cached")
+            return _fetch(hub_id)
+
+
+def place_of(model: str | None) -> Path | str | None:
+    """A directory that is there, or a hub's id, or None for the embedded model. Raises `ModelUnusable` for what is none."""
+    if model is None:
+        return None
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    if model == bundled_model.NAME:
+        return None
+    if path.exists():
+        raise ModelUnusable(f"--model {model} is a file: give the directory that holds config.json and the weights")
+    if not HUB_ID.fullmatch(model) or model.startswith((".", "~")):
+        raise ModelUnusable(f"--model {model}: no such directory, and not a hub id (owner/name) either")
+    try:
+        validate_repo_id(model)
+    except HFValidationError as error:
+        raise ModelUnusable(f"--model {model}: not a hub id: {line_of(error)}") from error
+    return model
+
+
+def _fetch(hub_id: str) -> Path:
+    try:
+        return Path(_download(hub_id))
+    except GatedRepoError as error:
+        raise ModelUnusable(f"{hub_id} is gated: accept its terms on the hub and set HF_TOKEN") from error
+    except RepositoryNotFoundError as error:
+        raise ModelUnusable(f"the hub has no {hub_id}, or it is private: then set HF_TOKEN") from error
+    except LocalEntryNotFoundError as error:
+        raise ModelUnusable(
+            f"{hub_id} is neither a directory nor cached, and the model hub cannot be reached"
+        ) from error
+    except (HfHubHTTPError, OSError) as error:
+        raise ModelUnusable(f"{hub_id} could not be downloaded: {line_of(error)}") from error

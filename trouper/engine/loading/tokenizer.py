@@ -1,0 +1,163 @@
+"""A Hugging Face tokenizer as the rest of the server knows one: text to tokens, and tokens to bytes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import attrs
+from jinja2 import TemplateError
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from mlx_lm.utils import load_tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from trouper import heap
+from trouper.engine.grammars.grammar_compiler import COMPILE_S, Grammars, Vocabulary
+from trouper.engine.loading.token_bytes import TokenTable, token_table
+from trouper.protocol.grammar import Grammar
+from trouper.protocol.problems import ModelUnusable, bad_request
+
+TEMPLATE_FAULTS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, RecursionError)
+"""What a template may raise over messages that it was not made for; `raise_exception` raises TemplateError, what is nested too
+deeply for `tojson` RecursionError."""
+Config = Mapping[str, Any]
+LONG_TEXT = 20_000
+"""Characters beyond which a text goes to the tokenizers library directly."""
+HUGE_TEXT = 2**20
+"""Characters beyond which the memory of the encoding is given back to the system."""
+ENCODE = PreTrainedTokenizerFast._encode_plus
+TEMPLATE = PreTrainedTokenizerFast.apply_chat_template
+
+
+class Fast(Protocol):
+    def __call__(self, texts: list[str], *, add_special_tokens: bool) -> Sequence[Any]: ...
+
+
+@attrs.frozen(eq=False, slots=False)
+class HubTokenizer:
+    """Implements `protocol.model.Tokenizer`."""
+
+    eos_token_ids: frozenset[int]
+    has_chat_template: bool
+    _wrapped: TokenizerWrapper
+    _bytes: tuple[bytes, ...]
+    _specials: Mapping[int, str]
+    grammars: Grammars | None = None
+    """Of the model that it came with, once that is loaded."""
+
+    @cached_property
+    def longest_token(self) -> int:
+        return max(map(len, self._bytes), default=1)
+
+    @cached_property
+    def _fast(self) -> Fast | None:
+        """The tokenizers library itself, where the tokenizer adds nothing to its tokenizer.json. `encode_batch_fast` releases the GIL,
+        which `encode` does not, and makes no offsets, which take ten times the memory of the ids."""
+        wrapped = self._wrapped._tokenizer
+        plain = isinstance(wrapped, PreTrainedTokenizerFast) and type(wrapped)._encode_plus is ENCODE
+        backend = getattr(wrapped, "backend_tokenizer", None)
+        if not plain or backend is None or backend.truncation is not None or backend.padding is not None:
+            return None
+        return cast(Fast, backend.encode_batch_fast)
+
+    def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
+        if len(text) < LONG_TEXT or self._fast is None:
+            return tuple(self._wrapped.encode(text, add_special_tokens=special))
+        ids = self._fast([text], add_special_tokens=special)[0].ids
+        if len(text) > HUGE_TEXT:
+            heap.give_back()
+        return tuple(ids)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> tuple[int, ...]:
+        """The template itself writes the special tokens, so none are added to its text (F1)."""
+        return tuple(self._templated(messages, {**kwargs, "tokenize": True}))
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]) -> str | None:
+        if self._fast is None or type(self._wrapped._tokenizer).apply_chat_template is not TEMPLATE:
+            return None
+        return str(self._templated(messages, {**kwargs, "tokenize": False}))
+
+    def _templated(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> Any:
+        plain = [dict(message) for message in messages]
+        try:
+            return self._wrapped.apply_chat_template(plain, **{"add_generation_prompt": True, **options})
+        except TEMPLATE_FAULTS as error:
+            raise bad_request(f"the model's chat template refuses these messages: {error}", "messages") from error
+
+    def token_bytes(self, token: int) -> bytes:
+        return self._bytes[token] if 0 <= token < len(self._bytes) else b""
+
+    def token_text(self, token: int) -> str:
+        return self._specials.get(token) or self.token_bytes(token).decode(errors="backslashreplace")
+
+    @property
+    def thinking(self) -> tuple[str, str] | None:
+        words = self._wrapped
+        return (words.think_start, words.think_end) if words.has_thinking else None
+
+    def marker_tokens(self, marker: str) -> tuple[int, ...]:
+        return tuple(self._wrapped.encode(marker, add_special_tokens=False))
+
+    @property
+    def calling(self) -> tuple[str, str] | None:
+        words = self._wrapped
+        return (words.tool_call_start, words.tool_call_end or "") if words.has_tool_calling else None
+
+    def parse_calls(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+        found = self._wrapped.tool_parser(text, list(tools))
+        return [_call(call) for call in (found if isinstance(found, list) else [found])]
+
+    def compile_grammar(self, grammar: Grammar, timeout_s: float = COMPILE_S) -> object:
+        assert self.grammars is not None, "the model is not loaded"
+        return self.grammars.compile(grammar, timeout_s)
+
+    def with_grammars(self, logits: int) -> HubTokenizer:
+        """For a model of so many logits."""
+        eos = sorted(self.eos_token_ids) or [0]
+        encode = partial(self._wrapped.encode, add_special_tokens=False)
+        return attrs.evolve(self, grammars=Grammars(Vocabulary(self._bytes, self._specials, eos, encode), logits, eos))
+
+
+def _call(call: Mapping[str, Any]) -> tuple[str, str]:
+    arguments = call.get("arguments", {})
+    return str(call["name"]), arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
+def _visible(table: TokenTable, wrapped: TokenizerWrapper) -> TokenTable:
+    """Markers of thinking and calling are text, whatever the tokenizer calls them: they are looked for in the text."""
+    markers = {
+        wrapped.think_start, wrapped.think_end, wrapped.tool_call_start, wrapped.tool_call_end,
+    }  # fmt: skip
+    shown = {token: text for token, text in table.specials.items() if text in markers}
+    pieces = list(table.pieces)
+    for token, text in shown.items():
+        pieces[token] = text.encode()
+    return TokenTable(tuple(pieces), {token: text for token, text in table.specials.items() if token not in shown})
+
+
+def load(directory: Path, *configs: Config) -> HubTokenizer:
+    """The directory's tokenizer. `configs` may name further tokens that end a turn. Raises `ModelUnusable`."""
+    try:
+        wrapped = load_tokenizer(directory)
+        table = _visible(token_table(wrapped), wrapped)
+    except Exception as error:  # files of any kind, read by code of any kind: whatever it raises, they are unusable
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelUnusable(f"{directory} has no usable tokenizer: {reason}") from error
+    return HubTokenizer(
+        eos_token_ids=frozenset(wrapped.eos_token_ids).union(*map(eos_ids, configs)),
+        has_chat_template=bool(wrapped.has_chat_template),
+        wrapped=wrapped,
+        bytes=table.pieces,
+        specials=table.specials,
+    )
+
+
+def eos_ids(config: Config) -> frozenset[int]:
+    """An id, a list of them, or nothing; models of several modalities nest theirs (F16)."""
+    named = config.get("eos_token_id")
+    own = {named} if isinstance(named, int) else set(named or ())
+    nested = config.get("text_config")
+    return frozenset(own) | (eos_ids(nested) if isinstance(nested, Mapping) else frozenset())

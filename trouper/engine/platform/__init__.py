@@ -1,0 +1,1 @@
+"""The device, its libraries, and when it computes."""

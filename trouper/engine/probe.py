@@ -1,0 +1,115 @@
+"""What `trouper doctor` asks: the device, how fast it multiplies, and whether a model fits. Loads no weights."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import attrs
+import mlx.core as mx
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import LocalEntryNotFoundError
+
+from trouper.engine import FAST_BLAS
+from trouper.engine.distributed.rank_group import ALONE
+from trouper.engine.kv.kv_layout import kv_layout
+from trouper.engine.kv.quantized_kv import kv_format
+from trouper.engine.loading import bundled_model, checkpoint, precision
+from trouper.engine.loading.architecture import by_caches
+from trouper.engine.loading.model_loading import opened
+from trouper.engine.loading.model_source import place_of, resolve
+from trouper.engine.platform import device
+from trouper.engine.self_check.remembering import key_of, recalled
+from trouper.engine.self_check.starting import line_of
+from trouper.protocol.settings import Settings
+
+PRODUCT_SIZE = 1024
+PRODUCTS = 8
+
+
+@attrs.frozen(kw_only=True)
+class Device:
+    name: str
+    is_cpu: bool
+    memory_bytes: int
+    fast_blas: Path | None
+    """None also where none is needed."""
+
+
+@attrs.frozen(kw_only=True)
+class Fit:
+    """A model as it would lie in memory."""
+
+    architecture: str
+    weights_bytes: int
+    token_bytes: int
+    """Of one token's keys and values; 0: none are kept, or only a state of fixed size."""
+
+
+def device_facts() -> Device:
+    return Device(
+        name=device.name(), is_cpu=device.is_cpu(), memory_bytes=device.memory_limit_bytes(), fast_blas=FAST_BLAS
+    )
+
+
+def product_gflops() -> float:
+    """The best of a few float32 products, in 10^9 operations a second: what prefill is made of."""
+    one = mx.random.normal((PRODUCT_SIZE, PRODUCT_SIZE))
+    mx.eval(one @ one)
+    best = float("inf")
+    for _ in range(PRODUCTS):
+        began = time.perf_counter()
+        mx.eval(one @ one)
+        best = min(best, time.perf_counter() - began)
+    return float(2 * PRODUCT_SIZE**3 / best / 1e9)
+
+
+def is_here(model: str | None) -> bool:
+    """Whether starting would download nothing. Raises `ModelUnusable` for what no start could find."""
+    match place_of(model):
+        case Path():
+            return True
+        case None:
+            return bundled_model.is_here()
+        case hub_id:
+            return _is_cached(hub_id)
+
+
+def _is_cached(hub_id: str) -> bool:
+    try:
+        snapshot_download(hub_id, local_files_only=True)
+    except LocalEntryNotFoundError:
+        return False
+    return True
+
+
+@attrs.frozen
+class Checked:
+    """A self-check of an earlier start, as a line. off: it has turned off what the model's caches would have allowed."""
+
+    said: str
+    off: bool
+
+
+def checked(settings: Settings) -> Checked | None:
+    """None: there was none yet. Of a model that is here. Raises `ModelUnusable`."""
+    found = checkpoint.inspect(directory := resolve(settings.model, lambda _: None))
+    known = recalled(key_of(found.digest, settings, ALONE))
+    if known is None:
+        return None
+    capabilities, check = known
+    wrong = set(capabilities.off) - set(by_caches(opened(directory)[0]).off)
+    return Checked(line_of(capabilities, attrs.evolve(check, mode="fast")), bool(wrong))
+
+
+def fit(settings: Settings) -> Fit:
+    """Of a model that is here. Raises `ModelUnusable`."""
+    found = checkpoint.inspect(directory := resolve(settings.model, lambda _: None))
+    model, _ = opened(directory)
+    if float32 := device.is_cpu():
+        precision.to_float32(model)
+    return Fit(
+        architecture=found.architecture,
+        weights_bytes=found.float32_bytes if float32 else found.stored_bytes,
+        token_bytes=kv_layout(model, kv_format(settings.kv_bits, settings.kv_group_size)).token_bytes,
+    )

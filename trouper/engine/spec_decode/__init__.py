@@ -1,0 +1,1 @@
+"""Speculative decoding: proposing drafts and verifying them."""

@@ -1,0 +1,171 @@
+"""A cache directory as its owner sees it, with or without a server that uses it: what is in it, is it sound, away with it."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import attrs
+
+from trouper.protocol.blocks import TOKEN_BYTES
+from trouper.storage import catalogue
+from trouper.storage.cache_directory import TAG, TAG_TEXT, TEMPORARY_SUFFIX
+from trouper.storage.file_operations import Disk, File
+from trouper.storage.run_format import SUFFIX
+from trouper.storage.run_reading import open_run
+from trouper.storage.runs import NAMESPACE
+from trouper.storage.stored_pieces import Damaged, RunInfo
+
+DISK = Disk()
+SUMMED = ("files", "bytes", "blocks", "snapshots", "tokens", "unreadable")
+
+
+@attrs.frozen
+class NamespaceFacts:
+    """What was computed with one model and one way to keep KV."""
+
+    name: str
+    files: int = 0
+    bytes: int = 0
+    blocks: int = 0
+    snapshots: int = 0
+    tokens: int = 0
+    """Of blocks that are in several files, each time."""
+    unreadable: int = 0
+    """Files whose header is damaged; `verify` says how."""
+    oldest_s: float = 0.0
+    newest_s: float = 0.0
+    """Since the least and the most recently used file was of use."""
+
+
+@attrs.frozen
+class Checked:
+    """One file, read in full."""
+
+    path: Path
+    bytes: int
+    problem: str | None
+    """None: it is sound."""
+
+
+@attrs.frozen
+class Removed:
+    files: int
+    bytes: int
+
+
+def namespaces(directory: Path) -> list[NamespaceFacts]:
+    """Most recently used first. Nothing for a directory that is not there. Raises `OSError`, also for a directory that is
+    not ours."""
+    facts = [_facts(path) for path in _namespaces(directory)]
+    return sorted((one for one in facts if one.files), key=lambda one: (one.newest_s, one.name))
+
+
+def total(facts: Sequence[NamespaceFacts]) -> NamespaceFacts:
+    """All of them together."""
+    sums = {name: sum(getattr(one, name) for one in facts) for name in SUMMED}
+    oldest_s = max((one.oldest_s for one in facts), default=0.0)
+    newest_s = min((one.newest_s for one in facts), default=0.0)
+    return NamespaceFacts("total", **sums, oldest_s=oldest_s, newest_s=newest_s)
+
+
+def runs(directory: Path) -> list[tuple[Path, int]]:
+    """Every file of blocks, and its bytes. Raises as `namespaces` does."""
+    return [
+        (path / file.name, file.bytes)
+        for path in _namespaces(directory)
+        for file in _files(path)
+        if file.name.endswith(SUFFIX)
+    ]
+
+
+def verify(files: Iterable[tuple[Path, int]], *, remove: bool = False) -> Iterator[Checked]:
+    """Read each in full; `remove` what is damaged. What another server removes meanwhile is no problem. Raises `OSError`
+    if something cannot be removed; a file that the disk does not read is a problem, and stays."""
+    for path, size in files:
+        problem = None
+        try:
+            _verify(path)
+        except Damaged as damaged:
+            if damaged.reason != "vanished":
+                problem = f"{damaged.reason}: {damaged.detail}"
+                if remove:
+                    path.unlink(missing_ok=True)
+        except OSError as error:
+            problem = f"unreadable: {error.strerror}"
+        yield Checked(path, size, problem)
+
+
+def clear(directory: Path) -> Removed:
+    """Remove what servers stored. A server that uses it goes on: to it these are misses. Raises as `namespaces` does."""
+    files = size = 0
+    for path in _namespaces(directory):
+        for file in _files(path):
+            if file.name.endswith((SUFFIX, TEMPORARY_SUFFIX)) or file.name == catalogue.NAME:
+                (path / file.name).unlink(missing_ok=True)
+                files, size = files + 1, size + file.bytes
+        with suppress(OSError):  # A server writes there, or somebody put something of their own there.
+            path.rmdir()
+    return Removed(files, size)
+
+
+def _verify(path: Path) -> None:
+    with open_run(DISK, path) as run:
+        if not run.header.namespace.startswith(path.parent.name):
+            raise Damaged(path.name, "foreign", "of another namespace")
+        run.everything()
+
+
+def _namespaces(directory: Path) -> list[Path]:
+    try:
+        names = sorted(name for name in DISK.directories(directory) if NAMESPACE.fullmatch(name))
+    except FileNotFoundError:
+        return []
+    tag = directory / TAG
+    if not tag.exists() or tag.read_bytes() != TAG_TEXT:
+        raise OSError(errno.EINVAL, "was not made by trouper", str(directory))
+    return [directory / name for name in names]
+
+
+def _files(path: Path) -> list[File]:
+    with suppress(FileNotFoundError):
+        return DISK.files(path)
+    return []
+
+
+def _facts(path: Path) -> NamespaceFacts:
+    files = [file for file in _files(path) if file.name.endswith(SUFFIX)]
+    known = {run.name: run for run in _catalogue(path)}
+    infos = [_info(path / file.name, file, known) for file in files]
+    pieces = [piece for info in infos if info is not None for piece in info.pieces]
+    now_ns = time.time_ns()
+    ages = [max(0.0, (now_ns - file.used_ns) / 1e9) for file in files]
+    return NamespaceFacts(
+        path.name,
+        files=len(files),
+        bytes=sum(file.bytes for file in files),
+        blocks=sum(piece.payload_bytes > 0 for piece in pieces),
+        snapshots=sum(piece.snapshot_bytes is not None for piece in pieces),
+        tokens=sum(len(piece.tokens) // TOKEN_BYTES for piece in pieces if piece.payload_bytes),
+        unreadable=infos.count(None),
+        oldest_s=max(ages, default=0.0),
+        newest_s=min(ages, default=0.0),
+    )
+
+
+def _catalogue(path: Path) -> list[RunInfo]:
+    with suppress(OSError):
+        return catalogue.decode(None, (path / catalogue.NAME).read_bytes())
+    return []
+
+
+def _info(path: Path, file: File, known: dict[str, RunInfo]) -> RunInfo | None:
+    run = known.get(file.name)
+    if run is not None and run.file_bytes == file.bytes:
+        return run
+    with suppress(Damaged, OSError), open_run(DISK, path) as opened:
+        return opened.header.info
+    return None

@@ -1,0 +1,241 @@
+"""A run as bytes: consecutive blocks of one chain, in one safetensors file that other tools can read, too.
+
+    8 bytes   length of the header, little-endian
+    header    JSON, padded with spaces to 8 bytes: `__metadata__`, then the tensors' types, shapes and places
+    data      b0.0 b0.1 ... b1.0 ...: the payloads, one piece after another; then s0.0 ...: the snapshots
+
+So neighbouring pieces are read at once, and a header is enough to know what a file is good for. The metadata begins with a
+checksum over everything else in front of the data, and contains one of each payload and of each snapshot: xxh3_128, which
+is fast and made for accidents. Against somebody who writes into a directory of ours no checksum helps.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import Final, Literal
+
+import attrs
+import msgspec
+from xxhash import xxh3_128, xxh3_128_hexdigest, xxh32_hexdigest
+
+from trouper.protocol.blocks import Payload, Tensor
+from trouper.storage.file_operations import Buffer
+from trouper.storage.stored_pieces import Damaged, Piece, PieceInfo, RunInfo
+
+FORMAT: Final = "trouper-run-1"
+SUFFIX: Final = ".safetensors"
+LENGTH_BYTES: Final = 8
+MOST_HEADER_BYTES: Final = 100_000_000
+"""The safetensors library's own bound."""
+OPENING: Final = b'{"__metadata__":{"checksum":"'
+CHECKSUM_END: Final = len(OPENING) + 32
+NONE: Final = "-"
+"""In place of the checksum of a snapshot that is not there."""
+ITEM_BYTES: Final = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
+    **dict.fromkeys(("U32", "I32", "F32"), 4),
+    **dict.fromkeys(("U64", "I64", "F64"), 8),
+}
+
+Part = Literal["b", "s"]
+"""A payload (of a block), or a snapshot."""
+Span = tuple[int, int]
+"""Start and end in the data."""
+
+
+@attrs.frozen(eq=False)
+class Sealed:
+    """A run, ready to be written: nothing of it has been copied."""
+
+    info: RunInfo
+    buffers: tuple[Buffer, ...]
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A tensor in the header."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: Span
+
+
+class Metadata(msgspec.Struct, frozen=True):
+    """Lists are separated by commas: safetensors allows strings only."""
+
+    checksum: str
+    format: str
+    namespace: str
+    parent: str
+    keys: str
+    tokens: str
+    payloads: str
+    snapshots: str
+
+
+@attrs.frozen(eq=False)
+class Header:
+    """All that stands in front of the data, verified."""
+
+    info: RunInfo
+    namespace: str
+    data_start: int
+    entries: dict[str, Entry]
+    checksums: dict[Part, list[str]]
+
+    def span(self, part: Part, place: int) -> Span:
+        """Where the part's tensors are; an empty part is nowhere."""
+        own = list(self._own(part, place))
+        return (own[0].data_offsets[0], own[-1].data_offsets[1]) if own else (0, 0)
+
+    def tensors(self, part: Part, place: int, data: memoryview) -> Payload:
+        """`data` is the part's span. Raises `ValueError` if the tensors do not fill it."""
+        tensors, at = [], 0
+        for entry in self._own(part, place):
+            end = at + tensor_bytes(entry.dtype, entry.shape)
+            tensors.append(Tensor(entry.dtype, entry.shape, data[at:end]))
+            at = end
+        if at != data.nbytes:
+            raise ValueError("tensors and their places differ")
+        return tuple(tensors)
+
+    def _own(self, part: Part, place: int) -> Iterator[Entry]:
+        tensor = 0
+        while (entry := self.entries.get(f"{part}{place}.{tensor}")) is not None:
+            yield entry
+            tensor += 1
+
+
+def tensor_bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    """Raises `ValueError` for an unknown dtype."""
+    if dtype not in ITEM_BYTES:
+        raise ValueError(f"unknown dtype {dtype!r}")
+    return ITEM_BYTES[dtype] * prod(shape)
+
+
+def file_name(pieces: Sequence[Piece | PieceInfo]) -> str:
+    """The first and the last key and the number of pieces say which blocks; the last part says what there is of each."""
+    first, last = pieces[0].key.hex()[:16], pieces[-1].key.hex()[:16]
+    return f"{first}-{last}-{len(pieces)}-{xxh32_hexdigest(bytes(map(_kind, pieces)))}{SUFFIX}"
+
+
+def _kind(piece: Piece | PieceInfo) -> int:
+    if isinstance(piece, Piece):
+        return bool(_payload_bytes(piece.payload)) + 2 * (piece.snapshot is not None)
+    return bool(piece.payload_bytes) + 2 * (piece.snapshot_bytes is not None)
+
+
+def _payload_bytes(payload: Payload) -> int:
+    return sum(tensor.nbytes for tensor in payload)
+
+
+def seal(namespace: str, parent: bytes, pieces: Sequence[Piece]) -> Sealed:
+    """`pieces`: at least one, each the continuation of the one before. Raises `ValueError` for tensors whose bytes do not
+    fill their shape."""
+    entries: dict[str, Entry] = {}
+    buffers: list[Buffer] = []
+    end = 0
+    for name, tensor in _tensors(pieces):
+        start, end = end, end + tensor.nbytes
+        if tensor.nbytes != tensor_bytes(tensor.dtype, tensor.shape):
+            raise ValueError(f"{name}: {tensor.nbytes} bytes are not {tensor.dtype} {tensor.shape}")
+        entries[name] = Entry(tensor.dtype, tensor.shape, (start, end))
+        buffers.append(tensor.data)
+    front = _front(_metadata(namespace, parent, pieces), entries)
+    infos = tuple(_info(piece) for piece in pieces)
+    return Sealed(RunInfo(file_name(pieces), len(front) + end, parent, infos), (front, *buffers))
+
+
+def _tensors(pieces: Sequence[Piece]) -> Iterator[tuple[str, Tensor]]:
+    for part in ("b", "s"):
+        for place, piece in enumerate(pieces):
+            for number, tensor in enumerate(piece.payload if part == "b" else piece.snapshot or ()):
+                yield f"{part}{place}.{number}", tensor
+
+
+def _info(piece: Piece) -> PieceInfo:
+    snapshot_bytes = None if piece.snapshot is None else _payload_bytes(piece.snapshot)
+    return PieceInfo(piece.key, piece.tokens, _payload_bytes(piece.payload), snapshot_bytes)
+
+
+def _metadata(namespace: str, parent: bytes, pieces: Sequence[Piece]) -> Metadata:
+    return Metadata(
+        checksum="0" * 32,
+        format=FORMAT,
+        namespace=namespace,
+        parent=parent.hex(),
+        keys=",".join(piece.key.hex() for piece in pieces),
+        tokens=",".join(b64encode(piece.tokens).decode() for piece in pieces),
+        payloads=",".join(_checksum(piece.payload) for piece in pieces),
+        snapshots=",".join(NONE if piece.snapshot is None else _checksum(piece.snapshot) for piece in pieces),
+    )
+
+
+def _checksum(payload: Payload) -> str:
+    digest = xxh3_128()
+    for tensor in payload:
+        digest.update(tensor.data)
+    return digest.hexdigest()
+
+
+def _front(metadata: Metadata, entries: dict[str, Entry]) -> bytes:
+    header = msgspec.json.encode({"__metadata__": metadata, **entries})
+    header += b" " * (-len(header) % 8)
+    length = len(header).to_bytes(LENGTH_BYTES, "little")
+    rest = header[CHECKSUM_END:]
+    return b"".join((length, OPENING, xxh3_128_hexdigest(length + rest).encode(), rest))
+
+
+def header_bytes(name: str, length: bytes, file_bytes: int) -> int:
+    """What the first bytes of a file say. Raises `Damaged`."""
+    size = int.from_bytes(length, "little")
+    if len(length) < LENGTH_BYTES or size > min(file_bytes - LENGTH_BYTES, MOST_HEADER_BYTES):
+        raise Damaged(name, "torn", "shorter than its header")
+    return size
+
+
+def parse(name: str, length: bytes, header: bytes, file_bytes: int) -> Header:
+    """Verify and decode. Raises `Damaged`: whatever the bytes are, nothing else comes of them."""
+    if not header.startswith(OPENING):
+        raise Damaged(name, "foreign", "not a run")
+    if xxh3_128_hexdigest(length + header[CHECKSUM_END:]).encode() != header[len(OPENING) : CHECKSUM_END]:
+        raise Damaged(name, "checksum", "header")
+    try:
+        found = _decode(name, header, file_bytes)
+    except (ValueError, LookupError, msgspec.MsgspecError) as error:
+        raise Damaged(name, "foreign", f"header: {error}") from error
+    if found.info.name != name:
+        raise Damaged(name, "foreign", f"the name of {found.info.name}")
+    return found
+
+
+def _decode(name: str, header: bytes, file_bytes: int) -> Header:
+    raw = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
+    metadata = msgspec.json.decode(raw.pop("__metadata__"), type=Metadata)
+    if metadata.format != FORMAT:
+        raise Damaged(name, "foreign", f"format {metadata.format}")
+    entries = {tensor: msgspec.json.decode(entry, type=Entry) for tensor, entry in raw.items()}
+    data_start = LENGTH_BYTES + len(header)
+    if data_start + max((entry.data_offsets[1] for entry in entries.values()), default=0) != file_bytes:
+        raise Damaged(name, "torn", f"{file_bytes} bytes, not what its header says")
+    checksums: dict[Part, list[str]] = {"b": metadata.payloads.split(","), "s": metadata.snapshots.split(",")}
+    pieces = _piece_infos(metadata, entries, checksums["s"])
+    if len(pieces) != len(checksums["b"]):
+        raise ValueError("not one checksum for each piece")
+    info = RunInfo(file_name(pieces), file_bytes, bytes.fromhex(metadata.parent), pieces)
+    return Header(info, metadata.namespace, data_start, entries, checksums)
+
+
+def _piece_infos(metadata: Metadata, entries: dict[str, Entry], snapshots: list[str]) -> tuple[PieceInfo, ...]:
+    keys = [bytes.fromhex(key) for key in metadata.keys.split(",")]
+    tokens = [b64decode(piece, validate=True) for piece in metadata.tokens.split(",")]
+    sizes = {"b": [0] * len(keys), "s": [0] * len(keys)}
+    for tensor, entry in entries.items():
+        start, end = entry.data_offsets
+        sizes[tensor[0]][int(tensor[1:].partition(".")[0])] += end - start
+    return tuple(
+        PieceInfo(key, own, payload, None if checksum == NONE else snapshot)
+        for key, own, payload, snapshot, checksum in zip(keys, tokens, sizes["b"], sizes["s"], snapshots, strict=True)
+    )

@@ -1,0 +1,221 @@
+"""What an answer looks like on the wire: a message, whole and in events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from trouper.actors.runtime.answer import Answer
+from trouper.protocol.problems import Problem
+from trouper.protocol.replies import Delta, Finished
+from trouper.web.anthropic.errors import anthropic_error
+from trouper.web.anthropic.thinking import signature_of
+from trouper.web.http.request_schema import Json
+from trouper.web.output.dialect import Choice, Usage, usage_of
+from trouper.web.output.output_parser import Said, Voice
+from trouper.web.output.tool_calls import Call
+
+encode = msgspec.json.encode
+
+
+def named_event(body: Json) -> bytes:
+    """A server-sent event with its type as its name, as clients of this API look for it."""
+    name: str = body["type"]
+    return b"event: " + name.encode() + b"\ndata: " + encode(body) + b"\n\n"
+
+
+PING = named_event({"type": "ping"})
+
+
+def usage_body(usage: Usage) -> Json:
+    """What came from the cache is no input here. Nothing is paid for caching, so nothing counts as its creation."""
+    return {
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "output_tokens": usage.completion_tokens,
+    }
+
+
+class Blocks:
+    """What is said, as content blocks: the events of a stream, and in `content` what these add up to.
+
+    Blanks between blocks are nobody's text: a block of text begins with something, and none holds blanks only, unless
+    they are all that is said.
+    """
+
+    def __init__(self, *, omitted: bool) -> None:
+        self._omitted = omitted
+        self._open: Literal["text", "thinking"] | None = None
+        self._parts: list[str] = []
+        """Of the open block."""
+        self._held = ""
+        """Blanks that may yet begin a text."""
+        self.content: list[Json] = []
+        self.calls = 0
+
+    def say(self, said: Sequence[Said]) -> list[Json]:
+        events: list[Json] = []
+        for one in said:
+            match one.kind:
+                case "content":
+                    events += self._more("text", one.text)
+                case "reasoning":
+                    events += self._more("thinking", one.text)
+                case "call" if one.call is not None:
+                    events += self._call(one.call)
+        return events
+
+    def end(self) -> list[Json]:
+        if self._open is None and not self.content and self._held:
+            return [*self._begin("text", self._held), *self._close()]
+        return self._close()
+
+    def _more(self, kind: Literal["text", "thinking"], text: str) -> list[Json]:
+        if self._open == kind:
+            return self._delta(text)
+        events = self._close()
+        if kind == "thinking":
+            text = text.lstrip()
+            return [*events, *self._begin(kind, text)] if text else events
+        self._held += text
+        if not self._held.strip():
+            return events
+        return [*events, *self._begin(kind, self._held.lstrip("\n") if self.content else self._held)]
+
+    def _begin(self, kind: Literal["text", "thinking"], text: str) -> list[Json]:
+        self._open, self._parts, self._held = kind, [], ""
+        empty: Json = {"type": "text", "text": ""} if kind == "text" else _thinking("", "")
+        return [self._start(empty), *self._delta(text)]
+
+    def _start(self, block: Json) -> Json:
+        return {"type": "content_block_start", "index": len(self.content), "content_block": block}
+
+    def _delta(self, text: str) -> list[Json]:
+        self._parts.append(text)
+        if self._open == "thinking":
+            return [] if self._omitted else [self._change({"type": "thinking_delta", "thinking": text})]
+        return [self._change({"type": "text_delta", "text": text})]
+
+    def _change(self, delta: Json) -> Json:
+        return {"type": "content_block_delta", "index": len(self.content), "delta": delta}
+
+    def _close(self) -> list[Json]:
+        if self._open is None:
+            return []
+        text, events = "".join(self._parts), []
+        block: Json = {"type": "text", "text": text}
+        if self._open == "thinking":
+            block = _thinking("" if self._omitted else text, signature_of(text, omitted=self._omitted))
+            events.append(self._change({"type": "signature_delta", "signature": block["signature"]}))
+        self._open = None
+        return [*events, self._stop(block)]
+
+    def _stop(self, block: Json) -> Json:
+        self.content.append(block)
+        return {"type": "content_block_stop", "index": len(self.content) - 1}
+
+    def _call(self, call: Call) -> list[Json]:
+        arguments = _object(call.arguments)
+        if arguments is None:
+            return self._more("text", call.arguments)  # Nothing that this dialect could call with.
+        self.calls, self._held = self.calls + 1, ""
+        block: Json = {"type": "tool_use", "id": "toolu_" + call.id.removeprefix("call_"), "name": call.name}
+        return [
+            *self._close(),
+            self._start(block | {"input": {}}),
+            self._change({"type": "input_json_delta", "partial_json": call.arguments}),
+            self._stop(block | {"input": arguments}),
+        ]
+
+
+def _thinking(text: str, signature: str) -> Json:
+    return {"type": "thinking", "thinking": text, "signature": signature}
+
+
+def _object(arguments: str) -> Json | None:
+    try:
+        value: Any = msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+class MessageShape:
+    """One answer. `voice` takes it apart, unless it is text whatever it looks like. `cut`: it may have fewer tokens
+    than were asked for, because the context ends there. `silent`: nothing was asked for but to compute the prompt."""
+
+    def __init__(
+        self, request_id: str, model: str, voice: Voice | None, *, omitted: bool, cut: bool, silent: bool
+    ) -> None:
+        self._request_id, self._model, self._voice = request_id, model, voice
+        self._cut, self._silent = cut, silent
+        self._blocks = Blocks(omitted=omitted)
+
+    def body(self, choices: Sequence[Choice]) -> Json:
+        [choice] = choices
+        self._say(choice.text)
+        self._end()
+        return self._message(choice.usage) | self._reason(choice.finished) | {"content": self._blocks.content}
+
+    def opening(self, _index: int, answer: Answer) -> bytes:
+        """Before it is known what the cache gives: the last event counts again."""
+        return named_event({"type": "message_start", "message": self._message(usage_of(answer))})
+
+    def text(self, _index: int, delta: Delta, _answer: Answer) -> bytes:
+        return b"".join(map(named_event, self._say(delta.text)))
+
+    def ending(self, _index: int, finished: Finished, answer: Answer) -> bytes:
+        held = self._end()
+        last = {"type": "message_delta", "delta": self._reason(finished), "usage": self._usage(usage_of(answer))}
+        return b"".join(map(named_event, [*held, last]))
+
+    def closing(self, _usages: Sequence[Usage]) -> bytes:
+        return named_event({"type": "message_stop"})
+
+    def failure(self, problem: Problem) -> bytes:
+        return named_event(anthropic_error(problem, self._request_id))
+
+    def heartbeat(self) -> bytes:
+        return PING
+
+    def _message(self, usage: Usage) -> Json:
+        return {
+            "id": f"msg_{self._request_id}",
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": self._usage(usage),
+        }
+
+    def _usage(self, usage: Usage) -> Json:
+        return usage_body(usage) | ({"output_tokens": 0} if self._silent else {})
+
+    def _say(self, text: str) -> list[Json]:
+        if self._silent or not text:
+            return []
+        return self._blocks.say([Said("content", text)] if self._voice is None else self._voice.push(text))
+
+    def _end(self) -> list[Json]:
+        held = [] if self._voice is None or self._silent else self._blocks.say(self._voice.end())
+        return [*held, *self._blocks.end()]
+
+    def _reason(self, finished: Finished) -> Json:
+        matched = finished.matched_stop
+        if self._silent:
+            return {"stop_reason": "max_tokens", "stop_sequence": None}
+        if finished.reason == "length":
+            return {
+                "stop_reason": "model_context_window_exceeded" if self._cut else "max_tokens",
+                "stop_sequence": None,
+            }
+        if self._blocks.calls:
+            return {"stop_reason": "tool_use", "stop_sequence": None}
+        if isinstance(matched, str):
+            return {"stop_reason": "stop_sequence", "stop_sequence": matched}
+        return {"stop_reason": "end_turn", "stop_sequence": None}

@@ -1,0 +1,88 @@
+"""Anthropic's answers as JSON Schema. That they are true is shown by tests that compare them with what is sent."""
+
+from __future__ import annotations
+
+from trouper.web.anthropic.errors import TYPES
+from trouper.web.http.request_schema import COUNT, OBJECT, TEXT, Json, array, closed, either, nullable, ref
+
+REASON: Json = {
+    "type": "string",
+    "enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"],
+}
+USAGE = closed(
+    {
+        "input_tokens": COUNT | {"description": "Without those that came from the cache."},
+        "cache_creation_input_tokens": COUNT,
+        "cache_read_input_tokens": COUNT,
+        "output_tokens": COUNT,
+    },
+    "input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens",
+)  # fmt: skip
+
+
+def _typed(kind: str, properties: Json) -> Json:
+    return closed({"type": {"const": kind}, **properties}, "type", *properties)
+
+
+BLOCK = either(
+    _typed("text", {"text": TEXT}),
+    _typed("thinking", {"thinking": TEXT, "signature": TEXT}),
+    _typed("tool_use", {"id": TEXT, "name": TEXT, "input": OBJECT}),
+)
+MESSAGE = _typed(
+    "message",
+    {
+        "id": TEXT,
+        "role": {"const": "assistant"},
+        "model": TEXT,
+        "content": array(ref("AnthropicBlock")),
+        "stop_reason": nullable(REASON),
+        "stop_sequence": nullable(TEXT),
+        "usage": ref("AnthropicUsage"),
+    },
+)
+ERROR = _typed(
+    "error",
+    {
+        "error": closed(
+            {
+                "type": {"enum": sorted({*TYPES.values(), "api_error", "invalid_request_error"})},
+                "message": TEXT,
+                "details": closed({"error_code": TEXT}, "error_code"),
+            },
+            "type", "message",
+        ),
+        "request_id": TEXT,
+    },
+)  # fmt: skip
+DELTA = either(
+    _typed("text_delta", {"text": TEXT}),
+    _typed("thinking_delta", {"thinking": TEXT}),
+    _typed("signature_delta", {"signature": TEXT}),
+    _typed("input_json_delta", {"partial_json": TEXT}),
+)
+EVENT = either(
+    _typed("message_start", {"message": ref("AnthropicMessage")}),
+    _typed("content_block_start", {"index": COUNT, "content_block": ref("AnthropicBlock")}),
+    _typed("content_block_delta", {"index": COUNT, "delta": DELTA}),
+    _typed("content_block_stop", {"index": COUNT}),
+    _typed(
+        "message_delta",
+        {
+            "delta": closed({"stop_reason": REASON, "stop_sequence": nullable(TEXT)}, "stop_reason", "stop_sequence"),
+            "usage": ref("AnthropicUsage"),
+        },
+    ),
+    _typed("message_stop", {}),
+    _typed("ping", {}),
+    ref("AnthropicError"),
+)
+COUNTED = closed({"input_tokens": COUNT}, "input_tokens")
+
+COMPONENTS: Json = {
+    "AnthropicBlock": BLOCK,
+    "AnthropicUsage": USAGE,
+    "AnthropicMessage": MESSAGE,
+    "AnthropicEvent": EVENT,
+    "AnthropicError": ERROR,
+}

@@ -1,0 +1,1 @@
+"""Connections, origins, keys, bodies and their schema: what every dialect shares of HTTP."""

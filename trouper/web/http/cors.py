@@ -1,0 +1,77 @@
+"""The CORS protocol of the Fetch standard, and the refusals of `decide`, for Quart's requests and responses.
+
+`Access-Control-Allow-Credentials` is never sent: a page sets the header with its key itself, and there are no cookies.
+"""
+
+from __future__ import annotations
+
+import re
+
+from quart import Request, Response
+
+from trouper.protocol.problems import Problem
+from trouper.protocol.settings import ServerSettings
+from trouper.web.http.same_origin import Head, Policy, decide
+
+METHODS = "GET, HEAD, POST, DELETE"
+EXPOSED = "X-Request-Id, Request-Id, Retry-After"
+"""Headers of responses that clients read; a page can read no others."""
+REMEMBERED_S = 600
+HEADER_NAMES = re.compile(r"[\w!#$%&'*+.^`|~, -]{1,4096}", re.ASCII)
+
+
+def head_of(request: Request) -> Head:
+    """`Head.host` is the header alone: anybody can send X-Forwarded-Host."""
+    headers = request.headers
+    return Head(
+        method=request.method,
+        host=headers.get("Host"),
+        origin=headers.get("Origin"),
+        content_type=headers.get("Content-Type"),
+        has_body="Transfer-Encoding" in headers or headers.get("Content-Length", "0") != "0",
+        target=request.scope["path"],
+        fetch_site=headers.get("Sec-Fetch-Site"),
+        fetch_mode=headers.get("Sec-Fetch-Mode"),
+        fetch_dest=headers.get("Sec-Fetch-Dest"),
+        wants_method=headers.get("Access-Control-Request-Method"),
+    )
+
+
+class Cors:
+    """One for the app."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self._policy = Policy.of(settings)
+
+    def problem(self, request: Request) -> Problem | None:
+        """The reason to refuse a request, or None."""
+        return decide(head_of(request), self._policy)
+
+    def preflight(self, request: Request) -> Response | None:
+        """The response to a preflight; None for other requests. Called for what is not refused, before keys are checked: a
+        preflight carries none."""
+        if not head_of(request).is_preflight:
+            return None
+        response = Response(b"", 204)
+        wanted = request.headers.get("Access-Control-Request-Headers", "")
+        response.headers["Access-Control-Allow-Methods"] = METHODS
+        response.headers["Access-Control-Max-Age"] = str(REMEMBERED_S)
+        if HEADER_NAMES.fullmatch(
+            wanted
+        ):  # Clients send many of their own (x-stainless-*), and `*` covers no Authorization.
+            response.headers["Access-Control-Allow-Headers"] = wanted
+        if request.headers.get("Access-Control-Request-Private-Network") == "true":
+            response.headers["Access-Control-Allow-Private-Network"] = "true"
+        return response
+
+    def sign(self, request: Request, response: Response) -> None:
+        """Let pages of the origins in --cors-origins read this response, also if it is an error."""
+        policy = self._policy
+        if not policy.cors_origins:
+            return
+        if not policy.any_origin:
+            response.vary.add("Origin")
+        origin = request.headers.get("Origin")
+        if origin is not None and policy.names(origin):
+            response.headers["Access-Control-Allow-Origin"] = "*" if policy.any_origin else origin
+            response.headers["Access-Control-Expose-Headers"] = EXPOSED

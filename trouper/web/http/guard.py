@@ -1,0 +1,248 @@
+"""A connection that can fail or stall without hurting its siblings.
+
+Hypercorn's connection handlers share a nursery in which only OSError is caught, writes are shielded
+without a deadline, and timers depend on events that Quart-Trio cancels. Here one client can neither
+end the server nor hold its shutdown:
+
+- whatever a connection raises ends that connection only (late h2c DATA, an upgrade with a trailing byte);
+- the socket is read also while the protocol pauses (behind pipelined bytes, or an `Upgrade` that h11 thinks about), so
+  that a client which leaves is noticed whatever it sent before;
+- HTTP/1.1 only: `Upgrade` is ignored, as RFC 9110 (7.8) allows, and an HTTP/2 preface is refused. An LLM
+  stream gains nothing from either, and both let a client crash or wedge the handlers;
+- one clock a connection, for a request's head and for idling between requests; another for each write;
+- a client that is still sending when it is refused can read why: what it sends is read and dropped for a moment, because
+  closing a socket with unread bytes resets it, which can cost the client the response;
+- at shutdown idle connections end at once, busy ones after their response, stalled ones when their socket closes.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from math import inf
+from socket import SHUT_WR
+
+import h11
+import msgspec
+import trio
+from hypercorn.config import Config
+from hypercorn.events import Closed, Event, RawData, Updated
+from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.trio.task_group import TaskGroup
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import AppWrapper, ConnectionState
+from hypercorn.utils import parse_socket_addr
+
+from trouper.protocol.settings import ServerSettings
+from trouper.web.openai.errors import error_body, http_problem
+
+log = logging.getLogger("trouper.web")
+MAX_RECEIVE = 2**16
+MAX_WRITE = 2**16
+MOST_PIPELINED = 16
+"""Reads that may wait behind a response; whoever sends more is not pipelining but flooding."""
+LINGER_S = 1.0
+
+
+class NotHttp1(Exception):
+    """The client speaks HTTP/2 without having been asked to."""
+
+
+class PlainHttp(H11Protocol):
+    """HTTP/1.1 without upgrades."""
+
+    @property
+    def listening(self) -> bool:
+        """Whether the client's next bytes belong to the request at hand, or begin one."""
+        return self.connection.their_state in (h11.IDLE, h11.SEND_BODY)
+
+    @property
+    def mid_request(self) -> bool:
+        """Whether the client was interrupted: it has more of a request to send, or talks nonsense."""
+        return self.connection.their_state in (h11.SEND_BODY, h11.ERROR)
+
+    @property
+    def request_waits(self) -> bool:
+        """Whether bytes of another request came behind the last one."""
+        return bool(self.connection.trailing_data[0])
+
+    async def handle(self, event: Event) -> None:
+        try:
+            await super().handle(event)
+        except NotHttp1:
+            await self._send_error_response(505)
+            await self.send(Closed())
+
+    async def _send_error_response(self, status_code: int) -> None:
+        body = msgspec.json.encode(error_body(http_problem(status_code, "this is not HTTP/1.1", "invalid_http")))
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+            *self.config.response_headers("h11"),
+        ]
+        await self._send_h11_event(h11.Response(status_code=status_code, headers=headers))
+        await self._send_h11_event(h11.Data(data=body))
+        await self._send_h11_event(h11.EndOfMessage())
+
+    async def _check_protocol(self, event: h11.Request) -> None:
+        if event.http_version[:1] != b"1":
+            raise NotHttp1
+
+    async def _create_stream(self, request: h11.Request) -> None:
+        headers = [(name, value) for name, value in request.headers if name != b"upgrade"]
+        await super()._create_stream(
+            h11.Request(
+                method=request.method, target=request.target, headers=headers, http_version=request.http_version
+            )
+        )
+
+
+class Connection:
+    """One client. `run` returns when it is over, whatever happened."""
+
+    def __init__(
+        self,
+        app: AppWrapper,
+        config: Config,
+        context: WorkerContext,
+        settings: ServerSettings,
+        stream: trio.SocketStream,
+    ) -> None:
+        self._app, self._config, self._context, self._settings = app, config, context, settings
+        self._stream = stream
+        self._send_lock = trio.Lock()
+        self._lifetime = trio.CancelScope()
+        self._patience = trio.CancelScope()
+        self._idle = True
+        self._fresh = True
+        """Between requests: the next byte begins a head."""
+        self._lingers = False
+        """The last response was sent; what still comes is read and dropped."""
+
+    async def run(self) -> None:
+        with self._lifetime:
+            try:
+                await self._serve()
+            except* OSError:
+                pass
+            except* Exception:
+                log.exception("a connection failed; the others go on")
+        self.cut()
+
+    async def _serve(self) -> None:
+        socket = self._stream.socket
+        client = parse_socket_addr(socket.family, socket.getpeername())
+        server = parse_socket_addr(socket.family, socket.getsockname())
+        state = ConnectionState({})
+        async with TaskGroup() as group:
+            self._protocol = PlainHttp(
+                self._app, self._config, self._context, group, state, False, client, server, self._send
+            )
+            self._wait_at_most(self._settings.header_timeout_s)
+            with self._patience:
+                await self._converse()
+            await self._protocol.handle(Closed())
+            self._close()
+
+    async def _converse(self) -> None:
+        heard, hearing = trio.open_memory_channel[bytes](MOST_PIPELINED)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._listen, heard)
+            with hearing:
+                async for data in hearing:
+                    await self._protocol.handle(RawData(data))
+
+    async def _listen(self, heard: trio.MemorySendChannel[bytes]) -> None:
+        """Until the client leaves, or says no more (which is the same to us): then nothing is worth waiting for."""
+        with heard:
+            while data := await self._receive():
+                if self._lingers:
+                    continue
+                if self._idle and self._fresh:
+                    self._fresh = False
+                    self._wait_at_most(self._settings.header_timeout_s)
+                try:
+                    heard.send_nowait(data)
+                except trio.WouldBlock:
+                    if not self._protocol.listening:
+                        break
+                    await heard.send(data)
+        self._patience.cancel()
+
+    async def _receive(self) -> bytes:
+        try:
+            return bytes(await self._stream.receive_some(MAX_RECEIVE))
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return b""
+
+    def _wait_at_most(self, seconds: float) -> None:
+        self._patience.deadline = trio.current_time() + seconds
+
+    async def _send(self, event: Event) -> None:
+        """What the protocol tells its transport."""
+        match event:
+            case RawData(data=data):
+                await self._write(data)
+            case Updated(idle=idle):
+                self._update(idle=idle)
+            case Closed():
+                self._finish()
+                await self._protocol.handle(Closed())
+
+    def _update(self, *, idle: bool) -> None:
+        self._idle = idle
+        if not idle:
+            self._wait_at_most(inf)
+            return
+        self._fresh = not self._protocol.request_waits
+        self._wait_at_most(self._settings.keep_alive_timeout_s if self._fresh else self._settings.header_timeout_s)
+        if self._context.terminated.is_set():
+            self._patience.cancel()
+
+    async def _write(self, data: bytes) -> None:
+        """All of it, or the connection is over: the peer is gone or reads nothing, and only cancelling everything ends
+        what waits for it. The timeout is for each bit: a slow reader of a long answer does read."""
+        async with self._send_lock:
+            for start in range(0, len(data), MAX_WRITE):
+                if not await self._write_bit(memoryview(data)[start : start + MAX_WRITE]):
+                    self._lifetime.cancel()
+                    return
+
+    async def _write_bit(self, data: memoryview) -> bool:
+        with trio.move_on_after(self._settings.write_timeout_s):
+            try:
+                await self._stream.send_all(data)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                return False
+            except trio.Cancelled:
+                self._lifetime.cancel()  # Half a bit may have been sent.
+                raise
+            else:
+                return True
+        return False
+
+    def _finish(self) -> None:
+        """The protocol has said its last word. Close, or first let a client that is still sending hear it."""
+        if not self._protocol.mid_request or self._context.terminated.is_set():
+            self._close()
+            return
+        self._lingers = True
+        with suppress(OSError):
+            self._stream.socket.shutdown(SHUT_WR)
+        self._wait_at_most(LINGER_S)
+
+    def _close(self) -> None:
+        """Say goodbye, then close. Synchronous: trio's send_eof would collide with a write in progress."""
+        with suppress(OSError):
+            self._stream.socket.shutdown(SHUT_WR)
+        self.cut()
+
+    def retire(self) -> None:
+        """The server is closing: an idle connection ends now, a busy one after its response."""
+        if self._idle or self._lingers:
+            self._patience.cancel()
+
+    def cut(self) -> None:
+        """Close the socket, which also ends a write that nobody reads. Synchronous, idempotent."""
+        self._stream.socket.close()

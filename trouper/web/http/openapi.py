@@ -1,0 +1,182 @@
+"""GET /openapi.json: what the endpoints are, from the table that routes them and the classes that parse their bodies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import attrs
+
+from trouper.web.http.endpoints import OPENAI_ERROR, Endpoint
+from trouper.web.http.request_schema import TEXT, Json, array, either, schema_of
+
+BEYOND_SCHEMA: Mapping[str, str] = {
+    "invalid_combination": "parameters that contradict each other where no schema can say it: best_of below n, a named tool "
+    "that is not offered, two tools of one name",
+    "context_length_exceeded": "prompt and answer together are longer than the context",
+    "invalid_token": "a token id that this model does not have",
+    "invalid_grammar": "a schema, regex or grammar that cannot be followed",
+    "invalid_text": "half of a surrogate pair, which JSON can write but which is no text",
+    "invalid_json_text": "a string that has to hold JSON and does not",
+    "empty_prompt": "a prompt that has no tokens",
+    "tools_not_supported": "tools for a model that has not learnt to call them",
+    "reasoning_not_supported": "an effort of reasoning for a model that does not think",
+    "background_not_supported": "a response in the background from a server that keeps none",
+    "response_ended": "cancelling a response that has ended",
+    "previous_response_not_ended": "going on from a response that still runs",
+    "previous_response_not_completed": "going on from a response that failed or was cancelled",
+    "embeddings_not_supported": "an embedding by a model that gives none",
+    "no_chat_template": "messages for a model without a chat template",
+}
+"""Codes of a 400 that a body may get although it follows the schema."""
+
+REASONS = {
+    400: "The request cannot be: bad JSON, a wrong or unknown parameter, or one that is not supported here.",
+    401: "The API key is missing or wrong.",
+    403: "A web page asks that may not, or the Host is none that the server answers to (--cors-origins, --allowed-hosts).",
+    404: "What is asked for is not here: a model, or something by its id.",
+    408: "The body did not arrive in time.",
+    413: "The body is too large.",
+    415: "The body's Content-Type is not JSON.",
+    422: "It makes the engine crash, also when it runs alone (request_crashes_engine), or cannot be prepared (intake_failed).",
+    429: "The queue is full; Retry-After says when to come again.",
+    499: "It was cancelled by its id.",
+    500: "The server failed.",
+    503: "The server drains, restarts, or had no room in time.",
+    504: "A time limit was met before the answer was complete.",
+}
+
+
+@attrs.frozen(kw_only=True)
+class Facts:
+    """What of the description depends on what is served, and on who asks."""
+
+    version: str
+    keyed: bool
+    """Keys are needed."""
+    models: Sequence[str] = ()
+    """Names; empty: they are not told to whoever has no key."""
+    vocabulary: int = 2**31
+    context: int = 2**63
+    dimensions: int = 2**31
+
+
+def document(endpoints: Iterable[Endpoint], components: Mapping[str, Json], facts: Facts) -> Json:
+    """OpenAPI 3.1."""
+    paths: dict[str, Json] = {}
+    for endpoint in endpoints:
+        paths.setdefault(endpoint.template, {})[endpoint.method.lower()] = _operation(endpoint, facts)
+    keys = {"securitySchemes": SECURITY} if facts.keyed else {}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Trouper",
+            "version": facts.version,
+            "description": "An LLM server. Each parameter works, is refused by name, or changes nothing and says so.",
+            "license": {"name": "MIT", "identifier": "MIT"},
+        },
+        "servers": [{"url": "/"}],
+        "paths": paths,
+        "components": {"schemas": {**components, **_served(facts)}, **keys},
+    }
+
+
+SECURITY = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "OpenAI's clients send the key so."},
+    "key": {"type": "apiKey", "in": "header", "name": "X-Api-Key", "description": "Anthropic's clients send it so."},
+}
+
+
+def _served(facts: Facts) -> Json:
+    """The schemas that depend on the models."""
+    digits = len(str(facts.vocabulary - 1))
+    named = {"enum": list(facts.models)} if facts.models else {}
+    return {
+        "Model": {"type": "string", "description": "A model that is served here.", **named},
+        "TokenId": {"type": "integer", "minimum": 0, "maximum": facts.vocabulary - 1},
+        "TokenKey": {"type": "string", "pattern": f"^(0|[1-9][0-9]{{0,{digits - 1}}})$", "description": "A token id."},
+        "Length": {
+            "type": "integer",
+            "minimum": 1,
+            "maximum": facts.context,
+            "description": "Tokens; with the prompt's they must fit the context.",
+        },
+        "Dimensions": {
+            "type": "integer",
+            "minimum": 1,
+            "maximum": facts.dimensions,
+            "description": "Of an embedding; the first so many are given.",
+        },
+    }
+
+
+def _operation(endpoint: Endpoint, facts: Facts) -> Json:
+    operation: Json = {
+        "operationId": endpoint.name,
+        "tags": [endpoint.tag],
+        "summary": endpoint.summary,
+        "responses": _responses(endpoint, facts),
+    }
+    if endpoint.description:
+        operation["description"] = endpoint.description
+    if endpoint.places or endpoint.query:
+        operation["parameters"] = [*_places(endpoint), *_query(endpoint)]
+    if endpoint.request is not None:
+        operation["requestBody"] = _body(endpoint, endpoint.request)
+    if facts.keyed and not endpoint.open:
+        operation["security"] = [{name: []} for name in SECURITY]
+    return operation
+
+
+def _places(endpoint: Endpoint) -> list[Json]:
+    """A path that ends in a slash, or has two in a row, is another path."""
+    told = {"type": "string", "minLength": 1}
+    return [{"name": name, "in": "path", "required": True, "schema": told} for name in endpoint.places]
+
+
+def _query(endpoint: Endpoint) -> list[Json]:
+    return [{"name": name, "in": "query", "required": False, "schema": told} for name, told in endpoint.query.items()]
+
+
+def _body(endpoint: Endpoint, request: type) -> Json:
+    content: Json = {"schema": schema_of(request, endpoint.refused, endpoint.rules)}
+    if endpoint.examples:
+        content["examples"] = {name: {"value": value} for name, value in endpoint.examples.items()}
+    return {"required": True, "content": {"application/json": content}}
+
+
+def _responses(endpoint: Endpoint, facts: Facts) -> Json:
+    done: Json = {endpoint.content_type: {"schema": endpoint.answer}}
+    if endpoint.events is not None:
+        done["text/event-stream"] = {"schema": _event(endpoint.events, endpoint.last_event)}
+    responses: Json = {"200": {"description": "Done.", "content": done}}
+    for status in sorted({403, *endpoint.statuses} | ({401} if facts.keyed and not endpoint.open else set())):
+        responses[str(status)] = _error(endpoint, status)
+    return responses
+
+
+def _event(data: Json, last: str | None) -> Json:
+    """One event of a stream: OpenAPI 3.1 means each by the schema of the media type."""
+    told = {"type": "string", "contentMediaType": "application/json", "contentSchema": data}
+    event: Json = {"type": "object", "properties": {"event": TEXT, "data": told}, "required": ["data"]}
+    if last is None:
+        return event
+    return either({"type": "object", "properties": {"data": {"const": last}}, "required": ["data"]}, event)
+
+
+def _error(endpoint: Endpoint, status: int) -> Json:
+    said = REASONS[status]
+    if status == 400:
+        codes = "".join(f"\n- `{code}`: {reason}" for code, reason in BEYOND_SCHEMA.items())
+        said += f" A body that follows the schema can still be refused, with one of these codes:\n{codes}"
+    # What is refused before a probe looks has no probe's shape.
+    shape = OPENAI_ERROR if status == 403 and endpoint.request is None else endpoint.error
+    return {"description": said, "content": {"application/json": {"schema": shape}}}
+
+
+def listing(items: Json) -> Json:
+    """OpenAI's lists."""
+    return {
+        "type": "object",
+        "properties": {"object": {"const": "list"}, "data": array(items)},
+        "required": ["object", "data"],
+    }

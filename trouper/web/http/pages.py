@@ -1,0 +1,80 @@
+"""GET /openapi.json, and GET /docs that shows it.
+
+Both are open, for a client's tools read them before they have a key; what only a key may know, the names of the models, is
+left out for whoever sends none. The page is one file without anything from another host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.resources import files
+
+import attrs
+from quart import Response, request
+
+from trouper.protocol.version import VERSION
+from trouper.web.http.api_keys import Keys
+from trouper.web.http.endpoints import ERROR, Endpoint
+from trouper.web.http.openapi import Facts, document
+from trouper.web.http.page_headers import page_headers
+from trouper.web.http.request_schema import Json
+from trouper.web.service import Service, as_json, context_of
+
+HEADERS = page_headers("style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'")
+"""It is one file, so what it runs is inline."""
+
+
+class Pages:
+    """The handlers. `endpoints` are all that there are: those of others, and their own."""
+
+    def __init__(self, service: Service, keys: Keys, described: Sequence[Endpoint], components: Json) -> None:
+        self._service, self._keys, self._components = service, keys, components
+        self._page = files("trouper.web.http").joinpath("docs.html").read_text("utf-8")
+        self.endpoints = (*described, *self._own())
+
+    def _own(self) -> tuple[Endpoint, ...]:
+        return (
+            Endpoint(
+                method="GET",
+                path="/openapi.json",
+                handler=self.openapi,
+                tag="Server",
+                summary="This description of the API",
+                description="Names the models only to whoever sends a key, if keys are needed.",
+                answer={"type": "object", "required": ["openapi", "info", "paths", "components"]},
+            ),
+            Endpoint(
+                method="GET",
+                path="/docs",
+                handler=self.docs,
+                tag="Server",
+                summary="A page that shows it",
+                answer={"type": "string"},
+                content_type="text/html",
+            ),
+        )
+
+    async def openapi(self) -> Response:
+        return as_json(document(self.endpoints, {"Error": ERROR, **self._components}, self._facts()))
+
+    def _facts(self) -> Facts:
+        listed = self._service.models.listed()
+        names = [name for one in listed for name in one.names] if self._known() else []
+        loaded = [one.runtime for one in listed if one.runtime is not None]
+        told = Facts(version=VERSION, keyed=self._keys.needed, models=names)
+        embedders = [one for runtime in loaded if (one := runtime.model.embedding) is not None]
+        if len(loaded) < len(listed):  # What is not known before it is loaded is no bound.
+            return told
+        return attrs.evolve(
+            told,
+            vocabulary=max(runtime.model.vocab_size for runtime in loaded),
+            context=max(context_of(runtime) for runtime in loaded),
+            dimensions=max((one.dimensions for one in embedders), default=told.dimensions),
+        )
+
+    def _known(self) -> bool:
+        headers = request.headers
+        return self._keys.let_in(headers.get("Authorization"), headers.get("X-Api-Key"))
+
+    async def docs(self) -> Response:
+        return Response(self._page, content_type="text/html; charset=utf-8", headers=HEADERS)

@@ -1,0 +1,163 @@
+"""Which requests a web page may make: a pure decision about a request's head.
+
+A browser lets pages of strangers send requests to servers on its own machine. There are three ways, and each has a sign that
+a page cannot forge:
+
+- **A rebound name**: the page's own name suddenly means this server's address, and everything is same-origin. The Host is
+  the page's name, so only known names are answered (CVE-2024-28224 was this, in another server).
+- **A request to another origin**: `fetch` and forms send Origin. Requests without it (images, scripts, links) have
+  Sec-Fetch-Site, which shows that they cross origins (https://www.w3.org/TR/fetch-metadata/).
+- **A body that needs no preflight**: a page may send text or a form without a preflight, but not JSON. So the Content-Type
+  of a body must be JSON, which also covers browsers that send neither header.
+
+A program that is not a browser sends neither Origin nor Sec-Fetch-Site and is not affected.
+"""
+
+from __future__ import annotations
+
+import re
+
+import attrs
+
+from trouper.protocol.hosts import Host, Origin, is_loopback, str_of
+from trouper.protocol.problems import Problem
+from trouper.protocol.settings import ServerSettings
+
+JSON = re.compile(r"application/(?:[\w.!#$&^-]+\+)?json", re.IGNORECASE | re.ASCII)
+CHANGES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+CROSSES = frozenset({"cross-site", "same-site"})
+"""Values of Sec-Fetch-Site. A site is no origin: other ports of this machine are same-site."""
+LONGEST_SHOWN = 100
+
+
+@attrs.frozen(kw_only=True)
+class Head:
+    """The parts of a request's head that the decision depends on. None: the header is absent."""
+
+    method: str = "GET"
+    host: str | None = None
+    origin: str | None = None
+    content_type: str | None = None
+    has_body: bool = False
+    target: str = "/"
+    """The path, or a whole URL: absolute form, as sent to proxies (RFC 9112, 3.2.2)."""
+    fetch_site: str | None = None
+    fetch_mode: str | None = None
+    fetch_dest: str | None = None
+    wants_method: str | None = None
+    """Access-Control-Request-Method."""
+
+    @property
+    def is_preflight(self) -> bool:
+        return self.method == "OPTIONS" and self.origin is not None and self.wants_method is not None
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Every authority that the request names as its receiver."""
+        target = "" if self.target.startswith("/") else self.target.partition("://")[2].partition("/")[0]
+        return tuple(name for name in (self.host, target) if name)
+
+
+@attrs.frozen
+class Policy:
+    """The settings that decide whom the server answers."""
+
+    listens_on: str
+    keyed: bool
+    allowed_hosts: tuple[str, ...]
+    cors_origins: tuple[str, ...]
+
+    @classmethod
+    def of(cls, settings: ServerSettings) -> Policy:
+        keyed = bool(settings.api_key or settings.api_key_file)
+        return cls(settings.host, keyed, settings.allowed_hosts, settings.cors_origins)
+
+    @property
+    def any_origin(self) -> bool:
+        return "*" in self.cors_origins
+
+    def names(self, origin: str) -> bool:
+        """Whether --cors-origins lets pages of this origin act as clients."""
+        parsed = Origin.parse(origin)
+        return self.any_origin or (parsed is not None and str_of(parsed) in self.cors_origins)
+
+    def answers_to(self, host: Host) -> bool:
+        """Beyond loopback, an address written as digits cannot be rebound. A name can, so it is answered if no page can own
+        it, or if keys are needed, which a page does not have. --allowed-hosts, if given, is the whole list of names."""
+        if host.is_loopback or any(host.within(pattern) for pattern in self.allowed_hosts):
+            return True
+        if is_loopback(self.listens_on):
+            return False
+        if host.address is not None or host.name == self.listens_on.lower():
+            return True
+        return not self.allowed_hosts and (self.keyed or host.is_private)
+
+
+def decide(head: Head, policy: Policy) -> Problem | None:
+    """The reason to refuse the request, or None."""
+    return _host(head, policy) or _origin(head, policy) or _site(head, policy) or _body(head)
+
+
+def _host(head: Head, policy: Policy) -> Problem | None:
+    """Refuse unknown names. A request without a Host is answered: it is HTTP/1.0, which browsers do not speak."""
+    if "*" in policy.allowed_hosts:
+        return None
+    for authority in head.hosts:
+        host = Host.parse(authority)
+        if host is None or not policy.answers_to(host):
+            name = _shown(authority if host is None else host.name)
+            message = f"this server does not answer to the name {name}; if it is one of its own, start it with --allowed-hosts {name}"
+            return _forbidden(message, "host_not_allowed")
+    return None
+
+
+def _origin(head: Head, policy: Policy) -> Problem | None:
+    if head.origin is None or policy.names(head.origin) or _same_origin(head.origin, head):
+        return None
+    name = _shown(head.origin)
+    remedy = f"start the server with --cors-origins {name}"
+    if Origin.parse(head.origin) is None:
+        remedy = "serve the page by HTTP and name its origin by --cors-origins"
+    message = f"web pages of the origin {name} may not use this server; if one should, {remedy}"
+    return _forbidden(message, "origin_not_allowed")
+
+
+def _same_origin(origin: str, head: Head) -> bool:
+    """Sec-Fetch-Site decides first: behind a proxy that rewrites Host, Origin and Host differ."""
+    parsed, host = Origin.parse(origin), Host.parse(head.host or "")
+    if parsed is None:
+        return False
+    return head.fetch_site == "same-origin" or (host is not None and parsed.is_of(host))
+
+
+def _site(head: Head, policy: Policy) -> Problem | None:
+    """Refuse images, scripts and frames of other origins: their page reads little of the response, but the request costs
+    as much as a client's, and its time and size leak. A link that the user follows is answered: the page behind it sees
+    nothing."""
+    if head.origin is not None or head.fetch_site not in CROSSES or policy.any_origin:
+        return None
+    if head.method in ("GET", "HEAD") and head.fetch_mode == "navigate" and head.fetch_dest == "document":
+        return None
+    message = (
+        "web pages of other origins may not load this; a page that --cors-origins names may, by fetch with mode cors"
+    )
+    return _forbidden(message, "origin_not_allowed")
+
+
+def _body(head: Head) -> Problem | None:
+    if head.method not in CHANGES or not head.has_body:
+        return None
+    essence = (head.content_type or "").partition(";")[0].strip()
+    if JSON.fullmatch(essence):
+        return None
+    given = f"not {_shown(essence)}" if essence else "and nothing says so"
+    message = f"the body must be JSON, {given}: send `Content-Type: application/json` (with curl: -H 'Content-Type: application/json')"
+    return Problem(415, message, "invalid_request_error", None, "unsupported_media_type")
+
+
+def _forbidden(message: str, code: str) -> Problem:
+    return Problem(403, message, "permission_error", None, code)
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN] + "..."

@@ -1,0 +1,1 @@
+"""Access log, request log, spans and health."""

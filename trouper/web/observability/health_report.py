@@ -1,0 +1,117 @@
+"""What /health and /readyz say, from what the actors publish."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import trio
+
+from trouper.actors.runtime.model_manager import Listed
+from trouper.actors.runtime.runtime import Runtime
+from trouper.actors.runtime.watches import Health
+from trouper.protocol.health import RankFacts
+from trouper.protocol.model import ModelCard
+from trouper.web.http.request_schema import OBJECT, TEXT, Json, array, closed
+
+STATUS: Json = {"type": "object", "properties": {"status": TEXT}, "required": ["status"]}
+READY = closed({"status": TEXT, "detail": TEXT}, "status", "detail")
+SELF_CHECK = closed(
+    {
+        "mode": TEXT,
+        "checked": TEXT,
+        "seconds": {"type": "number"},
+        "remembered": {"type": "boolean"},
+        "off": {"type": "object", "additionalProperties": TEXT},
+    },
+    "mode", "checked", "seconds", "remembered", "off",
+)  # fmt: skip
+HEALTH = closed(
+    {
+        "status": TEXT,
+        "detail": TEXT,
+        "cache_stats": {"type": "object", "additionalProperties": {"type": "number"}},
+        "cache": OBJECT,
+        "speculation": OBJECT,
+        "recovery": OBJECT,
+        "actors": array(OBJECT),
+        "memory": OBJECT,
+        "directory": OBJECT,
+        "ranks": array(OBJECT),
+        "self_check": SELF_CHECK,
+    },
+    "status", "detail", "cache_stats", "cache", "speculation", "recovery", "actors", "memory", "directory", "ranks",
+    "self_check",
+)  # fmt: skip
+
+
+def health_body(listed: Sequence[Listed]) -> dict[str, Any]:
+    """The default model's health (of another, while that one is not loaded), and with several models that of each."""
+    loaded = [_one(one.runtime) for one in listed if one.runtime is not None]
+    body: dict[str, Any] = loaded[0] if loaded else {"status": "draining", "detail": "no model is loaded"}
+    if len(listed) > 1:
+        body["models"] = {one.names[0]: _listed(one) for one in listed}
+    return body
+
+
+def _listed(one: Listed) -> dict[str, Any]:
+    if one.runtime is not None:
+        return {"state": one.state} | _one(one.runtime)
+    return {"state": one.state} if one.problem is None else {"state": one.state, "detail": one.problem.message}
+
+
+def _one(runtime: Runtime) -> dict[str, Any]:
+    """`status`, `cache_stats` with the agreed names, and the actors one by one."""
+    health = runtime.health()
+    return {
+        "status": health.status,
+        "detail": health.detail,
+        "cache_stats": cache_stats(health),
+        "cache": attrs.asdict(health.scheduler.cache),
+        "speculation": attrs.asdict(health.scheduler.speculation),
+        "recovery": attrs.asdict(health.scheduler.recovery),
+        "actors": [attrs.asdict(actor) for actor in health.actors],
+        "memory": attrs.asdict(health.memory),
+        "directory": attrs.asdict(health.directory),
+        "ranks": [_rank(rank) for rank in health.ranks.ranks],
+        "self_check": self_check_body(runtime.model),
+    }
+
+
+def self_check_body(card: ModelCard) -> dict[str, Any]:
+    """`off`: features that are turned off, each with the reason."""
+    return attrs.asdict(card.self_check) | {"off": card.capabilities.off}
+
+
+def _rank(rank: RankFacts) -> dict[str, Any]:
+    """`silent_s`: since its last sign of life. `directory`: a follower's; rank 0's is the server's."""
+    silent_s = round(max(0.0, trio.current_time() - rank.heard_at), 3)
+    own = {} if rank.directory is None else {"directory": attrs.asdict(rank.directory)}
+    return {"rank": rank.rank, "state": rank.state, "step": rank.step, "silent_s": silent_s} | own
+
+
+def cache_stats(health: Health) -> dict[str, int | float]:
+    """Blocks in memory, and what they spared. Every block that is held is a cached one; `free_blocks` would still fit."""
+    facts, cache = health.scheduler, health.scheduler.cache
+    prompt_tokens = facts.total_prefill_tokens + facts.total_cached_tokens
+    looked_up = cache.hits_block + cache.misses
+    return {
+        "active_sequences": facts.active_sequences,
+        "queued_requests": facts.queued_requests,
+        "total_blocks": cache.capacity_blocks,
+        "used_blocks": cache.blocks,
+        "free_blocks": max(0, cache.capacity_blocks - cache.blocks),
+        "cached_blocks": cache.blocks,
+        "cache_hits_block": cache.hits_block,
+        "cache_hits_sequence": cache.hits_sequence,
+        "cache_misses": cache.misses,
+        "cache_hit_rate": cache.hits_block / looked_up if looked_up else 0.0,
+        "cache_effectiveness": facts.total_cached_tokens / prompt_tokens if prompt_tokens else 0.0,
+        "tokens_generated": facts.tokens_generated,
+        "total_prefill_tokens": facts.total_prefill_tokens,
+        "total_cached_tokens": facts.total_cached_tokens,
+        "requests_completed": facts.requests_completed,
+        "requests_errored": facts.requests_errored,
+        "total_requests": facts.total_requests,
+    }

@@ -1,0 +1,142 @@
+"""OpenAI's answers as JSON Schema. That they are true is shown by tests that compare them with what is sent."""
+
+from __future__ import annotations
+
+from trouper.web.http.request_schema import COUNT, FLAG, NULL, TEXT, Json, array, closed, either, nullable, ref
+
+NUMBER: Json = {"type": "number"}
+TOKENS = array(COUNT)
+REASON: Json = {"type": "string", "enum": ["stop", "length", "tool_calls"]}
+MATCHED: Json = {
+    "type": ["string", "integer", "null"],
+    "description": "The stop string or token that ended the answer.",
+}
+
+USAGE = closed(
+    {
+        "prompt_tokens": COUNT,
+        "completion_tokens": COUNT,
+        "total_tokens": COUNT,
+        "prompt_tokens_details": closed({"cached_tokens": COUNT}, "cached_tokens"),
+    },
+    "prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details",
+)  # fmt: skip
+
+AT: Json = {
+    "token": TEXT,
+    "logprob": NUMBER,
+    "bytes": nullable(array({"type": "integer", "minimum": 0, "maximum": 255})),
+}
+CHAT_LOGPROBS = closed(
+    {
+        "content": array(closed({**AT, "top_logprobs": array(closed(AT, *AT))}, *AT, "top_logprobs")),
+        "refusal": NULL,
+    },
+    "content", "refusal",
+)  # fmt: skip
+COMPLETION_LOGPROBS = closed(
+    {
+        "tokens": array(TEXT),
+        "token_logprobs": array(nullable(NUMBER)),
+        "top_logprobs": array(nullable({"type": "object", "additionalProperties": NUMBER})),
+        "text_offset": TOKENS,
+    },
+    "tokens", "token_logprobs", "top_logprobs", "text_offset",
+)  # fmt: skip
+
+FUNCTION = closed({"name": TEXT, "arguments": TEXT}, "name", "arguments")
+CALL: Json = {"id": TEXT, "type": {"const": "function"}, "function": FUNCTION}
+MESSAGE = closed(
+    {
+        "role": {"const": "assistant"},
+        "content": nullable(TEXT),
+        "refusal": NULL,
+        "reasoning_content": TEXT,
+        "tool_calls": array(closed(CALL, *CALL)),
+    },
+    "role", "content", "refusal",
+)  # fmt: skip
+DELTA = closed(
+    {
+        "role": {"const": "assistant"},
+        "content": TEXT,
+        "refusal": NULL,
+        "reasoning_content": TEXT,
+        "tool_calls": array(closed({"index": COUNT, **CALL}, "index", *CALL)),
+    }
+)
+CHAT_CHOICE = closed(
+    {
+        "index": COUNT,
+        "message": MESSAGE,
+        "logprobs": either(ref("ChatLogprobs"), NULL),
+        "finish_reason": REASON,
+        "matched_stop": MATCHED,
+        "token_ids": TOKENS,
+    },
+    "index", "message", "logprobs", "finish_reason", "matched_stop",
+)  # fmt: skip
+CHAT_CHUNK_CHOICE = closed(
+    {
+        "index": COUNT,
+        "delta": DELTA,
+        "logprobs": either(ref("ChatLogprobs"), NULL),
+        "finish_reason": nullable(REASON),
+        "matched_stop": MATCHED,
+        "token_ids": TOKENS,
+    },
+    "index", "delta", "logprobs", "finish_reason",
+)  # fmt: skip
+
+
+def completion_choice(reason: Json, *required: str) -> Json:
+    return closed(
+        {
+            "index": COUNT,
+            "text": TEXT,
+            "logprobs": either(ref("CompletionLogprobs"), NULL),
+            "finish_reason": reason,
+            "matched_stop": MATCHED,
+            "token_ids": TOKENS,
+            "prompt_token_ids": TOKENS,
+        },
+        "index", "text", "logprobs", "finish_reason", *required,
+    )  # fmt: skip
+
+
+def _around(kind: str, choice: Json, *required: str, **more: Json) -> Json:
+    """`Envelope.around`."""
+    shared: Json = {
+        "id": TEXT,
+        "object": {"const": kind},
+        "created": COUNT,
+        "model": TEXT,
+        "system_fingerprint": TEXT,
+        "choices": array(choice),
+    }
+    return closed({**shared, "usage": ref("Usage"), **more}, *shared, *required)
+
+
+MODEL_BODY = closed(
+    {
+        "id": TEXT, "object": {"const": "model"}, "created": COUNT, "owned_by": TEXT, "max_model_len": COUNT,
+        "loaded": FLAG,
+    },
+    "id", "object", "created", "owned_by", "loaded",
+)  # fmt: skip
+CANCELLED = closed(
+    {"id": TEXT, "object": {"const": "request.cancelled"}, "cancelled": FLAG}, "id", "object", "cancelled"
+)
+TOKENIZED = closed({"count": COUNT, "max_model_len": COUNT, "tokens": TOKENS}, "count", "max_model_len", "tokens")
+DETOKENIZED = closed({"prompt": TEXT}, "prompt")
+
+COMPONENTS: Json = {
+    "ChatLogprobs": CHAT_LOGPROBS,
+    "CompletionLogprobs": COMPLETION_LOGPROBS,
+    "Usage": USAGE,
+    "ChatCompletion": _around("chat.completion", CHAT_CHOICE, "usage", prompt_token_ids=TOKENS),
+    "ChatCompletionChunk": _around("chat.completion.chunk", CHAT_CHUNK_CHOICE, prompt_token_ids=TOKENS),
+    "Completion": _around("text_completion", completion_choice(REASON, "matched_stop"), "usage"),
+    "CompletionChunk": _around("text_completion", completion_choice(nullable(REASON))),
+    "ModelBody": MODEL_BODY,
+}

@@ -1,0 +1,40 @@
+"""Errors in OpenAI's shape, four keys, always; and what an error of any shape carries in its headers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from quart import Response
+
+from trouper.protocol.problems import Problem
+
+KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+def error_body(problem: Problem) -> dict[str, dict[str, str | None]]:
+    return {
+        "error": {
+            "message": problem.message,
+            "type": problem.type,
+            "param": problem.param,
+            "code": problem.code,
+        }
+    }
+
+
+def error_response(problem: Problem, body: Any = None) -> Response:
+    """`body`: what another dialect says."""
+    body = error_body(problem) if body is None else body
+    response = Response(msgspec.json.encode(body), problem.status, content_type="application/json")
+    if problem.retry_after_s is not None:
+        response.headers["Retry-After"] = str(problem.retry_after_s)
+    if problem.status == 401:
+        response.headers["WWW-Authenticate"] = "Bearer"
+    return response
+
+
+def http_problem(status: int, message: str, code: str | None = None) -> Problem:
+    """For what the HTTP layer itself refuses."""
+    kind = KINDS.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    return Problem(status, message, kind, None, code)

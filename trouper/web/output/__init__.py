@@ -1,0 +1,1 @@
+"""A model's text taken apart: content, reasoning and tool calls."""

@@ -1,0 +1,88 @@
+"""Tools of a chat: what is offered, whether one must be called, and the calls that a model makes.
+
+A tool is written as OpenAI's chat API has it, which is what templates and parsers of calls expect:
+{"type": "function", "function": {"name", "description", "parameters"}}.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import uuid4
+
+import attrs
+import msgspec
+
+from trouper.protocol.grammar import Grammar
+from trouper.protocol.model import Tokenizer
+from trouper.protocol.problems import bad_request
+from trouper.web.output.schema_references import ReferenceUnknown, fragment_of, has_references, moved
+
+Json = dict[str, Any]
+
+
+@attrs.frozen
+class Call:
+    """A function and its arguments as JSON text."""
+
+    name: str
+    arguments: str
+    id: str = attrs.field(factory=lambda: f"call_{uuid4().hex[:24]}")
+
+
+@attrs.frozen
+class Tools:
+    """What a request offers. `forced`: the answer is a call of one of these, and its grammar sees to that."""
+
+    offered: tuple[Json, ...] = ()
+    forced: tuple[Json, ...] = ()
+    several: bool = True
+    """More than one call in an answer is wanted."""
+
+    @property
+    def grammar(self) -> Grammar | None:
+        if not self.forced:
+            return None
+        definitions: Json = {}
+        schemas = [_call_schema(tool["function"], definitions) for tool in self.forced]
+        schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+        schema |= {"$defs": definitions} if definitions else {}
+        return Grammar("json_schema", msgspec.json.encode(schema).decode(), "tools")
+
+    def calls(self, text: str, tokenizer: Tokenizer) -> tuple[Call, ...]:
+        """Of what stood between a call's markers, or of a forced answer. () if it is none."""
+        try:
+            found = _json_calls(text) if self.forced else tokenizer.parse_calls(text, self.offered)
+        except (ValueError, LookupError, TypeError, AttributeError):
+            return ()
+        return tuple(Call(name, arguments) for name, arguments in found)
+
+
+class _JsonCall(msgspec.Struct):
+    name: str
+    arguments: msgspec.Raw
+
+
+def _json_calls(text: str) -> list[tuple[str, str]]:
+    """The arguments as they stand there: JSON has numbers that no float holds."""
+    call = msgspec.json.decode(text, type=_JsonCall)
+    return [(call.name, bytes(call.arguments).decode().strip())]
+
+
+def _call_schema(function: Json, definitions: Json) -> Json:
+    """The schema of a call of this function. Parameters with references are put into `definitions`, under its name."""
+    name, parameters = function["name"], function.get("parameters") or {"type": "object"}
+    if has_references(msgspec.json.encode(parameters)):
+        place = ("$defs", name)
+        try:
+            definitions[name] = moved(parameters, place)
+        except ReferenceUnknown as error:
+            raise bad_request(
+                f"tools: the parameters of {name!r} cannot be followed: {error}", "tools", "invalid_grammar"
+            ) from None
+        parameters = {"$ref": fragment_of(place)}
+    return {
+        "type": "object",
+        "properties": {"name": {"const": name}, "arguments": parameters},
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }

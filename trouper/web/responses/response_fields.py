@@ -1,0 +1,51 @@
+"""What a response says of its request, and of what it cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trouper.web.output.dialect import Json, Usage
+from trouper.web.responses.response_request import Asked
+from trouper.web.service import now
+
+
+def head_of(asked: Asked, response_id: str, model: str, *, stored: bool) -> Json:
+    """What of a response does not change while it is made."""
+    parsed = asked.request
+    tools: list[Any] = [] if parsed.tools is None else parsed.tools
+    return {
+        "id": response_id,
+        "object": "response",
+        "created_at": now(),
+        "model": model,
+        "background": parsed.background,
+        "instructions": parsed.instructions,
+        "previous_response_id": parsed.previous_response_id,
+        "max_output_tokens": parsed.max_output_tokens,
+        "max_tool_calls": parsed.max_tool_calls,
+        "temperature": parsed.temperature,
+        "top_p": parsed.top_p,
+        "top_logprobs": parsed.top_logprobs or 0,
+        "tools": tools,
+        "tool_choice": "auto" if parsed.tool_choice is None else parsed.tool_choice,
+        "parallel_tool_calls": parsed.parallel_tool_calls,
+        "text": {"format": asked.format, "verbosity": "medium"},
+        "reasoning": {"effort": asked.reasoning.effort, "summary": None},
+        "truncation": "disabled",
+        "service_tier": "default",
+        "store": stored,
+        "metadata": asked.metadata,
+        "user": parsed.user,
+        "safety_identifier": parsed.safety_identifier,
+        "prompt_cache_key": parsed.prompt_cache_key,
+    }
+
+
+def usage_body(usage: Usage, reasoning_tokens: int) -> Json:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }

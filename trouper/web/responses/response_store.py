@@ -1,0 +1,147 @@
+"""Responses that are kept for a while, in memory: by number, bytes and age; the least recently used goes first.
+
+What a conversation said is kept once, in turns that know the turn before. A response that goes takes its turn along
+unless a later response still builds on it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+
+import attrs
+import msgspec
+import trio
+
+from trouper.protocol.problems import Problem, RequestFailed
+from trouper.protocol.settings import ServerSettings
+from trouper.web.output.dialect import Json
+from trouper.web.streaming.event_log import EventLog
+
+
+@attrs.define(eq=False)
+class Turn:
+    """The input and the output of one response, after those of another."""
+
+    items: tuple[Json, ...]
+    before: Turn | None = None
+    size: int = 0
+    holders: int = 0
+    """Responses and later turns that are kept and need it."""
+
+    def all_items(self) -> list[Json]:
+        """Of the whole conversation."""
+        return [item for turn in reversed(list(self._back())) for item in turn.items]
+
+    def _back(self) -> Iterator[Turn]:
+        turn: Turn | None = self
+        while turn is not None:
+            yield turn
+            turn = turn.before
+
+
+@attrs.define(eq=False)
+class Stored:
+    """A response that has ended."""
+
+    body: Json
+    input: tuple[Json, ...]
+    before: Turn | None
+    log: EventLog | None
+    """Its events, if it ran in the background and was streamed."""
+    turn: Turn = attrs.field(init=False)
+    used_s: float = 0.0
+
+    def __attrs_post_init__(self) -> None:
+        items = (*self.input, *self.body["output"])
+        events = 0 if self.log is None else self.log.size
+        self.turn = Turn(items, self.before, len(msgspec.json.encode((self.body, self.input))) + events)
+
+    @property
+    def id(self) -> str:
+        return str(self.body["id"])
+
+
+class ResponseStore:
+    def __init__(self, settings: ServerSettings, clock: Callable[[], float] = trio.current_time) -> None:
+        self._most, self._most_bytes = settings.stored_responses, settings.stored_responses_bytes
+        self._ttl_s, self._clock = settings.stored_responses_ttl_s, clock
+        self._responses: OrderedDict[str, Stored] = OrderedDict()
+        """The least recently used first."""
+        self._items: dict[str, list[Json]] = {}
+        """By their ids, which clients may repeat: the first one counts."""
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._responses)
+
+    def add(self, stored: Stored) -> None:
+        """It may be gone at once, if it is larger than all that may be kept."""
+        stored.used_s = self._clock()
+        self._responses[stored.id] = stored
+        self._hold(stored.turn)
+        self._trim()
+
+    def find(self, response_id: str) -> Stored | None:
+        self._trim()
+        stored = self._responses.get(response_id)
+        if stored is not None:
+            stored.used_s = self._clock()
+            self._responses.move_to_end(response_id)
+        return stored
+
+    def get(self, response_id: str, param: str | None = None, code: str = "response_not_found") -> Stored:
+        """Raises `RequestFailed` (404)."""
+        stored = self.find(response_id)
+        if stored is None:
+            raise RequestFailed(Problem(404, self._gone(response_id), "invalid_request_error", param, code))
+        return stored
+
+    def _gone(self, response_id: str) -> str:
+        kept = f"the last {self._most} responses are kept, for {self._ttl_s:g} s after their last use"
+        return f"no response {response_id!r} is stored here, or it is gone: {kept}"
+
+    def remove(self, response_id: str) -> bool:
+        stored = self._responses.pop(response_id, None)
+        if stored is not None:
+            self._release(stored.turn)
+        return stored is not None
+
+    def item(self, item_id: str) -> Json | None:
+        self._trim()
+        found = self._items.get(item_id)
+        return found[0] if found else None
+
+    def _trim(self) -> None:
+        oldest = self._clock() - self._ttl_s
+        while self._responses:
+            first = next(iter(self._responses.values()))
+            if len(self._responses) <= self._most and self.bytes <= self._most_bytes and first.used_s >= oldest:
+                return
+            self.remove(first.id)
+
+    def _hold(self, turn: Turn | None) -> None:
+        while turn is not None:
+            turn.holders += 1
+            if turn.holders > 1:
+                return
+            self.bytes += turn.size
+            for item in turn.items:
+                self._items.setdefault(item["id"], []).append(item)
+            turn = turn.before
+
+    def _release(self, turn: Turn | None) -> None:
+        while turn is not None:
+            turn.holders -= 1
+            if turn.holders:
+                return
+            self.bytes -= turn.size
+            for item in turn.items:
+                self._forget(item)
+            turn = turn.before
+
+    def _forget(self, item: Json) -> None:
+        same = self._items[item["id"]]
+        same.remove(item)
+        if not same:
+            del self._items[item["id"]]
