@@ -1,4 +1,4 @@
-"""docs/actors.md says what the graph is."""
+"""Pages of docs/ that describe the code: the graph, the public names, paths of files, and codes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import attrs
+import pytest
 
 import trouper
 import trouper.web
@@ -14,7 +15,11 @@ from trouper.actors.runtime.channels import Edge
 from trouper.actors.runtime.watches import Watches
 from trouper.protocol.watch import Watch
 
-DOCS = Path(__file__).parent.parent / "docs"
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PACKAGE = ROOT / "trouper"
+BASES = (ROOT, PACKAGE, *(path for path in PACKAGE.iterdir() if path.is_dir()))
+TOP = {"trouper", *(path.name for path in PACKAGE.iterdir() if path.is_dir())}
 ACTORS = DOCS / "actors.md"
 
 
@@ -48,3 +53,30 @@ def test_the_reference_has_every_public_name_and_no_other() -> None:
     described = re.findall(r"^::: ([\w.]+)$", (DOCS / "reference.md").read_text(), re.MULTILINE)
     public = [f"{module.__name__}.{name}" for module in (trouper, trouper.web) for name in module.__all__]
     assert sorted(described) == sorted(public)
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
+def test_each_path_of_a_page_exists(page: Path) -> None:
+    """Written from the checkout, from the package, or from one of its directories (`openai/errors.py`)."""
+    paths = set(re.findall(r"(?<![\w./~-])((?:\w+/)+(?:\w+\.py)?)(?=[`), :;]|$)", page.read_text(), re.MULTILINE))
+    ours = {path for path in paths if path.endswith(".py") or path.split("/")[0] in TOP}
+    assert {path for path in ours if not any((base / path).exists() for base in BASES)} == set()
+
+
+def test_the_tree_has_each_package_and_no_file_that_is_not_there() -> None:
+    page = (DOCS / "where-things-are.md").read_text()
+    tree = page.split("```")[1]
+    names = re.findall(r"\w+(?:\.py|/)", tree)
+    there = {path.name + "/" * path.is_dir() for path in PACKAGE.rglob("*")} | {f"{PACKAGE.name}/"}
+    assert set(names) <= there
+    packages = {f"{path.parent.name}/" for path in PACKAGE.rglob("__init__.py")} - {"bench/"}
+    assert packages <= set(names)
+
+
+def test_each_code_that_is_cited_has_its_line() -> None:
+    defined = re.findall(r"^\| ([FRD][0-9]+) \|", (DOCS / "codes.md").read_text(), re.MULTILINE)
+    assert len(defined) == len(set(defined))
+    dtypes = {"F32", "F64"}
+    files = [*PACKAGE.rglob("*.py"), *(ROOT / "tests").rglob("*.py"), *DOCS.glob("*.md")]
+    cited = {code for file in files for code in re.findall(r"\b[FRD][0-9]{1,2}\b", file.read_text("utf-8"))}
+    assert cited - dtypes <= set(defined)

@@ -1,7 +1,8 @@
-"""README.md says what the flags are."""
+"""README.md is short and shows what is measured; docs/flags.md says what the flags are."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import attrs
@@ -9,7 +10,11 @@ import pytest
 
 from trouper.protocol.settings import ServerSettings, Settings
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+FLAGS = (ROOT / "docs" / "flags.md").read_text()
+MAX_WORDS = 900
+"""Three minutes at 300 words a minute; addresses of links and the bars of tables count as words, too."""
 
 
 @pytest.mark.parametrize(
@@ -17,7 +22,7 @@ README = (Path(__file__).parent.parent / "README.md").read_text()
 )
 def test_each_flag_has_its_row(field: attrs.Attribute[object]) -> None:
     flag = f"| `--{field.name.replace('_', '-')}` |"
-    [line] = [line for line in README.splitlines() if line.startswith(flag)]
+    [line] = [line for line in FLAGS.splitlines() if line.startswith(flag)]
     _, _, default, said, _ = (cell.strip() for cell in line.split("|"))
     assert said == field.metadata["help"]
     shown = {None: "", (): "", False: "off"}.get(field.default, f"`{field.default}`")  # type: ignore[call-overload]
@@ -27,5 +32,24 @@ def test_each_flag_has_its_row(field: attrs.Attribute[object]) -> None:
 
 
 def test_the_table_holds_no_other_flag() -> None:
-    rows = [line for line in README.splitlines() if line.startswith("| `--")]
+    rows = [line for line in FLAGS.splitlines() if line.startswith("| `--")]
     assert len(rows) == len(attrs.fields(Settings)) + len(attrs.fields(ServerSettings))
+
+
+def test_the_readme_is_read_in_three_minutes() -> None:
+    assert len(README.split()) <= MAX_WORDS
+
+
+def test_the_two_commands_stand_in_the_readme() -> None:
+    assert "\npip install uv rust-just && just serve " in README
+    assert "\npip install uv rust-just && just test " in README
+
+
+def test_the_plot_shows_the_figures_of_the_comparison() -> None:
+    """Each pair of bars of docs/throughput.svg is a row of the table that docs/peers.md has of mlx-lm's server."""
+    plot = (ROOT / "docs" / "throughput.svg").read_text()
+    bars = re.findall(r'fill="(#\w+)"/><text x="[0-9]+" y="[0-9]+">([0-9]+)</text>', plot)
+    measured = (ROOT / "docs" / "peers.md").read_text().split("\n## Measured side by side")[1].split("\n## ")[0]
+    rows = re.findall(r"^\|.*tok/s \| ([0-9]+) \| ([0-9]+) \|", measured, re.MULTILINE)
+    assert [value for _, value in bars] == [value for row in rows for value in row]
+    assert [colour for colour, _ in bars] == ["#7e57c2", "#a0a0a0"] * len(rows)

@@ -1,4 +1,4 @@
-"""Every setting, once: its default, its bounds, its flag and its help. The CLI and the README table are made from this."""
+"""Every setting, once: its default, its bounds, its flag and its help. The CLI and the table of docs/flags.md are made from this."""
 
 from __future__ import annotations
 
