@@ -14,10 +14,10 @@ import mlx.core as mx
 import trio
 
 from trouper.engine.distributed import rank_group
-from trouper.engine.loading.model_loading import Loaded, load
+from trouper.engine.loading.model_loading import EvaluatedModel, load
 from trouper.engine.platform import device
-from trouper.engine.platform.device import memory_facts
-from trouper.engine.platform.read_ahead import Reading
+from trouper.engine.platform.device import memory_stats
+from trouper.engine.platform.read_ahead import ReadAhead
 from trouper.engine.spec_decode.prompt_lookup import Drafting
 from trouper.engine.step import Launched, StepEngine
 from trouper.engine.warm_up import warm_up
@@ -54,7 +54,7 @@ class MlxEngine:
         """`watch` is called on the engine's thread."""
         self._settings, self._watch = settings, watch
         self._jobs, self._inbox = trio.open_memory_channel[Job](0)
-        self._loaded: Loaded | None = None
+        self._loaded: EvaluatedModel | None = None
         self._group = rank_group.ALONE
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
@@ -109,7 +109,7 @@ class MlxEngine:
         await self._on_thread(lambda: self._session(plans, results))
 
     def memory(self) -> MemoryFacts:
-        return memory_facts(self._group.sharers)
+        return memory_stats(self._group.sharers)
 
     async def _on_thread(self, work: Callable[[], T]) -> T:
         """Run `work` on the engine's thread and wait for its end, whatever it is."""
@@ -164,7 +164,7 @@ class MlxEngine:
         """Launch plan n, then read plan n-1 (see protocol/plans.py), or just before its launch (see `Reading`). Where
         launching waits for the device anyway, read plan n at once: its tokens are a step earlier with who waits for them,
         and the next plan is there already."""
-        ahead, reading = device.runs_ahead(), Reading()
+        ahead, reading = device.runs_ahead(), ReadAhead()
         pending: Launched | None = None
 
         def read_pending() -> None:

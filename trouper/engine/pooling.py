@@ -46,7 +46,7 @@ def _gives_hidden(body: nn.Module, model: nn.Module) -> bool:
     )
 
 
-def facts_of(model: nn.Module, directory: Path) -> EmbeddingFacts | None:
+def embedding_of(model: nn.Module, directory: Path) -> EmbeddingFacts | None:
     """None: this model gives none."""
     body = body_of(model)
     if body is None:

@@ -17,7 +17,7 @@ from trouper.engine.kv.quantized_kv import kv_format
 from trouper.engine.loading import bundled_model, checkpoint, precision
 from trouper.engine.loading.architecture import by_caches
 from trouper.engine.loading.model_loading import opened
-from trouper.engine.loading.model_source import place_of, resolve
+from trouper.engine.loading.model_source import resolve, source_of
 from trouper.engine.platform import device
 from trouper.engine.self_check.remembering import key_of, recalled
 from trouper.engine.self_check.starting import line_of
@@ -46,7 +46,7 @@ class Fit:
     """Of one token's keys and values; 0: none are kept, or only a state of fixed size."""
 
 
-def device_facts() -> Device:
+def device_stats() -> Device:
     return Device(
         name=device.name(), is_cpu=device.is_cpu(), memory_bytes=device.memory_limit_bytes(), fast_blas=FAST_BLAS
     )
@@ -66,7 +66,7 @@ def product_gflops() -> float:
 
 def is_here(model: str | None) -> bool:
     """Whether starting would download nothing. Raises `ModelUnusable` for what no start could find."""
-    match place_of(model):
+    match source_of(model):
         case Path():
             return True
         case None:
@@ -84,14 +84,14 @@ def _is_cached(hub_id: str) -> bool:
 
 
 @attrs.frozen
-class Checked:
+class SelfCheckSummary:
     """A self-check of an earlier start, as a line. off: it has turned off what the model's caches would have allowed."""
 
     said: str
     off: bool
 
 
-def checked(settings: Settings) -> Checked | None:
+def checked(settings: Settings) -> SelfCheckSummary | None:
     """None: there was none yet. Of a model that is here. Raises `ModelUnusable`."""
     found = checkpoint.inspect(directory := resolve(settings.model, lambda _: None))
     known = recalled(key_of(found.digest, settings, ALONE))
@@ -99,7 +99,7 @@ def checked(settings: Settings) -> Checked | None:
         return None
     capabilities, check = known
     wrong = set(capabilities.off) - set(by_caches(opened(directory)[0]).off)
-    return Checked(line_of(capabilities, attrs.evolve(check, mode="fast")), bool(wrong))
+    return SelfCheckSummary(line_of(capabilities, attrs.evolve(check, mode="fast")), bool(wrong))
 
 
 def fit(settings: Settings) -> Fit:

@@ -12,7 +12,7 @@ import mlx.nn as nn
 import numpy as np
 
 from trouper import heap
-from trouper.engine.distributed.rank_group import ALONE, Group
+from trouper.engine.distributed.rank_group import ALONE, RankGroup
 from trouper.engine.distributed.state_digests import Digests
 from trouper.engine.grammars.grammar_compiler import Constraint, Grammars
 from trouper.engine.kv.block_payloads import PendingPayload
@@ -23,11 +23,11 @@ from trouper.engine.kv.region import Ints
 from trouper.engine.kv.row_state import RowState
 from trouper.engine.kv.slot_rows import SlotRows, rows_for
 from trouper.engine.pooling import Pool
-from trouper.engine.sampling.logprobs import Kept, PendingLogprobs, logprobs_of
+from trouper.engine.sampling.logprobs import KeptMask, PendingLogprobs, logprobs_of
 from trouper.engine.sampling.penalties import History
-from trouper.engine.sampling.sampling_batch import Choosing
+from trouper.engine.sampling.sampling_batch import SamplingBatch
 from trouper.engine.sampling.thinking_budget import ThinkingRule
-from trouper.engine.spec_decode.draft_proposals import Proposing
+from trouper.engine.spec_decode.draft_proposals import DraftProposals
 from trouper.engine.spec_decode.prompt_lookup import DRAFTING, Drafting
 from trouper.engine.spec_decode.verification_spans import Spans, indices
 from trouper.protocol.capabilities import Capabilities
@@ -72,7 +72,7 @@ class StepEngine:
         vocabulary: int,
         kv: KvFormat = PLAIN,
         grammars: Grammars | None = None,
-        group: Group = ALONE,
+        group: RankGroup = ALONE,
         *,
         drafting: Drafting = DRAFTING,
         shapes: Shapes | None = None,
@@ -84,10 +84,10 @@ class StepEngine:
         self._vocabulary = vocabulary
         self._grammars = grammars
         self._state: dict[RowId, RowState] = {}
-        self._choosing = Choosing(vocabulary, group, self._state)
+        self._choosing = SamplingBatch(vocabulary, group, self._state)
         self._bound: set[RowId] = set()
         """Rows whose next token something bounds."""
-        self._proposing = Proposing(drafting)
+        self._proposing = DraftProposals(drafting)
         self._fresh: dict[RowId, int] = {}
         """Rows that decode for the first time: their last prompt token."""
         self._last_read = 0.0
@@ -349,7 +349,7 @@ class StepEngine:
 
     def _commit(
         self, rows: Sequence[RowId], spans: Spans, sampled: Ints
-    ) -> tuple[tuple[RowId, ...], Kept, tuple[tuple[RowId, int, int], ...]]:
+    ) -> tuple[tuple[RowId, ...], KeptMask, tuple[tuple[RowId, int, int], ...]]:
         """What the step commits (F22): of each row the drafts that were right, and what was sampled after them. Lengths,
         histories, positions and inputs follow from it; nothing was launched since."""
         accepted = spans.accepted(sampled)

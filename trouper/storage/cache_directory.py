@@ -12,7 +12,7 @@ from pathlib import Path
 import attrs
 
 TEMPORARY_SUFFIX = ".tmp"
-ORPHAN_AGE_S = 3600.0
+TEMPORARY_AGE_S = 3600.0
 """A temporary file older than this has no writer: the slowest write takes seconds."""
 TAG = "CACHEDIR.TAG"
 TAG_TEXT = (
@@ -22,7 +22,7 @@ TAG_TEXT = (
 
 
 @attrs.frozen
-class Measured:
+class DirectoryUsage:
     """A directory after a sweep."""
 
     files: int
@@ -55,19 +55,19 @@ def _adopt(directory: Path) -> None:
     temporary.replace(tag)
 
 
-def sweep(directory: Path, ttl_s: float) -> Measured:
+def sweep(directory: Path, ttl_s: float) -> DirectoryUsage:
     """Remove orphans and files unused for `ttl_s`; another server may share the directory, so a vanished file is fine."""
     now = time.time()
     kept = kept_bytes = swept = 0
     for entry, stat in _files(directory):
         age = now - max(stat.st_mtime, stat.st_atime)
-        if age > (ORPHAN_AGE_S if entry.name.endswith(TEMPORARY_SUFFIX) else ttl_s):
+        if age > (TEMPORARY_AGE_S if entry.name.endswith(TEMPORARY_SUFFIX) else ttl_s):
             Path(entry.path).unlink(missing_ok=True)
             swept += 1
         else:
             kept += 1
             kept_bytes += stat.st_size
-    return Measured(kept, kept_bytes, shutil.disk_usage(directory).free, swept)
+    return DirectoryUsage(kept, kept_bytes, shutil.disk_usage(directory).free, swept)
 
 
 def _files(directory: Path) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:

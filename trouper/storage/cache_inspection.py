@@ -24,7 +24,7 @@ SUMMED = ("files", "bytes", "blocks", "snapshots", "tokens", "unreadable")
 
 
 @attrs.frozen
-class NamespaceFacts:
+class NamespaceStats:
     """What was computed with one model and one way to keep KV."""
 
     name: str
@@ -42,7 +42,7 @@ class NamespaceFacts:
 
 
 @attrs.frozen
-class Checked:
+class FileCheck:
     """One file, read in full."""
 
     path: Path
@@ -57,19 +57,19 @@ class Removed:
     bytes: int
 
 
-def namespaces(directory: Path) -> list[NamespaceFacts]:
+def namespaces(directory: Path) -> list[NamespaceStats]:
     """Most recently used first. Nothing for a directory that is not there. Raises `OSError`, also for a directory that is
     not ours."""
     facts = [_facts(path) for path in _namespaces(directory)]
     return sorted((one for one in facts if one.files), key=lambda one: (one.newest_s, one.name))
 
 
-def total(facts: Sequence[NamespaceFacts]) -> NamespaceFacts:
+def total(facts: Sequence[NamespaceStats]) -> NamespaceStats:
     """All of them together."""
     sums = {name: sum(getattr(one, name) for one in facts) for name in SUMMED}
     oldest_s = max((one.oldest_s for one in facts), default=0.0)
     newest_s = min((one.newest_s for one in facts), default=0.0)
-    return NamespaceFacts("total", **sums, oldest_s=oldest_s, newest_s=newest_s)
+    return NamespaceStats("total", **sums, oldest_s=oldest_s, newest_s=newest_s)
 
 
 def runs(directory: Path) -> list[tuple[Path, int]]:
@@ -82,7 +82,7 @@ def runs(directory: Path) -> list[tuple[Path, int]]:
     ]
 
 
-def verify(files: Iterable[tuple[Path, int]], *, remove: bool = False) -> Iterator[Checked]:
+def verify(files: Iterable[tuple[Path, int]], *, remove: bool = False) -> Iterator[FileCheck]:
     """Read each in full; `remove` what is damaged. What another server removes meanwhile is no problem. Raises `OSError`
     if something cannot be removed; a file that the disk does not read is a problem, and stays."""
     for path, size in files:
@@ -96,7 +96,7 @@ def verify(files: Iterable[tuple[Path, int]], *, remove: bool = False) -> Iterat
                     path.unlink(missing_ok=True)
         except OSError as error:
             problem = f"unreadable: {error.strerror}"
-        yield Checked(path, size, problem)
+        yield FileCheck(path, size, problem)
 
 
 def clear(directory: Path) -> Removed:
@@ -136,14 +136,14 @@ def _files(path: Path) -> list[File]:
     return []
 
 
-def _facts(path: Path) -> NamespaceFacts:
+def _facts(path: Path) -> NamespaceStats:
     files = [file for file in _files(path) if file.name.endswith(SUFFIX)]
     known = {run.name: run for run in _catalogue(path)}
     infos = [_info(path / file.name, file, known) for file in files]
     pieces = [piece for info in infos if info is not None for piece in info.pieces]
     now_ns = time.time_ns()
     ages = [max(0.0, (now_ns - file.used_ns) / 1e9) for file in files]
-    return NamespaceFacts(
+    return NamespaceStats(
         path.name,
         files=len(files),
         bytes=sum(file.bytes for file in files),

@@ -9,7 +9,7 @@ import msgspec
 
 from trouper.storage.memo_file import read_memo, write_memo
 
-MOST_RESULTS = 200
+MAX_RESULTS = 200
 """The oldest are forgotten."""
 
 
@@ -30,5 +30,5 @@ def recall(path: Path, key: str) -> CheckResult | None:
 def remember(path: Path, key: str, result: CheckResult) -> None:
     """Raises nothing: a result that cannot be written only costs the next start a check."""
     others = {each: known for each, known in read_memo(path, CheckResult).items() if each != key}
-    kept = dict(islice(others.items(), max(0, len(others) - MOST_RESULTS + 1), None)) | {key: result}
+    kept = dict(islice(others.items(), max(0, len(others) - MAX_RESULTS + 1), None)) | {key: result}
     write_memo(path, kept)

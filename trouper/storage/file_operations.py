@@ -15,7 +15,7 @@ Buffer: TypeAlias = bytes | memoryview
 FILE_MODE: Final = 0o600
 DIRECTORY_MODE: Final = 0o700
 """What is stored is users' text."""
-MOST_BUFFERS: Final = 1024
+MAX_BUFFERS: Final = 1024
 """IOV_MAX of Linux and of macOS."""
 
 
@@ -99,7 +99,7 @@ def write_all(disk: Disk, fd: int, buffers: Sequence[Buffer]) -> None:
     rest = [view for view in map(_flat, buffers) if view.nbytes]
     first = 0
     while first < len(rest):
-        written = disk.writev(fd, rest[first : first + MOST_BUFFERS])
+        written = disk.writev(fd, rest[first : first + MAX_BUFFERS])
         if written <= 0:
             raise OSError("the disk takes nothing more")
         while first < len(rest) and written >= rest[first].nbytes:

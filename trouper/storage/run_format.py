@@ -27,7 +27,7 @@ from trouper.storage.stored_pieces import Damaged, Piece, PieceInfo, RunInfo
 FORMAT: Final = "trouper-run-1"
 SUFFIX: Final = ".safetensors"
 LENGTH_BYTES: Final = 8
-MOST_HEADER_BYTES: Final = 100_000_000
+MAX_HEADER_BYTES: Final = 100_000_000
 """The safetensors library's own bound."""
 OPENING: Final = b'{"__metadata__":{"checksum":"'
 CHECKSUM_END: Final = len(OPENING) + 32
@@ -62,7 +62,7 @@ class Entry(msgspec.Struct, frozen=True):
     data_offsets: Span
 
 
-class Metadata(msgspec.Struct, frozen=True):
+class RunMetadata(msgspec.Struct, frozen=True):
     """Lists are separated by commas: safetensors allows strings only."""
 
     checksum: str
@@ -160,8 +160,8 @@ def _info(piece: Piece) -> PieceInfo:
     return PieceInfo(piece.key, piece.tokens, _payload_bytes(piece.payload), snapshot_bytes)
 
 
-def _metadata(namespace: str, parent: bytes, pieces: Sequence[Piece]) -> Metadata:
-    return Metadata(
+def _metadata(namespace: str, parent: bytes, pieces: Sequence[Piece]) -> RunMetadata:
+    return RunMetadata(
         checksum="0" * 32,
         format=FORMAT,
         namespace=namespace,
@@ -180,7 +180,7 @@ def _checksum(payload: Payload) -> str:
     return digest.hexdigest()
 
 
-def _front(metadata: Metadata, entries: dict[str, Entry]) -> bytes:
+def _front(metadata: RunMetadata, entries: dict[str, Entry]) -> bytes:
     header = msgspec.json.encode({"__metadata__": metadata, **entries})
     header += b" " * (-len(header) % 8)
     length = len(header).to_bytes(LENGTH_BYTES, "little")
@@ -191,7 +191,7 @@ def _front(metadata: Metadata, entries: dict[str, Entry]) -> bytes:
 def header_bytes(name: str, length: bytes, file_bytes: int) -> int:
     """What the first bytes of a file say. Raises `Damaged`."""
     size = int.from_bytes(length, "little")
-    if len(length) < LENGTH_BYTES or size > min(file_bytes - LENGTH_BYTES, MOST_HEADER_BYTES):
+    if len(length) < LENGTH_BYTES or size > min(file_bytes - LENGTH_BYTES, MAX_HEADER_BYTES):
         raise Damaged(name, "torn", "shorter than its header")
     return size
 
@@ -213,7 +213,7 @@ def parse(name: str, length: bytes, header: bytes, file_bytes: int) -> Header:
 
 def _decode(name: str, header: bytes, file_bytes: int) -> Header:
     raw = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
-    metadata = msgspec.json.decode(raw.pop("__metadata__"), type=Metadata)
+    metadata = msgspec.json.decode(raw.pop("__metadata__"), type=RunMetadata)
     if metadata.format != FORMAT:
         raise Damaged(name, "foreign", f"format {metadata.format}")
     entries = {tensor: msgspec.json.decode(entry, type=Entry) for tensor, entry in raw.items()}
@@ -228,7 +228,7 @@ def _decode(name: str, header: bytes, file_bytes: int) -> Header:
     return Header(info, metadata.namespace, data_start, entries, checksums)
 
 
-def _piece_infos(metadata: Metadata, entries: dict[str, Entry], snapshots: list[str]) -> tuple[PieceInfo, ...]:
+def _piece_infos(metadata: RunMetadata, entries: dict[str, Entry], snapshots: list[str]) -> tuple[PieceInfo, ...]:
     keys = [bytes.fromhex(key) for key in metadata.keys.split(",")]
     tokens = [b64decode(piece, validate=True) for piece in metadata.tokens.split(",")]
     sizes = {"b": [0] * len(keys), "s": [0] * len(keys)}

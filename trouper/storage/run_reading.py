@@ -17,7 +17,7 @@ from trouper.storage.stored_pieces import Damaged, Piece, PieceInfo, Reason
 
 
 @attrs.frozen
-class Wanted:
+class PieceRequest:
     """A piece of a run, by its place in it; key and tokens are what the reader believes to be there."""
 
     place: int
@@ -35,7 +35,7 @@ class OpenRun:
     _disk: Disk
     _fd: int
 
-    def pieces(self, wanted: Sequence[Wanted]) -> list[Piece]:
+    def pieces(self, wanted: Sequence[PieceRequest]) -> list[Piece]:
         """In the order of `wanted`; what is not wanted of a piece is left out of it. Reads only what it needs."""
         infos = [self._expected(piece) for piece in wanted]
         parts: set[tuple[Part, int]] = {("b", piece.place) for piece in wanted if piece.payload}
@@ -49,12 +49,12 @@ class OpenRun:
     def everything(self) -> list[Piece]:
         return self.pieces(
             [
-                Wanted(place, info.key, info.tokens, snapshot=info.snapshot_bytes is not None)
+                PieceRequest(place, info.key, info.tokens, snapshot=info.snapshot_bytes is not None)
                 for place, info in enumerate(self.header.info.pieces)
             ]
         )
 
-    def _expected(self, piece: Wanted) -> PieceInfo:
+    def _expected(self, piece: PieceRequest) -> PieceInfo:
         infos = self.header.info.pieces
         info = infos[piece.place] if 0 <= piece.place < len(infos) else None
         if info is None or info.key != piece.key or info.tokens != piece.tokens:

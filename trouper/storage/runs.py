@@ -23,11 +23,21 @@ from trouper.storage import catalogue
 from trouper.storage.cache_directory import TEMPORARY_SUFFIX
 from trouper.storage.file_operations import Buffer, Disk, File, read_all, write_all
 from trouper.storage.run_format import SUFFIX, Sealed, seal
-from trouper.storage.run_reading import Wanted, open_run
+from trouper.storage.run_reading import PieceRequest, open_run
 from trouper.storage.stored_pieces import Damaged, Piece, PieceInfo, Reason, RunInfo, parents_first
 
 __all__ = [
-    "Changes", "Damaged", "Disk", "Piece", "PieceInfo", "Reason", "Room", "RunInfo", "RunStore", "Sealed", "Wanted",
+    "Changes",
+    "Damaged",
+    "Disk",
+    "Piece",
+    "PieceInfo",
+    "PieceRequest",
+    "Reason",
+    "Room",
+    "RunInfo",
+    "RunStore",
+    "Sealed",
 ]  # fmt: skip
 
 NAMESPACE_DIGITS: Final = 32
@@ -56,7 +66,7 @@ class Room:
 
 
 @attrs.frozen
-class _Held:
+class _RunUse:
     """A run of any namespace, as far as its age and the bound of the whole directory go."""
 
     bytes: int
@@ -79,7 +89,7 @@ class RunStore:
         """Of all namespaces' runs. What another server has written since the last look is not in it."""
         self._disk = disk or Disk()
         self._runs: dict[str, RunInfo] = {}
-        self._held: dict[Path, _Held] = {}
+        self._held: dict[Path, _RunUse] = {}
         self._looked = False
 
     # -- what there is ---------------------------------------------------------------------------
@@ -98,9 +108,9 @@ class RunStore:
     def refresh(self) -> Changes:
         """Look again: other servers write and remove, too, and so do sweeps. Removes damaged files. Raises `OSError`."""
         known = self._runs if self._looked else {run.name: run for run in self._saved()}
-        before, runs, held = self._runs, dict[str, RunInfo](), dict[Path, _Held]()
+        before, runs, held = self._runs, dict[str, RunInfo](), dict[Path, _RunUse]()
         for path, file in self._files():
-            held[path] = _Held(file.bytes, file.used_ns)
+            held[path] = _RunUse(file.bytes, file.used_ns)
             if path.parent != self.path:
                 continue
             try:
@@ -176,7 +186,7 @@ class RunStore:
         if not self._is_there(path, run.file_bytes):
             self._disk.mkdir(self.path)
             self._put(path, sealed.buffers)
-        self._hold(path, _Held(run.file_bytes, time.time_ns()))
+        self._hold(path, _RunUse(run.file_bytes, time.time_ns()))
         self._runs[run.name] = run
         return run
 
@@ -208,7 +218,7 @@ class RunStore:
 
     # -- reading ---------------------------------------------------------------------------------
 
-    def read(self, name: str, wanted: Sequence[Wanted]) -> list[Piece]:
+    def read(self, name: str, wanted: Sequence[PieceRequest]) -> list[Piece]:
         """Pieces of a run, in the order of `wanted`. Raises `Damaged`: the file is of no use and the caller should
         `remove` it; and `OSError`: the disk is sick."""
         with open_run(self._disk, self.path / name, self.namespace) as run:
@@ -227,7 +237,7 @@ class RunStore:
             with suppress(FileNotFoundError):
                 self._disk.touch(path)
                 if path in self._held:
-                    self._hold(path, _Held(self._held[path].bytes, time.time_ns()))
+                    self._hold(path, _RunUse(self._held[path].bytes, time.time_ns()))
 
     # -- removing --------------------------------------------------------------------------------
 
@@ -264,7 +274,7 @@ class RunStore:
         with suppress(OSError):
             file = self._disk.stat(path)
             if file.used_ns > used_ns:
-                self._hold(path, _Held(file.bytes, file.used_ns))
+                self._hold(path, _RunUse(file.bytes, file.used_ns))
                 return file.used_ns
         return None
 
@@ -274,7 +284,7 @@ class RunStore:
         self._release(path)
         return self._runs.pop(path.name, None) if path.parent == self.path else None
 
-    def _hold(self, path: Path, held: _Held) -> None:
+    def _hold(self, path: Path, held: _RunUse) -> None:
         self._release(path)
         self._held[path] = held
         self.total_bytes += held.bytes

@@ -158,7 +158,7 @@ def _indexed_blocks(model: nn.Module, found: Adapted) -> bool:
     return _replace(model, matches, BlockSparseAttention, found.current)
 
 
-def _sparse_by_place(model: nn.Module, found: Adapted) -> bool:
+def _sparse_by_distance(model: nn.Module, found: Adapted) -> bool:
     """Keys are left out by how far blocks of them are from the last key of the longest row."""
     if not _any(model, lambda module: "blocksparse_block_size" in _names(module)):
         return False
@@ -224,6 +224,6 @@ REGISTRY = [
     Adaptation("the last tokens of a row are kept as state", _token_history),
     Adaptation("attention within chunks has masks of each row's own", _chunked_attention),
     Adaptation("blocks of keys are chosen by each row's own positions", _indexed_blocks),
-    Adaptation("sparse attention counts from the last key", _sparse_by_place),
+    Adaptation("sparse attention counts from the last key", _sparse_by_distance),
 ]
 """In the order in which they are tried; several may apply to one model."""

@@ -34,7 +34,7 @@ def backend_of(environment: Mapping[str, str]) -> str | None:
     return next((backend for name, backend in BACKENDS.items() if environment.get(name)), None)
 
 
-class Group:
+class RankGroup:
     """This process's place among the ranks, and what they do together. Lives on the engine's thread."""
 
     def __init__(self, group: mx.distributed.Group | None = None) -> None:
@@ -85,15 +85,15 @@ class Group:
         return self.gather(mine).count(mine)
 
 
-ALONE = Group()
+ALONE = RankGroup()
 
 
-def join() -> Group:
+def join() -> RankGroup:
     """The group that a launcher has set up; alone without one. Waits for all ranks. Raises `ModelUnusable`."""
     backend = backend_of(os.environ)
     if backend is None:
         return ALONE
     try:
-        return Group(mx.distributed.init(strict=True, backend=backend))
+        return RankGroup(mx.distributed.init(strict=True, backend=backend))
     except (RuntimeError, ValueError) as error:
         raise ModelUnusable(f"this rank cannot join the others by {backend}: {error}") from error

@@ -16,7 +16,7 @@ from mlx.nn.layers.distributed import QuantizedShardedToAllLinear, ShardedToAllL
 from mlx.utils import tree_unflatten
 from mlx_lm.models.cache import make_prompt_cache
 
-from trouper.engine.distributed.rank_group import Group
+from trouper.engine.distributed.rank_group import RankGroup
 from trouper.protocol.problems import ModelUnusable
 
 HEADS = {
@@ -27,13 +27,13 @@ HEADS = {
 KV_HEADS = "num_key_value_heads"
 REPEATS_KV_HEADS = frozenset({"qwen3_5", "qwen3_5_moe"})
 """Their `shard` gives each of more ranks than KV heads a copy of one."""
-MOST_RANKS = 64
+MAX_RANKS = 64
 """No more are tried, to say which would work."""
 Make = Callable[[], nn.Module]
 """The whole model once more, lazily: `shard` changes it in place."""
 
 
-def shard(model: nn.Module, config: Mapping[str, Any], directory: Path, group: Group, make: Make) -> None:
+def shard(model: nn.Module, config: Mapping[str, Any], directory: Path, group: RankGroup, make: Make) -> None:
     """Keep this rank's part. Raises `ModelUnusable` with one line."""
     if not hasattr(model, "shard"):
         raise ModelUnusable(
@@ -42,7 +42,7 @@ def shard(model: nn.Module, config: Mapping[str, Any], directory: Path, group: G
     reason = fault(model, config, group.mlx) or _misfit(model)
     if reason is None:
         return
-    counts = [count for count in range(2, MOST_RANKS + 1) if count != group.size and _would(count, config, make)]
+    counts = [count for count in range(2, MAX_RANKS + 1) if count != group.size and _would(count, config, make)]
     remedy = f"it runs at 1, {', '.join(map(str, counts))}" if counts else "it runs only at 1"
     raise ModelUnusable(f"{directory} cannot be split over {group.size} ranks: {reason}; {remedy}")
 
@@ -74,11 +74,14 @@ def _line(error: Exception) -> str:
 
 
 def _would(count: int, config: Mapping[str, Any], make: Make) -> bool:
-    return all(heads % count == 0 for heads, _ in _heads(config)) and fault(make(), config, Imagined(count)) is None
+    return (
+        all(heads % count == 0 for heads, _ in _heads(config))
+        and fault(make(), config, HypotheticalGroup(count)) is None
+    )
 
 
 @attrs.frozen
-class Imagined:
+class HypotheticalGroup:
     """All that `shard` asks of a group."""
 
     count: int
@@ -119,7 +122,7 @@ class Float32Sum(nn.Module):
     """A layer split along its input, whose parts are added in float32 and rounded once (F26). mlx-lm's adds them in the
     activations' type: with more than two ranks it rounds at each of them."""
 
-    def __init__(self, layer: nn.Module, group: Group) -> None:
+    def __init__(self, layer: nn.Module, group: RankGroup) -> None:
         super().__init__()
         for name, parameter in layer.parameters().items():
             self[name] = parameter
@@ -136,7 +139,7 @@ class Float32Sum(nn.Module):
         return mx.quantized_matmul(x, self["weight"], scales=scales, biases=biases, transpose=True, **self._packing)
 
 
-def sum_in_float32(model: nn.Module, group: Group) -> None:
+def sum_in_float32(model: nn.Module, group: RankGroup) -> None:
     """Where mlx-lm's layers add, and not the models themselves: mixtures of experts add in their own code."""
     kinds = (ShardedToAllLinear, QuantizedShardedToAllLinear)
     layers = [(name, Float32Sum(layer, group)) for name, layer in model.named_modules() if isinstance(layer, kinds)]

@@ -22,9 +22,9 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance._tokenizer import TokenizerWrapper as Wrapped
 
 from trouper import heap
-from trouper.engine.grammars.lru_cache import Recent
-from trouper.engine.grammars.schema_faults import place_of, too_wide
-from trouper.engine.grammars.trial_process import SMALL, Trial, TrialFailedError
+from trouper.engine.grammars.lru_cache import LruCache
+from trouper.engine.grammars.schema_faults import path_of_fault, too_wide
+from trouper.engine.grammars.trial_process import SMALL, TrialFailedError, TrialProcess
 from trouper.protocol.grammar import Grammar
 from trouper.protocol.problems import RequestFailed, bad_request
 
@@ -49,7 +49,7 @@ def mask_bytes(vocabulary: int) -> int:
     return (vocabulary + 31) // 32 * 4
 
 
-class Vocabulary:
+class TokenizerVocabulary:
     """What llguidance wants to know of a tokenizer: the bytes of each token, and which are special."""
 
     def __init__(self, pieces: Sequence[bytes], specials: Mapping[int, str], eos: Sequence[int], encode: Any) -> None:
@@ -67,7 +67,7 @@ class Vocabulary:
 
 
 @attrs.frozen(eq=False)
-class Compiled:
+class CompiledGrammar:
     """A grammar that is ready to be followed: rows follow copies of `matcher`, which has seen no token."""
 
     matcher: LLMatcher
@@ -83,18 +83,18 @@ class Grammars:
     engine: the bound on what is kept may have forgotten the grammar by then.
     """
 
-    def __init__(self, vocabulary: Vocabulary, size: int, eos: Sequence[int]) -> None:
+    def __init__(self, vocabulary: TokenizerVocabulary, size: int, eos: Sequence[int]) -> None:
         """`size`: of the logits, which may be padded beyond the vocabulary."""
         self._vocabulary, self._size, self._eos = vocabulary, size, list(eos)
-        self._recent = Recent[Compiled | str](RECENT_BYTES)
-        self._live: WeakValueDictionary[tuple[str, str], Compiled] = WeakValueDictionary()
+        self._recent = LruCache[CompiledGrammar | str](RECENT_BYTES)
+        self._live: WeakValueDictionary[tuple[str, str], CompiledGrammar] = WeakValueDictionary()
         self._making = Lock()
-        self._trials = Trial(self._described), Trial(self._described)
+        self._trials = TrialProcess(self._described), TrialProcess(self._described)
         self.compiled_inline = 0
         """Grammars that the engine's thread had to compile itself, since nobody had before."""
 
     @cached_property
-    def _tokens(self) -> Vocabulary:
+    def _tokens(self) -> TokenizerVocabulary:
         words = self._vocabulary
         words.tokens += [f"\xff<unused {i}>".encode("latin-1") for i in range(len(words.tokens), self._size)]
         return words
@@ -113,7 +113,7 @@ class Grammars:
         """Of one row."""
         return mask_bytes(self._size)
 
-    def compile(self, grammar: Grammar, timeout_s: float = COMPILE_S) -> Compiled:
+    def compile(self, grammar: Grammar, timeout_s: float = COMPILE_S) -> CompiledGrammar:
         """Raises `RequestFailed` (400) that names the place, or the bound that was passed."""
         key = grammar.kind, grammar.source
         found = self._live.get(key) or self._recent.get(key)
@@ -124,14 +124,14 @@ class Grammars:
                 found = f"\0{failed}; make it smaller or flatter"
                 if failed.slow:
                     raise cannot_be_followed(grammar, found) from None
-            size = found.nbytes if isinstance(found, Compiled) else len(found)
+            size = found.nbytes if isinstance(found, CompiledGrammar) else len(found)
             self._recent.put(key, found, size + len(grammar.source))
         if isinstance(found, str):
             raise cannot_be_followed(grammar, found)
         self._live[key] = found
         return found
 
-    def _compile(self, grammar: Grammar, timeout_s: float) -> Compiled | str:
+    def _compile(self, grammar: Grammar, timeout_s: float) -> CompiledGrammar | str:
         """The compiled grammar, or its fault as place, zero, reason. Raises `TrialFailedError`."""
         end = time.monotonic() + timeout_s
         try:
@@ -147,7 +147,7 @@ class Grammars:
         matcher.compute_bitmask()  # The first one is dear, and copies have what it found.
         if len(text) > SMALL:
             heap.give_back()
-        return Compiled(matcher, len(text) * BYTES_PER_CHARACTER)
+        return CompiledGrammar(matcher, len(text) * BYTES_PER_CHARACTER)
 
     def _fault(self, grammar: Grammar, text: str, timeout_s: float) -> str:
         """Why it cannot be followed, or "". Raises `TrialFailedError`."""
@@ -163,7 +163,7 @@ class Grammars:
 
         if grammar.kind == "json_schema":
             with suppress(RecursionError, ValueError, TrialFailedError):
-                return place_of(json.loads(grammar.source), is_wrong)
+                return path_of_fault(json.loads(grammar.source), is_wrong)
         return ""
 
     def _matcher(self, grammar: Grammar, text: str) -> LLMatcher:
@@ -175,7 +175,7 @@ class Grammars:
         """None of `ends` comes before `least` tokens, unless nothing else may."""
         key = grammar.kind, grammar.source
         found = self._live.get(key) or self._recent.get(key)
-        if not isinstance(found, Compiled):
+        if not isinstance(found, CompiledGrammar):
             self.compiled_inline += 1
             matcher = self._matcher(grammar, self._text(grammar))
         else:

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 Value = TypeVar("Value")
 
 
-class Recent(Generic[Value]):
+class LruCache(Generic[Value]):
     """Evicts the least recently used values. Thread-safe."""
 
     def __init__(self, most_bytes: int) -> None:

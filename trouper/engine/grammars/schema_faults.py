@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-MOST_LOOKS = 500
+MAX_LOOKS = 500
 """Each costs a fraction of a millisecond; a schema of thousands of parts is told a place near its root."""
 NAMED = ("$defs", "definitions", "properties", "patternProperties")
 """Definitions first: what refers to a wrong one is wrong, too, and says less."""
-MOST_OPTIONAL = 490
+MAX_OPTIONAL = 490
 """Upper bound of one object's optional properties: each takes four items of a row of llguidance's parser, which holds 2,000."""
-LISTED = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
+LIST_KEYS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 SINGLE = ("additionalProperties", "items", "not")
 
 
-def place_of(schema: Any, wrong: Callable[[Any], bool]) -> str:
+def path_of_fault(schema: Any, wrong: Callable[[Any], bool]) -> str:
     """The innermost part that is wrong by itself, as ".properties.a.items"; "" for the whole. What references name
     goes with each part that is looked at."""
     named = {key: schema[key] for key in ("$defs", "definitions") if isinstance(schema, dict) and key in schema}
@@ -26,7 +26,7 @@ def place_of(schema: Any, wrong: Callable[[Any], bool]) -> str:
         inside, found = found, None
         for step, part in parts_of(inside):
             looks += 1
-            if looks > MOST_LOOKS:
+            if looks > MAX_LOOKS:
                 return path
             if wrong({**part, **named} if isinstance(part, dict) else part):
                 path, found = path + step, part
@@ -41,10 +41,10 @@ def too_wide(schema: Any, path: str = "") -> tuple[str, str] | None:
         optional = len(
             schema["properties"].keys() - set(filter(_is_text, required if isinstance(required, list) else ()))
         )
-        if optional > MOST_OPTIONAL:
+        if optional > MAX_OPTIONAL:
             return (
                 path,
-                f"{optional} of its properties are not required, and at most {MOST_OPTIONAL} of one object may be so",
+                f"{optional} of its properties are not required, and at most {MAX_OPTIONAL} of one object may be so",
             )
     return next((found for step, part in parts_of(schema) if (found := too_wide(part, path + step))), None)
 
@@ -61,7 +61,7 @@ def parts_of(schema: Any) -> Iterator[tuple[str, Any]]:
         if isinstance(schema.get(key), dict):
             for name, part in schema[key].items():
                 yield f".{key}.{name}", part
-    for key in LISTED:
+    for key in LIST_KEYS:
         if isinstance(schema.get(key), list):
             for place, part in enumerate(schema[key]):
                 yield f".{key}.{place}", part

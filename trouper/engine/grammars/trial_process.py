@@ -33,7 +33,7 @@ class TrialFailedError(Exception):
         self.slow = slow
 
 
-class Trial:
+class TrialProcess:
     """One process, started when it is needed and again after it has died. Any thread may ask; one grammar at a time."""
 
     def __init__(self, vocabulary: Callable[[], dict[str, Any]]) -> None:

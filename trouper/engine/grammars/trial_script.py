@@ -31,7 +31,7 @@ OPENINGS = (b"{", b'"', b"[")
 """First tokens to try: the parser expands an object's properties only after its brace."""
 
 
-class Vocabulary:
+class TrialVocabulary:
     """The interface that llguidance expects of a tokenizer."""
 
     bos_token_id = None
@@ -58,7 +58,7 @@ def serve(inbox: BinaryIO, outbox: BinaryIO) -> None:
     first = receive(inbox)
     if first is None:
         return
-    vocabulary = Vocabulary(first["tokens"], first["specials"], first["eos"][0])
+    vocabulary = TrialVocabulary(first["tokens"], first["specials"], first["eos"][0])
     wrapped: Any = TokenizerWrapper(vocabulary)
     tokenizer = LLTokenizer(wrapped, n_vocab=len(vocabulary.tokens), eos_token=first["eos"])
     openings = [place for place, token in enumerate(vocabulary.tokens) if token in OPENINGS]

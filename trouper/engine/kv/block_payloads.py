@@ -8,7 +8,7 @@ import attrs
 import mlx.core as mx
 import numpy as np
 
-from trouper.engine.kv.kv_layout import Layout, Shape
+from trouper.engine.kv.kv_layout import ArrayShape, Layout
 from trouper.protocol.blocks import Payload, Tensor
 
 BLOCK, SNAPSHOT = 0, 1
@@ -17,7 +17,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @attrs.frozen(eq=False)
-class Stored:
+class BlockData:
     """A block of `tokens` tokens, or a snapshot after so many. The arrays are never written again."""
 
     tokens: int
@@ -33,7 +33,7 @@ class Stored:
 class PendingPayload:
     """References to what is to be given back, taken at launch."""
 
-    stored: Stored
+    stored: BlockData
     arrays: tuple[mx.array, ...]
     """As NumPy has types for them."""
 
@@ -48,7 +48,7 @@ class PendingPayload:
         return (Tensor("U32", (2,), header.tobytes()), *tensors)
 
 
-def pending(stored: Stored) -> PendingPayload:
+def pending(stored: BlockData) -> PendingPayload:
     plain = tuple(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array for array in stored.arrays)
     mx.async_eval(plain)
     return PendingPayload(stored, plain)
@@ -59,7 +59,7 @@ def _bytes(array: mx.array) -> memoryview | bytes:
     return np.array(array, copy=False).reshape(-1).view(np.uint8).data if array.size else b""
 
 
-def stored_from(payload: Payload, layout: Layout) -> Stored:
+def stored_from(payload: Payload, layout: Layout) -> BlockData:
     """Raises ValueError where the bytes are not a block or a snapshot of this layout."""
     if not payload or payload[0].dtype != "U32" or payload[0].shape != (2,) or payload[0].nbytes != 8:
         raise ValueError("the payload does not begin with its kind and length")
@@ -67,16 +67,16 @@ def stored_from(payload: Payload, layout: Layout) -> Stored:
     if kind not in (BLOCK, SNAPSHOT) or tokens < 1:
         raise ValueError(f"the payload says kind {kind} and {tokens} tokens")
     shapes = layout.snapshot(tokens) if kind == SNAPSHOT else layout.block(tokens)
-    return Stored(tokens, _arrays(payload[1:], shapes), kind == SNAPSHOT)
+    return BlockData(tokens, _arrays(payload[1:], shapes), kind == SNAPSHOT)
 
 
-def _arrays(tensors: Sequence[Tensor], shapes: Sequence[Shape]) -> tuple[mx.array, ...]:
+def _arrays(tensors: Sequence[Tensor], shapes: Sequence[ArrayShape]) -> tuple[mx.array, ...]:
     if len(tensors) != len(shapes):
         raise ValueError(f"the payload has {len(tensors)} arrays where this model has {len(shapes)}")
     return tuple(_array(tensor, shape) for tensor, shape in zip(tensors, shapes, strict=True))
 
 
-def _array(tensor: Tensor, shape: Shape) -> mx.array:
+def _array(tensor: Tensor, shape: ArrayShape) -> mx.array:
     dtype = NAMES.get(shape.dtype)
     if tensor.dtype != dtype or tensor.shape != shape.dims or tensor.nbytes != shape.nbytes:
         told = f"{tensor.dtype} {tensor.shape} in {tensor.nbytes} bytes"

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import mlx.core as mx
 
-from trouper.engine.kv.block_payloads import PendingPayload, Stored, pending, stored_from
+from trouper.engine.kv.block_payloads import BlockData, PendingPayload, pending, stored_from
 from trouper.engine.kv.kv_layout import Layout
 from trouper.engine.kv.slot_rows import SlotRows
 from trouper.engine.platform.eager_eval import finish_or_start
@@ -27,7 +27,7 @@ class BlockStore:
 
     def __init__(self, rows: SlotRows) -> None:
         self._rows = rows
-        self._stored: dict[BlockId, Stored] = {}
+        self._stored: dict[BlockId, BlockData] = {}
         self.members = 0
         """`ranks.members` of all ids here."""
 
@@ -52,7 +52,7 @@ class BlockStore:
         if order.snapshot is not None:
             arrays = tuple(self._rows.snapshot(order.row, at))
             finish_or_start(arrays)
-            self._keep(order.snapshot, Stored(at, arrays, snapshot=True))
+            self._keep(order.snapshot, BlockData(at, arrays, snapshot=True))
         snapshots = () if order.snapshot is None else (order.snapshot,)
         self.members = joined(self.members, (*order.blocks, *snapshots))
 
@@ -64,7 +64,7 @@ class BlockStore:
         for block, size in blocks:
             assert size > 0, "an empty block"
             arrays = tuple(mx.contiguous(array[:, at : at + size]) for array in run)
-            self._keep(block, Stored(size, arrays))
+            self._keep(block, BlockData(size, arrays))
             made += arrays
             at += size
         finish_or_start(made)
@@ -73,7 +73,7 @@ class BlockStore:
     def _bytes(self, block: tuple[BlockId, int]) -> int:
         return block[1] * self._layout.token_bytes
 
-    def _keep(self, block: BlockId, stored: Stored) -> None:
+    def _keep(self, block: BlockId, stored: BlockData) -> None:
         assert block not in self._stored, "a block's id is used twice"
         self._stored[block] = stored
 
@@ -93,7 +93,7 @@ class BlockStore:
         self._restore_snapshot(row, order)
         self._rows.start()
 
-    def _write(self, row: RowId, blocks: Sequence[Stored], room: int) -> None:
+    def _write(self, row: RowId, blocks: Sequence[BlockData], room: int) -> None:
         """Each slot buffer in one go, since a second write while the first is under way would copy the buffer."""
         tokens = sum(block.tokens for block in blocks)
         if blocks and self._rows.can_begin_with:
@@ -109,12 +109,12 @@ class BlockStore:
             self._rows.start(slab.leaves)
         self._rows.advance(row, tokens)
 
-    def _parts(self, blocks: list[Stored], tokens: int) -> list[Stored]:
+    def _parts(self, blocks: list[BlockData], tokens: int) -> list[BlockData]:
         """As much of them as `tokens` has use for: the last one perhaps in part."""
         assert not any(block.snapshot for block in blocks), "a snapshot is no block"
         if blocks and (last := tokens - sum(block.tokens for block in blocks[:-1])) < blocks[-1].tokens:
             assert last > 0, "the last block has nothing to give"
-            blocks[-1] = Stored(last, tuple(array[:, :last] for array in blocks[-1].arrays))
+            blocks[-1] = BlockData(last, tuple(array[:, :last] for array in blocks[-1].arrays))
         return blocks
 
     def _restore_snapshot(self, row: RowId, order: Restore) -> None:

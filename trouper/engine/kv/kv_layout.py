@@ -29,7 +29,7 @@ from trouper.protocol.kv import KvLayout
 
 
 @attrs.frozen
-class Shape:
+class ArrayShape:
     """Of one array."""
 
     dims: tuple[int, ...]
@@ -40,14 +40,14 @@ class Shape:
         return int(np.prod(self.dims)) * self.dtype.size
 
     @classmethod
-    def of(cls, array: mx.array) -> Shape:
+    def of(cls, array: mx.array) -> ArrayShape:
         return cls(tuple(array.shape), array.dtype)
 
 
 SLAB_BYTES = 2**24
 """What lies between blocks and slots at one time. A CPU's allocator hands larger arrays back to the system, and their
 pages are faulted in anew: with one array for all of 4096 tokens restoring took 9 copies of the bytes."""
-Leaves = tuple[tuple[Shape, ...], ...]
+Leaves = tuple[tuple[ArrayShape, ...], ...]
 """For each cache of a kind, what it consists of."""
 
 
@@ -64,7 +64,7 @@ class Layout:
     states: Leaves
 
     @cached_property
-    def sliceable(self) -> tuple[Shape, ...]:
+    def sliceable(self) -> tuple[ArrayShape, ...]:
         return tuple(chain.from_iterable(self.full))
 
     @cached_property
@@ -75,16 +75,16 @@ class Layout:
     def snapshot_bytes(self) -> int:
         return sum(shape.nbytes for shape in chain(*self.rings, *self.states))
 
-    def block(self, tokens: int) -> list[Shape]:
+    def block(self, tokens: int) -> list[ArrayShape]:
         """Of each array of a block."""
         return [
-            Shape((sum(self.sliceable[place].dims[0] for place in group), tokens, dim), dtype)
+            ArrayShape((sum(self.sliceable[place].dims[0] for place in group), tokens, dim), dtype)
             for (dim, dtype), group in self._groups.items()
         ]
 
-    def snapshot(self, tokens: int) -> list[Shape]:
+    def snapshot(self, tokens: int) -> list[ArrayShape]:
         """Of each array of a snapshot after so many tokens."""
-        rings = [Shape((min(tokens, ring.dims[0]), *ring.dims[1:]), ring.dtype) for ring in chain(*self.rings)]
+        rings = [ArrayShape((min(tokens, ring.dims[0]), *ring.dims[1:]), ring.dtype) for ring in chain(*self.rings)]
         return [*rings, *chain(*self.states)]
 
     def pack(self, parts: Sequence[mx.array]) -> list[mx.array]:
@@ -158,18 +158,18 @@ def layout_of(model: nn.Module, kv: KvFormat) -> Layout:
     return Layout(
         tuple(tuple(map(_token, leaf.buffers)) for leaf in leaves if isinstance(leaf, FullSlots)),
         tuple(tuple(_window(leaf, each) for each in leaf.buffers) for leaf in leaves if isinstance(leaf, RingSlots)),
-        tuple(tuple(map(Shape.of, leaf.state())) for leaf in leaves if isinstance(leaf, StateSlots)),
+        tuple(tuple(map(ArrayShape.of, leaf.state())) for leaf in leaves if isinstance(leaf, StateSlots)),
     )
 
 
-def _token(buffer: mx.array) -> Shape:
+def _token(buffer: mx.array) -> ArrayShape:
     _, heads, _, dim = buffer.shape
-    return Shape((heads, 1, dim), buffer.dtype)
+    return ArrayShape((heads, 1, dim), buffer.dtype)
 
 
-def _window(leaf: RingSlots, buffer: mx.array) -> Shape:
+def _window(leaf: RingSlots, buffer: mx.array) -> ArrayShape:
     _, heads, _, dim = buffer.shape
-    return Shape((leaf.window, heads, dim), buffer.dtype)
+    return ArrayShape((leaf.window, heads, dim), buffer.dtype)
 
 
 T = TypeVar("T")

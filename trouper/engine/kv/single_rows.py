@@ -12,7 +12,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
 from trouper.engine.kv.region import Ints
-from trouper.engine.platform.eager_eval import start_computing
+from trouper.engine.platform.eager_eval import start_eval
 from trouper.engine.pooling import body_of
 from trouper.protocol.plans import RowId
 
@@ -50,7 +50,7 @@ class SingleRows:
             if tokens:
                 self._forward(row, mx.array([tokens]))
                 states = tree_flatten([cache.state for cache in self._caches[row]])
-                done = start_computing([state for _, state in states if isinstance(state, mx.array)])
+                done = start_eval([state for _, state in states if isinstance(state, mx.array)])
         return done
 
     def score(self, row: RowId, tokens: Sequence[int]) -> mx.array:

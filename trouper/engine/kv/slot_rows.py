@@ -19,7 +19,7 @@ from trouper.engine.kv.region import Ints, Region
 from trouper.engine.kv.single_rows import SingleRows
 from trouper.engine.kv.slot_cache import FullSlots, RingSlots, SlotCache
 from trouper.engine.loading.architecture import flatten, guessed, slot_caches, view
-from trouper.engine.platform.eager_eval import copied, start_computing
+from trouper.engine.platform.eager_eval import copied, start_eval
 from trouper.engine.pooling import body_of
 from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.plans import RowId
@@ -164,7 +164,7 @@ class SlotRows:
 
     def _prefill(self, start: int, tokens: Ints, counts: Ints) -> mx.array:
         self._forward(start, mx.array(tokens), counts)
-        return start_computing([state for cache in self._leaves for state in cache.state()])
+        return start_eval([state for cache in self._leaves for state in cache.state()])
 
     def score(self, row: RowId, tokens: Sequence[int]) -> mx.array:
         inputs = mx.array(np.array([tokens], np.int32))

@@ -43,7 +43,7 @@ def directory(
     cache: Path | None = None, report: Callable[[str], None] = lambda _: None, watch: LoadWatch = nobody_watches
 ) -> Path:
     """The converted model; fetches and converts it if need be. Raises `ModelUnusable`."""
-    target = _place(cache)
+    target = _target_directory(cache)
     if target.is_dir():
         return target
     try:
@@ -64,18 +64,18 @@ def directory(
 
 def is_here() -> bool:
     """Whether nothing would be fetched."""
-    return _place(None).is_dir() or _installed() is not None
+    return _target_directory(None).is_dir() or _installed() is not None
 
 
 def require_cache() -> None:
     """That it could be put into the cache directory; nothing is written. Raises `ModelUnusable`."""
-    target = _place(None)
+    target = _target_directory(None)
     first = next(path for path in target.parents if path.exists())
     if not (first.is_dir() and os.access(first, os.W_OK)):
         raise ModelUnusable(f"the embedded model cannot be put into {target}: {first} takes no files", NO_CACHE_REMEDY)
 
 
-def _place(cache: Path | None) -> Path:
+def _target_directory(cache: Path | None) -> Path:
     return (cache or default_cache_dir()) / "models" / f"{NAME}-{REVISION}"
 
 

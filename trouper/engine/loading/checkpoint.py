@@ -16,7 +16,7 @@ import attrs
 from mlx_lm.utils import MODEL_REMAPPING
 from xxhash import xxh3_64
 
-from trouper.engine.distributed.rank_group import ALONE, Group
+from trouper.engine.distributed.rank_group import ALONE, RankGroup
 from trouper.engine.platform import device
 from trouper.protocol.problems import ModelUnusable
 
@@ -60,7 +60,7 @@ def inspect(directory: Path) -> Checkpoint:
     )
 
 
-def require_memory(needed_bytes: int, directory: Path, group: Group = ALONE) -> None:
+def require_memory(needed_bytes: int, directory: Path, group: RankGroup = ALONE) -> None:
     """`needed_bytes`: of the whole model, of which each rank keeps its part."""
     needed, limit = needed_bytes // group.size, device.memory_limit_bytes(group.sharers)
     if needed > limit:

@@ -15,7 +15,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
 from trouper.engine.distributed import sharding
-from trouper.engine.distributed.rank_group import ALONE, Group
+from trouper.engine.distributed.rank_group import ALONE, RankGroup
 from trouper.engine.kv.kv_layout import kv_layout
 from trouper.engine.kv.quantized_kv import KvFormat, kv_format
 from trouper.engine.loading import bundled_model, checkpoint, lora_adapter, precision, tokenizer
@@ -24,7 +24,7 @@ from trouper.engine.loading.model_source import resolve
 from trouper.engine.loading.tokenizer import HubTokenizer
 from trouper.engine.platform import device
 from trouper.engine.platform.error_text import line_of
-from trouper.engine.pooling import facts_of
+from trouper.engine.pooling import embedding_of
 from trouper.engine.self_check.starting import STAGE, Candidate, self_check
 from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.loading import LoadWatch, nobody_watches, stage
@@ -43,12 +43,12 @@ CONTEXT_KEYS = (
 )
 UNBOUNDED_CONTEXT = 32768
 """For configs that name no limit: recurrent models, which have none."""
-ONE_EVALUATION_BYTES = 2**26
+EVALUATION_BYTES = 2**26
 """Parameters are evaluated in groups of this size: dequantizing all at once would hold both forms of all."""
 
 
 @attrs.frozen(eq=False)
-class Loaded:
+class EvaluatedModel:
     """A model whose every parameter is evaluated, on the thread that called `load`."""
 
     model: nn.Module
@@ -63,8 +63,8 @@ def load(
     settings: Settings,
     report: Callable[[str], None],
     watch: LoadWatch = nobody_watches,
-    group: Group = ALONE,
-) -> Loaded:
+    group: RankGroup = ALONE,
+) -> EvaluatedModel:
     """Load what the settings name, or this rank's part of it. `report` hears one line for each stage, `watch` what takes
     long as it goes on. Raises `ModelUnusable` with one line. With several ranks it waits for all of them, once its own
     part is there."""
@@ -117,7 +117,7 @@ def load(
             _rank(settings, group),
         )
         card = attrs.evolve(card, fingerprint=told)
-    return Loaded(model, card, words.with_grammars(card.vocab_size), directory, config, kv)
+    return EvaluatedModel(model, card, words.with_grammars(card.vocab_size), directory, config, kv)
 
 
 def weights_bytes(settings: Settings) -> int:
@@ -142,20 +142,20 @@ def opened(directory: Path) -> tuple[nn.Module, dict[str, Any]]:
     return model, config
 
 
-def _shard(model: nn.Module, config: dict[str, Any], directory: Path, settings: Settings, group: Group) -> None:
+def _shard(model: nn.Module, config: dict[str, Any], directory: Path, settings: Settings, group: RankGroup) -> None:
     sharding.shard(model, config, directory, group, lambda: opened(directory)[0])
     if settings.tp_reduce_dtype == "float32":
         sharding.sum_in_float32(model, group)
 
 
-def _rank(settings: Settings, group: Group) -> dict[str, str]:
+def _rank(settings: Settings, group: RankGroup) -> dict[str, str]:
     """A rank keeps its own heads' KV, and how parts are added shows in it."""
     if group.size == 1:
         return {}
     return {"rank": f"{group.rank} of {group.size}", "sums": settings.tp_reduce_dtype}
 
 
-def _require_same(found: checkpoint.Checkpoint, group: Group) -> None:
+def _require_same(found: checkpoint.Checkpoint, group: RankGroup) -> None:
     """The first thing that ranks do together: whoever could not load is not there. Raises `ModelUnusable`."""
     digests = group.gather(found.digest)
     other = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None)
@@ -181,7 +181,7 @@ def _groups(parameters: Iterable[mx.array]) -> Iterable[list[mx.array]]:
     group: list[mx.array] = []
     for parameter in parameters:
         group.append(parameter)
-        if sum(array.nbytes for array in group) >= ONE_EVALUATION_BYTES:
+        if sum(array.nbytes for array in group) >= EVALUATION_BYTES:
             yield group
             group = []
     yield group
@@ -203,11 +203,11 @@ def _card(
         device=device.name(),
         capabilities=capabilities,
         kv=kv_layout(model, candidate.kv, capabilities),
-        embedding=facts_of(model, found.directory),
+        embedding=embedding_of(model, found.directory),
     )
 
 
-def _cache_bytes(settings: Settings, model: nn.Module, group: Group) -> int:
+def _cache_bytes(settings: Settings, model: nn.Module, group: RankGroup) -> int:
     """For cached blocks, unless --cache-memory says: half of what the weights leave, and not more than a third of all."""
     limit = device.memory_limit_bytes(group.sharers)
     left = limit * settings.memory_fraction - sum(parameter.nbytes for _, parameter in tree_flatten(model.parameters()))

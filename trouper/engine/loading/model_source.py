@@ -29,7 +29,7 @@ def resolve(model: str | None, report: Callable[[str], None], watch: LoadWatch =
     client shows bars of its own. Raises `ModelUnusable`."""
     if model is None:
         report(f"no --model: serving the embedded {bundled_model.NAME}")
-    match place_of(model):
+    match source_of(model):
         case Path() as directory:
             return directory
         case None:
@@ -39,7 +39,7 @@ def resolve(model: str | None, report: Callable[[str], None], watch: LoadWatch =
             return _fetch(hub_id)
 
 
-def place_of(model: str | None) -> Path | str | None:
+def source_of(model: str | None) -> Path | str | None:
     """A directory that is there, or a hub's id, or None for the embedded model. Raises `ModelUnusable` for what is none."""
     if model is None:
         return None

@@ -15,7 +15,7 @@ from mlx_lm.utils import load_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from trouper import heap
-from trouper.engine.grammars.grammar_compiler import COMPILE_S, Grammars, Vocabulary
+from trouper.engine.grammars.grammar_compiler import COMPILE_S, Grammars, TokenizerVocabulary
 from trouper.engine.loading.token_bytes import TokenTable, token_table
 from trouper.protocol.grammar import Grammar
 from trouper.protocol.problems import ModelUnusable, bad_request
@@ -118,7 +118,9 @@ class HubTokenizer:
         """For a model of so many logits."""
         eos = sorted(self.eos_token_ids) or [0]
         encode = partial(self._wrapped.encode, add_special_tokens=False)
-        return attrs.evolve(self, grammars=Grammars(Vocabulary(self._bytes, self._specials, eos, encode), logits, eos))
+        return attrs.evolve(
+            self, grammars=Grammars(TokenizerVocabulary(self._bytes, self._specials, eos, encode), logits, eos)
+        )
 
 
 def _call(call: Mapping[str, Any]) -> tuple[str, str]:

@@ -59,7 +59,7 @@ def memory_limit_bytes(sharers: int = 1) -> int:
     return (next((int(size) for size in known if size), 0) or _main_memory_bytes()) // sharers
 
 
-def memory_facts(sharers: int = 1) -> MemoryFacts:
+def memory_stats(sharers: int = 1) -> MemoryFacts:
     return MemoryFacts(
         active_bytes=mx.get_active_memory(),
         spare_bytes=mx.get_cache_memory(),

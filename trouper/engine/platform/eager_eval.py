@@ -9,7 +9,7 @@ import mlx.core as mx
 from trouper.engine.platform.device import is_cpu
 
 
-def start_computing(states: list[mx.array]) -> mx.array:
+def start_eval(states: list[mx.array]) -> mx.array:
     """Start the device on a prefill. Returns one value that is there when it is done: a copy of an element, since
     holding a whole buffer would make its next update a copy of all of it."""
     done = mx.array(0) + states[-1].reshape(-1)[:1].astype(mx.float32)

@@ -8,12 +8,12 @@ WAITS = 0.05
 """Of a step's time: who waits longer for tokens waits for the device."""
 SURE = 8
 """Steps in a row."""
-REST = 200
+PAUSE_STEPS = 200
 """Steps, after a try that waited."""
 
 
 @attrs.define
-class Reading:
+class ReadAhead:
     """Whether the device keeps the engine's thread waiting, or the thread the device.
 
     Starting a step takes as long as it takes to hand some thousand operations to the device, and the interpreter's lock is
@@ -33,5 +33,5 @@ class Reading:
             self._easy += 1
             self.early = self.early or self._easy >= SURE
         else:
-            self._easy = -REST if self.early else 0
+            self._easy = -PAUSE_STEPS if self.early else 0
             self.early = False

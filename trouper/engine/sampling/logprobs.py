@@ -14,7 +14,7 @@ from trouper.engine.sampling.sampler import top_candidates
 from trouper.protocol.plans import RowId
 from trouper.protocol.replies import TokenLogprobs
 
-Kept = NDArray[np.bool_]
+KeptMask = NDArray[np.bool_]
 
 
 @attrs.frozen
@@ -32,7 +32,7 @@ class PendingLogprobs:
     def arrays(self) -> list[mx.array]:
         return [self.sampled, self.tokens, self.top_ids, self.top]
 
-    def read(self, kept: Kept | None = None) -> tuple[tuple[RowId, TokenLogprobs], ...]:
+    def read(self, kept: KeptMask | None = None) -> tuple[tuple[RowId, TokenLogprobs], ...]:
         """Waits for the device. `kept`: only those of some places."""
         sampled, tokens = cast(list[float], self.sampled.tolist()), cast(list[int], self.tokens.tolist())
         ids, values = cast(list[list[int]], self.top_ids.tolist()), cast(list[list[float]], self.top.tolist())

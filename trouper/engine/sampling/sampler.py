@@ -25,7 +25,7 @@ from trouper.engine.sampling.gumbel_noise import gumbel, mix, stream_keys
 from trouper.protocol.sampling import Sampling
 
 Drawn = np.ndarray[tuple[int], np.dtype[np.uint64]]
-Places = NDArray[Any]
+RowIndices = NDArray[Any]
 """Of rows, as integers."""
 CANDIDATES = 64
 GROUP = 32
@@ -120,21 +120,21 @@ Choose = Callable[[mx.array, Columns, mx.array], mx.array]
 
 
 @attrs.frozen(eq=False)
-class Tier:
+class SamplingGroup:
     """Some of the rows, and how they choose."""
 
-    rows: Places
+    rows: RowIndices
     columns: Columns
     choose: Choose
     """(logits of these rows, their columns, their keys) to tokens (n,)."""
 
 
-def tiers_of(rows: Sequence[Sampling], vocabulary: int) -> list[Tier]:
+def sampling_groups(rows: Sequence[Sampling], vocabulary: int) -> list[SamplingGroup]:
     kinds: dict[str, list[int]] = {"greedy": [], "narrow": [], "wide": [], "ordered": []}
     for place, row in enumerate(rows):
         kinds[_kind(row)].append(place)
     return [
-        Tier(np.array(places), Columns.of([rows[place] for place in places], vocabulary), _chooser(kind))
+        SamplingGroup(np.array(places), Columns.of([rows[place] for place in places], vocabulary), _chooser(kind))
         for kind, places in kinds.items()
         if places
     ]
@@ -162,14 +162,14 @@ class BatchSampler:
     """The sampler of one membership: rows in the order of logits. Built anew when a row joins or leaves."""
 
     def __init__(self, rows: Sequence[Sampling], vocabulary: int) -> None:
-        self._tiers = tiers_of(rows, vocabulary)
+        self._tiers = sampling_groups(rows, vocabulary)
         self._seeds = np.array([mix(row.seed) for row in rows], np.uint64)
         self._greedy = all(row.greedy for row in rows)
         together = np.concatenate([tier.rows for tier in self._tiers]) if rows else np.zeros(0, np.int64)
         self._back = mx.array(np.argsort(together).astype(np.int32))
         self._own = [mx.array(tier.rows.astype(np.int32)) for tier in self._tiers]
 
-    def __call__(self, logits: mx.array, positions: Drawn, owners: Places | None = None) -> mx.array:
+    def __call__(self, logits: mx.array, positions: Drawn, owners: RowIndices | None = None) -> mx.array:
         """logits (n, V), after bias and penalties; positions (n,): how many tokens each row has drawn. Tokens (n,) uint32.
         With `owners` (m,): m positions, each of the row that it names."""
         if owners is not None:
@@ -182,7 +182,7 @@ class BatchSampler:
         ]
         return mx.concatenate(parts)[self._back]
 
-    def _spread(self, logits: mx.array, positions: Drawn, owners: Places) -> mx.array:
+    def _spread(self, logits: mx.array, positions: Drawn, owners: RowIndices) -> mx.array:
         keys = self._keys(self._seeds[owners], positions)
         parts, together = [], []
         for tier in self._tiers:

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 import mlx.core as mx
 import numpy as np
 
-from trouper.engine.distributed.rank_group import Group
+from trouper.engine.distributed.rank_group import RankGroup
 from trouper.engine.grammars.grammar_compiler import Constraint, Mask, masked
 from trouper.engine.kv.region import Ints
 from trouper.engine.kv.row_state import RowState
-from trouper.engine.sampling.logprobs import Kept, PendingLogprobs, logprobs_of
+from trouper.engine.sampling.logprobs import KeptMask, PendingLogprobs, logprobs_of
 from trouper.engine.sampling.penalties import Bias, MinTokens, Penalties
 from trouper.engine.sampling.sampler import BatchSampler
 from trouper.engine.sampling.thinking_budget import ThinkingRule
@@ -23,10 +23,10 @@ from trouper.engine.spec_decode.verification_spans import Spans
 from trouper.protocol.plans import RowId
 
 
-class Choosing:
+class SamplingBatch:
     """`states`: the engine's, by row."""
 
-    def __init__(self, vocabulary: int, group: Group, states: Mapping[RowId, RowState]) -> None:
+    def __init__(self, vocabulary: int, group: RankGroup, states: Mapping[RowId, RowState]) -> None:
         self.members: tuple[RowId, ...] = ()
         """The rows that all this is about, in order."""
         self.failed: tuple[tuple[RowId, str], ...] = ()
@@ -104,7 +104,7 @@ class Choosing:
         self._tokens = tokens if spans is None else None
         return tokens, logprobs
 
-    def accepted(self, spans: Spans, sampled: Ints, accepted: Ints, kept: Kept) -> None:
+    def accepted(self, spans: Spans, sampled: Ints, accepted: Ints, kept: KeptMask) -> None:
         """What became of drafts. sampled, kept: (positions,); accepted: (n,) how many drafts of each row were right."""
         self.drawn += accepted.astype(np.uint64)
         self._tokens = mx.array(sampled[spans.starts + accepted].astype(np.uint32))

@@ -17,7 +17,7 @@ ODD = (7, 1, 3, 5)
 """Chunks of a prompt that no kernel has as its preferred size."""
 
 
-class Run(Protocol):
+class ModelRun(Protocol):
     def __call__(self, tokens: Tokens, parts: Sequence[int], /) -> mx.array:
         """Logits (tokens, vocabulary) of one row that is fed so many tokens at a time."""
 
@@ -26,7 +26,7 @@ class WrongAloneError(Exception):
     """The model is wrong without any of our code. One line."""
 
 
-def run_alone(model: nn.Module) -> Run:
+def run_alone(model: nn.Module) -> ModelRun:
     """With the caches that mlx-lm makes for it."""
 
     def run(tokens: Tokens, parts: Sequence[int]) -> mx.array:
@@ -56,7 +56,7 @@ class Reference:
     """
 
     def __init__(
-        self, run: Run, texts: Sequence[Tokens], arithmetic: Arithmetic, singles: int, odd: Sequence[int] = ODD
+        self, run: ModelRun, texts: Sequence[Tokens], arithmetic: Arithmetic, singles: int, odd: Sequence[int] = ODD
     ) -> None:
         self._run, self.arithmetic, self._singles, self._odd = run, arithmetic, singles, odd
         self.texts = texts

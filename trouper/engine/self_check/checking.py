@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 from mlx import nn
 
-from trouper.engine.distributed.rank_group import ALONE, Group
+from trouper.engine.distributed.rank_group import ALONE, RankGroup
 from trouper.engine.kv.pass_shapes import Shapes, of_device
 from trouper.engine.kv.quantized_kv import PLAIN, KvFormat
 from trouper.engine.loading.architecture import by_caches, guessed
@@ -31,7 +31,7 @@ CANNOT_SHRINK, WRONG_ALONE = 1 << len(FEATURES), 2 << len(FEATURES)
 
 
 @attrs.frozen
-class Found:
+class CheckOutcome:
     """capabilities: what rows may do. checked: the models that were run, for a person."""
 
     capabilities: Capabilities
@@ -50,22 +50,22 @@ class Check:
     vocabulary: int
     kv: KvFormat
     mode: SelfCheckMode
-    group: Group = ALONE
+    group: RankGroup = ALONE
     shapes: Shapes = attrs.field(factory=of_device)
     advance: Callable[[], None] = lambda: None
 
-    def run(self) -> Found:
+    def run(self) -> CheckOutcome:
         """Raises `WrongAloneError`."""
         if self.mode == "off":
-            return Found(guessed(self.model), "")
+            return CheckOutcome(guessed(self.model), "")
         start = by_caches(self.model)
         try:
             found, checked = self.of_tiny(start), "a tiny model of the same config"
         except CannotShrinkError:
-            return Found(self._whole(start), "the model itself")
+            return CheckOutcome(self._whole(start), "the model itself")
         if self.mode == "full":
-            return Found(self._whole(found), f"{checked} and the model itself")
-        return Found(self._short(found), f"{checked} and a short pass of the model itself")
+            return CheckOutcome(self._whole(found), f"{checked} and the model itself")
+        return CheckOutcome(self._short(found), f"{checked} and a short pass of the model itself")
 
     # -- the tiny model: every rank by itself -----------------------------------------------------
 

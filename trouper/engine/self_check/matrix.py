@@ -13,7 +13,7 @@ from trouper.engine.kv.quantized_kv import PLAIN, KvFormat
 from trouper.engine.kv.slot_rows import Rows, SlotRows, rows_for
 from trouper.engine.platform.error_text import line_of
 from trouper.engine.self_check.accuracy import arithmetic_of
-from trouper.engine.self_check.alone import Reference, Run, WrongAloneError, random_texts, run_alone
+from trouper.engine.self_check.alone import ModelRun, Reference, WrongAloneError, random_texts, run_alone
 from trouper.engine.self_check.forced import ForcedRows
 from trouper.engine.self_check.scenarios import BATCH, LENGTHS, MORE, ROW_BY_ROW, SINGLES, SLACK, Scenario
 from trouper.protocol.capabilities import Capabilities
@@ -122,7 +122,7 @@ def subject_of(model: nn.Module, vocabulary: int, seed: int, shapes: Shapes, kv:
     return Subject(model, kv, shapes, Reference(run, texts, arithmetic_of(model, kv), SINGLES))
 
 
-def run_in_slots(model: nn.Module, kv: KvFormat, shapes: Shapes) -> Run:
+def run_in_slots(model: nn.Module, kv: KvFormat, shapes: Shapes) -> ModelRun:
     """One row in our slots: with quantized KV no code but ours computes what a row must answer."""
 
     def run(tokens: Sequence[int], parts: Sequence[int]) -> mx.array:

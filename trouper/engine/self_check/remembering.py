@@ -10,7 +10,7 @@ from pathlib import Path
 
 from xxhash import xxh3_64
 
-from trouper.engine.distributed.rank_group import Group
+from trouper.engine.distributed.rank_group import RankGroup
 from trouper.engine.platform import device
 from trouper.protocol.capabilities import FEATURES, Capabilities, SelfCheck
 from trouper.protocol.settings import Settings, default_cache_dir
@@ -26,7 +26,7 @@ def results_file() -> Path:
     return default_cache_dir() / "self-checks.json"
 
 
-def key_of(digest: int, settings: Settings, group: Group) -> str:
+def key_of(digest: int, settings: Settings, group: RankGroup) -> str:
     """`digest`: of the checkpoint's config, shapes, and a sample of its weights (`checkpoint.Checkpoint`)."""
     return namespace(
         {

@@ -54,7 +54,7 @@ def odd_chunks(rows: ForcedRows) -> None:
     rows.step()
 
 
-def together(rows: ForcedRows) -> None:
+def decoding_together(rows: ForcedRows) -> None:
     """Prompts prefill one by one; the rows decode together, one of them across the window's end."""
     opened = rows.open(LONG, MIDDLE, SHORT)
     for row, text in zip(opened, (LONG, MIDDLE, SHORT), strict=True):
@@ -155,7 +155,7 @@ def drafts(rows: ForcedRows) -> None:
 BATCH = (
     Scenario("batch", "a row alone in its slot", alone),
     Scenario("batch", "a prompt in odd chunks", odd_chunks),
-    Scenario("batch", "rows of different lengths that decode together", together),
+    Scenario("batch", "rows of different lengths that decode together", decoding_together),
     Scenario("batch", "rows whose neighbours left", leaving),
     Scenario("batch", "rows that join others", joining),
     Scenario("batch", "a row that joins others after a prompt of one token", single_token),

@@ -82,11 +82,11 @@ def _integers(config: Mapping[str, Any], key: re.Pattern[str]) -> list[int]:
 
 def factors(config: Mapping[str, Any], layers: int) -> Iterator[Factors]:
     """From the smallest model on: heads and sizes divided, then one of them, then neither."""
-    heads, sizes = _of_heads(config), _of_sizes(config)
+    heads, sizes = _head_factor(config), _size_factor(config)
     yield from (Factors(*each, layers) for each in dict.fromkeys([(heads, sizes), (heads, 1), (1, sizes), (1, 1)]))
 
 
-def _of_heads(config: Mapping[str, Any]) -> int:
+def _head_factor(config: Mapping[str, Any]) -> int:
     counts = _integers(config, COUNTS_HEADS) or [_implied_heads(config)]
     common = math.gcd(*counts)
     fits = (
@@ -108,7 +108,7 @@ def _hidden(config: Mapping[str, Any]) -> int:
     return max(_integers(config, HIDDEN_SIZES), default=0)
 
 
-def _of_sizes(config: Mapping[str, Any]) -> int:
+def _size_factor(config: Mapping[str, Any]) -> int:
     sizes, hidden = _integers(config, SIZES_HEADS), _hidden(config)
     heads = max(_integers(config, re.compile(r"^(num_attention_heads|num_heads|n_heads?)$")), default=0)
     if hidden and heads and not any(key == "head_dim" for key, value in values(config) if value):
@@ -116,7 +116,7 @@ def _of_sizes(config: Mapping[str, Any]) -> int:
     factor = 1
     while sizes and all(size % (4 * factor) == 0 and size // (2 * factor) >= min(HEAD_DIM, size) for size in sizes):
         factor *= 2
-    while factor > 1 and hidden // (factor * _of_heads(config)) < HIDDEN:
+    while factor > 1 and hidden // (factor * _head_factor(config)) < HIDDEN:
         factor //= 2
     return factor
 

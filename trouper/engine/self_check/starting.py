@@ -12,7 +12,7 @@ import mlx.core as mx
 from mlx import nn
 from xxhash import xxh3_64_intdigest
 
-from trouper.engine.distributed.rank_group import Group
+from trouper.engine.distributed.rank_group import RankGroup
 from trouper.engine.kv.quantized_kv import KvFormat
 from trouper.engine.self_check.alone import WrongAloneError
 from trouper.engine.self_check.checking import STEPS, Check
@@ -41,7 +41,7 @@ class Candidate:
 def self_check(
     candidate: Candidate,
     settings: Settings,
-    group: Group,
+    group: RankGroup,
     report: Callable[[str], None],
     progress: Callable[[int, int], None],
 ) -> tuple[Capabilities, SelfCheck]:
@@ -69,7 +69,7 @@ def line_of(capabilities: Capabilities, check: SelfCheck) -> str:
     return f"self-check ({how}; {check.checked}): {off or 'rows may do everything'}"
 
 
-def _all_know(known: tuple[Capabilities, SelfCheck] | None, group: Group) -> bool:
+def _all_know(known: tuple[Capabilities, SelfCheck] | None, group: RankGroup) -> bool:
     """Whether every rank remembers, and the same."""
     mine = 0 if known is None else 1 + (xxh3_64_intdigest(repr(sorted(known[0].off)).encode()) >> 2)
     numbers = group.gather(mine)
@@ -77,7 +77,7 @@ def _all_know(known: tuple[Capabilities, SelfCheck] | None, group: Group) -> boo
 
 
 def _run(
-    candidate: Candidate, mode: SelfCheckMode, group: Group, progress: Callable[[int, int], None]
+    candidate: Candidate, mode: SelfCheckMode, group: RankGroup, progress: Callable[[int, int], None]
 ) -> tuple[Capabilities, SelfCheck]:
     began, done = time.perf_counter(), 0
 

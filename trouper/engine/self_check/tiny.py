@@ -19,13 +19,13 @@ from trouper.engine.self_check.accuracy import arithmetic_of, errors, worst
 from trouper.engine.self_check.alone import Tokens, run_alone
 from trouper.engine.self_check.shrinking import PARTS_OF_LAYERS, VOCABULARY, Config, factors, layers_of, shrunk, values
 
-MOST_LAYERS = 24
-MOST_VALUES = 30_000_000
+MAX_LAYERS = 24
+MAX_VALUES = 30_000_000
 """Upper bound of a tiny model's parameters: a larger one would not be faster than the model that it stands for."""
 GAINS = (3.0, 8.0)
 """Random matrices are this many times what layers draw at first, so that attention and experts have a say beside the
 residual stream."""
-WHOLE_VOCABULARY = 10**9
+FULL_VOCABULARY = 10**9
 AUDIBLE, FLOORS = 1e-2, 2
 """A change of one token of the context must change the logits by so much, and by so many times the floor of the bound."""
 SLOW: dict[str, tuple[float, float]] = {"A_log": (-1.5, 0.5), "dt_bias": (-3.5, -1.0)}
@@ -42,8 +42,8 @@ def configs(model: nn.Module, config: Mapping[str, Any]) -> Iterator[Config]:
     kinds, whole = signatures(model), layers_of(config)
     wanted = set(kinds)
     first = next((count for count in range(1, len(kinds) + 1) if set(kinds[:count]) == wanted), 1)
-    last = min(whole, MOST_LAYERS)
-    vocabulary = WHOLE_VOCABULARY if _knows_tokens(model) else VOCABULARY
+    last = min(whole, MAX_LAYERS)
+    vocabulary = FULL_VOCABULARY if _knows_tokens(model) else VOCABULARY
     shares = any(PARTS_OF_LAYERS.search(key) and value for key, value in values(config))
     for by in factors(config, 0):
         for layers in range(min(2 if shares else max(first, 2), last), last + 1):
@@ -117,7 +117,7 @@ def _builds(config: Config, kinds: set[Signature]) -> bool:
         model = empty(config)
         logits = model(mx.array([[1, 2]]), cache=make_prompt_cache(model))
         values = sum(array.size for _, array in tree_flatten(model.parameters()))
-        return logits.shape[:2] == (1, 2) and values <= MOST_VALUES and set(signatures(model)) == kinds
+        return logits.shape[:2] == (1, 2) and values <= MAX_VALUES and set(signatures(model)) == kinds
     except Exception:  # noqa: BLE001 - any architecture's code over sizes that nobody chose: this one does not build
         return False
 

@@ -13,7 +13,7 @@ from trouper.engine.spec_decode.prompt_lookup import Drafting, Proposer
 from trouper.protocol.plans import RowId
 
 
-class Proposing:
+class DraftProposals:
     """Each row's proposer, and the tokens that they were not told yet."""
 
     def __init__(self, drafting: Drafting) -> None:
