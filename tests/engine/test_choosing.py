@@ -202,7 +202,7 @@ def test_drafts_are_of_the_row_that_made_them() -> None:
 
 
 def test_only_rows_that_match_something_are_told() -> None:
-    proposing, (one, other, never) = DraftProposals(Drafting(least=2, most=4)), map(RowId, range(3))
+    proposing, (one, other, never) = DraftProposals(Drafting(min_ngram=2, max_ngram=4)), map(RowId, range(3))
     proposing.open(one, [1, 2, 3, 1, 2])
     proposing.open(other, [1, 2, 3, 4, 5])
     assert proposing.matched([one, other, never]) == ((one, 2),)

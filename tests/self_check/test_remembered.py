@@ -189,8 +189,8 @@ def test_ranks_agree_on_the_worst() -> None:
 
 def test_a_failure_of_any_rank_is_everybodys() -> None:
     check = Check(build("qwen3"), {}, 512, None, "fast", Others(0, 2))  # type: ignore[arg-type]
-    assert check._together(None) == Failure("rank 2 found it wrong", raised=True)
-    assert check._together(Failure("mine")) == Failure("mine")
+    assert check._any_rank(None) == Failure("rank 2 found it wrong", raised=True)
+    assert check._any_rank(Failure("mine")) == Failure("mine")
 
 
 def test_what_only_some_ranks_remember_is_checked_again() -> None:

@@ -142,8 +142,8 @@ class World:
         return True
 
     def _compare(self, store: RunStore, run: RunInfo, want: PieceRequest, got: Piece) -> None:
-        info = run.pieces[want.place]
-        parent = run.pieces[want.place - 1].key if want.place else run.parent
+        info = run.pieces[want.index]
+        parent = run.pieces[want.index - 1].key if want.index else run.parent
         payload = want.payload and bool(info.payload_bytes)
         expected = truth(store, parent, want.tokens, payload=payload, snapshot=want.snapshot)
         assert (got.key, got.tokens) == (expected.key, expected.tokens) == (want.key, want.tokens), "wrong piece"

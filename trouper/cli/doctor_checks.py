@@ -162,10 +162,10 @@ def self_check(plan: Plan) -> Iterator[Finding]:
             )
         elif line.off:
             yield Finding(
-                "warn", line.said, "requests are answered rightly, but slower; docs/self-check.md says what it means"
+                "warn", line.summary, "requests are answered rightly, but slower; docs/self-check.md says what it means"
             )
         else:
-            yield Finding("ok", line.said)
+            yield Finding("ok", line.summary)
 
 
 def disk(plan: Plan) -> Iterator[Finding]:

@@ -164,7 +164,7 @@ class MlxEngine:
         """Launch plan n, then read plan n-1 (see protocol/plans.py), or just before its launch (see `Reading`). Where
         launching waits for the device anyway, read plan n at once: its tokens are a step earlier with who waits for them,
         and the next plan is there already."""
-        ahead, reading = device.runs_ahead(), ReadAhead()
+        ahead, read_ahead = device.runs_ahead(), ReadAhead()
         pending: Launched | None = None
 
         def read_pending() -> None:
@@ -172,10 +172,10 @@ class MlxEngine:
             if pending is not None:
                 began = time.perf_counter()
                 stepped, pending = engine.collect(pending), None
-                reading.took(time.perf_counter() - began, stepped.seconds)
-                self._tell(results, stepped)
+                read_ahead.took(time.perf_counter() - began, stepped.seconds)
+                self._send_result(results, stepped)
 
-        engine.starting = lambda: read_pending() if reading.early else None
+        engine.starting = lambda: read_pending() if read_ahead.early else None
         while True:
             try:
                 plan = trio.from_thread.run(plans.receive)
@@ -188,13 +188,13 @@ class MlxEngine:
             if plan.has_work and ahead:
                 pending = launched
             else:
-                self._tell(results, engine.collect(launched))
+                self._send_result(results, engine.collect(launched))
 
-    def _tell(self, results: trio.MemorySendChannel[Stepped], stepped: Stepped) -> None:
+    def _send_result(self, results: trio.MemorySendChannel[Stepped], stepped: Stepped) -> None:
         """Without waiting until it is heard: the thread has more to do. In order, and before the session's end is."""
 
-        def tell() -> None:
+        def send() -> None:
             with suppress(trio.BrokenResourceError):  # Nobody is owed it any more.
                 results.send_nowait(stepped)
 
-        self._token.run_sync_soon(tell)
+        self._token.run_sync_soon(send)

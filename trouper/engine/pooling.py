@@ -58,10 +58,10 @@ def embedding_of(model: nn.Module, directory: Path) -> EmbeddingFacts | None:
 def pooling_of(directory: Path) -> Pooling:
     """As the model's own files say, else the mean."""
     try:
-        said: Any = json.loads((directory / POOLING_FILE).read_text("utf-8"))
+        config: Any = json.loads((directory / POOLING_FILE).read_text("utf-8"))
     except (OSError, ValueError):
         return "mean"
-    return next((pooling for key, pooling in POOLINGS.items() if isinstance(said, dict) and said.get(key)), "mean")
+    return next((pooling for key, pooling in POOLINGS.items() if isinstance(config, dict) and config.get(key)), "mean")
 
 
 @attrs.define(eq=False)

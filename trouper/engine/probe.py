@@ -54,12 +54,12 @@ def device_stats() -> Device:
 
 def product_gflops() -> float:
     """The best of a few float32 products, in 10^9 operations a second: what prefill is made of."""
-    one = mx.random.normal((PRODUCT_SIZE, PRODUCT_SIZE))
-    mx.eval(one @ one)
+    matrix = mx.random.normal((PRODUCT_SIZE, PRODUCT_SIZE))
+    mx.eval(matrix @ matrix)
     best = float("inf")
     for _ in range(PRODUCTS):
         began = time.perf_counter()
-        mx.eval(one @ one)
+        mx.eval(matrix @ matrix)
         best = min(best, time.perf_counter() - began)
     return float(2 * PRODUCT_SIZE**3 / best / 1e9)
 
@@ -87,7 +87,7 @@ def _is_cached(hub_id: str) -> bool:
 class SelfCheckSummary:
     """A self-check of an earlier start, as a line. off: it has turned off what the model's caches would have allowed."""
 
-    said: str
+    summary: str
     off: bool
 
 

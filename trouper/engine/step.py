@@ -84,10 +84,10 @@ class StepEngine:
         self._vocabulary = vocabulary
         self._grammars = grammars
         self._state: dict[RowId, RowState] = {}
-        self._choosing = SamplingBatch(vocabulary, group, self._state)
+        self._sampling = SamplingBatch(vocabulary, group, self._state)
         self._bound: set[RowId] = set()
         """Rows whose next token something bounds."""
-        self._proposing = DraftProposals(drafting)
+        self._proposals = DraftProposals(drafting)
         self._fresh: dict[RowId, int] = {}
         """Rows that decode for the first time: their last prompt token."""
         self._last_read = 0.0
@@ -140,7 +140,7 @@ class StepEngine:
         spans = self._draft(plan)
         tokens, logprobs = self._decode(alone) if spans is None else self._verify(spans)
         expected = {*plan.decode, *(chunk.row for chunk in plan.prefill)}
-        members, failed = self._choosing.members, self._choosing.failed
+        members, failed = self._sampling.members, self._sampling.failed
         assert expected.issuperset(members), "a row decodes that the plan does not name"
         return Launched(
             plan, at, members, tokens, logprobs, prefilled, persisted, scores, embedded, failed, spans=spans
@@ -165,7 +165,7 @@ class StepEngine:
         for row in rows:
             del self._state[row]
         self._bound.difference_update(rows)
-        self._proposing.drop(rows)
+        self._proposals.drop(rows)
         self._rows.drop(rows)
 
     def _admit(self, admit: Admit) -> None:
@@ -184,7 +184,7 @@ class StepEngine:
         if constraint is not None:
             self._bound.add(admit.row)
         if admit.drafts and self.capabilities.allows("drafts"):
-            self._proposing.open(admit.row, prompt.tolist())
+            self._proposals.open(admit.row, prompt.tolist())
         self._rows.open(admit.row)
         if admit.restore is not None:
             assert admit.restore.tokens < len(prompt), "one token of a prompt must be computed"
@@ -251,8 +251,8 @@ class StepEngine:
             stop = min(start + SCORE_TOKENS, last)
             logits = self._rows.score(row, state.prompt[start:stop].tolist())
             following = mx.array(state.prompt[start + 1 : stop + 1].astype(np.uint32))
-            wanted = [(place, row, state.prompt_logprobs) for place in range(stop - start)]
-            pending = logprobs_of(logits, following, wanted)
+            requests = [(index, row, state.prompt_logprobs) for index in range(stop - start)]
+            pending = logprobs_of(logits, following, requests)
             assert pending is not None
             mx.async_eval(pending.arrays())
             scores.append(pending)
@@ -273,7 +273,7 @@ class StepEngine:
         """What rows want verified, if anything."""
         if not any(plan.drafts):
             return None
-        drafts = self._proposing.drafts(dict(zip(plan.decode, plan.drafts, strict=True)))
+        drafts = self._proposals.drafts(dict(zip(plan.decode, plan.drafts, strict=True)))
         for row in self._bound.intersection(drafts):
             drafts[row] = self._fitting(row, drafts[row])
         along = [drafts.get(row, ()) for row in self._rows.decoding]
@@ -290,17 +290,17 @@ class StepEngine:
         logits = self._rows.verify(inputs, spans.counts)
         self._join()
         flat = logits.reshape(-1, logits.shape[-1])
-        return self._sample(flat[indices(spans.places)] if spans.padded else flat, spans)
+        return self._sample(flat[indices(spans.grid_indices)] if spans.padded else flat, spans)
 
     def _sample(self, logits: mx.array, spans: Spans | None = None) -> tuple[mx.array, PendingLogprobs | None]:
-        return self._choosing.sample(logits, spans, self._read_before, self.starting)
+        return self._sampling.sample(logits, spans, self._read_before, self.starting)
 
     def _inputs(self) -> mx.array:
-        return self._choosing.inputs(self._rows.decoding, self._fresh)
+        return self._sampling.inputs(self._rows.decoding, self._fresh)
 
     def _join(self) -> None:
         self._fresh.clear()
-        self._choosing.join(tuple(self._rows.decoding))
+        self._sampling.join(tuple(self._rows.decoding))
 
     def _read_before(self) -> None:
         """The step before the one in the making."""
@@ -334,7 +334,7 @@ class StepEngine:
         seconds, self._last_read = now - max(launched.at, self._last_read), now
         persisted = tuple(payload.read() for payload in launched.persisted)
         failed = launched.failed + self._follow(rows, tokens)
-        matched = self._proposing.matched(launched.rows) if launched.plan.watch else ()
+        matched = self._proposals.matched(launched.rows) if launched.plan.watch else ()
         stepped = Stepped(
             launched.plan.step, rows, tokens, logprobs, seconds, persisted, failed, scores, embedded, drafted,
             matched=matched,
@@ -343,9 +343,9 @@ class StepEngine:
 
     def _settle(self, launched: Launched, stepped: Stepped) -> Stepped:
         """Say what other ranks must have had, too."""
-        said = self._digests.settle(stepped.step, launched.order, stepped.rows, stepped.tokens)
+        tokens_hash = self._digests.settle(stepped.step, launched.order, stepped.rows, stepped.tokens)
         self._digests.accepted(stepped.step, stepped.drafted)
-        return attrs.evolve(stepped, order=launched.order, tokens_hash=said)
+        return attrs.evolve(stepped, order=launched.order, tokens_hash=tokens_hash)
 
     def _commit(
         self, rows: Sequence[RowId], spans: Spans, sampled: Ints
@@ -355,14 +355,14 @@ class StepEngine:
         accepted = spans.accepted(sampled)
         kept = spans.steps <= accepted[spans.owners]
         self._rows.accepted(accepted)
-        self._choosing.accepted(spans, sampled, accepted, kept)
+        self._sampling.accepted(spans, sampled, accepted, kept)
         tried = zip(rows, (spans.counts - 1).tolist(), accepted.tolist(), strict=True)
         drafted = tuple((row, tokens, right) for row, tokens, right in tried if tokens)
         return tuple(rows[owner] for owner in spans.owners[kept].tolist()), kept, drafted
 
     def _follow(self, rows: Sequence[RowId], tokens: Sequence[int]) -> tuple[tuple[RowId, str], ...]:
         """Proposers and grammars hear what was said. A row that was dropped meanwhile needs no place in its grammar."""
-        self._proposing.took(rows, tokens)
+        self._proposals.took(rows, tokens)
         failed = []
         for row, token in zip(rows, tokens, strict=True) if self._bound else ():
             if row in self._bound and (constraint := self._state[row].constraint) is not None:

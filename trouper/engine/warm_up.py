@@ -15,7 +15,7 @@ DRAWN = Sampling(temperature=0.7, top_p=0.9, top_k=40, min_p=0.01, seed=1)
 
 def warm_up(engine: StepEngine, vocabulary: int) -> None:
     """Prefill, decode, both beside each other, and sampling of both kinds. Nothing of it stays but what was compiled."""
-    rows = [RowId(place) for place in range(len(PROMPTS))]
+    rows = [RowId(index) for index in range(len(PROMPTS))]
     prompts = [(np.arange(1, size + 1) % vocabulary).astype("<i4").tobytes() for size in PROMPTS]
     samplings = (Sampling(temperature=0.0), DRAWN, DRAWN)
     admits = [Admit(*row) for row in zip(rows, prompts, samplings, strict=True)]

@@ -35,14 +35,14 @@ def prepare(directory: Path) -> None:
     """Make the directory, readable by its owner only: its files hold users' text. Raises `OSError`, also for a
     directory with files that are not ours: a sweep would remove them."""
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    _adopt(directory)
+    _claim(directory)
     directory.chmod(0o700)
     probe = directory / f"probe-{os.getpid()}{TEMPORARY_SUFFIX}"
     probe.write_bytes(b"")
     probe.unlink()
 
 
-def _adopt(directory: Path) -> None:
+def _claim(directory: Path) -> None:
     tag = directory / TAG
     used = any(not path.name.endswith(TEMPORARY_SUFFIX) for path in directory.iterdir())
     if tag.exists() and tag.read_bytes() == TAG_TEXT:  # Looked at last: another server may be adopting it, too.

@@ -60,15 +60,15 @@ class Removed:
 def namespaces(directory: Path) -> list[NamespaceStats]:
     """Most recently used first. Nothing for a directory that is not there. Raises `OSError`, also for a directory that is
     not ours."""
-    facts = [_facts(path) for path in _namespaces(directory)]
-    return sorted((one for one in facts if one.files), key=lambda one: (one.newest_s, one.name))
+    stats = [_stats(path) for path in _namespaces(directory)]
+    return sorted((entry for entry in stats if entry.files), key=lambda entry: (entry.newest_s, entry.name))
 
 
-def total(facts: Sequence[NamespaceStats]) -> NamespaceStats:
+def total(stats: Sequence[NamespaceStats]) -> NamespaceStats:
     """All of them together."""
-    sums = {name: sum(getattr(one, name) for one in facts) for name in SUMMED}
-    oldest_s = max((one.oldest_s for one in facts), default=0.0)
-    newest_s = min((one.newest_s for one in facts), default=0.0)
+    sums = {name: sum(getattr(entry, name) for entry in stats) for name in SUMMED}
+    oldest_s = max((entry.oldest_s for entry in stats), default=0.0)
+    newest_s = min((entry.newest_s for entry in stats), default=0.0)
     return NamespaceStats("total", **sums, oldest_s=oldest_s, newest_s=newest_s)
 
 
@@ -136,7 +136,7 @@ def _files(path: Path) -> list[File]:
     return []
 
 
-def _facts(path: Path) -> NamespaceStats:
+def _stats(path: Path) -> NamespaceStats:
     files = [file for file in _files(path) if file.name.endswith(SUFFIX)]
     known = {run.name: run for run in _catalogue(path)}
     infos = [_info(path / file.name, file, known) for file in files]

@@ -29,6 +29,6 @@ def recall(path: Path, key: str) -> CheckResult | None:
 
 def remember(path: Path, key: str, result: CheckResult) -> None:
     """Raises nothing: a result that cannot be written only costs the next start a check."""
-    others = {each: known for each, known in read_memo(path, CheckResult).items() if each != key}
+    others = {name: known for name, known in read_memo(path, CheckResult).items() if name != key}
     kept = dict(islice(others.items(), max(0, len(others) - MAX_RESULTS + 1), None)) | {key: result}
     write_memo(path, kept)

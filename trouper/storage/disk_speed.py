@@ -35,10 +35,10 @@ def measure(directory: Path) -> DiskSpeed:
         written = time.perf_counter()
         _forget(file.fileno())
         file.seek(0)
-        reading = time.perf_counter()
+        read_began = time.perf_counter()
         while file.read(PIECE_BYTES):
             pass
-        return DiskSpeed(PROBE_BYTES / (written - began), PROBE_BYTES / (time.perf_counter() - reading))
+        return DiskSpeed(PROBE_BYTES / (written - began), PROBE_BYTES / (time.perf_counter() - read_began))
 
 
 def _forget(descriptor: int) -> None:

@@ -96,17 +96,17 @@ class Disk:
 
 def write_all(disk: Disk, fd: int, buffers: Sequence[Buffer]) -> None:
     """All of it, in as many calls as it takes. Raises `OSError`."""
-    rest = [view for view in map(_flat, buffers) if view.nbytes]
+    remaining = [view for view in map(_flat, buffers) if view.nbytes]
     first = 0
-    while first < len(rest):
-        written = disk.writev(fd, rest[first : first + MAX_BUFFERS])
+    while first < len(remaining):
+        written = disk.writev(fd, remaining[first : first + MAX_BUFFERS])
         if written <= 0:
             raise OSError("the disk takes nothing more")
-        while first < len(rest) and written >= rest[first].nbytes:
-            written -= rest[first].nbytes
+        while first < len(remaining) and written >= remaining[first].nbytes:
+            written -= remaining[first].nbytes
             first += 1
         if written:
-            rest[first] = rest[first][written:]
+            remaining[first] = remaining[first][written:]
 
 
 def read_all(disk: Disk, fd: int, count: int, offset: int) -> bytes:

@@ -85,15 +85,15 @@ class Header:
     entries: dict[str, Entry]
     checksums: dict[Part, list[str]]
 
-    def span(self, part: Part, place: int) -> Span:
+    def span(self, part: Part, index: int) -> Span:
         """Where the part's tensors are; an empty part is nowhere."""
-        own = list(self._own(part, place))
-        return (own[0].data_offsets[0], own[-1].data_offsets[1]) if own else (0, 0)
+        entries = list(self._entries_of(part, index))
+        return (entries[0].data_offsets[0], entries[-1].data_offsets[1]) if entries else (0, 0)
 
-    def tensors(self, part: Part, place: int, data: memoryview) -> Payload:
+    def tensors(self, part: Part, index: int, data: memoryview) -> Payload:
         """`data` is the part's span. Raises `ValueError` if the tensors do not fill it."""
         tensors, at = [], 0
-        for entry in self._own(part, place):
+        for entry in self._entries_of(part, index):
             end = at + tensor_bytes(entry.dtype, entry.shape)
             tensors.append(Tensor(entry.dtype, entry.shape, data[at:end]))
             at = end
@@ -101,9 +101,9 @@ class Header:
             raise ValueError("tensors and their places differ")
         return tuple(tensors)
 
-    def _own(self, part: Part, place: int) -> Iterator[Entry]:
+    def _entries_of(self, part: Part, index: int) -> Iterator[Entry]:
         tensor = 0
-        while (entry := self.entries.get(f"{part}{place}.{tensor}")) is not None:
+        while (entry := self.entries.get(f"{part}{index}.{tensor}")) is not None:
             yield entry
             tensor += 1
 
@@ -150,9 +150,9 @@ def seal(namespace: str, parent: bytes, pieces: Sequence[Piece]) -> Sealed:
 
 def _tensors(pieces: Sequence[Piece]) -> Iterator[tuple[str, Tensor]]:
     for part in ("b", "s"):
-        for place, piece in enumerate(pieces):
+        for index, piece in enumerate(pieces):
             for number, tensor in enumerate(piece.payload if part == "b" else piece.snapshot or ()):
-                yield f"{part}{place}.{number}", tensor
+                yield f"{part}{index}.{number}", tensor
 
 
 def _info(piece: Piece) -> PieceInfo:
@@ -184,8 +184,8 @@ def _front(metadata: RunMetadata, entries: dict[str, Entry]) -> bytes:
     header = msgspec.json.encode({"__metadata__": metadata, **entries})
     header += b" " * (-len(header) % 8)
     length = len(header).to_bytes(LENGTH_BYTES, "little")
-    rest = header[CHECKSUM_END:]
-    return b"".join((length, OPENING, xxh3_128_hexdigest(length + rest).encode(), rest))
+    remainder = header[CHECKSUM_END:]
+    return b"".join((length, OPENING, xxh3_128_hexdigest(length + remainder).encode(), remainder))
 
 
 def header_bytes(name: str, length: bytes, file_bytes: int) -> int:
@@ -236,6 +236,8 @@ def _piece_infos(metadata: RunMetadata, entries: dict[str, Entry], snapshots: li
         start, end = entry.data_offsets
         sizes[tensor[0]][int(tensor[1:].partition(".")[0])] += end - start
     return tuple(
-        PieceInfo(key, own, payload, None if checksum == NONE else snapshot)
-        for key, own, payload, snapshot, checksum in zip(keys, tokens, sizes["b"], sizes["s"], snapshots, strict=True)
+        PieceInfo(key, piece_tokens, payload, None if checksum == NONE else snapshot)
+        for key, piece_tokens, payload, snapshot, checksum in zip(
+            keys, tokens, sizes["b"], sizes["s"], snapshots, strict=True
+        )
     )

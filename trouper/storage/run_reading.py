@@ -20,7 +20,7 @@ from trouper.storage.stored_pieces import Damaged, Piece, PieceInfo, Reason
 class PieceRequest:
     """A piece of a run, by its place in it; key and tokens are what the reader believes to be there."""
 
-    place: int
+    index: int
     key: bytes
     tokens: bytes
     payload: bool = True
@@ -35,32 +35,32 @@ class OpenRun:
     _disk: Disk
     _fd: int
 
-    def pieces(self, wanted: Sequence[PieceRequest]) -> list[Piece]:
+    def pieces(self, requests: Sequence[PieceRequest]) -> list[Piece]:
         """In the order of `wanted`; what is not wanted of a piece is left out of it. Reads only what it needs."""
-        infos = [self._expected(piece) for piece in wanted]
-        parts: set[tuple[Part, int]] = {("b", piece.place) for piece in wanted if piece.payload}
-        parts |= {("s", piece.place) for piece in wanted if piece.snapshot}
+        infos = [self._expected(piece) for piece in requests]
+        parts: set[tuple[Part, int]] = {("b", piece.index) for piece in requests if piece.payload}
+        parts |= {("s", piece.index) for piece in requests if piece.snapshot}
         found = self._read(parts)
         return [
-            Piece(info.key, info.tokens, found.get(("b", piece.place), ()), found.get(("s", piece.place)))
-            for piece, info in zip(wanted, infos, strict=True)
+            Piece(info.key, info.tokens, found.get(("b", piece.index), ()), found.get(("s", piece.index)))
+            for piece, info in zip(requests, infos, strict=True)
         ]
 
     def everything(self) -> list[Piece]:
         return self.pieces(
             [
-                PieceRequest(place, info.key, info.tokens, snapshot=info.snapshot_bytes is not None)
-                for place, info in enumerate(self.header.info.pieces)
+                PieceRequest(index, info.key, info.tokens, snapshot=info.snapshot_bytes is not None)
+                for index, info in enumerate(self.header.info.pieces)
             ]
         )
 
     def _expected(self, piece: PieceRequest) -> PieceInfo:
         infos = self.header.info.pieces
-        info = infos[piece.place] if 0 <= piece.place < len(infos) else None
+        info = infos[piece.index] if 0 <= piece.index < len(infos) else None
         if info is None or info.key != piece.key or info.tokens != piece.tokens:
-            raise self._damaged("foreign", f"another piece at {piece.place}")
+            raise self._damaged("foreign", f"another piece at {piece.index}")
         if piece.snapshot and info.snapshot_bytes is None:
-            raise self._damaged("foreign", f"no snapshot at {piece.place}")
+            raise self._damaged("foreign", f"no snapshot at {piece.index}")
         return info
 
     def _read(self, parts: Iterable[tuple[Part, int]]) -> dict[tuple[Part, int], Payload]:
@@ -71,16 +71,16 @@ class OpenRun:
             data = memoryview(read_all(self._disk, self._fd, end - start, self.header.data_start + start))
             if data.nbytes != end - start:
                 raise self._damaged("torn", "ends within the data")
-            for own, part in group:
-                found[part] = self._checked(part, data[own[0] - start : own[1] - start])
+            for span, part in group:
+                found[part] = self._checked(part, data[span[0] - start : span[1] - start])
         return found
 
     def _checked(self, part: tuple[Part, int], data: memoryview) -> Payload:
-        kind, place = part
-        if xxh3_128_hexdigest(data) != self.header.checksums[kind][place]:
-            raise self._damaged("checksum", f"{'snapshot' if kind == 's' else 'payload'} {place}")
+        kind, index = part
+        if xxh3_128_hexdigest(data) != self.header.checksums[kind][index]:
+            raise self._damaged("checksum", f"{'snapshot' if kind == 's' else 'payload'} {index}")
         try:
-            return self.header.tensors(kind, place, data)
+            return self.header.tensors(kind, index, data)
         except ValueError as error:
             raise self._damaged("foreign", str(error)) from error
 

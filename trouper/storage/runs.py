@@ -89,8 +89,8 @@ class RunStore:
         """Of all namespaces' runs. What another server has written since the last look is not in it."""
         self._disk = disk or Disk()
         self._runs: dict[str, RunInfo] = {}
-        self._held: dict[Path, _RunUse] = {}
-        self._looked = False
+        self._uses: dict[Path, _RunUse] = {}
+        self._refreshed = False
 
     # -- what there is ---------------------------------------------------------------------------
 
@@ -107,21 +107,21 @@ class RunStore:
 
     def refresh(self) -> Changes:
         """Look again: other servers write and remove, too, and so do sweeps. Removes damaged files. Raises `OSError`."""
-        known = self._runs if self._looked else {run.name: run for run in self._saved()}
-        before, runs, held = self._runs, dict[str, RunInfo](), dict[Path, _RunUse]()
+        known = self._runs if self._refreshed else {run.name: run for run in self._saved()}
+        before, runs, uses = self._runs, dict[str, RunInfo](), dict[Path, _RunUse]()
         for path, file in self._files():
-            held[path] = _RunUse(file.bytes, file.used_ns)
+            uses[path] = _RunUse(file.bytes, file.used_ns)
             if path.parent != self.path:
                 continue
             try:
                 runs[file.name] = self._recognize(path, file, known)
             except Damaged as damaged:
                 if self._discard(path, damaged):
-                    del held[path]
+                    del uses[path]
             except OSError:
                 self.unreadable += 1
-        self._runs, self._held, self._looked = runs, held, True
-        self.total_bytes = sum(one.bytes for one in held.values())
+        self._runs, self._uses, self._refreshed = runs, uses, True
+        self.total_bytes = sum(use.bytes for use in uses.values())
         return Changes(
             tuple(parents_first(run for name, run in runs.items() if name not in before)),
             tuple(run for name, run in before.items() if name not in runs),
@@ -218,11 +218,11 @@ class RunStore:
 
     # -- reading ---------------------------------------------------------------------------------
 
-    def read(self, name: str, wanted: Sequence[PieceRequest]) -> list[Piece]:
+    def read(self, name: str, requests: Sequence[PieceRequest]) -> list[Piece]:
         """Pieces of a run, in the order of `wanted`. Raises `Damaged`: the file is of no use and the caller should
         `remove` it; and `OSError`: the disk is sick."""
         with open_run(self._disk, self.path / name, self.namespace) as run:
-            return run.pieces(wanted)
+            return run.pieces(requests)
 
     def verify(self, name: str) -> RunInfo:
         """Read all of it. Raises as `read` does."""
@@ -236,8 +236,8 @@ class RunStore:
             path = self.path / name
             with suppress(FileNotFoundError):
                 self._disk.touch(path)
-                if path in self._held:
-                    self._hold(path, _RunUse(self._held[path].bytes, time.time_ns()))
+                if path in self._uses:
+                    self._hold(path, _RunUse(self._uses[path].bytes, time.time_ns()))
 
     # -- removing --------------------------------------------------------------------------------
 
@@ -249,14 +249,14 @@ class RunStore:
         """Remove what was not of use for longest, until so much more fits into `max_bytes` and the disk would still have
         `floor_bytes` free. A full disk is worse than an empty cache, so the floor may cost all of it. What cannot be
         removed stays. Raises `OSError` if the disk does not say how full it is."""
-        if not self._looked:
+        if not self._refreshed:
             self.refresh()
         if bytes_needed > max_bytes:
             return Room(fits=False)
         lacking = floor_bytes + bytes_needed - self._disk.free_bytes(self.directory) if floor_bytes else 0
         target = self.total_bytes - max(self.total_bytes + bytes_needed - max_bytes, lacking)
         removed: list[RunInfo | None] = []
-        oldest = [(held.used_ns, path) for path, held in self._held.items()]
+        oldest = [(use.used_ns, path) for path, use in self._uses.items()]
         heapq.heapify(oldest)
         while self.total_bytes > target and oldest:
             used_ns, path = heapq.heappop(oldest)
@@ -266,8 +266,8 @@ class RunStore:
                 continue
             with suppress(OSError):
                 removed.append(self._remove(path))
-        own = tuple(run for run in removed if run is not None)
-        return Room(self.total_bytes <= target, own, len(removed) - len(own))
+        removed_here = tuple(run for run in removed if run is not None)
+        return Room(self.total_bytes <= target, removed_here, len(removed) - len(removed_here))
 
     def _used_since(self, path: Path, used_ns: int) -> int | None:
         """When, if another server has used it since we last looked."""
@@ -284,12 +284,12 @@ class RunStore:
         self._release(path)
         return self._runs.pop(path.name, None) if path.parent == self.path else None
 
-    def _hold(self, path: Path, held: _RunUse) -> None:
+    def _hold(self, path: Path, use: _RunUse) -> None:
         self._release(path)
-        self._held[path] = held
-        self.total_bytes += held.bytes
+        self._uses[path] = use
+        self.total_bytes += use.bytes
 
     def _release(self, path: Path) -> None:
-        held = self._held.pop(path, None)
-        if held is not None:
-            self.total_bytes -= held.bytes
+        use = self._uses.pop(path, None)
+        if use is not None:
+            self.total_bytes -= use.bytes

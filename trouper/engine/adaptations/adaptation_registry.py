@@ -192,15 +192,15 @@ def _replace(
     name: str = "",
 ) -> bool:
     """Wrap each submodule that matches (and has that name), as an attribute of its parent or in a list of the parent's."""
-    places = [
+    targets = [
         (holder, key)
         for _, parent in model.named_modules()
         for attribute, holder, key in _children(parent)
         if attribute == (name or attribute) and matches(holder[key])
     ]
-    for holder, key in places:
+    for holder, key in targets:
         holder[key] = wrapper(holder[key], current)
-    return bool(places)
+    return bool(targets)
 
 
 def _children(parent: nn.Module) -> Iterator[tuple[str, Any, Any]]:
@@ -209,7 +209,7 @@ def _children(parent: nn.Module) -> Iterator[tuple[str, Any, Any]]:
         if isinstance(value, nn.Module):
             yield name, parent, name
         elif isinstance(value, list):
-            yield from ((name, value, place) for place, child in enumerate(value) if isinstance(child, nn.Module))
+            yield from ((name, value, index) for index, child in enumerate(value) if isinstance(child, nn.Module))
 
 
 REGISTRY = [

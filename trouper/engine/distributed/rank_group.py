@@ -68,21 +68,21 @@ class RankGroup:
         """Rank 0's, to everybody. Waits until all ranks have come so far."""
         if self.size == 1:
             return data
-        mine = data if self.leads else b""
-        room = np.zeros(max(self.gather(len(mine))), np.uint8)
-        room[: len(mine)] = np.frombuffer(mine, np.uint8)
+        payload = data if self.leads else b""
+        room = np.zeros(max(self.gather(len(payload))), np.uint8)
+        room[: len(payload)] = np.frombuffer(payload, np.uint8)
         return np.array(self.sum(mx.array(room))).tobytes()
 
     def gather(self, number: int) -> list[int]:
         """Each rank's number (63 bits), in their order. Waits until all ranks have come so far."""
-        own = [number if rank == self.rank else 0 for rank in range(self.size)]
-        numbers: list[int] = self.sum(mx.array(own, mx.int64)).tolist()  # type: ignore[assignment]
+        numbers_by_rank = [number if rank == self.rank else 0 for rank in range(self.size)]
+        numbers: list[int] = self.sum(mx.array(numbers_by_rank, mx.int64)).tolist()  # type: ignore[assignment]
         return numbers
 
     def _sharers(self) -> int:
-        place = f"{socket.gethostname()} {os.environ.get(VISIBLE_DEVICES, '')}"
-        mine = xxh3_64_intdigest(place.encode()) >> 1
-        return self.gather(mine).count(mine)
+        location = f"{socket.gethostname()} {os.environ.get(VISIBLE_DEVICES, '')}"
+        location_hash = xxh3_64_intdigest(location.encode()) >> 1
+        return self.gather(location_hash).count(location_hash)
 
 
 ALONE = RankGroup()

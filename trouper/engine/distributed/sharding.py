@@ -131,8 +131,8 @@ class Float32Sum(nn.Module):
 
     def __call__(self, x: mx.array) -> mx.array:
         part = self._quantized(x) if self._packing else x @ self["weight"].T
-        whole = self._group.sum(part.astype(mx.float32)).astype(part.dtype)
-        return whole + self["bias"] if "bias" in self else whole
+        total = self._group.sum(part.astype(mx.float32)).astype(part.dtype)
+        return total + self["bias"] if "bias" in self else total
 
     def _quantized(self, x: mx.array) -> mx.array:
         scales, biases = self["scales"], self.get("biases")

@@ -54,5 +54,5 @@ class Digests:
         decodes = np.arange(len(order)) < len(self._rows.decoding)
         tokens = np.fromiter((lengths[row] for row in order), np.uint64, len(order))
         blocks = self._blocks.members if self._blocks is not None else 0
-        slots, said = self._settled[settled]
-        return Digest(pairs(ids, decodes), pairs(ids, tokens), blocks, settled, slots, said)
+        slots, tokens_hash = self._settled[settled]
+        return Digest(pairs(ids, decodes), pairs(ids, tokens), blocks, settled, slots, tokens_hash)

@@ -95,18 +95,18 @@ class Grammars:
 
     @cached_property
     def _tokens(self) -> TokenizerVocabulary:
-        words = self._vocabulary
-        words.tokens += [f"\xff<unused {i}>".encode("latin-1") for i in range(len(words.tokens), self._size)]
-        return words
+        vocabulary = self._vocabulary
+        vocabulary.tokens += [f"\xff<unused {i}>".encode("latin-1") for i in range(len(vocabulary.tokens), self._size)]
+        return vocabulary
 
     @cached_property
     def _tokenizer(self) -> LLTokenizer:
         return LLTokenizer(Wrapped(self._tokens), n_vocab=self._size, eos_token=self._eos)
 
     def _described(self) -> dict[str, Any]:
-        words = self._tokens
-        tokens = [token.decode("latin-1") for token in words.tokens]
-        return {"tokens": tokens, "specials": words.special_token_ids, "eos": self._eos}
+        vocabulary = self._tokens
+        tokens = [token.decode("latin-1") for token in vocabulary.tokens]
+        return {"tokens": tokens, "specials": vocabulary.special_token_ids, "eos": self._eos}
 
     @property
     def mask_bytes(self) -> int:
@@ -142,7 +142,7 @@ class Grammars:
         except (ValueError, RecursionError) as error:  # nested too deeply, or a number that is none
             reason = reason_of(str(error))
         if reason:
-            return f"{self._place(grammar, end)}\0{reason}"
+            return f"{self._fault_path(grammar, end)}\0{reason}"
         matcher = self._matcher(grammar, text)
         matcher.compute_bitmask()  # The first one is dear, and copies have what it found.
         if len(text) > SMALL:
@@ -154,12 +154,12 @@ class Grammars:
         trial = self._trials[len(grammar.source) > SMALL]  # A small one never waits for a large one.
         return reason_of(trial.fault(text, _limits(grammar).max_items_in_row, timeout_s))
 
-    def _place(self, grammar: Grammar, end: float) -> str:
+    def _fault_path(self, grammar: Grammar, end: float) -> str:
         """Place of the fault in a schema, if it is found in time; else ""."""
 
         def is_wrong(part: Any) -> bool:
-            one = Grammar("json_schema", json.dumps(part))
-            return bool(self._fault(one, self._text(one), end - time.monotonic()))
+            part_grammar = Grammar("json_schema", json.dumps(part))
+            return bool(self._fault(part_grammar, self._text(part_grammar), end - time.monotonic()))
 
         if grammar.kind == "json_schema":
             with suppress(RecursionError, ValueError, TrialFailedError):
@@ -171,7 +171,7 @@ class Grammars:
             tokenizer = self._tokenizer
         return LLMatcher(tokenizer, text, log_level=0, limits=_limits(grammar))
 
-    def constraint(self, grammar: Grammar, least: int = 0, ends: Sequence[int] = ()) -> Constraint:
+    def constraint(self, grammar: Grammar, min_tokens: int = 0, ends: Sequence[int] = ()) -> Constraint:
         """None of `ends` comes before `least` tokens, unless nothing else may."""
         key = grammar.kind, grammar.source
         found = self._live.get(key) or self._recent.get(key)
@@ -180,7 +180,7 @@ class Grammars:
             matcher = self._matcher(grammar, self._text(grammar))
         else:
             matcher = found.matcher.deep_copy()
-        return Constraint(matcher, self._packed(self._eos[:1]), least, self._packed(ends))
+        return Constraint(matcher, self._packed(self._eos[:1]), min_tokens, self._packed(ends))
 
     def _packed(self, tokens: Sequence[int]) -> Mask:
         bits = np.zeros(self.mask_bytes * 8, np.bool_)
@@ -205,8 +205,8 @@ class Grammars:
 
 def cannot_be_followed(grammar: Grammar, fault: str) -> RequestFailed:
     """`fault`: the place in it, a zero, and why."""
-    place, _, reason = fault.partition("\0")
-    where = grammar.param + place
+    path, _, reason = fault.partition("\0")
+    where = grammar.param + path
     return bad_request(f"{where} cannot be followed: {reason}", where, "invalid_grammar")
 
 
@@ -220,17 +220,17 @@ def _limits(grammar: Grammar) -> LLParserLimits:
     return LARK_LIMITS if grammar.kind == "lark" else LIMITS
 
 
-def reason_of(said: str) -> str:
+def reason_of(message: str) -> str:
     """One line: the first, and what a regular expression's drawing of the place ends with."""
-    first, *rest = said.strip().splitlines() or [""]
-    return " ".join([first, *(line.removeprefix("error: ") for line in rest if line.startswith("error: "))])
+    first, *remaining = message.strip().splitlines() or [""]
+    return " ".join([first, *(line.removeprefix("error: ") for line in remaining if line.startswith("error: "))])
 
 
 class Constraint:
     """One row's place in its grammar."""
 
-    def __init__(self, matcher: LLMatcher, eos: Mask, least: int, ends: Mask) -> None:
-        self._matcher, self._eos, self._least, self._ends = matcher, eos, least, ends
+    def __init__(self, matcher: LLMatcher, eos: Mask, min_tokens: int, ends: Mask) -> None:
+        self._matcher, self._eos, self._min_tokens, self._ends = matcher, eos, min_tokens, ends
 
     @property
     def fault(self) -> str:
@@ -250,11 +250,14 @@ class Constraint:
     def along(self, draft: Sequence[int], drawn: int) -> list[Mask]:
         """What is allowed before each of these tokens, and after the last; fewer if it cannot be followed so far. A
         copy of the matcher goes there (1.4 us), since one that gave up could not come back."""
-        masks, scout = [self.allowed(drawn)], Constraint(self._matcher.deep_copy(), self._eos, self._least, self._ends)
-        for place, token in enumerate(draft, 1):
+        masks, scout = (
+            [self.allowed(drawn)],
+            Constraint(self._matcher.deep_copy(), self._eos, self._min_tokens, self._ends),
+        )
+        for index, token in enumerate(draft, 1):
             if scout.took(token):
                 break
-            mask = scout.allowed(drawn + place)
+            mask = scout.allowed(drawn + index)
             if scout.fault:
                 break
             masks.append(mask)
@@ -264,17 +267,17 @@ class Constraint:
         """After so many tokens. What is complete can only end."""
         stopped = self._matcher.is_stopped()
         mask = self._eos if stopped else np.frombuffer(self._matcher.compute_bitmask(), np.uint8)[: len(self._eos)]
-        if drawn >= self._least:
+        if drawn >= self._min_tokens:
             return mask
-        rest = mask & ~self._ends
-        return rest if rest.any() else mask
+        remaining = mask & ~self._ends
+        return remaining if remaining.any() else mask
 
 
-def masked(logits: mx.array, places: mx.array, packed: Mask) -> mx.array:
+def masked(logits: mx.array, rows: mx.array, packed: Mask) -> mx.array:
     """logits (n, V) with -inf where the rows at `places` (k,) may not go; `packed` (k, bytes)."""
     allowed = BITS[mx.array(packed)].reshape(packed.shape[0], -1)[:, : logits.shape[1]]
     if packed.shape[0] == logits.shape[0]:  # All of them: two copies of the logits less, two thirds of the time.
         return mx.where(allowed, logits, -mx.inf)
     shaped = logits.astype(mx.float32)
-    shaped[places] = mx.where(allowed, shaped[places], -mx.inf)
+    shaped[rows] = mx.where(allowed, shaped[rows], -mx.inf)
     return shaped

@@ -13,8 +13,8 @@ Value = TypeVar("Value")
 class LruCache(Generic[Value]):
     """Evicts the least recently used values. Thread-safe."""
 
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
         self._values: OrderedDict[Hashable, tuple[Value, int]] = OrderedDict()
         self._lock = Lock()
         self.nbytes = 0
@@ -33,6 +33,6 @@ class LruCache(Generic[Value]):
                 self.nbytes -= self._values.pop(key)[1]
             self._values[key] = value, nbytes
             self.nbytes += nbytes
-            while self.nbytes > self._most_bytes:
+            while self.nbytes > self._max_bytes:
                 _, (_, size) = self._values.popitem(last=False)
                 self.nbytes -= size

@@ -63,8 +63,8 @@ def parts_of(schema: Any) -> Iterator[tuple[str, Any]]:
                 yield f".{key}.{name}", part
     for key in LIST_KEYS:
         if isinstance(schema.get(key), list):
-            for place, part in enumerate(schema[key]):
-                yield f".{key}.{place}", part
+            for index, part in enumerate(schema[key]):
+                yield f".{key}.{index}", part
     for key in SINGLE:
         if isinstance(schema.get(key), dict):
             yield f".{key}", schema[key]

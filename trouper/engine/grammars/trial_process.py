@@ -52,20 +52,20 @@ class TrialProcess:
             if process is None and len(text) <= SMALL:
                 return ""
             if process is None:
-                said = (
+                reason = (
                     f"over {SMALL} characters need a process of their own to be compiled, which cannot be started here"
                 )
-                raise TrialFailedError(said, slow=False)
+                raise TrialFailedError(reason, slow=False)
             try:
                 return str(_exchange(process, {"text": text, "max_items": max_items}, timeout_s))
             except TimeoutError:
                 self._stop()
-                said = f"it takes more than {timeout_s:g} s to compile (--grammar-timeout-s)"
-                raise TrialFailedError(said, slow=True) from None
+                reason = f"it takes more than {timeout_s:g} s to compile (--grammar-timeout-s)"
+                raise TrialFailedError(reason, slow=True) from None
             except (OSError, EOFError):
                 self._stop()
-                said = "its parts refer to one another, or repeat, too deeply to be compiled"
-                raise TrialFailedError(said, slow=False) from None
+                reason = "its parts refer to one another, or repeat, too deeply to be compiled"
+                raise TrialFailedError(reason, slow=False) from None
 
     def _ready(self) -> subprocess.Popen[bytes] | None:
         """The process, which has the vocabulary. None if none can be started. Raises `TrialFailedError` if it took too long."""
@@ -76,13 +76,13 @@ class TrialProcess:
                 _exchange(process, self._vocabulary(), START_S)
             except TimeoutError:  # The machine is busy: the next grammar may find it otherwise.
                 self._stop()
-                said = f"the process that compiles it did not start within {START_S:g} s"
-                raise TrialFailedError(said, slow=True) from None
+                reason = f"the process that compiles it did not start within {START_S:g} s"
+                raise TrialFailedError(reason, slow=True) from None
             except (OSError, EOFError) as error:
                 self._stop()
                 self._impossible = True
-                said = str(error) or "it ended"
-                log.warning("grammars are compiled without a trial: its process cannot be started (%s)", said)
+                reason = str(error) or "it ended"
+                log.warning("grammars are compiled without a trial: its process cannot be started (%s)", reason)
         return self._process
 
     def _stop(self) -> None:
@@ -113,9 +113,9 @@ def _exchange(process: subprocess.Popen[bytes], message: dict[str, Any], timeout
     """Raises OSError, EOFError, TimeoutError."""
     assert process.stdin is not None
     data = json.dumps(message).encode()
-    rest = memoryview(LENGTH.pack(len(data)) + data)
-    while rest:
-        rest = rest[process.stdin.write(rest) :]
+    remaining = memoryview(LENGTH.pack(len(data)) + data)
+    while remaining:
+        remaining = remaining[process.stdin.write(remaining) :]
     end = time.monotonic() + timeout_s
     [length] = LENGTH.unpack(_read(process, LENGTH.size, end))
     return json.loads(_read(process, length, end))

@@ -39,7 +39,7 @@ class TrialVocabulary:
     def __init__(self, tokens: list[str], specials: list[int], eos: int) -> None:
         self.tokens = [token.encode("latin-1") for token in tokens]
         self.special_token_ids, self.eos_token_id = specials, eos
-        self._ids = {token: place for place, token in enumerate(self.tokens)}
+        self._ids = {token: index for index, token in enumerate(self.tokens)}
 
     def __call__(self, text: str | bytes) -> list[int]:
         """Tokenize forced text. Any tokens of these bytes will do here: the longest match at each place."""
@@ -61,11 +61,11 @@ def serve(inbox: BinaryIO, outbox: BinaryIO) -> None:
     vocabulary = TrialVocabulary(first["tokens"], first["specials"], first["eos"][0])
     wrapped: Any = TokenizerWrapper(vocabulary)
     tokenizer = LLTokenizer(wrapped, n_vocab=len(vocabulary.tokens), eos_token=first["eos"])
-    openings = [place for place, token in enumerate(vocabulary.tokens) if token in OPENINGS]
+    openings = [index for index, token in enumerate(vocabulary.tokens) if token in OPENINGS]
     send(outbox, "")
-    while (asked := receive(inbox)) is not None:
-        limits = LLParserLimits(max_items_in_row=asked["max_items"])
-        matcher = LLMatcher(tokenizer, asked["text"], log_level=0, limits=limits)
+    while (request := receive(inbox)) is not None:
+        limits = LLParserLimits(max_items_in_row=request["max_items"])
+        matcher = LLMatcher(tokenizer, request["text"], log_level=0, limits=limits)
         if not matcher.is_error():
             matcher.compute_bitmask()
         for token in openings if not matcher.is_error() else ():
@@ -93,9 +93,9 @@ def send(outbox: BinaryIO, fault: str) -> None:
 def main() -> None:
     with suppress(OSError, ValueError):
         os.nice(NICER)
-    for limit, most in ((resource.RLIMIT_AS, MEMORY_BYTES), (resource.RLIMIT_CORE, 0)):
+    for limit, maximum in ((resource.RLIMIT_AS, MEMORY_BYTES), (resource.RLIMIT_CORE, 0)):
         with suppress(OSError, ValueError):
-            resource.setrlimit(limit, (most, most))
+            resource.setrlimit(limit, (maximum, maximum))
     threading.stack_size(STACK_BYTES)
     worker = threading.Thread(target=serve, args=(sys.stdin.buffer, sys.stdout.buffer))
     worker.start()

@@ -79,8 +79,8 @@ def _arrays(tensors: Sequence[Tensor], shapes: Sequence[ArrayShape]) -> tuple[mx
 def _array(tensor: Tensor, shape: ArrayShape) -> mx.array:
     dtype = NAMES.get(shape.dtype)
     if tensor.dtype != dtype or tensor.shape != shape.dims or tensor.nbytes != shape.nbytes:
-        told = f"{tensor.dtype} {tensor.shape} in {tensor.nbytes} bytes"
-        raise ValueError(f"the payload has {told} where this model has {dtype} {shape.dims}")
+        found = f"{tensor.dtype} {tensor.shape} in {tensor.nbytes} bytes"
+        raise ValueError(f"the payload has {found} where this model has {dtype} {shape.dims}")
     kind = np.dtype("<u2") if dtype == "BF16" else np.dtype(NUMPY[dtype])
     array = mx.array(np.frombuffer(tensor.data, kind).reshape(shape.dims))
     return array.view(mx.bfloat16) if dtype == "BF16" else array

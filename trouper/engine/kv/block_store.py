@@ -103,7 +103,7 @@ class BlockStore:
             return
         for slab in self._layout.slabs(tokens) if blocks else ():
             run = [
-                mx.concatenate([block.arrays[place][planes] for block in blocks], 1) for place, planes in slab.planes
+                mx.concatenate([block.arrays[index][planes] for block in blocks], 1) for index, planes in slab.planes
             ]
             self._rows.write(row, slab.layout.unpack(run), room, slab.leaves)
             self._rows.start(slab.leaves)
@@ -134,12 +134,12 @@ T = TypeVar("T")
 
 def batched(items: Sequence[T], size: Callable[[T], int]) -> Iterator[Sequence[T]]:
     """Consecutive items, as many at a time as RUN_BYTES hold, and at least one."""
-    batch, held = list[T](), 0
+    batch, batch_bytes = list[T](), 0
     for item in items:
-        if batch and held + size(item) > RUN_BYTES:
+        if batch and batch_bytes + size(item) > RUN_BYTES:
             yield batch
-            batch, held = [], 0
+            batch, batch_bytes = [], 0
         batch.append(item)
-        held += size(item)
+        batch_bytes += size(item)
     if batch:
         yield batch

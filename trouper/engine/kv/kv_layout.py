@@ -78,7 +78,7 @@ class Layout:
     def block(self, tokens: int) -> list[ArrayShape]:
         """Of each array of a block."""
         return [
-            ArrayShape((sum(self.sliceable[place].dims[0] for place in group), tokens, dim), dtype)
+            ArrayShape((sum(self.sliceable[index].dims[0] for index in group), tokens, dim), dtype)
             for (dim, dtype), group in self._groups.items()
         ]
 
@@ -89,7 +89,7 @@ class Layout:
 
     def pack(self, parts: Sequence[mx.array]) -> list[mx.array]:
         """(heads, n, dim) of each buffer to what a block of them is."""
-        return [mx.concatenate([parts[place] for place in group]) for group in self._groups.values()]
+        return [mx.concatenate([parts[index] for index in group]) for group in self._groups.values()]
 
     def unpack(self, arrays: Sequence[mx.array]) -> list[mx.array]:
         return [arrays[array][planes] for array, planes in self.planes]
@@ -99,10 +99,10 @@ class Layout:
         """Of each buffer: which array of a block it is a part of, and which planes."""
         found: dict[int, tuple[int, slice]] = {}
         for array, group in enumerate(self._groups.values()):
-            ends = list(accumulate(self.sliceable[place].dims[0] for place in group))
+            ends = list(accumulate(self.sliceable[index].dims[0] for index in group))
             starts = [0, *ends[:-1]]
-            found |= {place: (array, slice(*ends_of)) for place, *ends_of in zip(group, starts, ends, strict=True)}
-        return [found[place] for place in range(len(self.sliceable))]
+            found |= {index: (array, slice(*ends_of)) for index, *ends_of in zip(group, starts, ends, strict=True)}
+        return [found[index] for index in range(len(self.sliceable))]
 
     def slabs(self, tokens: int) -> list[Slab]:
         """All leaves, so many at a time as SLAB_BYTES hold of this many tokens."""
@@ -110,28 +110,28 @@ class Layout:
         slabs, first, above = [], 0, dict.fromkeys(self._groups, 0)
         for last in range(1, len(sizes) + 1):
             if last == len(sizes) or sum(sizes[first : last + 1]) > SLAB_BYTES:
-                some = Layout(self.full[first:last], (), ())
-                slabs.append(Slab(slice(first, last), some, self._planes(some, above)))
+                subset = Layout(self.full[first:last], (), ())
+                slabs.append(Slab(slice(first, last), subset, self._planes(subset, above)))
                 first = last
         return slabs
 
-    def _planes(self, some: Layout, above: dict[tuple[int, mx.Dtype], int]) -> list[tuple[int, slice]]:
+    def _planes(self, subset: Layout, above: dict[tuple[int, mx.Dtype], int]) -> list[tuple[int, slice]]:
         """Of each array of `some`: which array of ours it is a part of, and which planes. Counts them in `above`."""
         planes = []
-        for place, key in enumerate(self._groups):
-            if key in some._groups:
-                count = sum(some.sliceable[each].dims[0] for each in some._groups[key])
-                planes.append((place, slice(above[key], above[key] + count)))
+        for index, key in enumerate(self._groups):
+            if key in subset._groups:
+                count = sum(subset.sliceable[buffer].dims[0] for buffer in subset._groups[key])
+                planes.append((index, slice(above[key], above[key] + count)))
                 above[key] += count
-        order = list(some._groups)
-        return sorted(planes, key=lambda each: order.index(list(self._groups)[each[0]]))
+        order = list(subset._groups)
+        return sorted(planes, key=lambda plane: order.index(list(self._groups)[plane[0]]))
 
     @cached_property
     def _groups(self) -> dict[tuple[int, mx.Dtype], list[int]]:
         """Which buffers share an array."""
         groups: dict[tuple[int, mx.Dtype], list[int]] = {}
-        for place, shape in enumerate(self.sliceable):
-            groups.setdefault((shape.dims[2], shape.dtype), []).append(place)
+        for index, shape in enumerate(self.sliceable):
+            groups.setdefault((shape.dims[2], shape.dtype), []).append(index)
         return groups
 
 
@@ -157,7 +157,9 @@ def layout_of(model: nn.Module, kv: KvFormat) -> Layout:
         model(mx.array([[0]]), cache=[view(cache) for cache in caches])
     return Layout(
         tuple(tuple(map(_token, leaf.buffers)) for leaf in leaves if isinstance(leaf, FullSlots)),
-        tuple(tuple(_window(leaf, each) for each in leaf.buffers) for leaf in leaves if isinstance(leaf, RingSlots)),
+        tuple(
+            tuple(_window(leaf, buffer) for buffer in leaf.buffers) for leaf in leaves if isinstance(leaf, RingSlots)
+        ),
         tuple(tuple(map(ArrayShape.of, leaf.state())) for leaf in leaves if isinstance(leaf, StateSlots)),
     )
 
@@ -177,10 +179,10 @@ T = TypeVar("T")
 
 def dealt(parts: Sequence[T], leaves: Leaves) -> list[list[T]]:
     """Parts of all caches of a kind, to each its own."""
-    rest = iter(parts)
-    own = [list(islice(rest, len(leaf))) for leaf in leaves]
-    assert next(rest, None) is None, "more arrays than the model has"
-    return own
+    remaining = iter(parts)
+    parts_of_leaves = [list(islice(remaining, len(leaf))) for leaf in leaves]
+    assert next(remaining, None) is None, "more arrays than the model has"
+    return parts_of_leaves
 
 
 def kv_layout(model: nn.Module, kv: KvFormat, capabilities: Capabilities | None = None) -> KvLayout:
@@ -202,7 +204,9 @@ def _description(layout: Layout, kv: KvFormat) -> str:
     parts = [f"{_size(layout.token_bytes)} a token" if layout.token_bytes else "nothing for each token"]
     if layout.snapshot_bytes:
         kinds = [
-            name for name, some in (("sliding windows", any(layout.rings)), ("states", any(layout.states))) if some
+            name
+            for name, present in (("sliding windows", any(layout.rings)), ("states", any(layout.states)))
+            if present
         ]
         parts.append(f"{_size(layout.snapshot_bytes)} a snapshot of {' and '.join(kinds)}")
     if kv.bits and layout.token_bytes:

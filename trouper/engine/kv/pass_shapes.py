@@ -41,24 +41,24 @@ class Shapes:
     def groups(self, counts: Sequence[int]) -> list[range]:
         """Which neighbours share a padded pass, by how many tokens each row runs: what costs least, with a price for each
         pass and for padding. Rows without tokens are in no group unless they lie between others of it."""
-        places = [place for place, count in enumerate(counts) if count]
-        if not places:
+        active = [index for index, count in enumerate(counts) if count]
+        if not active:
             return []
         costs, cuts = [0], [0]
-        for last in range(len(places)):
+        for last in range(len(active)):
             best, cut, longest = None, 0, 0
             for first in range(last, -1, -1):
-                longest = max(longest, counts[places[first]])
-                rows = places[last] - places[first] + 1
+                longest = max(longest, counts[active[first]])
+                rows = active[last] - active[first] + 1
                 cost = costs[first] + self.pass_tokens + rows * self.width(longest)
                 if best is None or cost < best:
                     best, cut = cost, first
             assert best is not None
             costs.append(best)
             cuts.append(cut)
-        groups, end = [], len(places)
+        groups, end = [], len(active)
         while end:
-            groups.append(range(places[cuts[end]], places[end - 1] + 1))
+            groups.append(range(active[cuts[end]], active[end - 1] + 1))
             end = cuts[end]
         return groups[::-1]
 

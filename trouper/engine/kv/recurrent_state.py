@@ -49,10 +49,10 @@ class StateSlots:
             row[0] = mx.zeros((1, self._history), mx.int64)
         self._prefilling.append(row)
 
-    def promote(self, place: int) -> None:
+    def promote(self, index: int) -> None:
         """The prefilling row at `place` (counted among them) becomes the last decoding row; the first takes its place."""
         rows = self._prefilling
-        rows[0], rows[place] = rows[place], rows[0]
+        rows[0], rows[index] = rows[index], rows[0]
         row = rows.pop(0)
         if self._decoding_rows == 0:
             self._decoding = row
@@ -64,7 +64,7 @@ class StateSlots:
 
     def keep(self, decoding: list[int], prefilling: list[int]) -> None:
         """Only these rows stay, in this order (places counted within each kind)."""
-        self._prefilling = [self._prefilling[place] for place in prefilling]
+        self._prefilling = [self._prefilling[index] for index in prefilling]
         if not decoding:
             self._decoding = ArraysCache(self._size)
         elif decoding != list(range(self._decoding_rows)):
@@ -72,15 +72,15 @@ class StateSlots:
             self._decoding.cache = [state[order] for state in self._decoding.cache]
         self._decoding_rows = len(decoding)
 
-    def snapshot(self, place: int) -> list[mx.array]:
+    def snapshot(self, index: int) -> list[mx.array]:
         """The states (1, ...) of the row at `place`, decoding rows first, in memory of their own."""
-        decoding = place < self._decoding_rows
-        cache, row = (self._decoding, place) if decoding else (self._prefilling[place - self._decoding_rows], 0)
+        decoding = index < self._decoding_rows
+        cache, row = (self._decoding, index) if decoding else (self._prefilling[index - self._decoding_rows], 0)
         return [state[mx.array([row])] for state in cache.cache]
 
-    def restore(self, place: int, states: Sequence[mx.array]) -> None:
+    def restore(self, index: int, states: Sequence[mx.array]) -> None:
         """What `snapshot` gave, for a row that prefills. Arrays of our own: models may assign to what they get."""
-        self._prefilling[place - self._decoding_rows].cache = [mx.contiguous(state) for state in states]
+        self._prefilling[index - self._decoding_rows].cache = [mx.contiguous(state) for state in states]
 
     def state(self) -> list[mx.array]:
         caches = [self._decoding, *self._prefilling]

@@ -36,7 +36,7 @@ class Region:
         self.level = bool((lengths == lengths[0]).all())
         self.causal = self.level and (width == 1 or not shapes.rounded or not lengths[0])
         self.keys = self.longest if self.causal or width == 1 else shapes.keys(self.longest)
-        self._places: dict[tuple[int, int, int], mx.array] = {}
+        self._flat_indices: dict[tuple[int, int, int], mx.array] = {}
 
     @cached_property
     def offset(self) -> mx.array:
@@ -53,7 +53,7 @@ class Region:
         return mx.array(self.lengths[:, None] + np.arange(self.width, dtype=np.int32))
 
     @cached_property
-    def own_positions(self) -> mx.array:
+    def clamped_positions(self) -> mx.array:
         """(n, width) int32: the same, but padding stands where the row's last token does, so that it sees something."""
         steps = np.minimum(np.arange(self.width), np.maximum(self.counts, 1)[:, None] - 1)
         return mx.array((self.lengths[:, None] + steps).astype(np.int32))
@@ -63,15 +63,15 @@ class Region:
         """(n,) int32: the position of each row's last token, once the pass is over; of its first padding if it has none."""
         return mx.array((self.lengths + np.maximum(self.counts, 1) - 1).astype(np.int32))
 
-    def places(self, heads: int, tokens: int, ring: int = 0) -> mx.array:
+    def flat_indices(self, heads: int, tokens: int, ring: int = 0) -> mx.array:
         """(n * heads * width,) uint32: where each token's part of each head goes in a buffer (slots, heads, tokens, dim) that
         is seen as so many rows of `dim`. The same for all buffers of these sizes, so it is made once."""
         key = heads, tokens, ring
-        if key not in self._places:
+        if key not in self._flat_indices:
             positions = self._ring_positions(ring) if ring else self.lengths[:, None] + np.arange(self.width)
             slots = np.arange(self.start, self.stop)[:, None, None] * heads + np.arange(heads)[:, None]
-            self._places[key] = mx.array((slots * tokens + positions[:, None]).ravel().astype(np.uint32))
-        return self._places[key]
+            self._flat_indices[key] = mx.array((slots * tokens + positions[:, None]).ravel().astype(np.uint32))
+        return self._flat_indices[key]
 
     def _ring_positions(self, ring: int) -> Ints:
         """(n, width): where in a ring each token goes; `ring` itself (one past its end) for what is not kept."""

@@ -76,7 +76,7 @@ class SingleRows:
         return self._forward(row, mx.array([[token]]))[:, -1, :]
 
     def decode(self, tokens: mx.array) -> mx.array:
-        rows = [self._forward(row, tokens[place : place + 1, None]) for place, row in enumerate(self._decoding)]
+        rows = [self._forward(row, tokens[index : index + 1, None]) for index, row in enumerate(self._decoding)]
         return mx.concatenate([logits[:, -1, :] for logits in rows])
 
     def verify(self, tokens: mx.array, counts: Ints) -> mx.array:  # noqa: ARG002

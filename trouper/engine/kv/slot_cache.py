@@ -56,7 +56,7 @@ class SlotCache:
 
     def row(self, slot: int, tokens: int) -> list[mx.array]:
         """(heads, tokens, dim) views of what a row of so many tokens has in each buffer, in the buffer's order."""
-        return [buffer[slot, :, : self._places_of(tokens)] for buffer in self.buffers]
+        return [buffer[slot, :, : self._used_tokens(tokens)] for buffer in self.buffers]
 
     def put_row(self, slot: int, parts: Sequence[mx.array]) -> None:
         """Copies of what `row` gave, into another slot; what was there is gone."""
@@ -99,7 +99,7 @@ class SlotCache:
     def _capacity(self, tokens: int) -> int:
         return self.shapes.capacity(tokens + self.phase) - self.phase
 
-    def _places_of(self, tokens: int) -> int:
+    def _used_tokens(self, tokens: int) -> int:
         """How many places of its slot a row of so many tokens uses."""
         return tokens
 
@@ -109,8 +109,8 @@ class SlotCache:
         if self.buffers and self.buffers[0].shape[0] >= slots and self.buffers[0].shape[2] >= tokens:
             return  # In nearly every pass of every layer.
         capacity = self._capacity(tokens)
-        held: Iterable[mx.array | None] = self.buffers or [None] * len(parts)
-        self.buffers = [_grown(buffer, slots, capacity, part) for buffer, part in zip(held, parts, strict=True)]
+        buffers: Iterable[mx.array | None] = self.buffers or [None] * len(parts)
+        self.buffers = [_grown(buffer, slots, capacity, part) for buffer, part in zip(buffers, parts, strict=True)]
 
     def _scatter(self, parts: Sequence[mx.array], ring: int = 0) -> None:
         """Each row's tokens to where it stands. Parts (n, heads, width, any dim).
@@ -120,7 +120,7 @@ class SlotCache:
         for number, part in enumerate(parts):
             shape = self.buffers[number].shape[:3]
             flat = mx.flatten(self.buffers[number], 0, 2)
-            flat[self.region.places(shape[1], shape[2], ring)] = mx.flatten(part, 0, 2)
+            flat[self.region.flat_indices(shape[1], shape[2], ring)] = mx.flatten(part, 0, 2)
             self.buffers[number] = mx.unflatten(flat, 0, shape)
 
     def _shape_mask(self, mask: mx.array) -> mx.array:
@@ -193,8 +193,8 @@ class FullSlots(SlotCache):
         capacity = self._capacity(room)
         for pieces in parts:
             heads, _, dim = pieces[0].shape
-            rest = capacity - sum(piece.shape[1] for piece in pieces)
-            end = [mx.zeros((heads, rest, dim), pieces[0].dtype)] if rest else []
+            padding = capacity - sum(piece.shape[1] for piece in pieces)
+            end = [mx.zeros((heads, padding, dim), pieces[0].dtype)] if padding else []
             self.buffers.append(mx.concatenate([*pieces, *end], 1)[None])
 
     def make_mask(self, width: int, return_array: bool = False, window_size: int | None = None) -> Any:
@@ -257,7 +257,7 @@ class RingSlots(SlotCache):
     def _capacity(self, tokens: int) -> int:  # noqa: ARG002  A ring is as long as it is.
         return self.ring + 1
 
-    def _places_of(self, tokens: int) -> int:
+    def _used_tokens(self, tokens: int) -> int:
         return min(tokens, self.ring)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
@@ -265,7 +265,7 @@ class RingSlots(SlotCache):
         region, parts = self.region, (keys, values)
         self._reserve(parts, region.stop, 0)
         if not self._fits:
-            before_keys, before_values = self._held()
+            before_keys, before_values = self._ring_contents()
             self._fetched = mx.concatenate([before_keys, keys], 2), mx.concatenate([before_values, values], 2)
         self._scatter(parts, self.ring)
         self._updated = True
@@ -277,31 +277,31 @@ class RingSlots(SlotCache):
         return self.region.width <= 1 + self.ring - self.window
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        return self._fetched or self._held()
+        return self._fetched or self._ring_contents()
 
     def snapshot(self, slot: int, length: int) -> list[mx.array]:
         """(last min(length, window) tokens, heads, dim) of each buffer, oldest first, in memory of its own. Less than
         `slack` tokens after `length` may have been written meanwhile."""
-        places = self._places(length)
-        return [buffer[mx.full(places.shape, slot), :, places] for buffer in self.buffers]
+        indices = self._ring_indices(length)
+        return [buffer[mx.full(indices.shape, slot), :, indices] for buffer in self.buffers]
 
     def restore(self, slot: int, length: int, parts: Sequence[mx.array]) -> None:
         """What `snapshot` gave of a row of so many tokens."""
-        places = self._places(length)
+        indices = self._ring_indices(length)
         self._reserve([part.transpose(1, 0, 2)[None] for part in parts], slot + 1, 0)
         for buffer, part in zip(self.buffers, parts, strict=True):
-            buffer[mx.full(places.shape, slot), :, places] = part
+            buffer[mx.full(indices.shape, slot), :, indices] = part
 
-    def _places(self, length: int) -> mx.array:
+    def _ring_indices(self, length: int) -> mx.array:
         """(kept,) int32: where the newest tokens of a row lie."""
         return mx.array((np.arange(max(length - self.window, 0), length) % self.ring).astype(np.int32))
 
-    def _held_tokens(self) -> int:
+    def _ring_tokens(self) -> int:
         """How much of the ring any row of the region may use."""
         return min(self.ring, self.region.longest - (0 if self._fits else self.region.width))
 
-    def _held(self) -> tuple[mx.array, mx.array]:
-        rows, tokens = slice(self.region.start, self.region.stop), slice(0, self._held_tokens())
+    def _ring_contents(self) -> tuple[mx.array, mx.array]:
+        rows, tokens = slice(self.region.start, self.region.stop), slice(0, self._ring_tokens())
         keys, values = (buffer[rows, :, tokens] for buffer in self.buffers)
         return keys, values
 
@@ -311,17 +311,17 @@ class RingSlots(SlotCache):
         return_array: bool = False,  # noqa: ARG002  It always is one.
         window_size: int | None = None,
     ) -> mx.array:
-        window, place = window_size or self.window, mx.arange(self._held_tokens(), dtype=mx.int32)
+        window, index = window_size or self.window, mx.arange(self._ring_tokens(), dtype=mx.int32)
         first = self._first_visible(window)
         if self._fits:
-            query, last = self.region.own_positions[:, :, None], self.region.last[:, None, None]
-            position = last - (last - place) % self.ring
+            query, last = self.region.clamped_positions[:, :, None], self.region.last[:, None, None]
+            position = last - (last - index) % self.ring
             return self._shape_mask((position >= first(query)) & (position <= query))
         query, last = self.region.positions[:, :, None], self.region.offset[:, None, None] - 1
-        position = last - (last - place) % self.ring
+        position = last - (last - index) % self.ring
         key = self.region.positions[:, None, :]
-        before, own = position >= first(query), (key <= query) & (key >= first(query))
-        return self._shape_mask(mx.concatenate([before, own], axis=-1))
+        before, new = position >= first(query), (key <= query) & (key >= first(query))
+        return self._shape_mask(mx.concatenate([before, new], axis=-1))
 
     def _first_visible(self, window: int) -> Callable[[mx.array], mx.array]:
         """From a query's position to that of the first key that it sees.

@@ -102,7 +102,7 @@ class SlotRows:
         self._model = model
         self._kv = kv
         self._shapes = shapes
-        self._together = capabilities.allows("prefill_together")
+        self._prefill_together = capabilities.allows("prefill_together")
         self._slack = slack
         self._caches = slot_caches(model, kv, slack)
         self._leaves = flatten(self._caches)
@@ -110,9 +110,9 @@ class SlotRows:
         self._full = [cache for cache in self._leaves if isinstance(cache, FullSlots)]
         self._rings = [cache for cache in self._leaves if isinstance(cache, RingSlots)]
         self._states = [cache for cache in self._leaves if isinstance(cache, StateSlots)]
-        for place, cache in enumerate(self._full):
+        for index, cache in enumerate(self._full):
             cache.shapes = shapes
-            cache.phase = 0 if shapes.rounded else place * STEP // len(self._full)
+            cache.phase = 0 if shapes.rounded else index * STEP // len(self._full)
         self._order: list[RowId] = []
         self._lengths = np.zeros(0, np.int32)
         self._decoding = 0
@@ -149,18 +149,18 @@ class SlotRows:
         counts = np.array([len(chunks.get(row, ())) for row in waiting], np.int32)
         done = None
         for group in self._groups(counts.tolist()):
-            rows, own = waiting[group.start : group.stop], counts[group.start : group.stop]
-            tokens = np.zeros((len(rows), int(own.max())), np.int32)
-            for place, row in enumerate(rows):
-                tokens[place, : own[place]] = chunks.get(row, ())
-            done = self._prefill(self._decoding + group.start, tokens, own)
+            rows, parts_here = waiting[group.start : group.stop], counts[group.start : group.stop]
+            tokens = np.zeros((len(rows), int(parts_here.max())), np.int32)
+            for index, row in enumerate(rows):
+                tokens[index, : parts_here[index]] = chunks.get(row, ())
+            done = self._prefill(self._decoding + group.start, tokens, parts_here)
         return done
 
     def _groups(self, counts: list[int]) -> list[range]:
         """Where padding shows, as in recurrent state, which takes it in, each row runs alone."""
-        if self._together:
+        if self._prefill_together:
             return self._shapes.groups(counts)
-        return [range(place, place + 1) for place, count in enumerate(counts) if count]
+        return [range(index, index + 1) for index, count in enumerate(counts) if count]
 
     def _prefill(self, start: int, tokens: Ints, counts: Ints) -> mx.array:
         self._forward(start, mx.array(tokens), counts)
@@ -179,19 +179,19 @@ class SlotRows:
         return body_of(self._model)
 
     def promote(self, row: RowId) -> None:
-        place = self._order.index(row, self._decoding)
+        index = self._order.index(row, self._decoding)
         first = self._decoding
         for cache in self._leaves:
             if isinstance(cache, StateSlots):
-                cache.promote(place - first)
-        if place != first:
-            self._move([(place, first), (first, place)])
-        self._order[place], self._order[first] = self._order[first], self._order[place]
-        self._lengths[[place, first]] = self._lengths[[first, place]]
+                cache.promote(index - first)
+        if index != first:
+            self._move([(index, first), (first, index)])
+        self._order[index], self._order[first] = self._order[first], self._order[index]
+        self._lengths[[index, first]] = self._lengths[[first, index]]
         self._decoding += 1
 
     def decodes_from_nothing(self, row: RowId) -> bool:
-        return self._together or bool(self._lengths[self._order.index(row)])
+        return self._prefill_together or bool(self._lengths[self._order.index(row)])
 
     def first(self, row: RowId, token: int) -> mx.array:
         return self._forward(self._order.index(row), mx.array([[token]]), np.ones(1, np.int32))[:, -1, :]
@@ -229,11 +229,11 @@ class SlotRows:
     def drop(self, rows: Sequence[RowId]) -> None:
         if not rows:
             return
-        gone = set(rows)
-        kept = [place for place, row in enumerate(self._order) if row not in gone]
-        assert len(kept) + len(gone) == len(self._order), "a row was dropped that is not here"
-        decoding = [place for place in kept if place < self._decoding]
-        moves, arranged = compact(decoding, [place for place in kept if place >= self._decoding])
+        dropped = set(rows)
+        kept = [index for index, row in enumerate(self._order) if row not in dropped]
+        assert len(kept) + len(dropped) == len(self._order), "a row was dropped that is not here"
+        decoding = [index for index in kept if index < self._decoding]
+        moves, arranged = compact(decoding, [index for index in kept if index >= self._decoding])
         self._rearrange(moves, arranged, len(decoding))
 
     def _rearrange(self, moves: list[tuple[int, int]], arranged: list[int], decoding: int) -> None:
@@ -241,9 +241,9 @@ class SlotRows:
         first = self._decoding
         for cache in self._leaves:
             if isinstance(cache, StateSlots):
-                cache.keep(arranged[:decoding], [place - first for place in arranged[decoding:]])
+                cache.keep(arranged[:decoding], [index - first for index in arranged[decoding:]])
         self._move(moves)
-        self._order = [self._order[place] for place in arranged]
+        self._order = [self._order[index] for index in arranged]
         self._lengths = self._lengths[arranged]
         self._decoding = decoding
         for cache in self._leaves:
@@ -287,9 +287,9 @@ class SlotRows:
         """Behind what the row has, in the form that `read` gives, into some of the layers; make room for `room` tokens
         in all. The row is longer when `advance` says so."""
         slot, start = self._order.index(row), self.length(row)
-        for cache, own in zip(self._full[leaves], dealt(parts, self.layout.full[leaves]), strict=True):
-            if own:
-                cache.write(slot, start, own, room)
+        for cache, parts_here in zip(self._full[leaves], dealt(parts, self.layout.full[leaves]), strict=True):
+            if parts_here:
+                cache.write(slot, start, parts_here, room)
 
     @property
     def can_begin_with(self) -> bool:
@@ -298,8 +298,8 @@ class SlotRows:
 
     def begin_with(self, parts: Sequence[Sequence[mx.array]], room: int) -> None:
         """Write what the only row begins with, as pieces for each buffer."""
-        for cache, own in zip(self._full, dealt(parts, self.layout.full), strict=True):
-            cache.begin_with(own, room)
+        for cache, parts_here in zip(self._full, dealt(parts, self.layout.full), strict=True):
+            cache.begin_with(parts_here, room)
 
     def advance(self, row: RowId, tokens: int) -> None:
         """So many tokens were written."""
@@ -325,11 +325,11 @@ class SlotRows:
         """What `snapshot` gave of a row as long as this one."""
         slot, length = self._order.index(row), self.length(row)
         rings = sum(map(len, self.layout.rings))
-        for ring, own in zip(self._rings, dealt(parts[:rings], self.layout.rings), strict=True):
-            if own:
-                ring.restore(slot, length, own)
-        for states, own in zip(self._states, dealt(parts[rings:], self.layout.states), strict=True):
-            states.restore(slot, own)
+        for ring, parts_here in zip(self._rings, dealt(parts[:rings], self.layout.rings), strict=True):
+            if parts_here:
+                ring.restore(slot, length, parts_here)
+        for states, parts_here in zip(self._states, dealt(parts[rings:], self.layout.states), strict=True):
+            states.restore(slot, parts_here)
         mx.async_eval([ring.state() for ring in self._rings], [states.state() for states in self._states])
 
     def start(self, leaves: slice = ALL) -> None:
@@ -354,8 +354,8 @@ def compact(decoding: list[int], prefilling: list[int]) -> tuple[list[tuple[int,
     arranged: list[int] = []
     for kept in (decoding, prefilling):
         start, stop = len(arranged), len(arranged) + len(kept)
-        stay = {place for place in kept if start <= place < stop}
-        movers = iter(reversed([place for place in kept if place not in stay]))
+        stay = {index for index in kept if start <= index < stop}
+        movers = iter(reversed([index for index in kept if index not in stay]))
         for slot in range(start, stop):
             source = slot if slot in stay else next(movers)
             arranged.append(source)

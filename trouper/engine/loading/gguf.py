@@ -129,7 +129,7 @@ def _tokenizer_config(metadata: Metadata) -> dict[str, Any]:
         "model_max_length": int(metadata["llama.context_length"].item()),
         "clean_up_tokenization_spaces": False,
         "chat_template": metadata["tokenizer.chat_template"],
-        **{f"{ours}_token": tokens[_token_id(metadata, theirs)] for ours, theirs in names.items()},
+        **{f"{name}_token": tokens[_token_id(metadata, gguf_name)] for name, gguf_name in names.items()},
     }
 
 

@@ -74,7 +74,7 @@ def load(
     directory = resolve(settings.model, report, watch)
     found = checkpoint.inspect(directory)
     generation = _generation_config(directory)
-    words = tokenizer.load(directory, found.config, generation)
+    hub_tokenizer = tokenizer.load(directory, found.config, generation)
     float32 = device.is_cpu()
     size = found.float32_bytes if float32 else found.stored_bytes
     checkpoint.require_memory(size, directory, group)
@@ -109,15 +109,15 @@ def load(
         self_check=check,
     )
     if settings.blocks_dir is not None and card.kv.cached:
-        told = fingerprint(
+        digest = fingerprint(
             directory,
             settings.adapter_path,
             report,
             stage(watch, name, "reading again for the cache's sake"),
             _rank(settings, group),
         )
-        card = attrs.evolve(card, fingerprint=told)
-    return EvaluatedModel(model, card, words.with_grammars(card.vocab_size), directory, config, kv)
+        card = attrs.evolve(card, fingerprint=digest)
+    return EvaluatedModel(model, card, hub_tokenizer.with_grammars(card.vocab_size), directory, config, kv)
 
 
 def weights_bytes(settings: Settings) -> int:
@@ -163,15 +163,15 @@ def _require_same(found: checkpoint.Checkpoint, group: RankGroup) -> None:
         raise ModelUnusable(f"{found.directory} is another model on rank {other} than on rank 0: copy rank 0's there")
 
 
-def _evaluate(model: nn.Module, directory: Path, told: Callable[[int, int], None]) -> None:
+def _evaluate(model: nn.Module, directory: Path, progress: Callable[[int, int], None]) -> None:
     parameters = [parameter for _, parameter in tree_flatten(model.parameters())]
     done, total = 0, sum(parameter.nbytes for parameter in parameters)
-    told(done, total)
+    progress(done, total)
     try:
         for group in _groups(parameters):
             mx.eval(group)
             done += sum(parameter.nbytes for parameter in group)
-            told(done, total)
+            progress(done, total)
     except (RuntimeError, MemoryError) as error:
         raise ModelUnusable(f"{directory}: the weights cannot be read into memory: {line_of(error)}") from error
     mx.clear_cache()
@@ -242,5 +242,5 @@ def _dtype(parameters: Iterable[mx.array]) -> str:
         packed |= parameter.dtype == mx.uint32
         if mx.issubdtype(parameter.dtype, mx.floating):
             sizes[str(parameter.dtype).rsplit(".", 1)[-1]] += parameter.nbytes
-    (most, _), *_ = sizes.most_common(1) or [("none", 0)]
-    return f"{most}, quantized weights" if packed else most
+    (dtype, _), *_ = sizes.most_common(1) or [("none", 0)]
+    return f"{dtype}, quantized weights" if packed else dtype

@@ -65,8 +65,8 @@ def _kinds(tokenizer: TokenizerWrapper) -> Iterator[str]:
 def _byte_characters() -> dict[str, int]:
     """GPT-2's table: printable bytes are themselves, the others follow from U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+    unprintable = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(unprintable)}
 
 
 BYTE_OF = _byte_characters()

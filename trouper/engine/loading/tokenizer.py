@@ -95,16 +95,16 @@ class HubTokenizer:
 
     @property
     def thinking(self) -> tuple[str, str] | None:
-        words = self._wrapped
-        return (words.think_start, words.think_end) if words.has_thinking else None
+        wrapped = self._wrapped
+        return (wrapped.think_start, wrapped.think_end) if wrapped.has_thinking else None
 
     def marker_tokens(self, marker: str) -> tuple[int, ...]:
         return tuple(self._wrapped.encode(marker, add_special_tokens=False))
 
     @property
     def calling(self) -> tuple[str, str] | None:
-        words = self._wrapped
-        return (words.tool_call_start, words.tool_call_end or "") if words.has_tool_calling else None
+        wrapped = self._wrapped
+        return (wrapped.tool_call_start, wrapped.tool_call_end or "") if wrapped.has_tool_calling else None
 
     def parse_calls(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
         found = self._wrapped.tool_parser(text, list(tools))
@@ -160,6 +160,6 @@ def load(directory: Path, *configs: Config) -> HubTokenizer:
 def eos_ids(config: Config) -> frozenset[int]:
     """An id, a list of them, or nothing; models of several modalities nest theirs (F16)."""
     named = config.get("eos_token_id")
-    own = {named} if isinstance(named, int) else set(named or ())
+    ids = {named} if isinstance(named, int) else set(named or ())
     nested = config.get("text_config")
-    return frozenset(own) | (eos_ids(nested) if isinstance(nested, Mapping) else frozenset())
+    return frozenset(ids) | (eos_ids(nested) if isinstance(nested, Mapping) else frozenset())

@@ -65,8 +65,8 @@ def _download(wheel: Wheel, folder: Path, watch: Callable[[int, int], None]) -> 
         assert pip.stdout is not None
         try:
             for line in pip.stdout:
-                if said := PROGRESS.match(line):
-                    watch(int(said[1]), int(said[2]))
+                if progress := PROGRESS.match(line):
+                    watch(int(progress[1]), int(progress[2]))
                 elif line.startswith(COMPLAINTS):
                     complaints.append(line.strip())
         except BaseException:
@@ -89,6 +89,6 @@ def _progress_bar() -> str:
 
 def _reason(complaints: list[str]) -> str:
     """Its first error, and its last warning before: that a version is not found may mean that the index is not."""
-    error = next((one for one in complaints if one.startswith(COMPLAINTS[0])), "")
-    warning = next((one for one in reversed(complaints) if one.startswith(COMPLAINTS[1])), "")
+    error = next((complaint for complaint in complaints if complaint.startswith(COMPLAINTS[0])), "")
+    warning = next((complaint for complaint in reversed(complaints) if complaint.startswith(COMPLAINTS[1])), "")
     return " after ".join(filter(None, (error, warning))) or "it does not say why"

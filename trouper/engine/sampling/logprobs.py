@@ -21,9 +21,9 @@ KeptMask = NDArray[np.bool_]
 class PendingLogprobs:
     """Of the rows at `places`. Lazy: (n,) the sampled token's, (n, k) ids and values of the most likely."""
 
-    places: tuple[int, ...]
+    indices: tuple[int, ...]
     rows: tuple[RowId, ...]
-    wanted: tuple[int, ...]
+    top_counts: tuple[int, ...]
     sampled: mx.array
     tokens: mx.array
     top_ids: mx.array
@@ -38,8 +38,8 @@ class PendingLogprobs:
         ids, values = cast(list[list[int]], self.top_ids.tolist()), cast(list[list[float]], self.top.tolist())
         return tuple(
             (row, TokenLogprobs(tokens[i], sampled[i], tuple(zip(ids[i][:k], values[i][:k], strict=True))))
-            for i, (row, k) in enumerate(zip(self.rows, self.wanted, strict=True))
-            if kept is None or kept[self.places[i]]
+            for i, (row, k) in enumerate(zip(self.rows, self.top_counts, strict=True))
+            if kept is None or kept[self.indices[i]]
         )
 
 
@@ -47,15 +47,15 @@ def logprobs_of(logits: mx.array, tokens: mx.array, rows: Sequence[tuple[int, Ro
     """From the raw logits (n, V): before bias, penalties and temperature. `rows`: (place, row, how many of the top)."""
     if not rows:
         return None
-    places = mx.array([place for place, _, _ in rows])
-    chosen = logits[places].astype(mx.float32)
+    indices = mx.array([index for index, _, _ in rows])
+    chosen = logits[indices].astype(mx.float32)
     total = mx.logsumexp(chosen, axis=-1, keepdims=True)
-    taken = tokens[places]
+    taken = tokens[indices]
     ids, values = top_candidates(chosen)
     return PendingLogprobs(
-        tuple(place for place, _, _ in rows),
+        tuple(index for index, _, _ in rows),
         tuple(row for _, row, _ in rows),
-        tuple(wanted for _, _, wanted in rows),
+        tuple(top_counts for _, _, top_counts in rows),
         (mx.take_along_axis(chosen, taken[:, None], axis=-1) - total)[:, 0],
         taken,
         ids,

@@ -131,10 +131,10 @@ class SamplingGroup:
 
 def sampling_groups(rows: Sequence[Sampling], vocabulary: int) -> list[SamplingGroup]:
     kinds: dict[str, list[int]] = {"greedy": [], "narrow": [], "wide": [], "ordered": []}
-    for place, row in enumerate(rows):
-        kinds[_kind(row)].append(place)
+    for index, row in enumerate(rows):
+        kinds[_kind(row)].append(index)
     return [
-        SamplingGroup(np.array(places), Columns.of([rows[place] for place in places], vocabulary), _chooser(kind))
+        SamplingGroup(np.array(places), Columns.of([rows[index] for index in places], vocabulary), _chooser(kind))
         for kind, places in kinds.items()
         if places
     ]
@@ -162,12 +162,12 @@ class BatchSampler:
     """The sampler of one membership: rows in the order of logits. Built anew when a row joins or leaves."""
 
     def __init__(self, rows: Sequence[Sampling], vocabulary: int) -> None:
-        self._tiers = sampling_groups(rows, vocabulary)
+        self._groups = sampling_groups(rows, vocabulary)
         self._seeds = np.array([mix(row.seed) for row in rows], np.uint64)
         self._greedy = all(row.greedy for row in rows)
-        together = np.concatenate([tier.rows for tier in self._tiers]) if rows else np.zeros(0, np.int64)
-        self._back = mx.array(np.argsort(together).astype(np.int32))
-        self._own = [mx.array(tier.rows.astype(np.int32)) for tier in self._tiers]
+        order = np.concatenate([group.rows for group in self._groups]) if rows else np.zeros(0, np.int64)
+        self._back = mx.array(np.argsort(order).astype(np.int32))
+        self._group_indices = [mx.array(group.rows.astype(np.int32)) for group in self._groups]
 
     def __call__(self, logits: mx.array, positions: Drawn, owners: RowIndices | None = None) -> mx.array:
         """logits (n, V), after bias and penalties; positions (n,): how many tokens each row has drawn. Tokens (n,) uint32.
@@ -175,27 +175,30 @@ class BatchSampler:
         if owners is not None:
             return self._spread(logits, positions, owners)
         keys = self._keys(self._seeds, positions)
-        if len(self._tiers) == 1:
-            return self._tiers[0].choose(logits, self._tiers[0].columns, keys)
+        if len(self._groups) == 1:
+            return self._groups[0].choose(logits, self._groups[0].columns, keys)
         parts = [
-            tier.choose(logits[own], tier.columns, keys[own]) for tier, own in zip(self._tiers, self._own, strict=True)
+            group.choose(logits[indices], group.columns, keys[indices])
+            for group, indices in zip(self._groups, self._group_indices, strict=True)
         ]
         return mx.concatenate(parts)[self._back]
 
     def _spread(self, logits: mx.array, positions: Drawn, owners: RowIndices) -> mx.array:
         keys = self._keys(self._seeds[owners], positions)
-        parts, together = [], []
-        for tier in self._tiers:
-            mine = np.flatnonzero(np.isin(owners, tier.rows))
-            if not len(mine):
+        parts, order = [], []
+        for group in self._groups:
+            positions_of_group = np.flatnonzero(np.isin(owners, group.rows))
+            if not len(positions_of_group):
                 continue
-            columns = tier.columns.spread(mx.array(np.searchsorted(tier.rows, owners[mine]).astype(np.int32)))
-            if len(mine) == len(owners):
-                return tier.choose(logits, columns, keys)
-            chosen = mx.array(mine.astype(np.int32))
-            parts.append(tier.choose(logits[chosen], columns, keys[chosen]))
-            together.append(mine)
-        return mx.concatenate(parts)[mx.array(np.argsort(np.concatenate(together)).astype(np.int32))]
+            columns = group.columns.spread(
+                mx.array(np.searchsorted(group.rows, owners[positions_of_group]).astype(np.int32))
+            )
+            if len(positions_of_group) == len(owners):
+                return group.choose(logits, columns, keys)
+            chosen = mx.array(positions_of_group.astype(np.int32))
+            parts.append(group.choose(logits[chosen], columns, keys[chosen]))
+            order.append(positions_of_group)
+        return mx.concatenate(parts)[mx.array(np.argsort(np.concatenate(order)).astype(np.int32))]
 
     def _keys(self, seeds: NDArray[np.uint64], positions: Drawn) -> mx.array:
         return mx.zeros((len(seeds), 2), mx.uint32) if self._greedy else stream_keys(seeds, positions)

@@ -42,7 +42,7 @@ class SamplingBatch:
         """(n,) the next input of each row: what was sampled last, or what it decodes from for the first time."""
         if tuple(rows) == self.members and self._tokens is not None:
             return self._tokens
-        places = {row: place for place, row in enumerate(self.members)}
+        places = {row: index for index, row in enumerate(self.members)}
         new = mx.array([fresh.get(row, 0) for row in rows], mx.uint32)
         if not any(row in places for row in rows):
             return new
@@ -61,12 +61,12 @@ class SamplingBatch:
         self._sampler = BatchSampler(samplings, self._vocabulary)
         self._bias = Bias(samplings)
         self._min_tokens = MinTokens([(0 if state.constraint else state.min_tokens, state.ends) for state in states])
-        self._constrained = [(place, state.constraint) for place, state in enumerate(states) if state.constraint]
-        self._constrained_places = mx.array([place for place, _ in self._constrained], mx.int32)
+        self._constrained = [(index, state.constraint) for index, state in enumerate(states) if state.constraint]
+        self._constrained_indices = mx.array([index for index, _ in self._constrained], mx.int32)
         self._penalties = Penalties(samplings, [state.history for state in states])
         self.drawn = np.array([state.drawn for state in states], np.uint64)
-        self._asked = [
-            (place, rows[place], k) for place, state in enumerate(states) if (k := state.logprobs) is not None
+        self._logprob_requests = [
+            (index, rows[index], k) for index, state in enumerate(states) if (k := state.logprobs) is not None
         ]
 
     def _keep_states(self) -> None:
@@ -97,7 +97,7 @@ class SamplingBatch:
         self.drawn += np.uint64(1)
         if spans is None:
             self._penalties.took(tokens)
-        logprobs = logprobs_of(logits, tokens, self._asked if spans is None else self._asked_along(spans))
+        logprobs = logprobs_of(logits, tokens, self._logprob_requests if spans is None else self._logprobs_along(spans))
         if starting is not None:
             starting()
         mx.async_eval(tokens, self._penalties.state(), logprobs.arrays() if logprobs else [])
@@ -111,30 +111,32 @@ class SamplingBatch:
         self._penalties.accepted(spans, sampled, kept)
         mx.async_eval(self._penalties.state())
 
-    def _asked_along(self, spans: Spans) -> list[tuple[int, RowId, int]]:
+    def _logprobs_along(self, spans: Spans) -> list[tuple[int, RowId, int]]:
         starts, counts = spans.starts.tolist(), spans.counts.tolist()
         return [
             (position, row, k)
-            for place, row, k in self._asked
-            for position in range(starts[place], starts[place] + counts[place])
+            for index, row, k in self._logprob_requests
+            for position in range(starts[index], starts[index] + counts[index])
         ]
 
     def _follow_grammars(self, shaped: mx.array, spans: Spans | None) -> mx.array:
         masks: list[Mask] = []
-        places = self._constrained_places
+        places = self._constrained_indices
         if spans is None:
-            masks = [one.allowed(int(self.drawn[place])) for place, one in self._constrained]
+            masks = [constraint.allowed(int(self.drawn[index])) for index, constraint in self._constrained]
         else:
             places = self._masks_along(spans, masks)
-        self.failed = tuple((self.members[place], one.fault) for place, one in self._constrained if one.fault)
+        self.failed = tuple(
+            (self.members[index], constraint.fault) for index, constraint in self._constrained if constraint.fault
+        )
         return masked(shaped, places, np.stack(masks))
 
     def _masks_along(self, spans: Spans, masks: list[Mask]) -> mx.array:
         """Masks of the constrained rows at all their positions, into `masks`; the positions are returned."""
         positions: list[int] = []
-        for place, one in self._constrained:
-            along = one.along(spans.own(place), int(self.drawn[place]))
-            spans.most[place] = len(along) - 1
-            positions += range(spans.starts[place], spans.starts[place] + len(along))
+        for index, constraint in self._constrained:
+            along = constraint.along(spans.drafts_of(index), int(self.drawn[index]))
+            spans.max_accepted[index] = len(along) - 1
+            positions += range(spans.starts[index], spans.starts[index] + len(along))
             masks += along
         return mx.array(positions, mx.int32)

@@ -82,15 +82,15 @@ def is_routed(model: nn.Module) -> bool:
 
 def errors(logits: mx.array, reference: mx.array) -> mx.array:
     """(n, vocabulary) twice; (n,) float32, infinite where one has a number that the other has not. Lazy."""
-    mine, theirs = logits.astype(mx.float32), reference.astype(mx.float32)
-    known = mx.isfinite(theirs)
+    computed, expected = logits.astype(mx.float32), reference.astype(mx.float32)
+    known = mx.isfinite(expected)
     count = mx.maximum(known.sum(-1), 1)
-    zeros = mx.zeros_like(theirs)
-    difference = mx.where(known, _logprobs(mine) - _logprobs(theirs), zeros)
-    mean = mx.where(known, theirs, zeros).sum(-1, keepdims=True) / count[:, None]
-    variance = mx.where(known, mx.square(theirs - mean), zeros).sum(-1) / count
+    zeros = mx.zeros_like(expected)
+    difference = mx.where(known, _logprobs(computed) - _logprobs(expected), zeros)
+    mean = mx.where(known, expected, zeros).sum(-1, keepdims=True) / count[:, None]
+    variance = mx.where(known, mx.square(expected - mean), zeros).sum(-1) / count
     error = mx.sqrt(mx.square(difference).sum(-1) / count) / mx.maximum(mx.sqrt(variance), 1e-12)
-    sound = mx.all(mx.isfinite(mine) == known, axis=-1) & mx.isfinite(error)
+    sound = mx.all(mx.isfinite(computed) == known, axis=-1) & mx.isfinite(error)
     return mx.where(sound, error, mx.inf)
 
 

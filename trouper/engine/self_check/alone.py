@@ -63,9 +63,9 @@ class Reference:
         self._logits = [run(text, self._parts(text)) for text in texts]
         self._runs: dict[tuple[int, tuple[int, ...]], mx.array] = {}
         self._require_finite()
-        self.noise, most = self._noise()
+        self.noise, worst_noise = self._noise()
         self.consistent = self.noise <= arithmetic.ceiling
-        self._chunks_matter = most > arithmetic.ceiling
+        self._chunks_matter = worst_noise > arithmetic.ceiling
 
     @property
     def bound(self) -> float:
@@ -95,7 +95,7 @@ class Reference:
         text = self.texts[0]
         ways = [cut(len(text), self._odd), *([[1] * len(text)] if self.arithmetic.by_median else [])]
         apart = [errors(self._run(text, parts), self._logits[0]) for parts in ways]
-        return max(self.arithmetic.judged(each, [0] * len(each)) for each in apart), max(map(worst, apart))
+        return max(self.arithmetic.judged(error, [0] * len(error)) for error in apart), max(map(worst, apart))
 
 
 def random_texts(lengths: Sequence[int], vocabulary: int, seed: int) -> list[list[int]]:

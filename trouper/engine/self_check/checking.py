@@ -62,9 +62,9 @@ class Check:
         try:
             found, checked = self.of_tiny(start), "a tiny model of the same config"
         except CannotShrinkError:
-            return CheckOutcome(self._whole(start), "the model itself")
+            return CheckOutcome(self._full_check(start), "the model itself")
         if self.mode == "full":
-            return CheckOutcome(self._whole(found), f"{checked} and the model itself")
+            return CheckOutcome(self._full_check(found), f"{checked} and the model itself")
         return CheckOutcome(self._short(found), f"{checked} and a short pass of the model itself")
 
     # -- the tiny model: every rank by itself -----------------------------------------------------
@@ -102,28 +102,28 @@ class Check:
 
     def _agreed(self, check: Callable[[], Capabilities]) -> Capabilities:
         """What every rank found right. Raises what any of them raised."""
-        found, problem, said = Capabilities(), 0, ""
+        found, problem, reason = Capabilities(), 0, ""
         try:
             found = check()
         except CannotShrinkError:
             problem = CANNOT_SHRINK
         except WrongAloneError as error:
-            problem, said = WRONG_ALONE, str(error)
-        mine = problem + sum(1 << place for place, feature in enumerate(FEATURES) if not found.allows(feature))
-        numbers = self.group.gather(mine)
+            problem, reason = WRONG_ALONE, str(error)
+        number_here = problem + sum(1 << index for index, feature in enumerate(FEATURES) if not found.allows(feature))
+        numbers = self.group.gather(number_here)
         for rank, number in enumerate(numbers):
             if number & WRONG_ALONE:
-                raise WrongAloneError(said or f"rank {rank} found it wrong")
+                raise WrongAloneError(reason or f"rank {rank} found it wrong")
             if number & CANNOT_SHRINK:
                 raise CannotShrinkError
-        for place, feature in enumerate(FEATURES):
-            wrong = next((rank for rank, number in enumerate(numbers) if number >> place & 1), None)
+        for index, feature in enumerate(FEATURES):
+            wrong = next((rank for rank, number in enumerate(numbers) if number >> index & 1), None)
             found = found if wrong is None else found.without(feature, f"rank {wrong} found it wrong")
         return found
 
     # -- the real model: all ranks together -------------------------------------------------------
 
-    def _whole(self, start: Capabilities) -> Capabilities:
+    def _full_check(self, start: Capabilities) -> Capabilities:
         """Every scenario, and with quantized KV every scenario again."""
         self._require_sound()
         found = self._matrix(PLAIN).capabilities(start)
@@ -133,24 +133,24 @@ class Check:
         def make(seed: int) -> Subject:
             return self._guarded(lambda: subject_of(self.model, self.vocabulary, seed, self.shapes, kv))
 
-        return Matrix(make, lambda failure: self._together(self._step(failure)))
+        return Matrix(make, lambda failure: self._any_rank(self._step(failure)))
 
     def _short(self, found: Capabilities) -> Capabilities:
         """Two rows of different lengths beside each other. What the tiny model does right and this one does wrong is
         found by running every scenario on this one."""
         subject = self._require_sound()
-        failure = self._together(self._step(subject.failure(short_pass(found), found)))
+        failure = self._any_rank(self._step(subject.failure(short_pass(found), found)))
         if failure is None:
             return found
         if not found.allows("batch"):
             raise WrongAloneError(failure.reason)
-        whole = self._whole(found)
-        return whole if whole != found else found.without("batch", failure.reason)
+        rechecked = self._full_check(found)
+        return rechecked if rechecked != found else found.without("batch", failure.reason)
 
     def _require_sound(self) -> Subject:
         """Check that the model's own code gives numbers, and the same ones in other chunks. Raises `WrongAloneError`."""
         subject = self._guarded(self._short_subject)
-        if self._together(None if subject.reference.consistent else Failure("")) is not None:
+        if self._any_rank(None if subject.reference.consistent else Failure("")) is not None:
             raise WrongAloneError(
                 f"its own code gives other logits for a prompt in chunks than for the whole prompt (they differ by "
                 f"{subject.reference.noise:.2g} of their spread)"
@@ -173,10 +173,10 @@ class Check:
         except Exception as error:
             raise WrongAloneError(f"its own code fails: {line_of(error)}") from error
 
-    def _together(self, failure: Failure | None) -> Failure | None:
+    def _any_rank(self, failure: Failure | None) -> Failure | None:
         """What any rank found."""
-        mine = 0 if failure is None else 1 + failure.raised
-        numbers = self.group.gather(mine)
+        number_here = 0 if failure is None else 1 + failure.raised
+        numbers = self.group.gather(number_here)
         worst = max(range(len(numbers)), key=lambda rank: numbers[rank])
         if failure is not None or not numbers[worst]:
             return failure

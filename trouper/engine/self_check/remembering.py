@@ -55,9 +55,9 @@ def _code() -> str:
 def _adapter(path: str | None) -> str:
     if path is None:
         return ""
-    files = sorted(each for each in Path(path).iterdir() if each.is_file())
-    facts = [(each.name, each.stat().st_size, each.stat().st_mtime_ns) for each in files]
-    return f"{xxh3_64(repr(facts).encode()).hexdigest()}"
+    files = sorted(file for file in Path(path).iterdir() if file.is_file())
+    stats = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return f"{xxh3_64(repr(stats).encode()).hexdigest()}"
 
 
 def recalled(key: str) -> tuple[Capabilities, SelfCheck] | None:

@@ -187,8 +187,8 @@ def short_pass(capabilities: Capabilities) -> Scenario:
         first, second = rows.open(0, 1)
         long, short = (length - SHORT_DECODED for length in SHORT_LENGTHS)
         rows.step({first: long // 2})
-        rest = {first: long - long // 2}, {second: short}
-        for chunks in [rest[0] | rest[1]] if capabilities.allows("prefill_together") else rest:
+        remaining = {first: long - long // 2}, {second: short}
+        for chunks in [remaining[0] | remaining[1]] if capabilities.allows("prefill_together") else remaining:
             rows.step(chunks)
         rows.step(joining=[first, second])
         for _ in range(SHORT_DECODED - 1):

@@ -76,8 +76,8 @@ def values(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _integers(config: Mapping[str, Any], key: re.Pattern[str]) -> list[int]:
     found = (value for name, value in values(config) if key.search(name))
-    each = (one for value in found for one in (value if isinstance(value, list) else [value]))
-    return [one for one in each if isinstance(one, int) and not isinstance(one, bool) and one > 0]
+    numbers = (number for value in found for number in (value if isinstance(value, list) else [value]))
+    return [number for number in numbers if isinstance(number, int) and not isinstance(number, bool) and number > 0]
 
 
 def factors(config: Mapping[str, Any], layers: int) -> Iterator[Factors]:
@@ -123,8 +123,8 @@ def _size_factor(config: Mapping[str, Any]) -> int:
 
 def shrunk(config: Mapping[str, Any], by: Factors) -> Config:
     """The same keys, with smaller numbers. What concerns pictures, sound and packed weights is left out."""
-    whole = layers_of(config)
-    rules = _rules(by, whole)
+    num_layers = layers_of(config)
+    rules = _rules(by, num_layers)
 
     def small(level: Mapping[str, Any]) -> Config:
         return {key: each(key, value) for key, value in level.items() if not OTHER_SENSES.search(key)}
@@ -134,7 +134,7 @@ def shrunk(config: Mapping[str, Any], by: Factors) -> Config:
             return small(value)
         rule = next((rule for pattern, rule in rules if pattern.search(key)), None)
         if isinstance(value, list | str):
-            return _sequence(key, value, rule, by, whole)
+            return _sequence(key, value, rule, by, num_layers)
         if rule is None or value is None or isinstance(value, bool) or not isinstance(value, int):
             return value
         return rule(value)
@@ -145,12 +145,12 @@ def shrunk(config: Mapping[str, Any], by: Factors) -> Config:
 Rule = Callable[[int], int]
 
 
-def _rules(by: Factors, whole: int) -> list[tuple[re.Pattern[str], Rule]]:
+def _rules(by: Factors, num_layers: int) -> list[tuple[re.Pattern[str], Rule]]:
     """The first pattern that a key contains says what becomes of its number."""
     return [
         (VOCABULARIES, lambda value: min(value, by.vocabulary)),
         (LAYERS, lambda _: by.layers),
-        (PARTS_OF_LAYERS, lambda value: max(1, round(value * by.layers / max(whole, 1))) if value else 0),
+        (PARTS_OF_LAYERS, lambda value: max(1, round(value * by.layers / max(num_layers, 1))) if value else 0),
         (FIRST_LAYERS, lambda value: min(value, 1)),
         (COUNTS_EXPERTS, lambda value: min(value, EXPERTS)),
         (ACTIVE_EXPERTS, lambda value: min(value, ACTIVE)),
@@ -171,15 +171,15 @@ def _width(value: int, factor: int) -> int:
     return small if value % factor == 0 and small >= 8 else max(8, -(-small // 8) * 8)
 
 
-def _sequence(key: str, value: list[Any] | str, rule: Rule | None, by: Factors, whole: int) -> list[Any] | str:
+def _sequence(key: str, value: list[Any] | str, rule: Rule | None, by: Factors, num_layers: int) -> list[Any] | str:
     """One entry for each layer; numbers of layers; or parts of a head."""
     if HALVES_OF_HEADS.search(key):
         return value[: max(1, len(value) // by.sizes)]
     if SECTIONS_OF_HEADS.search(key) and not isinstance(value, str):
         return [max(1, part // by.sizes) for part in value]
     if isinstance(value, str):
-        return value[: by.layers] if len(value) == whole > 4 else value
-    if LAYER_NUMBERS.search(key) and len(value) < whole and all(type(each) is int for each in value):
-        return [number for number in value if number <= by.layers - (0 if whole in value else 1)]
-    kept = value[: by.layers] if len(value) == whole else value
-    return [rule(each) if rule and type(each) is int else each for each in kept]
+        return value[: by.layers] if len(value) == num_layers > 4 else value
+    if LAYER_NUMBERS.search(key) and len(value) < num_layers and all(type(each) is int for each in value):
+        return [number for number in value if number <= by.layers - (0 if num_layers in value else 1)]
+    shortened = value[: by.layers] if len(value) == num_layers else value
+    return [rule(each) if rule and type(each) is int else each for each in shortened]

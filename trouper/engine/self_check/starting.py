@@ -71,8 +71,8 @@ def line_of(capabilities: Capabilities, check: SelfCheck) -> str:
 
 def _all_know(known: tuple[Capabilities, SelfCheck] | None, group: RankGroup) -> bool:
     """Whether every rank remembers, and the same."""
-    mine = 0 if known is None else 1 + (xxh3_64_intdigest(repr(sorted(known[0].off)).encode()) >> 2)
-    numbers = group.gather(mine)
+    number_here = 0 if known is None else 1 + (xxh3_64_intdigest(repr(sorted(known[0].off)).encode()) >> 2)
+    numbers = group.gather(number_here)
     return numbers[0] != 0 and len(set(numbers)) == 1
 
 

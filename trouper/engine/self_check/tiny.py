@@ -39,16 +39,16 @@ class CannotShrinkError(Exception):
 
 def configs(model: nn.Module, config: Mapping[str, Any]) -> Iterator[Config]:
     """Small configs whose models have every kind of layer that this one has, the smallest first. Nothing is computed."""
-    kinds, whole = signatures(model), layers_of(config)
-    wanted = set(kinds)
-    first = next((count for count in range(1, len(kinds) + 1) if set(kinds[:count]) == wanted), 1)
-    last = min(whole, MAX_LAYERS)
+    kinds, num_layers = signatures(model), layers_of(config)
+    required = set(kinds)
+    first = next((count for count in range(1, len(kinds) + 1) if set(kinds[:count]) == required), 1)
+    last = min(num_layers, MAX_LAYERS)
     vocabulary = FULL_VOCABULARY if _knows_tokens(model) else VOCABULARY
     shares = any(PARTS_OF_LAYERS.search(key) and value for key, value in values(config))
     for by in factors(config, 0):
         for layers in range(min(2 if shares else max(first, 2), last), last + 1):
             small = shrunk(config, attrs.evolve(by, layers=layers, vocabulary=vocabulary))
-            if _builds(small, wanted):
+            if _builds(small, required):
                 yield small
                 break
 
@@ -72,8 +72,8 @@ def listens(model: nn.Module, text: Tokens) -> bool:
     """Whether what it says depends on a token before the last: else nothing wrong with its KV would show."""
     other = [*text[:-3], text[-3] + 1, *text[-2:]]
     run = run_alone(model)
-    one, two = (run(tokens, [len(tokens)])[-1:] for tokens in (text, other))
-    return worst(errors(two, one)) > max(AUDIBLE, FLOORS * arithmetic_of(model, PLAIN).floor)
+    original, changed = (run(tokens, [len(tokens)])[-1:] for tokens in (text, other))
+    return worst(errors(changed, original)) > max(AUDIBLE, FLOORS * arithmetic_of(model, PLAIN).floor)
 
 
 def empty(config: Mapping[str, Any]) -> nn.Module:
@@ -88,15 +88,15 @@ def _drawn(model: nn.Module, gain: float) -> list[tuple[str, mx.array]]:
     named = [
         (path, array) for path, array in tree_flatten(model.parameters()) if mx.issubdtype(array.dtype, mx.floating)
     ]
-    facts = [mx.stack([array.min(), array.max(), mx.abs(array.mean()), array.std()]) for _, array in named]
+    stats = [mx.stack([array.min(), array.max(), mx.abs(array.mean()), array.std()]) for _, array in named]
     return [
         (path, _redrawn(path, array, tuple(fact), gain))
-        for (path, array), fact in zip(named, np.array(mx.stack(facts)).tolist(), strict=True)
+        for (path, array), fact in zip(named, np.array(mx.stack(stats)).tolist(), strict=True)
     ]
 
 
-def _redrawn(path: str, array: mx.array, facts: tuple[float, ...], gain: float) -> mx.array:
-    low, high, mean, spread = facts
+def _redrawn(path: str, array: mx.array, stats: tuple[float, ...], gain: float) -> mx.array:
+    low, high, mean, spread = stats
     if (decay := SLOW.get(path.rsplit(".", 1)[-1])) is not None:
         return mx.random.uniform(*decay, array.shape)
     if low == high:

@@ -19,7 +19,7 @@ class DraftProposals:
     def __init__(self, drafting: Drafting) -> None:
         self._drafting = drafting
         self._proposers: dict[RowId, Proposer] = {}
-        self._unheard: list[tuple[Sequence[RowId], Sequence[int]]] = []
+        self._unread: list[tuple[Sequence[RowId], Sequence[int]]] = []
 
     def open(self, row: RowId, prompt: Sequence[int]) -> None:
         self._proposers[row] = self._drafting.proposer(prompt)
@@ -31,28 +31,28 @@ class DraftProposals:
     def took(self, rows: Sequence[RowId], tokens: Sequence[int]) -> None:
         """What a step committed."""
         if self._proposers:
-            self._unheard.append((rows, tokens))
+            self._unread.append((rows, tokens))
 
-    def drafts(self, wanted: Mapping[RowId, int]) -> dict[RowId, list[int]]:
+    def drafts(self, requests: Mapping[RowId, int]) -> dict[RowId, list[int]]:
         """Of each row that has something, at most so many tokens."""
-        self._tell()
+        self._feed_proposers()
         return {
             row: draft
-            for row, most in wanted.items()
-            if most and row in self._proposers
-            if (draft := self._proposers[row].draft(min(most, self._drafting.tokens)))
+            for row, max_tokens in requests.items()
+            if max_tokens and row in self._proposers
+            if (draft := self._proposers[row].draft(min(max_tokens, self._drafting.tokens)))
         }
 
     def matched(self, rows: Sequence[RowId]) -> tuple[tuple[RowId, int], ...]:
         """As `Stepped.matched`."""
-        self._tell()
+        self._feed_proposers()
         return tuple((row, n) for row in rows if row in self._proposers and (n := self._proposers[row].matched))
 
-    def _tell(self) -> None:
+    def _feed_proposers(self) -> None:
         """Each all of its tokens at once, of steps that had the same rows. A step with drafts names rows twice; the next
         one is never told with it, since rows are asked what they draft in between, or have nothing drafted."""
-        unheard, self._unheard = self._unheard, []
-        for rows, steps in groupby(unheard, itemgetter(0)):
-            for row, said in zip(rows, zip(*(tokens for _, tokens in steps), strict=True), strict=True):
+        unread, self._unread = self._unread, []
+        for rows, steps in groupby(unread, itemgetter(0)):
+            for row, row_tokens in zip(rows, zip(*(tokens for _, tokens in steps), strict=True), strict=True):
                 if row in self._proposers:
-                    self._proposers[row].took(said)
+                    self._proposers[row].took(row_tokens)

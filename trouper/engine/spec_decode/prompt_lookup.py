@@ -22,7 +22,7 @@ class Proposer(Protocol):
     def took(self, tokens: Sequence[int]) -> None:
         """The row's next tokens. Cheap: it happens in each step."""
 
-    def draft(self, most: int) -> list[int]:
+    def draft(self, max_tokens: int) -> list[int]:
         """Up to so many tokens that may come next."""
 
 
@@ -30,8 +30,8 @@ class Proposer(Protocol):
 class Drafting:
     """How rows draft: matches of `least` to `most` tokens are looked up. At most `tokens` are drafted at a time."""
 
-    least: int = 3
-    most: int = 8
+    min_ngram: int = 3
+    max_ngram: int = 8
     tokens: int = 16
 
     @property
@@ -41,7 +41,7 @@ class Drafting:
         return 3 * (self.tokens + 1)
 
     def proposer(self, prompt: Sequence[int]) -> Proposer:
-        return NgramProposer(prompt, self.least, self.most)
+        return NgramProposer(prompt, self.min_ngram, self.max_ngram)
 
 
 DRAFTING = Drafting()
@@ -65,19 +65,19 @@ class NgramProposer:
     another.
     """
 
-    def __init__(self, prompt: Sequence[int], least: int, most: int) -> None:
-        assert 1 <= least <= most
+    def __init__(self, prompt: Sequence[int], min_ngram: int, max_ngram: int) -> None:
+        assert 1 <= min_ngram <= max_ngram
         self._tokens = list(prompt)
-        self._least, self._most = least, most
+        self._min_ngram, self._max_ngram = min_ngram, max_ngram
         self._newest: dict[tuple[int, ...], int] = {}
         """Of each n-gram the last place that it stands before."""
-        self._before = [NOWHERE] * least
+        self._before = [NOWHERE] * min_ngram
         """Of each place the one before it that the same n-gram stands before. Those below its length are entered."""
         self._next, self._length = 0, 0
         """What is followed: the place of the token that is foretold, and how many before it matched."""
         self._followed = len(self._tokens)
         """Tokens that were compared with what was foretold."""
-        self._looked = 0
+        self._looked_up_at = 0
         """Tokens when a match was last looked for."""
 
     @property
@@ -88,23 +88,23 @@ class NgramProposer:
     def took(self, tokens: Sequence[int]) -> None:
         self._tokens += tokens
 
-    def draft(self, most: int) -> list[int]:
+    def draft(self, max_tokens: int) -> list[int]:
         """Not more than have matched: what repeats three tokens seldom repeats eight more."""
         self._catch_up()
-        most = min(most, self._length)
-        rest = self._tokens[self._next : self._next + most]
-        while len(rest) < most:
-            rest += rest[: most - len(rest)]
-        return rest
+        max_tokens = min(max_tokens, self._length)
+        draft = self._tokens[self._next : self._next + max_tokens]
+        while len(draft) < max_tokens:
+            draft += draft[: max_tokens - len(draft)]
+        return draft
 
     def _catch_up(self) -> None:
-        if self._looked == len(self._tokens):
+        if self._looked_up_at == len(self._tokens):
             return
         self._follow()
         self._enter()
-        if self._length < self._most:
+        if self._length < self._max_ngram:
             self._look_up()
-        self._looked = len(self._tokens)
+        self._looked_up_at = len(self._tokens)
 
     def _follow(self) -> None:
         for token in self._tokens[self._followed :] if self._length else ():
@@ -120,28 +120,30 @@ class NgramProposer:
 
     def _enter(self) -> None:
         """N-grams that something follows: the newest tokens never find themselves."""
-        tokens, before, newest, least = self._tokens, self._before, self._newest, self._least
+        tokens, before, newest, min_ngram = self._tokens, self._before, self._newest, self._min_ngram
         first, end = len(before), len(tokens)
         if end <= first:
             return
-        runs = (tokens[first - least + place : end - least + place] for place in range(least))
-        for place, ngram in zip(range(first, end), zip(*runs, strict=True), strict=False):
+        runs = (tokens[first - min_ngram + position : end - min_ngram + position] for position in range(min_ngram))
+        for position, ngram in zip(range(first, end), zip(*runs, strict=True), strict=False):
             before.append(newest.get(ngram, NOWHERE))
-            newest[ngram] = place
+            newest[ngram] = position
 
     def _look_up(self) -> None:
         """A longer match than the one that is followed, if there is one."""
-        place = self._newest.get(tuple(self._tokens[-self._least :]), NOWHERE)
+        position = self._newest.get(tuple(self._tokens[-self._min_ngram :]), NOWHERE)
         for _ in range(CANDIDATES):
-            if place == NOWHERE or self._length >= self._most:
+            if position == NOWHERE or self._length >= self._max_ngram:
                 return
-            length = self._match(place)
+            length = self._match(position)
             if length > self._length:
-                self._next, self._length = place, length
-            place = self._before[place]
+                self._next, self._length = position, length
+            position = self._before[position]
 
-    def _match(self, place: int) -> int:
+    def _match(self, position: int) -> int:
         """How many tokens before `place` are the newest ones."""
         tokens, end = self._tokens, len(self._tokens)
-        most = min(self._most, place)
-        return next((n for n in range(self._least, most) if tokens[place - n - 1] != tokens[end - n - 1]), most)
+        longest = min(self._max_ngram, position)
+        return next(
+            (n for n in range(self._min_ngram, longest) if tokens[position - n - 1] != tokens[end - n - 1]), longest
+        )

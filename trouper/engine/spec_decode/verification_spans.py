@@ -30,7 +30,7 @@ class Spans:
         """Zeros where there are fewer."""
         drafted = np.arange(self.width - 1) < self.counts[:, None] - 1
         self.drafts[drafted] = np.fromiter(chain.from_iterable(drafts), np.int32)
-        self.most: Ints = self.counts - 1
+        self.max_accepted: Ints = self.counts - 1
         """Of each row's drafts no more can be right, whatever is sampled: lowered where a grammar gave up."""
 
     @cached_property
@@ -49,7 +49,7 @@ class Spans:
         return np.arange(len(self.owners)) - self.starts[self.owners]
 
     @cached_property
-    def places(self) -> NDArray[np.int64]:
+    def grid_indices(self) -> NDArray[np.int64]:
         """(positions,): where each lies among n * width."""
         return self.owners * self.width + self.steps
 
@@ -68,10 +68,10 @@ class Spans:
         """The drafted tokens before each of these: (index into `positions`, token) of each."""
         steps = self.steps[positions]
         index = np.repeat(np.arange(len(positions)), steps)
-        place = np.arange(len(index)) - (np.cumsum(steps) - steps)[index]
-        return index, self.drafts[self.owners[positions][index], place]
+        column = np.arange(len(index)) - (np.cumsum(steps) - steps)[index]
+        return index, self.drafts[self.owners[positions][index], column]
 
-    def own(self, row: int) -> list[int]:
+    def drafts_of(self, row: int) -> list[int]:
         """One row's drafts."""
         draft: list[int] = self.drafts[row, : self.counts[row] - 1].tolist()
         return draft
@@ -79,12 +79,12 @@ class Spans:
     def accepted(self, sampled: Ints) -> Ints:
         """sampled (positions,): how many drafts of each row are right, (n,)."""
         grid = np.zeros(len(self.counts) * self.width, np.int32)
-        grid[self.places] = sampled
+        grid[self.grid_indices] = sampled
         right = grid.reshape(-1, self.width)[:, :-1] == self.drafts
-        right &= np.arange(self.width - 1) < self.most[:, None]
+        right &= np.arange(self.width - 1) < self.max_accepted[:, None]
         return np.cumprod(right, axis=1).sum(axis=1).astype(np.int32)
 
 
-def indices(places: NDArray[Any]) -> mx.array:
+def indices(host: NDArray[Any]) -> mx.array:
     """To index arrays of the device with."""
-    return mx.array(places.astype(np.int32))
+    return mx.array(host.astype(np.int32))
