@@ -1,4 +1,4 @@
-"""The engine step: a plan becomes one lazy graph, launched before the tokens of the plan before it are read."""
+"""The engine step: builds one lazy graph from a plan, and launches it before the tokens of the previous plan are read."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from trouper.protocol.plans import Admit, Plan, RowId, Stepped
 from trouper.protocol.ranks import Digest, compare
 
 SCORE_TOKENS = 128
-"""Logits of a prompt's tokens are made for so many at a time: they are 1 MB each for a large vocabulary."""
+"""Number of prompt tokens whose logits are computed at a time: the logits of one token take 1 MB for a large vocabulary."""
 
 
 @attrs.define(eq=False)
 class Launched:
-    """A step on its way: nothing of it has been read."""
+    """A launched step, and its result once it is read."""
 
     plan: Plan
     at: float
@@ -48,23 +48,23 @@ class Launched:
     tokens: mx.array | None
     logprobs: PendingLogprobs | None
     prefilled: mx.array | None
-    """There when the step's prefill is done."""
+    """A small array that is ready when the step's prefill is done."""
     persisted: list[PendingPayload]
     scores: list[PendingLogprobs]
-    """Of prompts' tokens."""
+    """Logprobs of prompt tokens."""
     embedded: list[tuple[RowId, mx.array]]
     failed: tuple[tuple[RowId, str], ...] = ()
-    """Rows whose grammar gave up when it should have said what may come."""
+    """Rows whose grammar failed to make a mask, with the reason."""
     order: int = 0
-    """Of the rows in their slots, if other ranks must have the same."""
+    """Hash of the order of rows in their slots, if the plan has a digest; else 0."""
     spans: Spans | None = None
-    """With drafts: how many of them are right is known when the tokens are read."""
+    """Positions of the drafts that the step verifies. The number of accepted drafts is known when the tokens are read."""
     stepped: Stepped | None = None
-    """Once it was read."""
+    """The result, once the step was read."""
 
 
 class StepEngine:
-    """Rows, their sampling state, and the tokens of the last step, still lazy. Lives on one thread."""
+    """Rows, their sampling state, and the lazy tokens of the last step. Lives on one thread."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class StepEngine:
         shapes: Shapes | None = None,
         capabilities: Capabilities | None = None,
     ) -> None:
-        """`shapes` None: as the device likes them. `capabilities` None: guessed."""
+        """`shapes` None: chosen for the device. `capabilities` None: guessed from the model's caches."""
         self._rows, self.capabilities = rows_for(model, kv, drafting.slack, shapes or of_device(), capabilities)
         self._blocks = BlockStore(self._rows) if isinstance(self._rows, SlotRows) else None
         self._vocabulary = vocabulary
@@ -86,24 +86,24 @@ class StepEngine:
         self._state: dict[RowId, RowState] = {}
         self._sampling = SamplingBatch(vocabulary, group, self._state)
         self._bound: set[RowId] = set()
-        """Rows whose next token something bounds."""
+        """Rows whose next token a grammar or a thinking budget restricts."""
         self._proposals = DraftProposals(drafting)
         self._fresh: dict[RowId, int] = {}
-        """Rows that decode for the first time: their last prompt token."""
+        """Last prompt token of each row that decodes for the first time."""
         self._last_read = 0.0
         self.starting: Callable[[], None] | None = None
-        """Called in a launch once rows' next tokens are built, before the device hears of them: it may `collect` the step
-        before."""
+        """Called in a launch after the graph of the next tokens is built and before it is sent to the device. The callback may
+        `collect` the previous step."""
         self._unread: Launched | None = None
-        """The step before the one in the making, unless its tokens were read."""
+        """The last launched step, unless its tokens were read."""
         self._digests = Digests(self._rows, self._blocks)
 
     # -- launch ----------------------------------------------------------------------------------
 
     def launch(self, plan: Plan) -> Launched:
         """Build and start the step. Returns at once where the device is asynchronous, unless a row follows a grammar:
-        then its last token must be read, after the pass over the model was started and while it runs. Whoever drafts, or
-        comes after drafts, must know all tokens before. Raises `RankDiffers` before anything is done."""
+        then its last token must be read, after the pass over the model was started and while it runs. A step with drafts,
+        and a step after one with drafts, needs all previous tokens. Raises `RankDiffers` before any change."""
         if plan.digest is not None:
             self._compare(plan.step, plan.digest)
         if plan.drafts or (self._unread is not None and self._unread.spans is not None):
@@ -201,7 +201,7 @@ class StepEngine:
 
     def _prefill(self, plan: Plan, scores: list[PendingLogprobs]) -> tuple[mx.array | None, list[RowId]]:
         """Run the chunks. A prompt's last token is not prefilled but decoded, so that no logits are computed for the
-        rest, unless they are wanted. Returns the rows whose first token must run alone."""
+        other tokens, unless the request asks for prompt logprobs. Returns the rows whose first token must run alone."""
         chunks: dict[RowId, Sequence[int]] = {}
         complete: list[RowId] = []
         for chunk in plan.prefill:
@@ -227,7 +227,7 @@ class StepEngine:
         return prefilled, alone
 
     def _embed(self, plan: Plan) -> list[tuple[RowId, mx.array]]:
-        """Chunks of prompts that are embedded. Vectors of those that end here."""
+        """Run chunks of prompts that are embedded. Returns the vectors of prompts that end in this step."""
         done = []
         for chunk in plan.prefill:
             state = self._state[chunk.row]
@@ -243,7 +243,7 @@ class StepEngine:
         return done
 
     def _score(self, row: RowId, state: RowState, end: int) -> list[PendingLogprobs]:
-        """How likely each token is that follows one of this chunk."""
+        """Run a chunk of a prompt and compute the logprob of the token after each of its tokens."""
         scores = []
         assert state.prompt_logprobs is not None
         last = min(end, len(state.prompt) - 1)
@@ -270,7 +270,7 @@ class StepEngine:
         return self._sample(logits)
 
     def _draft(self, plan: Plan) -> Spans | None:
-        """What rows want verified, if anything."""
+        """Propose drafts for the rows that the plan allows some. None if no row has a draft."""
         if not any(plan.drafts):
             return None
         drafts = self._proposals.drafts(dict(zip(plan.decode, plan.drafts, strict=True)))
@@ -280,12 +280,12 @@ class StepEngine:
         return Spans(along) if any(along) else None
 
     def _fitting(self, row: RowId, draft: list[int]) -> list[int]:
-        """As much of it as its grammar may allow."""
+        """Truncate a draft where the row's grammar rejects it."""
         constraint = self._state[row].constraint
         return draft if constraint is None else draft[: constraint.fitting(draft)]
 
     def _verify(self, spans: Spans) -> tuple[mx.array, PendingLogprobs | None]:
-        """Rows with drafts and rows without, in one pass."""
+        """Run all decoding rows, with and without drafts, in one pass."""
         inputs = mx.concatenate([self._inputs()[:, None], mx.array(spans.drafts.astype(np.uint32))], axis=1)
         logits = self._rows.verify(inputs, spans.counts)
         self._join()
@@ -303,7 +303,7 @@ class StepEngine:
         self._sampling.join(tuple(self._rows.decoding))
 
     def _read_before(self) -> None:
-        """The step before the one in the making."""
+        """Collect the previous step, if it was not read."""
         if self._unread is not None:
             self.collect(self._unread)
 
@@ -342,7 +342,7 @@ class StepEngine:
         return stepped if launched.plan.digest is None else self._settle(launched, stepped)
 
     def _settle(self, launched: Launched, stepped: Stepped) -> Stepped:
-        """Say what other ranks must have had, too."""
+        """Add the hashes that other ranks must agree on."""
         tokens_hash = self._digests.settle(stepped.step, launched.order, stepped.rows, stepped.tokens)
         self._digests.accepted(stepped.step, stepped.drafted)
         return attrs.evolve(stepped, order=launched.order, tokens_hash=tokens_hash)
@@ -350,8 +350,8 @@ class StepEngine:
     def _commit(
         self, rows: Sequence[RowId], spans: Spans, sampled: Ints
     ) -> tuple[tuple[RowId, ...], KeptMask, tuple[tuple[RowId, int, int], ...]]:
-        """What the step commits (F22): of each row the drafts that were right, and what was sampled after them. Lengths,
-        histories, positions and inputs follow from it; nothing was launched since."""
+        """Commit each row's accepted drafts and the token sampled after them (F22): lengths, histories, positions and inputs
+        change accordingly. No step was launched since."""
         accepted = spans.accepted(sampled)
         kept = spans.steps <= accepted[spans.owners]
         self._rows.accepted(accepted)
@@ -361,7 +361,7 @@ class StepEngine:
         return tuple(rows[owner] for owner in spans.owners[kept].tolist()), kept, drafted
 
     def _follow(self, rows: Sequence[RowId], tokens: Sequence[int]) -> tuple[tuple[RowId, str], ...]:
-        """Proposers and grammars hear what was said. A row that was dropped meanwhile needs no place in its grammar."""
+        """Pass the sampled tokens to proposers and grammars. The grammar of a row that was dropped since is skipped."""
         self._proposals.took(rows, tokens)
         failed = []
         for row, token in zip(rows, tokens, strict=True) if self._bound else ():

@@ -1,4 +1,4 @@
-"""Blocks and snapshots as bytes, and back. A payload begins with what it is: U32 (kind, tokens)."""
+"""Serialization of blocks and snapshots. The first tensor of a payload is its header: U32 (kind, tokens)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 @attrs.frozen(eq=False)
 class BlockData:
-    """A block of `tokens` tokens, or a snapshot after so many. The arrays are never written again."""
+    """Arrays of a block of `tokens` tokens, or of a snapshot after `tokens` tokens. The arrays are immutable."""
 
     tokens: int
     arrays: tuple[mx.array, ...]
@@ -31,14 +31,14 @@ class BlockData:
 
 @attrs.frozen(eq=False)
 class PendingPayload:
-    """References to what is to be given back, taken at launch."""
+    """Arrays of a block that a step sends to the disk. The references are taken at launch."""
 
     stored: BlockData
     arrays: tuple[mx.array, ...]
-    """As NumPy has types for them."""
+    """The block's arrays in types that NumPy has: bfloat16 is viewed as uint16."""
 
     def read(self) -> Payload:
-        """Bytes where they lie, without a copy; waits for the device."""
+        """Return the bytes without copying them. Waits for the device."""
         mx.eval(self.arrays)
         header = np.array([SNAPSHOT if self.stored.snapshot else BLOCK, self.stored.tokens], np.uint32)
         tensors = [
@@ -55,12 +55,12 @@ def pending(stored: BlockData) -> PendingPayload:
 
 
 def _bytes(array: mx.array) -> memoryview | bytes:
-    """As long as the bytes are used they hold the array, and are read on any thread."""
+    """Return the array's bytes. The view keeps the array alive, and any thread may read it."""
     return np.array(array, copy=False).reshape(-1).view(np.uint8).data if array.size else b""
 
 
 def stored_from(payload: Payload, layout: Layout) -> BlockData:
-    """Raises ValueError where the bytes are not a block or a snapshot of this layout."""
+    """Decode a payload. Raises ValueError if the bytes are not a block or a snapshot of this layout."""
     if not payload or payload[0].dtype != "U32" or payload[0].shape != (2,) or payload[0].nbytes != 8:
         raise ValueError("the payload does not begin with its kind and length")
     kind, tokens = np.frombuffer(payload[0].data, "<u4").tolist()

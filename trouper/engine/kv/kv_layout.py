@@ -1,9 +1,9 @@
-"""The shapes of a model's KV, learned from a lazy pass: nothing is computed. What a block and a snapshot consist of.
+"""Shapes of a model's KV, found by a lazy pass that is never evaluated, and the arrays of a block and of a snapshot.
 
 A block of r tokens is an array (planes, r, dim) for each dim and dtype that the model's buffers have: all
-heads of all sides of all layers, one after another. Measured (benchmarks/blocks.py): few large arrays
-store and restore at the price of about three copies of their bytes whatever the block's size, arrays
-for each layer at 3 to 8, tokens outermost at 13 to 24.
+heads of keys and values of all layers, one after another. Measured (benchmarks/blocks.py): storing and restoring
+a few large arrays costs about three copies of their bytes whatever the block's size, one array for each
+layer costs 3 to 8 copies, and tokens as the outermost axis cost 13 to 24.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from trouper.protocol.kv import KvLayout
 
 @attrs.frozen
 class ArrayShape:
-    """Of one array."""
+    """Dimensions and dtype of one array."""
 
     dims: tuple[int, ...]
     dtype: mx.Dtype
@@ -45,15 +45,15 @@ class ArrayShape:
 
 
 SLAB_BYTES = 2**24
-"""What lies between blocks and slots at one time. A CPU's allocator hands larger arrays back to the system, and their
-pages are faulted in anew: with one array for all of 4096 tokens restoring took 9 copies of the bytes."""
+"""Size of the intermediate array between blocks and slots. A CPU's allocator returns larger arrays to the system, and their
+pages are faulted in again: with one array for all of 4096 tokens restoring took 9 copies of the bytes."""
 Leaves = tuple[tuple[ArrayShape, ...], ...]
-"""For each cache of a kind, what it consists of."""
+"""Array shapes of each cache of one kind."""
 
 
 @attrs.frozen
 class Layout:
-    """What the arrays of blocks and snapshots look like.
+    """Shapes of the arrays that blocks and snapshots consist of.
 
     full: (heads, 1, dim) for each buffer of each layer that can be cut at a token. rings: (window, heads,
     dim) for each buffer of sliding windows. states: (1, ...) for each recurrent state.
@@ -76,19 +76,19 @@ class Layout:
         return sum(shape.nbytes for shape in chain(*self.rings, *self.states))
 
     def block(self, tokens: int) -> list[ArrayShape]:
-        """Of each array of a block."""
+        """Return the shape of each array of a block of `tokens` tokens."""
         return [
             ArrayShape((sum(self.sliceable[index].dims[0] for index in group), tokens, dim), dtype)
             for (dim, dtype), group in self._groups.items()
         ]
 
     def snapshot(self, tokens: int) -> list[ArrayShape]:
-        """Of each array of a snapshot after so many tokens."""
+        """Return the shape of each array of a snapshot after `tokens` tokens."""
         rings = [ArrayShape((min(tokens, ring.dims[0]), *ring.dims[1:]), ring.dtype) for ring in chain(*self.rings)]
         return [*rings, *chain(*self.states)]
 
     def pack(self, parts: Sequence[mx.array]) -> list[mx.array]:
-        """(heads, n, dim) of each buffer to what a block of them is."""
+        """Concatenate the (heads, n, dim) arrays of all buffers to the arrays of a block."""
         return [mx.concatenate([parts[index] for index in group]) for group in self._groups.values()]
 
     def unpack(self, arrays: Sequence[mx.array]) -> list[mx.array]:
@@ -96,7 +96,7 @@ class Layout:
 
     @cached_property
     def planes(self) -> list[tuple[int, slice]]:
-        """Of each buffer: which array of a block it is a part of, and which planes."""
+        """For each buffer, the array of a block that contains it, and its planes there."""
         found: dict[int, tuple[int, slice]] = {}
         for array, group in enumerate(self._groups.values()):
             ends = list(accumulate(self.sliceable[index].dims[0] for index in group))
@@ -105,7 +105,7 @@ class Layout:
         return [found[index] for index in range(len(self.sliceable))]
 
     def slabs(self, tokens: int) -> list[Slab]:
-        """All leaves, so many at a time as SLAB_BYTES hold of this many tokens."""
+        """Split all leaves into slabs of at most SLAB_BYTES for this many tokens."""
         sizes = [sum(shape.nbytes for shape in leaf) * tokens for leaf in self.full]
         slabs, first, above = [], 0, dict.fromkeys(self._groups, 0)
         for last in range(1, len(sizes) + 1):
@@ -128,7 +128,7 @@ class Layout:
 
     @cached_property
     def _groups(self) -> dict[tuple[int, mx.Dtype], list[int]]:
-        """Which buffers share an array."""
+        """Indices of the buffers that share an array, by (dim, dtype)."""
         groups: dict[tuple[int, mx.Dtype], list[int]] = {}
         for index, shape in enumerate(self.sliceable):
             groups.setdefault((shape.dims[2], shape.dtype), []).append(index)
@@ -137,7 +137,7 @@ class Layout:
 
 @attrs.frozen
 class Slab:
-    """Some consecutive leaves: their own layout, and where their planes lie in the arrays of a block of all leaves."""
+    """Consecutive leaves: their layout, and where their planes lie in the arrays of a block of all leaves."""
 
     leaves: slice
     layout: Layout
@@ -145,7 +145,7 @@ class Slab:
 
 
 def layout_of(model: nn.Module, kv: KvFormat) -> Layout:
-    """From one token's pass, which is built and never run."""
+    """Derive the layout from a pass over one token, which is built and never evaluated."""
     caches = slot_caches(model, kv)
     leaves = flatten(caches)
     region = Region(0, np.zeros(1, np.int32), np.ones(1, np.int32), 1)
@@ -178,7 +178,7 @@ T = TypeVar("T")
 
 
 def dealt(parts: Sequence[T], leaves: Leaves) -> list[list[T]]:
-    """Parts of all caches of a kind, to each its own."""
+    """Split the parts of all caches of one kind into the parts of each cache."""
     remaining = iter(parts)
     parts_of_leaves = [list(islice(remaining, len(leaf))) for leaf in leaves]
     assert next(remaining, None) is None, "more arrays than the model has"
@@ -186,7 +186,7 @@ def dealt(parts: Sequence[T], leaves: Leaves) -> list[list[T]]:
 
 
 def kv_layout(model: nn.Module, kv: KvFormat, capabilities: Capabilities | None = None) -> KvLayout:
-    """What the model's card says of its KV. capabilities None: guessed."""
+    """Describe the KV layout for the model's card. `capabilities` None: guessed from the model's caches."""
     if capabilities is None:
         capabilities = guessed(model)
     if not capabilities.allows("restore"):
@@ -215,7 +215,8 @@ def _description(layout: Layout, kv: KvFormat) -> str:
 
 
 def _quantized(layout: Layout, kv: KvFormat) -> str:
-    """Packed values, scales and biases come in threes; what remains has a size that groups do not divide."""
+    """Describe the quantization. Each quantized buffer has packed values, scales and biases; the other buffers have a size that
+    the group size does not divide."""
     packed = sum(shape.dtype == mx.uint32 for shape in layout.sliceable)
     plain = len(layout.sliceable) - 3 * packed
     if not packed:

@@ -1,4 +1,4 @@
-"""Which slots one forward pass is about, and where each row stands: computed once, shared by every layer's cache."""
+"""The slots and row lengths of one forward pass: computed once, shared by every layer's cache."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Region:
 
     @cached_property
     def offset(self) -> mx.array:
-        """(n,) int32: what rope calls the offset, one for each row."""
+        """(n,) int32: the rope offset of each row."""
         return mx.array(self.lengths)
 
     @cached_property
@@ -54,18 +54,18 @@ class Region:
 
     @cached_property
     def clamped_positions(self) -> mx.array:
-        """(n, width) int32: the same, but padding stands where the row's last token does, so that it sees something."""
+        """(n, width) int32: `positions`, but padding has the position of the row's last token, so that it attends to some key."""
         steps = np.minimum(np.arange(self.width), np.maximum(self.counts, 1)[:, None] - 1)
         return mx.array((self.lengths[:, None] + steps).astype(np.int32))
 
     @cached_property
     def last(self) -> mx.array:
-        """(n,) int32: the position of each row's last token, once the pass is over; of its first padding if it has none."""
+        """(n,) int32: the position of each row's last token after the pass, or of its first padding if it has no token."""
         return mx.array((self.lengths + np.maximum(self.counts, 1) - 1).astype(np.int32))
 
     def flat_indices(self, heads: int, tokens: int, ring: int = 0) -> mx.array:
-        """(n * heads * width,) uint32: where each token's part of each head goes in a buffer (slots, heads, tokens, dim) that
-        is seen as so many rows of `dim`. The same for all buffers of these sizes, so it is made once."""
+        """(n * heads * width,) uint32: index of each token's part of each head in a buffer (slots, heads, tokens, dim) that is
+        flattened to rows of `dim`. Buffers of the same sizes share the indices, so they are computed once."""
         key = heads, tokens, ring
         if key not in self._flat_indices:
             positions = self._ring_positions(ring) if ring else self.lengths[:, None] + np.arange(self.width)
@@ -74,7 +74,7 @@ class Region:
         return self._flat_indices[key]
 
     def _ring_positions(self, ring: int) -> Ints:
-        """(n, width): where in a ring each token goes; `ring` itself (one past its end) for what is not kept."""
+        """(n, width): ring index of each token; `ring` itself (one past the end) for tokens that are not kept."""
         steps = np.arange(self.width, dtype=np.int32)
         kept = (steps < self.counts[:, None]) & (steps >= self.counts[:, None] - ring)
         return np.where(kept, (self.lengths[:, None] + steps) % ring, ring).astype(np.int32)

@@ -18,7 +18,7 @@ from trouper.protocol.plans import RowId
 
 
 class SingleRows:
-    """Each row has the model's own caches, and steps alone. Correct before fast: nothing of it is stored or restored."""
+    """Rows with the model's own caches, each of which runs in its own pass. No KV is stored or restored."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -35,10 +35,10 @@ class SingleRows:
         return [*self._decoding, *(row for row in self._caches if row not in self._decoding)]
 
     def make_room(self, rows: int) -> None:
-        """Each has caches of its own."""
+        """Do nothing: each row has caches of its own."""
 
     def give_back(self) -> None:
-        """A row's caches go with it."""
+        """Do nothing: a row's caches are freed with the row."""
 
     def open(self, row: RowId) -> None:
         self._caches[row] = make_prompt_cache(self._model)
@@ -69,7 +69,7 @@ class SingleRows:
     def promote(self, row: RowId) -> None:
         self._decoding.append(row)
 
-    def decodes_from_nothing(self, row: RowId) -> bool:  # noqa: ARG002  Each runs alone anyway.
+    def decodes_from_nothing(self, row: RowId) -> bool:  # noqa: ARG002  Each row runs alone.
         return True
 
     def first(self, row: RowId, token: int) -> mx.array:
