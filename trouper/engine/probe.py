@@ -1,4 +1,4 @@
-"""What `trouper doctor` asks: the device, how fast it multiplies, and whether a model fits. Loads no weights."""
+"""Measurements for `trouper doctor`: the device, its speed of multiplication, and whether a model fits. Loads no weights."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ class Device:
     is_cpu: bool
     memory_bytes: int
     fast_blas: Path | None
-    """None also where none is needed."""
+    """OpenBLAS library in use; None also where none is needed."""
 
 
 @attrs.frozen(kw_only=True)
 class Fit:
-    """A model as it would lie in memory."""
+    """Memory that a model would take."""
 
     architecture: str
     weights_bytes: int
     token_bytes: int
-    """Of one token's keys and values; 0: none are kept, or only a state of fixed size."""
+    """Bytes of one token's keys and values; 0: none are kept, or only a state of fixed size."""
 
 
 def device_stats() -> Device:
@@ -53,7 +53,7 @@ def device_stats() -> Device:
 
 
 def product_gflops() -> float:
-    """The best of a few float32 products, in 10^9 operations a second: what prefill is made of."""
+    """Measure the best of a few float32 products, which dominate prefill, in 10^9 operations a second."""
     matrix = mx.random.normal((PRODUCT_SIZE, PRODUCT_SIZE))
     mx.eval(matrix @ matrix)
     best = float("inf")
@@ -65,7 +65,7 @@ def product_gflops() -> float:
 
 
 def is_here(model: str | None) -> bool:
-    """Whether starting would download nothing. Raises `ModelUnusable` for what no start could find."""
+    """Whether a start would download nothing. Raises `ModelUnusable` for a model that no start could find."""
     match source_of(model):
         case Path():
             return True
@@ -85,14 +85,14 @@ def _is_cached(hub_id: str) -> bool:
 
 @attrs.frozen
 class SelfCheckSummary:
-    """A self-check of an earlier start, as a line. off: it has turned off what the model's caches would have allowed."""
+    """Result of an earlier start's self-check, as one line. off: the check turned off a feature that the model's caches allow."""
 
     summary: str
     off: bool
 
 
 def checked(settings: Settings) -> SelfCheckSummary | None:
-    """None: there was none yet. Of a model that is here. Raises `ModelUnusable`."""
+    """Recall the self-check of a local model. None: there was none yet. Raises `ModelUnusable`."""
     found = checkpoint.inspect(directory := resolve(settings.model, lambda _: None))
     known = recalled(key_of(found.digest, settings, ALONE))
     if known is None:
@@ -103,7 +103,7 @@ def checked(settings: Settings) -> SelfCheckSummary | None:
 
 
 def fit(settings: Settings) -> Fit:
-    """Of a model that is here. Raises `ModelUnusable`."""
+    """Compute the memory that a local model would take. Raises `ModelUnusable`."""
     found = checkpoint.inspect(directory := resolve(settings.model, lambda _: None))
     model, _ = opened(directory)
     if float32 := device.is_cpu():

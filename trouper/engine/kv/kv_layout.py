@@ -116,7 +116,7 @@ class Layout:
         return slabs
 
     def _planes(self, subset: Layout, above: dict[tuple[int, mx.Dtype], int]) -> list[tuple[int, slice]]:
-        """Of each array of `some`: which array of ours it is a part of, and which planes. Counts them in `above`."""
+        """For each array of `subset`, the array of this layout that contains it, and its planes there. Advances `above`."""
         planes = []
         for index, key in enumerate(self._groups):
             if key in subset._groups:

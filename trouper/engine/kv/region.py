@@ -14,14 +14,14 @@ Ints = NDArray[np.int32]
 
 
 class Region:
-    """Slots [start, stop) for one forward pass of `width` tokens a row.
+    """Slots [start, stop) in one forward pass of `width` tokens a row.
 
     lengths: (n,) tokens that each row's KV holds before the pass. counts: (n,) how many of the `width`
-    tokens are the row's own; the rest is padding on the right, whose KV is never attended to and is
-    overwritten later. All on the host: shapes and masks follow from them without asking the device.
+    tokens are the row's own; the others are padding on the right, whose KV is never attended to and is
+    overwritten later. Both are on the host, so that shapes and masks need no wait for the device.
 
-    level: all rows are equally long, so that "causal" says which keys a token sees, also where some run fewer tokens: the
-    padding lies behind. causal: so it is said; else by a mask over `keys` places of each row.
+    level: all rows are equally long, so that a causal mask is right, also where some rows run fewer tokens: their
+    padding lies behind. causal: attention gets "causal" as its mask; else a mask over `keys` positions of each row.
 
     singly: the tokens are drafts, each of which must come out as if it had been fed alone.
     """

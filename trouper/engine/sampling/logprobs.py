@@ -1,4 +1,4 @@
-"""Log-probabilities, for the rows that asked and for nobody else."""
+"""Log-probabilities of the rows whose requests ask for them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KeptMask = NDArray[np.bool_]
 
 @attrs.frozen
 class PendingLogprobs:
-    """Of the rows at `places`. Lazy: (n,) the sampled token's, (n, k) ids and values of the most likely."""
+    """Log-probabilities of the rows at `indices`. Lazy: (n,) for the sampled tokens, (n, k) ids and values of the most likely."""
 
     indices: tuple[int, ...]
     rows: tuple[RowId, ...]
@@ -33,7 +33,7 @@ class PendingLogprobs:
         return [self.sampled, self.tokens, self.top_ids, self.top]
 
     def read(self, kept: KeptMask | None = None) -> tuple[tuple[RowId, TokenLogprobs], ...]:
-        """Waits for the device. `kept`: only those of some places."""
+        """Return the values. Waits for the device. `kept`: mask of the logits' rows whose values are returned; None: all."""
         sampled, tokens = cast(list[float], self.sampled.tolist()), cast(list[int], self.tokens.tolist())
         ids, values = cast(list[list[int]], self.top_ids.tolist()), cast(list[list[float]], self.top.tolist())
         return tuple(
@@ -44,7 +44,8 @@ class PendingLogprobs:
 
 
 def logprobs_of(logits: mx.array, tokens: mx.array, rows: Sequence[tuple[int, RowId, int]]) -> PendingLogprobs | None:
-    """From the raw logits (n, V): before bias, penalties and temperature. `rows`: (place, row, how many of the top)."""
+    """Compute log-probabilities from the raw logits (n, V), before bias, penalties and temperature. `rows`: (index into the
+    logits, row id, number of most likely tokens)."""
     if not rows:
         return None
     indices = mx.array([index for index, _, _ in rows])

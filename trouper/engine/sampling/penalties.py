@@ -1,4 +1,4 @@
-"""Bias and penalties: what is added to logits before sampling, for the rows that have any, all at once."""
+"""Logit bias, min_tokens and penalties, applied before sampling to all rows that have any at once."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Bias:
 
 
 class MinTokens:
-    """Ends that some rows may not draw yet. `rows`: (tokens before which none is drawn, the ends) of each."""
+    """Masks the end tokens of rows that have not reached their min_tokens. `rows`: (min_tokens, end tokens) of each row."""
 
     def __init__(self, rows: Sequence[tuple[int, Sequence[int]]]) -> None:
         entries = [(index, token, minimum) for index, (minimum, ends) in enumerate(rows) for token in ends if minimum]
@@ -50,7 +50,8 @@ class MinTokens:
         self._row_indices, self._tokens, self._minimum = table[:, 0], table[:, 1], table[:, 2]
 
     def __call__(self, logits: mx.array, drawn: Drawn, spans: Spans | None = None) -> mx.array:
-        """logits (n, V), or (positions, V) of the spans of n rows; drawn, for each: tokens that the row drew up to there."""
+        """logits (n, V), or (positions, V) of the spans of n rows; `drawn`: number of tokens that
+        the row has drawn before each."""
         if not self._row_indices.size:
             return logits
         positions, tokens, minimum = self._row_indices, self._tokens, self._minimum
@@ -66,10 +67,10 @@ class MinTokens:
 
 
 class History:
-    """What one penalized row has seen: counts of generated tokens, and which tokens occurred at all. Both (V,)."""
+    """Token statistics of one penalized row: counts of generated tokens, and which tokens occurred at all. Both (V,)."""
 
     def __init__(self, prompt: Ints, vocabulary: int, output: Ints = NOTHING) -> None:
-        """`output`: what a row that resumes has generated before."""
+        """`output`: tokens that a row that resumes has generated before."""
         self.counts = mx.array(np.bincount(output, minlength=vocabulary).astype(np.float32))
         seen = np.zeros(vocabulary, np.bool_)
         seen[prompt] = True
@@ -78,7 +79,7 @@ class History:
 
 
 class Penalties:
-    """Penalties of one membership. Histories stay with their rows; here they are stacked for the step.
+    """Penalties of one set of rows. Each history belongs to its row; here they are stacked for the step.
 
     Repetition (Keskar et al. 2019, CTRL): divides positive and multiplies negative logits of tokens in
     prompt or answer. Presence and frequency as OpenAI defines them, over the answer.
@@ -118,14 +119,14 @@ class Penalties:
         return _penalized(logits, indices(positions), seen, counts, rates)
 
     def took(self, tokens: mx.array) -> None:
-        """The step's tokens, (n,) for all rows, before anybody reads them."""
+        """Count the step's lazy tokens, (n,) for all rows."""
         if self._histories:
             sampled = tokens[self._row_indices]
             self._counts = self._counts.at[self._indices, sampled].add(1.0)
             self._seen[self._indices, sampled] = True
 
     def accepted(self, spans: Spans, tokens: Ints, kept: NDArray[np.bool_]) -> None:
-        """Of (positions,) tokens those that are kept."""
+        """Count the kept ones of the (positions,) tokens."""
         if self._histories:
             positions, which = spans.of(self._rows)
             positions, which = positions[kept[positions]], which[kept[positions]]
@@ -134,7 +135,7 @@ class Penalties:
             self._seen[rows_at, sampled] = True
 
     def unstack(self) -> None:
-        """Give each row its history back, before the membership changes."""
+        """Write the stacked histories back to their rows, before the set of rows changes."""
         for index, history in enumerate(self._histories):
             history.counts, history.seen = self._counts[index], self._seen[index]
 
@@ -145,7 +146,7 @@ class Penalties:
 def _penalized(
     logits: mx.array, rows: mx.array, seen: mx.array, counts: mx.array, rates: tuple[mx.array, mx.array, mx.array]
 ) -> mx.array:
-    """`rates`: repetition, presence and frequency, (k, 1) each, of the rows at `places` (k,)."""
+    """Apply penalties. `rates`: repetition, presence and frequency, (k, 1) each, of the rows `rows` (k,)."""
     repetition, presence, frequency = rates
     chosen = logits[rows].astype(mx.float32)
     repeated = mx.where(chosen > 0, chosen / repetition, chosen * repetition)

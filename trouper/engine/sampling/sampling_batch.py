@@ -1,7 +1,7 @@
-"""From logits to tokens, for the rows that decode: what each row asked for, as arrays of all of them.
+"""Sampling of the decoding rows: the parameters of all rows as arrays, and the last sampled tokens.
 
-The arrays are made anew when the rows change, and only then does anything here cost by the row. They hold what was sampled
-last, still lazy, which is what the next pass reads.
+The arrays are rebuilt when the set of rows changes; only then is there work for each row. The last sampled tokens stay lazy,
+and are the input of the next pass.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from trouper.protocol.plans import RowId
 
 
 class SamplingBatch:
-    """`states`: the engine's, by row."""
+    """Sampling state of the decoding rows. `states`: the engine's state of each row."""
 
     def __init__(self, vocabulary: int, group: RankGroup, states: Mapping[RowId, RowState]) -> None:
         self.members: tuple[RowId, ...] = ()
-        """The rows that all this is about, in order."""
+        """The decoding rows, in order."""
         self.failed: tuple[tuple[RowId, str], ...] = ()
-        """Members whose grammar gave up in the last `sample`."""
+        """Members whose grammar failed in the last `sample`, with the reason."""
         self._vocabulary, self._group, self._states = vocabulary, group, states
         self._tokens: mx.array | None = None
-        """What was sampled last; None while nobody knows how much of it is right."""
+        """The last sampled tokens; None until drafts are accepted or rejected."""
         self.drawn = np.zeros(0, np.uint64)
-        """(n,): tokens that each member has sampled."""
+        """(n,): number of tokens that each member has sampled."""
         self._constrained: list[tuple[int, Constraint | ThinkingRule]] = []
 
     def inputs(self, rows: Sequence[RowId], fresh: Mapping[RowId, int]) -> mx.array:
-        """(n,) the next input of each row: what was sampled last, or what it decodes from for the first time."""
+        """Return the next input of each row, (n,): its last sampled token, or its `fresh` token if it decodes for the first time."""
         if tuple(rows) == self.members and self._tokens is not None:
             return self._tokens
         places = {row: index for index, row in enumerate(self.members)}
@@ -51,7 +51,7 @@ class SamplingBatch:
         return mx.where(mx.array([row in places for row in rows]), old, new)
 
     def join(self, rows: tuple[RowId, ...]) -> None:
-        """From now on it is about these."""
+        """Set the decoding rows, and rebuild the arrays if they changed."""
         if rows == self.members:
             return
         self._keep_states()
@@ -70,7 +70,7 @@ class SamplingBatch:
         ]
 
     def _keep_states(self) -> None:
-        """Give the rows of the last membership back what the arrays hold of them."""
+        """Write the arrays' state back to the rows, before the set of rows changes."""
         if self.members:
             self._penalties.unstack()
         for row, drawn in zip(self.members, self.drawn.tolist(), strict=True):
@@ -84,13 +84,13 @@ class SamplingBatch:
         read_before: Callable[[], None],
         starting: Callable[[], None] | None,
     ) -> tuple[mx.array, PendingLogprobs | None]:
-        """(n,) tokens of (n, V) logits, or of each position of the spans: then `accepted` must follow. `read_before` reads
-        the tokens of the step before, which grammars must know. `starting` is called when all is built."""
+        """Sample tokens (n,) from logits (n, V), or one for each position of the spans; then a call of `accepted` must follow.
+        `read_before` reads the previous step's tokens, which grammars need. `starting` is called after the graph is built."""
         self.failed = ()
         drawn = self.drawn if spans is None else self.drawn[spans.owners] + spans.steps.astype(np.uint64)
         shaped = self._min_tokens(self._penalties(self._bias(logits, spans), spans), drawn, spans)
         if self._constrained:
-            mx.async_eval(logits)  # The device computes them while the masks are made of the tokens before.
+            mx.async_eval(logits)  # The device computes the logits while the masks are made from the previous tokens.
             read_before()
             shaped = self._follow_grammars(shaped, spans)
         tokens = self._group.agree(self._sampler(shaped, drawn, None if spans is None else spans.owners))
@@ -105,7 +105,7 @@ class SamplingBatch:
         return tokens, logprobs
 
     def accepted(self, spans: Spans, sampled: Ints, accepted: Ints, kept: KeptMask) -> None:
-        """What became of drafts. sampled, kept: (positions,); accepted: (n,) how many drafts of each row were right."""
+        """Apply the result of a verification. sampled, kept: (positions,); accepted: (n,) number of accepted drafts of each row."""
         self.drawn += accepted.astype(np.uint64)
         self._tokens = mx.array(sampled[spans.starts + accepted].astype(np.uint32))
         self._penalties.accepted(spans, sampled, kept)
@@ -132,7 +132,7 @@ class SamplingBatch:
         return masked(shaped, places, np.stack(masks))
 
     def _masks_along(self, spans: Spans, masks: list[Mask]) -> mx.array:
-        """Masks of the constrained rows at all their positions, into `masks`; the positions are returned."""
+        """Append the masks of the constrained rows at all their positions to `masks`; returns the positions."""
         positions: list[int] = []
         for index, constraint in self._constrained:
             along = constraint.along(spans.drafts_of(index), int(self.drawn[index]))
