@@ -27,7 +27,7 @@ class LruCache(Generic[Value]):
             return self._values[key][0]
 
     def put(self, key: Hashable, value: Value, nbytes: int) -> None:
-        """A value larger than the bound is not kept."""
+        """Add a value. A value larger than the bound is not kept."""
         with self._lock:
             if key in self._values:
                 self.nbytes -= self._values.pop(key)[1]

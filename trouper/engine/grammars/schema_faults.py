@@ -1,4 +1,4 @@
-"""Where in a JSON schema lies what cannot be followed. llguidance says what, but not where."""
+"""Finds the part of a JSON schema that llguidance rejects. llguidance reports the reason, but not the path."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 MAX_LOOKS = 500
-"""Each costs a fraction of a millisecond; a schema of thousands of parts is told a place near its root."""
+"""Upper bound of trials of parts, each of which takes a fraction of a millisecond. A schema of thousands of parts gets a path near
+its root."""
 NAMED = ("$defs", "definitions", "properties", "patternProperties")
-"""Definitions first: what refers to a wrong one is wrong, too, and says less."""
+"""Keys of named schemas. Definitions come first: a part that refers to a faulty definition fails, too, and tells less."""
 MAX_OPTIONAL = 490
 """Upper bound of one object's optional properties: each takes four items of a row of llguidance's parser, which holds 2,000."""
 LIST_KEYS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
@@ -16,8 +17,8 @@ SINGLE = ("additionalProperties", "items", "not")
 
 
 def path_of_fault(schema: Any, wrong: Callable[[Any], bool]) -> str:
-    """The innermost part that is wrong by itself, as ".properties.a.items"; "" for the whole. What references name
-    goes with each part that is looked at."""
+    """Return the path of the innermost part that fails by itself, such as ".properties.a.items"; "" for the whole schema. Each
+    part is tried together with the schema's definitions."""
     named = {key: schema[key] for key in ("$defs", "definitions") if isinstance(schema, dict) and key in schema}
     looks = 0
     path = ""
@@ -35,7 +36,7 @@ def path_of_fault(schema: Any, wrong: Callable[[Any], bool]) -> str:
 
 
 def too_wide(schema: Any, path: str = "") -> tuple[str, str] | None:
-    """The first object with more properties that may be left out than can be followed, as (path, why)."""
+    """Find the first object with more optional properties than llguidance can follow, as (path, reason)."""
     if isinstance(schema, dict) and isinstance(schema.get("properties"), dict):
         required = schema.get("required")
         optional = len(
@@ -54,7 +55,7 @@ def _is_text(value: object) -> bool:
 
 
 def parts_of(schema: Any) -> Iterator[tuple[str, Any]]:
-    """The schemas that stand in this one, and how to get to each."""
+    """Yield the direct subschemas of this one with their relative paths."""
     if not isinstance(schema, dict):
         return
     for key in NAMED:
