@@ -1,12 +1,12 @@
-"""A run as bytes: consecutive blocks of one chain, in one safetensors file that other tools can read, too.
+"""File format of a run: consecutive blocks of one chain, in one safetensors file that other tools can read, too.
 
     8 bytes   length of the header, little-endian
     header    JSON, padded with spaces to 8 bytes: `__metadata__`, then the tensors' types, shapes and places
     data      b0.0 b0.1 ... b1.0 ...: the payloads, one piece after another; then s0.0 ...: the snapshots
 
-So neighbouring pieces are read at once, and a header is enough to know what a file is good for. The metadata begins with a
-checksum over everything else in front of the data, and contains one of each payload and of each snapshot: xxh3_128, which
-is fast and made for accidents. Against somebody who writes into a directory of ours no checksum helps.
+So neighbouring pieces are read at once, and the header is enough to know the contents of a file. The metadata begins with a
+checksum over everything else in front of the data, and contains a checksum of each payload and of each snapshot: xxh3_128,
+which is fast and detects accidents. No checksum helps against an attacker who can write into the cache directory.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ FORMAT: Final = "trouper-run-1"
 SUFFIX: Final = ".safetensors"
 LENGTH_BYTES: Final = 8
 MAX_HEADER_BYTES: Final = 100_000_000
-"""The safetensors library's own bound."""
+"""Maximum size of a header, as in the safetensors library."""
 OPENING: Final = b'{"__metadata__":{"checksum":"'
 CHECKSUM_END: Final = len(OPENING) + 32
 NONE: Final = "-"
-"""In place of the checksum of a snapshot that is not there."""
+"""Placeholder for the checksum of a missing snapshot."""
 ITEM_BYTES: Final = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
@@ -41,21 +41,21 @@ ITEM_BYTES: Final = {
 }
 
 Part = Literal["b", "s"]
-"""A payload (of a block), or a snapshot."""
+"""Part of a piece: "b", the payload of its block, or "s", its snapshot."""
 Span = tuple[int, int]
 """Start and end in the data."""
 
 
 @attrs.frozen(eq=False)
 class Sealed:
-    """A run, ready to be written: nothing of it has been copied."""
+    """A run that is ready to be written. Its buffers are not copied."""
 
     info: RunInfo
     buffers: tuple[Buffer, ...]
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """A tensor in the header."""
+    """Description of a tensor in the header."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -63,7 +63,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class RunMetadata(msgspec.Struct, frozen=True):
-    """Lists are separated by commas: safetensors allows strings only."""
+    """Metadata of a run. Lists are joined by commas: safetensors allows strings only."""
 
     checksum: str
     format: str
@@ -77,7 +77,7 @@ class RunMetadata(msgspec.Struct, frozen=True):
 
 @attrs.frozen(eq=False)
 class Header:
-    """All that stands in front of the data, verified."""
+    """The verified header of a run."""
 
     info: RunInfo
     namespace: str
@@ -86,12 +86,12 @@ class Header:
     checksums: dict[Part, list[str]]
 
     def span(self, part: Part, index: int) -> Span:
-        """Where the part's tensors are; an empty part is nowhere."""
+        """Return the span of the part's tensors; (0, 0) for an empty part."""
         entries = list(self._entries_of(part, index))
         return (entries[0].data_offsets[0], entries[-1].data_offsets[1]) if entries else (0, 0)
 
     def tensors(self, part: Part, index: int, data: memoryview) -> Payload:
-        """`data` is the part's span. Raises `ValueError` if the tensors do not fill it."""
+        """Split the data of the part's span into tensors. Raises `ValueError` if the tensors do not fill it."""
         tensors, at = [], 0
         for entry in self._entries_of(part, index):
             end = at + tensor_bytes(entry.dtype, entry.shape)
@@ -109,14 +109,15 @@ class Header:
 
 
 def tensor_bytes(dtype: str, shape: tuple[int, ...]) -> int:
-    """Raises `ValueError` for an unknown dtype."""
+    """Compute the size of a tensor in bytes. Raises `ValueError` for an unknown dtype."""
     if dtype not in ITEM_BYTES:
         raise ValueError(f"unknown dtype {dtype!r}")
     return ITEM_BYTES[dtype] * prod(shape)
 
 
 def file_name(pieces: Sequence[Piece | PieceInfo]) -> str:
-    """The first and the last key and the number of pieces say which blocks; the last part says what there is of each."""
+    """Make the file name. The first and the last key and the number of pieces identify the blocks; the last part is a hash of which
+    pieces have payloads and snapshots."""
     first, last = pieces[0].key.hex()[:16], pieces[-1].key.hex()[:16]
     return f"{first}-{last}-{len(pieces)}-{xxh32_hexdigest(bytes(map(_kind, pieces)))}{SUFFIX}"
 
@@ -132,8 +133,8 @@ def _payload_bytes(payload: Payload) -> int:
 
 
 def seal(namespace: str, parent: bytes, pieces: Sequence[Piece]) -> Sealed:
-    """`pieces`: at least one, each the continuation of the one before. Raises `ValueError` for tensors whose bytes do not
-    fill their shape."""
+    """Encode a run. `pieces`: at least one, each the continuation of the previous one. Raises `ValueError` for tensors whose
+    bytes do not fill their shape."""
     entries: dict[str, Entry] = {}
     buffers: list[Buffer] = []
     end = 0
@@ -189,7 +190,7 @@ def _front(metadata: RunMetadata, entries: dict[str, Entry]) -> bytes:
 
 
 def header_bytes(name: str, length: bytes, file_bytes: int) -> int:
-    """What the first bytes of a file say. Raises `Damaged`."""
+    """Decode the header's length from the first bytes of a file. Raises `Damaged`."""
     size = int.from_bytes(length, "little")
     if len(length) < LENGTH_BYTES or size > min(file_bytes - LENGTH_BYTES, MAX_HEADER_BYTES):
         raise Damaged(name, "torn", "shorter than its header")
@@ -197,7 +198,7 @@ def header_bytes(name: str, length: bytes, file_bytes: int) -> int:
 
 
 def parse(name: str, length: bytes, header: bytes, file_bytes: int) -> Header:
-    """Verify and decode. Raises `Damaged`: whatever the bytes are, nothing else comes of them."""
+    """Verify and decode a header. Raises `Damaged`, and no other exception, whatever the bytes are."""
     if not header.startswith(OPENING):
         raise Damaged(name, "foreign", "not a run")
     if xxh3_128_hexdigest(length + header[CHECKSUM_END:]).encode() != header[len(OPENING) : CHECKSUM_END]:

@@ -1,4 +1,4 @@
-"""Bytes of a run, verified. Nothing that a checksum, a length or a name does not agree with ever gets out of here."""
+"""Reading of runs. All data is verified against checksums, lengths and names before it is returned."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trouper.storage.stored_pieces import Damaged, Piece, PieceInfo, Reason
 
 @attrs.frozen
 class PieceRequest:
-    """A piece of a run, by its place in it; key and tokens are what the reader believes to be there."""
+    """Request for one piece of a run by its index. `key` and `tokens` are those that the reader expects there."""
 
     index: int
     key: bytes
@@ -36,7 +36,7 @@ class OpenRun:
     _fd: int
 
     def pieces(self, requests: Sequence[PieceRequest]) -> list[Piece]:
-        """In the order of `wanted`; what is not wanted of a piece is left out of it. Reads only what it needs."""
+        """Read pieces, in the order of `requests`, without the parts that are not requested. Reads only what is necessary."""
         infos = [self._expected(piece) for piece in requests]
         parts: set[tuple[Part, int]] = {("b", piece.index) for piece in requests if piece.payload}
         parts |= {("s", piece.index) for piece in requests if piece.snapshot}
@@ -64,7 +64,7 @@ class OpenRun:
         return info
 
     def _read(self, parts: Iterable[tuple[Part, int]]) -> dict[tuple[Part, int], Payload]:
-        """One call for all parts that touch each other in the file."""
+        """Read and verify parts, with one call for all parts that are adjacent in the file."""
         spans = sorted((self.header.span(*part), part) for part in parts)
         found: dict[tuple[Part, int], Payload] = {}
         for (start, end), group in _neighbours(spans):
@@ -91,7 +91,7 @@ class OpenRun:
 def _neighbours(
     spans: list[tuple[Span, tuple[Part, int]]],
 ) -> Iterator[tuple[Span, list[tuple[Span, tuple[Part, int]]]]]:
-    """Sorted spans, those together of which one begins where the one before ends."""
+    """Group sorted spans; a span that begins where the previous one ends joins its group."""
     group: list[tuple[Span, tuple[Part, int]]] = []
     for entry in spans:
         if group and group[-1][0][1] != entry[0][0]:
@@ -104,7 +104,8 @@ def _neighbours(
 
 @contextmanager
 def open_run(disk: Disk, path: Path, namespace: str | None = None) -> Iterator[OpenRun]:
-    """Raises `Damaged`, also where `namespace` is not the file's; and `OSError` where the disk itself fails."""
+    """Open a run and verify its header. Raises `Damaged`, also if the file is of another namespace, and `OSError` if the disk
+    fails."""
     try:
         fd = disk.open(path)
     except OSError as error:

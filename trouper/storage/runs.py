@@ -1,8 +1,9 @@
-"""The files of one namespace: found again, written, read, and kept within bounds.
+"""The run store: lists, writes, reads and evicts the files of one namespace.
 
-Two servers may share the directory. Runs are never rewritten, their names say what they hold, and whatever is read is
-verified, so nothing must be locked: what another server removes is a miss, what it writes is found by the next `refresh`,
-and what both write is written once. One caller at a time, except that `read` and `verify` change nothing here.
+Two servers may share the directory. Runs are never rewritten, their names identify their contents, and all reads are
+verified, so no lock is necessary: a file that another server removes is a miss, a file that it writes is found by the next
+`refresh`, and a run that both write is written once. One caller at a time, except for `read` and `verify`, which change no
+state.
 """
 
 from __future__ import annotations
@@ -42,39 +43,39 @@ __all__ = [
 
 NAMESPACE_DIGITS: Final = 32
 NAMESPACE: Final = re.compile(rf"[0-9a-f]{{{NAMESPACE_DIGITS}}}")
-"""Directories of this name are ours; nothing else beside them is looked at."""
+"""Pattern of the names of namespace directories; other directories are ignored."""
 
 
 @attrs.frozen
 class Changes:
-    """Between two looks at the directory."""
+    """Differences between two listings of the directory."""
 
     appeared: tuple[RunInfo, ...]
-    """What a run continues comes before it."""
+    """New runs; parents come before the runs that continue them."""
     vanished: tuple[RunInfo, ...]
 
 
 @attrs.frozen
 class Room:
-    """What was removed for the sake of others; `fits`: it was enough."""
+    """Result of an eviction. `fits`: enough was removed."""
 
     fits: bool
     removed: tuple[RunInfo, ...] = ()
-    """Of this namespace."""
+    """Removed runs of this namespace."""
     removed_elsewhere: int = 0
-    """Files of other namespaces: the bound is one for all of them."""
+    """Number of removed files of other namespaces: all namespaces share one limit."""
 
 
 @attrs.frozen
 class _RunUse:
-    """A run of any namespace, as far as its age and the bound of the whole directory go."""
+    """Size and last use of a run of any namespace."""
 
     bytes: int
     used_ns: int
 
 
 class RunStore:
-    """`directory`: the cache directory, prepared. `namespace`: hex digits, at least `NAMESPACE_DIGITS`."""
+    """The runs of one namespace. `directory`: the prepared cache directory. `namespace`: at least `NAMESPACE_DIGITS` hex digits."""
 
     def __init__(self, directory: Path, namespace: str, disk: Disk | None = None) -> None:
         self.directory, self.namespace = directory, namespace
@@ -82,31 +83,31 @@ class RunStore:
         if not NAMESPACE.fullmatch(self.path.name):
             raise ValueError(f"not a namespace: {namespace!r}")
         self.damaged: Counter[Reason] = Counter()
-        """Files that `refresh` removed, by what was wrong with them."""
+        """Number of files that `refresh` removed, by the kind of damage."""
         self.unreadable = 0
-        """Files that the disk would not read; they are left where they are, and count as long as they are there."""
+        """Number of files that the disk cannot read. They stay, and their bytes count as long as they exist."""
         self.total_bytes = 0
-        """Of all namespaces' runs. What another server has written since the last look is not in it."""
+        """Bytes of all namespaces' runs, except those that another server has written since the last `refresh`."""
         self._disk = disk or Disk()
         self._runs: dict[str, RunInfo] = {}
         self._uses: dict[Path, _RunUse] = {}
         self._refreshed = False
 
-    # -- what there is ---------------------------------------------------------------------------
+    # -- listing ---------------------------------------------------------------------------------
 
     @property
     def runs(self) -> Collection[RunInfo]:
-        """As of the last look, and what was written and removed here since."""
+        """The runs as of the last `refresh`, with later writes and removals of this store."""
         return self._runs.values()
 
     def catalogue(self) -> list[RunInfo]:
-        """Every run of the namespace; what a run continues comes before it. Opens only files that neither an earlier
-        look nor the saved catalogue knows. Raises `OSError`."""
+        """List every run of the namespace; parents come before the runs that continue them. Opens only files that neither an
+        earlier `refresh` nor the saved catalogue knows. Raises `OSError`."""
         self.refresh()
         return parents_first(self._runs.values())
 
     def refresh(self) -> Changes:
-        """Look again: other servers write and remove, too, and so do sweeps. Removes damaged files. Raises `OSError`."""
+        """List the directory again, since other servers and sweeps change it, too. Removes damaged files. Raises `OSError`."""
         known = self._runs if self._refreshed else {run.name: run for run in self._saved()}
         before, runs, uses = self._runs, dict[str, RunInfo](), dict[Path, _RunUse]()
         for path, file in self._files():
@@ -128,7 +129,7 @@ class RunStore:
         )
 
     def save_catalogue(self) -> None:
-        """Raises `OSError`; then the old one is still there."""
+        """Write the catalogue. Raises `OSError`; then the old file still exists."""
         self._disk.mkdir(self.path)
         self._put(self.path / catalogue.NAME, catalogue.encode(self.namespace, self._runs.values()))
 
@@ -157,7 +158,7 @@ class RunStore:
             return opened.header.info
 
     def _discard(self, path: Path, damaged: Damaged) -> bool:
-        """True if it is not there any more."""
+        """Remove a damaged file. True if the file does not exist any more."""
         if damaged.reason == "vanished":
             return True
         self.damaged[damaged.reason] += 1
@@ -172,15 +173,15 @@ class RunStore:
     # -- writing ---------------------------------------------------------------------------------
 
     def seal(self, parent: bytes, pieces: Sequence[Piece]) -> Sealed:
-        """A run and its exact size, to make room for it before `put`. `pieces`: at least one, each the continuation of
-        the one before; `parent`: the key of what the first one continues."""
+        """Encode a run, whose exact size is needed to make room for it before `put`. `pieces`: at least one, each the
+        continuation of the previous one; `parent`: the key that the first one continues."""
         return seal(self.namespace, parent, pieces)
 
     def write(self, parent: bytes, pieces: Sequence[Piece]) -> RunInfo:
         return self.put(self.seal(parent, pieces))
 
     def put(self, sealed: Sealed) -> RunInfo:
-        """Raises `OSError`; then nothing of it is there. A run that is there in full is not written again."""
+        """Write a run. Raises `OSError`; then no file is left. A run that exists in full is not written again."""
         run = sealed.info
         path = self.path / run.name
         if not self._is_there(path, run.file_bytes):
@@ -201,8 +202,8 @@ class RunStore:
         return True
 
     def _put(self, path: Path, buffers: Sequence[Buffer]) -> None:
-        """Beside its place, then into it: nobody ever sees half a file under its own name, except after a crash of the
-        system. Servers in different containers may have the same process id, so the temporary name is drawn."""
+        """Write a temporary file and rename it, so that a file under its own name is always complete, except after a crash of
+        the system. Servers in different containers may have the same process id, so the temporary name is random."""
         temporary = path.with_name(f"{path.stem}-{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
         try:
             fd = self._disk.create(temporary)
@@ -219,19 +220,19 @@ class RunStore:
     # -- reading ---------------------------------------------------------------------------------
 
     def read(self, name: str, requests: Sequence[PieceRequest]) -> list[Piece]:
-        """Pieces of a run, in the order of `wanted`. Raises `Damaged`: the file is of no use and the caller should
-        `remove` it; and `OSError`: the disk is sick."""
+        """Read pieces of a run, in the order of `requests`. Raises `Damaged` if the file is unusable, and the caller should
+        `remove` it; and `OSError` if the disk fails."""
         with open_run(self._disk, self.path / name, self.namespace) as run:
             return run.pieces(requests)
 
     def verify(self, name: str) -> RunInfo:
-        """Read all of it. Raises as `read` does."""
+        """Read and verify a whole run. Raises as `read` does."""
         with open_run(self._disk, self.path / name, self.namespace) as run:
             run.everything()
             return run.header.info
 
     def touch(self, names: Iterable[str]) -> None:
-        """They were of use just now. Raises `OSError`."""
+        """Set the runs' last use to the present time. Raises `OSError`."""
         for name in names:
             path = self.path / name
             with suppress(FileNotFoundError):
@@ -242,13 +243,13 @@ class RunStore:
     # -- removing --------------------------------------------------------------------------------
 
     def remove(self, name: str) -> None:
-        """It may be gone already. Raises `OSError`."""
+        """Remove a run, which may already be missing. Raises `OSError`."""
         self._remove(self.path / name)
 
     def make_room(self, bytes_needed: int, max_bytes: int, floor_bytes: int = 0) -> Room:
-        """Remove what was not of use for longest, until so much more fits into `max_bytes` and the disk would still have
-        `floor_bytes` free. A full disk is worse than an empty cache, so the floor may cost all of it. What cannot be
-        removed stays. Raises `OSError` if the disk does not say how full it is."""
+        """Evict the least recently used runs, until `bytes_needed` more bytes fit into `max_bytes` and the disk would still have
+        `floor_bytes` free. A full disk is worse than an empty cache, so the floor may evict all runs. Files that cannot be
+        removed stay. Raises `OSError` if the disk's free space is unknown."""
         if not self._refreshed:
             self.refresh()
         if bytes_needed > max_bytes:
@@ -270,7 +271,7 @@ class RunStore:
         return Room(self.total_bytes <= target, removed_here, len(removed) - len(removed_here))
 
     def _used_since(self, path: Path, used_ns: int) -> int | None:
-        """When, if another server has used it since we last looked."""
+        """Return the time of last use, if another server has used the file since `used_ns`; else None."""
         with suppress(OSError):
             file = self._disk.stat(path)
             if file.used_ns > used_ns:
