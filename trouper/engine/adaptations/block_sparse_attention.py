@@ -1,7 +1,7 @@
 """Attention over the blocks of keys that an indexer scores best, as MiniMax M3 has it, for rows of different lengths.
 
-mlx-lm cuts blocks and places queries by how far they are from the last key, which is another place in each row. Rows here
-begin at 0 of their slots, so blocks are cut as for the row alone, and each row's positions place its queries. A row
+mlx-lm cuts blocks and assigns queries to them by the distance from the last key, which differs between rows. Rows here
+begin at 0 of their slots, so blocks are cut as for the row alone, and each row's positions determine its queries' blocks. A row
 that has fewer blocks than the longest keeps all its own: blocks without any key of the row score minus infinity.
 """
 
@@ -17,13 +17,13 @@ from trouper.engine.kv.region import Region
 
 
 class BlockSparseAttention(nn.Module):
-    """An attention of mlx-lm's that is given its mask of blocks; outside of our passes it makes one as ever."""
+    """Attention of mlx-lm that gets its block mask from here; outside of our passes it makes the mask itself."""
 
     def __init__(self, attention: nn.Module, current: CurrentPass) -> None:
         super().__init__()
         self.attention = attention
         self.is_sparse_attn = True
-        """The model makes a cache for the index where this says so."""
+        """The model makes a cache for the index if this is true."""
         self._current = current
 
     def __call__(self, x: mx.array, mask: mx.array | str | None = None, cache: Any = None) -> mx.array:
