@@ -1,4 +1,4 @@
-"""From settings to a model that can run: found, checked, loaded, adapted, in the device's best precision."""
+"""Loading: finds the model that the settings name, checks, loads and adapts it, in the device's best precision."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CONTEXT_KEYS = (
     "n_ctx",
 )
 UNBOUNDED_CONTEXT = 32768
-"""For configs that name no limit: recurrent models, which have none."""
+"""Context length for configs that name no limit: those of recurrent models, which have none."""
 EVALUATION_BYTES = 2**26
 """Parameters are evaluated in groups of this size: dequantizing all at once would hold both forms of all."""
 
@@ -65,9 +65,9 @@ def load(
     watch: LoadWatch = nobody_watches,
     group: RankGroup = ALONE,
 ) -> EvaluatedModel:
-    """Load what the settings name, or this rank's part of it. `report` hears one line for each stage, `watch` what takes
-    long as it goes on. Raises `ModelUnusable` with one line. With several ranks it waits for all of them, once its own
-    part is there."""
+    """Load the model that the settings name, or this rank's part of it. `report` gets one line for each stage, `watch` the
+    progress of long stages. Raises `ModelUnusable` with one line. With several ranks it waits for all of them, after its
+    own part is loaded."""
     name = settings.model or bundled_model.NAME
     if settings.adapter_path is not None:
         lora_adapter.require(settings.adapter_path)
@@ -121,7 +121,7 @@ def load(
 
 
 def weights_bytes(settings: Settings) -> int:
-    """What its weights will weigh once they are loaded. Fetches the model if it is not there. Raises `ModelUnusable`."""
+    """Compute the size of the loaded weights. Downloads the model if it is missing. Raises `ModelUnusable`."""
     found = checkpoint.inspect(resolve(settings.model, lambda _: None))
     return found.float32_bytes if device.is_cpu() else found.stored_bytes
 
@@ -132,7 +132,7 @@ def _generation_config(directory: Path) -> dict[str, Any]:
 
 
 def opened(directory: Path) -> tuple[nn.Module, dict[str, Any]]:
-    """A model and its config. Lazily: nothing is read yet but shapes. Raises `ModelUnusable`."""
+    """Open a model and its config lazily: only shapes are read. Raises `ModelUnusable`."""
     try:
         model, config = load_model(directory, lazy=True)
     except Exception as error:  # any architecture's code over any file: whatever it raises, the model is unusable
@@ -149,14 +149,15 @@ def _shard(model: nn.Module, config: dict[str, Any], directory: Path, settings: 
 
 
 def _rank(settings: Settings, group: RankGroup) -> dict[str, str]:
-    """A rank keeps its own heads' KV, and how parts are added shows in it."""
+    """Properties of this rank's KV: it has the KV of its own heads, which also depends on how parts are summed."""
     if group.size == 1:
         return {}
     return {"rank": f"{group.rank} of {group.size}", "sums": settings.tp_reduce_dtype}
 
 
 def _require_same(found: checkpoint.Checkpoint, group: RankGroup) -> None:
-    """The first thing that ranks do together: whoever could not load is not there. Raises `ModelUnusable`."""
+    """Check that all ranks loaded the same model. This is the ranks' first collective: a rank that could not load is missing.
+    Raises `ModelUnusable`."""
     digests = group.gather(found.digest)
     other = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None)
     if other is not None:
@@ -208,14 +209,15 @@ def _card(
 
 
 def _cache_bytes(settings: Settings, model: nn.Module, group: RankGroup) -> int:
-    """For cached blocks, unless --cache-memory says: half of what the weights leave, and not more than a third of all."""
+    """Memory for cached blocks, unless --cache-memory sets it: half of the memory that the weights leave, and at most a third
+    of all."""
     limit = device.memory_limit_bytes(group.sharers)
     left = limit * settings.memory_fraction - sum(parameter.nbytes for _, parameter in tree_flatten(model.parameters()))
     return max(0, int(min(left / 2, limit / 3)))
 
 
 def _logits(model: nn.Module, directory: Path) -> int:
-    """How many there are, by the model itself: configs nest it, omit it, or forget the padding. Nothing is computed."""
+    """Find the number of logits from the model itself: configs nest it, omit it, or ignore the padding. Evaluates nothing."""
     try:
         return int(model(mx.array([[0]]), cache=make_prompt_cache(model)).shape[-1])
     except Exception as error:  # any architecture's code: whatever it raises, nobody can be answered
@@ -235,7 +237,7 @@ def _nested(config: Mapping[str, Any], keys: Iterable[str]) -> int | None:
 
 
 def _dtype(parameters: Iterable[mx.array]) -> str:
-    """The type of most floats, and whether weights are packed."""
+    """Describe the dtype of most floating-point bytes, and whether weights are packed."""
     sizes: Counter[str] = Counter()
     packed = False
     for parameter in parameters:
