@@ -1,4 +1,4 @@
-"""Which models are run for the check, and what follows from it."""
+"""The self-check of a model: the models that are run, and the resulting capabilities."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from trouper.engine.self_check.tiny import CannotShrinkError
 from trouper.protocol.capabilities import FEATURES, Capabilities, SelfCheckMode
 
 STEPS = len(BATCH) + len(MORE) + 1
-"""Scenarios of a healthy model, and the pass of the real one."""
+"""Number of steps for a healthy model: its scenarios, and the pass of the real model."""
 CANNOT_SHRINK, WRONG_ALONE = 1 << len(FEATURES), 2 << len(FEATURES)
-"""What ranks tell each other beside the features that are off."""
+"""Bits that ranks exchange in addition to those of the features that are off."""
 
 
 @attrs.frozen
 class CheckOutcome:
-    """capabilities: what rows may do. checked: the models that were run, for a person."""
+    """Result of a check. capabilities: what rows may do. checked: the models that were run, as text for the log."""
 
     capabilities: Capabilities
     checked: str
@@ -40,9 +40,9 @@ class CheckOutcome:
 
 @attrs.frozen(eq=False)
 class Check:
-    """Of one model on its device. advance: called after each scenario.
+    """The check of one model on its device. advance: called after each scenario.
 
-    With several ranks the real model's passes hold collectives, so every decision that leads to one is taken together.
+    With several ranks the real model's passes contain collectives, so all ranks agree on every decision that leads to one.
     """
 
     model: nn.Module
@@ -55,7 +55,7 @@ class Check:
     advance: Callable[[], None] = lambda: None
 
     def run(self) -> CheckOutcome:
-        """Raises `WrongAloneError`."""
+        """Run the check. Raises `WrongAloneError`."""
         if self.mode == "off":
             return CheckOutcome(guessed(self.model), "")
         start = by_caches(self.model)
@@ -70,25 +70,25 @@ class Check:
     # -- the tiny model: every rank by itself -----------------------------------------------------
 
     def of_tiny(self, start: Capabilities) -> Capabilities:
-        """Every scenario on a tiny model. Raises `CannotShrinkError` and `WrongAloneError`."""
+        """Run every scenario on a tiny model. Raises `CannotShrinkError` and `WrongAloneError`."""
         return self._agreed(lambda: self.tiny_matrix().capabilities(start))
 
     def tiny_matrix(self) -> Matrix:
-        """Raises `CannotShrinkError`."""
+        """Make the matrix of the first suitable tiny model. Raises `CannotShrinkError`."""
         make = next(self._tiny_subjects(), None)
         if make is None:
             raise CannotShrinkError
         return Matrix(make, self._step)
 
     def _tiny_subjects(self) -> Iterator[Callable[[int], Subject]]:
-        """By seed, of configs whose models give numbers and answer to their context."""
+        """Yield functions from a seed to a subject, for tiny configs whose models give finite logits that depend on the context."""
         for config, gain in product(tiny.configs(self.model, self.config), tiny.GAINS):
             make = cache(partial(self._tiny_subject, config, gain))
             try:
                 subject = make(SEEDS[0])
                 if tiny.listens(subject.model, subject.reference.texts[0]):
                     yield make
-            except Exception:  # noqa: BLE001, S112 - any architecture's code over sizes that nobody chose: the next ones
+            except Exception:  # noqa: BLE001, S112 - any architecture's code over arbitrary sizes: the next ones
                 continue
 
     def _tiny_subject(self, config: Config, gain: float, seed: int) -> Subject:
@@ -101,7 +101,7 @@ class Check:
         return failure
 
     def _agreed(self, check: Callable[[], Capabilities]) -> Capabilities:
-        """What every rank found right. Raises what any of them raised."""
+        """Intersect the capabilities that all ranks found. Raises the error that any rank raised."""
         found, problem, reason = Capabilities(), 0, ""
         try:
             found = check()
@@ -124,7 +124,7 @@ class Check:
     # -- the real model: all ranks together -------------------------------------------------------
 
     def _full_check(self, start: Capabilities) -> Capabilities:
-        """Every scenario, and with quantized KV every scenario again."""
+        """Run every scenario on the real model, and with quantized KV every scenario again."""
         self._require_sound()
         found = self._matrix(PLAIN).capabilities(start)
         return self._matrix(self.kv).capabilities(found) if self.kv.bits and found.allows("batch") else found
@@ -136,8 +136,8 @@ class Check:
         return Matrix(make, lambda failure: self._any_rank(self._step(failure)))
 
     def _short(self, found: Capabilities) -> Capabilities:
-        """Two rows of different lengths beside each other. What the tiny model does right and this one does wrong is
-        found by running every scenario on this one."""
+        """Run two rows of different lengths in one batch. If they fail although the tiny model passed, every scenario is run on
+        the real model."""
         subject = self._require_sound()
         failure = self._any_rank(self._step(subject.failure(short_pass(found), found)))
         if failure is None:
@@ -165,7 +165,7 @@ class Check:
         return Subject(self.model, kv, self.shapes, reference)
 
     def _guarded(self, make: Callable[[], Subject]) -> Subject:
-        """Raises `WrongAloneError` for whatever the model's own code raises."""
+        """Call `make`. Raises `WrongAloneError` for any exception of the model's own code."""
         try:
             return make()
         except WrongAloneError:
@@ -174,7 +174,7 @@ class Check:
             raise WrongAloneError(f"its own code fails: {line_of(error)}") from error
 
     def _any_rank(self, failure: Failure | None) -> Failure | None:
-        """What any rank found."""
+        """Return a failure if any rank found one. Every rank must call it at the same point."""
         number_here = 0 if failure is None else 1 + failure.raised
         numbers = self.group.gather(number_here)
         worst = max(range(len(numbers)), key=lambda rank: numbers[rank])

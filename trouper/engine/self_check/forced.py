@@ -1,4 +1,4 @@
-"""Rows that are fed fixed tokens as the engine feeds them sampled ones, and the logits that come out."""
+"""Forced decoding: rows that are fed fixed tokens in place of sampled ones, and their logits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trouper.protocol.plans import RowId
 
 @attrs.define
 class ForcedRow:
-    """text: its number in the reference. parts: how many tokens each pass fed so far."""
+    """A row that is fed a fixed text. text: index in the reference. parts: number of tokens of each pass so far."""
 
     text: int
     parts: list[int]
@@ -37,8 +37,8 @@ class Taken:
 
 
 class ForcedRows:
-    """The order of calls is that of `StepEngine`: prefill, promote, decode, and the first token of rows that must run
-    alone."""
+    """Rows with forced tokens. Calls are in the order of `StepEngine`: prefill, promote, decode, and the first token of rows
+    that must run alone."""
 
     def __init__(self, rows: Rows, texts: Sequence[Sequence[int]]) -> None:
         self.rows, self._texts = rows, texts
@@ -46,12 +46,12 @@ class ForcedRows:
         self.taken: list[Taken] = []
 
     def open(self, *texts: int) -> list[RowId]:
-        """One row for each of these texts."""
+        """Open one row for each of these texts."""
         self.rows.make_room(len(texts))
         return [self._open(text, []) for text in texts]
 
     def open_restored(self, text: int, computed: Sequence[int], tokens: int) -> RowId:
-        """A row that begins with `tokens` of what another had computed in these parts."""
+        """Open a row that begins with the first `tokens` tokens that another row computed in these parts."""
         self.rows.make_room(1)
         return self._open(text, _beginning(computed, tokens))
 
@@ -70,8 +70,8 @@ class ForcedRows:
         joining: Sequence[RowId] = (),
         drafts: Mapping[RowId, tuple[int, int]] | None = None,
     ) -> None:
-        """One step of the engine: chunks of prompts, rows that decode from now on, one token for each decoding row.
-        drafts: of some rows how many drafted tokens are right, and how many wrong ones follow."""
+        """Run one step of the engine: chunks of prompts, rows that begin to decode, one token for each decoding row.
+        drafts: for some rows the number of right draft tokens, and of wrong ones after them."""
         if chunks:
             self.rows.prefill({row: self._next(row, count) for row, count in chunks.items()})
             for row, count in chunks.items():
@@ -131,13 +131,13 @@ class ForcedRows:
             del self._forced[row]
 
     def apart(self, reference: Reference) -> float:
-        """How far all that was taken is from the reference, as one number."""
+        """Compute the error of all logits against the reference, as one number."""
         expected = [reference.logits(sample.text, self._longest(sample))[sample.position] for sample in self.taken]
         found = errors(mx.stack([sample.logits for sample in self.taken]), mx.stack(expected))
         return reference.arithmetic.judged(found, [sample.text for sample in self.taken])
 
     def _longest(self, sample: Taken) -> tuple[int, ...]:
-        """The parts of the row that gave it, as far as it came."""
+        """Find the final parts of the row that gave the sample."""
         parts, count = sample.parts, len(sample.parts)
         return max(
             (other.parts for other in self.taken if other.text == sample.text and other.parts[:count] == parts),

@@ -1,4 +1,4 @@
-"""What a result of the self-check depends on, as one name, and the results that earlier starts have left."""
+"""Remembered results of the self-check: the key, a hash of everything that a result depends on, and the results of earlier starts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trouper.storage.cache_fingerprint import namespace
 from trouper.storage.check_results import CheckResult, recall, remember
 
 SWITCHES = ("MLX_ENABLE_TF32", "MLX_METAL_FAST_SYNCH")
-"""Variables that change what MLX computes, or when."""
+"""Environment variables that change MLX's results, or the order of its work."""
 ENGINE = Path(__file__).parent.parent
 
 
@@ -27,7 +27,7 @@ def results_file() -> Path:
 
 
 def key_of(digest: int, settings: Settings, group: RankGroup) -> str:
-    """`digest`: of the checkpoint's config, shapes, and a sample of its weights (`checkpoint.Checkpoint`)."""
+    """Make the key of a result. `digest`: hash of the checkpoint's config, shapes, and a sample of its weights (`checkpoint.Checkpoint`)."""
     return namespace(
         {
             "model": f"{digest:016x}",
@@ -45,7 +45,7 @@ def key_of(digest: int, settings: Settings, group: RankGroup) -> str:
 
 @cache
 def _code() -> str:
-    """Digest of the engine's own source: the version does not change with every change of it."""
+    """Hash the engine's own source, since the version does not change with every change of the source."""
     digest = xxh3_64()
     for path in sorted(ENGINE.rglob("*.py")):
         digest.update(path.read_bytes())

@@ -1,4 +1,4 @@
-"""A tiny random model of the same architecture as a large one, to run through what the large one would take long for."""
+"""Makes a tiny random model of the same architecture as a large one, for scenarios that would take long on the large one."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ Signature = frozenset[tuple[str, ...]]
 
 
 class CannotShrinkError(Exception):
-    """No small config of this architecture builds, has all kinds of layers, and answers to its context."""
+    """No small config of this architecture builds, has all kinds of layers, and gives logits that depend on the context."""
 
 
 def configs(model: nn.Module, config: Mapping[str, Any]) -> Iterator[Config]:
-    """Small configs whose models have every kind of layer that this one has, the smallest first. Nothing is computed."""
+    """Yield small configs whose models have every kind of layer of this model, smallest first. Evaluates nothing."""
     kinds, num_layers = signatures(model), layers_of(config)
     required = set(kinds)
     first = next((count for count in range(1, len(kinds) + 1) if set(kinds[:count]) == required), 1)
@@ -54,7 +54,7 @@ def configs(model: nn.Module, config: Mapping[str, Any]) -> Iterator[Config]:
 
 
 def build(config: Config, seed: int, gain: float = GAINS[0]) -> nn.Module:
-    """float32. Seeds MLX's own generator, which layers draw from and nothing else of ours does."""
+    """Build a float32 model with random weights. Seeds MLX's global generator, which only the layers' initialization uses."""
     mx.random.seed(seed)
     model = empty(config)
     model.set_dtype(mx.float32)
@@ -69,7 +69,7 @@ def vocabulary_of(model: nn.Module) -> int:
 
 
 def listens(model: nn.Module, text: Tokens) -> bool:
-    """Whether what it says depends on a token before the last: else nothing wrong with its KV would show."""
+    """Whether the logits depend on a token before the last: else no fault of the KV would show."""
     other = [*text[:-3], text[-3] + 1, *text[-2:]]
     run = run_alone(model)
     original, changed = (run(tokens, [len(tokens)])[-1:] for tokens in (text, other))
@@ -77,14 +77,14 @@ def listens(model: nn.Module, text: Tokens) -> bool:
 
 
 def empty(config: Mapping[str, Any]) -> nn.Module:
-    """Not a byte of its parameters is there before they are evaluated."""
+    """Make a model whose parameters are lazy: none takes memory before it is evaluated."""
     model_class, args_class = utils._get_classes(dict(config))  # What `load_model` takes for the real one.
     model: nn.Module = model_class(args_class.from_dict(dict(config)))
     return model
 
 
 def _drawn(model: nn.Module, gain: float) -> list[tuple[str, mx.array]]:
-    """Matrices as their layers draw them, but larger; what is constant at first varies a little around that."""
+    """Scale up the matrices that layers initialize, and add a little noise to constant parameters."""
     named = [
         (path, array) for path, array in tree_flatten(model.parameters()) if mx.issubdtype(array.dtype, mx.floating)
     ]
@@ -105,7 +105,7 @@ def _redrawn(path: str, array: mx.array, stats: tuple[float, ...], gain: float) 
 
 
 def _knows_tokens(model: nn.Module) -> bool:
-    """Whether its code has an array of tokens' numbers, as phi3small's. Beyond a smaller vocabulary MLX would write into
+    """Whether the model's code has an array of token ids, such as phi3small's. Beyond a smaller vocabulary MLX would write into
     memory that is not the model's: no error, but a crash."""
     arrays = (value for _, part in model.named_modules() for value in part.values() if isinstance(value, mx.array))
     lists = (value for value in arrays if value.ndim == 1 and value.size and mx.issubdtype(value.dtype, mx.integer))
@@ -123,8 +123,8 @@ def _builds(config: Config, kinds: set[Signature]) -> bool:
 
 
 def signatures(model: nn.Module) -> list[Signature]:
-    """What each layer consists of: names, types and switches of its parts, and its kind of cache. The model is adapted
-    first, since the one that is checked may have been."""
+    """Describe each layer: names, types and switches of its parts, and its kind of cache. The model is adapted first, since the
+    model under test may be adapted."""
     adapted(model)
     layers, caches = list(model.layers), make_prompt_cache(model)
     kinds = [type(cache).__name__ for cache in caches] if len(caches) == len(layers) else [""] * len(layers)
@@ -138,7 +138,7 @@ def _signature(layer: nn.Module) -> Signature:
 
 
 def _is_leaf(path: str, part: nn.Module) -> bool:
-    """Layers that may be packed, adapted or split in the real model."""
+    """Whether the part is a layer that may be quantized, adapted or sharded in the real model."""
     return "Linear" in type(part).__name__ or "Embedding" in type(part).__name__ or "lora" in path
 
 
