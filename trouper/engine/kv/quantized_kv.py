@@ -41,7 +41,7 @@ def kv_format(bits: int, group_size: int) -> KvFormat:
 
 
 class QuantizedSlots(FullSlots):
-    """Like `FullSlots`, with packed values, scales and biases as buffers, for keys and then for values."""
+    """Slots for quantized KV: `FullSlots` with packed values, scales and biases as buffers, for keys and then for values."""
 
     def __init__(self, kv: KvFormat, traits: Traits = USUAL) -> None:
         super().__init__(traits)

@@ -54,7 +54,7 @@ FLOAT16 = Arithmetic(floor=8e-3, ceiling=0.15)
 BFLOAT16 = Arithmetic(floor=3e-2, ceiling=0.3)
 """8 bits of mantissa."""
 ROUTED_CEILING = 0.5
-"""Where a router chooses experts and arithmetic is coarse, most positions may have met another expert in some layer, and
+"""Ceiling for routed models. Where a router chooses experts and arithmetic is coarse, most positions may have met another expert in some layer, and
 the model differs as much from itself. Seen on an H200: the shape of gpt-oss-20b with random weights in bfloat16 differs by
 0.09 to 0.23 between one row and two."""
 KV_FLOORS = {8: 3e-2, 4: 0.3}
