@@ -64,8 +64,8 @@ def test_float32_on_a_cpu(smollm: EvaluatedModel) -> None:
 CONVERT = """
 import sys
 from pathlib import Path
-from trouper.engine import embedded, gguf
-print(embedded.directory(Path(sys.argv[1])))
+from trouper.engine.loading import bundled_model, gguf
+print(bundled_model.directory(Path(sys.argv[1])))
 """
 
 
