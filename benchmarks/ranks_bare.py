@@ -23,8 +23,8 @@ import mlx.nn as nn
 import numpy as np
 from mlx_lm.models.cache import BatchKVCache
 
-from trouper.engine.distributed.rank_group import Group, join
-from trouper.engine.loading.model_loading import Loaded, load
+from trouper.engine.distributed.rank_group import RankGroup, join
+from trouper.engine.loading.model_loading import EvaluatedModel, load
 from trouper.engine.platform import device
 from trouper.engine.step import Launched, StepEngine
 from trouper.protocol.plans import Admit, Chunk, Plan, RowId
@@ -79,7 +79,7 @@ def bare(model: nn.Module, load: Load, equal: bool) -> float:
     return timed(steps, load)
 
 
-def engine(loaded: Loaded, group: Group, load: Load) -> float:
+def engine(loaded: EvaluatedModel, group: RankGroup, load: Load) -> float:
     own = StepEngine(loaded.model, loaded.card.vocab_size, loaded.kv, group=group)
     rows = tuple(RowId(row) for row in range(load.rows))
     prompts = load.prompts(equal=False)

@@ -29,7 +29,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from benchmarks.kv_bits import log_softmax, text
 from benchmarks.starting import run_ranks
-from trouper.engine.distributed.rank_group import Group, join
+from trouper.engine.distributed.rank_group import RankGroup, join
 from trouper.engine.distributed.sharding import fault, sum_in_float32
 from trouper.engine.loading.model_loading import load
 from trouper.protocol.settings import Settings
@@ -40,7 +40,7 @@ CHUNK = 64
 class Float32Part(nn.Module):
     """Products and sums in float32, rounded once."""
 
-    def __init__(self, layer: nn.Module, group: Group) -> None:
+    def __init__(self, layer: nn.Module, group: RankGroup) -> None:
         super().__init__()
         self.weight = layer.weight
         self._group = group
@@ -50,7 +50,7 @@ class Float32Part(nn.Module):
         return self._group.sum(part).astype(x.dtype)
 
 
-def products_in_float32(model: nn.Module, group: Group) -> None:
+def products_in_float32(model: nn.Module, group: RankGroup) -> None:
     layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, ShardedToAllLinear)]
     model.update_modules(tree_unflatten([(name, Float32Part(layer, group)) for name, layer in layers]))
 
@@ -72,7 +72,7 @@ def with_heads_of_zeros(model: nn.Module, config: Mapping[str, Any], ranks: int)
     return {**config, "num_attention_heads": heads + queries, "num_key_value_heads": kv_heads + more}
 
 
-SUMS: dict[str, Callable[[nn.Module, Group], None]] = {
+SUMS: dict[str, Callable[[nn.Module, RankGroup], None]] = {
     "native": lambda _, __: None,
     "float32": sum_in_float32,
     "float32 products, too": products_in_float32,

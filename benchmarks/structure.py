@@ -16,7 +16,7 @@ import trouper.engine  # noqa: F401 - OpenBLAS before MLX
 # isort: split
 import numpy as np
 
-from trouper.engine.loading.model_loading import Loaded, load
+from trouper.engine.loading.model_loading import EvaluatedModel, load
 from trouper.engine.platform import device
 from trouper.engine.step import Launched, StepEngine
 from trouper.protocol.grammar import Grammar
@@ -54,7 +54,7 @@ QUESTION = "Make up a person with many friends, as JSON."
 class Rows:
     """So many rows of one kind on an engine of their own."""
 
-    def __init__(self, loaded: Loaded, rows: int, grammar: Grammar | None) -> None:
+    def __init__(self, loaded: EvaluatedModel, rows: int, grammar: Grammar | None) -> None:
         self._engine = StepEngine(loaded.model, loaded.card.vocab_size, loaded.kv, loaded.tokenizer.grammars)
         self._rows = tuple(RowId(n) for n in range(rows))
         self._steps = 0

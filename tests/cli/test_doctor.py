@@ -135,7 +135,7 @@ def test_the_device(
     *, facts: dict[str, Any], gflops: float, nvidia: bool, levels: list[str], remedy: str,
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(probe, "device_facts", lambda: device(**facts))
+    monkeypatch.setattr(probe, "device_stats", lambda: device(**facts))
     monkeypatch.setattr(probe, "product_gflops", lambda: gflops)
     monkeypatch.setattr(doctor_checks, "NVIDIA", tmp_path if nvidia else tmp_path / "none")
     found = list(doctor_checks.device(plan()))
@@ -149,7 +149,7 @@ def test_products_are_measured() -> None:
 
 @pytest.mark.parametrize(("free", "level"), [(None, "ok"), (9 * 10**8, "ok"), (10**8, "warn"), (10**12, "ok")])
 def test_memory(free: int | None, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "device_facts", device)
+    monkeypatch.setattr(probe, "device_stats", device)
     monkeypatch.setattr(doctor_checks, "_free_memory", lambda: free)
     finding = one(doctor_checks.memory(plan()))
     assert finding.level == level
@@ -163,7 +163,7 @@ def test_memory(free: int | None, level: str, monkeypatch: pytest.MonkeyPatch) -
 def test_whether_the_model_fits(
     tiny: str, memory_bytes: int, level: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probe, "device_facts", lambda: device(memory_bytes=memory_bytes))
+    monkeypatch.setattr(probe, "device_stats", lambda: device(memory_bytes=memory_bytes))
     finding = one(doctor_checks.model(plan(model=tiny)))
     assert (finding.level, said in finding.said) == (level, True), finding
 

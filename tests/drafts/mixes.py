@@ -121,7 +121,7 @@ def checked(clients: Clients, held: Held) -> type[StepEngine]:
             lengths = self.lengths()
             held.rows, held.stored = len(lengths), len(self._blocks._stored) if self._blocks else 0
             if launched.spans is None:  # Else it is known when its tokens are.
-                drawn = dict(zip(self._choosing.members, self._choosing.drawn.tolist(), strict=True))
+                drawn = dict(zip(self._sampling.members, self._sampling.drawn.tolist(), strict=True))
                 for row in self._rows.decoding:
                     assert lengths[row] == len(self._state[row].prompt) + drawn[row] - 1, "KV and tokens differ"
             return launched

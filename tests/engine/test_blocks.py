@@ -20,9 +20,9 @@ from tests.family_configs import VOCABULARY
 from trouper.engine.adaptations import adaptation_registry
 from trouper.engine.adaptations.adaptation_registry import Adaptation, Adapted
 from trouper.engine.kv import pass_shapes
-from trouper.engine.kv.block_payloads import Stored, pending, stored_from
+from trouper.engine.kv.block_payloads import BlockData, pending, stored_from
 from trouper.engine.kv.block_store import BlockStore
-from trouper.engine.kv.kv_layout import Layout, Shape, kv_layout, layout_of
+from trouper.engine.kv.kv_layout import ArrayShape, Layout, kv_layout, layout_of
 from trouper.engine.kv.quantized_kv import PLAIN
 from trouper.engine.step import StepEngine
 from trouper.protocol.blocks import Payload
@@ -320,11 +320,11 @@ class TestOrdersThatAreWrong:
 
 
 class TestPayloads:
-    SHAPES = Layout(((Shape((2, 1, 4), mx.float32), Shape((1, 1, 8), mx.bfloat16)),), (), ())
+    SHAPES = Layout(((ArrayShape((2, 1, 4), mx.float32), ArrayShape((1, 1, 8), mx.bfloat16)),), (), ())
 
     def payload(self, tokens: int = 5) -> Payload:
         values = [mx.random.normal(shape.dims).astype(shape.dtype) for shape in self.SHAPES.block(tokens)]
-        return pending(Stored(tokens, tuple(values))).read()
+        return pending(BlockData(tokens, tuple(values))).read()
 
     def test_there_and_back(self) -> None:
         mx.random.seed(4)

@@ -26,8 +26,8 @@ from tests.family_configs import VOCABULARY
 from trouper.engine.distributed.rank_group import ALONE
 from trouper.engine.kv.row_state import RowState
 from trouper.engine.sampling.penalties import History
-from trouper.engine.sampling.sampling_batch import Choosing
-from trouper.engine.spec_decode.draft_proposals import Proposing
+from trouper.engine.sampling.sampling_batch import SamplingBatch
+from trouper.engine.spec_decode.draft_proposals import DraftProposals
 from trouper.engine.spec_decode.prompt_lookup import Drafting
 from trouper.engine.step import StepEngine
 from trouper.protocol.grammar import Grammar
@@ -120,7 +120,7 @@ def test_d1_what_is_added_to_logits_is_added_in_one_order(rows: list[Sampling], 
         row: RowState(np.array(prompt, np.int32), one, 4, history=History(np.array(prompt, np.int32), 16))
         for row, one in zip(ids, greedy, strict=True)
     }
-    choosing, said = Choosing(16, ALONE, states), [list[int]() for _ in rows]
+    choosing, said = SamplingBatch(16, ALONE, states), [list[int]() for _ in rows]
     choosing.join(ids)
     for step in range(3):
         logits = logits_of(16, len(rows), seed=10 * seed + step)
@@ -202,7 +202,7 @@ def test_drafts_are_of_the_row_that_made_them() -> None:
 
 
 def test_only_rows_that_match_something_are_told() -> None:
-    proposing, (one, other, never) = Proposing(Drafting(least=2, most=4)), map(RowId, range(3))
+    proposing, (one, other, never) = DraftProposals(Drafting(min_ngram=2, max_ngram=4)), map(RowId, range(3))
     proposing.open(one, [1, 2, 3, 1, 2])
     proposing.open(other, [1, 2, 3, 4, 5])
     assert proposing.matched([one, other, never]) == ((one, 2),)

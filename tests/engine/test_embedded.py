@@ -12,7 +12,7 @@ import pytest
 
 from tests.families import reference
 from trouper.engine.loading import bundled_model, gguf
-from trouper.engine.loading.model_loading import Loaded, load
+from trouper.engine.loading.model_loading import EvaluatedModel, load
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import Settings
 
@@ -20,18 +20,18 @@ FILES = {"config.json", "generation_config.json", "model.safetensors", "tokenize
 
 
 @pytest.fixture(scope="module")
-def smollm() -> Loaded:
+def smollm() -> EvaluatedModel:
     return load(Settings(), lambda line: None)
 
 
-def test_paris(smollm: Loaded) -> None:
+def test_paris(smollm: EvaluatedModel) -> None:
     prompt = smollm.tokenizer.encode_chat([{"role": "user", "content": "What is the capital of France?"}])
     tokens = reference(smollm.model, list(prompt), 8)
     end = next(i for i, token in enumerate(tokens) if token in smollm.tokenizer.eos_token_ids)
     assert b"".join(map(smollm.tokenizer.token_bytes, tokens[:end])) == b"The capital of France is Paris."
 
 
-def test_card(smollm: Loaded) -> None:
+def test_card(smollm: EvaluatedModel) -> None:
     card = smollm.card
     assert (card.id, card.architecture) == (bundled_model.NAME, "llama")
     assert (card.context_length, card.vocab_size) == (8192, 49152)
@@ -39,7 +39,7 @@ def test_card(smollm: Loaded) -> None:
     assert smollm.tokenizer.eos_token_ids == {0, 2}
 
 
-def test_the_tokenizer_is_the_models_own(smollm: Loaded) -> None:
+def test_the_tokenizer_is_the_models_own(smollm: EvaluatedModel) -> None:
     """Ids as the hub's tokenizer gives them: digits one by one, special tokens whole."""
     tokenizer = smollm.tokenizer
     assert tokenizer.encode("What is the capital of France?") == (1780, 314, 260, 3575, 282, 4649, 47)
@@ -56,7 +56,7 @@ def test_the_tokenizer_is_the_models_own(smollm: Loaded) -> None:
 
 
 @pytest.mark.skipif(mx.default_device().type != mx.DeviceType.cpu, reason="quantized weights stay where they are fast")
-def test_float32_on_a_cpu(smollm: Loaded) -> None:
+def test_float32_on_a_cpu(smollm: EvaluatedModel) -> None:
     assert smollm.card.dtype == "float32"
     assert smollm.model.layers[0].self_attn.q_proj.weight.dtype == mx.float32
 

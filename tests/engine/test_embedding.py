@@ -13,7 +13,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from tests.arithmetic import TF32
 from tests.families import FAMILIES, build, prompts
 from tests.family_configs import VOCABULARY
-from trouper.engine.pooling import Pool, body_of, facts_of, pooling_of
+from trouper.engine.pooling import Pool, body_of, embedding_of, pooling_of
 from trouper.engine.step import StepEngine
 from trouper.protocol.plans import Admit, Chunk, Plan, Pooling, RowId
 from trouper.protocol.sampling import Sampling
@@ -69,7 +69,7 @@ def test_vectors_of_every_family(name: str) -> None:
             got = vector(engine, pooling, chunks)  # type: ignore[arg-type]
             np.testing.assert_allclose(got, np.array(wanted), atol=2e-2 if TF32 else 2e-5)
     assert abs(float(np.linalg.norm(got)) - 1) < 1e-5
-    facts = facts_of(model, Path("nowhere"))
+    facts = embedding_of(model, Path("nowhere"))
     assert facts is not None and (facts.dimensions, facts.pooling) == (len(got), "mean")
 
 

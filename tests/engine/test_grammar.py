@@ -17,7 +17,7 @@ from tests.engine.driver import GREEDY, Driver, Request, answers
 from tests.families import END, save
 from trouper import RequestFailed, Sampling, Settings
 from trouper.engine.grammars.grammar_compiler import Mask
-from trouper.engine.loading.model_loading import Loaded, load
+from trouper.engine.loading.model_loading import EvaluatedModel, load
 from trouper.engine.step import StepEngine
 from trouper.protocol.grammar import Grammar, GrammarKind
 
@@ -26,7 +26,7 @@ PROMPT = (10, 20, 30)
 
 
 @cache
-def tiny() -> Loaded:
+def tiny() -> EvaluatedModel:
     with TemporaryDirectory() as scratch:
         return load(Settings(model=str(save("llama", Path(scratch)))), lambda _: None)
 

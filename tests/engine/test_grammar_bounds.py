@@ -16,8 +16,8 @@ from tests.families import save
 from trouper import RequestFailed, Settings
 from trouper.engine.grammars import trial_process
 from trouper.engine.grammars.grammar_compiler import Grammars
-from trouper.engine.grammars.lru_cache import Recent
-from trouper.engine.grammars.schema_faults import MOST_OPTIONAL
+from trouper.engine.grammars.lru_cache import LruCache
+from trouper.engine.grammars.schema_faults import MAX_OPTIONAL
 from trouper.engine.loading.model_loading import load
 from trouper.protocol.grammar import Grammar, GrammarKind
 
@@ -85,7 +85,7 @@ def test_properties_that_make_the_second_token_too_dear_are_refused_before_it() 
     grammars().compile(Grammar("json_schema", json.dumps(required), "guided"))
 
 
-@pytest.mark.parametrize("least", [MOST_OPTIONAL])
+@pytest.mark.parametrize("least", [MAX_OPTIONAL])
 def test_as_many_as_may_be_can_be_followed(least: int) -> None:
     many = {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(least)}}
     grammar = Grammar("json_schema", json.dumps(many), "guided")
@@ -112,7 +112,7 @@ def test_the_engines_thread_compiles_nothing_that_was_compiled_before() -> None:
 
 
 def test_what_is_in_use_is_found_however_much_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammars(), "_recent", Recent(0))
+    monkeypatch.setattr(grammars(), "_recent", LruCache(0))
     grammar = Grammar("regex", "x{2,4}", "guided")
     kept, before = grammars().compile(grammar), grammars().compiled_inline
     grammars().constraint(grammar)
@@ -141,7 +141,7 @@ def test_a_fault_is_remembered_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_recent_forgets_the_oldest() -> None:
-    recent: Recent[str] = Recent(10)
+    recent: LruCache[str] = LruCache(10)
     recent.put("a", "A", 4)
     recent.put("b", "B", 4)
     assert recent.get("a") == "A"
@@ -172,7 +172,7 @@ def test_where_no_process_can_be_started_grammars_are_compiled_without_it(
 
 def test_a_process_that_starts_too_slowly_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiling without it is only for machines where there can be none: what it is for would end the server."""
-    slow = trial_process.Trial(lambda: {"tokens": ["a", "</s>"], "specials": [1], "eos": [1]})
+    slow = trial_process.TrialProcess(lambda: {"tokens": ["a", "</s>"], "specials": [1], "eos": [1]})
     monkeypatch.setattr(trial_process, "START_S", 0.0)
     with pytest.raises(trial_process.TrialFailedError, match="did not start within 0 s") as failed:
         slow.fault("start: A", None, 5.0)

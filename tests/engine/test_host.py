@@ -34,7 +34,7 @@ from trouper.actors.model_stepper import step_model
 from trouper.engine import host
 from trouper.engine.host import MlxEngine
 from trouper.engine.platform import device
-from trouper.engine.platform.read_ahead import Reading
+from trouper.engine.platform.read_ahead import ReadAhead
 from trouper.engine.step import StepEngine
 from trouper.protocol.plans import PLANS_IN_FLIGHT, Admit, Chunk, Plan, RowId, Stepped
 
@@ -163,12 +163,12 @@ async def test_tokens_do_not_depend_on_when_they_are_read(
 ) -> None:
     """As on a device that takes a step while the one before it runs: there after the launch, or before it."""
 
-    class Fixed(Reading):
+    class Fixed(ReadAhead):
         def took(self, waited_s: float, step_s: float) -> None:
             assert 0 <= waited_s <= step_s
 
     monkeypatch.setattr(device, "runs_ahead", lambda: True)
-    monkeypatch.setattr(host, "Reading", lambda: Fixed(early))
+    monkeypatch.setattr(host, "ReadAhead", lambda: Fixed(early))
     async with running_engine(tiny) as engine:
         for prompt, alone in zip(PROMPTS[:3], wanted, strict=False):
             assert await answer(engine, prompt) == alone

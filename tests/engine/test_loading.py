@@ -16,7 +16,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from tests.arithmetic import cpu_only
 from tests.families import FAMILIES, build, prompts, reference, save, write_json
 from trouper.engine.loading import bundled_model, checkpoint, model_loading, precision
-from trouper.engine.loading.model_loading import Loaded, load
+from trouper.engine.loading.model_loading import EvaluatedModel, load
 from trouper.engine.platform import device
 from trouper.protocol.loading import Loading
 from trouper.protocol.problems import ModelUnusable
@@ -26,7 +26,7 @@ PROMPT = prompts()[1]
 on_cpu = pytest.mark.skipif(not device.is_cpu(), reason="elsewhere the checkpoint's own precision is kept")
 
 
-def load_from(directory: Path, **settings: Any) -> Loaded:
+def load_from(directory: Path, **settings: Any) -> EvaluatedModel:
     return load(Settings(model=str(directory), **settings), lambda line: None)
 
 
@@ -54,7 +54,7 @@ def test_loads_and_answers_as_built(llama: Path) -> None:
 def test_who_watches_sees_all_bytes_go_by(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the weights, and of the files that are read again for their digests; and the steps of the self-check."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(model_loading, "ONE_EVALUATION_BYTES", 100_000)
+    monkeypatch.setattr(model_loading, "EVALUATION_BYTES", 100_000)
     seen: list[Loading] = []
     load(Settings(model=str(llama)), lambda _: None, seen.append)
     stages = {one.stage: [each for each in seen if each.stage == one.stage] for one in seen}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from trouper.engine.platform.read_ahead import REST, SURE, Reading
+from trouper.engine.platform.read_ahead import PAUSE_STEPS, SURE, ReadAhead
 
 
-def steps(reading: Reading, waited_s: float, count: int) -> list[bool]:
+def steps(reading: ReadAhead, waited_s: float, count: int) -> list[bool]:
     said = []
     for _ in range(count):
         reading.took(waited_s, 0.02)
@@ -14,23 +14,23 @@ def steps(reading: Reading, waited_s: float, count: int) -> list[bool]:
 
 
 def test_a_device_that_is_always_done_is_asked_early_once_that_is_sure() -> None:
-    assert steps(Reading(), 0.0001, SURE + 2) == [False] * (SURE - 1) + [True] * 3
+    assert steps(ReadAhead(), 0.0001, SURE + 2) == [False] * (SURE - 1) + [True] * 3
 
 
 def test_a_device_that_keeps_the_thread_waiting_is_never_asked_early() -> None:
-    assert not any(steps(Reading(), 0.01, 1000))
+    assert not any(steps(ReadAhead(), 0.01, 1000))
 
 
 def test_who_waited_when_asked_early_is_left_in_peace_for_a_while() -> None:
-    reading = Reading()
+    reading = ReadAhead()
     steps(reading, 0.0001, SURE)
     assert steps(reading, 0.01, 1) == [False]
-    assert not any(steps(reading, 0.0001, REST))
+    assert not any(steps(reading, 0.0001, PAUSE_STEPS))
     assert any(steps(reading, 0.0001, SURE))
 
 
 def test_one_long_wait_among_short_ones_begins_the_count_again() -> None:
-    reading = Reading()
+    reading = ReadAhead()
     steps(reading, 0.0001, SURE - 1)
     steps(reading, 0.01, 1)
     assert not any(steps(reading, 0.0001, SURE - 1))

@@ -15,8 +15,8 @@ from tests.families import FAMILIES, build, save
 from tests.family_configs import BASE
 from tests.ranks.models import CONFIGS
 from tests.ranks.models import save as save_dividing
-from trouper.engine.distributed.rank_group import ALONE, Group, backend_of
-from trouper.engine.distributed.sharding import Imagined, fault, fuse_adapters
+from trouper.engine.distributed.rank_group import ALONE, RankGroup, backend_of
+from trouper.engine.distributed.sharding import HypotheticalGroup, fault, fuse_adapters
 from trouper.engine.loading import checkpoint
 from trouper.engine.loading.model_loading import load
 from trouper.engine.platform import device
@@ -24,7 +24,7 @@ from trouper.protocol.problems import ModelUnusable, SettingsInvalid
 from trouper.protocol.settings import Settings
 
 
-class Pretended(Group):
+class Pretended(RankGroup):
     """One of several ranks, without the others: as far as refusals go."""
 
     def __init__(self, size: int) -> None:
@@ -33,7 +33,7 @@ class Pretended(Group):
 
     @property
     def mlx(self) -> mx.distributed.Group:
-        return Imagined(self.size)  # type: ignore[return-value]
+        return HypotheticalGroup(self.size)  # type: ignore[return-value]
 
 
 def refused(directory: Path, size: int) -> str:
@@ -60,7 +60,7 @@ def test_heads_of_which_nothing_divides(tmp_path: Path) -> None:
 def test_compressed_kv_is_everybodys() -> None:
     """MLA keeps one latent for all heads: the number of KV heads in its config divides nothing."""
     config = {**CONFIGS["deepseek_v3"], "num_key_value_heads": 1}
-    assert fault(build("deepseek_v3", 0, CONFIGS["deepseek_v3"]), config, Imagined(3)) is None
+    assert fault(build("deepseek_v3", 0, CONFIGS["deepseek_v3"]), config, HypotheticalGroup(3)) is None
 
 
 def test_a_model_that_mlx_lm_cannot_split(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_a_model_that_mlx_lm_cannot_split(tmp_path: Path) -> None:
 def test_groups_of_quantized_weights_that_do_not_divide() -> None:
     model = build("llama")
     nn.quantize(model, 64, 4)
-    said = fault(model, FAMILIES["llama"], Imagined(2))
+    said = fault(model, FAMILIES["llama"], HypotheticalGroup(2))
     assert said is not None
     assert "quantization group size 64" in said
 

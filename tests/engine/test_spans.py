@@ -121,7 +121,7 @@ def test_drafts_are_right_up_to_the_first_that_is_not(case: Case, data: st.DataO
         sampled += [token if data.draw(st.integers(0, 3)) else data.draw(TOKEN) for token in draft] + [data.draw(TOKEN)]
     most = [len(draft) for draft in case.drafts]
     if data.draw(st.booleans()):
-        spans.most[:] = most = [data.draw(st.integers(0, bound)) for bound in most]
+        spans.max_accepted[:] = most = [data.draw(st.integers(0, bound)) for bound in most]
     right, at = [], 0
     for draft, bound in zip(case.drafts, most, strict=True):
         own = sampled[at : at + len(draft)]

@@ -12,7 +12,7 @@ import pytest
 from tests.engine.driver import GREEDY, Request, answers
 from tests.engine.naive import certain_answer
 from trouper import ChatPrompt, Generate, Sampling, Settings, run_runtime
-from trouper.engine.loading.model_loading import Loaded, load
+from trouper.engine.loading.model_loading import EvaluatedModel, load
 from trouper.engine.step import StepEngine
 
 TOKENS = 10
@@ -47,7 +47,7 @@ SAMPLINGS = (
 
 
 @cache
-def smollm() -> Loaded:
+def smollm() -> EvaluatedModel:
     return load(Settings(), lambda _: None)
 
 

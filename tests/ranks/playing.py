@@ -20,8 +20,8 @@ from mlx.utils import tree_map
 from tests.engine.driver import GREEDY, Driver, Request, Row
 from tests.engine.oracle import Foretelling
 from tests.families import prompts
-from trouper.engine.distributed.rank_group import Group, join
-from trouper.engine.loading.model_loading import Loaded, load
+from trouper.engine.distributed.rank_group import RankGroup, join
+from trouper.engine.loading.model_loading import EvaluatedModel, load
 from trouper.engine.step import StepEngine
 from trouper.protocol.grammar import Grammar
 from trouper.protocol.plans import BlockId, Restore, RowId, Store, ThinkingLimit
@@ -50,7 +50,7 @@ def main() -> None:
     sys.stdout.write(json.dumps({**told, **play_all(json.loads(sys.argv[1]), group)}) + "\n")
 
 
-def play_all(spec: dict[str, Any], group: Group) -> dict[str, Any]:
+def play_all(spec: dict[str, Any], group: RankGroup) -> dict[str, Any]:
     """Of each model what its rows answered, and what loading took."""
     told: dict[str, Any] = {}
     for name, one in spec.items():
@@ -76,7 +76,7 @@ def jitter(model: nn.Module, seed: int) -> None:
     model.update(tree_map(lambda weight: weight * (1 + 1e-6 * mx.random.normal(weight.shape)), model.parameters()))
 
 
-def play(loaded: Loaded, group: Group, spec: dict[str, Any]) -> dict[str, Any]:
+def play(loaded: EvaluatedModel, group: RankGroup, spec: dict[str, Any]) -> dict[str, Any]:
     engine = StepEngine(loaded.model, loaded.card.vocab_size, loaded.kv, loaded.tokenizer.grammars, group)
     said: dict[str, Any] = {}
     if tokens := spec.get("greedy"):
@@ -91,7 +91,7 @@ def play(loaded: Loaded, group: Group, spec: dict[str, Any]) -> dict[str, Any]:
     return said
 
 
-def drafted(loaded: Loaded, group: Group, wanted: Sequence[Sequence[int]]) -> list[list[int]]:
+def drafted(loaded: EvaluatedModel, group: RankGroup, wanted: Sequence[Sequence[int]]) -> list[list[int]]:
     """The same once more, by rows that guess what they will say, and are wrong now and then."""
     known = {tuple(prompt): answer for prompt, answer in zip(PROMPTS, wanted, strict=True)}
     oracle = Foretelling(tokens=DRAFTED, answers=known, dice=Random(0))
@@ -109,7 +109,7 @@ def answers(rows: Sequence[Row]) -> list[list[int]]:
     return [row.tokens for row in rows]
 
 
-def seeded(seeds: Sequence[int], group: Group) -> list[Request]:
+def seeded(seeds: Sequence[int], group: RankGroup) -> list[Request]:
     """F21: on each rank other seeds, as if it drew for itself. Rank 0's count."""
     shaped = [attrs.evolve(one, seed=seed + 1000 * group.rank) for one, seed in zip(SAMPLINGS, seeds, strict=True)]
     return [Request(prompt, SEEDED_TOKENS, sampling) for prompt, sampling in zip(PROMPTS, shaped, strict=True)]

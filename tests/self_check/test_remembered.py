@@ -16,7 +16,7 @@ from tests.family_configs import wide
 from tests.self_check.saving import save
 from tests.zoo.building import build
 from trouper.engine.adaptations import adaptation_registry
-from trouper.engine.distributed.rank_group import ALONE, Group
+from trouper.engine.distributed.rank_group import ALONE, RankGroup
 from trouper.engine.loading.model_loading import load
 from trouper.engine.platform import device
 from trouper.engine.self_check import checking, remembering, starting
@@ -91,7 +91,7 @@ def test_a_file_that_cannot_be_written_only_costs_a_check(tmp_path: Path) -> Non
 
 
 def test_the_oldest_results_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check_results, "MOST_RESULTS", 3)
+    monkeypatch.setattr(check_results, "MAX_RESULTS", 3)
     path = tmp_path / "results.json"
     for number in range(5):
         remember(path, str(number), CheckResult({}, "", 1.0, float(number)))
@@ -121,7 +121,7 @@ def test_the_name_of_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_device_that_was_full_is_not_remembered(faulty: str, monkeypatch: pytest.MonkeyPatch) -> None:
     full = Capabilities(drafts="rows that took wrong drafts back: [malloc] Unable to allocate 9 bytes.")
-    monkeypatch.setattr(Check, "run", lambda self: checking.Found(full, "it"))
+    monkeypatch.setattr(Check, "run", lambda self: checking.CheckOutcome(full, "it"))
     assert loaded(faulty)[0].capabilities == full
     assert not results_file().exists()
 
@@ -161,7 +161,7 @@ def test_a_model_without_numbers_is_refused_in_one_line(tmp_path: Path) -> None:
 # -- several ranks ---------------------------------------------------------------------------------------
 
 
-class Others(Group):
+class Others(RankGroup):
     """Rank 0 of three, whose other ranks say what they are told to."""
 
     def __init__(self, *numbers: int) -> None:
@@ -189,8 +189,8 @@ def test_ranks_agree_on_the_worst() -> None:
 
 def test_a_failure_of_any_rank_is_everybodys() -> None:
     check = Check(build("qwen3"), {}, 512, None, "fast", Others(0, 2))  # type: ignore[arg-type]
-    assert check._together(None) == Failure("rank 2 found it wrong", raised=True)
-    assert check._together(Failure("mine")) == Failure("mine")
+    assert check._any_rank(None) == Failure("rank 2 found it wrong", raised=True)
+    assert check._any_rank(Failure("mine")) == Failure("mine")
 
 
 def test_what_only_some_ranks_remember_is_checked_again() -> None:

@@ -11,7 +11,7 @@ from random import Random
 
 from trouper.protocol.blocks import Payload, Tensor
 from trouper.storage.file_operations import Disk
-from trouper.storage.runs import Damaged, Piece, RunInfo, RunStore, Wanted
+from trouper.storage.runs import Damaged, Piece, PieceRequest, RunInfo, RunStore
 
 ROOT = sha256(b"root").digest()
 NAMESPACE = sha256(b"namespace").hexdigest()
@@ -48,10 +48,10 @@ def chain(
     return pieces
 
 
-def wanted(pieces: Sequence[Piece], places: Sequence[int] | None = None) -> list[Wanted]:
+def wanted(pieces: Sequence[Piece], places: Sequence[int] | None = None) -> list[PieceRequest]:
     """All that there is of these pieces."""
     return [
-        Wanted(i, pieces[i].key, pieces[i].tokens, bool(pieces[i].payload), pieces[i].snapshot is not None)
+        PieceRequest(i, pieces[i].key, pieces[i].tokens, bool(pieces[i].payload), pieces[i].snapshot is not None)
         for i in (range(len(pieces)) if places is None else places)
     ]
 
@@ -70,7 +70,7 @@ def same(got: Sequence[Piece], expected: Sequence[Piece]) -> bool:
 
 def read_all(store: RunStore, run: RunInfo) -> list[Piece]:
     parts = [
-        Wanted(place, info.key, info.tokens, snapshot=info.snapshot_bytes is not None)
+        PieceRequest(place, info.key, info.tokens, snapshot=info.snapshot_bytes is not None)
         for place, info in enumerate(run.pieces)
     ]
     return store.read(run.name, parts)

@@ -52,7 +52,7 @@ def test_r4_unused_files_go_and_used_ones_stay(cache: Path) -> None:
 
 
 def test_orphaned_temporary_files_go_and_those_being_written_stay(cache: Path) -> None:
-    orphan = put(cache / "block.tmp", age_s=2 * disk.ORPHAN_AGE_S)
+    orphan = put(cache / "block.tmp", age_s=2 * disk.TEMPORARY_AGE_S)
     written = put(cache / "other.tmp")
     assert disk.sweep(cache, DAY_S).swept_files == 1
     assert (orphan.exists(), written.exists()) == (False, True)

@@ -18,7 +18,7 @@ from tests.storage.making import NAMESPACE, OTHER_NAMESPACE, piece, raw
 from trouper.storage import cache_directory
 from trouper.storage.cache_directory import TEMPORARY_SUFFIX
 from trouper.storage.run_format import SUFFIX
-from trouper.storage.runs import Damaged, Piece, RunInfo, RunStore, Sealed, Wanted
+from trouper.storage.runs import Damaged, Piece, PieceRequest, RunInfo, RunStore, Sealed
 
 MAX_BYTES = 16_000
 """A dozen runs."""
@@ -123,12 +123,12 @@ class World:
         places = self.random.sample(range(len(run.pieces)), self.random.randint(1, len(run.pieces)))
         self._serve(store, run, [self._wanted(run, place) for place in places])
 
-    def _wanted(self, run: RunInfo, place: int) -> Wanted:
+    def _wanted(self, run: RunInfo, place: int) -> PieceRequest:
         info = run.pieces[place]
         snapshot = info.snapshot_bytes is not None and self.random.random() < 0.7
-        return Wanted(place, info.key, info.tokens, self.random.random() < 0.8, snapshot)
+        return PieceRequest(place, info.key, info.tokens, self.random.random() < 0.8, snapshot)
 
-    def _serve(self, store: RunStore, run: RunInfo, wanted: list[Wanted]) -> bool:
+    def _serve(self, store: RunStore, run: RunInfo, wanted: list[PieceRequest]) -> bool:
         """Whether the run was there, undamaged."""
         try:
             pieces = store.read(run.name, wanted)
@@ -141,9 +141,9 @@ class World:
         self.counts["pieces served"] += len(pieces)
         return True
 
-    def _compare(self, store: RunStore, run: RunInfo, want: Wanted, got: Piece) -> None:
-        info = run.pieces[want.place]
-        parent = run.pieces[want.place - 1].key if want.place else run.parent
+    def _compare(self, store: RunStore, run: RunInfo, want: PieceRequest, got: Piece) -> None:
+        info = run.pieces[want.index]
+        parent = run.pieces[want.index - 1].key if want.index else run.parent
         payload = want.payload and bool(info.payload_bytes)
         expected = truth(store, parent, want.tokens, payload=payload, snapshot=want.snapshot)
         assert (got.key, got.tokens) == (expected.key, expected.tokens) == (want.key, want.tokens), "wrong piece"
@@ -189,7 +189,7 @@ class World:
         assert whole <= found.keys(), "a sound run was lost"
         for run in found.values():
             every = [
-                Wanted(place, info.key, info.tokens, snapshot=info.snapshot_bytes is not None)
+                PieceRequest(place, info.key, info.tokens, snapshot=info.snapshot_bytes is not None)
                 for place, info in enumerate(run.pieces)
             ]
             assert self._serve(store, run, every) or run.name not in whole, "a sound run is called damaged"

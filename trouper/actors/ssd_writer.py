@@ -40,7 +40,7 @@ from trouper.protocol.work import (
     Written,
 )
 from trouper.storage import cache_directory as disk
-from trouper.storage.runs import Damaged, RunInfo, RunStore, Wanted
+from trouper.storage.runs import Damaged, PieceRequest, RunInfo, RunStore
 from trouper.storage.stored_pieces import parents_first
 
 log = logging.getLogger("trouper.writer")
@@ -225,7 +225,7 @@ class SSDWriter:
         assert self._path is not None
         path, settings = self._path, self._settings
 
-        def work() -> tuple[disk.Measured, list[RunInfo], Sequence[RunInfo], int]:
+        def work() -> tuple[disk.DirectoryUsage, list[RunInfo], Sequence[RunInfo], int]:
             disk.prepare(path)
             measured = disk.sweep(path, ttl_s)
             changes = store.refresh()
@@ -349,16 +349,16 @@ class SSDWriter:
         names = {self._places[piece.key].run for piece in pieces if piece.key in self._places}
         await _in_thread(partial(store.touch, names))
 
-    def _by_run(self, wanted: Sequence[NamedPiece]) -> list[tuple[str, list[Wanted]]]:
+    def _by_run(self, wanted: Sequence[NamedPiece]) -> list[tuple[str, list[PieceRequest]]]:
         """In order, up to the first that is nowhere."""
-        groups: list[tuple[str, list[Wanted]]] = []
+        groups: list[tuple[str, list[PieceRequest]]] = []
         for piece in wanted:
             place = self._places.get(piece.key)
             if place is None or (piece.snapshot and not place.snapshot):
                 break
             if not groups or groups[-1][0] != place.run:
                 groups.append((place.run, []))
-            groups[-1][1].append(Wanted(place.number, piece.key, piece.tokens, piece.payload, piece.snapshot))
+            groups[-1][1].append(PieceRequest(place.number, piece.key, piece.tokens, piece.payload, piece.snapshot))
         return groups
 
     async def _finish(self) -> None:

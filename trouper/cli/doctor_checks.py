@@ -76,7 +76,7 @@ def device(_: Plan) -> Iterator[Finding]:
     except ImportError as error:
         yield Finding("fail", f"MLX cannot be imported: {error}", INSTALL_MLX)
         return
-    facts = probe.device_facts()
+    facts = probe.device_stats()
     if facts.is_cpu and NVIDIA.exists():
         yield Finding(
             "warn", f"{facts.name}: MLX computes on the CPU beside an NVIDIA GPU", "pip install 'trouper[cuda]'"
@@ -97,7 +97,7 @@ def device(_: Plan) -> Iterator[Finding]:
 def memory(_: Plan) -> Iterator[Finding]:
     from trouper.engine import probe
 
-    total, free = probe.device_facts().memory_bytes, _free_memory()
+    total, free = probe.device_stats().memory_bytes, _free_memory()
     free = None if free is None else min(free, total)  # A container may have less than the machine.
     if free is None:
         yield Finding("ok", decimal(total))
@@ -135,7 +135,7 @@ def _model(one: Settings) -> Finding:
         if name == bundled_model.NAME:
             bundled_model.require_cache()
         return Finding("warn", f"{name} is not here yet", "the first start downloads it")
-    fit, limit = probe.fit(one), probe.device_facts().memory_bytes
+    fit, limit = probe.fit(one), probe.device_stats().memory_bytes
     said = f"{name} ({fit.architecture}): {decimal(fit.weights_bytes)} of weights"
     room = int(limit * one.memory_fraction) - fit.weights_bytes
     if room <= 0:
@@ -162,10 +162,10 @@ def self_check(plan: Plan) -> Iterator[Finding]:
             )
         elif line.off:
             yield Finding(
-                "warn", line.said, "requests are answered rightly, but slower; docs/self-check.md says what it means"
+                "warn", line.summary, "requests are answered rightly, but slower; docs/self-check.md says what it means"
             )
         else:
-            yield Finding("ok", line.said)
+            yield Finding("ok", line.summary)
 
 
 def disk(plan: Plan) -> Iterator[Finding]:

@@ -1,8 +1,8 @@
-"""The only room that imports MLX: loading, the batch step, sampling, KV. What must precede MLX's import happens here."""
+"""The engine: loading, the batch step, sampling, KV. The only package that imports MLX, after the settings here that must precede it."""
 
 from trouper.engine.platform import cuda_environment, malloc, openblas
 
 malloc.keep_large_buffers()
 cuda_environment.allow_any_shapes()
 FAST_BLAS = openblas.load_fast()
-"""The OpenBLAS that MLX multiplies with; None: its own library."""
+"""Path of the OpenBLAS that MLX uses; None: MLX uses its own library."""

@@ -1,4 +1,4 @@
-"""The engine's thread: one OS thread for life, which loads the model and answers plans."""
+"""The engine's thread: one OS thread for the engine's lifetime, which loads the model and runs plans."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import mlx.core as mx
 import trio
 
 from trouper.engine.distributed import rank_group
-from trouper.engine.loading.model_loading import Loaded, load
+from trouper.engine.loading.model_loading import EvaluatedModel, load
 from trouper.engine.platform import device
-from trouper.engine.platform.device import memory_facts
-from trouper.engine.platform.read_ahead import Reading
+from trouper.engine.platform.device import memory_stats
+from trouper.engine.platform.read_ahead import ReadAhead
 from trouper.engine.spec_decode.prompt_lookup import Drafting
 from trouper.engine.step import Launched, StepEngine
 from trouper.engine.warm_up import warm_up
@@ -29,16 +29,16 @@ from trouper.protocol.settings import Settings
 
 log = logging.getLogger("trouper.engine")
 WEIGHTS_PART = 0.7
-"""Of the device's memory, for the weights of several models: the rest is for KV."""
+"""Fraction of the device's memory for the weights of several models; the remainder is for KV."""
 NOT_CRASHES = (Exception, trio.Cancelled, KeyboardInterrupt, SystemExit, GeneratorExit)
-"""What is raised as it is. Anything else is a crash of native code: a panic in Rust (llguidance, tokenizers) arrives as a
-`PanicException`, which is no `Exception`, so that supervision would not see it and the whole process would end."""
+"""Exceptions that are raised unchanged. Any other is a crash of native code: a panic in Rust (llguidance, tokenizers) is
+raised as `PanicException`, which is no `Exception`, so that supervision would not see it and the whole process would end."""
 T = TypeVar("T")
 Job = Callable[[], None]
 
 
 def weights_room() -> int:
-    """Bytes, for the weights of all models together."""
+    """Bytes for the weights of all models together."""
     return int(device.memory_limit_bytes() * WEIGHTS_PART)
 
 
@@ -46,19 +46,19 @@ class MlxEngine:
     """Implements `trouper.protocol.model.Engine` on MLX.
 
     Streams and lazy arrays belong to the thread that made them, so everything MLX happens on one
-    thread; other threads get evaluated numbers. The thread takes jobs (load, a session of plans)
-    one after another; a job that raises costs its caller, not the thread.
+    thread; other threads get evaluated numbers. The thread runs jobs (load, a session of plans)
+    one after another; an exception in a job is raised in its caller and does not end the thread.
     """
 
     def __init__(self, settings: Settings, watch: LoadWatch = nobody_watches) -> None:
         """`watch` is called on the engine's thread."""
         self._settings, self._watch = settings, watch
         self._jobs, self._inbox = trio.open_memory_channel[Job](0)
-        self._loaded: Loaded | None = None
+        self._loaded: EvaluatedModel | None = None
         self._group = rank_group.ALONE
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """The thread's life. Ends when cancelled, after the step in hand: a thread is never abandoned (F18)."""
+        """Run the thread. Ends when cancelled, after the current step: a thread is never abandoned (F18)."""
         self._token = trio.lowlevel.current_trio_token()
         task_status.started()
         await trio.to_thread.run_sync(self._work, limiter=trio.CapacityLimiter(1))
@@ -75,7 +75,7 @@ class MlxEngine:
             mx.clear_cache()
 
     async def join(self, invitation: bytes) -> Joined:
-        """The whole process waits until all ranks are there (see `group`)."""
+        """Join the other ranks. The whole process waits until all ranks have joined (see `rank_group`)."""
         return await self._on_thread(lambda: self._join(invitation))
 
     def _join(self, invitation: bytes) -> Joined:
@@ -109,10 +109,10 @@ class MlxEngine:
         await self._on_thread(lambda: self._session(plans, results))
 
     def memory(self) -> MemoryFacts:
-        return memory_facts(self._group.sharers)
+        return memory_stats(self._group.sharers)
 
     async def _on_thread(self, work: Callable[[], T]) -> T:
-        """Run `work` on the engine's thread and wait for its end, whatever it is."""
+        """Run `work` on the engine's thread, and wait until it returns or raises."""
         done = trio.Event()
         outcome: list[T | BaseException] = []
 
@@ -139,12 +139,14 @@ class MlxEngine:
             )  # Else the error holds this frame, which holds the error, whose traceback holds all the rows' KV.
 
     def _session(self, plans: trio.MemoryReceiveChannel[Plan], results: trio.MemorySendChannel[Stepped]) -> None:
-        """Answer plans until they end. A new session has no rows: after a crash nothing of them can be trusted."""
+        """Run plans until their channel ends. A new session has no rows: after a crash no state can be trusted."""
         engine = self._engine()
         try:
             self._answer(engine, plans, results)
         finally:
-            engine.starting = None  # It holds the engine, which then nobody but the garbage collector would end.
+            engine.starting = (
+                None  # The callback refers to the engine, which only the garbage collector would free then.
+            )
             del engine
             mx.clear_cache()
 
@@ -161,10 +163,10 @@ class MlxEngine:
     def _answer(
         self, engine: StepEngine, plans: trio.MemoryReceiveChannel[Plan], results: trio.MemorySendChannel[Stepped]
     ) -> None:
-        """Launch plan n, then read plan n-1 (see protocol/plans.py), or just before its launch (see `Reading`). Where
-        launching waits for the device anyway, read plan n at once: its tokens are a step earlier with who waits for them,
-        and the next plan is there already."""
-        ahead, reading = device.runs_ahead(), Reading()
+        """Launch plan n, then read plan n-1 (see protocol/plans.py), or read it just before the launch (see `ReadAhead`). Where
+        launching waits for the device anyway, read plan n at once: clients get its tokens a step earlier, and the next
+        plan has arrived already."""
+        ahead, read_ahead = device.runs_ahead(), ReadAhead()
         pending: Launched | None = None
 
         def read_pending() -> None:
@@ -172,15 +174,17 @@ class MlxEngine:
             if pending is not None:
                 began = time.perf_counter()
                 stepped, pending = engine.collect(pending), None
-                reading.took(time.perf_counter() - began, stepped.seconds)
-                self._tell(results, stepped)
+                read_ahead.took(time.perf_counter() - began, stepped.seconds)
+                self._send_result(results, stepped)
 
-        engine.starting = lambda: read_pending() if reading.early else None
+        engine.starting = lambda: read_pending() if read_ahead.early else None
         while True:
             try:
                 plan = trio.from_thread.run(plans.receive)
             except trio.EndOfChannel:
-                if pending is not None:  # The group ended in the middle: leave nothing running on the device.
+                if (
+                    pending is not None
+                ):  # The session ended with a step in flight: wait until the device has finished it.
                     engine.collect(pending)
                 return
             launched = engine.launch(plan)
@@ -188,13 +192,13 @@ class MlxEngine:
             if plan.has_work and ahead:
                 pending = launched
             else:
-                self._tell(results, engine.collect(launched))
+                self._send_result(results, engine.collect(launched))
 
-    def _tell(self, results: trio.MemorySendChannel[Stepped], stepped: Stepped) -> None:
-        """Without waiting until it is heard: the thread has more to do. In order, and before the session's end is."""
+    def _send_result(self, results: trio.MemorySendChannel[Stepped], stepped: Stepped) -> None:
+        """Send a result without waiting until it is received. Results arrive in order, and before the session's end."""
 
-        def tell() -> None:
-            with suppress(trio.BrokenResourceError):  # Nobody is owed it any more.
+        def send() -> None:
+            with suppress(trio.BrokenResourceError):  # The receiver is closed.
                 results.send_nowait(stepped)
 
-        self._token.run_sync_soon(tell)
+        self._token.run_sync_soon(send)

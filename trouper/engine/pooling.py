@@ -1,4 +1,4 @@
-"""A prompt as one vector: the hidden states of its tokens, pooled. For models whose body can be run without their head."""
+"""Embeddings: the pooled hidden states of a prompt's tokens, for models whose body can be run without their head."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from trouper.protocol.model import EmbeddingFacts
 from trouper.protocol.plans import Pooling
 
 POOLING_FILE = Path("1_Pooling") / "config.json"
-"""Where sentence-transformers keeps how its models pool."""
+"""File in which sentence-transformers stores how a model pools."""
 POOLINGS: dict[str, Pooling] = {"pooling_mode_lasttoken": "last", "pooling_mode_cls_token": "first"}
 BODIES = ("model", "backbone", "transformer")
-"""What mlx-lm's models call all of themselves but the head."""
+"""Names of the attribute that holds all of an mlx-lm model except its head."""
 
 
 def body_of(model: nn.Module) -> nn.Module | None:
-    """The part that gives hidden states, (rows, tokens, dim), after its last norm. Nothing is computed."""
+    """Find the submodule that returns hidden states, (rows, tokens, dim), after its last norm. Evaluates nothing."""
     for owner in (model, getattr(model, "language_model", None)):
         for name in BODIES:
             body = getattr(owner, name, None)
@@ -36,7 +36,7 @@ def _gives_hidden(body: nn.Module, model: nn.Module) -> bool:
         cache = make_prompt_cache(model)
         hidden = body(mx.array([[0, 1]]), cache=cache)
         logits = model(mx.array([[0, 1]]), cache=make_prompt_cache(model))
-    except Exception:  # noqa: BLE001 - any architecture's code: whatever it raises, it is not made for this
+    except Exception:  # noqa: BLE001 - any architecture's code: whatever it raises, it gives no hidden states
         return False
     return (
         isinstance(hidden, mx.array)
@@ -46,8 +46,8 @@ def _gives_hidden(body: nn.Module, model: nn.Module) -> bool:
     )
 
 
-def facts_of(model: nn.Module, directory: Path) -> EmbeddingFacts | None:
-    """None: this model gives none."""
+def embedding_of(model: nn.Module, directory: Path) -> EmbeddingFacts | None:
+    """Describe the model's embeddings. None: the model gives none."""
     body = body_of(model)
     if body is None:
         return None
@@ -56,23 +56,23 @@ def facts_of(model: nn.Module, directory: Path) -> EmbeddingFacts | None:
 
 
 def pooling_of(directory: Path) -> Pooling:
-    """As the model's own files say, else the mean."""
+    """Read the kind of pooling from the model's files; the default is the mean."""
     try:
-        said: Any = json.loads((directory / POOLING_FILE).read_text("utf-8"))
+        config: Any = json.loads((directory / POOLING_FILE).read_text("utf-8"))
     except (OSError, ValueError):
         return "mean"
-    return next((pooling for key, pooling in POOLINGS.items() if isinstance(said, dict) and said.get(key)), "mean")
+    return next((pooling for key, pooling in POOLINGS.items() if isinstance(config, dict) and config.get(key)), "mean")
 
 
 @attrs.define(eq=False)
 class Pool:
-    """One prompt's vector in the making."""
+    """Pooling of one prompt's hidden states, chunk by chunk."""
 
     pooling: Pooling
     kept: mx.array | None = None
 
     def add(self, hidden: mx.array) -> None:
-        """More of the prompt's hidden states, (tokens, dim)."""
+        """Add the hidden states of the prompt's next tokens, (tokens, dim)."""
         states = hidden.astype(mx.float32)
         match self.pooling:
             case "mean":
@@ -83,6 +83,6 @@ class Pool:
                 self.kept = states[0] if self.kept is None else self.kept
 
     def vector(self) -> mx.array:
-        """(dim,) float32 of length one."""
+        """Return the vector, (dim,) float32 of length one."""
         assert self.kept is not None
         return self.kept / mx.maximum(mx.linalg.norm(self.kept), 1e-12)

@@ -1,4 +1,4 @@
-"""What `trouper doctor` asks: the device, how fast it multiplies, and whether a model fits. Loads no weights."""
+"""Measurements for `trouper doctor`: the device, its speed of multiplication, and whether a model fits. Loads no weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trouper.engine.kv.quantized_kv import kv_format
 from trouper.engine.loading import bundled_model, checkpoint, precision
 from trouper.engine.loading.architecture import by_caches
 from trouper.engine.loading.model_loading import opened
-from trouper.engine.loading.model_source import place_of, resolve
+from trouper.engine.loading.model_source import resolve, source_of
 from trouper.engine.platform import device
 from trouper.engine.self_check.remembering import key_of, recalled
 from trouper.engine.self_check.starting import line_of
@@ -33,40 +33,40 @@ class Device:
     is_cpu: bool
     memory_bytes: int
     fast_blas: Path | None
-    """None also where none is needed."""
+    """OpenBLAS library in use; None also where none is needed."""
 
 
 @attrs.frozen(kw_only=True)
 class Fit:
-    """A model as it would lie in memory."""
+    """Memory that a model would take."""
 
     architecture: str
     weights_bytes: int
     token_bytes: int
-    """Of one token's keys and values; 0: none are kept, or only a state of fixed size."""
+    """Bytes of one token's keys and values; 0: none are kept, or only a state of fixed size."""
 
 
-def device_facts() -> Device:
+def device_stats() -> Device:
     return Device(
         name=device.name(), is_cpu=device.is_cpu(), memory_bytes=device.memory_limit_bytes(), fast_blas=FAST_BLAS
     )
 
 
 def product_gflops() -> float:
-    """The best of a few float32 products, in 10^9 operations a second: what prefill is made of."""
-    one = mx.random.normal((PRODUCT_SIZE, PRODUCT_SIZE))
-    mx.eval(one @ one)
+    """Measure the best of a few float32 products, which dominate prefill, in 10^9 operations a second."""
+    matrix = mx.random.normal((PRODUCT_SIZE, PRODUCT_SIZE))
+    mx.eval(matrix @ matrix)
     best = float("inf")
     for _ in range(PRODUCTS):
         began = time.perf_counter()
-        mx.eval(one @ one)
+        mx.eval(matrix @ matrix)
         best = min(best, time.perf_counter() - began)
     return float(2 * PRODUCT_SIZE**3 / best / 1e9)
 
 
 def is_here(model: str | None) -> bool:
-    """Whether starting would download nothing. Raises `ModelUnusable` for what no start could find."""
-    match place_of(model):
+    """Whether a start would download nothing. Raises `ModelUnusable` for a model that no start could find."""
+    match source_of(model):
         case Path():
             return True
         case None:
@@ -84,26 +84,26 @@ def _is_cached(hub_id: str) -> bool:
 
 
 @attrs.frozen
-class Checked:
-    """A self-check of an earlier start, as a line. off: it has turned off what the model's caches would have allowed."""
+class SelfCheckSummary:
+    """Result of an earlier start's self-check, as one line. off: the check turned off a feature that the model's caches allow."""
 
-    said: str
+    summary: str
     off: bool
 
 
-def checked(settings: Settings) -> Checked | None:
-    """None: there was none yet. Of a model that is here. Raises `ModelUnusable`."""
+def checked(settings: Settings) -> SelfCheckSummary | None:
+    """Recall the self-check of a local model. None: there was none yet. Raises `ModelUnusable`."""
     found = checkpoint.inspect(directory := resolve(settings.model, lambda _: None))
     known = recalled(key_of(found.digest, settings, ALONE))
     if known is None:
         return None
     capabilities, check = known
     wrong = set(capabilities.off) - set(by_caches(opened(directory)[0]).off)
-    return Checked(line_of(capabilities, attrs.evolve(check, mode="fast")), bool(wrong))
+    return SelfCheckSummary(line_of(capabilities, attrs.evolve(check, mode="fast")), bool(wrong))
 
 
 def fit(settings: Settings) -> Fit:
-    """Of a model that is here. Raises `ModelUnusable`."""
+    """Compute the memory that a local model would take. Raises `ModelUnusable`."""
     found = checkpoint.inspect(directory := resolve(settings.model, lambda _: None))
     model, _ = opened(directory)
     if float32 := device.is_cpu():

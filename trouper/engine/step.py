@@ -1,4 +1,4 @@
-"""The engine step: a plan becomes one lazy graph, launched before the tokens of the plan before it are read."""
+"""The engine step: builds one lazy graph from a plan, and launches it before the tokens of the previous plan are read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import mlx.nn as nn
 import numpy as np
 
 from trouper import heap
-from trouper.engine.distributed.rank_group import ALONE, Group
+from trouper.engine.distributed.rank_group import ALONE, RankGroup
 from trouper.engine.distributed.state_digests import Digests
 from trouper.engine.grammars.grammar_compiler import Constraint, Grammars
 from trouper.engine.kv.block_payloads import PendingPayload
@@ -23,11 +23,11 @@ from trouper.engine.kv.region import Ints
 from trouper.engine.kv.row_state import RowState
 from trouper.engine.kv.slot_rows import SlotRows, rows_for
 from trouper.engine.pooling import Pool
-from trouper.engine.sampling.logprobs import Kept, PendingLogprobs, logprobs_of
+from trouper.engine.sampling.logprobs import KeptMask, PendingLogprobs, logprobs_of
 from trouper.engine.sampling.penalties import History
-from trouper.engine.sampling.sampling_batch import Choosing
+from trouper.engine.sampling.sampling_batch import SamplingBatch
 from trouper.engine.sampling.thinking_budget import ThinkingRule
-from trouper.engine.spec_decode.draft_proposals import Proposing
+from trouper.engine.spec_decode.draft_proposals import DraftProposals
 from trouper.engine.spec_decode.prompt_lookup import DRAFTING, Drafting
 from trouper.engine.spec_decode.verification_spans import Spans, indices
 from trouper.protocol.capabilities import Capabilities
@@ -35,12 +35,12 @@ from trouper.protocol.plans import Admit, Plan, RowId, Stepped
 from trouper.protocol.ranks import Digest, compare
 
 SCORE_TOKENS = 128
-"""Logits of a prompt's tokens are made for so many at a time: they are 1 MB each for a large vocabulary."""
+"""Number of prompt tokens whose logits are computed at a time: the logits of one token take 1 MB for a large vocabulary."""
 
 
 @attrs.define(eq=False)
 class Launched:
-    """A step on its way: nothing of it has been read."""
+    """A launched step, and its result once it is read."""
 
     plan: Plan
     at: float
@@ -48,23 +48,23 @@ class Launched:
     tokens: mx.array | None
     logprobs: PendingLogprobs | None
     prefilled: mx.array | None
-    """There when the step's prefill is done."""
+    """A small array that is ready when the step's prefill is done."""
     persisted: list[PendingPayload]
     scores: list[PendingLogprobs]
-    """Of prompts' tokens."""
+    """Logprobs of prompt tokens."""
     embedded: list[tuple[RowId, mx.array]]
     failed: tuple[tuple[RowId, str], ...] = ()
-    """Rows whose grammar gave up when it should have said what may come."""
+    """Rows whose grammar failed to make a mask, with the reason."""
     order: int = 0
-    """Of the rows in their slots, if other ranks must have the same."""
+    """Hash of the order of rows in their slots, if the plan has a digest; else 0."""
     spans: Spans | None = None
-    """With drafts: how many of them are right is known when the tokens are read."""
+    """Positions of the drafts that the step verifies. The number of accepted drafts is known when the tokens are read."""
     stepped: Stepped | None = None
-    """Once it was read."""
+    """The result, once the step was read."""
 
 
 class StepEngine:
-    """Rows, their sampling state, and the tokens of the last step, still lazy. Lives on one thread."""
+    """Rows, their sampling state, and the lazy tokens of the last step. Lives on one thread."""
 
     def __init__(
         self,
@@ -72,38 +72,38 @@ class StepEngine:
         vocabulary: int,
         kv: KvFormat = PLAIN,
         grammars: Grammars | None = None,
-        group: Group = ALONE,
+        group: RankGroup = ALONE,
         *,
         drafting: Drafting = DRAFTING,
         shapes: Shapes | None = None,
         capabilities: Capabilities | None = None,
     ) -> None:
-        """`shapes` None: as the device likes them. `capabilities` None: guessed."""
+        """`shapes` None: chosen for the device. `capabilities` None: guessed from the model's caches."""
         self._rows, self.capabilities = rows_for(model, kv, drafting.slack, shapes or of_device(), capabilities)
         self._blocks = BlockStore(self._rows) if isinstance(self._rows, SlotRows) else None
         self._vocabulary = vocabulary
         self._grammars = grammars
         self._state: dict[RowId, RowState] = {}
-        self._choosing = Choosing(vocabulary, group, self._state)
+        self._sampling = SamplingBatch(vocabulary, group, self._state)
         self._bound: set[RowId] = set()
-        """Rows whose next token something bounds."""
-        self._proposing = Proposing(drafting)
+        """Rows whose next token a grammar or a thinking budget restricts."""
+        self._proposals = DraftProposals(drafting)
         self._fresh: dict[RowId, int] = {}
-        """Rows that decode for the first time: their last prompt token."""
+        """Last prompt token of each row that decodes for the first time."""
         self._last_read = 0.0
         self.starting: Callable[[], None] | None = None
-        """Called in a launch once rows' next tokens are built, before the device hears of them: it may `collect` the step
-        before."""
+        """Called in a launch after the graph of the next tokens is built and before it is sent to the device. The callback may
+        `collect` the previous step."""
         self._unread: Launched | None = None
-        """The step before the one in the making, unless its tokens were read."""
+        """The last launched step, unless its tokens were read."""
         self._digests = Digests(self._rows, self._blocks)
 
     # -- launch ----------------------------------------------------------------------------------
 
     def launch(self, plan: Plan) -> Launched:
         """Build and start the step. Returns at once where the device is asynchronous, unless a row follows a grammar:
-        then its last token must be read, after the pass over the model was started and while it runs. Whoever drafts, or
-        comes after drafts, must know all tokens before. Raises `RankDiffers` before anything is done."""
+        then its last token must be read, after the pass over the model was started and while it runs. A step with drafts,
+        and a step after one with drafts, needs all previous tokens. Raises `RankDiffers` before any change."""
         if plan.digest is not None:
             self._compare(plan.step, plan.digest)
         if plan.drafts or (self._unread is not None and self._unread.spans is not None):
@@ -140,7 +140,7 @@ class StepEngine:
         spans = self._draft(plan)
         tokens, logprobs = self._decode(alone) if spans is None else self._verify(spans)
         expected = {*plan.decode, *(chunk.row for chunk in plan.prefill)}
-        members, failed = self._choosing.members, self._choosing.failed
+        members, failed = self._sampling.members, self._sampling.failed
         assert expected.issuperset(members), "a row decodes that the plan does not name"
         return Launched(
             plan, at, members, tokens, logprobs, prefilled, persisted, scores, embedded, failed, spans=spans
@@ -165,7 +165,7 @@ class StepEngine:
         for row in rows:
             del self._state[row]
         self._bound.difference_update(rows)
-        self._proposing.drop(rows)
+        self._proposals.drop(rows)
         self._rows.drop(rows)
 
     def _admit(self, admit: Admit) -> None:
@@ -184,7 +184,7 @@ class StepEngine:
         if constraint is not None:
             self._bound.add(admit.row)
         if admit.drafts and self.capabilities.allows("drafts"):
-            self._proposing.open(admit.row, prompt.tolist())
+            self._proposals.open(admit.row, prompt.tolist())
         self._rows.open(admit.row)
         if admit.restore is not None:
             assert admit.restore.tokens < len(prompt), "one token of a prompt must be computed"
@@ -201,7 +201,7 @@ class StepEngine:
 
     def _prefill(self, plan: Plan, scores: list[PendingLogprobs]) -> tuple[mx.array | None, list[RowId]]:
         """Run the chunks. A prompt's last token is not prefilled but decoded, so that no logits are computed for the
-        rest, unless they are wanted. Returns the rows whose first token must run alone."""
+        other tokens, unless the request asks for prompt logprobs. Returns the rows whose first token must run alone."""
         chunks: dict[RowId, Sequence[int]] = {}
         complete: list[RowId] = []
         for chunk in plan.prefill:
@@ -227,7 +227,7 @@ class StepEngine:
         return prefilled, alone
 
     def _embed(self, plan: Plan) -> list[tuple[RowId, mx.array]]:
-        """Chunks of prompts that are embedded. Vectors of those that end here."""
+        """Run chunks of prompts that are embedded. Returns the vectors of prompts that end in this step."""
         done = []
         for chunk in plan.prefill:
             state = self._state[chunk.row]
@@ -243,7 +243,7 @@ class StepEngine:
         return done
 
     def _score(self, row: RowId, state: RowState, end: int) -> list[PendingLogprobs]:
-        """How likely each token is that follows one of this chunk."""
+        """Run a chunk of a prompt and compute the logprob of the token after each of its tokens."""
         scores = []
         assert state.prompt_logprobs is not None
         last = min(end, len(state.prompt) - 1)
@@ -251,8 +251,8 @@ class StepEngine:
             stop = min(start + SCORE_TOKENS, last)
             logits = self._rows.score(row, state.prompt[start:stop].tolist())
             following = mx.array(state.prompt[start + 1 : stop + 1].astype(np.uint32))
-            wanted = [(place, row, state.prompt_logprobs) for place in range(stop - start)]
-            pending = logprobs_of(logits, following, wanted)
+            requests = [(index, row, state.prompt_logprobs) for index in range(stop - start)]
+            pending = logprobs_of(logits, following, requests)
             assert pending is not None
             mx.async_eval(pending.arrays())
             scores.append(pending)
@@ -270,40 +270,40 @@ class StepEngine:
         return self._sample(logits)
 
     def _draft(self, plan: Plan) -> Spans | None:
-        """What rows want verified, if anything."""
+        """Propose drafts for the rows that the plan allows some. None if no row has a draft."""
         if not any(plan.drafts):
             return None
-        drafts = self._proposing.drafts(dict(zip(plan.decode, plan.drafts, strict=True)))
+        drafts = self._proposals.drafts(dict(zip(plan.decode, plan.drafts, strict=True)))
         for row in self._bound.intersection(drafts):
             drafts[row] = self._fitting(row, drafts[row])
         along = [drafts.get(row, ()) for row in self._rows.decoding]
         return Spans(along) if any(along) else None
 
     def _fitting(self, row: RowId, draft: list[int]) -> list[int]:
-        """As much of it as its grammar may allow."""
+        """Truncate a draft where the row's grammar rejects it."""
         constraint = self._state[row].constraint
         return draft if constraint is None else draft[: constraint.fitting(draft)]
 
     def _verify(self, spans: Spans) -> tuple[mx.array, PendingLogprobs | None]:
-        """Rows with drafts and rows without, in one pass."""
+        """Run all decoding rows, with and without drafts, in one pass."""
         inputs = mx.concatenate([self._inputs()[:, None], mx.array(spans.drafts.astype(np.uint32))], axis=1)
         logits = self._rows.verify(inputs, spans.counts)
         self._join()
         flat = logits.reshape(-1, logits.shape[-1])
-        return self._sample(flat[indices(spans.places)] if spans.padded else flat, spans)
+        return self._sample(flat[indices(spans.grid_indices)] if spans.padded else flat, spans)
 
     def _sample(self, logits: mx.array, spans: Spans | None = None) -> tuple[mx.array, PendingLogprobs | None]:
-        return self._choosing.sample(logits, spans, self._read_before, self.starting)
+        return self._sampling.sample(logits, spans, self._read_before, self.starting)
 
     def _inputs(self) -> mx.array:
-        return self._choosing.inputs(self._rows.decoding, self._fresh)
+        return self._sampling.inputs(self._rows.decoding, self._fresh)
 
     def _join(self) -> None:
         self._fresh.clear()
-        self._choosing.join(tuple(self._rows.decoding))
+        self._sampling.join(tuple(self._rows.decoding))
 
     def _read_before(self) -> None:
-        """The step before the one in the making."""
+        """Collect the previous step, if it was not read."""
         if self._unread is not None:
             self.collect(self._unread)
 
@@ -334,7 +334,7 @@ class StepEngine:
         seconds, self._last_read = now - max(launched.at, self._last_read), now
         persisted = tuple(payload.read() for payload in launched.persisted)
         failed = launched.failed + self._follow(rows, tokens)
-        matched = self._proposing.matched(launched.rows) if launched.plan.watch else ()
+        matched = self._proposals.matched(launched.rows) if launched.plan.watch else ()
         stepped = Stepped(
             launched.plan.step, rows, tokens, logprobs, seconds, persisted, failed, scores, embedded, drafted,
             matched=matched,
@@ -342,27 +342,27 @@ class StepEngine:
         return stepped if launched.plan.digest is None else self._settle(launched, stepped)
 
     def _settle(self, launched: Launched, stepped: Stepped) -> Stepped:
-        """Say what other ranks must have had, too."""
-        said = self._digests.settle(stepped.step, launched.order, stepped.rows, stepped.tokens)
+        """Add the hashes that other ranks must agree on."""
+        tokens_hash = self._digests.settle(stepped.step, launched.order, stepped.rows, stepped.tokens)
         self._digests.accepted(stepped.step, stepped.drafted)
-        return attrs.evolve(stepped, order=launched.order, tokens_hash=said)
+        return attrs.evolve(stepped, order=launched.order, tokens_hash=tokens_hash)
 
     def _commit(
         self, rows: Sequence[RowId], spans: Spans, sampled: Ints
-    ) -> tuple[tuple[RowId, ...], Kept, tuple[tuple[RowId, int, int], ...]]:
-        """What the step commits (F22): of each row the drafts that were right, and what was sampled after them. Lengths,
-        histories, positions and inputs follow from it; nothing was launched since."""
+    ) -> tuple[tuple[RowId, ...], KeptMask, tuple[tuple[RowId, int, int], ...]]:
+        """Commit each row's accepted drafts and the token sampled after them (F22): lengths, histories, positions and inputs
+        change accordingly. No step was launched since."""
         accepted = spans.accepted(sampled)
         kept = spans.steps <= accepted[spans.owners]
         self._rows.accepted(accepted)
-        self._choosing.accepted(spans, sampled, accepted, kept)
+        self._sampling.accepted(spans, sampled, accepted, kept)
         tried = zip(rows, (spans.counts - 1).tolist(), accepted.tolist(), strict=True)
         drafted = tuple((row, tokens, right) for row, tokens, right in tried if tokens)
         return tuple(rows[owner] for owner in spans.owners[kept].tolist()), kept, drafted
 
     def _follow(self, rows: Sequence[RowId], tokens: Sequence[int]) -> tuple[tuple[RowId, str], ...]:
-        """Proposers and grammars hear what was said. A row that was dropped meanwhile needs no place in its grammar."""
-        self._proposing.took(rows, tokens)
+        """Pass the sampled tokens to proposers and grammars. The grammar of a row that was dropped since is skipped."""
+        self._proposals.took(rows, tokens)
         failed = []
         for row, token in zip(rows, tokens, strict=True) if self._bound else ():
             if row in self._bound and (constraint := self._state[row].constraint) is not None:

@@ -1,4 +1,4 @@
-"""A few steps that nobody asked for: where a device compiles what it runs for the first time, that is before the first request."""
+"""Warm-up steps, which make a device compile its kernels before the first request."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from trouper.protocol.plans import Admit, Chunk, Plan, RowId
 from trouper.protocol.sampling import Sampling
 
 PROMPTS = (40, 17, 90)
-"""Tokens. Of different lengths: rows side by side need masks."""
+"""Lengths of the prompts in tokens. Different lengths, since a batch of such rows needs masks."""
 DRAWN = Sampling(temperature=0.7, top_p=0.9, top_k=40, min_p=0.01, seed=1)
 
 
 def warm_up(engine: StepEngine, vocabulary: int) -> None:
-    """Prefill, decode, both beside each other, and sampling of both kinds. Nothing of it stays but what was compiled."""
-    rows = [RowId(place) for place in range(len(PROMPTS))]
+    """Run prefill, decoding, both in one step, and greedy and random sampling. All rows are dropped at the end."""
+    rows = [RowId(index) for index in range(len(PROMPTS))]
     prompts = [(np.arange(1, size + 1) % vocabulary).astype("<i4").tobytes() for size in PROMPTS]
     samplings = (Sampling(temperature=0.0), DRAWN, DRAWN)
     admits = [Admit(*row) for row in zip(rows, prompts, samplings, strict=True)]

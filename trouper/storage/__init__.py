@@ -1,1 +1,1 @@
-"""Bytes and paths: the cache directory. Neither Trio nor MLX."""
+"""The cache directory: files of blocks on disk. Imports neither Trio nor MLX."""

@@ -1,4 +1,4 @@
-"""The cache directory: private, measured, and free of what a crash left behind."""
+"""The cache directory: creation with private permissions, disk usage, and removal of files that a crash left behind."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from pathlib import Path
 import attrs
 
 TEMPORARY_SUFFIX = ".tmp"
-ORPHAN_AGE_S = 3600.0
-"""A temporary file older than this has no writer: the slowest write takes seconds."""
+TEMPORARY_AGE_S = 3600.0
+"""Age beyond which a temporary file has no writer: the slowest write takes seconds."""
 TAG = "CACHEDIR.TAG"
 TAG_TEXT = (
     b"Signature: 8a477f597d28d172789f06886806bc55\n# Trouper's KV blocks; safe to remove. https://bford.info/cachedir\n"
 )
-"""Backup programs skip a directory with this tag. Ours also says that the files in it are ours to remove."""
+"""Content of the tag file. Backup programs skip a directory with a tag; this one also marks the directory's files as Trouper's, which it
+may remove."""
 
 
 @attrs.frozen
-class Measured:
-    """A directory after a sweep."""
+class DirectoryUsage:
+    """Usage of a directory after a sweep."""
 
     files: int
     bytes: int
@@ -32,20 +33,20 @@ class Measured:
 
 
 def prepare(directory: Path) -> None:
-    """Make the directory, readable by its owner only: its files hold users' text. Raises `OSError`, also for a
-    directory with files that are not ours: a sweep would remove them."""
+    """Create the directory, readable by its owner only: its files hold users' text. Raises `OSError`, also for a
+    directory with foreign files, which a sweep would remove."""
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    _adopt(directory)
+    _claim(directory)
     directory.chmod(0o700)
     probe = directory / f"probe-{os.getpid()}{TEMPORARY_SUFFIX}"
     probe.write_bytes(b"")
     probe.unlink()
 
 
-def _adopt(directory: Path) -> None:
+def _claim(directory: Path) -> None:
     tag = directory / TAG
     used = any(not path.name.endswith(TEMPORARY_SUFFIX) for path in directory.iterdir())
-    if tag.exists() and tag.read_bytes() == TAG_TEXT:  # Looked at last: another server may be adopting it, too.
+    if tag.exists() and tag.read_bytes() == TAG_TEXT:  # Checked last: another server may be writing the tag, too.
         return
     if used:
         why = "is not empty and was not made by trouper; name a new or an empty directory"
@@ -55,19 +56,20 @@ def _adopt(directory: Path) -> None:
     temporary.replace(tag)
 
 
-def sweep(directory: Path, ttl_s: float) -> Measured:
-    """Remove orphans and files unused for `ttl_s`; another server may share the directory, so a vanished file is fine."""
+def sweep(directory: Path, ttl_s: float) -> DirectoryUsage:
+    """Remove abandoned temporary files and files unused for `ttl_s`. Another server may share the directory, so a vanished file is
+    no error."""
     now = time.time()
     kept = kept_bytes = swept = 0
     for entry, stat in _files(directory):
         age = now - max(stat.st_mtime, stat.st_atime)
-        if age > (ORPHAN_AGE_S if entry.name.endswith(TEMPORARY_SUFFIX) else ttl_s):
+        if age > (TEMPORARY_AGE_S if entry.name.endswith(TEMPORARY_SUFFIX) else ttl_s):
             Path(entry.path).unlink(missing_ok=True)
             swept += 1
         else:
             kept += 1
             kept_bytes += stat.st_size
-    return Measured(kept, kept_bytes, shutil.disk_usage(directory).free, swept)
+    return DirectoryUsage(kept, kept_bytes, shutil.disk_usage(directory).free, swept)
 
 
 def _files(directory: Path) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:

@@ -1,4 +1,4 @@
-"""What a cache was computed with, as a name: files by their content, and everything that shapes KV together."""
+"""Fingerprints: digests of files by their content, and the namespace of a cache, a hash of everything that determines its KV."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from trouper.storage.memo_file import read_memo, write_memo
 
 CHUNK_BYTES: Final = 1 << 20
 YOUNG_S: Final = 3.0
-"""Clocks of file systems tick in up to 2 s: a file that changed just now may change again without its times changing."""
+"""Age below which a file's digest is not remembered. File systems' clocks have a resolution of up to 2 s, so a file that changed just
+now may change again without a change of its times."""
 
 
 class _State(msgspec.Struct, frozen=True):
-    """No change of a file's content leaves all of these as they were. The modification time can be set back by anybody
-    (and is, by tools that unpack or copy), the time of the last change of the inode cannot."""
+    """File attributes, of which every change of the content changes one. The modification time can be set back by anybody
+    (tools that unpack or copy do so), the time of the last change of the inode cannot."""
 
     size: int
     mtime_ns: int
@@ -35,16 +36,16 @@ class _Remembered(msgspec.Struct, frozen=True):
 
 
 def namespace(parts: Mapping[str, str]) -> str:
-    """SHA-256 in hex. The order of `parts` does not matter; each name and each value does."""
+    """Hash the parts to SHA-256 in hex. The order of `parts` does not matter; each name and each value does."""
     return sha256(json.dumps(dict(parts), sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def file_digest(path: Path, memo: Path | None, advance: Callable[[int], None] | None = None) -> str:
-    """xxh3_128 of the content, in hex; gigabytes of weights take seconds, so `memo` is a file that remembers it.
+    """Return xxh3_128 of the content, in hex. Gigabytes of weights take seconds, so the file `memo` caches the digests.
 
-    It tells accidents apart - another fine-tune, a broken download - at the speed of the disk. Who can craft a collision
-    owns the weights, and thereby the answers, anyway. Raises `OSError` if the file cannot be read; a memo that cannot be
-    read or written only costs time. `advance` hears how many more bytes were read.
+    The hash detects accidents - another fine-tune, a broken download - at the speed of the disk. An attacker who can craft
+    a collision controls the weights, and thereby the answers, anyway. Raises `OSError` if the file cannot be read; a memo
+    that cannot be read or written only costs time. `advance` is called with the number of bytes read since the last call.
     """
     real = path.resolve(strict=True)
     before = _state(real)
@@ -75,7 +76,7 @@ def _hash(path: Path, advance: Callable[[int], None] | None) -> str:
 
 
 def _recall(memo: Path | None) -> dict[str, _Remembered]:
-    """Nothing, if it is damaged. (A wrong digest that still reads as one makes a namespace of its own: a miss.)"""
+    """Read the memo; empty if it is damaged. (A damaged digest that still parses gives another namespace: a miss.)"""
     return {} if memo is None else read_memo(memo, _Remembered)
 
 

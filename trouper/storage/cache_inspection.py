@@ -1,4 +1,4 @@
-"""A cache directory as its owner sees it, with or without a server that uses it: what is in it, is it sound, away with it."""
+"""Inspection of a cache directory, with or without a server that uses it: statistics, verification, removal."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ SUMMED = ("files", "bytes", "blocks", "snapshots", "tokens", "unreadable")
 
 
 @attrs.frozen
-class NamespaceFacts:
-    """What was computed with one model and one way to keep KV."""
+class NamespaceStats:
+    """Statistics of one namespace: the files computed with one model and one KV format."""
 
     name: str
     files: int = 0
@@ -33,22 +33,22 @@ class NamespaceFacts:
     blocks: int = 0
     snapshots: int = 0
     tokens: int = 0
-    """Of blocks that are in several files, each time."""
+    """Tokens of all blocks; a block in several files counts once for each."""
     unreadable: int = 0
     """Files whose header is damaged; `verify` says how."""
     oldest_s: float = 0.0
     newest_s: float = 0.0
-    """Since the least and the most recently used file was of use."""
+    """Age of the most recently used file; `oldest_s`: of the least recently used one."""
 
 
 @attrs.frozen
-class Checked:
-    """One file, read in full."""
+class FileCheck:
+    """Result of the verification of one file."""
 
     path: Path
     bytes: int
     problem: str | None
-    """None: it is sound."""
+    """None: the file is intact."""
 
 
 @attrs.frozen
@@ -57,23 +57,23 @@ class Removed:
     bytes: int
 
 
-def namespaces(directory: Path) -> list[NamespaceFacts]:
-    """Most recently used first. Nothing for a directory that is not there. Raises `OSError`, also for a directory that is
-    not ours."""
-    facts = [_facts(path) for path in _namespaces(directory)]
-    return sorted((one for one in facts if one.files), key=lambda one: (one.newest_s, one.name))
+def namespaces(directory: Path) -> list[NamespaceStats]:
+    """List the namespaces, most recently used first; none for a missing directory. Raises `OSError`, also for a directory
+    that Trouper did not make."""
+    stats = [_stats(path) for path in _namespaces(directory)]
+    return sorted((entry for entry in stats if entry.files), key=lambda entry: (entry.newest_s, entry.name))
 
 
-def total(facts: Sequence[NamespaceFacts]) -> NamespaceFacts:
-    """All of them together."""
-    sums = {name: sum(getattr(one, name) for one in facts) for name in SUMMED}
-    oldest_s = max((one.oldest_s for one in facts), default=0.0)
-    newest_s = min((one.newest_s for one in facts), default=0.0)
-    return NamespaceFacts("total", **sums, oldest_s=oldest_s, newest_s=newest_s)
+def total(stats: Sequence[NamespaceStats]) -> NamespaceStats:
+    """Sum the statistics of all namespaces."""
+    sums = {name: sum(getattr(entry, name) for entry in stats) for name in SUMMED}
+    oldest_s = max((entry.oldest_s for entry in stats), default=0.0)
+    newest_s = min((entry.newest_s for entry in stats), default=0.0)
+    return NamespaceStats("total", **sums, oldest_s=oldest_s, newest_s=newest_s)
 
 
 def runs(directory: Path) -> list[tuple[Path, int]]:
-    """Every file of blocks, and its bytes. Raises as `namespaces` does."""
+    """List every file of blocks with its size in bytes. Raises as `namespaces` does."""
     return [
         (path / file.name, file.bytes)
         for path in _namespaces(directory)
@@ -82,9 +82,9 @@ def runs(directory: Path) -> list[tuple[Path, int]]:
     ]
 
 
-def verify(files: Iterable[tuple[Path, int]], *, remove: bool = False) -> Iterator[Checked]:
-    """Read each in full; `remove` what is damaged. What another server removes meanwhile is no problem. Raises `OSError`
-    if something cannot be removed; a file that the disk does not read is a problem, and stays."""
+def verify(files: Iterable[tuple[Path, int]], *, remove: bool = False) -> Iterator[FileCheck]:
+    """Read each file in full; `remove`: delete damaged files. A file that another server removes meanwhile is no problem.
+    Raises `OSError` if a file cannot be removed; a file that the disk cannot read is reported, and stays."""
     for path, size in files:
         problem = None
         try:
@@ -96,18 +96,18 @@ def verify(files: Iterable[tuple[Path, int]], *, remove: bool = False) -> Iterat
                     path.unlink(missing_ok=True)
         except OSError as error:
             problem = f"unreadable: {error.strerror}"
-        yield Checked(path, size, problem)
+        yield FileCheck(path, size, problem)
 
 
 def clear(directory: Path) -> Removed:
-    """Remove what servers stored. A server that uses it goes on: to it these are misses. Raises as `namespaces` does."""
+    """Remove all stored files. A server that uses the directory goes on, with cache misses. Raises as `namespaces` does."""
     files = size = 0
     for path in _namespaces(directory):
         for file in _files(path):
             if file.name.endswith((SUFFIX, TEMPORARY_SUFFIX)) or file.name == catalogue.NAME:
                 (path / file.name).unlink(missing_ok=True)
                 files, size = files + 1, size + file.bytes
-        with suppress(OSError):  # A server writes there, or somebody put something of their own there.
+        with suppress(OSError):  # A server writes there, or it holds a foreign file.
             path.rmdir()
     return Removed(files, size)
 
@@ -136,14 +136,14 @@ def _files(path: Path) -> list[File]:
     return []
 
 
-def _facts(path: Path) -> NamespaceFacts:
+def _stats(path: Path) -> NamespaceStats:
     files = [file for file in _files(path) if file.name.endswith(SUFFIX)]
     known = {run.name: run for run in _catalogue(path)}
     infos = [_info(path / file.name, file, known) for file in files]
     pieces = [piece for info in infos if info is not None for piece in info.pieces]
     now_ns = time.time_ns()
     ages = [max(0.0, (now_ns - file.used_ns) / 1e9) for file in files]
-    return NamespaceFacts(
+    return NamespaceStats(
         path.name,
         files=len(files),
         bytes=sum(file.bytes for file in files),

@@ -1,4 +1,4 @@
-"""What a namespace's directory holds, in one file, so that a start need not open every run. It may be lost at any time."""
+"""Catalogue of a namespace's runs in one file, so that a start need not open every run. The file may be lost at any time."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class _Catalogue:
 
 
 def encode(namespace: str, runs: Iterable[RunInfo]) -> tuple[bytes, bytes]:
-    """The two parts of the file: a checksum, and what it is of."""
+    """Encode the two parts of the file: a checksum, and the body."""
     body = msgspec.msgpack.encode(_Catalogue(VERSION, namespace, list(runs)))
     return xxh3_128_digest(body), body
 
 
 def decode(namespace: str | None, data: bytes) -> list[RunInfo]:
-    """Nothing, if it is damaged or another's. (None: of whatever namespace.)"""
+    """Decode the file; empty if it is damaged or of another namespace. `namespace` None: any namespace."""
     checksum, body = data[:CHECKSUM_BYTES], data[CHECKSUM_BYTES:]
     if xxh3_128_digest(body) != checksum:
         return []

@@ -9,12 +9,12 @@ import msgspec
 
 from trouper.storage.memo_file import read_memo, write_memo
 
-MOST_RESULTS = 200
-"""The oldest are forgotten."""
+MAX_RESULTS = 200
+"""Maximum number of remembered results. The oldest are removed."""
 
 
 class CheckResult(msgspec.Struct, frozen=True):
-    """off: features with the reason why each is off. checked: the models that were run. at: Unix seconds."""
+    """Result of one self-check. off: features that are off, with the reason of each. checked: the models that were run. at: Unix seconds."""
 
     off: dict[str, str]
     checked: str
@@ -23,12 +23,12 @@ class CheckResult(msgspec.Struct, frozen=True):
 
 
 def recall(path: Path, key: str) -> CheckResult | None:
-    """None also if the file is damaged: then the check runs again."""
+    """Find a result. None if there is none or the file is damaged: then the check runs again."""
     return read_memo(path, CheckResult).get(key)
 
 
 def remember(path: Path, key: str, result: CheckResult) -> None:
-    """Raises nothing: a result that cannot be written only costs the next start a check."""
-    others = {each: known for each, known in read_memo(path, CheckResult).items() if each != key}
-    kept = dict(islice(others.items(), max(0, len(others) - MOST_RESULTS + 1), None)) | {key: result}
+    """Save a result. Raises nothing: a result that cannot be written only costs the next start a check."""
+    others = {name: known for name, known in read_memo(path, CheckResult).items() if name != key}
+    kept = dict(islice(others.items(), max(0, len(others) - MAX_RESULTS + 1), None)) | {key: result}
     write_memo(path, kept)

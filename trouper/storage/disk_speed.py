@@ -1,4 +1,4 @@
-"""How fast a disk really is: written through to it, and read without the system's own cache."""
+"""Measurement of a disk's speed: writes include fsync, reads bypass the system's page cache."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ PIECE_BYTES = 2**22
 
 @attrs.frozen
 class DiskSpeed:
-    """Bytes a second."""
+    """Speed of a disk in bytes per second."""
 
     write: float
     read: float
 
 
 def measure(directory: Path) -> DiskSpeed:
-    """With one temporary file, which is gone afterwards. Raises `OSError`."""
+    """Measure with one temporary file, which is removed afterwards. Raises `OSError`."""
     piece = os.urandom(PIECE_BYTES)  # Some disks compress.
     with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
         began = time.perf_counter()
@@ -35,14 +35,14 @@ def measure(directory: Path) -> DiskSpeed:
         written = time.perf_counter()
         _forget(file.fileno())
         file.seek(0)
-        reading = time.perf_counter()
+        read_began = time.perf_counter()
         while file.read(PIECE_BYTES):
             pass
-        return DiskSpeed(PROBE_BYTES / (written - began), PROBE_BYTES / (time.perf_counter() - reading))
+        return DiskSpeed(PROBE_BYTES / (written - began), PROBE_BYTES / (time.perf_counter() - read_began))
 
 
 def _forget(descriptor: int) -> None:
-    """Out of the system's cache, as far as it lets us."""
+    """Evict the file from the system's page cache, as far as the system allows."""
     if sys.platform == "darwin":
         fcntl.fcntl(descriptor, fcntl.F_NOCACHE, 1)
     else:
@@ -50,8 +50,8 @@ def _forget(descriptor: int) -> None:
 
 
 def nearest(directory: Path) -> Path:
-    """The directory, or the first of its parents that is there: on the same disk, most likely. Raises `OSError` if that
-    is a file."""
+    """Find the directory, or its nearest existing parent, which is most likely on the same disk. Raises `OSError` if the
+    parent is a file."""
     first = next(path for path in (directory, *directory.parents) if path.exists())
     if not first.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(first))

@@ -14,33 +14,33 @@ Buffer: TypeAlias = bytes | memoryview
 
 FILE_MODE: Final = 0o600
 DIRECTORY_MODE: Final = 0o700
-"""What is stored is users' text."""
-MOST_BUFFERS: Final = 1024
-"""IOV_MAX of Linux and of macOS."""
+"""Modes without access for others: the files hold users' text."""
+MAX_BUFFERS: Final = 1024
+"""Maximum number of buffers of one `writev`: IOV_MAX of Linux and of macOS."""
 
 
 @attrs.frozen
 class File:
-    """What a listing tells of a regular file."""
+    """A regular file in a listing."""
 
     name: str
     bytes: int
     used_ns: int
-    """Its modification time: runs are never rewritten, so the time is ours to say when they were of use."""
+    """Modification time, which records the last use: runs are never rewritten."""
 
 
 class Disk:
-    """The real one. Every method raises `OSError`.
+    """The real disk. Every method raises `OSError`.
 
-    There is no fsync: a file that did not survive a power loss in full fails its checksums and is a miss.
+    There is no fsync: a file that a power loss has truncated or damaged fails its checksums and is a miss.
     """
 
     def open(self, path: Path) -> int:
-        """For reading. Never through a link."""
+        """Open a file for reading, never through a symbolic link."""
         return os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
 
     def create(self, path: Path) -> int:
-        """For writing; somebody else's file of this name is an error."""
+        """Create a file for writing. An existing file of this name is an error."""
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE)
 
     def close(self, fd: int) -> None:
@@ -50,11 +50,11 @@ class Disk:
         return os.fstat(fd).st_size
 
     def pread(self, fd: int, count: int, offset: int) -> bytes:
-        """Perhaps less than `count`: the rest must be asked for again. Nothing: the file ends here."""
+        """Read up to `count` bytes; the caller reads again for missing ones. Empty at the end of the file."""
         return os.pread(fd, count, offset)
 
     def writev(self, fd: int, buffers: Sequence[Buffer]) -> int:
-        """How many bytes of at most `MOST_BUFFERS` buffers were written."""
+        """Write at most `MAX_BUFFERS` buffers. Returns the number of bytes written."""
         return os.writev(fd, buffers)
 
     def rename(self, source: Path, target: Path) -> None:
@@ -74,7 +74,7 @@ class Disk:
         os.utime(path, follow_symlinks=os.utime not in os.supports_follow_symlinks)
 
     def files(self, directory: Path) -> list[File]:
-        """Regular files. Another server may remove some meanwhile."""
+        """List the regular files. Another server may remove some meanwhile."""
         found = []
         with os.scandir(directory) as entries:
             for entry in entries:
@@ -95,22 +95,22 @@ class Disk:
 
 
 def write_all(disk: Disk, fd: int, buffers: Sequence[Buffer]) -> None:
-    """All of it, in as many calls as it takes. Raises `OSError`."""
-    rest = [view for view in map(_flat, buffers) if view.nbytes]
+    """Write all buffers, in as many calls as necessary. Raises `OSError`."""
+    remaining = [view for view in map(_flat, buffers) if view.nbytes]
     first = 0
-    while first < len(rest):
-        written = disk.writev(fd, rest[first : first + MOST_BUFFERS])
+    while first < len(remaining):
+        written = disk.writev(fd, remaining[first : first + MAX_BUFFERS])
         if written <= 0:
             raise OSError("the disk takes nothing more")
-        while first < len(rest) and written >= rest[first].nbytes:
-            written -= rest[first].nbytes
+        while first < len(remaining) and written >= remaining[first].nbytes:
+            written -= remaining[first].nbytes
             first += 1
         if written:
-            rest[first] = rest[first][written:]
+            remaining[first] = remaining[first][written:]
 
 
 def read_all(disk: Disk, fd: int, count: int, offset: int) -> bytes:
-    """`count` bytes, or fewer where the file ends. Raises `OSError`."""
+    """Read `count` bytes, or fewer where the file ends. Raises `OSError`."""
     parts: list[bytes] = []
     while count > 0 and (part := disk.pread(fd, count, offset)):
         parts.append(part)

@@ -1,4 +1,4 @@
-"""Small JSON files that remember what was found out before. A damaged file is an empty one, and one that cannot be written is left."""
+"""Small JSON files that cache earlier results. A damaged file counts as empty, and a file that cannot be written is left as it is."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ T = TypeVar("T")
 
 
 def read_memo(path: Path, kind: type[T]) -> dict[str, T]:
-    """What is remembered, by name; empty if the file is missing or damaged."""
+    """Read the values by name; empty if the file is missing or damaged."""
     with suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return msgspec.json.decode(path.read_bytes(), type=dict[str, kind])  # type: ignore[valid-type]
     return {}
 
 
 def write_memo(path: Path, known: Mapping[str, object]) -> None:
-    """Replace the file as a whole. Raises nothing: what cannot be written is only found out again."""
+    """Replace the file as a whole. Raises nothing: values that cannot be written are only computed again."""
     temporary = path.with_name(f"{path.name}-{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -1,12 +1,12 @@
-"""A run as bytes: consecutive blocks of one chain, in one safetensors file that other tools can read, too.
+"""File format of a run: consecutive blocks of one chain, in one safetensors file that other tools can read, too.
 
     8 bytes   length of the header, little-endian
     header    JSON, padded with spaces to 8 bytes: `__metadata__`, then the tensors' types, shapes and places
     data      b0.0 b0.1 ... b1.0 ...: the payloads, one piece after another; then s0.0 ...: the snapshots
 
-So neighbouring pieces are read at once, and a header is enough to know what a file is good for. The metadata begins with a
-checksum over everything else in front of the data, and contains one of each payload and of each snapshot: xxh3_128, which
-is fast and made for accidents. Against somebody who writes into a directory of ours no checksum helps.
+So neighbouring pieces are read at once, and the header is enough to know the contents of a file. The metadata begins with a
+checksum over everything else in front of the data, and contains a checksum of each payload and of each snapshot: xxh3_128,
+which is fast and detects accidents. No checksum helps against an attacker who can write into the cache directory.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from trouper.storage.stored_pieces import Damaged, Piece, PieceInfo, RunInfo
 FORMAT: Final = "trouper-run-1"
 SUFFIX: Final = ".safetensors"
 LENGTH_BYTES: Final = 8
-MOST_HEADER_BYTES: Final = 100_000_000
-"""The safetensors library's own bound."""
+MAX_HEADER_BYTES: Final = 100_000_000
+"""Maximum size of a header, as in the safetensors library."""
 OPENING: Final = b'{"__metadata__":{"checksum":"'
 CHECKSUM_END: Final = len(OPENING) + 32
 NONE: Final = "-"
-"""In place of the checksum of a snapshot that is not there."""
+"""Placeholder for the checksum of a missing snapshot."""
 ITEM_BYTES: Final = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
@@ -41,29 +41,29 @@ ITEM_BYTES: Final = {
 }
 
 Part = Literal["b", "s"]
-"""A payload (of a block), or a snapshot."""
+"""Part of a piece: "b", the payload of its block, or "s", its snapshot."""
 Span = tuple[int, int]
 """Start and end in the data."""
 
 
 @attrs.frozen(eq=False)
 class Sealed:
-    """A run, ready to be written: nothing of it has been copied."""
+    """A run that is ready to be written. Its buffers are not copied."""
 
     info: RunInfo
     buffers: tuple[Buffer, ...]
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """A tensor in the header."""
+    """Description of a tensor in the header."""
 
     dtype: str
     shape: tuple[int, ...]
     data_offsets: Span
 
 
-class Metadata(msgspec.Struct, frozen=True):
-    """Lists are separated by commas: safetensors allows strings only."""
+class RunMetadata(msgspec.Struct, frozen=True):
+    """Metadata of a run. Lists are joined by commas: safetensors allows strings only."""
 
     checksum: str
     format: str
@@ -77,7 +77,7 @@ class Metadata(msgspec.Struct, frozen=True):
 
 @attrs.frozen(eq=False)
 class Header:
-    """All that stands in front of the data, verified."""
+    """The verified header of a run."""
 
     info: RunInfo
     namespace: str
@@ -85,15 +85,15 @@ class Header:
     entries: dict[str, Entry]
     checksums: dict[Part, list[str]]
 
-    def span(self, part: Part, place: int) -> Span:
-        """Where the part's tensors are; an empty part is nowhere."""
-        own = list(self._own(part, place))
-        return (own[0].data_offsets[0], own[-1].data_offsets[1]) if own else (0, 0)
+    def span(self, part: Part, index: int) -> Span:
+        """Return the span of the part's tensors; (0, 0) for an empty part."""
+        entries = list(self._entries_of(part, index))
+        return (entries[0].data_offsets[0], entries[-1].data_offsets[1]) if entries else (0, 0)
 
-    def tensors(self, part: Part, place: int, data: memoryview) -> Payload:
-        """`data` is the part's span. Raises `ValueError` if the tensors do not fill it."""
+    def tensors(self, part: Part, index: int, data: memoryview) -> Payload:
+        """Split the data of the part's span into tensors. Raises `ValueError` if the tensors do not fill it."""
         tensors, at = [], 0
-        for entry in self._own(part, place):
+        for entry in self._entries_of(part, index):
             end = at + tensor_bytes(entry.dtype, entry.shape)
             tensors.append(Tensor(entry.dtype, entry.shape, data[at:end]))
             at = end
@@ -101,22 +101,23 @@ class Header:
             raise ValueError("tensors and their places differ")
         return tuple(tensors)
 
-    def _own(self, part: Part, place: int) -> Iterator[Entry]:
+    def _entries_of(self, part: Part, index: int) -> Iterator[Entry]:
         tensor = 0
-        while (entry := self.entries.get(f"{part}{place}.{tensor}")) is not None:
+        while (entry := self.entries.get(f"{part}{index}.{tensor}")) is not None:
             yield entry
             tensor += 1
 
 
 def tensor_bytes(dtype: str, shape: tuple[int, ...]) -> int:
-    """Raises `ValueError` for an unknown dtype."""
+    """Compute the size of a tensor in bytes. Raises `ValueError` for an unknown dtype."""
     if dtype not in ITEM_BYTES:
         raise ValueError(f"unknown dtype {dtype!r}")
     return ITEM_BYTES[dtype] * prod(shape)
 
 
 def file_name(pieces: Sequence[Piece | PieceInfo]) -> str:
-    """The first and the last key and the number of pieces say which blocks; the last part says what there is of each."""
+    """Make the file name. The first and the last key and the number of pieces identify the blocks; the last part is a hash of which
+    pieces have payloads and snapshots."""
     first, last = pieces[0].key.hex()[:16], pieces[-1].key.hex()[:16]
     return f"{first}-{last}-{len(pieces)}-{xxh32_hexdigest(bytes(map(_kind, pieces)))}{SUFFIX}"
 
@@ -132,8 +133,8 @@ def _payload_bytes(payload: Payload) -> int:
 
 
 def seal(namespace: str, parent: bytes, pieces: Sequence[Piece]) -> Sealed:
-    """`pieces`: at least one, each the continuation of the one before. Raises `ValueError` for tensors whose bytes do not
-    fill their shape."""
+    """Encode a run. `pieces`: at least one, each the continuation of the previous one. Raises `ValueError` for tensors whose
+    bytes do not fill their shape."""
     entries: dict[str, Entry] = {}
     buffers: list[Buffer] = []
     end = 0
@@ -150,9 +151,9 @@ def seal(namespace: str, parent: bytes, pieces: Sequence[Piece]) -> Sealed:
 
 def _tensors(pieces: Sequence[Piece]) -> Iterator[tuple[str, Tensor]]:
     for part in ("b", "s"):
-        for place, piece in enumerate(pieces):
+        for index, piece in enumerate(pieces):
             for number, tensor in enumerate(piece.payload if part == "b" else piece.snapshot or ()):
-                yield f"{part}{place}.{number}", tensor
+                yield f"{part}{index}.{number}", tensor
 
 
 def _info(piece: Piece) -> PieceInfo:
@@ -160,8 +161,8 @@ def _info(piece: Piece) -> PieceInfo:
     return PieceInfo(piece.key, piece.tokens, _payload_bytes(piece.payload), snapshot_bytes)
 
 
-def _metadata(namespace: str, parent: bytes, pieces: Sequence[Piece]) -> Metadata:
-    return Metadata(
+def _metadata(namespace: str, parent: bytes, pieces: Sequence[Piece]) -> RunMetadata:
+    return RunMetadata(
         checksum="0" * 32,
         format=FORMAT,
         namespace=namespace,
@@ -180,24 +181,24 @@ def _checksum(payload: Payload) -> str:
     return digest.hexdigest()
 
 
-def _front(metadata: Metadata, entries: dict[str, Entry]) -> bytes:
+def _front(metadata: RunMetadata, entries: dict[str, Entry]) -> bytes:
     header = msgspec.json.encode({"__metadata__": metadata, **entries})
     header += b" " * (-len(header) % 8)
     length = len(header).to_bytes(LENGTH_BYTES, "little")
-    rest = header[CHECKSUM_END:]
-    return b"".join((length, OPENING, xxh3_128_hexdigest(length + rest).encode(), rest))
+    remainder = header[CHECKSUM_END:]
+    return b"".join((length, OPENING, xxh3_128_hexdigest(length + remainder).encode(), remainder))
 
 
 def header_bytes(name: str, length: bytes, file_bytes: int) -> int:
-    """What the first bytes of a file say. Raises `Damaged`."""
+    """Decode the header's length from the first bytes of a file. Raises `Damaged`."""
     size = int.from_bytes(length, "little")
-    if len(length) < LENGTH_BYTES or size > min(file_bytes - LENGTH_BYTES, MOST_HEADER_BYTES):
+    if len(length) < LENGTH_BYTES or size > min(file_bytes - LENGTH_BYTES, MAX_HEADER_BYTES):
         raise Damaged(name, "torn", "shorter than its header")
     return size
 
 
 def parse(name: str, length: bytes, header: bytes, file_bytes: int) -> Header:
-    """Verify and decode. Raises `Damaged`: whatever the bytes are, nothing else comes of them."""
+    """Verify and decode a header. Raises `Damaged`, and no other exception, whatever the bytes are."""
     if not header.startswith(OPENING):
         raise Damaged(name, "foreign", "not a run")
     if xxh3_128_hexdigest(length + header[CHECKSUM_END:]).encode() != header[len(OPENING) : CHECKSUM_END]:
@@ -213,7 +214,7 @@ def parse(name: str, length: bytes, header: bytes, file_bytes: int) -> Header:
 
 def _decode(name: str, header: bytes, file_bytes: int) -> Header:
     raw = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
-    metadata = msgspec.json.decode(raw.pop("__metadata__"), type=Metadata)
+    metadata = msgspec.json.decode(raw.pop("__metadata__"), type=RunMetadata)
     if metadata.format != FORMAT:
         raise Damaged(name, "foreign", f"format {metadata.format}")
     entries = {tensor: msgspec.json.decode(entry, type=Entry) for tensor, entry in raw.items()}
@@ -228,7 +229,7 @@ def _decode(name: str, header: bytes, file_bytes: int) -> Header:
     return Header(info, metadata.namespace, data_start, entries, checksums)
 
 
-def _piece_infos(metadata: Metadata, entries: dict[str, Entry], snapshots: list[str]) -> tuple[PieceInfo, ...]:
+def _piece_infos(metadata: RunMetadata, entries: dict[str, Entry], snapshots: list[str]) -> tuple[PieceInfo, ...]:
     keys = [bytes.fromhex(key) for key in metadata.keys.split(",")]
     tokens = [b64decode(piece, validate=True) for piece in metadata.tokens.split(",")]
     sizes = {"b": [0] * len(keys), "s": [0] * len(keys)}
@@ -236,6 +237,8 @@ def _piece_infos(metadata: Metadata, entries: dict[str, Entry], snapshots: list[
         start, end = entry.data_offsets
         sizes[tensor[0]][int(tensor[1:].partition(".")[0])] += end - start
     return tuple(
-        PieceInfo(key, own, payload, None if checksum == NONE else snapshot)
-        for key, own, payload, snapshot, checksum in zip(keys, tokens, sizes["b"], sizes["s"], snapshots, strict=True)
+        PieceInfo(key, piece_tokens, payload, None if checksum == NONE else snapshot)
+        for key, piece_tokens, payload, snapshot, checksum in zip(
+            keys, tokens, sizes["b"], sizes["s"], snapshots, strict=True
+        )
     )

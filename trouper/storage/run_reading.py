@@ -1,4 +1,4 @@
-"""Bytes of a run, verified. Nothing that a checksum, a length or a name does not agree with ever gets out of here."""
+"""Reading of runs. All data is verified against checksums, lengths and names before it is returned."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from trouper.storage.stored_pieces import Damaged, Piece, PieceInfo, Reason
 
 
 @attrs.frozen
-class Wanted:
-    """A piece of a run, by its place in it; key and tokens are what the reader believes to be there."""
+class PieceRequest:
+    """Request for one piece of a run by its index. `key` and `tokens` are those that the reader expects there."""
 
-    place: int
+    index: int
     key: bytes
     tokens: bytes
     payload: bool = True
@@ -35,52 +35,52 @@ class OpenRun:
     _disk: Disk
     _fd: int
 
-    def pieces(self, wanted: Sequence[Wanted]) -> list[Piece]:
-        """In the order of `wanted`; what is not wanted of a piece is left out of it. Reads only what it needs."""
-        infos = [self._expected(piece) for piece in wanted]
-        parts: set[tuple[Part, int]] = {("b", piece.place) for piece in wanted if piece.payload}
-        parts |= {("s", piece.place) for piece in wanted if piece.snapshot}
+    def pieces(self, requests: Sequence[PieceRequest]) -> list[Piece]:
+        """Read pieces, in the order of `requests`, without the parts that are not requested. Reads only what is necessary."""
+        infos = [self._expected(piece) for piece in requests]
+        parts: set[tuple[Part, int]] = {("b", piece.index) for piece in requests if piece.payload}
+        parts |= {("s", piece.index) for piece in requests if piece.snapshot}
         found = self._read(parts)
         return [
-            Piece(info.key, info.tokens, found.get(("b", piece.place), ()), found.get(("s", piece.place)))
-            for piece, info in zip(wanted, infos, strict=True)
+            Piece(info.key, info.tokens, found.get(("b", piece.index), ()), found.get(("s", piece.index)))
+            for piece, info in zip(requests, infos, strict=True)
         ]
 
     def everything(self) -> list[Piece]:
         return self.pieces(
             [
-                Wanted(place, info.key, info.tokens, snapshot=info.snapshot_bytes is not None)
-                for place, info in enumerate(self.header.info.pieces)
+                PieceRequest(index, info.key, info.tokens, snapshot=info.snapshot_bytes is not None)
+                for index, info in enumerate(self.header.info.pieces)
             ]
         )
 
-    def _expected(self, piece: Wanted) -> PieceInfo:
+    def _expected(self, piece: PieceRequest) -> PieceInfo:
         infos = self.header.info.pieces
-        info = infos[piece.place] if 0 <= piece.place < len(infos) else None
+        info = infos[piece.index] if 0 <= piece.index < len(infos) else None
         if info is None or info.key != piece.key or info.tokens != piece.tokens:
-            raise self._damaged("foreign", f"another piece at {piece.place}")
+            raise self._damaged("foreign", f"another piece at {piece.index}")
         if piece.snapshot and info.snapshot_bytes is None:
-            raise self._damaged("foreign", f"no snapshot at {piece.place}")
+            raise self._damaged("foreign", f"no snapshot at {piece.index}")
         return info
 
     def _read(self, parts: Iterable[tuple[Part, int]]) -> dict[tuple[Part, int], Payload]:
-        """One call for all parts that touch each other in the file."""
+        """Read and verify parts, with one call for all parts that are adjacent in the file."""
         spans = sorted((self.header.span(*part), part) for part in parts)
         found: dict[tuple[Part, int], Payload] = {}
         for (start, end), group in _neighbours(spans):
             data = memoryview(read_all(self._disk, self._fd, end - start, self.header.data_start + start))
             if data.nbytes != end - start:
                 raise self._damaged("torn", "ends within the data")
-            for own, part in group:
-                found[part] = self._checked(part, data[own[0] - start : own[1] - start])
+            for span, part in group:
+                found[part] = self._checked(part, data[span[0] - start : span[1] - start])
         return found
 
     def _checked(self, part: tuple[Part, int], data: memoryview) -> Payload:
-        kind, place = part
-        if xxh3_128_hexdigest(data) != self.header.checksums[kind][place]:
-            raise self._damaged("checksum", f"{'snapshot' if kind == 's' else 'payload'} {place}")
+        kind, index = part
+        if xxh3_128_hexdigest(data) != self.header.checksums[kind][index]:
+            raise self._damaged("checksum", f"{'snapshot' if kind == 's' else 'payload'} {index}")
         try:
-            return self.header.tensors(kind, place, data)
+            return self.header.tensors(kind, index, data)
         except ValueError as error:
             raise self._damaged("foreign", str(error)) from error
 
@@ -91,7 +91,7 @@ class OpenRun:
 def _neighbours(
     spans: list[tuple[Span, tuple[Part, int]]],
 ) -> Iterator[tuple[Span, list[tuple[Span, tuple[Part, int]]]]]:
-    """Sorted spans, those together of which one begins where the one before ends."""
+    """Group sorted spans; a span that begins where the previous one ends joins its group."""
     group: list[tuple[Span, tuple[Part, int]]] = []
     for entry in spans:
         if group and group[-1][0][1] != entry[0][0]:
@@ -104,7 +104,8 @@ def _neighbours(
 
 @contextmanager
 def open_run(disk: Disk, path: Path, namespace: str | None = None) -> Iterator[OpenRun]:
-    """Raises `Damaged`, also where `namespace` is not the file's; and `OSError` where the disk itself fails."""
+    """Open a run and verify its header. Raises `Damaged`, also if the file is of another namespace, and `OSError` if the disk
+    fails."""
     try:
         fd = disk.open(path)
     except OSError as error:

@@ -1,8 +1,9 @@
-"""The files of one namespace: found again, written, read, and kept within bounds.
+"""The run store: lists, writes, reads and evicts the files of one namespace.
 
-Two servers may share the directory. Runs are never rewritten, their names say what they hold, and whatever is read is
-verified, so nothing must be locked: what another server removes is a miss, what it writes is found by the next `refresh`,
-and what both write is written once. One caller at a time, except that `read` and `verify` change nothing here.
+Two servers may share the directory. Runs are never rewritten, their names identify their contents, and all reads are
+verified, so no lock is necessary: a file that another server removes is a miss, a file that it writes is found by the next
+`refresh`, and a run that both write is written once. One caller at a time, except for `read` and `verify`, which change no
+state.
 """
 
 from __future__ import annotations
@@ -23,48 +24,58 @@ from trouper.storage import catalogue
 from trouper.storage.cache_directory import TEMPORARY_SUFFIX
 from trouper.storage.file_operations import Buffer, Disk, File, read_all, write_all
 from trouper.storage.run_format import SUFFIX, Sealed, seal
-from trouper.storage.run_reading import Wanted, open_run
+from trouper.storage.run_reading import PieceRequest, open_run
 from trouper.storage.stored_pieces import Damaged, Piece, PieceInfo, Reason, RunInfo, parents_first
 
 __all__ = [
-    "Changes", "Damaged", "Disk", "Piece", "PieceInfo", "Reason", "Room", "RunInfo", "RunStore", "Sealed", "Wanted",
+    "Changes",
+    "Damaged",
+    "Disk",
+    "Piece",
+    "PieceInfo",
+    "PieceRequest",
+    "Reason",
+    "Room",
+    "RunInfo",
+    "RunStore",
+    "Sealed",
 ]  # fmt: skip
 
 NAMESPACE_DIGITS: Final = 32
 NAMESPACE: Final = re.compile(rf"[0-9a-f]{{{NAMESPACE_DIGITS}}}")
-"""Directories of this name are ours; nothing else beside them is looked at."""
+"""Pattern of the names of namespace directories; other directories are ignored."""
 
 
 @attrs.frozen
 class Changes:
-    """Between two looks at the directory."""
+    """Differences between two listings of the directory."""
 
     appeared: tuple[RunInfo, ...]
-    """What a run continues comes before it."""
+    """New runs; parents come before the runs that continue them."""
     vanished: tuple[RunInfo, ...]
 
 
 @attrs.frozen
 class Room:
-    """What was removed for the sake of others; `fits`: it was enough."""
+    """Result of an eviction. `fits`: enough was removed."""
 
     fits: bool
     removed: tuple[RunInfo, ...] = ()
-    """Of this namespace."""
+    """Removed runs of this namespace."""
     removed_elsewhere: int = 0
-    """Files of other namespaces: the bound is one for all of them."""
+    """Number of removed files of other namespaces: all namespaces share one limit."""
 
 
 @attrs.frozen
-class _Held:
-    """A run of any namespace, as far as its age and the bound of the whole directory go."""
+class _RunUse:
+    """Size and last use of a run of any namespace."""
 
     bytes: int
     used_ns: int
 
 
 class RunStore:
-    """`directory`: the cache directory, prepared. `namespace`: hex digits, at least `NAMESPACE_DIGITS`."""
+    """The runs of one namespace. `directory`: the prepared cache directory. `namespace`: at least `NAMESPACE_DIGITS` hex digits."""
 
     def __init__(self, directory: Path, namespace: str, disk: Disk | None = None) -> None:
         self.directory, self.namespace = directory, namespace
@@ -72,53 +83,53 @@ class RunStore:
         if not NAMESPACE.fullmatch(self.path.name):
             raise ValueError(f"not a namespace: {namespace!r}")
         self.damaged: Counter[Reason] = Counter()
-        """Files that `refresh` removed, by what was wrong with them."""
+        """Number of files that `refresh` removed, by the kind of damage."""
         self.unreadable = 0
-        """Files that the disk would not read; they are left where they are, and count as long as they are there."""
+        """Number of files that the disk cannot read. They stay, and their bytes count as long as they exist."""
         self.total_bytes = 0
-        """Of all namespaces' runs. What another server has written since the last look is not in it."""
+        """Bytes of all namespaces' runs, except those that another server has written since the last `refresh`."""
         self._disk = disk or Disk()
         self._runs: dict[str, RunInfo] = {}
-        self._held: dict[Path, _Held] = {}
-        self._looked = False
+        self._uses: dict[Path, _RunUse] = {}
+        self._refreshed = False
 
-    # -- what there is ---------------------------------------------------------------------------
+    # -- listing ---------------------------------------------------------------------------------
 
     @property
     def runs(self) -> Collection[RunInfo]:
-        """As of the last look, and what was written and removed here since."""
+        """The runs as of the last `refresh`, with later writes and removals of this store."""
         return self._runs.values()
 
     def catalogue(self) -> list[RunInfo]:
-        """Every run of the namespace; what a run continues comes before it. Opens only files that neither an earlier
-        look nor the saved catalogue knows. Raises `OSError`."""
+        """List every run of the namespace; parents come before the runs that continue them. Opens only files that neither an
+        earlier `refresh` nor the saved catalogue knows. Raises `OSError`."""
         self.refresh()
         return parents_first(self._runs.values())
 
     def refresh(self) -> Changes:
-        """Look again: other servers write and remove, too, and so do sweeps. Removes damaged files. Raises `OSError`."""
-        known = self._runs if self._looked else {run.name: run for run in self._saved()}
-        before, runs, held = self._runs, dict[str, RunInfo](), dict[Path, _Held]()
+        """List the directory again, since other servers and sweeps change it, too. Removes damaged files. Raises `OSError`."""
+        known = self._runs if self._refreshed else {run.name: run for run in self._saved()}
+        before, runs, uses = self._runs, dict[str, RunInfo](), dict[Path, _RunUse]()
         for path, file in self._files():
-            held[path] = _Held(file.bytes, file.used_ns)
+            uses[path] = _RunUse(file.bytes, file.used_ns)
             if path.parent != self.path:
                 continue
             try:
                 runs[file.name] = self._recognize(path, file, known)
             except Damaged as damaged:
                 if self._discard(path, damaged):
-                    del held[path]
+                    del uses[path]
             except OSError:
                 self.unreadable += 1
-        self._runs, self._held, self._looked = runs, held, True
-        self.total_bytes = sum(one.bytes for one in held.values())
+        self._runs, self._uses, self._refreshed = runs, uses, True
+        self.total_bytes = sum(use.bytes for use in uses.values())
         return Changes(
             tuple(parents_first(run for name, run in runs.items() if name not in before)),
             tuple(run for name, run in before.items() if name not in runs),
         )
 
     def save_catalogue(self) -> None:
-        """Raises `OSError`; then the old one is still there."""
+        """Write the catalogue. Raises `OSError`; then the old file still exists."""
         self._disk.mkdir(self.path)
         self._put(self.path / catalogue.NAME, catalogue.encode(self.namespace, self._runs.values()))
 
@@ -147,7 +158,7 @@ class RunStore:
             return opened.header.info
 
     def _discard(self, path: Path, damaged: Damaged) -> bool:
-        """True if it is not there any more."""
+        """Remove a damaged file. True if the file does not exist any more."""
         if damaged.reason == "vanished":
             return True
         self.damaged[damaged.reason] += 1
@@ -162,21 +173,21 @@ class RunStore:
     # -- writing ---------------------------------------------------------------------------------
 
     def seal(self, parent: bytes, pieces: Sequence[Piece]) -> Sealed:
-        """A run and its exact size, to make room for it before `put`. `pieces`: at least one, each the continuation of
-        the one before; `parent`: the key of what the first one continues."""
+        """Encode a run, whose exact size is needed to make room for it before `put`. `pieces`: at least one, each the
+        continuation of the previous one; `parent`: the key that the first one continues."""
         return seal(self.namespace, parent, pieces)
 
     def write(self, parent: bytes, pieces: Sequence[Piece]) -> RunInfo:
         return self.put(self.seal(parent, pieces))
 
     def put(self, sealed: Sealed) -> RunInfo:
-        """Raises `OSError`; then nothing of it is there. A run that is there in full is not written again."""
+        """Write a run. Raises `OSError`; then no file is left. A run that exists in full is not written again."""
         run = sealed.info
         path = self.path / run.name
         if not self._is_there(path, run.file_bytes):
             self._disk.mkdir(self.path)
             self._put(path, sealed.buffers)
-        self._hold(path, _Held(run.file_bytes, time.time_ns()))
+        self._hold(path, _RunUse(run.file_bytes, time.time_ns()))
         self._runs[run.name] = run
         return run
 
@@ -191,8 +202,8 @@ class RunStore:
         return True
 
     def _put(self, path: Path, buffers: Sequence[Buffer]) -> None:
-        """Beside its place, then into it: nobody ever sees half a file under its own name, except after a crash of the
-        system. Servers in different containers may have the same process id, so the temporary name is drawn."""
+        """Write a temporary file and rename it, so that a file under its own name is always complete, except after a crash of
+        the system. Servers in different containers may have the same process id, so the temporary name is random."""
         temporary = path.with_name(f"{path.stem}-{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
         try:
             fd = self._disk.create(temporary)
@@ -208,45 +219,45 @@ class RunStore:
 
     # -- reading ---------------------------------------------------------------------------------
 
-    def read(self, name: str, wanted: Sequence[Wanted]) -> list[Piece]:
-        """Pieces of a run, in the order of `wanted`. Raises `Damaged`: the file is of no use and the caller should
-        `remove` it; and `OSError`: the disk is sick."""
+    def read(self, name: str, requests: Sequence[PieceRequest]) -> list[Piece]:
+        """Read pieces of a run, in the order of `requests`. Raises `Damaged` if the file is unusable, and the caller should
+        `remove` it; and `OSError` if the disk fails."""
         with open_run(self._disk, self.path / name, self.namespace) as run:
-            return run.pieces(wanted)
+            return run.pieces(requests)
 
     def verify(self, name: str) -> RunInfo:
-        """Read all of it. Raises as `read` does."""
+        """Read and verify a whole run. Raises as `read` does."""
         with open_run(self._disk, self.path / name, self.namespace) as run:
             run.everything()
             return run.header.info
 
     def touch(self, names: Iterable[str]) -> None:
-        """They were of use just now. Raises `OSError`."""
+        """Set the runs' last use to the present time. Raises `OSError`."""
         for name in names:
             path = self.path / name
             with suppress(FileNotFoundError):
                 self._disk.touch(path)
-                if path in self._held:
-                    self._hold(path, _Held(self._held[path].bytes, time.time_ns()))
+                if path in self._uses:
+                    self._hold(path, _RunUse(self._uses[path].bytes, time.time_ns()))
 
     # -- removing --------------------------------------------------------------------------------
 
     def remove(self, name: str) -> None:
-        """It may be gone already. Raises `OSError`."""
+        """Remove a run, which may already be missing. Raises `OSError`."""
         self._remove(self.path / name)
 
     def make_room(self, bytes_needed: int, max_bytes: int, floor_bytes: int = 0) -> Room:
-        """Remove what was not of use for longest, until so much more fits into `max_bytes` and the disk would still have
-        `floor_bytes` free. A full disk is worse than an empty cache, so the floor may cost all of it. What cannot be
-        removed stays. Raises `OSError` if the disk does not say how full it is."""
-        if not self._looked:
+        """Evict the least recently used runs, until `bytes_needed` more bytes fit into `max_bytes` and the disk would still have
+        `floor_bytes` free. A full disk is worse than an empty cache, so the floor may evict all runs. Files that cannot be
+        removed stay. Raises `OSError` if the disk's free space is unknown."""
+        if not self._refreshed:
             self.refresh()
         if bytes_needed > max_bytes:
             return Room(fits=False)
         lacking = floor_bytes + bytes_needed - self._disk.free_bytes(self.directory) if floor_bytes else 0
         target = self.total_bytes - max(self.total_bytes + bytes_needed - max_bytes, lacking)
         removed: list[RunInfo | None] = []
-        oldest = [(held.used_ns, path) for path, held in self._held.items()]
+        oldest = [(use.used_ns, path) for path, use in self._uses.items()]
         heapq.heapify(oldest)
         while self.total_bytes > target and oldest:
             used_ns, path = heapq.heappop(oldest)
@@ -256,15 +267,15 @@ class RunStore:
                 continue
             with suppress(OSError):
                 removed.append(self._remove(path))
-        own = tuple(run for run in removed if run is not None)
-        return Room(self.total_bytes <= target, own, len(removed) - len(own))
+        removed_here = tuple(run for run in removed if run is not None)
+        return Room(self.total_bytes <= target, removed_here, len(removed) - len(removed_here))
 
     def _used_since(self, path: Path, used_ns: int) -> int | None:
-        """When, if another server has used it since we last looked."""
+        """Return the time of last use, if another server has used the file since `used_ns`; else None."""
         with suppress(OSError):
             file = self._disk.stat(path)
             if file.used_ns > used_ns:
-                self._hold(path, _Held(file.bytes, file.used_ns))
+                self._hold(path, _RunUse(file.bytes, file.used_ns))
                 return file.used_ns
         return None
 
@@ -274,12 +285,12 @@ class RunStore:
         self._release(path)
         return self._runs.pop(path.name, None) if path.parent == self.path else None
 
-    def _hold(self, path: Path, held: _Held) -> None:
+    def _hold(self, path: Path, use: _RunUse) -> None:
         self._release(path)
-        self._held[path] = held
-        self.total_bytes += held.bytes
+        self._uses[path] = use
+        self.total_bytes += use.bytes
 
     def _release(self, path: Path) -> None:
-        held = self._held.pop(path, None)
-        if held is not None:
-            self.total_bytes -= held.bytes
+        use = self._uses.pop(path, None)
+        if use is not None:
+            self.total_bytes -= use.bytes

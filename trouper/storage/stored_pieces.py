@@ -1,4 +1,4 @@
-"""What the disk keeps: pieces, in runs. A piece is what is known of one node of the index."""
+"""Pieces and runs on the disk. A piece is the stored data of one node of the prefix tree."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Reason = Literal["torn", "checksum", "foreign", "vanished"]
 
 
 class Damaged(Exception):
-    """A file is of no use: torn (its length is not what it says), wrong bytes, not what was looked for, or vanished."""
+    """A file is unusable: torn (of the wrong length), of wrong bytes, of other content than expected, or vanished."""
 
     def __init__(self, name: str, reason: Reason, detail: str) -> None:
         super().__init__(f"{name}: {reason}: {detail}")
@@ -31,14 +31,14 @@ class PieceInfo:
     key: bytes
     tokens: bytes
     payload_bytes: int
-    """0: it has none."""
+    """Size of the payload; 0: the piece has none."""
     snapshot_bytes: int | None
-    """None: it has none."""
+    """Size of the snapshot; None: the piece has none."""
 
 
 @attrs.frozen
 class RunInfo:
-    """What a file holds. `parent` is the key that the first piece continues."""
+    """Contents of a file. `parent`: the key that the first piece continues."""
 
     name: str
     file_bytes: int
@@ -47,13 +47,13 @@ class RunInfo:
 
 
 def parents_first(runs: Iterable[RunInfo]) -> list[RunInfo]:
-    """What a run continues comes before it; runs whose parent is in none of these come first."""
+    """Order runs so that parents come before the runs that continue them; runs whose parent is in none of these come first."""
     waiting: defaultdict[bytes, list[RunInfo]] = defaultdict(list)
     for run in sorted(runs, key=lambda run: run.name):
         waiting[run.parent].append(run)
     inside = {piece.key for group in waiting.values() for run in group for piece in run.pieces}
     ordered = [run for parent in list(waiting) if parent not in inside for run in waiting.pop(parent)]
-    for run in ordered:  # Grows meanwhile.
+    for run in ordered:  # The list grows during the loop.
         for piece in run.pieces:
             ordered += waiting.pop(piece.key, [])
     return ordered

@@ -1,1 +1,1 @@
-"""What some of mlx-lm's models need so that rows may share a forward pass."""
+"""Adaptations of mlx-lm's models, so that rows may share a forward pass."""

@@ -1,9 +1,9 @@
-"""What some of mlx-lm's models need before rows of different lengths may share their passes.
+"""Registry of adaptations that some of mlx-lm's models need before rows of different lengths may share their passes.
 
-A pass over several rows has one offset for each row, a mask that differs between rows, and padding. Most models take
-that as it comes. Those here assume one offset, one mask or their own cache somewhere; each entry of the registry says how
-it recognises such a model, by its structure where that is possible, and what it changes: what our caches and masks
-give, or a submodule of this instance that is replaced by one with the same arithmetic. A replaced submodule does
+A pass over several rows has one offset for each row, a mask that differs between rows, and padding. Most models support
+that. The models here assume one offset, one mask or their own cache; each entry of the registry recognises such a model,
+by its structure where that is possible, and changes it: either the traits of our caches and masks,
+or a submodule of this instance, which is replaced by one with the same arithmetic. A replaced submodule does
 outside of our passes what the original does. Without the registry such models fail when they are batched, in a crash
 or silently, and must run row by row.
 """
@@ -30,22 +30,22 @@ from trouper.engine.kv.region import Region
 
 @attrs.define(eq=False)
 class Adapted:
-    """What was found and done for one instance of a model."""
+    """Adaptations of one instance of a model."""
 
     current: CurrentPass = attrs.field(factory=CurrentPass)
     traits: Traits = USUAL
-    """What the caches of this model give."""
+    """Traits of the caches of this model."""
     history: int | None = None
-    """The model keeps the last so many tokens of a row in a cache of arrays; rows that have fewer begin with zeros."""
+    """Number of last tokens of a row that the model keeps in a cache of arrays; rows that have fewer begin with zeros."""
     chunked: bool = False
-    """Caches of chunks have a counterpart."""
+    """Whether the model's chunked caches have a counterpart in slots."""
     alone: str = ""
     """Why rows of this model cannot share a pass; "" if they can."""
     names: list[str] = attrs.field(factory=list)
 
     @contextmanager
     def during(self, region: Region) -> Iterator[None]:
-        """The pass over this region is built."""
+        """Set the current region while a pass over it is built."""
         self.current.region = region
         try:
             yield
@@ -55,14 +55,14 @@ class Adapted:
 
 @attrs.frozen
 class Adaptation:
-    """`apply` changes what it is given if it recognises the model, and says whether it did."""
+    """A named adaptation. `apply` changes the model or its traits if it recognises the model, and returns whether it did."""
 
     name: str
     apply: Callable[[nn.Module, Adapted], bool]
 
 
 def adapted(model: nn.Module) -> Adapted:
-    """Adapt a model once; later calls return what was done."""
+    """Adapt a model once; later calls return the same result."""
     found: Adapted | None = getattr(model, "adapted", None)
     if found is None:
         found = Adapted()
@@ -100,7 +100,7 @@ def _learned_positions(model: nn.Module, found: Adapted) -> bool:
     return True
 
 
-# -- what caches and masks give ---------------------------------------------------------------------------
+# -- traits of caches and masks ---------------------------------------------------------------------------
 
 
 def _grouped_scores(model: nn.Module, found: Adapted) -> bool:
@@ -158,7 +158,7 @@ def _indexed_blocks(model: nn.Module, found: Adapted) -> bool:
     return _replace(model, matches, BlockSparseAttention, found.current)
 
 
-def _sparse_by_place(model: nn.Module, found: Adapted) -> bool:
+def _sparse_by_distance(model: nn.Module, found: Adapted) -> bool:
     """Keys are left out by how far blocks of them are from the last key of the longest row."""
     if not _any(model, lambda module: "blocksparse_block_size" in _names(module)):
         return False
@@ -192,24 +192,24 @@ def _replace(
     name: str = "",
 ) -> bool:
     """Wrap each submodule that matches (and has that name), as an attribute of its parent or in a list of the parent's."""
-    places = [
+    targets = [
         (holder, key)
         for _, parent in model.named_modules()
         for attribute, holder, key in _children(parent)
         if attribute == (name or attribute) and matches(holder[key])
     ]
-    for holder, key in places:
+    for holder, key in targets:
         holder[key] = wrapper(holder[key], current)
-    return bool(places)
+    return bool(targets)
 
 
 def _children(parent: nn.Module) -> Iterator[tuple[str, Any, Any]]:
-    """The attribute, what holds the child (the parent, or a list), and the child's key there."""
+    """Yield (attribute, holder, key) of each child; the holder is the parent or a list of the parent's."""
     for name, value in parent.items():
         if isinstance(value, nn.Module):
             yield name, parent, name
         elif isinstance(value, list):
-            yield from ((name, value, place) for place, child in enumerate(value) if isinstance(child, nn.Module))
+            yield from ((name, value, index) for index, child in enumerate(value) if isinstance(child, nn.Module))
 
 
 REGISTRY = [
@@ -224,6 +224,6 @@ REGISTRY = [
     Adaptation("the last tokens of a row are kept as state", _token_history),
     Adaptation("attention within chunks has masks of each row's own", _chunked_attention),
     Adaptation("blocks of keys are chosen by each row's own positions", _indexed_blocks),
-    Adaptation("sparse attention counts from the last key", _sparse_by_place),
+    Adaptation("sparse attention counts from the last key", _sparse_by_distance),
 ]
 """In the order in which they are tried; several may apply to one model."""

@@ -1,7 +1,7 @@
 """Attention over the blocks of keys that an indexer scores best, as MiniMax M3 has it, for rows of different lengths.
 
-mlx-lm cuts blocks and places queries by how far they are from the last key, which is another place in each row. Rows here
-begin at 0 of their slots, so blocks are cut as for the row alone, and each row's positions place its queries. A row
+mlx-lm cuts blocks and assigns queries to them by the distance from the last key, which differs between rows. Rows here
+begin at 0 of their slots, so blocks are cut as for the row alone, and each row's positions determine its queries' blocks. A row
 that has fewer blocks than the longest keeps all its own: blocks without any key of the row score minus infinity.
 """
 
@@ -17,13 +17,13 @@ from trouper.engine.kv.region import Region
 
 
 class BlockSparseAttention(nn.Module):
-    """An attention of mlx-lm's that is given its mask of blocks; outside of our passes it makes one as ever."""
+    """Attention of mlx-lm that gets its block mask from here; outside of our passes it makes the mask itself."""
 
     def __init__(self, attention: nn.Module, current: CurrentPass) -> None:
         super().__init__()
         self.attention = attention
         self.is_sparse_attn = True
-        """The model makes a cache for the index where this says so."""
+        """The model makes a cache for the index if this is true."""
         self._current = current
 
     def __call__(self, x: mx.array, mask: mx.array | str | None = None, cache: Any = None) -> mx.array:
@@ -39,9 +39,9 @@ class BlockSparseAttention(nn.Module):
 
     def _indexed(self, x: mx.array, region: Region, cache: Any) -> mx.array:
         """(rows, 1, keys, dim): the index of each row with the pass's tokens. Its values would have no width."""
-        own = self.attention
-        keys = own.index_k_norm(own.index_k_proj(x)[:, :, None]).transpose(0, 2, 1, 3)
-        keys = own.index_rope(keys, offset=region.offset)
+        attention = self.attention
+        keys = attention.index_k_norm(attention.index_k_proj(x)[:, :, None]).transpose(0, 2, 1, 3)
+        keys = attention.index_rope(keys, offset=region.offset)
         indexed: mx.array = cache.update_and_fetch(keys, keys[..., :1])[0]
         return indexed
 
@@ -49,27 +49,29 @@ class BlockSparseAttention(nn.Module):
         self, x: mx.array, keys: mx.array, region: Region, mask: mx.array | str | None
     ) -> mx.array | str | None:
         """(rows, heads, width, keys) bool, or the mask as it is if every block is kept."""
-        own, size, places = self.attention, self.attention.index_block_size, keys.shape[2]
-        blocks = -(-places // size)
-        if blocks <= own.index_topk_blocks:
+        attention, size, num_keys = self.attention, self.attention.index_block_size, keys.shape[2]
+        blocks = -(-num_keys // size)
+        if blocks <= attention.index_topk_blocks:
             return mask
         position = region.positions[:, None, :, None]
-        visible = mx.arange(places) <= position
+        visible = mx.arange(num_keys) <= position
         best = self._block_scores(x, keys, region, visible)
         distance = position // size - mx.arange(blocks)
-        best = mx.where((distance >= 0) & (distance < own.index_local_blocks), mx.inf, best)
-        chosen = mx.argpartition(-best, kth=own.index_topk_blocks - 1, axis=-1)[..., : own.index_topk_blocks]
+        best = mx.where((distance >= 0) & (distance < attention.index_local_blocks), mx.inf, best)
+        chosen = mx.argpartition(-best, kth=attention.index_topk_blocks - 1, axis=-1)[
+            ..., : attention.index_topk_blocks
+        ]
         kept = mx.put_along_axis(mx.zeros(best.shape, mx.bool_), chosen, mx.array(True), axis=-1)
-        kept = mx.repeat(kept, size, axis=-1)[..., :places] & visible
-        return mx.repeat(kept, own.num_attention_heads // own.index_n_heads, axis=1)
+        kept = mx.repeat(kept, size, axis=-1)[..., :num_keys] & visible
+        return mx.repeat(kept, attention.num_attention_heads // attention.index_n_heads, axis=1)
 
     def _block_scores(self, x: mx.array, keys: mx.array, region: Region, visible: mx.array) -> mx.array:
         """(rows, index heads, width, blocks): the best score of any key in it that the query may see."""
-        own, (rows, width, _) = self.attention, x.shape
-        queries = own.index_q_proj(x).reshape(rows, width, own.index_n_heads, own.index_head_dim)
-        queries = own.index_rope(own.index_q_norm(queries).transpose(0, 2, 1, 3), offset=region.offset)
+        attention, (rows, width, _) = self.attention, x.shape
+        queries = attention.index_q_proj(x).reshape(rows, width, attention.index_n_heads, attention.index_head_dim)
+        queries = attention.index_rope(attention.index_q_norm(queries).transpose(0, 2, 1, 3), offset=region.offset)
         scores = queries.astype(mx.float32) @ keys.astype(mx.float32).swapaxes(-1, -2)
         scores = mx.where(visible, scores, -mx.inf)
-        end = -keys.shape[2] % own.index_block_size
+        end = -keys.shape[2] % attention.index_block_size
         scores = mx.pad(scores, [(0, 0), (0, 0), (0, 0), (0, end)], constant_values=-mx.inf)
-        return scores.reshape(*scores.shape[:3], -1, own.index_block_size).max(axis=-1)
+        return scores.reshape(*scores.shape[:3], -1, attention.index_block_size).max(axis=-1)

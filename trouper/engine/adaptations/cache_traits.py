@@ -1,4 +1,4 @@
-"""What a model expects of its caches that others do not."""
+"""Traits of a model's caches that differ between models."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import attrs
 
 @attrs.frozen
 class Traits:
-    """`USUAL` for nearly every model; the others are recognised in `adaptations.py`."""
+    """Traits of a model's caches. Nearly every model has `USUAL`; `adaptation_registry.py` recognises the others."""
 
     mask_rank: int = 4
-    """Axes of a mask that differs between rows."""
+    """Number of axes of a mask that differs between rows."""
     wide_masks: bool = False
     """Windows in masks may be wider than the ring's: later tokens of a pass then see more than its first."""
     open_buffers: bool = False
-    """`keys` and `values` are read, and assigned to."""
+    """The model reads and assigns the caches' `keys` and `values`."""
     counts_from_zero: bool = False
-    """The model counts positions from one offset for all rows, and something else puts that right."""
+    """The model counts positions from one offset for all rows; caches give 0, and an adaptation corrects the positions."""
 
 
 USUAL = Traits()

@@ -18,17 +18,17 @@ from trouper.engine.kv.slot_cache import FullSlots
 
 
 class ChunkSlots(FullSlots):
-    """The counterpart of mlx-lm's ChunkedKVCache, which forgets what no chunk reaches; here it stays."""
+    """Counterpart of mlx-lm's ChunkedKVCache. That one drops tokens that no chunk reaches; this one keeps all tokens."""
 
     start_position = 0
 
     def maybe_trim_front(self) -> None:
-        """Nothing is forgotten."""
+        """Do nothing: all tokens are kept."""
 
 
 @attrs.frozen
 class RowOffsets:
-    """A cache as attention sees it: with an offset for each row."""
+    """Wrapper of a cache that gives attention an offset for each row."""
 
     cache: FullSlots
 
@@ -41,7 +41,7 @@ class RowOffsets:
 
 
 class TemperedProjection(nn.Module):
-    """Queries, scaled by how far along the row they are."""
+    """Query projection that scales queries by their position in the row."""
 
     def __init__(self, projection: nn.Module, floor_scale: float, attn_scale: float) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class TemperedProjection(nn.Module):
         self._positions = mx.zeros((1, 1), mx.int32)
 
     def stand_at(self, positions: mx.array) -> None:
-        """(rows or 1, width): where the next tokens stand."""
+        """Set the positions of the next tokens, (rows or 1, width)."""
         self._positions = positions
 
     def __call__(self, x: mx.array) -> mx.array:
@@ -61,7 +61,7 @@ class TemperedProjection(nn.Module):
 
 
 class ChunkedAttention(nn.Module):
-    """Llama 4's attention with a mask and scales for each row; outside of our passes with those that it is given."""
+    """Llama 4's attention with a mask and scales for each row; outside of our passes with the caller's."""
 
     def __init__(self, attention: nn.Module, chunk: int, current: CurrentPass) -> None:
         super().__init__()

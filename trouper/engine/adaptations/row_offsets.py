@@ -47,7 +47,7 @@ class RowByRowRope(nn.Module):
 
 
 class RowOffsetRope(nn.Module):
-    """A rotary embedding that is told an offset which is wrong for rows of different lengths, and takes each row's."""
+    """A rotary embedding that ignores the caller's offset, which is wrong for rows of different lengths, and uses each row's."""
 
     def __init__(self, rope: nn.Module, current: CurrentPass) -> None:
         super().__init__()

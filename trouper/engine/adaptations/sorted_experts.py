@@ -33,7 +33,7 @@ class RowMajorExperts(nn.Module):
 
 
 def row_major(x: mx.array) -> mx.array:
-    """The same values. A view: reshaping a row-contiguous array gives each axis the stride of the axes behind it, which
+    """Return a view of the same values with row-major strides: reshaping a row-contiguous array gives each axis the stride of the axes behind it, which
     `mx.contiguous` does not, since it leaves such an array as it is."""
     return mx.unflatten(mx.flatten(x), 0, x.shape)
 

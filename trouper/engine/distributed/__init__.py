@@ -1,1 +1,1 @@
-"""One rank's part of a model, and the collectives of all."""
+"""Tensor parallelism: one rank's shard of a model, and the collectives of all ranks."""

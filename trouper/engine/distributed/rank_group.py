@@ -1,7 +1,7 @@
-"""The ranks of one model, as MLX's own collectives see them. Alone, nothing here costs anything.
+"""The ranks of one model and their MLX collectives. With one rank all operations are free.
 
-A collective cannot be cancelled, and every rank must start the same ones in the same order: what calls them must follow
-from the plans alone (docs/ranks.md). `mx.distributed.init` waits for the other ranks with the interpreter's lock held
+A collective cannot be cancelled, and every rank must start the same ones in the same order: calls of collectives must
+depend on the plans alone (docs/ranks.md). `mx.distributed.init` waits for the other ranks with the GIL held
 (MLX 0.32.4): no other thread runs meanwhile, not even one that would handle a signal.
 """
 
@@ -24,25 +24,25 @@ BACKENDS = {
     "OMPI_COMM_WORLD_SIZE": "mpi",
     "PMI_SIZE": "mpi",
 }
-"""Variables that launchers set, and the backend that reads them."""
+"""Environment variables that launchers set, and the backend that reads each."""
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
-"""Ranks of one host that see different devices share no memory."""
+"""Environment variable of visible devices. Ranks of one host that see different devices share no memory."""
 
 
 def backend_of(environment: Mapping[str, str]) -> str | None:
-    """What a launcher has set up for this process; None: it runs alone."""
+    """Return the backend that a launcher has set up for this process; None: the process runs alone."""
     return next((backend for name, backend in BACKENDS.items() if environment.get(name)), None)
 
 
-class Group:
-    """This process's place among the ranks, and what they do together. Lives on the engine's thread."""
+class RankGroup:
+    """This process's rank, and the collectives of all ranks. Lives on the engine's thread."""
 
     def __init__(self, group: mx.distributed.Group | None = None) -> None:
         self._group = group
         self.rank: int = group.rank() if group is not None else 0
         self.size: int = group.size() if group is not None else 1
         self.sharers = self._sharers()
-        """Ranks that take their memory from where this one does; itself counts."""
+        """Number of ranks that share this rank's memory, including itself."""
 
     @property
     def mlx(self) -> mx.distributed.Group:
@@ -54,46 +54,46 @@ class Group:
         return self.rank == 0
 
     def agree(self, tokens: mx.array) -> mx.array:
-        """Rank 0's, lazily (F21). The others' must not be left out of the graph: their collective would then come before
-        those that made the tokens, and meet another of rank 0's."""
+        """Return rank 0's tokens, lazily (F21). Other ranks' tokens must stay in the graph: else their collective would run
+        before those that made the tokens, and would be paired with another collective of rank 0."""
         if self.size == 1:
             return tokens
         return self.sum(tokens if self.leads else tokens * 0)
 
     def sum(self, part: mx.array) -> mx.array:
-        """Of all ranks' parts, lazily."""
+        """Sum all ranks' parts, lazily."""
         return part if self.size == 1 else mx.distributed.all_sum(part, group=self._group)
 
     def share(self, data: bytes) -> bytes:
-        """Rank 0's, to everybody. Waits until all ranks have come so far."""
+        """Broadcast rank 0's data. Waits until all ranks have called it."""
         if self.size == 1:
             return data
-        mine = data if self.leads else b""
-        room = np.zeros(max(self.gather(len(mine))), np.uint8)
-        room[: len(mine)] = np.frombuffer(mine, np.uint8)
+        payload = data if self.leads else b""
+        room = np.zeros(max(self.gather(len(payload))), np.uint8)
+        room[: len(payload)] = np.frombuffer(payload, np.uint8)
         return np.array(self.sum(mx.array(room))).tobytes()
 
     def gather(self, number: int) -> list[int]:
-        """Each rank's number (63 bits), in their order. Waits until all ranks have come so far."""
-        own = [number if rank == self.rank else 0 for rank in range(self.size)]
-        numbers: list[int] = self.sum(mx.array(own, mx.int64)).tolist()  # type: ignore[assignment]
+        """Gather each rank's number (63 bits), in order of ranks. Waits until all ranks have called it."""
+        numbers_by_rank = [number if rank == self.rank else 0 for rank in range(self.size)]
+        numbers: list[int] = self.sum(mx.array(numbers_by_rank, mx.int64)).tolist()  # type: ignore[assignment]
         return numbers
 
     def _sharers(self) -> int:
-        place = f"{socket.gethostname()} {os.environ.get(VISIBLE_DEVICES, '')}"
-        mine = xxh3_64_intdigest(place.encode()) >> 1
-        return self.gather(mine).count(mine)
+        location = f"{socket.gethostname()} {os.environ.get(VISIBLE_DEVICES, '')}"
+        location_hash = xxh3_64_intdigest(location.encode()) >> 1
+        return self.gather(location_hash).count(location_hash)
 
 
-ALONE = Group()
+ALONE = RankGroup()
 
 
-def join() -> Group:
-    """The group that a launcher has set up; alone without one. Waits for all ranks. Raises `ModelUnusable`."""
+def join() -> RankGroup:
+    """Join the group that a launcher has set up, or return the group of one. Waits for all ranks. Raises `ModelUnusable`."""
     backend = backend_of(os.environ)
     if backend is None:
         return ALONE
     try:
-        return Group(mx.distributed.init(strict=True, backend=backend))
+        return RankGroup(mx.distributed.init(strict=True, backend=backend))
     except (RuntimeError, ValueError) as error:
         raise ModelUnusable(f"this rank cannot join the others by {backend}: {error}") from error

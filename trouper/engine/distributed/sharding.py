@@ -1,6 +1,6 @@
-"""One rank's part of a model: mlx-lm's own `shard`, what must hold before it, and how the parts' sums are added.
+"""Sharding of a model over ranks: mlx-lm's `shard`, its preconditions, and the sums of the parts.
 
-Lazily: nothing is read before the parameters are evaluated, so a rank only ever holds its own part.
+Sharding is lazy: no weight is read before the parameters are evaluated, so a rank only ever holds its own part.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mlx.nn.layers.distributed import QuantizedShardedToAllLinear, ShardedToAllL
 from mlx.utils import tree_unflatten
 from mlx_lm.models.cache import make_prompt_cache
 
-from trouper.engine.distributed.rank_group import Group
+from trouper.engine.distributed.rank_group import RankGroup
 from trouper.protocol.problems import ModelUnusable
 
 HEADS = {
@@ -26,15 +26,15 @@ HEADS = {
 }
 KV_HEADS = "num_key_value_heads"
 REPEATS_KV_HEADS = frozenset({"qwen3_5", "qwen3_5_moe"})
-"""Their `shard` gives each of more ranks than KV heads a copy of one."""
-MOST_RANKS = 64
-"""No more are tried, to say which would work."""
+"""Model types whose `shard` gives each rank a copy of a KV head if there are more ranks than KV heads."""
+MAX_RANKS = 64
+"""Largest number of ranks that is tried for the error message's list of possible numbers."""
 Make = Callable[[], nn.Module]
-"""The whole model once more, lazily: `shard` changes it in place."""
+"""Loads the whole model again, lazily: `shard` changes a model in place."""
 
 
-def shard(model: nn.Module, config: Mapping[str, Any], directory: Path, group: Group, make: Make) -> None:
-    """Keep this rank's part. Raises `ModelUnusable` with one line."""
+def shard(model: nn.Module, config: Mapping[str, Any], directory: Path, group: RankGroup, make: Make) -> None:
+    """Reduce the model to this rank's part. Raises `ModelUnusable` with one line."""
     if not hasattr(model, "shard"):
         raise ModelUnusable(
             f"{directory}: mlx-lm cannot split {config['model_type']} over ranks; run it in one process, without a launcher"
@@ -42,13 +42,13 @@ def shard(model: nn.Module, config: Mapping[str, Any], directory: Path, group: G
     reason = fault(model, config, group.mlx) or _misfit(model)
     if reason is None:
         return
-    counts = [count for count in range(2, MOST_RANKS + 1) if count != group.size and _would(count, config, make)]
+    counts = [count for count in range(2, MAX_RANKS + 1) if count != group.size and _would(count, config, make)]
     remedy = f"it runs at 1, {', '.join(map(str, counts))}" if counts else "it runs only at 1"
     raise ModelUnusable(f"{directory} cannot be split over {group.size} ranks: {reason}; {remedy}")
 
 
 def fault(model: nn.Module, config: Mapping[str, Any], group: Any) -> str | None:
-    """Split it; why that cannot be, or None. `group` has a size and a rank."""
+    """Shard the model; returns why it cannot be sharded, or None. `group` has a size and a rank."""
     count = group.size()
     for heads, name in _heads(config):
         if heads % count:
@@ -61,7 +61,7 @@ def fault(model: nn.Module, config: Mapping[str, Any], group: Any) -> str | None
 
 
 def _misfit(model: nn.Module) -> str | None:
-    """What a pass over the part would fail on. It is built and never run."""
+    """Return why a pass over the part fails, or None. The pass is built and never evaluated."""
     try:
         model(mx.array([[0, 1]]), cache=make_prompt_cache(model))
     except Exception as error:  # noqa: BLE001 - as above
@@ -74,12 +74,15 @@ def _line(error: Exception) -> str:
 
 
 def _would(count: int, config: Mapping[str, Any], make: Make) -> bool:
-    return all(heads % count == 0 for heads, _ in _heads(config)) and fault(make(), config, Imagined(count)) is None
+    return (
+        all(heads % count == 0 for heads, _ in _heads(config))
+        and fault(make(), config, HypotheticalGroup(count)) is None
+    )
 
 
 @attrs.frozen
-class Imagined:
-    """All that `shard` asks of a group."""
+class HypotheticalGroup:
+    """A stand-in for a group of `count` ranks, with the methods that `shard` calls."""
 
     count: int
 
@@ -91,7 +94,7 @@ class Imagined:
 
 
 def _heads(config: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
-    """How many there are of each kind that ranks deal among themselves."""
+    """Yield the number and the name of each kind of heads that is split over ranks."""
     for level in (config, config.get("text_config") or {}):
         for key, name in HEADS.items():
             if isinstance(heads := level.get(key), int):
@@ -105,7 +108,7 @@ def _heads(config: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
 
 
 def fuse_adapters(model: nn.Module) -> None:
-    """Into the layers that they adapt, lazily: mlx-lm splits plain layers only. Quantized ones become plain, since
+    """Fuse adapters into their layers, lazily, since mlx-lm shards plain layers only. Quantized layers are dequantized, since
     quantizing the sum again would lose the adapter's small steps."""
     fused = [(name, layer.fuse(dequantize=True)) for name, layer in model.named_modules() if hasattr(layer, "fuse")]
     if fused:
@@ -119,7 +122,7 @@ class Float32Sum(nn.Module):
     """A layer split along its input, whose parts are added in float32 and rounded once (F26). mlx-lm's adds them in the
     activations' type: with more than two ranks it rounds at each of them."""
 
-    def __init__(self, layer: nn.Module, group: Group) -> None:
+    def __init__(self, layer: nn.Module, group: RankGroup) -> None:
         super().__init__()
         for name, parameter in layer.parameters().items():
             self[name] = parameter
@@ -128,16 +131,16 @@ class Float32Sum(nn.Module):
 
     def __call__(self, x: mx.array) -> mx.array:
         part = self._quantized(x) if self._packing else x @ self["weight"].T
-        whole = self._group.sum(part.astype(mx.float32)).astype(part.dtype)
-        return whole + self["bias"] if "bias" in self else whole
+        total = self._group.sum(part.astype(mx.float32)).astype(part.dtype)
+        return total + self["bias"] if "bias" in self else total
 
     def _quantized(self, x: mx.array) -> mx.array:
         scales, biases = self["scales"], self.get("biases")
         return mx.quantized_matmul(x, self["weight"], scales=scales, biases=biases, transpose=True, **self._packing)
 
 
-def sum_in_float32(model: nn.Module, group: Group) -> None:
-    """Where mlx-lm's layers add, and not the models themselves: mixtures of experts add in their own code."""
+def sum_in_float32(model: nn.Module, group: RankGroup) -> None:
+    """Replace mlx-lm's layers that sum over ranks. Sums in a model's own code, as of mixtures of experts, are not replaced."""
     kinds = (ShardedToAllLinear, QuantizedShardedToAllLinear)
     layers = [(name, Float32Sum(layer, group)) for name, layer in model.named_modules() if isinstance(layer, kinds)]
     if layers:

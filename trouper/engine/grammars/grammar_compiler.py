@@ -1,7 +1,7 @@
-"""Structured output: which tokens a row may have next, by llguidance (https://github.com/guidance-ai/llguidance).
+"""Structured output: masks of the tokens that a row may have next, by llguidance (https://github.com/guidance-ai/llguidance).
 
-A matcher follows one row's text and fills a bit mask of its vocabulary, some 50 us a row; bits become booleans on the
-device by a table of 256 bytes, which every backend of MLX can do.
+A matcher follows one row's text and fills a bit mask of the vocabulary, in about 50 us a row. The device expands the bits to
+booleans by a lookup in a table of 256 bytes, which every backend of MLX supports.
 """
 
 from __future__ import annotations
@@ -22,35 +22,36 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance._tokenizer import TokenizerWrapper as Wrapped
 
 from trouper import heap
-from trouper.engine.grammars.lru_cache import Recent
-from trouper.engine.grammars.schema_faults import place_of, too_wide
-from trouper.engine.grammars.trial_process import SMALL, Trial, TrialFailedError
+from trouper.engine.grammars.lru_cache import LruCache
+from trouper.engine.grammars.schema_faults import path_of_fault, too_wide
+from trouper.engine.grammars.trial_process import SMALL, TrialFailedError, TrialProcess
 from trouper.protocol.grammar import Grammar
 from trouper.protocol.problems import RequestFailed, bad_request
 
 BITS = mx.array(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").astype(np.bool_))
 """(256, 8): the bits of each byte, lowest first."""
 BLANKS = r"[ \t\r\n]{1,40}"
-"""Between the tokens of JSON: enough for any indentation. Without an end some models write blanks for ever."""
+"""Whitespace between the tokens of JSON: enough for any indentation. Without a bound some models write blanks for ever."""
 LARK_LIMITS = LLParserLimits(max_items_in_row=300)
-"""An ambiguous grammar makes masks dear for everybody in the batch: with llguidance's 2000, a third of a second each."""
+"""Limits for Lark grammars. An ambiguous grammar makes masks slow for the whole batch: with llguidance's limit of 2000 items, a
+third of a second each."""
 LIMITS = LLParserLimits()
-"""An object takes four items for each property that is not required, and may have hundreds."""
+"""Limits for JSON schemas. An object takes four items for each property that is not required, and may have hundreds."""
 COMPILE_S = 10.0
 RECENT_BYTES = 64 * 2**20
-"""Bound of the cache of compiled grammars that no request uses."""
+"""Upper bound of the cache of compiled grammars that no request uses."""
 BYTES_PER_CHARACTER = 500
 Mask = np.ndarray[Any, np.dtype[np.uint8]]
 """Packed bits, lowest first."""
 
 
 def mask_bytes(vocabulary: int) -> int:
-    """Of one row of so many logits: whole words of 32 bits."""
+    """Number of bytes of the mask of one row of `vocabulary` logits: a multiple of 4, for 32-bit words."""
     return (vocabulary + 31) // 32 * 4
 
 
-class Vocabulary:
-    """What llguidance wants to know of a tokenizer: the bytes of each token, and which are special."""
+class TokenizerVocabulary:
+    """The interface that llguidance expects of a tokenizer: the bytes of each token, and which are special."""
 
     def __init__(self, pieces: Sequence[bytes], specials: Mapping[int, str], eos: Sequence[int], encode: Any) -> None:
         self.tokens = [
@@ -67,54 +68,55 @@ class Vocabulary:
 
 
 @attrs.frozen(eq=False)
-class Compiled:
-    """A grammar that is ready to be followed: rows follow copies of `matcher`, which has seen no token."""
+class CompiledGrammar:
+    """A compiled grammar. Rows use copies of `matcher`, which has consumed no token."""
 
     matcher: LLMatcher
     nbytes: int
-    """An estimate: llguidance does not report it."""
+    """Estimated size: llguidance does not report it."""
 
 
 class Grammars:
-    """Grammars over one vocabulary. Compiled ones are kept, and found again by their content.
+    """Grammars over one vocabulary. Compiled grammars are cached by their content.
 
-    Compiling takes from a millisecond to seconds, so it is done before a request is admitted, on a thread that nobody waits for
-    (`compile`); the engine's thread only copies what is there. What `compile` returns must be kept until the row is in the
-    engine: the bound on what is kept may have forgotten the grammar by then.
+    Compiling takes from a millisecond to seconds, so it is done before a request is admitted, on a worker thread
+    (`compile`); the engine's thread only copies a compiled matcher. The caller must keep the result of `compile` until the row
+    is in the engine, since the cache may have evicted the grammar by then.
     """
 
-    def __init__(self, vocabulary: Vocabulary, size: int, eos: Sequence[int]) -> None:
-        """`size`: of the logits, which may be padded beyond the vocabulary."""
+    def __init__(self, vocabulary: TokenizerVocabulary, size: int, eos: Sequence[int]) -> None:
+        """`size`: number of logits, which may be padded beyond the vocabulary."""
         self._vocabulary, self._size, self._eos = vocabulary, size, list(eos)
-        self._recent = Recent[Compiled | str](RECENT_BYTES)
-        self._live: WeakValueDictionary[tuple[str, str], Compiled] = WeakValueDictionary()
+        self._recent = LruCache[CompiledGrammar | str](RECENT_BYTES)
+        self._live: WeakValueDictionary[tuple[str, str], CompiledGrammar] = WeakValueDictionary()
         self._making = Lock()
-        self._trials = Trial(self._described), Trial(self._described)
+        self._trials = TrialProcess(self._described), TrialProcess(self._described)
         self.compiled_inline = 0
-        """Grammars that the engine's thread had to compile itself, since nobody had before."""
+        """Number of grammars that the engine's thread had to compile itself, since they were not cached."""
 
     @cached_property
-    def _tokens(self) -> Vocabulary:
-        words = self._vocabulary
-        words.tokens += [f"\xff<unused {i}>".encode("latin-1") for i in range(len(words.tokens), self._size)]
-        return words
+    def _tokens(self) -> TokenizerVocabulary:
+        vocabulary = self._vocabulary
+        vocabulary.tokens += [f"\xff<unused {i}>".encode("latin-1") for i in range(len(vocabulary.tokens), self._size)]
+        return vocabulary
 
     @cached_property
     def _tokenizer(self) -> LLTokenizer:
         return LLTokenizer(Wrapped(self._tokens), n_vocab=self._size, eos_token=self._eos)
 
     def _described(self) -> dict[str, Any]:
-        words = self._tokens
-        tokens = [token.decode("latin-1") for token in words.tokens]
-        return {"tokens": tokens, "specials": words.special_token_ids, "eos": self._eos}
+        vocabulary = self._tokens
+        tokens = [token.decode("latin-1") for token in vocabulary.tokens]
+        return {"tokens": tokens, "specials": vocabulary.special_token_ids, "eos": self._eos}
 
     @property
     def mask_bytes(self) -> int:
-        """Of one row."""
+        """Number of bytes of one row's mask."""
         return mask_bytes(self._size)
 
-    def compile(self, grammar: Grammar, timeout_s: float = COMPILE_S) -> Compiled:
-        """Raises `RequestFailed` (400) that names the place, or the bound that was passed."""
+    def compile(self, grammar: Grammar, timeout_s: float = COMPILE_S) -> CompiledGrammar:
+        """Compile a grammar, or return the cached one. Raises `RequestFailed` (400) that names the faulty place, or the exceeded
+        limit."""
         key = grammar.kind, grammar.source
         found = self._live.get(key) or self._recent.get(key)
         if found is None:
@@ -124,15 +126,15 @@ class Grammars:
                 found = f"\0{failed}; make it smaller or flatter"
                 if failed.slow:
                     raise cannot_be_followed(grammar, found) from None
-            size = found.nbytes if isinstance(found, Compiled) else len(found)
+            size = found.nbytes if isinstance(found, CompiledGrammar) else len(found)
             self._recent.put(key, found, size + len(grammar.source))
         if isinstance(found, str):
             raise cannot_be_followed(grammar, found)
         self._live[key] = found
         return found
 
-    def _compile(self, grammar: Grammar, timeout_s: float) -> Compiled | str:
-        """The compiled grammar, or its fault as place, zero, reason. Raises `TrialFailedError`."""
+    def _compile(self, grammar: Grammar, timeout_s: float) -> CompiledGrammar | str:
+        """Return the compiled grammar, or its fault as path, NUL character, reason. Raises `TrialFailedError`."""
         end = time.monotonic() + timeout_s
         try:
             text = self._text(grammar)
@@ -142,28 +144,28 @@ class Grammars:
         except (ValueError, RecursionError) as error:  # nested too deeply, or a number that is none
             reason = reason_of(str(error))
         if reason:
-            return f"{self._place(grammar, end)}\0{reason}"
+            return f"{self._fault_path(grammar, end)}\0{reason}"
         matcher = self._matcher(grammar, text)
-        matcher.compute_bitmask()  # The first one is dear, and copies have what it found.
+        matcher.compute_bitmask()  # The first mask is slow, and copies reuse its work.
         if len(text) > SMALL:
             heap.give_back()
-        return Compiled(matcher, len(text) * BYTES_PER_CHARACTER)
+        return CompiledGrammar(matcher, len(text) * BYTES_PER_CHARACTER)
 
     def _fault(self, grammar: Grammar, text: str, timeout_s: float) -> str:
-        """Why it cannot be followed, or "". Raises `TrialFailedError`."""
-        trial = self._trials[len(grammar.source) > SMALL]  # A small one never waits for a large one.
+        """Return why the grammar cannot be compiled, or "". Raises `TrialFailedError`."""
+        trial = self._trials[len(grammar.source) > SMALL]  # A small grammar never waits for a large one.
         return reason_of(trial.fault(text, _limits(grammar).max_items_in_row, timeout_s))
 
-    def _place(self, grammar: Grammar, end: float) -> str:
-        """Place of the fault in a schema, if it is found in time; else ""."""
+    def _fault_path(self, grammar: Grammar, end: float) -> str:
+        """Return the path of the fault in a schema, if it is found in time; else ""."""
 
         def is_wrong(part: Any) -> bool:
-            one = Grammar("json_schema", json.dumps(part))
-            return bool(self._fault(one, self._text(one), end - time.monotonic()))
+            part_grammar = Grammar("json_schema", json.dumps(part))
+            return bool(self._fault(part_grammar, self._text(part_grammar), end - time.monotonic()))
 
         if grammar.kind == "json_schema":
             with suppress(RecursionError, ValueError, TrialFailedError):
-                return place_of(json.loads(grammar.source), is_wrong)
+                return path_of_fault(json.loads(grammar.source), is_wrong)
         return ""
 
     def _matcher(self, grammar: Grammar, text: str) -> LLMatcher:
@@ -171,16 +173,16 @@ class Grammars:
             tokenizer = self._tokenizer
         return LLMatcher(tokenizer, text, log_level=0, limits=_limits(grammar))
 
-    def constraint(self, grammar: Grammar, least: int = 0, ends: Sequence[int] = ()) -> Constraint:
-        """None of `ends` comes before `least` tokens, unless nothing else may."""
+    def constraint(self, grammar: Grammar, min_tokens: int = 0, ends: Sequence[int] = ()) -> Constraint:
+        """Make the constraint of one row. No token of `ends` is allowed before `min_tokens` tokens, unless no other token is."""
         key = grammar.kind, grammar.source
         found = self._live.get(key) or self._recent.get(key)
-        if not isinstance(found, Compiled):
+        if not isinstance(found, CompiledGrammar):
             self.compiled_inline += 1
             matcher = self._matcher(grammar, self._text(grammar))
         else:
             matcher = found.matcher.deep_copy()
-        return Constraint(matcher, self._packed(self._eos[:1]), least, self._packed(ends))
+        return Constraint(matcher, self._packed(self._eos[:1]), min_tokens, self._packed(ends))
 
     def _packed(self, tokens: Sequence[int]) -> Mask:
         bits = np.zeros(self.mask_bytes * 8, np.bool_)
@@ -204,14 +206,14 @@ class Grammars:
 
 
 def cannot_be_followed(grammar: Grammar, fault: str) -> RequestFailed:
-    """`fault`: the place in it, a zero, and why."""
-    place, _, reason = fault.partition("\0")
-    where = grammar.param + place
+    """Make the error of a faulty grammar. `fault`: path in the grammar, NUL character, reason."""
+    path, _, reason = fault.partition("\0")
+    where = grammar.param + path
     return bad_request(f"{where} cannot be followed: {reason}", where, "invalid_grammar")
 
 
 def _of_schema(source: str) -> str:
-    """`false` takes no options."""
+    """Make a grammar from a JSON schema. The schema `false` takes no options."""
     options = {"whitespace_pattern": BLANKS} if source.startswith("{") else None
     return LLMatcher.grammar_from_json_schema(source, defaults=options)  # type: ignore[arg-type]
 
@@ -220,61 +222,66 @@ def _limits(grammar: Grammar) -> LLParserLimits:
     return LARK_LIMITS if grammar.kind == "lark" else LIMITS
 
 
-def reason_of(said: str) -> str:
-    """One line: the first, and what a regular expression's drawing of the place ends with."""
-    first, *rest = said.strip().splitlines() or [""]
-    return " ".join([first, *(line.removeprefix("error: ") for line in rest if line.startswith("error: "))])
+def reason_of(message: str) -> str:
+    """Shorten llguidance's message to one line: its first line, and the "error:" lines below a regular expression."""
+    first, *remaining = message.strip().splitlines() or [""]
+    return " ".join([first, *(line.removeprefix("error: ") for line in remaining if line.startswith("error: "))])
 
 
 class Constraint:
-    """One row's place in its grammar."""
+    """The state of one row in its grammar."""
 
-    def __init__(self, matcher: LLMatcher, eos: Mask, least: int, ends: Mask) -> None:
-        self._matcher, self._eos, self._least, self._ends = matcher, eos, least, ends
+    def __init__(self, matcher: LLMatcher, eos: Mask, min_tokens: int, ends: Mask) -> None:
+        self._matcher, self._eos, self._min_tokens, self._ends = matcher, eos, min_tokens, ends
 
     @property
     def fault(self) -> str:
-        """Why it cannot be followed any further, or "". What it allows then means nothing."""
+        """Why the grammar cannot be followed any further, or "". If it is not "", masks are meaningless."""
         return reason_of(self._matcher.get_error()) if self._matcher.is_error() else ""
 
     def took(self, token: int) -> str:
-        """The row's next token; what went wrong, or ""."""
+        """Consume the row's next token. Returns an error message, or ""."""
         if not self._matcher.is_stopped() and not self._matcher.consume_token(token):
             return self.fault or "the grammar does not go on"
         return ""
 
     def fitting(self, draft: Sequence[int]) -> int:
-        """How many of these tokens may come next, one after another."""
+        """Number of leading draft tokens that the grammar allows."""
         return 0 if self._matcher.is_stopped() else self._matcher.validate_tokens(list(draft))
 
     def along(self, draft: Sequence[int], drawn: int) -> list[Mask]:
-        """What is allowed before each of these tokens, and after the last; fewer if it cannot be followed so far. A
-        copy of the matcher goes there (1.4 us), since one that gave up could not come back."""
-        masks, scout = [self.allowed(drawn)], Constraint(self._matcher.deep_copy(), self._eos, self._least, self._ends)
-        for place, token in enumerate(draft, 1):
+        """Masks before each draft token, and after the last; fewer if the grammar cannot be followed so far. A copy of the
+        matcher is used (1.4 us), since a matcher that failed cannot be rolled back."""
+        masks, scout = (
+            [self.allowed(drawn)],
+            Constraint(self._matcher.deep_copy(), self._eos, self._min_tokens, self._ends),
+        )
+        for index, token in enumerate(draft, 1):
             if scout.took(token):
                 break
-            mask = scout.allowed(drawn + place)
+            mask = scout.allowed(drawn + index)
             if scout.fault:
                 break
             masks.append(mask)
         return masks
 
     def allowed(self, drawn: int) -> Mask:
-        """After so many tokens. What is complete can only end."""
+        """Mask after `drawn` tokens. A complete text allows only the end token."""
         stopped = self._matcher.is_stopped()
         mask = self._eos if stopped else np.frombuffer(self._matcher.compute_bitmask(), np.uint8)[: len(self._eos)]
-        if drawn >= self._least:
+        if drawn >= self._min_tokens:
             return mask
-        rest = mask & ~self._ends
-        return rest if rest.any() else mask
+        remaining = mask & ~self._ends
+        return remaining if remaining.any() else mask
 
 
-def masked(logits: mx.array, places: mx.array, packed: Mask) -> mx.array:
-    """logits (n, V) with -inf where the rows at `places` (k,) may not go; `packed` (k, bytes)."""
+def masked(logits: mx.array, rows: mx.array, packed: Mask) -> mx.array:
+    """Set logits (n, V) to -inf where the masks `packed` (k, bytes) of `rows` (k,) forbid a token."""
     allowed = BITS[mx.array(packed)].reshape(packed.shape[0], -1)[:, : logits.shape[1]]
-    if packed.shape[0] == logits.shape[0]:  # All of them: two copies of the logits less, two thirds of the time.
+    if (
+        packed.shape[0] == logits.shape[0]
+    ):  # All rows are masked: two copies of the logits less, two thirds of the time.
         return mx.where(allowed, logits, -mx.inf)
     shaped = logits.astype(mx.float32)
-    shaped[places] = mx.where(allowed, shaped[places], -mx.inf)
+    shaped[rows] = mx.where(allowed, shaped[rows], -mx.inf)
     return shaped

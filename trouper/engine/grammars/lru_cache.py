@@ -10,11 +10,11 @@ from typing import Generic, TypeVar
 Value = TypeVar("Value")
 
 
-class Recent(Generic[Value]):
+class LruCache(Generic[Value]):
     """Evicts the least recently used values. Thread-safe."""
 
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
         self._values: OrderedDict[Hashable, tuple[Value, int]] = OrderedDict()
         self._lock = Lock()
         self.nbytes = 0
@@ -27,12 +27,12 @@ class Recent(Generic[Value]):
             return self._values[key][0]
 
     def put(self, key: Hashable, value: Value, nbytes: int) -> None:
-        """A value larger than the bound is not kept."""
+        """Add a value. A value larger than the bound is not kept."""
         with self._lock:
             if key in self._values:
                 self.nbytes -= self._values.pop(key)[1]
             self._values[key] = value, nbytes
             self.nbytes += nbytes
-            while self.nbytes > self._most_bytes:
+            while self.nbytes > self._max_bytes:
                 _, (_, size) = self._values.popitem(last=False)
                 self.nbytes -= size

@@ -1,23 +1,24 @@
-"""Where in a JSON schema lies what cannot be followed. llguidance says what, but not where."""
+"""Finds the part of a JSON schema that llguidance rejects. llguidance reports the reason, but not the path."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
-MOST_LOOKS = 500
-"""Each costs a fraction of a millisecond; a schema of thousands of parts is told a place near its root."""
+MAX_LOOKS = 500
+"""Upper bound of trials of parts, each of which takes a fraction of a millisecond. A schema of thousands of parts gets a path near
+its root."""
 NAMED = ("$defs", "definitions", "properties", "patternProperties")
-"""Definitions first: what refers to a wrong one is wrong, too, and says less."""
-MOST_OPTIONAL = 490
+"""Keys of named schemas. Definitions come first: a part that refers to a faulty definition fails, too, and tells less."""
+MAX_OPTIONAL = 490
 """Upper bound of one object's optional properties: each takes four items of a row of llguidance's parser, which holds 2,000."""
-LISTED = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
+LIST_KEYS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 SINGLE = ("additionalProperties", "items", "not")
 
 
-def place_of(schema: Any, wrong: Callable[[Any], bool]) -> str:
-    """The innermost part that is wrong by itself, as ".properties.a.items"; "" for the whole. What references name
-    goes with each part that is looked at."""
+def path_of_fault(schema: Any, wrong: Callable[[Any], bool]) -> str:
+    """Return the path of the innermost part that fails by itself, such as ".properties.a.items"; "" for the whole schema. Each
+    part is tried together with the schema's definitions."""
     named = {key: schema[key] for key in ("$defs", "definitions") if isinstance(schema, dict) and key in schema}
     looks = 0
     path = ""
@@ -26,7 +27,7 @@ def place_of(schema: Any, wrong: Callable[[Any], bool]) -> str:
         inside, found = found, None
         for step, part in parts_of(inside):
             looks += 1
-            if looks > MOST_LOOKS:
+            if looks > MAX_LOOKS:
                 return path
             if wrong({**part, **named} if isinstance(part, dict) else part):
                 path, found = path + step, part
@@ -35,16 +36,16 @@ def place_of(schema: Any, wrong: Callable[[Any], bool]) -> str:
 
 
 def too_wide(schema: Any, path: str = "") -> tuple[str, str] | None:
-    """The first object with more properties that may be left out than can be followed, as (path, why)."""
+    """Find the first object with more optional properties than llguidance can follow, as (path, reason)."""
     if isinstance(schema, dict) and isinstance(schema.get("properties"), dict):
         required = schema.get("required")
         optional = len(
             schema["properties"].keys() - set(filter(_is_text, required if isinstance(required, list) else ()))
         )
-        if optional > MOST_OPTIONAL:
+        if optional > MAX_OPTIONAL:
             return (
                 path,
-                f"{optional} of its properties are not required, and at most {MOST_OPTIONAL} of one object may be so",
+                f"{optional} of its properties are not required, and at most {MAX_OPTIONAL} of one object may be so",
             )
     return next((found for step, part in parts_of(schema) if (found := too_wide(part, path + step))), None)
 
@@ -54,17 +55,17 @@ def _is_text(value: object) -> bool:
 
 
 def parts_of(schema: Any) -> Iterator[tuple[str, Any]]:
-    """The schemas that stand in this one, and how to get to each."""
+    """Yield the direct subschemas of this one with their relative paths."""
     if not isinstance(schema, dict):
         return
     for key in NAMED:
         if isinstance(schema.get(key), dict):
             for name, part in schema[key].items():
                 yield f".{key}.{name}", part
-    for key in LISTED:
+    for key in LIST_KEYS:
         if isinstance(schema.get(key), list):
-            for place, part in enumerate(schema[key]):
-                yield f".{key}.{place}", part
+            for index, part in enumerate(schema[key]):
+                yield f".{key}.{index}", part
     for key in SINGLE:
         if isinstance(schema.get(key), dict):
             yield f".{key}", schema[key]

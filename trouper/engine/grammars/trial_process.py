@@ -1,4 +1,4 @@
-"""Compiling a grammar in a process that may die of it. See `grammar_trial.py` for why and for what is sent."""
+"""Runs trial compilations of grammars in a subprocess that may crash. See `trial_script.py` for the reasons and the protocol."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class TrialFailedError(Exception):
         self.slow = slow
 
 
-class Trial:
-    """One process, started when it is needed and again after it has died. Any thread may ask; one grammar at a time."""
+class TrialProcess:
+    """The trial process, started on first use and again after a crash. Any thread may use it; one grammar at a time."""
 
     def __init__(self, vocabulary: Callable[[], dict[str, Any]]) -> None:
-        """`vocabulary`: tokens as latin-1 text, ids of the special ones, and those that end a text."""
+        """`vocabulary`: tokens as latin-1 text, ids of special tokens, and ids of end tokens."""
         self._vocabulary = vocabulary
         self._lock = Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -45,44 +45,45 @@ class Trial:
         self._impossible = False
 
     def fault(self, text: str, max_items: int | None, timeout_s: float) -> str:
-        """llguidance's error message, or "". Raises `TrialFailedError`. Also "" for a small grammar where no process can be
-        started."""
+        """Return llguidance's error message, or "". Also returns "" for a small grammar if no process can be started. Raises
+        `TrialFailedError`."""
         with self._lock:
             process = self._ready()
             if process is None and len(text) <= SMALL:
                 return ""
             if process is None:
-                said = (
+                reason = (
                     f"over {SMALL} characters need a process of their own to be compiled, which cannot be started here"
                 )
-                raise TrialFailedError(said, slow=False)
+                raise TrialFailedError(reason, slow=False)
             try:
                 return str(_exchange(process, {"text": text, "max_items": max_items}, timeout_s))
             except TimeoutError:
                 self._stop()
-                said = f"it takes more than {timeout_s:g} s to compile (--grammar-timeout-s)"
-                raise TrialFailedError(said, slow=True) from None
+                reason = f"it takes more than {timeout_s:g} s to compile (--grammar-timeout-s)"
+                raise TrialFailedError(reason, slow=True) from None
             except (OSError, EOFError):
                 self._stop()
-                said = "its parts refer to one another, or repeat, too deeply to be compiled"
-                raise TrialFailedError(said, slow=False) from None
+                reason = "its parts refer to one another, or repeat, too deeply to be compiled"
+                raise TrialFailedError(reason, slow=False) from None
 
     def _ready(self) -> subprocess.Popen[bytes] | None:
-        """The process, which has the vocabulary. None if none can be started. Raises `TrialFailedError` if it took too long."""
+        """Return the process after it has received the vocabulary. None if no process can be started. Raises `TrialFailedError` if
+        the start took too long."""
         if self._process is None and not self._impossible:
             try:
                 self._process = process = _start()
                 self._end = weakref.finalize(self, _ended, process)
                 _exchange(process, self._vocabulary(), START_S)
-            except TimeoutError:  # The machine is busy: the next grammar may find it otherwise.
+            except TimeoutError:  # The machine is busy: a later attempt may succeed.
                 self._stop()
-                said = f"the process that compiles it did not start within {START_S:g} s"
-                raise TrialFailedError(said, slow=True) from None
+                reason = f"the process that compiles it did not start within {START_S:g} s"
+                raise TrialFailedError(reason, slow=True) from None
             except (OSError, EOFError) as error:
                 self._stop()
                 self._impossible = True
-                said = str(error) or "it ended"
-                log.warning("grammars are compiled without a trial: its process cannot be started (%s)", said)
+                reason = str(error) or "it ended"
+                log.warning("grammars are compiled without a trial: its process cannot be started (%s)", reason)
         return self._process
 
     def _stop(self) -> None:
@@ -91,7 +92,7 @@ class Trial:
 
 
 def _start() -> subprocess.Popen[bytes]:
-    """Raises OSError."""
+    """Start the process. Raises OSError."""
     if not sys.executable:
         raise OSError("this program has no Python of its own")
     return subprocess.Popen(  # noqa: S603 - our own script
@@ -100,7 +101,7 @@ def _start() -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C is for the server, which ends this one.
+        start_new_session=True,  # Ctrl-C goes to the server, which ends this process.
     )
 
 
@@ -110,12 +111,12 @@ def _ended(process: subprocess.Popen[bytes]) -> None:
 
 
 def _exchange(process: subprocess.Popen[bytes], message: dict[str, Any], timeout_s: float) -> Any:
-    """Raises OSError, EOFError, TimeoutError."""
+    """Send a message and return the reply. Raises OSError, EOFError, TimeoutError."""
     assert process.stdin is not None
     data = json.dumps(message).encode()
-    rest = memoryview(LENGTH.pack(len(data)) + data)
-    while rest:
-        rest = rest[process.stdin.write(rest) :]
+    remaining = memoryview(LENGTH.pack(len(data)) + data)
+    while remaining:
+        remaining = remaining[process.stdin.write(remaining) :]
     end = time.monotonic() + timeout_s
     [length] = LENGTH.unpack(_read(process, LENGTH.size, end))
     return json.loads(_read(process, length, end))

@@ -1,10 +1,10 @@
-"""A process that compiles grammars before the server does: some take minutes, and some end the process that compiles them.
+"""Process that compiles grammars before the server does: some compile for minutes, and some crash the compiling process.
 
-llguidance recurses over a grammar's rules: 1,000 definitions of a JSON schema that refer to one another overflow the stack, which is
-no exception but the end of the process. `a?` 50,000 times compiles for more than a minute, and nothing can interrupt that.
-So this process goes first, and the server compiles what this one has survived in time.
+llguidance recurses over a grammar's rules: 1,000 definitions of a JSON schema that refer to one another overflow the stack, which
+raises no exception but ends the process. `a?` 50,000 times compiles for more than a minute, and nothing can interrupt that.
+So this process compiles each grammar first, and the server compiles those that this process survived within the time limit.
 
-It is run as a script (see `trial.py`) and imports nothing of ours, so that it starts in a fifth of a second. Frames on stdin and
+The file is run as a script (see `trial_process.py`) and imports nothing of the package, so that it starts in a fifth of a second. Frames on stdin and
 stdout: a little-endian length of four bytes, then JSON. First comes the vocabulary, then one grammar after another.
 """
 
@@ -21,17 +21,18 @@ from typing import Any, BinaryIO
 
 LENGTH = struct.Struct("<I")
 STACK_BYTES = 2 * 2**20
-"""A quarter of the stack of a server's thread: a grammar that fits here also fits there, below Python's own frames."""
+"""Stack size: a quarter of the stack of a server's thread, so that a grammar that fits here also fits there, below Python's own
+frames."""
 MEMORY_BYTES = 4 * 2**30
 LONGEST = 16
-"""Bytes of the longest token that is tried."""
+"""Maximum length in bytes of the tokens that are tried."""
 NICER = 5
-"""Added to the process's nice value: running streams come first."""
+"""Increment of the process's nice value: running streams come first."""
 OPENINGS = (b"{", b'"', b"[")
 """First tokens to try: the parser expands an object's properties only after its brace."""
 
 
-class Vocabulary:
+class TrialVocabulary:
     """The interface that llguidance expects of a tokenizer."""
 
     bos_token_id = None
@@ -39,10 +40,10 @@ class Vocabulary:
     def __init__(self, tokens: list[str], specials: list[int], eos: int) -> None:
         self.tokens = [token.encode("latin-1") for token in tokens]
         self.special_token_ids, self.eos_token_id = specials, eos
-        self._ids = {token: place for place, token in enumerate(self.tokens)}
+        self._ids = {token: index for index, token in enumerate(self.tokens)}
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """Tokenize forced text. Any tokens of these bytes will do here: the longest match at each place."""
+        """Tokenize forced text by the longest match at each position. Any tokens of these bytes are good enough here."""
         data, found, at = text.encode() if isinstance(text, str) else text, list[int](), 0
         while at < len(data):
             end = next((end for end in range(at + LONGEST, at, -1) if data[at:end] in self._ids), at + 1)
@@ -58,14 +59,14 @@ def serve(inbox: BinaryIO, outbox: BinaryIO) -> None:
     first = receive(inbox)
     if first is None:
         return
-    vocabulary = Vocabulary(first["tokens"], first["specials"], first["eos"][0])
+    vocabulary = TrialVocabulary(first["tokens"], first["specials"], first["eos"][0])
     wrapped: Any = TokenizerWrapper(vocabulary)
     tokenizer = LLTokenizer(wrapped, n_vocab=len(vocabulary.tokens), eos_token=first["eos"])
-    openings = [place for place, token in enumerate(vocabulary.tokens) if token in OPENINGS]
+    openings = [index for index, token in enumerate(vocabulary.tokens) if token in OPENINGS]
     send(outbox, "")
-    while (asked := receive(inbox)) is not None:
-        limits = LLParserLimits(max_items_in_row=asked["max_items"])
-        matcher = LLMatcher(tokenizer, asked["text"], log_level=0, limits=limits)
+    while (request := receive(inbox)) is not None:
+        limits = LLParserLimits(max_items_in_row=request["max_items"])
+        matcher = LLMatcher(tokenizer, request["text"], log_level=0, limits=limits)
         if not matcher.is_error():
             matcher.compute_bitmask()
         for token in openings if not matcher.is_error() else ():
@@ -79,7 +80,7 @@ def serve(inbox: BinaryIO, outbox: BinaryIO) -> None:
 
 
 def receive(inbox: BinaryIO) -> Any:
-    """The next message; None when the server has gone."""
+    """Read the next message; None when the server has closed the pipe."""
     head = inbox.read(LENGTH.size)
     return json.loads(inbox.read(*LENGTH.unpack(head))) if len(head) == LENGTH.size else None
 
@@ -93,9 +94,9 @@ def send(outbox: BinaryIO, fault: str) -> None:
 def main() -> None:
     with suppress(OSError, ValueError):
         os.nice(NICER)
-    for limit, most in ((resource.RLIMIT_AS, MEMORY_BYTES), (resource.RLIMIT_CORE, 0)):
+    for limit, maximum in ((resource.RLIMIT_AS, MEMORY_BYTES), (resource.RLIMIT_CORE, 0)):
         with suppress(OSError, ValueError):
-            resource.setrlimit(limit, (most, most))
+            resource.setrlimit(limit, (maximum, maximum))
     threading.stack_size(STACK_BYTES)
     worker = threading.Thread(target=serve, args=(sys.stdin.buffer, sys.stdout.buffer))
     worker.start()

@@ -1,4 +1,4 @@
-"""Blocks and snapshots as bytes, and back. A payload begins with what it is: U32 (kind, tokens)."""
+"""Serialization of blocks and snapshots. The first tensor of a payload is its header: U32 (kind, tokens)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import attrs
 import mlx.core as mx
 import numpy as np
 
-from trouper.engine.kv.kv_layout import Layout, Shape
+from trouper.engine.kv.kv_layout import ArrayShape, Layout
 from trouper.protocol.blocks import Payload, Tensor
 
 BLOCK, SNAPSHOT = 0, 1
@@ -17,8 +17,8 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @attrs.frozen(eq=False)
-class Stored:
-    """A block of `tokens` tokens, or a snapshot after so many. The arrays are never written again."""
+class BlockData:
+    """Arrays of a block of `tokens` tokens, or of a snapshot after `tokens` tokens. The arrays are immutable."""
 
     tokens: int
     arrays: tuple[mx.array, ...]
@@ -31,14 +31,14 @@ class Stored:
 
 @attrs.frozen(eq=False)
 class PendingPayload:
-    """References to what is to be given back, taken at launch."""
+    """Arrays of a block that a step sends to the disk. The references are taken at launch."""
 
-    stored: Stored
+    stored: BlockData
     arrays: tuple[mx.array, ...]
-    """As NumPy has types for them."""
+    """The block's arrays in types that NumPy has: bfloat16 is viewed as uint16."""
 
     def read(self) -> Payload:
-        """Bytes where they lie, without a copy; waits for the device."""
+        """Return the bytes without copying them. Waits for the device."""
         mx.eval(self.arrays)
         header = np.array([SNAPSHOT if self.stored.snapshot else BLOCK, self.stored.tokens], np.uint32)
         tensors = [
@@ -48,39 +48,39 @@ class PendingPayload:
         return (Tensor("U32", (2,), header.tobytes()), *tensors)
 
 
-def pending(stored: Stored) -> PendingPayload:
+def pending(stored: BlockData) -> PendingPayload:
     plain = tuple(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array for array in stored.arrays)
     mx.async_eval(plain)
     return PendingPayload(stored, plain)
 
 
 def _bytes(array: mx.array) -> memoryview | bytes:
-    """As long as the bytes are used they hold the array, and are read on any thread."""
+    """Return the array's bytes. The view keeps the array alive, and any thread may read it."""
     return np.array(array, copy=False).reshape(-1).view(np.uint8).data if array.size else b""
 
 
-def stored_from(payload: Payload, layout: Layout) -> Stored:
-    """Raises ValueError where the bytes are not a block or a snapshot of this layout."""
+def stored_from(payload: Payload, layout: Layout) -> BlockData:
+    """Decode a payload. Raises ValueError if the bytes are not a block or a snapshot of this layout."""
     if not payload or payload[0].dtype != "U32" or payload[0].shape != (2,) or payload[0].nbytes != 8:
         raise ValueError("the payload does not begin with its kind and length")
     kind, tokens = np.frombuffer(payload[0].data, "<u4").tolist()
     if kind not in (BLOCK, SNAPSHOT) or tokens < 1:
         raise ValueError(f"the payload says kind {kind} and {tokens} tokens")
     shapes = layout.snapshot(tokens) if kind == SNAPSHOT else layout.block(tokens)
-    return Stored(tokens, _arrays(payload[1:], shapes), kind == SNAPSHOT)
+    return BlockData(tokens, _arrays(payload[1:], shapes), kind == SNAPSHOT)
 
 
-def _arrays(tensors: Sequence[Tensor], shapes: Sequence[Shape]) -> tuple[mx.array, ...]:
+def _arrays(tensors: Sequence[Tensor], shapes: Sequence[ArrayShape]) -> tuple[mx.array, ...]:
     if len(tensors) != len(shapes):
         raise ValueError(f"the payload has {len(tensors)} arrays where this model has {len(shapes)}")
     return tuple(_array(tensor, shape) for tensor, shape in zip(tensors, shapes, strict=True))
 
 
-def _array(tensor: Tensor, shape: Shape) -> mx.array:
+def _array(tensor: Tensor, shape: ArrayShape) -> mx.array:
     dtype = NAMES.get(shape.dtype)
     if tensor.dtype != dtype or tensor.shape != shape.dims or tensor.nbytes != shape.nbytes:
-        told = f"{tensor.dtype} {tensor.shape} in {tensor.nbytes} bytes"
-        raise ValueError(f"the payload has {told} where this model has {dtype} {shape.dims}")
+        found = f"{tensor.dtype} {tensor.shape} in {tensor.nbytes} bytes"
+        raise ValueError(f"the payload has {found} where this model has {dtype} {shape.dims}")
     kind = np.dtype("<u2") if dtype == "BF16" else np.dtype(NUMPY[dtype])
     array = mx.array(np.frombuffer(tensor.data, kind).reshape(shape.dims))
     return array.view(mx.bfloat16) if dtype == "BF16" else array

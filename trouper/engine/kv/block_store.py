@@ -1,7 +1,7 @@
-"""What stays of rows: blocks of KV and snapshots, stored, restored, forgotten, given to the disk and taken from it.
+"""Cached blocks of KV and snapshots: stored from rows, restored into rows, evicted, persisted to and loaded from the disk.
 
-Stored arrays are immutable and own their memory. They are computed at once: a graph that still refers
-to a slot buffer would make that buffer's next write a copy of all of it.
+Stored arrays are immutable and own their memory. They are evaluated at once: a lazy graph that still refers to a slot
+buffer would make the next write to that buffer copy all of it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import mlx.core as mx
 
-from trouper.engine.kv.block_payloads import PendingPayload, Stored, pending, stored_from
+from trouper.engine.kv.block_payloads import BlockData, PendingPayload, pending, stored_from
 from trouper.engine.kv.kv_layout import Layout
 from trouper.engine.kv.slot_rows import SlotRows
 from trouper.engine.platform.eager_eval import finish_or_start
@@ -19,17 +19,17 @@ from trouper.protocol.plans import BlockId, Load, Restore, RowId, Store
 from trouper.protocol.ranks import joined, parted
 
 RUN_BYTES = 2**26
-"""What is copied out of slots at one time, before it is cut into blocks."""
+"""Upper bound of the bytes that one copy out of the slots takes before it is split into blocks."""
 
 
 class BlockStore:
-    """Blocks and snapshots by their ids. Lives on the engine's thread, beside the rows."""
+    """Blocks and snapshots by their ids. Lives on the engine's thread, like the rows."""
 
     def __init__(self, rows: SlotRows) -> None:
         self._rows = rows
-        self._stored: dict[BlockId, Stored] = {}
+        self._stored: dict[BlockId, BlockData] = {}
         self.members = 0
-        """`ranks.members` of all ids here."""
+        """Set hash (`ranks.members`) of all stored ids."""
 
     @property
     def _layout(self) -> Layout:
@@ -45,26 +45,26 @@ class BlockStore:
         self.members = parted(self.members, blocks)
 
     def store(self, order: Store) -> None:
-        """Copy out of a live row."""
+        """Copy blocks, and perhaps a snapshot, out of a live row."""
         at = order.start
         for blocks in batched(list(zip(order.blocks, order.sizes, strict=True)), self._bytes):
             at = self._store_run(order.row, at, blocks)
         if order.snapshot is not None:
             arrays = tuple(self._rows.snapshot(order.row, at))
             finish_or_start(arrays)
-            self._keep(order.snapshot, Stored(at, arrays, snapshot=True))
+            self._keep(order.snapshot, BlockData(at, arrays, snapshot=True))
         snapshots = () if order.snapshot is None else (order.snapshot,)
         self.members = joined(self.members, (*order.blocks, *snapshots))
 
     def _store_run(self, row: RowId, start: int, blocks: Sequence[tuple[BlockId, int]]) -> int:
-        """Cut (planes, tokens, dim) into blocks. `contiguous` copies, since a view would keep the whole run."""
+        """Split arrays (planes, tokens, dim) into blocks. Each block is a copy, since a view would keep the whole run alive."""
         stop = start + sum(size for _, size in blocks)
         run = self._layout.pack(self._rows.read(row, start, stop))
         at, made = 0, list[mx.array]()
         for block, size in blocks:
             assert size > 0, "an empty block"
             arrays = tuple(mx.contiguous(array[:, at : at + size]) for array in run)
-            self._keep(block, Stored(size, arrays))
+            self._keep(block, BlockData(size, arrays))
             made += arrays
             at += size
         finish_or_start(made)
@@ -73,17 +73,17 @@ class BlockStore:
     def _bytes(self, block: tuple[BlockId, int]) -> int:
         return block[1] * self._layout.token_bytes
 
-    def _keep(self, block: BlockId, stored: Stored) -> None:
+    def _keep(self, block: BlockId, stored: BlockData) -> None:
         assert block not in self._stored, "a block's id is used twice"
         self._stored[block] = stored
 
     def load(self, order: Load) -> None:
-        """Raises ValueError where the bytes do not fit this model."""
+        """Add a block that was read from the disk. Raises ValueError if the bytes do not fit this model."""
         self._keep(order.block, stored_from(order.payload, self._layout))
         self.members = joined(self.members, [order.block])
 
     def restore(self, row: RowId, order: Restore) -> None:
-        """Into a row that was just opened: blocks, then what a live row has beyond them, then rings and states."""
+        """Fill a row that was just opened: cached blocks first, then tokens of a live row beyond them, then rings and states."""
         blocks = self._parts([self._stored[block] for block in order.blocks], order.tokens)
         self._write(row, blocks, order.tokens)
         if order.source is not None:
@@ -93,8 +93,8 @@ class BlockStore:
         self._restore_snapshot(row, order)
         self._rows.start()
 
-    def _write(self, row: RowId, blocks: Sequence[Stored], room: int) -> None:
-        """Each slot buffer in one go, since a second write while the first is under way would copy the buffer."""
+    def _write(self, row: RowId, blocks: Sequence[BlockData], room: int) -> None:
+        """Write each slot buffer once, since a second write while the first is under way would copy the buffer."""
         tokens = sum(block.tokens for block in blocks)
         if blocks and self._rows.can_begin_with:
             planes = self._layout.planes
@@ -103,18 +103,18 @@ class BlockStore:
             return
         for slab in self._layout.slabs(tokens) if blocks else ():
             run = [
-                mx.concatenate([block.arrays[place][planes] for block in blocks], 1) for place, planes in slab.planes
+                mx.concatenate([block.arrays[index][planes] for block in blocks], 1) for index, planes in slab.planes
             ]
             self._rows.write(row, slab.layout.unpack(run), room, slab.leaves)
             self._rows.start(slab.leaves)
         self._rows.advance(row, tokens)
 
-    def _parts(self, blocks: list[Stored], tokens: int) -> list[Stored]:
-        """As much of them as `tokens` has use for: the last one perhaps in part."""
+    def _parts(self, blocks: list[BlockData], tokens: int) -> list[BlockData]:
+        """Trim the blocks to `tokens` tokens: the last block may be used in part."""
         assert not any(block.snapshot for block in blocks), "a snapshot is no block"
         if blocks and (last := tokens - sum(block.tokens for block in blocks[:-1])) < blocks[-1].tokens:
             assert last > 0, "the last block has nothing to give"
-            blocks[-1] = Stored(last, tuple(array[:, :last] for array in blocks[-1].arrays))
+            blocks[-1] = BlockData(last, tuple(array[:, :last] for array in blocks[-1].arrays))
         return blocks
 
     def _restore_snapshot(self, row: RowId, order: Restore) -> None:
@@ -125,7 +125,7 @@ class BlockStore:
             self._rows.restore_snapshot(row, stored.arrays)
 
     def persist(self, blocks: Iterable[BlockId]) -> list[PendingPayload]:
-        """References, whatever is evicted before they are read."""
+        """Take references to the blocks' arrays, so that an eviction before they are read does no harm."""
         return [pending(self._stored[block]) for block in blocks]
 
 
@@ -133,13 +133,13 @@ T = TypeVar("T")
 
 
 def batched(items: Sequence[T], size: Callable[[T], int]) -> Iterator[Sequence[T]]:
-    """Consecutive items, as many at a time as RUN_BYTES hold, and at least one."""
-    batch, held = list[T](), 0
+    """Group consecutive items into batches of at most RUN_BYTES, and of at least one item."""
+    batch, batch_bytes = list[T](), 0
     for item in items:
-        if batch and held + size(item) > RUN_BYTES:
+        if batch and batch_bytes + size(item) > RUN_BYTES:
             yield batch
-            batch, held = [], 0
+            batch, batch_bytes = [], 0
         batch.append(item)
-        held += size(item)
+        batch_bytes += size(item)
     if batch:
         yield batch

@@ -1,9 +1,9 @@
-"""The shapes of a model's KV, learned from a lazy pass: nothing is computed. What a block and a snapshot consist of.
+"""Shapes of a model's KV, found by a lazy pass that is never evaluated, and the arrays of a block and of a snapshot.
 
 A block of r tokens is an array (planes, r, dim) for each dim and dtype that the model's buffers have: all
-heads of all sides of all layers, one after another. Measured (benchmarks/blocks.py): few large arrays
-store and restore at the price of about three copies of their bytes whatever the block's size, arrays
-for each layer at 3 to 8, tokens outermost at 13 to 24.
+heads of keys and values of all layers, one after another. Measured (benchmarks/blocks.py): storing and restoring
+a few large arrays costs about three copies of their bytes whatever the block's size, one array for each
+layer costs 3 to 8 copies, and tokens as the outermost axis cost 13 to 24.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from trouper.protocol.kv import KvLayout
 
 
 @attrs.frozen
-class Shape:
-    """Of one array."""
+class ArrayShape:
+    """Dimensions and dtype of one array."""
 
     dims: tuple[int, ...]
     dtype: mx.Dtype
@@ -40,20 +40,20 @@ class Shape:
         return int(np.prod(self.dims)) * self.dtype.size
 
     @classmethod
-    def of(cls, array: mx.array) -> Shape:
+    def of(cls, array: mx.array) -> ArrayShape:
         return cls(tuple(array.shape), array.dtype)
 
 
 SLAB_BYTES = 2**24
-"""What lies between blocks and slots at one time. A CPU's allocator hands larger arrays back to the system, and their
-pages are faulted in anew: with one array for all of 4096 tokens restoring took 9 copies of the bytes."""
-Leaves = tuple[tuple[Shape, ...], ...]
-"""For each cache of a kind, what it consists of."""
+"""Size of the intermediate array between blocks and slots. A CPU's allocator returns larger arrays to the system, and their
+pages are faulted in again: with one array for all of 4096 tokens restoring took 9 copies of the bytes."""
+Leaves = tuple[tuple[ArrayShape, ...], ...]
+"""Array shapes of each cache of one kind."""
 
 
 @attrs.frozen
 class Layout:
-    """What the arrays of blocks and snapshots look like.
+    """Shapes of the arrays that blocks and snapshots consist of.
 
     full: (heads, 1, dim) for each buffer of each layer that can be cut at a token. rings: (window, heads,
     dim) for each buffer of sliding windows. states: (1, ...) for each recurrent state.
@@ -64,7 +64,7 @@ class Layout:
     states: Leaves
 
     @cached_property
-    def sliceable(self) -> tuple[Shape, ...]:
+    def sliceable(self) -> tuple[ArrayShape, ...]:
         return tuple(chain.from_iterable(self.full))
 
     @cached_property
@@ -75,69 +75,69 @@ class Layout:
     def snapshot_bytes(self) -> int:
         return sum(shape.nbytes for shape in chain(*self.rings, *self.states))
 
-    def block(self, tokens: int) -> list[Shape]:
-        """Of each array of a block."""
+    def block(self, tokens: int) -> list[ArrayShape]:
+        """Return the shape of each array of a block of `tokens` tokens."""
         return [
-            Shape((sum(self.sliceable[place].dims[0] for place in group), tokens, dim), dtype)
+            ArrayShape((sum(self.sliceable[index].dims[0] for index in group), tokens, dim), dtype)
             for (dim, dtype), group in self._groups.items()
         ]
 
-    def snapshot(self, tokens: int) -> list[Shape]:
-        """Of each array of a snapshot after so many tokens."""
-        rings = [Shape((min(tokens, ring.dims[0]), *ring.dims[1:]), ring.dtype) for ring in chain(*self.rings)]
+    def snapshot(self, tokens: int) -> list[ArrayShape]:
+        """Return the shape of each array of a snapshot after `tokens` tokens."""
+        rings = [ArrayShape((min(tokens, ring.dims[0]), *ring.dims[1:]), ring.dtype) for ring in chain(*self.rings)]
         return [*rings, *chain(*self.states)]
 
     def pack(self, parts: Sequence[mx.array]) -> list[mx.array]:
-        """(heads, n, dim) of each buffer to what a block of them is."""
-        return [mx.concatenate([parts[place] for place in group]) for group in self._groups.values()]
+        """Concatenate the (heads, n, dim) arrays of all buffers to the arrays of a block."""
+        return [mx.concatenate([parts[index] for index in group]) for group in self._groups.values()]
 
     def unpack(self, arrays: Sequence[mx.array]) -> list[mx.array]:
         return [arrays[array][planes] for array, planes in self.planes]
 
     @cached_property
     def planes(self) -> list[tuple[int, slice]]:
-        """Of each buffer: which array of a block it is a part of, and which planes."""
+        """For each buffer, the array of a block that contains it, and its planes there."""
         found: dict[int, tuple[int, slice]] = {}
         for array, group in enumerate(self._groups.values()):
-            ends = list(accumulate(self.sliceable[place].dims[0] for place in group))
+            ends = list(accumulate(self.sliceable[index].dims[0] for index in group))
             starts = [0, *ends[:-1]]
-            found |= {place: (array, slice(*ends_of)) for place, *ends_of in zip(group, starts, ends, strict=True)}
-        return [found[place] for place in range(len(self.sliceable))]
+            found |= {index: (array, slice(*ends_of)) for index, *ends_of in zip(group, starts, ends, strict=True)}
+        return [found[index] for index in range(len(self.sliceable))]
 
     def slabs(self, tokens: int) -> list[Slab]:
-        """All leaves, so many at a time as SLAB_BYTES hold of this many tokens."""
+        """Split all leaves into slabs of at most SLAB_BYTES for this many tokens."""
         sizes = [sum(shape.nbytes for shape in leaf) * tokens for leaf in self.full]
         slabs, first, above = [], 0, dict.fromkeys(self._groups, 0)
         for last in range(1, len(sizes) + 1):
             if last == len(sizes) or sum(sizes[first : last + 1]) > SLAB_BYTES:
-                some = Layout(self.full[first:last], (), ())
-                slabs.append(Slab(slice(first, last), some, self._planes(some, above)))
+                subset = Layout(self.full[first:last], (), ())
+                slabs.append(Slab(slice(first, last), subset, self._planes(subset, above)))
                 first = last
         return slabs
 
-    def _planes(self, some: Layout, above: dict[tuple[int, mx.Dtype], int]) -> list[tuple[int, slice]]:
-        """Of each array of `some`: which array of ours it is a part of, and which planes. Counts them in `above`."""
+    def _planes(self, subset: Layout, above: dict[tuple[int, mx.Dtype], int]) -> list[tuple[int, slice]]:
+        """For each array of `subset`, the array of this layout that contains it, and its planes there. Advances `above`."""
         planes = []
-        for place, key in enumerate(self._groups):
-            if key in some._groups:
-                count = sum(some.sliceable[each].dims[0] for each in some._groups[key])
-                planes.append((place, slice(above[key], above[key] + count)))
+        for index, key in enumerate(self._groups):
+            if key in subset._groups:
+                count = sum(subset.sliceable[buffer].dims[0] for buffer in subset._groups[key])
+                planes.append((index, slice(above[key], above[key] + count)))
                 above[key] += count
-        order = list(some._groups)
-        return sorted(planes, key=lambda each: order.index(list(self._groups)[each[0]]))
+        order = list(subset._groups)
+        return sorted(planes, key=lambda plane: order.index(list(self._groups)[plane[0]]))
 
     @cached_property
     def _groups(self) -> dict[tuple[int, mx.Dtype], list[int]]:
-        """Which buffers share an array."""
+        """Indices of the buffers that share an array, by (dim, dtype)."""
         groups: dict[tuple[int, mx.Dtype], list[int]] = {}
-        for place, shape in enumerate(self.sliceable):
-            groups.setdefault((shape.dims[2], shape.dtype), []).append(place)
+        for index, shape in enumerate(self.sliceable):
+            groups.setdefault((shape.dims[2], shape.dtype), []).append(index)
         return groups
 
 
 @attrs.frozen
 class Slab:
-    """Some consecutive leaves: their own layout, and where their planes lie in the arrays of a block of all leaves."""
+    """Consecutive leaves: their layout, and where their planes lie in the arrays of a block of all leaves."""
 
     leaves: slice
     layout: Layout
@@ -145,7 +145,7 @@ class Slab:
 
 
 def layout_of(model: nn.Module, kv: KvFormat) -> Layout:
-    """From one token's pass, which is built and never run."""
+    """Derive the layout from a pass over one token, which is built and never evaluated."""
     caches = slot_caches(model, kv)
     leaves = flatten(caches)
     region = Region(0, np.zeros(1, np.int32), np.ones(1, np.int32), 1)
@@ -157,34 +157,36 @@ def layout_of(model: nn.Module, kv: KvFormat) -> Layout:
         model(mx.array([[0]]), cache=[view(cache) for cache in caches])
     return Layout(
         tuple(tuple(map(_token, leaf.buffers)) for leaf in leaves if isinstance(leaf, FullSlots)),
-        tuple(tuple(_window(leaf, each) for each in leaf.buffers) for leaf in leaves if isinstance(leaf, RingSlots)),
-        tuple(tuple(map(Shape.of, leaf.state())) for leaf in leaves if isinstance(leaf, StateSlots)),
+        tuple(
+            tuple(_window(leaf, buffer) for buffer in leaf.buffers) for leaf in leaves if isinstance(leaf, RingSlots)
+        ),
+        tuple(tuple(map(ArrayShape.of, leaf.state())) for leaf in leaves if isinstance(leaf, StateSlots)),
     )
 
 
-def _token(buffer: mx.array) -> Shape:
+def _token(buffer: mx.array) -> ArrayShape:
     _, heads, _, dim = buffer.shape
-    return Shape((heads, 1, dim), buffer.dtype)
+    return ArrayShape((heads, 1, dim), buffer.dtype)
 
 
-def _window(leaf: RingSlots, buffer: mx.array) -> Shape:
+def _window(leaf: RingSlots, buffer: mx.array) -> ArrayShape:
     _, heads, _, dim = buffer.shape
-    return Shape((leaf.window, heads, dim), buffer.dtype)
+    return ArrayShape((leaf.window, heads, dim), buffer.dtype)
 
 
 T = TypeVar("T")
 
 
 def dealt(parts: Sequence[T], leaves: Leaves) -> list[list[T]]:
-    """Parts of all caches of a kind, to each its own."""
-    rest = iter(parts)
-    own = [list(islice(rest, len(leaf))) for leaf in leaves]
-    assert next(rest, None) is None, "more arrays than the model has"
-    return own
+    """Split the parts of all caches of one kind into the parts of each cache."""
+    remaining = iter(parts)
+    parts_of_leaves = [list(islice(remaining, len(leaf))) for leaf in leaves]
+    assert next(remaining, None) is None, "more arrays than the model has"
+    return parts_of_leaves
 
 
 def kv_layout(model: nn.Module, kv: KvFormat, capabilities: Capabilities | None = None) -> KvLayout:
-    """What the model's card says of its KV. capabilities None: guessed."""
+    """Describe the KV layout for the model's card. `capabilities` None: guessed from the model's caches."""
     if capabilities is None:
         capabilities = guessed(model)
     if not capabilities.allows("restore"):
@@ -202,7 +204,9 @@ def _description(layout: Layout, kv: KvFormat) -> str:
     parts = [f"{_size(layout.token_bytes)} a token" if layout.token_bytes else "nothing for each token"]
     if layout.snapshot_bytes:
         kinds = [
-            name for name, some in (("sliding windows", any(layout.rings)), ("states", any(layout.states))) if some
+            name
+            for name, present in (("sliding windows", any(layout.rings)), ("states", any(layout.states)))
+            if present
         ]
         parts.append(f"{_size(layout.snapshot_bytes)} a snapshot of {' and '.join(kinds)}")
     if kv.bits and layout.token_bytes:
@@ -211,7 +215,8 @@ def _description(layout: Layout, kv: KvFormat) -> str:
 
 
 def _quantized(layout: Layout, kv: KvFormat) -> str:
-    """Packed values, scales and biases come in threes; what remains has a size that groups do not divide."""
+    """Describe the quantization. Each quantized buffer has packed values, scales and biases; the other buffers have a size that
+    the group size does not divide."""
     packed = sum(shape.dtype == mx.uint32 for shape in layout.sliceable)
     plain = len(layout.sliceable) - 3 * packed
     if not packed:

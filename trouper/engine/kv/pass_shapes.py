@@ -1,8 +1,9 @@
-"""What shape a pass over the model gets: how much it is padded, and which rows share it.
+"""Shapes of a pass over the model: its padding, and the rows that share it.
 
-On some devices each new shape is prepared anew before it runs. Seen on an H200 (MLX 0.32.4): 40 ms for each new pair of
+Some devices prepare kernels for each new shape before it runs. Seen on an H200 (MLX 0.32.4): 40 ms for each new pair of
 shapes *and strides* of queries and keys, since cuDNN plans attention for exactly these; 28 layers whose buffers had grown at
-28 different moments took 1.1 s for each chunk of a prompt. There sizes are rounded up to a few, and layers are alike.
+28 different moments took 1.1 s for each chunk of a prompt. On such devices sizes are rounded up to a few values, and all
+layers have the same.
 """
 
 from __future__ import annotations
@@ -14,65 +15,65 @@ import attrs
 from trouper.engine.platform import device
 
 STEP = 256
-"""Tokens by which buffers grow, as in mlx-lm's caches."""
+"""Number of tokens by which buffers grow, as in mlx-lm's caches."""
 WIDTH_STEP = 8
 
 
 @attrs.frozen
 class Shapes:
-    """`pass_tokens`: of a prompt so many cost as much as a pass does by itself."""
+    """`pass_tokens`: number of prompt tokens that cost as much as the fixed cost of one pass."""
 
     pass_tokens: int
     rounded: bool = False
 
     def width(self, tokens: int) -> int:
-        """Of a pass in which a row runs at most so many tokens. One stays one: decoding has kernels of its own."""
+        """Width of a pass in which a row runs at most `tokens` tokens. 1 stays 1: decoding has kernels of its own."""
         return coarse(tokens, WIDTH_STEP) if self.rounded and tokens > 1 else tokens
 
     def keys(self, tokens: int) -> int:
-        """How many places of each row attention looks at, most of them hidden by its mask, where rows hold at most so
-        many tokens. Never more than `capacity` of as many."""
+        """Number of key positions of each row that attention reads, where rows hold at most `tokens` tokens; the mask hides the
+        surplus. At most `capacity(tokens)`."""
         return coarse(tokens, STEP) if self.rounded else tokens
 
     def capacity(self, tokens: int) -> int:
-        """Of buffers that must hold so many."""
+        """Capacity of buffers that must hold `tokens` tokens."""
         return coarse(tokens, STEP) if self.rounded else -(-tokens // STEP) * STEP
 
     def groups(self, counts: Sequence[int]) -> list[range]:
-        """Which neighbours share a padded pass, by how many tokens each row runs: what costs least, with a price for each
-        pass and for padding. Rows without tokens are in no group unless they lie between others of it."""
-        places = [place for place, count in enumerate(counts) if count]
-        if not places:
+        """Partition the rows into padded passes of neighbours, given how many tokens each row runs, at the least total cost of
+        passes and padding. Rows without tokens belong to a group only if they lie between other rows of it."""
+        active = [index for index, count in enumerate(counts) if count]
+        if not active:
             return []
         costs, cuts = [0], [0]
-        for last in range(len(places)):
+        for last in range(len(active)):
             best, cut, longest = None, 0, 0
             for first in range(last, -1, -1):
-                longest = max(longest, counts[places[first]])
-                rows = places[last] - places[first] + 1
+                longest = max(longest, counts[active[first]])
+                rows = active[last] - active[first] + 1
                 cost = costs[first] + self.pass_tokens + rows * self.width(longest)
                 if best is None or cost < best:
                     best, cut = cost, first
             assert best is not None
             costs.append(best)
             cuts.append(cut)
-        groups, end = [], len(places)
+        groups, end = [], len(active)
         while end:
-            groups.append(range(places[cuts[end]], places[end - 1] + 1))
+            groups.append(range(active[cuts[end]], active[end - 1] + 1))
             end = cuts[end]
         return groups[::-1]
 
 
 def coarse(size: int, step: int) -> int:
-    """At least `size`: a multiple of `step`, and of an eighth to a quarter of itself."""
+    """Round `size` up to a multiple of `step`, and of an eighth to a quarter of the result."""
     unit = max(step, 1 << max((size - 1).bit_length() - 3, 0))
     return -(-size // unit) * unit
 
 
 EXACT = Shapes(pass_tokens=16)
-"""On a CPU of two cores a pass of SmolLM2-135M takes about as long as it takes for 20 tokens more."""
+"""Shapes on a CPU. On two cores a pass of SmolLM2-135M takes about as long as 20 more tokens in it."""
 ACCELERATED = Shapes(pass_tokens=64)
-"""Accelerators read the weights while dozens of tokens would be computed."""
+"""Shapes on an accelerator, which reads the weights in the time of dozens of tokens' arithmetic."""
 ROUNDED = Shapes(pass_tokens=256, rounded=True)
 
 

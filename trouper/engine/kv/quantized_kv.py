@@ -1,9 +1,9 @@
-"""KV of live rows in 8 or 4 bits: half or a quarter of bfloat16's bytes.
+"""KV quantization of live rows to 8 or 4 bits: half or a quarter of bfloat16's bytes.
 
-A token's keys and values are quantized when they are written, and attention only ever sees what was
-written, within a prefill chunk too. So what a row computes depends on no chunk size and no company,
+A token's keys and values are quantized when they are written, and attention reads only the quantized values,
+within a prefill chunk too. So a row's results depend neither on the chunk size nor on the other rows of the batch,
 and a block restores exactly what the row had. Attention is the model's own, over dequantized values:
-mlx-lm's quantized attention knows neither sinks nor compressed (MLA) keys.
+mlx-lm's quantized attention supports neither sinks nor compressed (MLA) keys.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from trouper.engine.platform.device import is_cpu
 
 @attrs.frozen
 class KvFormat:
-    """How live rows hold keys and values. 0 bits: as the model computes them."""
+    """Format of keys and values in live rows. 0 bits: not quantized."""
 
     bits: int = 0
     group_size: int = 64
 
     def takes(self, dim: int) -> bool:
-        """Heads that groups do not divide stay as they are."""
+        """Whether heads of this size are quantized: only if the group size divides them."""
         return self.bits > 0 and dim % self.group_size == 0
 
     @property
@@ -36,18 +36,18 @@ PLAIN = KvFormat()
 
 
 def kv_format(bits: int, group_size: int) -> KvFormat:
-    """What the settings ask for."""
+    """Make the format that the settings specify."""
     return KvFormat(bits, group_size)
 
 
 class QuantizedSlots(FullSlots):
-    """Like `FullSlots`, with packed values, scales and biases as buffers, for keys and then for values."""
+    """Slots for quantized KV: `FullSlots` with packed values, scales and biases as buffers, for keys and then for values."""
 
     def __init__(self, kv: KvFormat, traits: Traits = USUAL) -> None:
         super().__init__(traits)
         self._kv = kv
         self._widths: tuple[int, ...] = ()
-        """Of keys and values: how many buffers each has."""
+        """Number of buffers of the keys, and of the values."""
         self._fetched: tuple[mx.array, mx.array] | None = None
 
     def finish(self) -> None:
@@ -62,7 +62,7 @@ class QuantizedSlots(FullSlots):
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        """Dequantized once a pass: layers that share another's KV ask again."""
+        """Return dequantized keys and values. They are cached for the pass, since layers that share KV ask again."""
         if self._fetched is None:
             parts, keys = self._of_region(), self._widths[0]
             self._fetched = self._plain(parts[:keys]), self._plain(parts[keys:])
@@ -81,12 +81,12 @@ class QuantizedSlots(FullSlots):
 
 
 class OpenQuantizedSlots(QuantizedSlots, OpenSlots):
-    """Quantized, for models that write into their caches."""
+    """Quantized slots for models that write into their caches."""
 
 
 def dequantized(packed: mx.array, scales: mx.array, biases: mx.array, kv: KvFormat) -> mx.array:
-    """(..., dim) in the scales' type. MLX's own kernel for CPUs is not vectorized: for bytes, three plain operations
-    take a third of its time."""
+    """Dequantize to (..., dim) in the scales' dtype. MLX's own kernel for CPUs is not vectorized: for 8 bits, three plain
+    operations take a third of its time."""
     if kv.bits != 8 or not is_cpu():
         return mx.dequantize(packed, scales, biases, kv.group_size, kv.bits)
     groups = packed.view(mx.uint8).reshape(*scales.shape, kv.group_size).astype(scales.dtype)

@@ -1,4 +1,4 @@
-"""Recurrent state of many rows. It has no positions, so padding cannot be masked: rows prefill one at a time."""
+"""Recurrent state of many rows. Recurrent state has no positions, so padding cannot be masked: rows prefill one at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class StateSlots:
     """
 
     def __init__(self, size: int, history: int | None = None) -> None:
-        """`history`: the state is the last so many tokens, and zeros where a row has fewer."""
+        """`history`: the state consists of the last `history` tokens, with zeros where a row has fewer."""
         self._size = size
         self._history = history
         self._decoding = ArraysCache(size)
@@ -28,7 +28,7 @@ class StateSlots:
 
     @property
     def view(self) -> ArraysCache:
-        """What the model gets for the pass."""
+        """The cache that the model gets for the pass."""
         return self._current
 
     def begin(self, region: Region) -> None:
@@ -43,16 +43,16 @@ class StateSlots:
         self._current = self._decoding
 
     def open(self) -> None:
-        """A new row, at the end."""
+        """Append a new prefilling row."""
         row = ArraysCache(self._size)
         if self._history is not None:
             row[0] = mx.zeros((1, self._history), mx.int64)
         self._prefilling.append(row)
 
-    def promote(self, place: int) -> None:
-        """The prefilling row at `place` (counted among them) becomes the last decoding row; the first takes its place."""
+    def promote(self, index: int) -> None:
+        """Make the prefilling row at `index` (among prefilling rows) the last decoding row; the first one moves to `index`."""
         rows = self._prefilling
-        rows[0], rows[place] = rows[place], rows[0]
+        rows[0], rows[index] = rows[index], rows[0]
         row = rows.pop(0)
         if self._decoding_rows == 0:
             self._decoding = row
@@ -63,8 +63,8 @@ class StateSlots:
         self._decoding_rows += 1
 
     def keep(self, decoding: list[int], prefilling: list[int]) -> None:
-        """Only these rows stay, in this order (places counted within each kind)."""
-        self._prefilling = [self._prefilling[place] for place in prefilling]
+        """Keep only these rows, in this order (indices within each kind)."""
+        self._prefilling = [self._prefilling[index] for index in prefilling]
         if not decoding:
             self._decoding = ArraysCache(self._size)
         elif decoding != list(range(self._decoding_rows)):
@@ -72,15 +72,15 @@ class StateSlots:
             self._decoding.cache = [state[order] for state in self._decoding.cache]
         self._decoding_rows = len(decoding)
 
-    def snapshot(self, place: int) -> list[mx.array]:
-        """The states (1, ...) of the row at `place`, decoding rows first, in memory of their own."""
-        decoding = place < self._decoding_rows
-        cache, row = (self._decoding, place) if decoding else (self._prefilling[place - self._decoding_rows], 0)
+    def snapshot(self, index: int) -> list[mx.array]:
+        """Copy the states (1, ...) of the row at `index`, where decoding rows come first."""
+        decoding = index < self._decoding_rows
+        cache, row = (self._decoding, index) if decoding else (self._prefilling[index - self._decoding_rows], 0)
         return [state[mx.array([row])] for state in cache.cache]
 
-    def restore(self, place: int, states: Sequence[mx.array]) -> None:
-        """What `snapshot` gave, for a row that prefills. Arrays of our own: models may assign to what they get."""
-        self._prefilling[place - self._decoding_rows].cache = [mx.contiguous(state) for state in states]
+    def restore(self, index: int, states: Sequence[mx.array]) -> None:
+        """Set a prefilling row's states to a snapshot. The arrays are copied, since models may assign to what they get."""
+        self._prefilling[index - self._decoding_rows].cache = [mx.contiguous(state) for state in states]
 
     def state(self) -> list[mx.array]:
         caches = [self._decoding, *self._prefilling]

@@ -1,4 +1,4 @@
-"""Which slots one forward pass is about, and where each row stands: computed once, shared by every layer's cache."""
+"""The slots and row lengths of one forward pass: computed once, shared by every layer's cache."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Ints = NDArray[np.int32]
 
 
 class Region:
-    """Slots [start, stop) for one forward pass of `width` tokens a row.
+    """Slots [start, stop) in one forward pass of `width` tokens a row.
 
     lengths: (n,) tokens that each row's KV holds before the pass. counts: (n,) how many of the `width`
-    tokens are the row's own; the rest is padding on the right, whose KV is never attended to and is
-    overwritten later. All on the host: shapes and masks follow from them without asking the device.
+    tokens are the row's own; the others are padding on the right, whose KV is never attended to and is
+    overwritten later. Both are on the host, so that shapes and masks need no wait for the device.
 
-    level: all rows are equally long, so that "causal" says which keys a token sees, also where some run fewer tokens: the
-    padding lies behind. causal: so it is said; else by a mask over `keys` places of each row.
+    level: all rows are equally long, so that a causal mask is right, also where some rows run fewer tokens: their
+    padding lies behind. causal: attention gets "causal" as its mask; else a mask over `keys` positions of each row.
 
     singly: the tokens are drafts, each of which must come out as if it had been fed alone.
     """
@@ -36,11 +36,11 @@ class Region:
         self.level = bool((lengths == lengths[0]).all())
         self.causal = self.level and (width == 1 or not shapes.rounded or not lengths[0])
         self.keys = self.longest if self.causal or width == 1 else shapes.keys(self.longest)
-        self._places: dict[tuple[int, int, int], mx.array] = {}
+        self._flat_indices: dict[tuple[int, int, int], mx.array] = {}
 
     @cached_property
     def offset(self) -> mx.array:
-        """(n,) int32: what rope calls the offset, one for each row."""
+        """(n,) int32: the rope offset of each row."""
         return mx.array(self.lengths)
 
     @cached_property
@@ -53,28 +53,28 @@ class Region:
         return mx.array(self.lengths[:, None] + np.arange(self.width, dtype=np.int32))
 
     @cached_property
-    def own_positions(self) -> mx.array:
-        """(n, width) int32: the same, but padding stands where the row's last token does, so that it sees something."""
+    def clamped_positions(self) -> mx.array:
+        """(n, width) int32: `positions`, but padding has the position of the row's last token, so that it attends to some key."""
         steps = np.minimum(np.arange(self.width), np.maximum(self.counts, 1)[:, None] - 1)
         return mx.array((self.lengths[:, None] + steps).astype(np.int32))
 
     @cached_property
     def last(self) -> mx.array:
-        """(n,) int32: the position of each row's last token, once the pass is over; of its first padding if it has none."""
+        """(n,) int32: the position of each row's last token after the pass, or of its first padding if it has no token."""
         return mx.array((self.lengths + np.maximum(self.counts, 1) - 1).astype(np.int32))
 
-    def places(self, heads: int, tokens: int, ring: int = 0) -> mx.array:
-        """(n * heads * width,) uint32: where each token's part of each head goes in a buffer (slots, heads, tokens, dim) that
-        is seen as so many rows of `dim`. The same for all buffers of these sizes, so it is made once."""
+    def flat_indices(self, heads: int, tokens: int, ring: int = 0) -> mx.array:
+        """(n * heads * width,) uint32: index of each token's part of each head in a buffer (slots, heads, tokens, dim) that is
+        flattened to rows of `dim`. Buffers of the same sizes share the indices, so they are computed once."""
         key = heads, tokens, ring
-        if key not in self._places:
+        if key not in self._flat_indices:
             positions = self._ring_positions(ring) if ring else self.lengths[:, None] + np.arange(self.width)
             slots = np.arange(self.start, self.stop)[:, None, None] * heads + np.arange(heads)[:, None]
-            self._places[key] = mx.array((slots * tokens + positions[:, None]).ravel().astype(np.uint32))
-        return self._places[key]
+            self._flat_indices[key] = mx.array((slots * tokens + positions[:, None]).ravel().astype(np.uint32))
+        return self._flat_indices[key]
 
     def _ring_positions(self, ring: int) -> Ints:
-        """(n, width): where in a ring each token goes; `ring` itself (one past its end) for what is not kept."""
+        """(n, width): ring index of each token; `ring` itself (one past the end) for tokens that are not kept."""
         steps = np.arange(self.width, dtype=np.int32)
         kept = (steps < self.counts[:, None]) & (steps >= self.counts[:, None] - ring)
         return np.where(kept, (self.lengths[:, None] + steps) % ring, ring).astype(np.int32)

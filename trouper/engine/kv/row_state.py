@@ -1,4 +1,4 @@
-"""What the engine keeps of one row besides its KV."""
+"""State of one row in the engine, except its KV."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from trouper.protocol.sampling import Sampling
 
 @attrs.define(eq=False)
 class RowState:
-    """What the engine keeps of one row besides its KV."""
+    """Prompt, sampling parameters and sampling state of one row."""
 
     prompt: np.ndarray[tuple[int], np.dtype[np.int32]]
-    """Tokens to prefill: the prompt, and what the row had sampled when it left the engine before."""
+    """Tokens to prefill: the prompt, and for a row that resumes the tokens that it had sampled."""
     sampling: Sampling
     logprobs: int | None
     prefilled: int = 0
     drawn: int = 0
-    """Tokens sampled so far: the position that keys the next draw."""
+    """Number of sampled tokens: the position that keys the next draw."""
     history: History | None = None
     constraint: Constraint | ThinkingRule | None = None
-    """What bounds its next token, by the tokens before."""
+    """Grammar or thinking budget that restricts the row's next token."""
     min_tokens: int = 0
     ends: tuple[int, ...] = ()
     prompt_logprobs: int | None = None
     pool: Pool | None = None
-    """Its prompt is embedded."""
+    """Pooled hidden states of a row whose prompt is embedded; None for other rows."""

@@ -12,13 +12,13 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
 from trouper.engine.kv.region import Ints
-from trouper.engine.platform.eager_eval import start_computing
+from trouper.engine.platform.eager_eval import start_eval
 from trouper.engine.pooling import body_of
 from trouper.protocol.plans import RowId
 
 
 class SingleRows:
-    """Each row has the model's own caches, and steps alone. Correct before fast: nothing of it is stored or restored."""
+    """Rows with the model's own caches, each of which runs in its own pass. No KV is stored or restored."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -35,10 +35,10 @@ class SingleRows:
         return [*self._decoding, *(row for row in self._caches if row not in self._decoding)]
 
     def make_room(self, rows: int) -> None:
-        """Each has caches of its own."""
+        """Do nothing: each row has caches of its own."""
 
     def give_back(self) -> None:
-        """A row's caches go with it."""
+        """Do nothing: a row's caches are freed with the row."""
 
     def open(self, row: RowId) -> None:
         self._caches[row] = make_prompt_cache(self._model)
@@ -50,7 +50,7 @@ class SingleRows:
             if tokens:
                 self._forward(row, mx.array([tokens]))
                 states = tree_flatten([cache.state for cache in self._caches[row]])
-                done = start_computing([state for _, state in states if isinstance(state, mx.array)])
+                done = start_eval([state for _, state in states if isinstance(state, mx.array)])
         return done
 
     def score(self, row: RowId, tokens: Sequence[int]) -> mx.array:
@@ -69,14 +69,14 @@ class SingleRows:
     def promote(self, row: RowId) -> None:
         self._decoding.append(row)
 
-    def decodes_from_nothing(self, row: RowId) -> bool:  # noqa: ARG002  Each runs alone anyway.
+    def decodes_from_nothing(self, row: RowId) -> bool:  # noqa: ARG002  Each row runs alone.
         return True
 
     def first(self, row: RowId, token: int) -> mx.array:
         return self._forward(row, mx.array([[token]]))[:, -1, :]
 
     def decode(self, tokens: mx.array) -> mx.array:
-        rows = [self._forward(row, tokens[place : place + 1, None]) for place, row in enumerate(self._decoding)]
+        rows = [self._forward(row, tokens[index : index + 1, None]) for index, row in enumerate(self._decoding)]
         return mx.concatenate([logits[:, -1, :] for logits in rows])
 
     def verify(self, tokens: mx.array, counts: Ints) -> mx.array:  # noqa: ARG002

@@ -1,10 +1,10 @@
-"""KV of many rows in one buffer a layer: a slot for each row, left-aligned, with its own length.
+"""KV of many rows in one buffer a layer: each row has a slot, left-aligned, with its own length.
 
-mlx-lm's batch caches pad on the left: a row that joins, leaves or takes tokens back copies everybody's
-KV. Here a row's tokens begin at 0 of its slot, so joining is writing into one slot, leaving is moving
-one row, and taking back is a smaller length. The interface towards the models is mlx-lm's.
+mlx-lm's batch caches pad on the left: a row that joins, leaves or rejects draft tokens makes them copy the KV of
+all rows. Here a row's tokens begin at 0 of its slot, so joining writes into one slot, leaving moves
+one row, and rejecting tokens decreases a length. The interface towards the models is mlx-lm's.
 
-One forward pass sees a contiguous range of slots: a `Region`. Buffers: (slots, heads, tokens, dim).
+One forward pass reads a contiguous range of slots: a `Region`. Buffers: (slots, heads, tokens, dim).
 """
 
 from __future__ import annotations
@@ -21,26 +21,27 @@ from trouper.engine.kv.region import Region
 
 
 class SlotCache:
-    """What every layer's cache shares: the region of the pass, and buffers that grow."""
+    """Base of every layer's cache: the region of the pass, and buffers that grow."""
 
     def __init__(self, traits: Traits = USUAL) -> None:
         self.buffers: list[mx.array] = []
-        """Keys and values, once there are any; each with a slot for every row."""
+        """Keys and values, each with a slot for every row. Empty before the first write."""
         self._region: Region | None = None
         self._updated = False
         self._traits = traits
         self.slots = 0
-        """Rows that there are, with KV or still without: buffers have a slot for each."""
+        """Number of rows, with or without KV: buffers have a slot for each."""
         self.phase = 0
-        """So many tokens earlier its buffers grow: if those of all layers grew in one step, everybody would wait for it."""
+        """Number of tokens by which this cache's buffers grow earlier: if the buffers of all layers grew in one step, that step
+        would take long for all rows."""
         self.shapes = EXACT
 
     def begin(self, region: Region) -> None:
-        """The next forward pass is about these slots."""
+        """Set the slots of the next forward pass."""
         self._region, self._updated = region, False
 
     def finish(self) -> None:
-        """The pass is built: keep no view, or the next write would have to copy the buffer."""
+        """Drop all views after the pass is built, or the next write would have to copy the buffer."""
         self._region = None
 
     @property
@@ -55,16 +56,16 @@ class SlotCache:
         return self.region.after if self._updated else self.region.offset
 
     def row(self, slot: int, tokens: int) -> list[mx.array]:
-        """(heads, tokens, dim) views of what a row of so many tokens has in each buffer, in the buffer's order."""
-        return [buffer[slot, :, : self._places_of(tokens)] for buffer in self.buffers]
+        """(heads, tokens, dim) views of the KV of a row of `tokens` tokens in each buffer, in the buffer's order."""
+        return [buffer[slot, :, : self._used_tokens(tokens)] for buffer in self.buffers]
 
     def put_row(self, slot: int, parts: Sequence[mx.array]) -> None:
-        """Copies of what `row` gave, into another slot; what was there is gone."""
+        """Overwrite a slot with the arrays that `row` returned."""
         for buffer, part in zip(self.buffers, parts, strict=True):
             buffer[slot, :, : part.shape[1]] = part
 
     def state(self) -> list[mx.array]:
-        """The buffers, each with a slot for every row."""
+        """Return the buffers, each with a slot for every row."""
         return self.buffers
 
     @property
@@ -76,14 +77,14 @@ class SlotCache:
         self.slots = 0
 
     def hold(self, slots: int) -> None:
-        """Make room for so many slots, now and whenever buffers are made: rows without KV are moved like others, and an
-        index beyond a buffer's end is not an error in MLX but somebody else's memory."""
+        """Make room for `slots` slots, in present and future buffers. Rows without KV are moved like others, and MLX does not
+        check an index beyond a buffer's end but reads or writes other memory."""
         self.slots = slots
         self.buffers = [_grown(buffer, slots, buffer.shape[2], buffer) for buffer in self.buffers]
 
     def fit(self, slots: int, tokens: int, *, exactly: bool = False) -> None:
-        """Give back what is four times too large, or `exactly` all that is too large: a burst of rows or one long row has
-        left."""
+        """Shrink buffers that are four times too large, or with `exactly` all that are too large, after a burst of rows or one
+        long row has finished."""
         self.slots = slots
         tokens = self._capacity(tokens)
         if exactly:
@@ -99,44 +100,46 @@ class SlotCache:
     def _capacity(self, tokens: int) -> int:
         return self.shapes.capacity(tokens + self.phase) - self.phase
 
-    def _places_of(self, tokens: int) -> int:
-        """How many places of its slot a row of so many tokens uses."""
+    def _used_tokens(self, tokens: int) -> int:
+        """Number of positions of its slot that a row of `tokens` tokens uses."""
         return tokens
 
     def _reserve(self, parts: Sequence[mx.array], slots: int, tokens: int) -> None:
-        """Room for so many slots and tokens of what `parts` are, (rows, heads, any, dim) each."""
+        """Make room for `slots` slots of `tokens` tokens. `parts`, (rows, heads, any, dim) each, give heads, dim and dtype."""
         slots = max(self.slots, slots)
         if self.buffers and self.buffers[0].shape[0] >= slots and self.buffers[0].shape[2] >= tokens:
-            return  # In nearly every pass of every layer.
+            return  # The usual case, in nearly every pass of every layer.
         capacity = self._capacity(tokens)
-        held: Iterable[mx.array | None] = self.buffers or [None] * len(parts)
-        self.buffers = [_grown(buffer, slots, capacity, part) for buffer, part in zip(held, parts, strict=True)]
+        buffers: Iterable[mx.array | None] = self.buffers or [None] * len(parts)
+        self.buffers = [_grown(buffer, slots, capacity, part) for buffer, part in zip(buffers, parts, strict=True)]
 
     def _scatter(self, parts: Sequence[mx.array], ring: int = 0) -> None:
-        """Each row's tokens to where it stands. Parts (n, heads, width, any dim).
+        """Write each row's tokens at the row's length. Parts (n, heads, width, any dim).
 
-        By one index over a flat view: `buffer[slots, :, positions] = part` says the same with eight operations more for each
-        buffer, three of them conversions of the indices, and a GPU that decodes waits for whoever launches operations."""
+        The write uses one index over a flat view. `buffer[slots, :, positions] = part` is equivalent, with eight more
+        operations for each buffer, three of them conversions of the indices; while a GPU decodes, launching operations
+        is the bottleneck."""
         for number, part in enumerate(parts):
             shape = self.buffers[number].shape[:3]
             flat = mx.flatten(self.buffers[number], 0, 2)
-            flat[self.region.places(shape[1], shape[2], ring)] = mx.flatten(part, 0, 2)
+            flat[self.region.flat_indices(shape[1], shape[2], ring)] = mx.flatten(part, 0, 2)
             self.buffers[number] = mx.unflatten(flat, 0, shape)
 
     def _shape_mask(self, mask: mx.array) -> mx.array:
-        """(n, queries, keys) bool to the rank that the model's attention broadcasts."""
+        """Reshape a mask (n, queries, keys) bool to the rank that the model's attention broadcasts."""
         return mask.reshape(mask.shape[0], *([1] * (self._traits.mask_rank - 3)), *mask.shape[1:])
 
 
 def _cut(buffer: mx.array, slots: int, tokens: int) -> mx.array:
-    """At most so many slots and tokens."""
+    """Shrink a buffer to at most `slots` slots and `tokens` tokens."""
     if buffer.shape[0] <= slots and buffer.shape[2] <= tokens:
         return buffer
     return mx.contiguous(buffer[:slots, :, :tokens])
 
 
 def _grown(buffer: mx.array | None, slots: int, tokens: int, like: mx.array) -> mx.array:
-    """At least so many slots and tokens; slots double, so that a growing batch copies each row a few times at most."""
+    """Grow a buffer to at least `slots` slots and `tokens` tokens. Slots double (by at most 16), so that a growing batch copies
+    each row a few times at most."""
     if buffer is not None and buffer.shape[0] >= slots and buffer.shape[2] >= tokens:
         return buffer
     have = (0, 0) if buffer is None else (buffer.shape[0], buffer.shape[2])
@@ -148,15 +151,15 @@ def _grown(buffer: mx.array | None, slots: int, tokens: int, like: mx.array) -> 
 
 
 class FullSlots(SlotCache):
-    """Attention over everything: the counterpart of mlx-lm's KVCache."""
+    """Slots for attention over all tokens: the counterpart of mlx-lm's KVCache."""
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """(n, heads, width, dim) in; (n, heads, keys, dim) out, of which the mask hides what is not a row's own."""
+        """Write (n, heads, width, dim); return (n, heads, keys, dim). The mask hides keys that are not the row's own."""
         self._put([keys, values])
         return self.keys_and_values()
 
     def _put(self, parts: Sequence[mx.array]) -> None:
-        """The pass's tokens into the buffers. Each part (n, heads, width, any dim)."""
+        """Write the pass's tokens into the buffers. Each part (n, heads, width, any dim)."""
         region = self.region
         self._reserve(parts, region.stop, region.longest)
         if region.level:
@@ -176,25 +179,25 @@ class FullSlots(SlotCache):
         return [buffer[rows, :, tokens] for buffer in self.buffers]
 
     def read(self, slot: int, start: int, stop: int) -> list[mx.array]:
-        """(heads, stop - start, dim) views of each buffer: to be copied, and started, before a buffer changes."""
+        """(heads, stop - start, dim) views of each buffer. The caller copies them, and starts the copies, before a buffer changes."""
         return [buffer[slot, :, start:stop] for buffer in self.buffers]
 
     def write(self, slot: int, start: int, parts: Sequence[mx.array], room: int = 0) -> None:
-        """Tokens from `start` on, in the form that `read` gives, of a row that will have `room` of them."""
+        """Write tokens from `start` on, in the form that `read` returns, of a row that will have `room` tokens."""
         stop = start + parts[0].shape[1]
         self._reserve([part[None] for part in parts], slot + 1, max(stop, room))
         for buffer, part in zip(self.buffers, parts, strict=True):
             buffer[slot, :, start:stop] = part
 
     def begin_with(self, parts: Sequence[Sequence[mx.array]], room: int) -> None:
-        """Buffers for one slot, made of what its row begins with: for each buffer pieces (heads, any, dim), one after
-        another. One copy, where making buffers and writing into them are three."""
+        """Make the buffers for one slot from its row's first tokens: for each buffer consecutive pieces (heads, any, dim).
+        This takes one copy, where making buffers and writing into them take three."""
         assert not self.buffers and self.slots == 1, "somebody's KV would be lost"
         capacity = self._capacity(room)
         for pieces in parts:
             heads, _, dim = pieces[0].shape
-            rest = capacity - sum(piece.shape[1] for piece in pieces)
-            end = [mx.zeros((heads, rest, dim), pieces[0].dtype)] if rest else []
+            padding = capacity - sum(piece.shape[1] for piece in pieces)
+            end = [mx.zeros((heads, padding, dim), pieces[0].dtype)] if padding else []
             self.buffers.append(mx.concatenate([*pieces, *end], 1)[None])
 
     def make_mask(self, width: int, return_array: bool = False, window_size: int | None = None) -> Any:
@@ -211,10 +214,11 @@ class FullSlots(SlotCache):
 
 
 class OpenSlots(FullSlots):
-    """For models that write into their caches: `keys` and `values` are the buffers.
+    """Slots for models that write into their caches: `keys` and `values` are the buffers.
 
-    They assign for two reasons. What an indexer keeps as values is never read, so it puts zeros there; and a buffer that
-    nothing reads in a pass is made a condition of one that is, so that it is computed, too. The second is done.
+    Such models assign for two reasons. An indexer's values are never read, so the model sets them to zeros; and a buffer
+    that nothing reads in a pass becomes a dependency of one that is read, so that it is evaluated, too. Only the second
+    assignment has an effect here.
     """
 
     @property
@@ -231,17 +235,18 @@ class OpenSlots(FullSlots):
 
     @values.setter
     def values(self, buffer: mx.array) -> None:
-        """What `update_and_fetch` was given stays."""
+        """Ignore the assignment: the values given to `update_and_fetch` are kept."""
 
 
 class RingSlots(SlotCache):
-    """Attention over the last `window` tokens: the counterpart of mlx-lm's RotatingKVCache.
+    """Slots for attention over the last `window` tokens: the counterpart of mlx-lm's RotatingKVCache.
 
-    The token at position p lies at p % ring. One place more than the ring takes what need not be kept.
+    The token at position p is stored at index p % ring. One more index behind the ring takes tokens that are not kept.
 
-    `slack` is what the ring holds beyond the window. A pass of at most slack + 1 tokens a row overwrites nothing that its
-    first token sees, so all are written first. And what is taken back afterwards leaves the window of the row's last
-    tokens whole: the places that were written too far hold tokens that no window reaches any more.
+    `slack` is the number of tokens that the ring holds beyond the window. A pass of at most slack + 1 tokens a row
+    overwrites no key that its first token attends to, so all its tokens are written first. Rejecting draft tokens
+    afterwards leaves the window of the row's last tokens intact: the drafts overwrote tokens that no window reaches
+    any more.
     """
 
     def __init__(self, window: int, slack: int = 0, traits: Traits = USUAL) -> None:
@@ -254,18 +259,19 @@ class RingSlots(SlotCache):
         super().finish()
         self._fetched = None
 
-    def _capacity(self, tokens: int) -> int:  # noqa: ARG002  A ring is as long as it is.
+    def _capacity(self, tokens: int) -> int:  # noqa: ARG002  A ring has a fixed length.
         return self.ring + 1
 
-    def _places_of(self, tokens: int) -> int:
+    def _used_tokens(self, tokens: int) -> int:
         return min(tokens, self.ring)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Few tokens: the ring after they were written. More: what the ring held before, then the new tokens."""
+        """Write the pass's tokens. Returns the ring after the write if the pass has few tokens, else the ring before the write
+        followed by the new tokens."""
         region, parts = self.region, (keys, values)
         self._reserve(parts, region.stop, 0)
         if not self._fits:
-            before_keys, before_values = self._held()
+            before_keys, before_values = self._ring_contents()
             self._fetched = mx.concatenate([before_keys, keys], 2), mx.concatenate([before_values, values], 2)
         self._scatter(parts, self.ring)
         self._updated = True
@@ -273,61 +279,61 @@ class RingSlots(SlotCache):
 
     @property
     def _fits(self) -> bool:
-        """Whether the pass's tokens can be written before any of them looks at the ring."""
+        """Whether the pass's tokens can be written before any of them attends to the ring."""
         return self.region.width <= 1 + self.ring - self.window
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        return self._fetched or self._held()
+        return self._fetched or self._ring_contents()
 
     def snapshot(self, slot: int, length: int) -> list[mx.array]:
-        """(last min(length, window) tokens, heads, dim) of each buffer, oldest first, in memory of its own. Less than
-        `slack` tokens after `length` may have been written meanwhile."""
-        places = self._places(length)
-        return [buffer[mx.full(places.shape, slot), :, places] for buffer in self.buffers]
+        """Copy (last min(length, window) tokens, heads, dim) of each buffer, oldest first. Fewer than `slack` tokens after
+        `length` may have been written since."""
+        indices = self._ring_indices(length)
+        return [buffer[mx.full(indices.shape, slot), :, indices] for buffer in self.buffers]
 
     def restore(self, slot: int, length: int, parts: Sequence[mx.array]) -> None:
-        """What `snapshot` gave of a row of so many tokens."""
-        places = self._places(length)
+        """Write the snapshot of a row of `length` tokens."""
+        indices = self._ring_indices(length)
         self._reserve([part.transpose(1, 0, 2)[None] for part in parts], slot + 1, 0)
         for buffer, part in zip(self.buffers, parts, strict=True):
-            buffer[mx.full(places.shape, slot), :, places] = part
+            buffer[mx.full(indices.shape, slot), :, indices] = part
 
-    def _places(self, length: int) -> mx.array:
-        """(kept,) int32: where the newest tokens of a row lie."""
+    def _ring_indices(self, length: int) -> mx.array:
+        """(kept,) int32: ring indices of the newest tokens of a row."""
         return mx.array((np.arange(max(length - self.window, 0), length) % self.ring).astype(np.int32))
 
-    def _held_tokens(self) -> int:
-        """How much of the ring any row of the region may use."""
+    def _ring_tokens(self) -> int:
+        """Number of ring indices that any row of the region may use."""
         return min(self.ring, self.region.longest - (0 if self._fits else self.region.width))
 
-    def _held(self) -> tuple[mx.array, mx.array]:
-        rows, tokens = slice(self.region.start, self.region.stop), slice(0, self._held_tokens())
+    def _ring_contents(self) -> tuple[mx.array, mx.array]:
+        rows, tokens = slice(self.region.start, self.region.stop), slice(0, self._ring_tokens())
         keys, values = (buffer[rows, :, tokens] for buffer in self.buffers)
         return keys, values
 
     def make_mask(
         self,
-        width: int,  # noqa: ARG002  The region knows.
-        return_array: bool = False,  # noqa: ARG002  It always is one.
+        width: int,  # noqa: ARG002  The region has the width.
+        return_array: bool = False,  # noqa: ARG002  The mask is always an array.
         window_size: int | None = None,
     ) -> mx.array:
-        window, place = window_size or self.window, mx.arange(self._held_tokens(), dtype=mx.int32)
+        window, index = window_size or self.window, mx.arange(self._ring_tokens(), dtype=mx.int32)
         first = self._first_visible(window)
         if self._fits:
-            query, last = self.region.own_positions[:, :, None], self.region.last[:, None, None]
-            position = last - (last - place) % self.ring
+            query, last = self.region.clamped_positions[:, :, None], self.region.last[:, None, None]
+            position = last - (last - index) % self.ring
             return self._shape_mask((position >= first(query)) & (position <= query))
         query, last = self.region.positions[:, :, None], self.region.offset[:, None, None] - 1
-        position = last - (last - place) % self.ring
+        position = last - (last - index) % self.ring
         key = self.region.positions[:, None, :]
-        before, own = position >= first(query), (key <= query) & (key >= first(query))
-        return self._shape_mask(mx.concatenate([before, own], axis=-1))
+        before, new = position >= first(query), (key <= query) & (key >= first(query))
+        return self._shape_mask(mx.concatenate([before, new], axis=-1))
 
     def _first_visible(self, window: int) -> Callable[[mx.array], mx.array]:
-        """From a query's position to that of the first key that it sees.
+        """Function from a query's position to the position of the first key that it attends to.
 
-        mlx-lm keeps `window` tokens when a pass begins, so its first token sees no more than these and itself; if the mask
-        is wider than that, the tokens after it do. Drafts are as if each were fed alone.
+        mlx-lm keeps `window` tokens when a pass begins, so the pass's first token attends to these and itself at most; with
+        a wider mask, later tokens attend to more. Each draft token attends as if it were fed alone.
         """
         if window <= self.window or not self._traits.wide_masks or self.region.singly:
             window = min(window, self.window)

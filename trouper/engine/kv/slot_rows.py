@@ -1,4 +1,4 @@
-"""Rows and their KV: who is in which slot, and the forward passes over them."""
+"""Rows and their KV: the assignment of rows to slots, and the forward passes over them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trouper.engine.kv.region import Ints, Region
 from trouper.engine.kv.single_rows import SingleRows
 from trouper.engine.kv.slot_cache import FullSlots, RingSlots, SlotCache
 from trouper.engine.loading.architecture import flatten, guessed, slot_caches, view
-from trouper.engine.platform.eager_eval import copied, start_computing
+from trouper.engine.platform.eager_eval import copied, start_eval
 from trouper.engine.pooling import body_of
 from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.plans import RowId
@@ -28,27 +28,27 @@ ALL = slice(None)
 
 
 class Rows(Protocol):
-    """Rows that prefill, and rows that decode together. All arrays stay lazy."""
+    """Rows that prefill, and rows that decode in one batch. All arrays stay lazy."""
 
     @property
     def decoding(self) -> Sequence[RowId]:
-        """In the order of logits."""
+        """Decoding rows, in the order of the logits."""
 
     @property
     def order(self) -> Sequence[RowId]:
-        """All rows, those that decode first."""
+        """All rows; decoding rows come first."""
 
     def make_room(self, rows: int) -> None:
-        """So many more will open: buffers that grow for each of them would be copied each time."""
+        """Make room for `rows` more rows at once: buffers that grow for each row would be copied each time."""
 
     def give_back(self) -> None:
-        """Keep no more memory than the rows that are here need."""
+        """Release the memory that the present rows do not need."""
 
     def open(self, row: RowId) -> None:
-        """A new row, without KV, to be prefilled."""
+        """Add a prefilling row without KV."""
 
     def prefill(self, chunks: Mapping[RowId, Sequence[int]]) -> mx.array | None:
-        """Run these tokens of prefilling rows; nothing is sampled. Returns something small to wait for."""
+        """Run these tokens of prefilling rows without sampling. Returns a small array that is ready when the prefill is done."""
 
     def score(self, row: RowId, tokens: Sequence[int]) -> mx.array:
         """Run these tokens of a prefilling row alone; logits (tokens, vocabulary)."""
@@ -57,23 +57,24 @@ class Rows(Protocol):
         """Run these tokens of a prefilling row alone, without the model's head; hidden states (tokens, dim)."""
 
     def promote(self, row: RowId) -> None:
-        """A prefilling row decodes from now on, as the last of them."""
+        """Make a prefilling row the last decoding row."""
 
     def decodes_from_nothing(self, row: RowId) -> bool:
-        """False for a row whose first token must run alone (`first`): it has no recurrent state to join others with."""
+        """Whether the row may decode in the batch at once. False for a row without recurrent state to join the batch with: its
+        first token must run alone (`first`)."""
 
     def first(self, row: RowId, token: int) -> mx.array:
         """Run the first token of a prefilling row alone; logits (1, vocabulary)."""
 
     def decode(self, tokens: mx.array) -> mx.array:
-        """(n,) one token for each decoding row; logits (n, vocabulary) for the next."""
+        """Run (n,) tokens, one for each decoding row; logits (n, vocabulary) for the next token."""
 
     def verify(self, tokens: mx.array, counts: Ints) -> mx.array:
-        """(n, width) tokens for the decoding rows, counts[i] of them row i's own and the rest padding; logits (n, width,
-        vocabulary). Each row is one token longer, until `accepted` says of how many more it keeps the KV."""
+        """Run (n, width) tokens of the decoding rows, of which counts[i] are row i's own and the others padding; logits (n,
+        width, vocabulary). Each row grows by one token; `accepted` adds the accepted drafts."""
 
     def accepted(self, more: Ints) -> None:
-        """(n,): so many tokens each row keeps besides the first."""
+        """Keep the KV of `more` (n,) tokens of each row besides the first."""
 
     def drop(self, rows: Sequence[RowId]) -> None: ...
 
@@ -87,14 +88,14 @@ class Rows(Protocol):
 def rows_for(
     model: nn.Module, kv: KvFormat, slack: int = 0, shapes: Shapes = EXACT, capabilities: Capabilities | None = None
 ) -> tuple[Rows, Capabilities]:
-    """`capabilities` None: guessed. They are returned."""
+    """Make the rows for a model, and return them with its capabilities. `capabilities` None: guessed from its caches."""
     found = guessed(model) if capabilities is None else capabilities
     return (SlotRows(model, found, kv, slack, shapes) if found.allows("batch") else SingleRows(model)), found
 
 
 class SlotRows:
-    """Decoding rows fill slots [0, n), prefilling rows [n, m): each pass is over a contiguous range, so no row's KV is
-    gathered. Only a row that leaves, or overtakes an older one, moves KV."""
+    """Rows in slots. Decoding rows fill slots [0, n), prefilling rows [n, m): each pass is over a contiguous range, so no
+    row's KV is gathered. KV moves only when a row is dropped, or is promoted before an older one."""
 
     def __init__(
         self, model: nn.Module, capabilities: Capabilities, kv: KvFormat, slack: int = 0, shapes: Shapes = EXACT
@@ -102,7 +103,7 @@ class SlotRows:
         self._model = model
         self._kv = kv
         self._shapes = shapes
-        self._together = capabilities.allows("prefill_together")
+        self._prefill_together = capabilities.allows("prefill_together")
         self._slack = slack
         self._caches = slot_caches(model, kv, slack)
         self._leaves = flatten(self._caches)
@@ -110,9 +111,9 @@ class SlotRows:
         self._full = [cache for cache in self._leaves if isinstance(cache, FullSlots)]
         self._rings = [cache for cache in self._leaves if isinstance(cache, RingSlots)]
         self._states = [cache for cache in self._leaves if isinstance(cache, StateSlots)]
-        for place, cache in enumerate(self._full):
+        for index, cache in enumerate(self._full):
             cache.shapes = shapes
-            cache.phase = 0 if shapes.rounded else place * STEP // len(self._full)
+            cache.phase = 0 if shapes.rounded else index * STEP // len(self._full)
         self._order: list[RowId] = []
         self._lengths = np.zeros(0, np.int32)
         self._decoding = 0
@@ -149,22 +150,22 @@ class SlotRows:
         counts = np.array([len(chunks.get(row, ())) for row in waiting], np.int32)
         done = None
         for group in self._groups(counts.tolist()):
-            rows, own = waiting[group.start : group.stop], counts[group.start : group.stop]
-            tokens = np.zeros((len(rows), int(own.max())), np.int32)
-            for place, row in enumerate(rows):
-                tokens[place, : own[place]] = chunks.get(row, ())
-            done = self._prefill(self._decoding + group.start, tokens, own)
+            rows, parts_here = waiting[group.start : group.stop], counts[group.start : group.stop]
+            tokens = np.zeros((len(rows), int(parts_here.max())), np.int32)
+            for index, row in enumerate(rows):
+                tokens[index, : parts_here[index]] = chunks.get(row, ())
+            done = self._prefill(self._decoding + group.start, tokens, parts_here)
         return done
 
     def _groups(self, counts: list[int]) -> list[range]:
-        """Where padding shows, as in recurrent state, which takes it in, each row runs alone."""
-        if self._together:
+        """Partition the prefilling rows into passes. Recurrent state would absorb padding, so there each row runs alone."""
+        if self._prefill_together:
             return self._shapes.groups(counts)
-        return [range(place, place + 1) for place, count in enumerate(counts) if count]
+        return [range(index, index + 1) for index, count in enumerate(counts) if count]
 
     def _prefill(self, start: int, tokens: Ints, counts: Ints) -> mx.array:
         self._forward(start, mx.array(tokens), counts)
-        return start_computing([state for cache in self._leaves for state in cache.state()])
+        return start_eval([state for cache in self._leaves for state in cache.state()])
 
     def score(self, row: RowId, tokens: Sequence[int]) -> mx.array:
         inputs = mx.array(np.array([tokens], np.int32))
@@ -179,19 +180,19 @@ class SlotRows:
         return body_of(self._model)
 
     def promote(self, row: RowId) -> None:
-        place = self._order.index(row, self._decoding)
+        index = self._order.index(row, self._decoding)
         first = self._decoding
         for cache in self._leaves:
             if isinstance(cache, StateSlots):
-                cache.promote(place - first)
-        if place != first:
-            self._move([(place, first), (first, place)])
-        self._order[place], self._order[first] = self._order[first], self._order[place]
-        self._lengths[[place, first]] = self._lengths[[first, place]]
+                cache.promote(index - first)
+        if index != first:
+            self._move([(index, first), (first, index)])
+        self._order[index], self._order[first] = self._order[first], self._order[index]
+        self._lengths[[index, first]] = self._lengths[[first, index]]
         self._decoding += 1
 
     def decodes_from_nothing(self, row: RowId) -> bool:
-        return self._together or bool(self._lengths[self._order.index(row)])
+        return self._prefill_together or bool(self._lengths[self._order.index(row)])
 
     def first(self, row: RowId, token: int) -> mx.array:
         return self._forward(self._order.index(row), mx.array([[token]]), np.ones(1, np.int32))[:, -1, :]
@@ -229,21 +230,21 @@ class SlotRows:
     def drop(self, rows: Sequence[RowId]) -> None:
         if not rows:
             return
-        gone = set(rows)
-        kept = [place for place, row in enumerate(self._order) if row not in gone]
-        assert len(kept) + len(gone) == len(self._order), "a row was dropped that is not here"
-        decoding = [place for place in kept if place < self._decoding]
-        moves, arranged = compact(decoding, [place for place in kept if place >= self._decoding])
+        dropped = set(rows)
+        kept = [index for index, row in enumerate(self._order) if row not in dropped]
+        assert len(kept) + len(dropped) == len(self._order), "a row was dropped that is not here"
+        decoding = [index for index in kept if index < self._decoding]
+        moves, arranged = compact(decoding, [index for index in kept if index >= self._decoding])
         self._rearrange(moves, arranged, len(decoding))
 
     def _rearrange(self, moves: list[tuple[int, int]], arranged: list[int], decoding: int) -> None:
-        """`arranged`: for each new slot the old one."""
+        """Move rows to new slots. `arranged`: for each new slot the old one."""
         first = self._decoding
         for cache in self._leaves:
             if isinstance(cache, StateSlots):
-                cache.keep(arranged[:decoding], [place - first for place in arranged[decoding:]])
+                cache.keep(arranged[:decoding], [index - first for index in arranged[decoding:]])
         self._move(moves)
-        self._order = [self._order[place] for place in arranged]
+        self._order = [self._order[index] for index in arranged]
         self._lengths = self._lengths[arranged]
         self._decoding = decoding
         for cache in self._leaves:
@@ -253,7 +254,7 @@ class SlotRows:
                 cache.fit(len(self._order), int(self._lengths.max()) + 1)
 
     def _move(self, moves: list[tuple[int, int]]) -> None:
-        """Copy rows from slot to slot, all at once. Rows without KV have nothing to copy."""
+        """Copy rows from slot to slot, all at once. Rows without KV are skipped."""
         moves = [(source, target) for source, target in moves if self._lengths[source]]
         caches = [cache for cache in self._leaves if isinstance(cache, SlotCache) and cache.buffers]
         copies = iter(
@@ -268,7 +269,7 @@ class SlotRows:
             for _, target in moves:
                 cache.put_row(target, [next(copies) for _ in cache.buffers])
 
-    # -- what is kept of a row, and comes back in another ------------------------------------------
+    # -- blocks and snapshots: copied out of a row, and restored into another ----------------------
 
     @cached_property
     def layout(self) -> Layout:
@@ -284,36 +285,36 @@ class SlotRows:
         return [view for cache in self._full for view in cache.read(slot, start, stop)]
 
     def write(self, row: RowId, parts: Sequence[mx.array], room: int, leaves: slice = ALL) -> None:
-        """Behind what the row has, in the form that `read` gives, into some of the layers; make room for `room` tokens
-        in all. The row is longer when `advance` says so."""
+        """Write tokens behind the row's last one, in the form that `read` returns, into the layers `leaves`; make room for `room`
+        tokens in all. `advance` then changes the row's length."""
         slot, start = self._order.index(row), self.length(row)
-        for cache, own in zip(self._full[leaves], dealt(parts, self.layout.full[leaves]), strict=True):
-            if own:
-                cache.write(slot, start, own, room)
+        for cache, parts_here in zip(self._full[leaves], dealt(parts, self.layout.full[leaves]), strict=True):
+            if parts_here:
+                cache.write(slot, start, parts_here, room)
 
     @property
     def can_begin_with(self) -> bool:
-        """Whether the only row has no buffers yet. Else there are some, or they are about to be made for others, too."""
+        """Whether there is only one row and no buffer yet, so that `begin_with` is allowed."""
         return not any(cache.buffers or cache.slots > 1 for cache in self._full)
 
     def begin_with(self, parts: Sequence[Sequence[mx.array]], room: int) -> None:
-        """Write what the only row begins with, as pieces for each buffer."""
-        for cache, own in zip(self._full, dealt(parts, self.layout.full), strict=True):
-            cache.begin_with(own, room)
+        """Make the buffers from the first tokens of the only row, given as pieces for each buffer."""
+        for cache, parts_here in zip(self._full, dealt(parts, self.layout.full), strict=True):
+            cache.begin_with(parts_here, room)
 
     def advance(self, row: RowId, tokens: int) -> None:
-        """So many tokens were written."""
+        """Increase the row's length by `tokens`, after they were written."""
         self._lengths[self._order.index(row)] += tokens
 
     def extend(self, row: RowId, source: RowId, tokens: int) -> None:
-        """Up to `tokens`, from what another row has there."""
+        """Copy the tokens up to `tokens` that the row lacks from another row."""
         start = self.length(row)
         self.write(row, copied(self.read(source, start, tokens)), tokens)
         self.advance(row, tokens - start)
 
     def snapshot(self, row: RowId, length: int) -> list[mx.array]:
-        """Rings, then states, in memory of their own, as they are after so many tokens: now, or as far back as rings that
-        take drafts reach."""
+        """Copy rings, then states, as they were after `length` tokens: the row's present length, or earlier as far as the slack of
+        the rings reaches."""
         slot, beyond = self._order.index(row), self.length(row) - length
         assert beyond == 0 or (0 < beyond <= self._slack * 2 // 3 and not self._states), (
             "a snapshot is of now, or of what rings still hold"
@@ -322,18 +323,18 @@ class SlotRows:
         return rings + [part for cache in self._states for part in cache.snapshot(slot)]
 
     def restore_snapshot(self, row: RowId, parts: Sequence[mx.array]) -> None:
-        """What `snapshot` gave of a row as long as this one."""
+        """Write the snapshot of a row of the same length into the row."""
         slot, length = self._order.index(row), self.length(row)
         rings = sum(map(len, self.layout.rings))
-        for ring, own in zip(self._rings, dealt(parts[:rings], self.layout.rings), strict=True):
-            if own:
-                ring.restore(slot, length, own)
-        for states, own in zip(self._states, dealt(parts[rings:], self.layout.states), strict=True):
-            states.restore(slot, own)
+        for ring, parts_here in zip(self._rings, dealt(parts[:rings], self.layout.rings), strict=True):
+            if parts_here:
+                ring.restore(slot, length, parts_here)
+        for states, parts_here in zip(self._states, dealt(parts[rings:], self.layout.states), strict=True):
+            states.restore(slot, parts_here)
         mx.async_eval([ring.state() for ring in self._rings], [states.state() for states in self._states])
 
     def start(self, leaves: slice = ALL) -> None:
-        """Compute what was written."""
+        """Start evaluating the buffers that were written."""
         mx.async_eval([state for cache in self._full[leaves] for state in cache.state()])
 
     def lengths(self) -> dict[RowId, int]:
@@ -347,15 +348,15 @@ class SlotRows:
 def compact(decoding: list[int], prefilling: list[int]) -> tuple[list[tuple[int, int]], list[int]]:
     """Close the holes in two neighbouring ranges of slots with the fewest moves.
 
-    Takes the surviving slots of each, ascending. Returns the moves (source, target), to be made in
-    order, and for each new slot the old one.
+    `decoding` and `prefilling` are the surviving slots of each range, ascending. Returns the moves (source, target), to be
+    made in order, and for each new slot the old one.
     """
     moves: list[tuple[int, int]] = []
     arranged: list[int] = []
     for kept in (decoding, prefilling):
         start, stop = len(arranged), len(arranged) + len(kept)
-        stay = {place for place in kept if start <= place < stop}
-        movers = iter(reversed([place for place in kept if place not in stay]))
+        stay = {index for index in kept if start <= index < stop}
+        movers = iter(reversed([index for index in kept if index not in stay]))
         for slot in range(start, stop):
             source = slot if slot in stay else next(movers)
             arranged.append(source)

@@ -1,1 +1,1 @@
-"""From a setting to a model that is ready to run."""
+"""Loading: makes the model that a setting names ready to run."""

@@ -1,4 +1,4 @@
-"""Which models may share a forward pass among rows, and how. What mlx-lm's models need is known here and nowhere else."""
+"""Slot caches for mlx-lm's models, and the models whose rows may share a forward pass."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ from trouper.protocol.capabilities import Capabilities
 
 
 class ListSlots:
-    """The counterpart of mlx-lm's CacheList: several caches of one layer."""
+    """Counterpart of mlx-lm's CacheList: several caches of one layer."""
 
     def __init__(self, *caches: Any) -> None:
         self.caches = caches
 
-    def __getitem__(self, place: int) -> Any:
-        return view(self.caches[place])
+    def __getitem__(self, index: int) -> Any:
+        return view(self.caches[index])
 
 
 def view(cache: Any) -> Any:
-    """What the model is given for this cache: recurrent state goes as mlx-lm's own ArraysCache."""
+    """Return the object that the model gets for this cache: for recurrent state mlx-lm's own ArraysCache."""
     return cache.view if isinstance(cache, StateSlots) else cache
 
 
 def guessed(model: nn.Module) -> Capabilities:
-    """By the types of its caches, and by whether a pass of two rows over slots can be built. Nothing is computed."""
+    """Guess capabilities from the types of the model's caches, and from whether a pass of two rows over slots can be built.
+    Evaluates nothing."""
     found = by_caches(model)
     if not found.allows("batch"):
         return found
@@ -58,7 +59,7 @@ def guessed(model: nn.Module) -> Capabilities:
 
 
 def by_caches(model: nn.Module) -> Capabilities:
-    """By the types of the caches that the model itself makes: slots have counterparts of some."""
+    """Guess capabilities from the types of the caches that the model itself makes: slots have counterparts of some types."""
     kinds = {type(cache) for cache in flatten(make_prompt_cache(model))}
     found = adapted(model)
     unknown = kinds - {KVCache, RotatingKVCache, ArraysCache, *([ChunkedKVCache] if found.chunked else [])}
@@ -72,7 +73,7 @@ def by_caches(model: nn.Module) -> Capabilities:
 
 
 def flatten(caches: Sequence[Any]) -> list[Any]:
-    """Nested caches, one by one."""
+    """Flatten nested caches to a list of leaves."""
     return [
         leaf
         for cache in caches
@@ -81,7 +82,7 @@ def flatten(caches: Sequence[Any]) -> list[Any]:
 
 
 def slot_caches(model: nn.Module, kv: KvFormat, slack: int = 0) -> list[Any]:
-    """One slot cache for each cache that the model makes for a single row. Rings and states are bounded, and are
+    """Make one slot cache for each cache that the model makes for a single row. Rings and states are bounded, and are
     never quantized. `slack`: tokens that a ring holds beyond its window."""
     found = adapted(model)
     traits = found.traits

@@ -1,7 +1,7 @@
-"""Whether a directory holds a model that can be loaded, found out before MLX maps a byte of it.
+"""Checks whether a directory holds a model that can be loaded, before MLX maps a byte of it.
 
-MLX's own errors for these come late, and a truncated file may even end the process. Headers of
-safetensors are small and say all: https://huggingface.co/docs/safetensors
+MLX's own errors are raised late, and a truncated file may even end the process. Headers of
+safetensors are small and contain all that is needed: https://huggingface.co/docs/safetensors
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ import attrs
 from mlx_lm.utils import MODEL_REMAPPING
 from xxhash import xxh3_64
 
-from trouper.engine.distributed.rank_group import ALONE, Group
+from trouper.engine.distributed.rank_group import ALONE, RankGroup
 from trouper.engine.platform import device
 from trouper.protocol.problems import ModelUnusable
 
 PACKED = ("U32", "I32")
-"""Quantized weights are packed into words, each layer with its own number of bits."""
+"""Dtypes of packed quantized weights; each layer has its own number of bits."""
 LONGEST_HEADER_BYTES = 100_000_000
 SAMPLE_BYTES = 2**16
-"""From the end of each file."""
+"""Number of bytes from the end of each file that the digest samples."""
 
 
 @attrs.frozen
 class Checkpoint:
-    """A directory that passed: its config as written, and what its tensors take."""
+    """A checked directory: its config as written, and the size of its tensors."""
 
     directory: Path
     config: dict[str, Any]
     stored_bytes: int
     float32_bytes: int
     digest: int
-    """63 bits of config, shapes and a sample of the weights: tells ranks whether theirs is the same model."""
+    """63-bit hash of config, shapes and a sample of the weights, by which ranks check that they have the same model."""
 
     @property
     def architecture(self) -> str:
@@ -44,7 +44,7 @@ class Checkpoint:
 
 
 def inspect(directory: Path) -> Checkpoint:
-    """Raises `ModelUnusable`, naming what is missing, truncated or not supported."""
+    """Check a directory. Raises `ModelUnusable`, naming what is missing, truncated or not supported."""
     config = read_json(directory / "config.json")
     _require_supported(directory, config)
     files = _weight_files(directory)
@@ -60,8 +60,9 @@ def inspect(directory: Path) -> Checkpoint:
     )
 
 
-def require_memory(needed_bytes: int, directory: Path, group: Group = ALONE) -> None:
-    """`needed_bytes`: of the whole model, of which each rank keeps its part."""
+def require_memory(needed_bytes: int, directory: Path, group: RankGroup = ALONE) -> None:
+    """Check that the weights fit into memory. `needed_bytes`: size of the whole model, of which each rank keeps its part. Raises
+    `ModelUnusable`."""
     needed, limit = needed_bytes // group.size, device.memory_limit_bytes(group.sharers)
     if needed > limit:
         whose = "its weights" if group.size == 1 else f"one of {group.size} parts of its weights"
@@ -72,7 +73,7 @@ def require_memory(needed_bytes: int, directory: Path, group: Group = ALONE) -> 
 
 
 def _digest(config: dict[str, Any], headers: list[dict[str, Any]], files: list[Path]) -> int:
-    """Reading all weights would take as long as loading them."""
+    """Hash config, headers and a sample of each file, since reading all weights would take as long as loading them."""
     digest = xxh3_64(json.dumps([config, headers], sort_keys=True).encode())
     for path in files:
         with path.open("rb") as file:
@@ -103,7 +104,7 @@ def _require_supported(directory: Path, config: dict[str, Any]) -> None:
 
 
 def _weight_files(directory: Path) -> list[Path]:
-    """What mlx-lm would load, and what the index of a sharded checkpoint promises."""
+    """List the files that mlx-lm loads. Raises `ModelUnusable` if one that the index of a sharded checkpoint names is missing."""
     present = sorted(directory.glob("model*.safetensors"))
     index = directory / "model.safetensors.index.json"
     promised = set(read_json(index).get("weight_map", {}).values()) if index.exists() else set()
@@ -132,7 +133,8 @@ def _header(path: Path) -> dict[str, Any]:
 
 
 def _float32_bytes(name: str, tensor: dict[str, Any], group_size: int) -> int:
-    """A quantized weight has `group_size` values for each of its scales; biases only move those."""
+    """Compute a tensor's share of the float32 size. A quantized weight has `group_size` values for each of its scales; packed
+    values and biases count as 0."""
     if tensor["dtype"] in PACKED or name.endswith(".biases"):
         return 0
     values = math.prod(tensor["shape"])

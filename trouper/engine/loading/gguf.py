@@ -1,6 +1,6 @@
-"""A llama-like GGUF file as the files that mlx-lm and transformers read.
+"""Converts a llama-like GGUF file to the files that mlx-lm and transformers read.
 
-Weights stay quantized as they are: it is the smallest form, the right one for Metal and CUDA, and where
+Weights stay quantized as they are: this is the smallest form, the right one for Metal and CUDA, and where
 float32 is faster (`precision`) it costs a fraction of a second at load. MLX reads Q4_1 as its own affine
 quantization (4 bits, groups of 32). GGUF stores the rows of q and k interleaved for ggml's rope; here
 they go back to halves. https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
@@ -63,7 +63,7 @@ def _rename(name: str, array: mx.array, heads: Mapping[str, int]) -> tuple[str, 
 
 
 def _halves(array: mx.array, heads: int) -> mx.array:
-    """Rows (heads, head_dim/2, 2) to (heads, 2, head_dim/2). Scales and biases have the weights' rows."""
+    """Reorder rows (heads, head_dim/2, 2) to (heads, 2, head_dim/2). Scales and biases have the weights' rows."""
     rows, columns = array.shape
     return array.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
@@ -95,7 +95,7 @@ def _token_id(metadata: Metadata, kind: str) -> int:
 
 
 def _ends(metadata: Metadata) -> list[int]:
-    """The end of a turn, and the end of a text, which GGUF does not name but a base model's habit still emits."""
+    """Return the end-of-turn token, and the end-of-text token, which GGUF does not name but the model still emits."""
     text_ends = [i for i, token in enumerate(metadata["tokenizer.ggml.tokens"][:64]) if token == "<|endoftext|>"]  # noqa: S105
     return sorted({_token_id(metadata, "eos"), *text_ends})
 
@@ -106,7 +106,7 @@ def _specials(metadata: Metadata) -> list[str]:
 
 
 def _tokenizer(metadata: Metadata) -> dict[str, Any]:
-    """Byte-level BPE whose digits are split one by one: what GGUF calls the pre-tokenizer `smollm`."""
+    """Build byte-level BPE that splits digits one by one: GGUF's pre-tokenizer `smollm`."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     vocab = {token: i for i, token in enumerate(metadata["tokenizer.ggml.tokens"])}
@@ -129,7 +129,7 @@ def _tokenizer_config(metadata: Metadata) -> dict[str, Any]:
         "model_max_length": int(metadata["llama.context_length"].item()),
         "clean_up_tokenization_spaces": False,
         "chat_template": metadata["tokenizer.chat_template"],
-        **{f"{ours}_token": tokens[_token_id(metadata, theirs)] for ours, theirs in names.items()},
+        **{f"{name}_token": tokens[_token_id(metadata, gguf_name)] for name, gguf_name in names.items()},
     }
 
 

@@ -1,4 +1,4 @@
-"""LoRA adapters: looked for before anything is loaded, applied afterwards."""
+"""LoRA adapters: checked before the model is loaded, applied afterwards."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FILES = ("adapter_config.json", "adapters.safetensors")
 
 
 def require(path: str) -> None:
-    """That it is there. Raises `ModelUnusable`."""
+    """Check that the adapter's files exist. Raises `ModelUnusable`."""
     directory = Path(path)
     if not directory.is_dir():
         what = "is a file" if directory.exists() else "no such directory"
@@ -25,9 +25,9 @@ def require(path: str) -> None:
 
 
 def apply(model: nn.Module, path: str) -> None:
-    """Raises `ModelUnusable`."""
+    """Apply the adapter to the model. Raises `ModelUnusable`."""
     try:
         load_adapters(model, path)
-    except Exception as error:  # any file's content over any model: whatever it raises, they are not for each other
+    except Exception as error:  # any file's content over any model: whatever it raises, they do not fit each other
         raise ModelUnusable(f"--adapter-path {path} does not fit the model: {line_of(error)}") from error
     model.eval()

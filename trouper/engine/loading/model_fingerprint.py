@@ -1,4 +1,4 @@
-"""What a model's KV is computed with, as one name: the content of weights and adapter, and the code that reads them."""
+"""Fingerprint of a model's KV: a hash of the content of weights and adapter, and of the version of the code that reads them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trouper.protocol.settings import default_cache_dir
 from trouper.storage.cache_fingerprint import file_digest, namespace
 
 SHAPING = ("*.safetensors", "config.json")
-"""Of the files of a model, those that its KV depends on. Of an adapter's, all."""
+"""Patterns of a model's files that its KV depends on. All files of an adapter count."""
 
 
 def fingerprint(
@@ -20,9 +20,9 @@ def fingerprint(
     progress: Callable[[int, int], None],
     rank: Mapping[str, str],
 ) -> str:
-    """Hex digits; "" if the files cannot be read, and then nothing is kept on disk. Takes the time to read the files
-    once; a memo in the cache directory spares that until they change. `progress` hears bytes read, of how many. `rank`:
-    what tells this rank's KV from other ranks', and from that of another number of them."""
+    """Return hex digits, or "" if the files cannot be read: then nothing is kept on disk. The files are read once; a memo in
+    the cache directory saves that until they change. `progress` is called with bytes read and bytes in all. `rank`:
+    properties that distinguish this rank's KV from other ranks', and from that of another number of ranks."""
     memo = default_cache_dir() / "digests.json"
     parts = {"mlx-lm": version("mlx-lm"), **rank}
     try:
@@ -44,7 +44,7 @@ def fingerprint(
 
 
 def _files(directory: Path, adapter_path: str | None) -> dict[str, Path]:
-    """By the names they have in the fingerprint."""
+    """Find the files, by their names in the fingerprint."""
     model = sorted(path for pattern in SHAPING for path in directory.glob(pattern))
     adapter = [path for path in sorted(Path(adapter_path).iterdir()) if path.is_file()] if adapter_path else []
     return {f"model/{path.name}": path for path in model} | {f"adapter/{path.name}": path for path in adapter}

@@ -1,4 +1,4 @@
-"""From settings to a model that can run: found, checked, loaded, adapted, in the device's best precision."""
+"""Loading: finds the model that the settings name, checks, loads and adapts it, in the device's best precision."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
 from trouper.engine.distributed import sharding
-from trouper.engine.distributed.rank_group import ALONE, Group
+from trouper.engine.distributed.rank_group import ALONE, RankGroup
 from trouper.engine.kv.kv_layout import kv_layout
 from trouper.engine.kv.quantized_kv import KvFormat, kv_format
 from trouper.engine.loading import bundled_model, checkpoint, lora_adapter, precision, tokenizer
@@ -24,7 +24,7 @@ from trouper.engine.loading.model_source import resolve
 from trouper.engine.loading.tokenizer import HubTokenizer
 from trouper.engine.platform import device
 from trouper.engine.platform.error_text import line_of
-from trouper.engine.pooling import facts_of
+from trouper.engine.pooling import embedding_of
 from trouper.engine.self_check.starting import STAGE, Candidate, self_check
 from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.loading import LoadWatch, nobody_watches, stage
@@ -42,13 +42,13 @@ CONTEXT_KEYS = (
     "n_ctx",
 )
 UNBOUNDED_CONTEXT = 32768
-"""For configs that name no limit: recurrent models, which have none."""
-ONE_EVALUATION_BYTES = 2**26
+"""Context length for configs that name no limit: those of recurrent models, which have none."""
+EVALUATION_BYTES = 2**26
 """Parameters are evaluated in groups of this size: dequantizing all at once would hold both forms of all."""
 
 
 @attrs.frozen(eq=False)
-class Loaded:
+class EvaluatedModel:
     """A model whose every parameter is evaluated, on the thread that called `load`."""
 
     model: nn.Module
@@ -63,18 +63,18 @@ def load(
     settings: Settings,
     report: Callable[[str], None],
     watch: LoadWatch = nobody_watches,
-    group: Group = ALONE,
-) -> Loaded:
-    """Load what the settings name, or this rank's part of it. `report` hears one line for each stage, `watch` what takes
-    long as it goes on. Raises `ModelUnusable` with one line. With several ranks it waits for all of them, once its own
-    part is there."""
+    group: RankGroup = ALONE,
+) -> EvaluatedModel:
+    """Load the model that the settings name, or this rank's part of it. `report` gets one line for each stage, `watch` the
+    progress of long stages. Raises `ModelUnusable` with one line. With several ranks it waits for all of them, after its
+    own part is loaded."""
     name = settings.model or bundled_model.NAME
     if settings.adapter_path is not None:
         lora_adapter.require(settings.adapter_path)
     directory = resolve(settings.model, report, watch)
     found = checkpoint.inspect(directory)
     generation = _generation_config(directory)
-    words = tokenizer.load(directory, found.config, generation)
+    hub_tokenizer = tokenizer.load(directory, found.config, generation)
     float32 = device.is_cpu()
     size = found.float32_bytes if float32 else found.stored_bytes
     checkpoint.require_memory(size, directory, group)
@@ -109,19 +109,19 @@ def load(
         self_check=check,
     )
     if settings.blocks_dir is not None and card.kv.cached:
-        told = fingerprint(
+        digest = fingerprint(
             directory,
             settings.adapter_path,
             report,
             stage(watch, name, "reading again for the cache's sake"),
             _rank(settings, group),
         )
-        card = attrs.evolve(card, fingerprint=told)
-    return Loaded(model, card, words.with_grammars(card.vocab_size), directory, config, kv)
+        card = attrs.evolve(card, fingerprint=digest)
+    return EvaluatedModel(model, card, hub_tokenizer.with_grammars(card.vocab_size), directory, config, kv)
 
 
 def weights_bytes(settings: Settings) -> int:
-    """What its weights will weigh once they are loaded. Fetches the model if it is not there. Raises `ModelUnusable`."""
+    """Compute the size of the loaded weights. Downloads the model if it is missing. Raises `ModelUnusable`."""
     found = checkpoint.inspect(resolve(settings.model, lambda _: None))
     return found.float32_bytes if device.is_cpu() else found.stored_bytes
 
@@ -132,7 +132,7 @@ def _generation_config(directory: Path) -> dict[str, Any]:
 
 
 def opened(directory: Path) -> tuple[nn.Module, dict[str, Any]]:
-    """A model and its config. Lazily: nothing is read yet but shapes. Raises `ModelUnusable`."""
+    """Open a model and its config lazily: only shapes are read. Raises `ModelUnusable`."""
     try:
         model, config = load_model(directory, lazy=True)
     except Exception as error:  # any architecture's code over any file: whatever it raises, the model is unusable
@@ -142,36 +142,37 @@ def opened(directory: Path) -> tuple[nn.Module, dict[str, Any]]:
     return model, config
 
 
-def _shard(model: nn.Module, config: dict[str, Any], directory: Path, settings: Settings, group: Group) -> None:
+def _shard(model: nn.Module, config: dict[str, Any], directory: Path, settings: Settings, group: RankGroup) -> None:
     sharding.shard(model, config, directory, group, lambda: opened(directory)[0])
     if settings.tp_reduce_dtype == "float32":
         sharding.sum_in_float32(model, group)
 
 
-def _rank(settings: Settings, group: Group) -> dict[str, str]:
-    """A rank keeps its own heads' KV, and how parts are added shows in it."""
+def _rank(settings: Settings, group: RankGroup) -> dict[str, str]:
+    """Properties of this rank's KV: it has the KV of its own heads, which also depends on how parts are summed."""
     if group.size == 1:
         return {}
     return {"rank": f"{group.rank} of {group.size}", "sums": settings.tp_reduce_dtype}
 
 
-def _require_same(found: checkpoint.Checkpoint, group: Group) -> None:
-    """The first thing that ranks do together: whoever could not load is not there. Raises `ModelUnusable`."""
+def _require_same(found: checkpoint.Checkpoint, group: RankGroup) -> None:
+    """Check that all ranks loaded the same model. This is the ranks' first collective: a rank that could not load is missing.
+    Raises `ModelUnusable`."""
     digests = group.gather(found.digest)
     other = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), None)
     if other is not None:
         raise ModelUnusable(f"{found.directory} is another model on rank {other} than on rank 0: copy rank 0's there")
 
 
-def _evaluate(model: nn.Module, directory: Path, told: Callable[[int, int], None]) -> None:
+def _evaluate(model: nn.Module, directory: Path, progress: Callable[[int, int], None]) -> None:
     parameters = [parameter for _, parameter in tree_flatten(model.parameters())]
     done, total = 0, sum(parameter.nbytes for parameter in parameters)
-    told(done, total)
+    progress(done, total)
     try:
         for group in _groups(parameters):
             mx.eval(group)
             done += sum(parameter.nbytes for parameter in group)
-            told(done, total)
+            progress(done, total)
     except (RuntimeError, MemoryError) as error:
         raise ModelUnusable(f"{directory}: the weights cannot be read into memory: {line_of(error)}") from error
     mx.clear_cache()
@@ -181,7 +182,7 @@ def _groups(parameters: Iterable[mx.array]) -> Iterable[list[mx.array]]:
     group: list[mx.array] = []
     for parameter in parameters:
         group.append(parameter)
-        if sum(array.nbytes for array in group) >= ONE_EVALUATION_BYTES:
+        if sum(array.nbytes for array in group) >= EVALUATION_BYTES:
             yield group
             group = []
     yield group
@@ -203,19 +204,20 @@ def _card(
         device=device.name(),
         capabilities=capabilities,
         kv=kv_layout(model, candidate.kv, capabilities),
-        embedding=facts_of(model, found.directory),
+        embedding=embedding_of(model, found.directory),
     )
 
 
-def _cache_bytes(settings: Settings, model: nn.Module, group: Group) -> int:
-    """For cached blocks, unless --cache-memory says: half of what the weights leave, and not more than a third of all."""
+def _cache_bytes(settings: Settings, model: nn.Module, group: RankGroup) -> int:
+    """Memory for cached blocks, unless --cache-memory sets it: half of the memory that the weights leave, and at most a third
+    of all."""
     limit = device.memory_limit_bytes(group.sharers)
     left = limit * settings.memory_fraction - sum(parameter.nbytes for _, parameter in tree_flatten(model.parameters()))
     return max(0, int(min(left / 2, limit / 3)))
 
 
 def _logits(model: nn.Module, directory: Path) -> int:
-    """How many there are, by the model itself: configs nest it, omit it, or forget the padding. Nothing is computed."""
+    """Find the number of logits from the model itself: configs nest it, omit it, or ignore the padding. Evaluates nothing."""
     try:
         return int(model(mx.array([[0]]), cache=make_prompt_cache(model)).shape[-1])
     except Exception as error:  # any architecture's code: whatever it raises, nobody can be answered
@@ -235,12 +237,12 @@ def _nested(config: Mapping[str, Any], keys: Iterable[str]) -> int | None:
 
 
 def _dtype(parameters: Iterable[mx.array]) -> str:
-    """The type of most floats, and whether weights are packed."""
+    """Describe the dtype of most floating-point bytes, and whether weights are packed."""
     sizes: Counter[str] = Counter()
     packed = False
     for parameter in parameters:
         packed |= parameter.dtype == mx.uint32
         if mx.issubdtype(parameter.dtype, mx.floating):
             sizes[str(parameter.dtype).rsplit(".", 1)[-1]] += parameter.nbytes
-    (most, _), *_ = sizes.most_common(1) or [("none", 0)]
-    return f"{most}, quantized weights" if packed else most
+    (dtype, _), *_ = sizes.most_common(1) or [("none", 0)]
+    return f"{dtype}, quantized weights" if packed else dtype

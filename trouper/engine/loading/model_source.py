@@ -1,4 +1,4 @@
-"""From what `--model` says to a directory: a local one, one of the hub's, or the embedded model."""
+"""Resolves `--model` to a directory: a local one, one of the hub's, or the bundled model's."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def resolve(model: str | None, report: Callable[[str], None], watch: LoadWatch = nobody_watches) -> Path:
-    """The model's directory; downloads it unless it is there. `watch` hears how far the embedded one has come; the hub's
-    client shows bars of its own. Raises `ModelUnusable`."""
+    """Return the model's directory; downloads the model if it is missing. `watch` gets the progress of the bundled model; the
+    hub's client shows progress bars of its own. Raises `ModelUnusable`."""
     if model is None:
         report(f"no --model: serving the embedded {bundled_model.NAME}")
-    match place_of(model):
+    match source_of(model):
         case Path() as directory:
             return directory
         case None:
@@ -39,8 +39,8 @@ def resolve(model: str | None, report: Callable[[str], None], watch: LoadWatch =
             return _fetch(hub_id)
 
 
-def place_of(model: str | None) -> Path | str | None:
-    """A directory that is there, or a hub's id, or None for the embedded model. Raises `ModelUnusable` for what is none."""
+def source_of(model: str | None) -> Path | str | None:
+    """Return an existing directory, or a hub id, or None for the bundled model. Raises `ModelUnusable` for any other value."""
     if model is None:
         return None
     path = Path(model).expanduser()

@@ -1,4 +1,4 @@
-"""float32 everywhere, for devices where that is the fast type.
+"""Conversion of a model to float32, for devices where that is the fastest dtype.
 
 On a CPU a float32 product runs in BLAS; bfloat16 and quantized ones are MLX's own loops, 5 to 30 times
 slower. (mlx_lm.utils.dequantize_model leaves out MLA's layers and nvfp4's global scales.)
@@ -20,11 +20,11 @@ PLAIN: dict[type[nn.Module], Callable[[], nn.Module]] = {
     QuantizedSwitchLinear: lambda: SwitchLinear(1, 1, 1, bias=False),
     QuantizedMultiLinear: lambda: MultiLinear(1, 1, 1),
 }
-"""Quantized layers and what they were made from; sizes come with the weight."""
+"""Quantized layers and their plain counterparts; sizes come with the weight."""
 
 
 def to_float32(model: nn.Module) -> None:
-    """In place and lazily: nothing is computed until the parameters are evaluated."""
+    """Convert the model in place and lazily: nothing is computed until the parameters are evaluated."""
     plain = [
         (name, _plain(module, PLAIN[type(module)]())) for name, module in model.named_modules() if type(module) in PLAIN
     ]
@@ -42,7 +42,7 @@ def _plain(quantized: nn.Module, layer: nn.Module) -> nn.Module:
 
 
 def _weight(layer: nn.Module) -> mx.array:
-    """Scales in float32 first, where they are floats, so that products lose nothing."""
+    """Dequantize. Floating-point scales are converted to float32 first, so that products lose no precision."""
     scales, biases = layer.scales, layer.get("biases")
     if mx.issubdtype(scales.dtype, mx.floating):
         scales = scales.astype(mx.float32)

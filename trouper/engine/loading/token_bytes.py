@@ -3,7 +3,7 @@
 Decoding token by token is wrong (a character may span tokens) and decoding everything again at each step is
 quadratic; a table of bytes is neither. The three kinds:
 byte-level BPE writes each byte as a printable character (GPT-2's table, openai/gpt-2 encoder.py), SentencePiece
-writes a space as U+2581 and rare bytes as <0xE2>, and others (WordPiece) are asked what they add to a word.
+writes a space as U+2581 and rare bytes as <0xE2>, and for others (WordPiece) each token is decoded after a fixed word.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 ANCHOR = "a"
-"""A word for others to follow."""
+"""Word after which tokens are decoded."""
 
 
 @attrs.frozen
 class TokenTable:
     pieces: tuple[bytes, ...]
-    """By token id; b"" for special tokens and for ids that no token has."""
+    """Bytes by token id; b"" for special tokens and for ids that no token has."""
     specials: Mapping[int, str]
 
 
@@ -54,7 +54,7 @@ def _decoder(tokenizer: TokenizerWrapper, vocab: Mapping[str, int]) -> Callable[
 
 
 def _kinds(tokenizer: TokenizerWrapper) -> Iterator[str]:
-    """The decoders of a tokenizer.json, also of sequences; nothing for tokenizers in Python."""
+    """Yield the decoders of a tokenizer.json, also those in sequences; none for tokenizers in Python."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     decoder: dict[str, Any] | None = json.loads(backend.to_str()).get("decoder") if backend is not None else None
     for part in [decoder or {}, *(decoder or {}).get("decoders", ())]:
@@ -63,10 +63,10 @@ def _kinds(tokenizer: TokenizerWrapper) -> Iterator[str]:
 
 
 def _byte_characters() -> dict[str, int]:
-    """GPT-2's table: printable bytes are themselves, the others follow from U+0100."""
+    """Build GPT-2's table: printable bytes map to themselves, the others to characters from U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+    unprintable = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(unprintable)}
 
 
 BYTE_OF = _byte_characters()
@@ -86,7 +86,7 @@ def sentencepiece(piece: str) -> bytes:
 
 
 def _as_followed(tokenizer: TokenizerWrapper) -> Callable[[str], bytes]:
-    """What a token adds after a word: WordPiece joins `##ing` and sets others apart by a space."""
+    """Make a function that decodes a token after a word: WordPiece joins `##ing` and separates others by a space."""
     anchor = tokenizer.encode(ANCHOR, add_special_tokens=False)
     before = tokenizer.decode(anchor)
 

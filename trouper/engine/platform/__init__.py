@@ -1,1 +1,1 @@
-"""The device, its libraries, and when it computes."""
+"""The device, its libraries, and the evaluation of lazy arrays."""

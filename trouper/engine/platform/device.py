@@ -1,4 +1,4 @@
-"""What the device says of itself. Capabilities are asked for; no platform or product is named."""
+"""Properties of the device. They are queried as capabilities; no platform or product is named."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trouper import heap
 from trouper.protocol.model import MemoryFacts
 
 CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-"""A container's share of the machine, in cgroup version 2 and 1."""
+"""Files of a container's memory limit, in cgroup version 2 and 1."""
 RECOMMENDED, TOTAL = "max_recommended_working_set_size", ("total_memory", "memory_size")
 """Keys of `mx.device_info`: Metal's working set; a CUDA device's memory, by version."""
 
@@ -47,19 +47,19 @@ def name() -> str:
 
 
 def architecture() -> str:
-    """As MLX calls it, such as "sm_90" of an NVIDIA GPU; "" of a CPU."""
+    """Return MLX's name of the architecture, such as "sm_90" for an NVIDIA GPU; "" for a CPU."""
     return "" if is_cpu() else str(mx.device_info().get("architecture", ""))
 
 
 def memory_limit_bytes(sharers: int = 1) -> int:
-    """What may be in use: the accelerator's own limit, or the memory of the machine or container. So many processes
-    share it."""
+    """Return the memory limit of this process: the accelerator's limit, or the memory of the machine or container, divided
+    by `sharers` processes."""
     info = mx.device_info()
     known = (info.get(key) for key in (RECOMMENDED, *TOTAL))
     return (next((int(size) for size in known if size), 0) or _main_memory_bytes()) // sharers
 
 
-def memory_facts(sharers: int = 1) -> MemoryFacts:
+def memory_stats(sharers: int = 1) -> MemoryFacts:
     return MemoryFacts(
         active_bytes=mx.get_active_memory(),
         spare_bytes=mx.get_cache_memory(),

@@ -1,4 +1,4 @@
-"""A shared library of nothing but names: it gives functions that are already loaded another name.
+"""Builds a shared library that contains only symbols: aliases of functions that are already loaded.
 
 The dynamic linker binds a symbol to the first global definition, and a definition may be an absolute
 address. So an ELF image of one symbol table is enough to let `cblas_sgemm` mean `scipy_cblas_sgemm`
@@ -33,7 +33,7 @@ def publish(addresses: Mapping[str, int], like: Path) -> None:
 
 
 def image(addresses: Mapping[str, int], like: bytes) -> bytes:
-    """The ELF file. `like` begins as a file of this machine does: it tells the machine's number."""
+    """Build the ELF file. `like`: the first bytes of an ELF file of this machine, which contain the machine number."""
     if like[:7] != ELF64_LITTLE[:7]:
         raise OSError("not a little-endian 64-bit ELF file")
     (machine,) = struct.unpack_from("<H", like, 18)
@@ -70,7 +70,7 @@ def _symbols(addresses: Mapping[str, int]) -> tuple[bytes, bytes]:
 
 
 def _one_bucket(symbols: int) -> bytes:
-    """A hash table with one bucket is a linked list, and needs no hash: each symbol names the next."""
+    """Build a hash table with one bucket, which is a linked list and needs no hash: each symbol refers to the next."""
     following = [0, *range(2, symbols), 0]
     return struct.pack(f"<{3 + symbols}I", 1, symbols, 1, *following)
 

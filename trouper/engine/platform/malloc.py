@@ -1,4 +1,4 @@
-"""glibc's malloc, told to keep the large buffers that MLX's CPU backend frees at each step.
+"""Settings of glibc's malloc, so that it keeps the large buffers that MLX's CPU backend frees at each step.
 
 By default glibc returns them to the kernel, and the next step faults every page in again: restoring
 KV of 512 tokens took 3 to 6 times longer. `mallopt` does what MALLOC_TRIM_THRESHOLD_ and
@@ -13,7 +13,7 @@ import os
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
 MMAP_THRESHOLD_MAX_BYTES = 32 * 2**20
-"""glibc refuses more (HEAP_MAX_SIZE / 2 on 64 bits)."""
+"""Largest threshold that glibc accepts (HEAP_MAX_SIZE / 2 on 64 bits)."""
 TRIM_THRESHOLD_BYTES = 512 * 2**20
 WISHES = (
     ("MALLOC_MMAP_THRESHOLD_", M_MMAP_THRESHOLD, MMAP_THRESHOLD_MAX_BYTES),
@@ -22,7 +22,7 @@ WISHES = (
 
 
 def keep_large_buffers() -> bool:
-    """True if this process runs on glibc and took the settings. What the environment says is left alone."""
+    """Apply the settings, except those that the environment sets. True if the process runs on glibc and all were accepted."""
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "gnu_get_libc_version"):
         return False

@@ -1,11 +1,11 @@
-"""A fast BLAS under MLX's CPU build.
+"""Loads a fast BLAS for MLX's CPU build.
 
 The Linux CPU wheel links the reference BLAS, which reaches a few GFLOP/s where OpenBLAS reaches over a
 hundred on the same two cores. The linker binds `cblas_sgemm` to the first global definition, so one that is there
 before the first `import mlx.core` serves MLX.
 
 scipy-openblas32 is the OpenBLAS that NumPy and SciPy ship: it chooses its kernels for the CPU it finds.
-Its symbols carry a prefix, which `names` takes away. (Considered: cmeel-openblas has the plain names, but
+Its symbols have a prefix, which `elf_alias` removes. (Considered: cmeel-openblas has the plain names, but
 is compiled for one kind of CPU, another in each release, dies of SIGILL on the others, and wants a system libgfortran.)
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from trouper.engine.platform import elf_alias
 
 FUNCTIONS = ("cblas_sgemm", "cblas_dgemm", "cblas_cgemm")
-"""All that libmlx.so takes from a BLAS. LAPACK stays its own: a forward pass never calls it."""
+"""All functions that libmlx.so imports from a BLAS. LAPACK is not replaced: a forward pass never calls it."""
 
 
 def load_fast() -> Path | None:

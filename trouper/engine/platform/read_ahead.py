@@ -1,37 +1,37 @@
-"""When the tokens of a step are read: while the next one runs, or before it is started."""
+"""Policy for reading a step's tokens: while the next step runs, or before it is started."""
 
 from __future__ import annotations
 
 import attrs
 
 WAITS = 0.05
-"""Of a step's time: who waits longer for tokens waits for the device."""
+"""Fraction of a step's time. A longer wait for tokens means that the device is the bottleneck."""
 SURE = 8
-"""Steps in a row."""
-REST = 200
-"""Steps, after a try that waited."""
+"""Number of consecutive steps without a wait before early reading is tried."""
+PAUSE_STEPS = 200
+"""Additional number of steps before the next try, after an early read that waited."""
 
 
 @attrs.define
-class Reading:
-    """Whether the device keeps the engine's thread waiting, or the thread the device.
+class ReadAhead:
+    """Decides whether tokens are read before the next step is started, from whether the thread waits for the device.
 
-    Starting a step takes as long as it takes to hand some thousand operations to the device, and the interpreter's lock is
-    free meanwhile. Where the device is done sooner than the next step is built (seen on an H200: 16 ms of starting after 4
-    of building, and never a wait) the tokens before are there by then, and telling them first lets the server's thread work
-    while the lock is free: else it would while the next step is built. Where the device takes longer, asking first would
-    leave it without work.
+    Starting a step means sending some thousand operations to the device; the GIL is free meanwhile. Where the device
+    finishes a step before the next one is built (seen on an H200: 16 ms of starting after 4 ms of building, and never a
+    wait), the previous tokens are ready by then, and sending them first lets the server's thread work while the GIL is
+    free; else it would work while the next step is built. Where the device takes longer, reading first would leave it
+    without work.
     """
 
     early: bool = False
-    """Before the next step is started."""
+    """Whether tokens are read before the next step is started."""
     _easy: int = 0
 
     def took(self, waited_s: float, step_s: float) -> None:
-        """Reading a step's tokens took so long, of the step's own time."""
+        """Record a read: the wait for the tokens, and the step's own time."""
         if waited_s <= WAITS * step_s:
             self._easy += 1
             self.early = self.early or self._easy >= SURE
         else:
-            self._easy = -REST if self.early else 0
+            self._easy = -PAUSE_STEPS if self.early else 0
             self.early = False

@@ -1,1 +1,1 @@
-"""From logits to tokens, for all rows at once."""
+"""Sampling: from logits to tokens, for all rows at once."""

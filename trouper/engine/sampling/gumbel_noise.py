@@ -22,7 +22,7 @@ def mix(value: int) -> int:
 
 
 def stream_keys(seeds: NDArray[np.uint64], positions: NDArray[np.uint64]) -> mx.array:
-    """(n, 2) uint32: one key for each (seed, position), made on the host for all rows at once."""
+    """Make one key for each (seed, position), (n, 2) uint32, on the host for all rows at once."""
     value = seeds ^ (positions + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -32,12 +32,12 @@ def stream_keys(seeds: NDArray[np.uint64], positions: NDArray[np.uint64]) -> mx.
 
 
 def gumbel(keys: mx.array, ids: mx.array) -> mx.array:
-    """keys (n, 2) uint32, ids (n, k) or (k,) uint32; float32 noise (n, k)."""
+    """Gumbel noise (n, k) float32 of keys (n, 2) uint32 and ids (n, k) or (k,) uint32."""
     return gumbel_of(hashed(keys, ids))
 
 
 def hashed(keys: mx.array, ids: mx.array) -> mx.array:
-    """(n, k) uint32: MurmurHash3's finalizer, keyed twice."""
+    """Hash ids to (n, k) uint32 by MurmurHash3's finalizer, keyed twice."""
     bits = (ids * 0x9E3779B1) ^ keys[:, :1]
     bits = (bits ^ (bits >> 16)) * 0x85EBCA6B
     bits = ((bits ^ (bits >> 13)) + keys[:, 1:]) * 0xC2B2AE35
@@ -46,10 +46,10 @@ def hashed(keys: mx.array, ids: mx.array) -> mx.array:
 
 
 def gumbel_of(bits: mx.array) -> mx.array:
-    """32 random bits to a Gumbel variate in [-2.9, 22.9]: minus the logarithm of an exponential waiting time.
+    """Map 32 random bits to a Gumbel variate in [-2.9, 22.9]: minus the logarithm of an exponential waiting time.
 
-    The shortest waits win, so they need a float's full precision. Minus the logarithm of a float near 1
-    has none, and a float that rounds to 1 would win always: once in 2^24 tokens, whatever its logit.
+    The shortest waiting times win, so they need a float's full precision. Minus the logarithm of a float near 1
+    has none, and a float that rounds to 1 would always win: once in 2^24 tokens, whatever its logit.
     """
     uniform = mx.minimum((bits.astype(mx.float32) + 0.5) * (1 / (1 << 32)), 1 - 2**-24)
     wait = mx.where(uniform < 2**-10, uniform + 0.5 * uniform * uniform, -mx.log(1 - uniform))

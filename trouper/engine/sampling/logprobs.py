@@ -1,4 +1,4 @@
-"""Log-probabilities, for the rows that asked and for nobody else."""
+"""Log-probabilities of the rows whose requests ask for them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from trouper.engine.sampling.sampler import top_candidates
 from trouper.protocol.plans import RowId
 from trouper.protocol.replies import TokenLogprobs
 
-Kept = NDArray[np.bool_]
+KeptMask = NDArray[np.bool_]
 
 
 @attrs.frozen
 class PendingLogprobs:
-    """Of the rows at `places`. Lazy: (n,) the sampled token's, (n, k) ids and values of the most likely."""
+    """Log-probabilities of the rows at `indices`. Lazy: (n,) for the sampled tokens, (n, k) ids and values of the most likely."""
 
-    places: tuple[int, ...]
+    indices: tuple[int, ...]
     rows: tuple[RowId, ...]
-    wanted: tuple[int, ...]
+    top_counts: tuple[int, ...]
     sampled: mx.array
     tokens: mx.array
     top_ids: mx.array
@@ -32,30 +32,31 @@ class PendingLogprobs:
     def arrays(self) -> list[mx.array]:
         return [self.sampled, self.tokens, self.top_ids, self.top]
 
-    def read(self, kept: Kept | None = None) -> tuple[tuple[RowId, TokenLogprobs], ...]:
-        """Waits for the device. `kept`: only those of some places."""
+    def read(self, kept: KeptMask | None = None) -> tuple[tuple[RowId, TokenLogprobs], ...]:
+        """Return the values. Waits for the device. `kept`: mask of the logits' rows whose values are returned; None: all."""
         sampled, tokens = cast(list[float], self.sampled.tolist()), cast(list[int], self.tokens.tolist())
         ids, values = cast(list[list[int]], self.top_ids.tolist()), cast(list[list[float]], self.top.tolist())
         return tuple(
             (row, TokenLogprobs(tokens[i], sampled[i], tuple(zip(ids[i][:k], values[i][:k], strict=True))))
-            for i, (row, k) in enumerate(zip(self.rows, self.wanted, strict=True))
-            if kept is None or kept[self.places[i]]
+            for i, (row, k) in enumerate(zip(self.rows, self.top_counts, strict=True))
+            if kept is None or kept[self.indices[i]]
         )
 
 
 def logprobs_of(logits: mx.array, tokens: mx.array, rows: Sequence[tuple[int, RowId, int]]) -> PendingLogprobs | None:
-    """From the raw logits (n, V): before bias, penalties and temperature. `rows`: (place, row, how many of the top)."""
+    """Compute log-probabilities from the raw logits (n, V), before bias, penalties and temperature. `rows`: (index into the
+    logits, row id, number of most likely tokens)."""
     if not rows:
         return None
-    places = mx.array([place for place, _, _ in rows])
-    chosen = logits[places].astype(mx.float32)
+    indices = mx.array([index for index, _, _ in rows])
+    chosen = logits[indices].astype(mx.float32)
     total = mx.logsumexp(chosen, axis=-1, keepdims=True)
-    taken = tokens[places]
+    taken = tokens[indices]
     ids, values = top_candidates(chosen)
     return PendingLogprobs(
-        tuple(place for place, _, _ in rows),
+        tuple(index for index, _, _ in rows),
         tuple(row for _, row, _ in rows),
-        tuple(wanted for _, _, wanted in rows),
+        tuple(top_counts for _, _, top_counts in rows),
         (mx.take_along_axis(chosen, taken[:, None], axis=-1) - total)[:, 0],
         taken,
         ids,

@@ -1,4 +1,4 @@
-"""Bias and penalties: what is added to logits before sampling, for the rows that have any, all at once."""
+"""Logit bias, min_tokens and penalties, applied before sampling to all rows that have any at once."""
 
 from __future__ import annotations
 
@@ -20,52 +20,57 @@ class Bias:
     """logit_bias of all rows as one flat scatter-add."""
 
     def __init__(self, rows: Sequence[Sampling]) -> None:
-        entries = [(place, token, value) for place, row in enumerate(rows) for token, value in row.logit_bias]
+        entries = [(index, token, value) for index, row in enumerate(rows) for token, value in row.logit_bias]
         self._any = bool(entries)
         if entries:
-            places, tokens, values = zip(*entries, strict=True)
-            self._rows = np.array(places, np.int32)
-            self._places, self._tokens, self._values = mx.array(places), mx.array(tokens), mx.array(values, mx.float32)
+            row_list, tokens, values = zip(*entries, strict=True)
+            self._rows = np.array(row_list, np.int32)
+            self._row_indices, self._tokens, self._values = (
+                mx.array(row_list),
+                mx.array(tokens),
+                mx.array(values, mx.float32),
+            )
 
     def __call__(self, logits: mx.array, spans: Spans | None = None) -> mx.array:
         """logits (n, V), or (positions, V) of the spans of n rows."""
         if not self._any:
             return logits
         if spans is None:
-            return logits.at[self._places, self._tokens].add(self._values.astype(logits.dtype))
+            return logits.at[self._row_indices, self._tokens].add(self._values.astype(logits.dtype))
         positions, entries = map(indices, spans.of(self._rows))
         return logits.at[positions, self._tokens[entries]].add(self._values[entries].astype(logits.dtype))
 
 
 class MinTokens:
-    """Ends that some rows may not draw yet. `rows`: (tokens before which none is drawn, the ends) of each."""
+    """Masks the end tokens of rows that have not reached their min_tokens. `rows`: (min_tokens, end tokens) of each row."""
 
     def __init__(self, rows: Sequence[tuple[int, Sequence[int]]]) -> None:
-        entries = [(place, token, least) for place, (least, ends) in enumerate(rows) for token in ends if least]
+        entries = [(index, token, minimum) for index, (minimum, ends) in enumerate(rows) for token in ends if minimum]
         table = np.array(entries, np.int64).reshape(-1, 3)
-        self._places, self._tokens, self._least = table[:, 0], table[:, 1], table[:, 2]
+        self._row_indices, self._tokens, self._minimum = table[:, 0], table[:, 1], table[:, 2]
 
     def __call__(self, logits: mx.array, drawn: Drawn, spans: Spans | None = None) -> mx.array:
-        """logits (n, V), or (positions, V) of the spans of n rows; drawn, for each: tokens that the row drew up to there."""
-        if not self._places.size:
+        """logits (n, V), or (positions, V) of the spans of n rows; `drawn`: number of tokens that
+        the row has drawn before each."""
+        if not self._row_indices.size:
             return logits
-        places, tokens, least = self._places, self._tokens, self._least
+        positions, tokens, minimum = self._row_indices, self._tokens, self._minimum
         if spans is not None:
-            places, entries = spans.of(places)
-            tokens, least = tokens[entries], least[entries]
-        early = drawn[places].astype(np.int64) < least
+            positions, entries = spans.of(positions)
+            tokens, minimum = tokens[entries], minimum[entries]
+        early = drawn[positions].astype(np.int64) < minimum
         if not early.any():
             return logits
         changed = logits.astype(mx.float32)
-        changed[mx.array(places[early]), mx.array(tokens[early])] = -mx.inf
+        changed[mx.array(positions[early]), mx.array(tokens[early])] = -mx.inf
         return changed
 
 
 class History:
-    """What one penalized row has seen: counts of generated tokens, and which tokens occurred at all. Both (V,)."""
+    """Token statistics of one penalized row: counts of generated tokens, and which tokens occurred at all. Both (V,)."""
 
     def __init__(self, prompt: Ints, vocabulary: int, output: Ints = NOTHING) -> None:
-        """`output`: what a row that resumes has generated before."""
+        """`output`: tokens that a row that resumes has generated before."""
         self.counts = mx.array(np.bincount(output, minlength=vocabulary).astype(np.float32))
         seen = np.zeros(vocabulary, np.bool_)
         seen[prompt] = True
@@ -74,7 +79,7 @@ class History:
 
 
 class Penalties:
-    """Penalties of one membership. Histories stay with their rows; here they are stacked for the step.
+    """Penalties of one set of rows. Each history belongs to its row; here they are stacked for the step.
 
     Repetition (Keskar et al. 2019, CTRL): divides positive and multiplies negative logits of tokens in
     prompt or answer. Presence and frequency as OpenAI defines them, over the answer.
@@ -82,18 +87,18 @@ class Penalties:
 
     def __init__(self, rows: Sequence[Sampling], histories: Sequence[History | None]) -> None:
         kept = [
-            (place, row, history) for place, (row, history) in enumerate(zip(rows, histories, strict=True)) if history
+            (index, row, history) for index, (row, history) in enumerate(zip(rows, histories, strict=True)) if history
         ]
         self._histories = [history for _, _, history in kept]
         if kept:
-            self._rows = np.array([place for place, _, _ in kept], np.int32)
-            self._places = mx.array(self._rows)
+            self._rows = np.array([index for index, _, _ in kept], np.int32)
+            self._row_indices = mx.array(self._rows)
             self._repetition = mx.array([row.repetition_penalty for _, row, _ in kept])[:, None]
             self._presence = mx.array([row.presence_penalty for _, row, _ in kept])[:, None]
             self._frequency = mx.array([row.frequency_penalty for _, row, _ in kept])[:, None]
             self._counts = mx.stack([history.counts for history in self._histories])
             self._seen = mx.stack([history.seen for history in self._histories])
-            self._each = mx.arange(len(kept))
+            self._indices = mx.arange(len(kept))
 
     def __call__(self, logits: mx.array, spans: Spans | None = None) -> mx.array:
         """logits (n, V), or (positions, V) of the spans of n rows, each after the drafted tokens before it."""
@@ -101,52 +106,52 @@ class Penalties:
             return logits
         if spans is None:
             rates = self._repetition, self._presence, self._frequency
-            return _penalized(logits, self._places, self._seen, self._counts, rates)
+            return _penalized(logits, self._row_indices, self._seen, self._counts, rates)
         positions, which = spans.of(self._rows)
-        own = indices(which)
-        seen, counts = self._seen[own], self._counts[own]
+        rows_at = indices(which)
+        seen, counts = self._seen[rows_at], self._counts[rows_at]
         which, drafted = spans.before(positions)
         if len(which):
             after, tokens = indices(which), indices(drafted)
             counts = counts.at[after, tokens].add(1.0)
             seen[after, tokens] = True
-        rates = self._repetition[own], self._presence[own], self._frequency[own]
+        rates = self._repetition[rows_at], self._presence[rows_at], self._frequency[rows_at]
         return _penalized(logits, indices(positions), seen, counts, rates)
 
     def took(self, tokens: mx.array) -> None:
-        """The step's tokens, (n,) for all rows, before anybody reads them."""
+        """Count the step's lazy tokens, (n,) for all rows."""
         if self._histories:
-            mine = tokens[self._places]
-            self._counts = self._counts.at[self._each, mine].add(1.0)
-            self._seen[self._each, mine] = True
+            sampled = tokens[self._row_indices]
+            self._counts = self._counts.at[self._indices, sampled].add(1.0)
+            self._seen[self._indices, sampled] = True
 
     def accepted(self, spans: Spans, tokens: Ints, kept: NDArray[np.bool_]) -> None:
-        """Of (positions,) tokens those that are kept."""
+        """Count the kept ones of the (positions,) tokens."""
         if self._histories:
             positions, which = spans.of(self._rows)
             positions, which = positions[kept[positions]], which[kept[positions]]
-            own, mine = indices(which), indices(tokens[positions])
-            self._counts = self._counts.at[own, mine].add(1.0)
-            self._seen[own, mine] = True
+            rows_at, sampled = indices(which), indices(tokens[positions])
+            self._counts = self._counts.at[rows_at, sampled].add(1.0)
+            self._seen[rows_at, sampled] = True
 
     def unstack(self) -> None:
-        """Give each row its history back, before the membership changes."""
-        for place, history in enumerate(self._histories):
-            history.counts, history.seen = self._counts[place], self._seen[place]
+        """Write the stacked histories back to their rows, before the set of rows changes."""
+        for index, history in enumerate(self._histories):
+            history.counts, history.seen = self._counts[index], self._seen[index]
 
     def state(self) -> list[mx.array]:
         return [self._counts, self._seen] if self._histories else []
 
 
 def _penalized(
-    logits: mx.array, places: mx.array, seen: mx.array, counts: mx.array, rates: tuple[mx.array, mx.array, mx.array]
+    logits: mx.array, rows: mx.array, seen: mx.array, counts: mx.array, rates: tuple[mx.array, mx.array, mx.array]
 ) -> mx.array:
-    """`rates`: repetition, presence and frequency, (k, 1) each, of the rows at `places` (k,)."""
+    """Apply penalties. `rates`: repetition, presence and frequency, (k, 1) each, of the rows `rows` (k,)."""
     repetition, presence, frequency = rates
-    chosen = logits[places].astype(mx.float32)
+    chosen = logits[rows].astype(mx.float32)
     repeated = mx.where(chosen > 0, chosen / repetition, chosen * repetition)
     chosen = mx.where(seen, repeated, chosen)
     chosen = chosen - presence * (counts > 0) - frequency * counts
     changed = logits.astype(mx.float32)
-    changed[places] = chosen
+    changed[rows] = chosen
     return changed

@@ -1,6 +1,6 @@
-"""Choosing a token for every row at once, each with its own parameters.
+"""Sampling a token for all rows at once, each with its own parameters.
 
-The work is split by what rows need, once for each change of membership, never for each step:
+Rows are split into groups by the work they need, once for each change of the set of rows, never for each step:
 
 - greedy: argmax.
 - narrow (1 <= top_k <= 64): the 64 best by two-stage selection, then top_k, top_p, min_p among them. Exact: the 64 best
@@ -25,15 +25,15 @@ from trouper.engine.sampling.gumbel_noise import gumbel, mix, stream_keys
 from trouper.protocol.sampling import Sampling
 
 Drawn = np.ndarray[tuple[int], np.dtype[np.uint64]]
-Places = NDArray[Any]
-"""Of rows, as integers."""
+RowIndices = NDArray[Any]
+"""Indices of rows."""
 CANDIDATES = 64
 GROUP = 32
 """Tokens of one group in the first stage; 1536 groups for a vocabulary of 49152."""
 
 
 def top_candidates(logits: mx.array, k: int = CANDIDATES) -> tuple[mx.array, mx.array]:
-    """(n, V) to the k best, best first: ids (n, k) uint32 and values (n, k) float32."""
+    """Select the k best of logits (n, V), best first: ids (n, k) uint32 and values (n, k) float32."""
     vocabulary = logits.shape[1]
     k = min(k, vocabulary)
     if vocabulary > 4 * k * GROUP:
@@ -80,12 +80,12 @@ class Columns:
         )
 
     def spread(self, places: mx.array) -> Columns:
-        """Those of the rows at `places`, which may repeat."""
+        """Return the columns of the rows at `places`, which may repeat."""
         return Columns(self.temperature[places], self.top_k[places], self.top_p[places], self.min_p[places])
 
 
 def choose_narrow(logits: mx.array, columns: Columns, keys: mx.array) -> mx.array:
-    """(n, V) to (n,) uint32, for rows with 1 <= top_k <= CANDIDATES."""
+    """Sample logits (n, V) to tokens (n,) uint32, for rows with 1 <= top_k <= CANDIDATES."""
     ids, values = top_candidates(logits)
     scaled = values / columns.temperature
     keep = mx.arange(ids.shape[1]) < columns.top_k
@@ -97,7 +97,7 @@ def choose_narrow(logits: mx.array, columns: Columns, keys: mx.array) -> mx.arra
 
 
 def choose_wide(logits: mx.array, columns: Columns, keys: mx.array, *, ordered: bool) -> mx.array:
-    """(n, V) to (n,) uint32 over the whole vocabulary; `ordered` when some row has a top_p or a top_k."""
+    """Sample logits (n, V) to tokens (n,) uint32 over the whole vocabulary; `ordered`: some row has a top_p or a top_k."""
     scaled = logits.astype(mx.float32) / columns.temperature
     floor = scaled.max(axis=-1, keepdims=True) + columns.min_p
     if ordered:
@@ -107,7 +107,7 @@ def choose_wide(logits: mx.array, columns: Columns, keys: mx.array, *, ordered: 
 
 
 def _nucleus_floor(scaled: mx.array, columns: Columns) -> mx.array:
-    """(n, 1): the smallest value that top_k and then top_p keep."""
+    """Find the smallest value that top_k and then top_p keep, (n, 1)."""
     descending = -mx.sort(-scaled, axis=-1)
     ranks = mx.arange(scaled.shape[1])
     weights = mx.softmax(mx.where(ranks < columns.top_k, descending, -mx.inf), axis=-1, precise=True)
@@ -120,21 +120,21 @@ Choose = Callable[[mx.array, Columns, mx.array], mx.array]
 
 
 @attrs.frozen(eq=False)
-class Tier:
-    """Some of the rows, and how they choose."""
+class SamplingGroup:
+    """Rows that are sampled by the same function."""
 
-    rows: Places
+    rows: RowIndices
     columns: Columns
     choose: Choose
-    """(logits of these rows, their columns, their keys) to tokens (n,)."""
+    """Function from (logits of these rows, their columns, their keys) to tokens (n,)."""
 
 
-def tiers_of(rows: Sequence[Sampling], vocabulary: int) -> list[Tier]:
+def sampling_groups(rows: Sequence[Sampling], vocabulary: int) -> list[SamplingGroup]:
     kinds: dict[str, list[int]] = {"greedy": [], "narrow": [], "wide": [], "ordered": []}
-    for place, row in enumerate(rows):
-        kinds[_kind(row)].append(place)
+    for index, row in enumerate(rows):
+        kinds[_kind(row)].append(index)
     return [
-        Tier(np.array(places), Columns.of([rows[place] for place in places], vocabulary), _chooser(kind))
+        SamplingGroup(np.array(places), Columns.of([rows[index] for index in places], vocabulary), _chooser(kind))
         for kind, places in kinds.items()
         if places
     ]
@@ -159,43 +159,46 @@ def _chooser(kind: str) -> Choose:
 
 
 class BatchSampler:
-    """The sampler of one membership: rows in the order of logits. Built anew when a row joins or leaves."""
+    """Sampler of one set of rows, in the order of the logits. Built again when a row joins or leaves."""
 
     def __init__(self, rows: Sequence[Sampling], vocabulary: int) -> None:
-        self._tiers = tiers_of(rows, vocabulary)
+        self._groups = sampling_groups(rows, vocabulary)
         self._seeds = np.array([mix(row.seed) for row in rows], np.uint64)
         self._greedy = all(row.greedy for row in rows)
-        together = np.concatenate([tier.rows for tier in self._tiers]) if rows else np.zeros(0, np.int64)
-        self._back = mx.array(np.argsort(together).astype(np.int32))
-        self._own = [mx.array(tier.rows.astype(np.int32)) for tier in self._tiers]
+        order = np.concatenate([group.rows for group in self._groups]) if rows else np.zeros(0, np.int64)
+        self._back = mx.array(np.argsort(order).astype(np.int32))
+        self._group_indices = [mx.array(group.rows.astype(np.int32)) for group in self._groups]
 
-    def __call__(self, logits: mx.array, positions: Drawn, owners: Places | None = None) -> mx.array:
-        """logits (n, V), after bias and penalties; positions (n,): how many tokens each row has drawn. Tokens (n,) uint32.
-        With `owners` (m,): m positions, each of the row that it names."""
+    def __call__(self, logits: mx.array, positions: Drawn, owners: RowIndices | None = None) -> mx.array:
+        """Sample tokens (n,) uint32 from logits (n, V), after bias and penalties; positions (n,): how many tokens each row has
+        drawn. With `owners` (m,): logits and positions of m draft positions, each of the row that `owners` names."""
         if owners is not None:
             return self._spread(logits, positions, owners)
         keys = self._keys(self._seeds, positions)
-        if len(self._tiers) == 1:
-            return self._tiers[0].choose(logits, self._tiers[0].columns, keys)
+        if len(self._groups) == 1:
+            return self._groups[0].choose(logits, self._groups[0].columns, keys)
         parts = [
-            tier.choose(logits[own], tier.columns, keys[own]) for tier, own in zip(self._tiers, self._own, strict=True)
+            group.choose(logits[indices], group.columns, keys[indices])
+            for group, indices in zip(self._groups, self._group_indices, strict=True)
         ]
         return mx.concatenate(parts)[self._back]
 
-    def _spread(self, logits: mx.array, positions: Drawn, owners: Places) -> mx.array:
+    def _spread(self, logits: mx.array, positions: Drawn, owners: RowIndices) -> mx.array:
         keys = self._keys(self._seeds[owners], positions)
-        parts, together = [], []
-        for tier in self._tiers:
-            mine = np.flatnonzero(np.isin(owners, tier.rows))
-            if not len(mine):
+        parts, order = [], []
+        for group in self._groups:
+            positions_of_group = np.flatnonzero(np.isin(owners, group.rows))
+            if not len(positions_of_group):
                 continue
-            columns = tier.columns.spread(mx.array(np.searchsorted(tier.rows, owners[mine]).astype(np.int32)))
-            if len(mine) == len(owners):
-                return tier.choose(logits, columns, keys)
-            chosen = mx.array(mine.astype(np.int32))
-            parts.append(tier.choose(logits[chosen], columns, keys[chosen]))
-            together.append(mine)
-        return mx.concatenate(parts)[mx.array(np.argsort(np.concatenate(together)).astype(np.int32))]
+            columns = group.columns.spread(
+                mx.array(np.searchsorted(group.rows, owners[positions_of_group]).astype(np.int32))
+            )
+            if len(positions_of_group) == len(owners):
+                return group.choose(logits, columns, keys)
+            chosen = mx.array(positions_of_group.astype(np.int32))
+            parts.append(group.choose(logits[chosen], columns, keys[chosen]))
+            order.append(positions_of_group)
+        return mx.concatenate(parts)[mx.array(np.argsort(np.concatenate(order)).astype(np.int32))]
 
     def _keys(self, seeds: NDArray[np.uint64], positions: Drawn) -> mx.array:
         return mx.zeros((len(seeds), 2), mx.uint32) if self._greedy else stream_keys(seeds, positions)

@@ -1,7 +1,7 @@
-"""From logits to tokens, for the rows that decode: what each row asked for, as arrays of all of them.
+"""Sampling of the decoding rows: the parameters of all rows as arrays, and the last sampled tokens.
 
-The arrays are made anew when the rows change, and only then does anything here cost by the row. They hold what was sampled
-last, still lazy, which is what the next pass reads.
+The arrays are rebuilt when the set of rows changes; only then is there work for each row. The last sampled tokens stay lazy,
+and are the input of the next pass.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 import mlx.core as mx
 import numpy as np
 
-from trouper.engine.distributed.rank_group import Group
+from trouper.engine.distributed.rank_group import RankGroup
 from trouper.engine.grammars.grammar_compiler import Constraint, Mask, masked
 from trouper.engine.kv.region import Ints
 from trouper.engine.kv.row_state import RowState
-from trouper.engine.sampling.logprobs import Kept, PendingLogprobs, logprobs_of
+from trouper.engine.sampling.logprobs import KeptMask, PendingLogprobs, logprobs_of
 from trouper.engine.sampling.penalties import Bias, MinTokens, Penalties
 from trouper.engine.sampling.sampler import BatchSampler
 from trouper.engine.sampling.thinking_budget import ThinkingRule
@@ -23,26 +23,26 @@ from trouper.engine.spec_decode.verification_spans import Spans
 from trouper.protocol.plans import RowId
 
 
-class Choosing:
-    """`states`: the engine's, by row."""
+class SamplingBatch:
+    """Sampling state of the decoding rows. `states`: the engine's state of each row."""
 
-    def __init__(self, vocabulary: int, group: Group, states: Mapping[RowId, RowState]) -> None:
+    def __init__(self, vocabulary: int, group: RankGroup, states: Mapping[RowId, RowState]) -> None:
         self.members: tuple[RowId, ...] = ()
-        """The rows that all this is about, in order."""
+        """The decoding rows, in order."""
         self.failed: tuple[tuple[RowId, str], ...] = ()
-        """Members whose grammar gave up in the last `sample`."""
+        """Members whose grammar failed in the last `sample`, with the reason."""
         self._vocabulary, self._group, self._states = vocabulary, group, states
         self._tokens: mx.array | None = None
-        """What was sampled last; None while nobody knows how much of it is right."""
+        """The last sampled tokens; None until drafts are accepted or rejected."""
         self.drawn = np.zeros(0, np.uint64)
-        """(n,): tokens that each member has sampled."""
+        """(n,): number of tokens that each member has sampled."""
         self._constrained: list[tuple[int, Constraint | ThinkingRule]] = []
 
     def inputs(self, rows: Sequence[RowId], fresh: Mapping[RowId, int]) -> mx.array:
-        """(n,) the next input of each row: what was sampled last, or what it decodes from for the first time."""
+        """Return the next input of each row, (n,): its last sampled token, or its `fresh` token if it decodes for the first time."""
         if tuple(rows) == self.members and self._tokens is not None:
             return self._tokens
-        places = {row: place for place, row in enumerate(self.members)}
+        places = {row: index for index, row in enumerate(self.members)}
         new = mx.array([fresh.get(row, 0) for row in rows], mx.uint32)
         if not any(row in places for row in rows):
             return new
@@ -51,7 +51,7 @@ class Choosing:
         return mx.where(mx.array([row in places for row in rows]), old, new)
 
     def join(self, rows: tuple[RowId, ...]) -> None:
-        """From now on it is about these."""
+        """Set the decoding rows, and rebuild the arrays if they changed."""
         if rows == self.members:
             return
         self._keep_states()
@@ -61,16 +61,16 @@ class Choosing:
         self._sampler = BatchSampler(samplings, self._vocabulary)
         self._bias = Bias(samplings)
         self._min_tokens = MinTokens([(0 if state.constraint else state.min_tokens, state.ends) for state in states])
-        self._constrained = [(place, state.constraint) for place, state in enumerate(states) if state.constraint]
-        self._constrained_places = mx.array([place for place, _ in self._constrained], mx.int32)
+        self._constrained = [(index, state.constraint) for index, state in enumerate(states) if state.constraint]
+        self._constrained_indices = mx.array([index for index, _ in self._constrained], mx.int32)
         self._penalties = Penalties(samplings, [state.history for state in states])
         self.drawn = np.array([state.drawn for state in states], np.uint64)
-        self._asked = [
-            (place, rows[place], k) for place, state in enumerate(states) if (k := state.logprobs) is not None
+        self._logprob_requests = [
+            (index, rows[index], k) for index, state in enumerate(states) if (k := state.logprobs) is not None
         ]
 
     def _keep_states(self) -> None:
-        """Give the rows of the last membership back what the arrays hold of them."""
+        """Write the arrays' state back to the rows, before the set of rows changes."""
         if self.members:
             self._penalties.unstack()
         for row, drawn in zip(self.members, self.drawn.tolist(), strict=True):
@@ -84,57 +84,59 @@ class Choosing:
         read_before: Callable[[], None],
         starting: Callable[[], None] | None,
     ) -> tuple[mx.array, PendingLogprobs | None]:
-        """(n,) tokens of (n, V) logits, or of each position of the spans: then `accepted` must follow. `read_before` reads
-        the tokens of the step before, which grammars must know. `starting` is called when all is built."""
+        """Sample tokens (n,) from logits (n, V), or one for each position of the spans; then a call of `accepted` must follow.
+        `read_before` reads the previous step's tokens, which grammars need. `starting` is called after the graph is built."""
         self.failed = ()
         drawn = self.drawn if spans is None else self.drawn[spans.owners] + spans.steps.astype(np.uint64)
         shaped = self._min_tokens(self._penalties(self._bias(logits, spans), spans), drawn, spans)
         if self._constrained:
-            mx.async_eval(logits)  # The device computes them while the masks are made of the tokens before.
+            mx.async_eval(logits)  # The device computes the logits while the masks are made from the previous tokens.
             read_before()
             shaped = self._follow_grammars(shaped, spans)
         tokens = self._group.agree(self._sampler(shaped, drawn, None if spans is None else spans.owners))
         self.drawn += np.uint64(1)
         if spans is None:
             self._penalties.took(tokens)
-        logprobs = logprobs_of(logits, tokens, self._asked if spans is None else self._asked_along(spans))
+        logprobs = logprobs_of(logits, tokens, self._logprob_requests if spans is None else self._logprobs_along(spans))
         if starting is not None:
             starting()
         mx.async_eval(tokens, self._penalties.state(), logprobs.arrays() if logprobs else [])
         self._tokens = tokens if spans is None else None
         return tokens, logprobs
 
-    def accepted(self, spans: Spans, sampled: Ints, accepted: Ints, kept: Kept) -> None:
-        """What became of drafts. sampled, kept: (positions,); accepted: (n,) how many drafts of each row were right."""
+    def accepted(self, spans: Spans, sampled: Ints, accepted: Ints, kept: KeptMask) -> None:
+        """Apply the result of a verification. sampled, kept: (positions,); accepted: (n,) number of accepted drafts of each row."""
         self.drawn += accepted.astype(np.uint64)
         self._tokens = mx.array(sampled[spans.starts + accepted].astype(np.uint32))
         self._penalties.accepted(spans, sampled, kept)
         mx.async_eval(self._penalties.state())
 
-    def _asked_along(self, spans: Spans) -> list[tuple[int, RowId, int]]:
+    def _logprobs_along(self, spans: Spans) -> list[tuple[int, RowId, int]]:
         starts, counts = spans.starts.tolist(), spans.counts.tolist()
         return [
             (position, row, k)
-            for place, row, k in self._asked
-            for position in range(starts[place], starts[place] + counts[place])
+            for index, row, k in self._logprob_requests
+            for position in range(starts[index], starts[index] + counts[index])
         ]
 
     def _follow_grammars(self, shaped: mx.array, spans: Spans | None) -> mx.array:
         masks: list[Mask] = []
-        places = self._constrained_places
+        places = self._constrained_indices
         if spans is None:
-            masks = [one.allowed(int(self.drawn[place])) for place, one in self._constrained]
+            masks = [constraint.allowed(int(self.drawn[index])) for index, constraint in self._constrained]
         else:
             places = self._masks_along(spans, masks)
-        self.failed = tuple((self.members[place], one.fault) for place, one in self._constrained if one.fault)
+        self.failed = tuple(
+            (self.members[index], constraint.fault) for index, constraint in self._constrained if constraint.fault
+        )
         return masked(shaped, places, np.stack(masks))
 
     def _masks_along(self, spans: Spans, masks: list[Mask]) -> mx.array:
-        """Masks of the constrained rows at all their positions, into `masks`; the positions are returned."""
+        """Append the masks of the constrained rows at all their positions to `masks`; returns the positions."""
         positions: list[int] = []
-        for place, one in self._constrained:
-            along = one.along(spans.own(place), int(self.drawn[place]))
-            spans.most[place] = len(along) - 1
-            positions += range(spans.starts[place], spans.starts[place] + len(along))
+        for index, constraint in self._constrained:
+            along = constraint.along(spans.drafts_of(index), int(self.drawn[index]))
+            spans.max_accepted[index] = len(along) - 1
+            positions += range(spans.starts[index], spans.starts[index] + len(along))
             masks += along
         return mx.array(positions, mx.int32)

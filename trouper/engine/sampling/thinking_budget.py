@@ -1,4 +1,4 @@
-"""A bound on how long a row thinks: then it writes its own end of thinking, and goes on to answer."""
+"""Thinking budget: after its limit a row is forced to write the end-of-thinking marker, and goes on to answer."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from trouper.protocol.plans import ThinkingLimit
 
 
 class ThinkingRule:
-    """One row's thinking, followed token by token. Says what may come next, as a grammar does."""
+    """Follows one row's thinking token by token, and masks its next token as a grammar does."""
 
     fault = ""
-    """Nothing can go wrong."""
+    """Always empty: a thinking budget cannot fail."""
 
     def __init__(self, limit: ThinkingLimit, vocabulary: int) -> None:
         self._limit = limit
@@ -26,7 +26,7 @@ class ThinkingRule:
         self._recent: tuple[int, ...] = ()
 
     def took(self, token: int) -> str:
-        """The row's next token."""
+        """Add the row's next token. Always returns "": no error is possible."""
         if self._over:
             return ""
         start, end = self._limit.start, self._limit.end
@@ -39,11 +39,11 @@ class ThinkingRule:
         return ""
 
     def fitting(self, draft: Sequence[int]) -> int:
-        """How many of these tokens are worth a try: what is forced is known when their masks are made."""
+        """Number of draft tokens worth verifying: all, since forced tokens are found when the masks are made."""
         return len(draft)
 
     def along(self, draft: Sequence[int], drawn: int) -> list[Mask]:
-        """What is allowed before each of these tokens, and after the last."""
+        """Masks before each draft token, and after the last."""
         scout = copy(self)
         masks = [scout.allowed(drawn)]
         for token in draft:
@@ -51,8 +51,8 @@ class ThinkingRule:
             masks.append(scout.allowed(drawn))
         return masks
 
-    def allowed(self, drawn: int) -> Mask:  # noqa: ARG002  It counts for itself: thinking may begin anywhere.
-        """Everything, or the next token of the end of thinking."""
+    def allowed(self, drawn: int) -> Mask:  # noqa: ARG002  The rule counts tokens itself, since thinking may begin anywhere.
+        """Mask that allows all tokens, or only the next token of the end-of-thinking marker."""
         if self._over or not self._thinks or self._used < self._limit.tokens:
             return np.full(self._size, 255, np.uint8)
         forced = self._limit.end[self._written()]
@@ -61,6 +61,6 @@ class ThinkingRule:
         return mask
 
     def _written(self) -> int:
-        """How much of the end was written already."""
+        """Number of tokens of the end-of-thinking marker that are written already."""
         end = self._limit.end
         return next((n for n in range(len(end) - 1, 0, -1) if self._recent[-n:] == end[:n]), 0)

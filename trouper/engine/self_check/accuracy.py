@@ -1,8 +1,8 @@
-"""How far two computations of the same logits are apart, and how far they may be.
+"""The error between two computations of the same logits, and its bounds.
 
 The error of a position is the root mean square, over the vocabulary, of the difference of log-probabilities, divided by
-the standard deviation of the reference's logits. 0: the same. About 1.4: nothing in common. It does not depend on the
-scale of a model's logits, and one outlier among 100,000 tokens does not decide it.
+the standard deviation of the reference's logits. 0: equal. About 1.4: unrelated. The error does not depend on the
+scale of a model's logits, and one outlier among 100,000 tokens does not dominate it.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from trouper.engine.kv.quantized_kv import KvFormat
 from trouper.engine.platform import device
 
 NOISE_FACTOR = 6.0
-"""The bound is this many times what the model differs from itself in chunks of other sizes."""
+"""Factor between the error of the model against itself in chunks of other sizes, and the bound."""
 
 
 @attrs.frozen
 class Arithmetic:
-    """Bounds that follow from a dtype on a device. floor: an error below it is rounding whatever the noise was. ceiling: an
-    error above it is none, however noisy the model seemed."""
+    """Bounds for a dtype on a device. floor: an error below it is rounding whatever the noise is. ceiling: an error above it is
+    no rounding, however noisy the model is."""
 
     floor: float
     ceiling: float
     by_median: bool = True
-    """A row is as wrong as most of its positions are. Where rounding is coarse, a router of experts that is undecided takes
-    another one at some positions; what is wrong with a row's KV shows at all that follow."""
+    """Whether a row's error is the median of its positions' errors. Where rounding is coarse, a nearly undecided router takes
+    another expert at some positions; a fault in a row's KV shows at all positions after it."""
 
     def judged(self, apart: mx.array, owners: Sequence[int]) -> float:
-        """One number for errors (n,) of rows: of the worst one. owners: whose each is. Waits for them."""
+        """Reduce errors (n,) to the error of the worst row. owners: the row of each position. Waits for the device."""
         found = np.array(apart, np.float64)
         if not self.by_median or np.isinf(found).any():
             return float(found.max())
@@ -49,16 +49,16 @@ class Arithmetic:
 FLOAT32 = Arithmetic(floor=1e-4, ceiling=1e-2, by_median=False)
 """24 bits of mantissa: tiny models of every module differ from themselves by 8e-7 to 3e-5."""
 TENSOR_FLOAT32 = Arithmetic(floor=1e-2, ceiling=0.1)
-"""11 bits of mantissa in the factors of products, of some products: those with one row may be exact."""
+"""11 bits of mantissa in the factors of some products: products with one row may be exact."""
 FLOAT16 = Arithmetic(floor=8e-3, ceiling=0.15)
 BFLOAT16 = Arithmetic(floor=3e-2, ceiling=0.3)
 """8 bits of mantissa."""
 ROUTED_CEILING = 0.5
-"""Where a router chooses experts and arithmetic is coarse, most positions may have met another expert in some layer, and
+"""Ceiling for routed models. Where a router chooses experts and arithmetic is coarse, most positions may have met another expert in some layer, and
 the model differs as much from itself. Seen on an H200: the shape of gpt-oss-20b with random weights in bfloat16 differs by
 0.09 to 0.23 between one row and two."""
 KV_FLOORS = {8: 3e-2, 4: 0.3}
-"""With quantized KV: a value that rounds to the neighbouring step differs by this much of its group."""
+"""Floors with quantized KV, by bits: a value that rounds to the neighbouring step differs by this fraction of its group."""
 
 
 def arithmetic_of(model: nn.Module, kv: KvFormat) -> Arithmetic:
@@ -81,16 +81,17 @@ def is_routed(model: nn.Module) -> bool:
 
 
 def errors(logits: mx.array, reference: mx.array) -> mx.array:
-    """(n, vocabulary) twice; (n,) float32, infinite where one has a number that the other has not. Lazy."""
-    mine, theirs = logits.astype(mx.float32), reference.astype(mx.float32)
-    known = mx.isfinite(theirs)
+    """Compute errors (n,) float32 of logits (n, vocabulary) against a reference of the same shape. Infinite where only one of them is
+    finite. Lazy."""
+    computed, expected = logits.astype(mx.float32), reference.astype(mx.float32)
+    known = mx.isfinite(expected)
     count = mx.maximum(known.sum(-1), 1)
-    zeros = mx.zeros_like(theirs)
-    difference = mx.where(known, _logprobs(mine) - _logprobs(theirs), zeros)
-    mean = mx.where(known, theirs, zeros).sum(-1, keepdims=True) / count[:, None]
-    variance = mx.where(known, mx.square(theirs - mean), zeros).sum(-1) / count
+    zeros = mx.zeros_like(expected)
+    difference = mx.where(known, _logprobs(computed) - _logprobs(expected), zeros)
+    mean = mx.where(known, expected, zeros).sum(-1, keepdims=True) / count[:, None]
+    variance = mx.where(known, mx.square(expected - mean), zeros).sum(-1) / count
     error = mx.sqrt(mx.square(difference).sum(-1) / count) / mx.maximum(mx.sqrt(variance), 1e-12)
-    sound = mx.all(mx.isfinite(mine) == known, axis=-1) & mx.isfinite(error)
+    sound = mx.all(mx.isfinite(computed) == known, axis=-1) & mx.isfinite(error)
     return mx.where(sound, error, mx.inf)
 
 
@@ -99,5 +100,5 @@ def _logprobs(logits: mx.array) -> mx.array:
 
 
 def worst(apart: mx.array) -> float:
-    """The largest. Waits for it."""
+    """Return the largest error. Waits for the device."""
     return float(apart.max().item())  # type: ignore[arg-type]

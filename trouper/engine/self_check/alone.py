@@ -1,4 +1,4 @@
-"""The model's own code, one row at a time: what every row must answer."""
+"""Reference logits: the model's own code, one row at a time."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from trouper.engine.self_check.accuracy import Arithmetic, errors, worst
 
 Tokens = Sequence[int]
 ODD = (7, 1, 3, 5)
-"""Chunks of a prompt that no kernel has as its preferred size."""
+"""Sizes of chunks that no kernel prefers."""
 
 
-class Run(Protocol):
+class ModelRun(Protocol):
     def __call__(self, tokens: Tokens, parts: Sequence[int], /) -> mx.array:
-        """Logits (tokens, vocabulary) of one row that is fed so many tokens at a time."""
+        """Compute logits (tokens, vocabulary) of one row, which is fed in chunks of `parts` tokens."""
 
 
 class WrongAloneError(Exception):
-    """The model is wrong without any of our code. One line."""
+    """The model's own code is wrong for one row alone. The message is one line."""
 
 
-def run_alone(model: nn.Module) -> Run:
-    """With the caches that mlx-lm makes for it."""
+def run_alone(model: nn.Module) -> ModelRun:
+    """Make a function that runs the model with mlx-lm's own caches."""
 
     def run(tokens: Tokens, parts: Sequence[int]) -> mx.array:
         cache, at, logits = make_prompt_cache(model), 0, []
@@ -41,7 +41,7 @@ def run_alone(model: nn.Module) -> Run:
 
 
 def cut(count: int, sizes: Sequence[int]) -> list[int]:
-    """Chunks of these sizes, over and over."""
+    """Cut `count` tokens into chunks of these sizes, repeated in order."""
     parts: list[int] = []
     while (left := count - sum(parts)) > 0:
         parts.append(min(sizes[len(parts) % len(sizes)], left))
@@ -49,23 +49,23 @@ def cut(count: int, sizes: Sequence[int]) -> list[int]:
 
 
 class Reference:
-    """Logits of each text by `run`, and how far it differs from itself.
+    """Logits of each text by `run`, and the error of `run` against itself in other chunks (noise).
 
-    A text runs as a prompt and `singles` single tokens. Where the model gives other logits in chunks of other sizes, no one
-    run is right: then a row is compared with a run in the row's own chunks.
+    A text runs as a prompt and `singles` single tokens. Where the model gives other logits in chunks of other sizes, no
+    single run is right: then a row is compared with a run in the row's own chunks.
     """
 
     def __init__(
-        self, run: Run, texts: Sequence[Tokens], arithmetic: Arithmetic, singles: int, odd: Sequence[int] = ODD
+        self, run: ModelRun, texts: Sequence[Tokens], arithmetic: Arithmetic, singles: int, odd: Sequence[int] = ODD
     ) -> None:
         self._run, self.arithmetic, self._singles, self._odd = run, arithmetic, singles, odd
         self.texts = texts
         self._logits = [run(text, self._parts(text)) for text in texts]
         self._runs: dict[tuple[int, tuple[int, ...]], mx.array] = {}
         self._require_finite()
-        self.noise, most = self._noise()
+        self.noise, worst_noise = self._noise()
         self.consistent = self.noise <= arithmetic.ceiling
-        self._chunks_matter = most > arithmetic.ceiling
+        self._chunks_matter = worst_noise > arithmetic.ceiling
 
     @property
     def bound(self) -> float:
@@ -95,10 +95,10 @@ class Reference:
         text = self.texts[0]
         ways = [cut(len(text), self._odd), *([[1] * len(text)] if self.arithmetic.by_median else [])]
         apart = [errors(self._run(text, parts), self._logits[0]) for parts in ways]
-        return max(self.arithmetic.judged(each, [0] * len(each)) for each in apart), max(map(worst, apart))
+        return max(self.arithmetic.judged(error, [0] * len(error)) for error in apart), max(map(worst, apart))
 
 
 def random_texts(lengths: Sequence[int], vocabulary: int, seed: int) -> list[list[int]]:
-    """Tokens from the lower half of the vocabulary: the upper end may be padding, or tokens of images."""
+    """Draw tokens from the lower half of the vocabulary: the upper end may be padding, or image tokens."""
     random = np.random.RandomState(seed)
     return [random.randint(1, max(vocabulary // 2, 2), length).tolist() for length in lengths]

@@ -1,4 +1,4 @@
-"""Which models are run for the check, and what follows from it."""
+"""The self-check of a model: the models that are run, and the resulting capabilities."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 from mlx import nn
 
-from trouper.engine.distributed.rank_group import ALONE, Group
+from trouper.engine.distributed.rank_group import ALONE, RankGroup
 from trouper.engine.kv.pass_shapes import Shapes, of_device
 from trouper.engine.kv.quantized_kv import PLAIN, KvFormat
 from trouper.engine.loading.architecture import by_caches, guessed
@@ -25,14 +25,14 @@ from trouper.engine.self_check.tiny import CannotShrinkError
 from trouper.protocol.capabilities import FEATURES, Capabilities, SelfCheckMode
 
 STEPS = len(BATCH) + len(MORE) + 1
-"""Scenarios of a healthy model, and the pass of the real one."""
+"""Number of steps for a healthy model: its scenarios, and the pass of the real model."""
 CANNOT_SHRINK, WRONG_ALONE = 1 << len(FEATURES), 2 << len(FEATURES)
-"""What ranks tell each other beside the features that are off."""
+"""Bits that ranks exchange in addition to those of the features that are off."""
 
 
 @attrs.frozen
-class Found:
-    """capabilities: what rows may do. checked: the models that were run, for a person."""
+class CheckOutcome:
+    """Result of a check. capabilities: what rows may do. checked: the models that were run, as text for the log."""
 
     capabilities: Capabilities
     checked: str
@@ -40,9 +40,9 @@ class Found:
 
 @attrs.frozen(eq=False)
 class Check:
-    """Of one model on its device. advance: called after each scenario.
+    """The check of one model on its device. advance: called after each scenario.
 
-    With several ranks the real model's passes hold collectives, so every decision that leads to one is taken together.
+    With several ranks the real model's passes contain collectives, so all ranks agree on every decision that leads to one.
     """
 
     model: nn.Module
@@ -50,45 +50,45 @@ class Check:
     vocabulary: int
     kv: KvFormat
     mode: SelfCheckMode
-    group: Group = ALONE
+    group: RankGroup = ALONE
     shapes: Shapes = attrs.field(factory=of_device)
     advance: Callable[[], None] = lambda: None
 
-    def run(self) -> Found:
-        """Raises `WrongAloneError`."""
+    def run(self) -> CheckOutcome:
+        """Run the check. Raises `WrongAloneError`."""
         if self.mode == "off":
-            return Found(guessed(self.model), "")
+            return CheckOutcome(guessed(self.model), "")
         start = by_caches(self.model)
         try:
             found, checked = self.of_tiny(start), "a tiny model of the same config"
         except CannotShrinkError:
-            return Found(self._whole(start), "the model itself")
+            return CheckOutcome(self._full_check(start), "the model itself")
         if self.mode == "full":
-            return Found(self._whole(found), f"{checked} and the model itself")
-        return Found(self._short(found), f"{checked} and a short pass of the model itself")
+            return CheckOutcome(self._full_check(found), f"{checked} and the model itself")
+        return CheckOutcome(self._short(found), f"{checked} and a short pass of the model itself")
 
     # -- the tiny model: every rank by itself -----------------------------------------------------
 
     def of_tiny(self, start: Capabilities) -> Capabilities:
-        """Every scenario on a tiny model. Raises `CannotShrinkError` and `WrongAloneError`."""
+        """Run every scenario on a tiny model. Raises `CannotShrinkError` and `WrongAloneError`."""
         return self._agreed(lambda: self.tiny_matrix().capabilities(start))
 
     def tiny_matrix(self) -> Matrix:
-        """Raises `CannotShrinkError`."""
+        """Make the matrix of the first suitable tiny model. Raises `CannotShrinkError`."""
         make = next(self._tiny_subjects(), None)
         if make is None:
             raise CannotShrinkError
         return Matrix(make, self._step)
 
     def _tiny_subjects(self) -> Iterator[Callable[[int], Subject]]:
-        """By seed, of configs whose models give numbers and answer to their context."""
+        """Yield functions from a seed to a subject, for tiny configs whose models give finite logits that depend on the context."""
         for config, gain in product(tiny.configs(self.model, self.config), tiny.GAINS):
             make = cache(partial(self._tiny_subject, config, gain))
             try:
                 subject = make(SEEDS[0])
                 if tiny.listens(subject.model, subject.reference.texts[0]):
                     yield make
-            except Exception:  # noqa: BLE001, S112 - any architecture's code over sizes that nobody chose: the next ones
+            except Exception:  # noqa: BLE001, S112 - any architecture's code over arbitrary sizes: the next ones
                 continue
 
     def _tiny_subject(self, config: Config, gain: float, seed: int) -> Subject:
@@ -101,30 +101,30 @@ class Check:
         return failure
 
     def _agreed(self, check: Callable[[], Capabilities]) -> Capabilities:
-        """What every rank found right. Raises what any of them raised."""
-        found, problem, said = Capabilities(), 0, ""
+        """Intersect the capabilities that all ranks found. Raises the error that any rank raised."""
+        found, problem, reason = Capabilities(), 0, ""
         try:
             found = check()
         except CannotShrinkError:
             problem = CANNOT_SHRINK
         except WrongAloneError as error:
-            problem, said = WRONG_ALONE, str(error)
-        mine = problem + sum(1 << place for place, feature in enumerate(FEATURES) if not found.allows(feature))
-        numbers = self.group.gather(mine)
+            problem, reason = WRONG_ALONE, str(error)
+        number_here = problem + sum(1 << index for index, feature in enumerate(FEATURES) if not found.allows(feature))
+        numbers = self.group.gather(number_here)
         for rank, number in enumerate(numbers):
             if number & WRONG_ALONE:
-                raise WrongAloneError(said or f"rank {rank} found it wrong")
+                raise WrongAloneError(reason or f"rank {rank} found it wrong")
             if number & CANNOT_SHRINK:
                 raise CannotShrinkError
-        for place, feature in enumerate(FEATURES):
-            wrong = next((rank for rank, number in enumerate(numbers) if number >> place & 1), None)
+        for index, feature in enumerate(FEATURES):
+            wrong = next((rank for rank, number in enumerate(numbers) if number >> index & 1), None)
             found = found if wrong is None else found.without(feature, f"rank {wrong} found it wrong")
         return found
 
     # -- the real model: all ranks together -------------------------------------------------------
 
-    def _whole(self, start: Capabilities) -> Capabilities:
-        """Every scenario, and with quantized KV every scenario again."""
+    def _full_check(self, start: Capabilities) -> Capabilities:
+        """Run every scenario on the real model, and with quantized KV every scenario again."""
         self._require_sound()
         found = self._matrix(PLAIN).capabilities(start)
         return self._matrix(self.kv).capabilities(found) if self.kv.bits and found.allows("batch") else found
@@ -133,24 +133,24 @@ class Check:
         def make(seed: int) -> Subject:
             return self._guarded(lambda: subject_of(self.model, self.vocabulary, seed, self.shapes, kv))
 
-        return Matrix(make, lambda failure: self._together(self._step(failure)))
+        return Matrix(make, lambda failure: self._any_rank(self._step(failure)))
 
     def _short(self, found: Capabilities) -> Capabilities:
-        """Two rows of different lengths beside each other. What the tiny model does right and this one does wrong is
-        found by running every scenario on this one."""
+        """Run two rows of different lengths in one batch. If they fail although the tiny model passed, every scenario is run on
+        the real model."""
         subject = self._require_sound()
-        failure = self._together(self._step(subject.failure(short_pass(found), found)))
+        failure = self._any_rank(self._step(subject.failure(short_pass(found), found)))
         if failure is None:
             return found
         if not found.allows("batch"):
             raise WrongAloneError(failure.reason)
-        whole = self._whole(found)
-        return whole if whole != found else found.without("batch", failure.reason)
+        rechecked = self._full_check(found)
+        return rechecked if rechecked != found else found.without("batch", failure.reason)
 
     def _require_sound(self) -> Subject:
         """Check that the model's own code gives numbers, and the same ones in other chunks. Raises `WrongAloneError`."""
         subject = self._guarded(self._short_subject)
-        if self._together(None if subject.reference.consistent else Failure("")) is not None:
+        if self._any_rank(None if subject.reference.consistent else Failure("")) is not None:
             raise WrongAloneError(
                 f"its own code gives other logits for a prompt in chunks than for the whole prompt (they differ by "
                 f"{subject.reference.noise:.2g} of their spread)"
@@ -165,7 +165,7 @@ class Check:
         return Subject(self.model, kv, self.shapes, reference)
 
     def _guarded(self, make: Callable[[], Subject]) -> Subject:
-        """Raises `WrongAloneError` for whatever the model's own code raises."""
+        """Call `make`. Raises `WrongAloneError` for any exception of the model's own code."""
         try:
             return make()
         except WrongAloneError:
@@ -173,10 +173,10 @@ class Check:
         except Exception as error:
             raise WrongAloneError(f"its own code fails: {line_of(error)}") from error
 
-    def _together(self, failure: Failure | None) -> Failure | None:
-        """What any rank found."""
-        mine = 0 if failure is None else 1 + failure.raised
-        numbers = self.group.gather(mine)
+    def _any_rank(self, failure: Failure | None) -> Failure | None:
+        """Return a failure if any rank found one. Every rank must call it at the same point."""
+        number_here = 0 if failure is None else 1 + failure.raised
+        numbers = self.group.gather(number_here)
         worst = max(range(len(numbers)), key=lambda rank: numbers[rank])
         if failure is not None or not numbers[worst]:
             return failure

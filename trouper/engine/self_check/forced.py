@@ -1,4 +1,4 @@
-"""Rows that are fed fixed tokens as the engine feeds them sampled ones, and the logits that come out."""
+"""Forced decoding: rows that are fed fixed tokens in place of sampled ones, and their logits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trouper.protocol.plans import RowId
 
 @attrs.define
 class ForcedRow:
-    """text: its number in the reference. parts: how many tokens each pass fed so far."""
+    """A row that is fed a fixed text. text: index in the reference. parts: number of tokens of each pass so far."""
 
     text: int
     parts: list[int]
@@ -37,30 +37,30 @@ class Taken:
 
 
 class ForcedRows:
-    """The order of calls is that of `StepEngine`: prefill, promote, decode, and the first token of rows that must run
-    alone."""
+    """Rows with forced tokens. Calls are in the order of `StepEngine`: prefill, promote, decode, and the first token of rows
+    that must run alone."""
 
     def __init__(self, rows: Rows, texts: Sequence[Sequence[int]]) -> None:
         self.rows, self._texts = rows, texts
-        self._own: dict[RowId, ForcedRow] = {}
+        self._forced: dict[RowId, ForcedRow] = {}
         self.taken: list[Taken] = []
 
     def open(self, *texts: int) -> list[RowId]:
-        """One row for each of these texts."""
+        """Open one row for each of these texts."""
         self.rows.make_room(len(texts))
         return [self._open(text, []) for text in texts]
 
     def open_restored(self, text: int, computed: Sequence[int], tokens: int) -> RowId:
-        """A row that begins with `tokens` of what another had computed in these parts."""
+        """Open a row that begins with the first `tokens` tokens that another row computed in these parts."""
         self.rows.make_room(1)
         return self._open(text, _beginning(computed, tokens))
 
     def parts(self, row: RowId) -> list[int]:
-        return list(self._own[row].parts)
+        return list(self._forced[row].parts)
 
     def _open(self, text: int, parts: list[int]) -> RowId:
-        row = RowId(max(self._own, default=-1) + 1)
-        self._own[row] = ForcedRow(text, parts)
+        row = RowId(max(self._forced, default=-1) + 1)
+        self._forced[row] = ForcedRow(text, parts)
         self.rows.open(row)
         return row
 
@@ -70,12 +70,12 @@ class ForcedRows:
         joining: Sequence[RowId] = (),
         drafts: Mapping[RowId, tuple[int, int]] | None = None,
     ) -> None:
-        """One step of the engine: chunks of prompts, rows that decode from now on, one token for each decoding row.
-        drafts: of some rows how many drafted tokens are right, and how many wrong ones follow."""
+        """Run one step of the engine: chunks of prompts, rows that begin to decode, one token for each decoding row.
+        drafts: for some rows the number of right draft tokens, and of wrong ones after them."""
         if chunks:
             self.rows.prefill({row: self._next(row, count) for row, count in chunks.items()})
             for row, count in chunks.items():
-                self._own[row].parts.append(count)
+                self._forced[row].parts.append(count)
         alone = [row for row in joining if not self.rows.decodes_from_nothing(row)]
         for row in joining:
             if row not in alone:
@@ -92,54 +92,57 @@ class ForcedRows:
         tokens = [self._next(row, 1)[0] for row in decoding]
         logits = self.rows.decode(mx.array(np.array(tokens, np.uint32)))
         mx.async_eval(logits)
-        for place, row in enumerate(decoding):
-            self._took(row, logits[place])
+        for index, row in enumerate(decoding):
+            self._took(row, logits[index])
 
     def _verify(self, drafts: Mapping[RowId, tuple[int, int]]) -> None:
         decoding = list(self.rows.decoding)
         fed = [self._drafted(row, *drafts.get(row, (0, 0))) for row in decoding]
         counts = np.array([len(tokens) for tokens in fed], np.int32)
         padded = np.zeros((len(fed), int(counts.max())), np.uint32)
-        for place, tokens in enumerate(fed):
-            padded[place, : len(tokens)] = tokens
+        for index, tokens in enumerate(fed):
+            padded[index, : len(tokens)] = tokens
         logits = self.rows.verify(mx.array(padded), counts)
         mx.async_eval(logits)
         right = [drafts.get(row, (0, 0))[0] for row in decoding]
-        for place, row in enumerate(decoding):
-            for step in range(1 + right[place]):
-                self._took(row, logits[place, step])
+        for index, row in enumerate(decoding):
+            for step in range(1 + right[index]):
+                self._took(row, logits[index, step])
         self.rows.accepted(np.array(right, np.int32))
 
     def _drafted(self, row: RowId, right: int, wrong: int) -> list[int]:
         tokens = self._next(row, 1 + right)
-        return tokens + [tokens[0] + 1 + place for place in range(wrong)]
+        return tokens + [tokens[0] + 1 + index for index in range(wrong)]
 
     def _next(self, row: RowId, count: int) -> list[int]:
-        fed = self._own[row].fed
-        tokens = list(self._texts[self._own[row].text][fed : fed + count])
+        fed = self._forced[row].fed
+        tokens = list(self._texts[self._forced[row].text][fed : fed + count])
         assert len(tokens) == count, "a text is too short for its scenario"
         return tokens
 
     def _took(self, row: RowId, logits: mx.array) -> None:
-        own = self._own[row]
-        own.parts.append(1)
-        self.taken.append(Taken(own.text, own.fed - 1, tuple(own.parts), logits))
+        forced = self._forced[row]
+        forced.parts.append(1)
+        self.taken.append(Taken(forced.text, forced.fed - 1, tuple(forced.parts), logits))
 
     def leave(self, *rows: RowId) -> None:
         self.rows.drop(rows)
         for row in rows:
-            del self._own[row]
+            del self._forced[row]
 
     def apart(self, reference: Reference) -> float:
-        """How far all that was taken is from the reference, as one number."""
-        theirs = [reference.logits(one.text, self._longest(one))[one.position] for one in self.taken]
-        found = errors(mx.stack([one.logits for one in self.taken]), mx.stack(theirs))
-        return reference.arithmetic.judged(found, [one.text for one in self.taken])
+        """Compute the error of all logits against the reference, as one number."""
+        expected = [reference.logits(sample.text, self._longest(sample))[sample.position] for sample in self.taken]
+        found = errors(mx.stack([sample.logits for sample in self.taken]), mx.stack(expected))
+        return reference.arithmetic.judged(found, [sample.text for sample in self.taken])
 
-    def _longest(self, one: Taken) -> tuple[int, ...]:
-        """The parts of the row that gave it, as far as it came."""
-        own, count = one.parts, len(one.parts)
-        return max((each.parts for each in self.taken if each.text == one.text and each.parts[:count] == own), key=len)
+    def _longest(self, sample: Taken) -> tuple[int, ...]:
+        """Find the final parts of the row that gave the sample."""
+        parts, count = sample.parts, len(sample.parts)
+        return max(
+            (other.parts for other in self.taken if other.text == sample.text and other.parts[:count] == parts),
+            key=len,
+        )
 
 
 def _beginning(parts: Sequence[int], tokens: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""The whole check of one model: every scenario, and what is left when those that fail have turned their features off."""
+"""The check matrix of one model: runs every scenario, and turns off the features whose scenarios fail."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from trouper.engine.kv.quantized_kv import PLAIN, KvFormat
 from trouper.engine.kv.slot_rows import Rows, SlotRows, rows_for
 from trouper.engine.platform.error_text import line_of
 from trouper.engine.self_check.accuracy import arithmetic_of
-from trouper.engine.self_check.alone import Reference, Run, WrongAloneError, random_texts, run_alone
+from trouper.engine.self_check.alone import ModelRun, Reference, WrongAloneError, random_texts, run_alone
 from trouper.engine.self_check.forced import ForcedRows
 from trouper.engine.self_check.scenarios import BATCH, LENGTHS, MORE, ROW_BY_ROW, SINGLES, SLACK, Scenario
 from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.plans import RowId
 
 SEEDS = (1, 2)
-"""A scenario that only differs is tried again with other weights and texts: it fails if it differs there, too. A router of
-experts that is undecided between two of them within rounding is no fault of the batch."""
+"""Seeds of weights and texts. A scenario with too large an error is tried again with the second seed, and fails if it differs there,
+too: a router that is undecided between two experts within rounding is no fault of the batch."""
 
 
 @attrs.frozen
 class Subject:
-    """A model that is checked, with what its rows must answer."""
+    """A model under test, with its reference."""
 
     model: nn.Module
     kv: KvFormat
@@ -35,7 +35,7 @@ class Subject:
     slack: int = SLACK
 
     def failure(self, scenario: Scenario, capabilities: Capabilities) -> Failure | None:
-        """Any exception counts: what a request would have met."""
+        """Run a scenario; None if it passes. Any exception is a failure, since a request would have met it."""
         try:
             rows = ForcedRows(self._rows(capabilities), self.reference.texts)
             scenario.script(rows)
@@ -52,18 +52,18 @@ class Subject:
 
 @attrs.frozen
 class Failure:
-    """reason: one line. raised: an error, which needs no second opinion."""
+    """A failed scenario. reason: one line. raised: an exception was raised, so no second seed is tried."""
 
     reason: str
     raised: bool = False
 
 
 Agree = Callable[[Failure | None], Failure | None]
-"""What all ranks make of one rank's finding. Every rank asks at the same places."""
+"""Function that combines one rank's finding with those of all ranks. Every rank calls it at the same points."""
 
 
 def alone(failure: Failure | None) -> Failure | None:
-    """There are no other ranks."""
+    """Return the failure unchanged: there are no other ranks."""
     return failure
 
 
@@ -72,10 +72,10 @@ def _apart(apart: float, bound: float) -> str:
 
 
 class Matrix:
-    """Plays scenarios on up to two subjects, which are made when they are needed."""
+    """Runs scenarios on up to two subjects, which are made when they are needed."""
 
     def __init__(self, make: Callable[[int], Subject], agree: Agree = alone) -> None:
-        """`make`: from a seed. Raises `WrongAloneError`, and whatever the model's own code raises."""
+        """`make`: makes a subject from a seed. Raises `WrongAloneError`, and any exception of the model's own code."""
         self._make, self._agree = make, agree
         self._subjects: dict[int, Subject] = {}
 
@@ -85,7 +85,8 @@ class Matrix:
         return self._subjects[seed]
 
     def capabilities(self, start: Capabilities) -> Capabilities:
-        """`start`: what is off already is not tried. Raises `WrongAloneError` if rows are wrong even one by one."""
+        """Find the capabilities. Features that are off in `start` are not tried. Raises `WrongAloneError` if rows are wrong even
+        one by one."""
         found = start
         if found.allows("batch"):
             failure = self._first_failure(BATCH, start.without("prefill_together", "not tried yet"))
@@ -98,7 +99,7 @@ class Matrix:
         return found
 
     def require_row_by_row(self, found: Capabilities) -> None:
-        """Raises `WrongAloneError`."""
+        """Check rows one by one. Raises `WrongAloneError` if they fail."""
         failure = self._first_failure(ROW_BY_ROW, found)
         if failure is not None:
             raise WrongAloneError(failure.reason)
@@ -116,14 +117,14 @@ class Matrix:
 
 
 def subject_of(model: nn.Module, vocabulary: int, seed: int, shapes: Shapes, kv: KvFormat = PLAIN) -> Subject:
-    """For the whole matrix. Raises `WrongAloneError`, and what the model's code raises."""
+    """Make a subject for the whole matrix. Raises `WrongAloneError`, and any exception of the model's code."""
     texts = random_texts(LENGTHS, vocabulary, seed)
     run = run_in_slots(model, kv, shapes) if kv.bits else run_alone(model)
     return Subject(model, kv, shapes, Reference(run, texts, arithmetic_of(model, kv), SINGLES))
 
 
-def run_in_slots(model: nn.Module, kv: KvFormat, shapes: Shapes) -> Run:
-    """One row in our slots: with quantized KV no code but ours computes what a row must answer."""
+def run_in_slots(model: nn.Module, kv: KvFormat, shapes: Shapes) -> ModelRun:
+    """Make a function that runs one row in slots: with quantized KV no other code computes a reference."""
 
     def run(tokens: Sequence[int], parts: Sequence[int]) -> mx.array:
         rows, row = SlotRows(model, Capabilities(), kv, SLACK, shapes), RowId(0)

@@ -1,4 +1,4 @@
-"""What a result of the self-check depends on, as one name, and the results that earlier starts have left."""
+"""Remembered results of the self-check: the key, a hash of everything that a result depends on, and the results of earlier starts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from xxhash import xxh3_64
 
-from trouper.engine.distributed.rank_group import Group
+from trouper.engine.distributed.rank_group import RankGroup
 from trouper.engine.platform import device
 from trouper.protocol.capabilities import FEATURES, Capabilities, SelfCheck
 from trouper.protocol.settings import Settings, default_cache_dir
@@ -18,7 +18,7 @@ from trouper.storage.cache_fingerprint import namespace
 from trouper.storage.check_results import CheckResult, recall, remember
 
 SWITCHES = ("MLX_ENABLE_TF32", "MLX_METAL_FAST_SYNCH")
-"""Variables that change what MLX computes, or when."""
+"""Environment variables that change MLX's results, or the order of its work."""
 ENGINE = Path(__file__).parent.parent
 
 
@@ -26,8 +26,8 @@ def results_file() -> Path:
     return default_cache_dir() / "self-checks.json"
 
 
-def key_of(digest: int, settings: Settings, group: Group) -> str:
-    """`digest`: of the checkpoint's config, shapes, and a sample of its weights (`checkpoint.Checkpoint`)."""
+def key_of(digest: int, settings: Settings, group: RankGroup) -> str:
+    """Make the key of a result. `digest`: hash of the checkpoint's config, shapes, and a sample of its weights (`checkpoint.Checkpoint`)."""
     return namespace(
         {
             "model": f"{digest:016x}",
@@ -45,7 +45,7 @@ def key_of(digest: int, settings: Settings, group: Group) -> str:
 
 @cache
 def _code() -> str:
-    """Digest of the engine's own source: the version does not change with every change of it."""
+    """Hash the engine's own source, since the version does not change with every change of the source."""
     digest = xxh3_64()
     for path in sorted(ENGINE.rglob("*.py")):
         digest.update(path.read_bytes())
@@ -55,9 +55,9 @@ def _code() -> str:
 def _adapter(path: str | None) -> str:
     if path is None:
         return ""
-    files = sorted(each for each in Path(path).iterdir() if each.is_file())
-    facts = [(each.name, each.stat().st_size, each.stat().st_mtime_ns) for each in files]
-    return f"{xxh3_64(repr(facts).encode()).hexdigest()}"
+    files = sorted(file for file in Path(path).iterdir() if file.is_file())
+    stats = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return f"{xxh3_64(repr(stats).encode()).hexdigest()}"
 
 
 def recalled(key: str) -> tuple[Capabilities, SelfCheck] | None:

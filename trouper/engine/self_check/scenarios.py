@@ -1,4 +1,4 @@
-"""What the engine does with rows, as short scripts over fixed texts. Each is about one feature.
+"""Scenarios: short scripts of engine steps over fixed texts. Each tests one feature.
 
 Texts are longer than the window of a shrunk model (`shrinking.WINDOW`), some from the prompt on, some while they decode.
 """
@@ -17,10 +17,10 @@ from trouper.protocol.capabilities import Capabilities, Feature
 from trouper.protocol.plans import BlockId, Restore, Store
 
 LONG, MIDDLE, SHORT, SINGLE = range(4)
-"""The texts."""
+"""Indices of the texts."""
 LENGTHS = (31, 24, 15, 8)
 PROMPTS = (21, 13, 5, 1)
-"""Of these many tokens the prompt consists. The last of them is decoded, not prefilled."""
+"""Number of prompt tokens of each text. The last prompt token is decoded, not prefilled."""
 SINGLES = 3
 SLACK = Drafting(tokens=2).slack
 """Rings of a shrunk model wrap within the texts."""
@@ -31,7 +31,7 @@ Script = Callable[[ForcedRows], None]
 
 @attrs.frozen
 class Scenario:
-    """feature: what is turned off if it fails. name: completes "... differ"."""
+    """A scenario. feature: the feature that is turned off if it fails. name: completes "... differ"."""
 
     feature: Feature
     name: str
@@ -54,7 +54,7 @@ def odd_chunks(rows: ForcedRows) -> None:
     rows.step()
 
 
-def together(rows: ForcedRows) -> None:
+def decoding_together(rows: ForcedRows) -> None:
     """Prompts prefill one by one; the rows decode together, one of them across the window's end."""
     opened = rows.open(LONG, MIDDLE, SHORT)
     for row, text in zip(opened, (LONG, MIDDLE, SHORT), strict=True):
@@ -155,7 +155,7 @@ def drafts(rows: ForcedRows) -> None:
 BATCH = (
     Scenario("batch", "a row alone in its slot", alone),
     Scenario("batch", "a prompt in odd chunks", odd_chunks),
-    Scenario("batch", "rows of different lengths that decode together", together),
+    Scenario("batch", "rows of different lengths that decode together", decoding_together),
     Scenario("batch", "rows whose neighbours left", leaving),
     Scenario("batch", "rows that join others", joining),
     Scenario("batch", "a row that joins others after a prompt of one token", single_token),
@@ -176,19 +176,19 @@ SHORT_LENGTHS = (9, 5)
 """Texts of the pass over the real model. The prompts are shorter by the tokens that are decoded."""
 SHORT_DECODED = 2
 SHORT_PARTS = (5, 4)
-"""In which the first text runs again, to see how far the model differs from itself."""
+"""Chunks in which the first text runs again, to measure the error of the model against itself."""
 
 
 def short_pass(capabilities: Capabilities) -> Scenario:
-    """Two rows of different lengths, alone at first and then side by side as far as they may be: what is wrong in the
-    same way for all of a row's tokens, as an offset can be, need not show."""
+    """Make a scenario of two rows of different lengths, alone at first and then in one batch as far as capabilities allow: a fault
+    that is the same for all tokens of a row, such as an offset, need not show."""
 
     def script(rows: ForcedRows) -> None:
         first, second = rows.open(0, 1)
         long, short = (length - SHORT_DECODED for length in SHORT_LENGTHS)
         rows.step({first: long // 2})
-        rest = {first: long - long // 2}, {second: short}
-        for chunks in [rest[0] | rest[1]] if capabilities.allows("prefill_together") else rest:
+        remaining = {first: long - long // 2}, {second: short}
+        for chunks in [remaining[0] | remaining[1]] if capabilities.allows("prefill_together") else remaining:
             rows.step(chunks)
         rows.step(joining=[first, second])
         for _ in range(SHORT_DECODED - 1):

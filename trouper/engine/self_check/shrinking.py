@@ -1,9 +1,9 @@
-"""A small config of the same architecture, from a model's own config.
+"""Makes a small config of the same architecture from a model's config.
 
-What a key means follows from its name. Widths and counts of heads are divided by common factors, so that relations between
+The meaning of a key follows from its name. Widths and counts of heads are divided by common factors, so that relations between
 them (heads * head size = hidden size; heads a multiple of KV heads; a mixer's heads * head size = a multiple of the hidden
-size) stay as they are. Nothing here is known of any one architecture: whether a config builds, and a model of it runs, is
-found by trying (`tiny`).
+size) are preserved. The code has no knowledge of single architectures: `tiny` tries whether a config builds and its model
+runs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import attrs
 Config = dict[str, Any]
 WINDOW, VOCABULARY, EXPERTS, ACTIVE, STATE = 16, 512, 8, 2, 16
 HEAD_DIM, HIDDEN = 16, 32
-"""Heads and hidden states become no smaller than this."""
+"""Minimum sizes of heads and hidden states."""
 
 COUNTS_HEADS = re.compile(r"(^|_)(n_heads?|heads?)($|_per_layer$)|^num_attention_groups$|^n_kv_heads$")
 SIZES_HEADS = re.compile(r"head_dim$|d_head$|^kv_channels$|^rotary_dim$|_per_head$")
@@ -46,7 +46,7 @@ OTHER_SENSES = re.compile(r"vision|audio|quantization|image|speech|projector")
 
 @attrs.frozen
 class Factors:
-    """What counts of heads and sizes of heads are divided by. layers, vocabulary: how many stay."""
+    """Divisors of the number of heads and of the size of heads. layers, vocabulary: the numbers that remain."""
 
     heads: int
     sizes: int
@@ -59,12 +59,12 @@ class Factors:
 
 
 def layers_of(config: Mapping[str, Any]) -> int:
-    """How many the config says there are; 0: it does not."""
+    """Return the number of layers of a config; 0: the config does not say."""
     return max((value for key, value in values(config) if LAYERS.search(key) and isinstance(value, int)), default=0)
 
 
 def values(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Keys and values of all levels that are about text."""
+    """Yield keys and values of all levels that concern text."""
     for key, value in config.items():
         if OTHER_SENSES.search(key):
             continue
@@ -76,17 +76,17 @@ def values(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _integers(config: Mapping[str, Any], key: re.Pattern[str]) -> list[int]:
     found = (value for name, value in values(config) if key.search(name))
-    each = (one for value in found for one in (value if isinstance(value, list) else [value]))
-    return [one for one in each if isinstance(one, int) and not isinstance(one, bool) and one > 0]
+    numbers = (number for value in found for number in (value if isinstance(value, list) else [value]))
+    return [number for number in numbers if isinstance(number, int) and not isinstance(number, bool) and number > 0]
 
 
 def factors(config: Mapping[str, Any], layers: int) -> Iterator[Factors]:
-    """From the smallest model on: heads and sizes divided, then one of them, then neither."""
-    heads, sizes = _of_heads(config), _of_sizes(config)
+    """Yield factors from the smallest model on: number and size of heads divided, then one of them, then neither."""
+    heads, sizes = _head_factor(config), _size_factor(config)
     yield from (Factors(*each, layers) for each in dict.fromkeys([(heads, sizes), (heads, 1), (1, sizes), (1, 1)]))
 
 
-def _of_heads(config: Mapping[str, Any]) -> int:
+def _head_factor(config: Mapping[str, Any]) -> int:
     counts = _integers(config, COUNTS_HEADS) or [_implied_heads(config)]
     common = math.gcd(*counts)
     fits = (
@@ -100,7 +100,7 @@ def _of_heads(config: Mapping[str, Any]) -> int:
 
 
 def _implied_heads(config: Mapping[str, Any]) -> int:
-    """Of configs that name the size of heads and not their number."""
+    """Return the number of heads for configs that name only the size of heads."""
     return max(1, _hidden(config) // max(_integers(config, SIZES_HEADS), default=max(1, _hidden(config))))
 
 
@@ -108,7 +108,7 @@ def _hidden(config: Mapping[str, Any]) -> int:
     return max(_integers(config, HIDDEN_SIZES), default=0)
 
 
-def _of_sizes(config: Mapping[str, Any]) -> int:
+def _size_factor(config: Mapping[str, Any]) -> int:
     sizes, hidden = _integers(config, SIZES_HEADS), _hidden(config)
     heads = max(_integers(config, re.compile(r"^(num_attention_heads|num_heads|n_heads?)$")), default=0)
     if hidden and heads and not any(key == "head_dim" for key, value in values(config) if value):
@@ -116,15 +116,15 @@ def _of_sizes(config: Mapping[str, Any]) -> int:
     factor = 1
     while sizes and all(size % (4 * factor) == 0 and size // (2 * factor) >= min(HEAD_DIM, size) for size in sizes):
         factor *= 2
-    while factor > 1 and hidden // (factor * _of_heads(config)) < HIDDEN:
+    while factor > 1 and hidden // (factor * _head_factor(config)) < HIDDEN:
         factor //= 2
     return factor
 
 
 def shrunk(config: Mapping[str, Any], by: Factors) -> Config:
-    """The same keys, with smaller numbers. What concerns pictures, sound and packed weights is left out."""
-    whole = layers_of(config)
-    rules = _rules(by, whole)
+    """Return a config of the same keys with smaller numbers. Keys of images, audio and quantization are left out."""
+    num_layers = layers_of(config)
+    rules = _rules(by, num_layers)
 
     def small(level: Mapping[str, Any]) -> Config:
         return {key: each(key, value) for key, value in level.items() if not OTHER_SENSES.search(key)}
@@ -134,7 +134,7 @@ def shrunk(config: Mapping[str, Any], by: Factors) -> Config:
             return small(value)
         rule = next((rule for pattern, rule in rules if pattern.search(key)), None)
         if isinstance(value, list | str):
-            return _sequence(key, value, rule, by, whole)
+            return _sequence(key, value, rule, by, num_layers)
         if rule is None or value is None or isinstance(value, bool) or not isinstance(value, int):
             return value
         return rule(value)
@@ -145,12 +145,12 @@ def shrunk(config: Mapping[str, Any], by: Factors) -> Config:
 Rule = Callable[[int], int]
 
 
-def _rules(by: Factors, whole: int) -> list[tuple[re.Pattern[str], Rule]]:
-    """The first pattern that a key contains says what becomes of its number."""
+def _rules(by: Factors, num_layers: int) -> list[tuple[re.Pattern[str], Rule]]:
+    """List the rules. The first pattern that matches a key gives the function for its number."""
     return [
         (VOCABULARIES, lambda value: min(value, by.vocabulary)),
         (LAYERS, lambda _: by.layers),
-        (PARTS_OF_LAYERS, lambda value: max(1, round(value * by.layers / max(whole, 1))) if value else 0),
+        (PARTS_OF_LAYERS, lambda value: max(1, round(value * by.layers / max(num_layers, 1))) if value else 0),
         (FIRST_LAYERS, lambda value: min(value, 1)),
         (COUNTS_EXPERTS, lambda value: min(value, EXPERTS)),
         (ACTIVE_EXPERTS, lambda value: min(value, ACTIVE)),
@@ -166,20 +166,20 @@ def _rules(by: Factors, whole: int) -> list[tuple[re.Pattern[str], Rule]]:
 
 
 def _width(value: int, factor: int) -> int:
-    """A multiple of 8 where the factor does not divide it: no relation can hold there anyway."""
+    """Divide a width; the result is rounded up to a multiple of 8 if the factor does not divide it, where no relation can hold anyway."""
     small = value // factor
     return small if value % factor == 0 and small >= 8 else max(8, -(-small // 8) * 8)
 
 
-def _sequence(key: str, value: list[Any] | str, rule: Rule | None, by: Factors, whole: int) -> list[Any] | str:
-    """One entry for each layer; numbers of layers; or parts of a head."""
+def _sequence(key: str, value: list[Any] | str, rule: Rule | None, by: Factors, num_layers: int) -> list[Any] | str:
+    """Shrink a sequence: one entry for each layer, indices of layers, or parts of a head."""
     if HALVES_OF_HEADS.search(key):
         return value[: max(1, len(value) // by.sizes)]
     if SECTIONS_OF_HEADS.search(key) and not isinstance(value, str):
         return [max(1, part // by.sizes) for part in value]
     if isinstance(value, str):
-        return value[: by.layers] if len(value) == whole > 4 else value
-    if LAYER_NUMBERS.search(key) and len(value) < whole and all(type(each) is int for each in value):
-        return [number for number in value if number <= by.layers - (0 if whole in value else 1)]
-    kept = value[: by.layers] if len(value) == whole else value
-    return [rule(each) if rule and type(each) is int else each for each in kept]
+        return value[: by.layers] if len(value) == num_layers > 4 else value
+    if LAYER_NUMBERS.search(key) and len(value) < num_layers and all(type(each) is int for each in value):
+        return [number for number in value if number <= by.layers - (0 if num_layers in value else 1)]
+    shortened = value[: by.layers] if len(value) == num_layers else value
+    return [rule(each) if rule and type(each) is int else each for each in shortened]

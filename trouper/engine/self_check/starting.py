@@ -1,4 +1,4 @@
-"""The self-check as loading runs it: from memory if it can be, with progress, one line in the log, and a refusal."""
+"""The self-check during loading: uses a remembered result if there is one, reports progress, logs one line, and may refuse the model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import mlx.core as mx
 from mlx import nn
 from xxhash import xxh3_64_intdigest
 
-from trouper.engine.distributed.rank_group import Group
+from trouper.engine.distributed.rank_group import RankGroup
 from trouper.engine.kv.quantized_kv import KvFormat
 from trouper.engine.self_check.alone import WrongAloneError
 from trouper.engine.self_check.checking import STEPS, Check
@@ -28,7 +28,7 @@ REMEDY = "--self-check off serves it all the same"
 
 @attrs.frozen(eq=False, kw_only=True)
 class Candidate:
-    """A model whose weights are in memory, and where they are from. digest: of the checkpoint."""
+    """A model whose weights are in memory, and its checkpoint. digest: the checkpoint's."""
 
     model: nn.Module
     config: Mapping[str, Any]
@@ -41,11 +41,12 @@ class Candidate:
 def self_check(
     candidate: Candidate,
     settings: Settings,
-    group: Group,
+    group: RankGroup,
     report: Callable[[str], None],
     progress: Callable[[int, int], None],
 ) -> tuple[Capabilities, SelfCheck]:
-    """Raises `ModelUnusable` for a model that is wrong even alone. progress: steps done, of how many."""
+    """Run or recall the self-check. Raises `ModelUnusable` for a model that is wrong even for one row. progress: called with steps done
+    and steps in all."""
     mode = cast(SelfCheckMode, settings.self_check)
     key = key_of(candidate.digest, settings, group)
     known = recalled(key) if mode != "off" else None
@@ -61,7 +62,7 @@ def self_check(
 
 
 def line_of(capabilities: Capabilities, check: SelfCheck) -> str:
-    """For the log, and for the doctor."""
+    """Describe a result in one line, for the log and for `trouper doctor`."""
     off = "; ".join(f"{feature} off: {reason}" for feature, reason in capabilities.off.items())
     if check.mode == "off":
         return f"self-check: off, guessed from the model's caches{': ' if off else ''}{off}"
@@ -69,15 +70,15 @@ def line_of(capabilities: Capabilities, check: SelfCheck) -> str:
     return f"self-check ({how}; {check.checked}): {off or 'rows may do everything'}"
 
 
-def _all_know(known: tuple[Capabilities, SelfCheck] | None, group: Group) -> bool:
-    """Whether every rank remembers, and the same."""
-    mine = 0 if known is None else 1 + (xxh3_64_intdigest(repr(sorted(known[0].off)).encode()) >> 2)
-    numbers = group.gather(mine)
+def _all_know(known: tuple[Capabilities, SelfCheck] | None, group: RankGroup) -> bool:
+    """Whether every rank remembers the same result."""
+    number_here = 0 if known is None else 1 + (xxh3_64_intdigest(repr(sorted(known[0].off)).encode()) >> 2)
+    numbers = group.gather(number_here)
     return numbers[0] != 0 and len(set(numbers)) == 1
 
 
 def _run(
-    candidate: Candidate, mode: SelfCheckMode, group: Group, progress: Callable[[int, int], None]
+    candidate: Candidate, mode: SelfCheckMode, group: RankGroup, progress: Callable[[int, int], None]
 ) -> tuple[Capabilities, SelfCheck]:
     began, done = time.perf_counter(), 0
 
@@ -100,5 +101,5 @@ def _run(
 
 
 def _transient(capabilities: Capabilities) -> bool:
-    """A device that was full for a moment says nothing of the model."""
+    """Whether a feature is off for lack of memory, which is no property of the model."""
     return any(sign in reason.lower() for reason in capabilities.off.values() for sign in OUT_OF_MEMORY)

@@ -1,4 +1,4 @@
-"""A tiny random model of the same architecture as a large one, to run through what the large one would take long for."""
+"""Makes a tiny random model of the same architecture as a large one, for scenarios that would take long on the large one."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from trouper.engine.self_check.accuracy import arithmetic_of, errors, worst
 from trouper.engine.self_check.alone import Tokens, run_alone
 from trouper.engine.self_check.shrinking import PARTS_OF_LAYERS, VOCABULARY, Config, factors, layers_of, shrunk, values
 
-MOST_LAYERS = 24
-MOST_VALUES = 30_000_000
+MAX_LAYERS = 24
+MAX_VALUES = 30_000_000
 """Upper bound of a tiny model's parameters: a larger one would not be faster than the model that it stands for."""
 GAINS = (3.0, 8.0)
 """Random matrices are this many times what layers draw at first, so that attention and experts have a say beside the
 residual stream."""
-WHOLE_VOCABULARY = 10**9
+FULL_VOCABULARY = 10**9
 AUDIBLE, FLOORS = 1e-2, 2
 """A change of one token of the context must change the logits by so much, and by so many times the floor of the bound."""
 SLOW: dict[str, tuple[float, float]] = {"A_log": (-1.5, 0.5), "dt_bias": (-3.5, -1.0)}
@@ -34,27 +34,27 @@ Signature = frozenset[tuple[str, ...]]
 
 
 class CannotShrinkError(Exception):
-    """No small config of this architecture builds, has all kinds of layers, and answers to its context."""
+    """No small config of this architecture builds, has all kinds of layers, and gives logits that depend on the context."""
 
 
 def configs(model: nn.Module, config: Mapping[str, Any]) -> Iterator[Config]:
-    """Small configs whose models have every kind of layer that this one has, the smallest first. Nothing is computed."""
-    kinds, whole = signatures(model), layers_of(config)
-    wanted = set(kinds)
-    first = next((count for count in range(1, len(kinds) + 1) if set(kinds[:count]) == wanted), 1)
-    last = min(whole, MOST_LAYERS)
-    vocabulary = WHOLE_VOCABULARY if _knows_tokens(model) else VOCABULARY
+    """Yield small configs whose models have every kind of layer of this model, smallest first. Evaluates nothing."""
+    kinds, num_layers = signatures(model), layers_of(config)
+    required = set(kinds)
+    first = next((count for count in range(1, len(kinds) + 1) if set(kinds[:count]) == required), 1)
+    last = min(num_layers, MAX_LAYERS)
+    vocabulary = FULL_VOCABULARY if _knows_tokens(model) else VOCABULARY
     shares = any(PARTS_OF_LAYERS.search(key) and value for key, value in values(config))
     for by in factors(config, 0):
         for layers in range(min(2 if shares else max(first, 2), last), last + 1):
             small = shrunk(config, attrs.evolve(by, layers=layers, vocabulary=vocabulary))
-            if _builds(small, wanted):
+            if _builds(small, required):
                 yield small
                 break
 
 
 def build(config: Config, seed: int, gain: float = GAINS[0]) -> nn.Module:
-    """float32. Seeds MLX's own generator, which layers draw from and nothing else of ours does."""
+    """Build a float32 model with random weights. Seeds MLX's global generator, which only the layers' initialization uses."""
     mx.random.seed(seed)
     model = empty(config)
     model.set_dtype(mx.float32)
@@ -69,34 +69,34 @@ def vocabulary_of(model: nn.Module) -> int:
 
 
 def listens(model: nn.Module, text: Tokens) -> bool:
-    """Whether what it says depends on a token before the last: else nothing wrong with its KV would show."""
+    """Whether the logits depend on a token before the last: else no fault of the KV would show."""
     other = [*text[:-3], text[-3] + 1, *text[-2:]]
     run = run_alone(model)
-    one, two = (run(tokens, [len(tokens)])[-1:] for tokens in (text, other))
-    return worst(errors(two, one)) > max(AUDIBLE, FLOORS * arithmetic_of(model, PLAIN).floor)
+    original, changed = (run(tokens, [len(tokens)])[-1:] for tokens in (text, other))
+    return worst(errors(changed, original)) > max(AUDIBLE, FLOORS * arithmetic_of(model, PLAIN).floor)
 
 
 def empty(config: Mapping[str, Any]) -> nn.Module:
-    """Not a byte of its parameters is there before they are evaluated."""
+    """Make a model whose parameters are lazy: none takes memory before it is evaluated."""
     model_class, args_class = utils._get_classes(dict(config))  # What `load_model` takes for the real one.
     model: nn.Module = model_class(args_class.from_dict(dict(config)))
     return model
 
 
 def _drawn(model: nn.Module, gain: float) -> list[tuple[str, mx.array]]:
-    """Matrices as their layers draw them, but larger; what is constant at first varies a little around that."""
+    """Scale up the matrices that layers initialize, and add a little noise to constant parameters."""
     named = [
         (path, array) for path, array in tree_flatten(model.parameters()) if mx.issubdtype(array.dtype, mx.floating)
     ]
-    facts = [mx.stack([array.min(), array.max(), mx.abs(array.mean()), array.std()]) for _, array in named]
+    stats = [mx.stack([array.min(), array.max(), mx.abs(array.mean()), array.std()]) for _, array in named]
     return [
         (path, _redrawn(path, array, tuple(fact), gain))
-        for (path, array), fact in zip(named, np.array(mx.stack(facts)).tolist(), strict=True)
+        for (path, array), fact in zip(named, np.array(mx.stack(stats)).tolist(), strict=True)
     ]
 
 
-def _redrawn(path: str, array: mx.array, facts: tuple[float, ...], gain: float) -> mx.array:
-    low, high, mean, spread = facts
+def _redrawn(path: str, array: mx.array, stats: tuple[float, ...], gain: float) -> mx.array:
+    low, high, mean, spread = stats
     if (decay := SLOW.get(path.rsplit(".", 1)[-1])) is not None:
         return mx.random.uniform(*decay, array.shape)
     if low == high:
@@ -105,7 +105,7 @@ def _redrawn(path: str, array: mx.array, facts: tuple[float, ...], gain: float) 
 
 
 def _knows_tokens(model: nn.Module) -> bool:
-    """Whether its code has an array of tokens' numbers, as phi3small's. Beyond a smaller vocabulary MLX would write into
+    """Whether the model's code has an array of token ids, such as phi3small's. Beyond a smaller vocabulary MLX would write into
     memory that is not the model's: no error, but a crash."""
     arrays = (value for _, part in model.named_modules() for value in part.values() if isinstance(value, mx.array))
     lists = (value for value in arrays if value.ndim == 1 and value.size and mx.issubdtype(value.dtype, mx.integer))
@@ -117,14 +117,14 @@ def _builds(config: Config, kinds: set[Signature]) -> bool:
         model = empty(config)
         logits = model(mx.array([[1, 2]]), cache=make_prompt_cache(model))
         values = sum(array.size for _, array in tree_flatten(model.parameters()))
-        return logits.shape[:2] == (1, 2) and values <= MOST_VALUES and set(signatures(model)) == kinds
+        return logits.shape[:2] == (1, 2) and values <= MAX_VALUES and set(signatures(model)) == kinds
     except Exception:  # noqa: BLE001 - any architecture's code over sizes that nobody chose: this one does not build
         return False
 
 
 def signatures(model: nn.Module) -> list[Signature]:
-    """What each layer consists of: names, types and switches of its parts, and its kind of cache. The model is adapted
-    first, since the one that is checked may have been."""
+    """Describe each layer: names, types and switches of its parts, and its kind of cache. The model is adapted first, since the
+    model under test may be adapted."""
     adapted(model)
     layers, caches = list(model.layers), make_prompt_cache(model)
     kinds = [type(cache).__name__ for cache in caches] if len(caches) == len(layers) else [""] * len(layers)
@@ -138,7 +138,7 @@ def _signature(layer: nn.Module) -> Signature:
 
 
 def _is_leaf(path: str, part: nn.Module) -> bool:
-    """Layers that may be packed, adapted or split in the real model."""
+    """Whether the part is a layer that may be quantized, adapted or sharded in the real model."""
     return "Linear" in type(part).__name__ or "Embedding" in type(part).__name__ or "lora" in path
 
 

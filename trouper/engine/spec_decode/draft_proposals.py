@@ -1,6 +1,6 @@
-"""The rows that may draft: what they are told, and what they want verified.
+"""Draft proposals of the rows that may speculate.
 
-Proposers hear of tokens when they are asked, which is seldom: no step costs anything for them.
+Proposers get committed tokens only when drafts are requested, which is seldom, so other steps cost nothing.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from trouper.engine.spec_decode.prompt_lookup import Drafting, Proposer
 from trouper.protocol.plans import RowId
 
 
-class Proposing:
-    """Each row's proposer, and the tokens that they were not told yet."""
+class DraftProposals:
+    """The proposer of each row, and the committed tokens that the proposers have not received yet."""
 
     def __init__(self, drafting: Drafting) -> None:
         self._drafting = drafting
         self._proposers: dict[RowId, Proposer] = {}
-        self._unheard: list[tuple[Sequence[RowId], Sequence[int]]] = []
+        self._unread: list[tuple[Sequence[RowId], Sequence[int]]] = []
 
     def open(self, row: RowId, prompt: Sequence[int]) -> None:
         self._proposers[row] = self._drafting.proposer(prompt)
@@ -29,30 +29,30 @@ class Proposing:
             self._proposers.pop(row, None)
 
     def took(self, rows: Sequence[RowId], tokens: Sequence[int]) -> None:
-        """What a step committed."""
+        """Add the tokens that a step committed."""
         if self._proposers:
-            self._unheard.append((rows, tokens))
+            self._unread.append((rows, tokens))
 
-    def drafts(self, wanted: Mapping[RowId, int]) -> dict[RowId, list[int]]:
-        """Of each row that has something, at most so many tokens."""
-        self._tell()
+    def drafts(self, requests: Mapping[RowId, int]) -> dict[RowId, list[int]]:
+        """Propose drafts. `requests`: maximum number of draft tokens of each row. Rows without a draft are left out."""
+        self._feed_proposers()
         return {
             row: draft
-            for row, most in wanted.items()
-            if most and row in self._proposers
-            if (draft := self._proposers[row].draft(min(most, self._drafting.tokens)))
+            for row, max_tokens in requests.items()
+            if max_tokens and row in self._proposers
+            if (draft := self._proposers[row].draft(min(max_tokens, self._drafting.tokens)))
         }
 
     def matched(self, rows: Sequence[RowId]) -> tuple[tuple[RowId, int], ...]:
-        """As `Stepped.matched`."""
-        self._tell()
+        """Return the match lengths for `Stepped.matched`."""
+        self._feed_proposers()
         return tuple((row, n) for row in rows if row in self._proposers and (n := self._proposers[row].matched))
 
-    def _tell(self) -> None:
-        """Each all of its tokens at once, of steps that had the same rows. A step with drafts names rows twice; the next
-        one is never told with it, since rows are asked what they draft in between, or have nothing drafted."""
-        unheard, self._unheard = self._unheard, []
-        for rows, steps in groupby(unheard, itemgetter(0)):
-            for row, said in zip(rows, zip(*(tokens for _, tokens in steps), strict=True), strict=True):
+    def _feed_proposers(self) -> None:
+        """Pass the unread tokens to the proposers, grouped by steps that had the same rows. A step with drafts names rows
+        twice; it is never grouped with the next one, since drafts are requested in between, or no row had a draft."""
+        unread, self._unread = self._unread, []
+        for rows, steps in groupby(unread, itemgetter(0)):
+            for row, row_tokens in zip(rows, zip(*(tokens for _, tokens in steps), strict=True), strict=True):
                 if row in self._proposers:
-                    self._proposers[row].took(said)
+                    self._proposers[row].took(row_tokens)

@@ -1,4 +1,4 @@
-"""What a row may say next, guessed from what it has said: prompt lookup (https://github.com/apoorvumang/prompt-lookup-decoding).
+"""Prompt lookup: drafts of a row's next tokens from its earlier ones (https://github.com/apoorvumang/prompt-lookup-decoding).
 
 Drafts follow from the row's tokens alone, so every rank drafts the same.
 """
@@ -12,36 +12,37 @@ import attrs
 
 
 class Proposer(Protocol):
-    """Guesses one row's next tokens. A draft model, or a head that the model brings, could be another."""
+    """Proposes one row's next tokens. A draft model, or a draft head of the model, could implement it, too."""
 
     @property
     def matched(self) -> int:
-        """How sure it may be: of the row's last tokens so many were foretold, or stand before what it would draft. 0: it
-        has nothing to draft."""
+        """Match length, a measure of confidence: the number of the row's last tokens that were predicted, or that precede the
+        draft. 0: there is no draft."""
 
     def took(self, tokens: Sequence[int]) -> None:
-        """The row's next tokens. Cheap: it happens in each step."""
+        """Add the row's next tokens. Must be cheap, since it may be called in each step."""
 
-    def draft(self, most: int) -> list[int]:
-        """Up to so many tokens that may come next."""
+    def draft(self, max_tokens: int) -> list[int]:
+        """Propose up to `max_tokens` next tokens."""
 
 
 @attrs.frozen
 class Drafting:
-    """How rows draft: matches of `least` to `most` tokens are looked up. At most `tokens` are drafted at a time."""
+    """Settings of prompt lookup: matches of `min_ngram` to `max_ngram` tokens, and at most `tokens` draft tokens at a time."""
 
-    least: int = 3
-    most: int = 8
+    min_ngram: int = 3
+    max_ngram: int = 8
     tokens: int = 16
 
     @property
     def slack(self) -> int:
-        """What rings hold beyond their window. A step's drafts, right or wrong, are written over the oldest tokens; and a
-        snapshot may be wanted of where a row was two such steps ago: when its answer ended, and another one was planned."""
+        """Number of tokens that rings hold beyond their window. A step's drafts, accepted or rejected, overwrite the oldest
+        tokens; and a snapshot may be needed of the row's state two such steps ago, when its answer had ended and one more
+        step was planned."""
         return 3 * (self.tokens + 1)
 
     def proposer(self, prompt: Sequence[int]) -> Proposer:
-        return NgramProposer(prompt, self.least, self.most)
+        return NgramProposer(prompt, self.min_ngram, self.max_ngram)
 
 
 DRAFTING = Drafting()
@@ -49,36 +50,36 @@ DRAFTING = Drafting()
 
 NOWHERE = -1
 SUBSTITUTED, RESUMED = 8, 6
-"""A match of so many tokens is followed beyond one that differs, and then counts as this long: numbers in lists, a word that
-was changed. 280 tokens of numbered lists took 62 steps instead of 118."""
+"""A match of SUBSTITUTED tokens is followed beyond one token that differs, and then has length RESUMED: numbers in lists, a
+word that was changed. 280 tokens of numbered lists took 62 steps instead of 118."""
 CANDIDATES = 8
-"""Places of one n-gram that are looked at."""
+"""Maximum number of occurrences of one n-gram that are compared."""
 
 
 class NgramProposer:
-    """Finds where the row's newest tokens stood before, and goes on as that place did: the longest match first, of those
-    the newest. A match that goes on holding is followed, so that it grows beyond the longest n-gram, and a long one also
-    beyond a token that differs; one that reaches the row's end repeats itself.
+    """Finds an earlier occurrence of the row's newest tokens and drafts the tokens that follow it: the longest match, and among
+    equally long ones the newest. A match is followed while it holds, so that it grows beyond the longest n-gram, and a long
+    match also beyond a token that differs; a match that reaches the row's end repeats itself.
 
-    An index of n-grams of the least length, with a chain through the places of each, as LZ77's (zlib): one entry a token,
-    and a few of the newest places are looked at. Nothing is hashed but by Python's own dict, so no n-gram is taken for
-    another.
+    The index has n-grams of the minimum length, with a chain through the occurrences of each, as LZ77 (zlib): one entry for
+    each token, and only a few of the newest occurrences are compared. The index is a Python dict, so hash collisions are
+    resolved and no n-gram is mistaken for another.
     """
 
-    def __init__(self, prompt: Sequence[int], least: int, most: int) -> None:
-        assert 1 <= least <= most
+    def __init__(self, prompt: Sequence[int], min_ngram: int, max_ngram: int) -> None:
+        assert 1 <= min_ngram <= max_ngram
         self._tokens = list(prompt)
-        self._least, self._most = least, most
+        self._min_ngram, self._max_ngram = min_ngram, max_ngram
         self._newest: dict[tuple[int, ...], int] = {}
-        """Of each n-gram the last place that it stands before."""
-        self._before = [NOWHERE] * least
-        """Of each place the one before it that the same n-gram stands before. Those below its length are entered."""
+        """For each n-gram the position after its last occurrence."""
+        self._before = [NOWHERE] * min_ngram
+        """For each position the previous position after the same n-gram. Positions below the list's length are indexed."""
         self._next, self._length = 0, 0
-        """What is followed: the place of the token that is foretold, and how many before it matched."""
+        """The followed match: the position of the predicted token, and the number of matching tokens before it."""
         self._followed = len(self._tokens)
-        """Tokens that were compared with what was foretold."""
-        self._looked = 0
-        """Tokens when a match was last looked for."""
+        """Number of tokens that were compared with their prediction."""
+        self._looked_up_at = 0
+        """Number of tokens at the last search for a match."""
 
     @property
     def matched(self) -> int:
@@ -88,23 +89,23 @@ class NgramProposer:
     def took(self, tokens: Sequence[int]) -> None:
         self._tokens += tokens
 
-    def draft(self, most: int) -> list[int]:
-        """Not more than have matched: what repeats three tokens seldom repeats eight more."""
+    def draft(self, max_tokens: int) -> list[int]:
+        """Propose at most as many tokens as have matched: after a repetition of three tokens eight more seldom repeat."""
         self._catch_up()
-        most = min(most, self._length)
-        rest = self._tokens[self._next : self._next + most]
-        while len(rest) < most:
-            rest += rest[: most - len(rest)]
-        return rest
+        max_tokens = min(max_tokens, self._length)
+        draft = self._tokens[self._next : self._next + max_tokens]
+        while len(draft) < max_tokens:
+            draft += draft[: max_tokens - len(draft)]
+        return draft
 
     def _catch_up(self) -> None:
-        if self._looked == len(self._tokens):
+        if self._looked_up_at == len(self._tokens):
             return
         self._follow()
         self._enter()
-        if self._length < self._most:
+        if self._length < self._max_ngram:
             self._look_up()
-        self._looked = len(self._tokens)
+        self._looked_up_at = len(self._tokens)
 
     def _follow(self) -> None:
         for token in self._tokens[self._followed :] if self._length else ():
@@ -119,29 +120,31 @@ class NgramProposer:
         self._followed = len(self._tokens)
 
     def _enter(self) -> None:
-        """N-grams that something follows: the newest tokens never find themselves."""
-        tokens, before, newest, least = self._tokens, self._before, self._newest, self._least
+        """Index the n-grams that a token follows, so that the newest tokens never match themselves."""
+        tokens, before, newest, min_ngram = self._tokens, self._before, self._newest, self._min_ngram
         first, end = len(before), len(tokens)
         if end <= first:
             return
-        runs = (tokens[first - least + place : end - least + place] for place in range(least))
-        for place, ngram in zip(range(first, end), zip(*runs, strict=True), strict=False):
+        runs = (tokens[first - min_ngram + position : end - min_ngram + position] for position in range(min_ngram))
+        for position, ngram in zip(range(first, end), zip(*runs, strict=True), strict=False):
             before.append(newest.get(ngram, NOWHERE))
-            newest[ngram] = place
+            newest[ngram] = position
 
     def _look_up(self) -> None:
-        """A longer match than the one that is followed, if there is one."""
-        place = self._newest.get(tuple(self._tokens[-self._least :]), NOWHERE)
+        """Replace the followed match by a longer one, if there is one."""
+        position = self._newest.get(tuple(self._tokens[-self._min_ngram :]), NOWHERE)
         for _ in range(CANDIDATES):
-            if place == NOWHERE or self._length >= self._most:
+            if position == NOWHERE or self._length >= self._max_ngram:
                 return
-            length = self._match(place)
+            length = self._match(position)
             if length > self._length:
-                self._next, self._length = place, length
-            place = self._before[place]
+                self._next, self._length = position, length
+            position = self._before[position]
 
-    def _match(self, place: int) -> int:
-        """How many tokens before `place` are the newest ones."""
+    def _match(self, position: int) -> int:
+        """Number of tokens before `position` that equal the newest tokens."""
         tokens, end = self._tokens, len(self._tokens)
-        most = min(self._most, place)
-        return next((n for n in range(self._least, most) if tokens[place - n - 1] != tokens[end - n - 1]), most)
+        longest = min(self._max_ngram, position)
+        return next(
+            (n for n in range(self._min_ngram, longest) if tokens[position - n - 1] != tokens[end - n - 1]), longest
+        )

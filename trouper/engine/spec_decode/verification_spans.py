@@ -1,8 +1,9 @@
-"""A step that verifies drafts: several positions of each row, sampled as if each were a row of its own.
+"""Verification of drafts: several positions of each row, sampled as if each were a row of its own.
 
-Row i goes in with its last token and `counts[i] - 1` drafted ones. What the model says after each of them is sampled like
-any other logits, with what the row had drawn and said up to there. A draft is accepted if it is the token that was
-sampled in its place; the first that is not ends it, and what was sampled instead is right (as without drafts, exactly).
+The input of row i is its last token and `counts[i] - 1` draft tokens. The logits after each of them are sampled like
+any other logits, with the row's sampling state up to there. A draft token is accepted if it equals the token that was
+sampled at its position; the first rejected one ends the row's span, and the token sampled instead is kept. The result is
+exactly the one without drafts.
 """
 
 from __future__ import annotations
@@ -20,22 +21,23 @@ from trouper.engine.kv.region import Ints
 
 
 class Spans:
-    """n rows, the longest of them `width` positions long. `positions` positions in all, row by row."""
+    """Positions of n rows, row by row. `width`: number of positions of the longest row. Shapes below: (positions,) for all
+    positions."""
 
     def __init__(self, drafts: Sequence[Sequence[int]]) -> None:
-        """Of each row, in order; not all of them empty."""
+        """`drafts`: the draft of each row, in order; at least one is not empty."""
         self.counts: Ints = np.array([1 + len(draft) for draft in drafts], np.int32)
         self.width = int(self.counts.max())
         self.drafts: Ints = np.zeros((len(drafts), self.width - 1), np.int32)
-        """Zeros where there are fewer."""
+        """(n, width - 1): draft tokens, padded with zeros."""
         drafted = np.arange(self.width - 1) < self.counts[:, None] - 1
         self.drafts[drafted] = np.fromiter(chain.from_iterable(drafts), np.int32)
-        self.most: Ints = self.counts - 1
-        """Of each row's drafts no more can be right, whatever is sampled: lowered where a grammar gave up."""
+        self.max_accepted: Ints = self.counts - 1
+        """(n,): maximum number of draft tokens of each row that may be accepted: lowered where a grammar failed."""
 
     @cached_property
     def owners(self) -> NDArray[np.int64]:
-        """(positions,): whose each is."""
+        """(positions,): index of the row of each position."""
         return np.repeat(np.arange(len(self.counts)), self.counts)
 
     @cached_property
@@ -45,12 +47,12 @@ class Spans:
 
     @cached_property
     def steps(self) -> NDArray[np.int64]:
-        """(positions,): how many drafted tokens come before each."""
+        """(positions,): number of draft tokens before each position."""
         return np.arange(len(self.owners)) - self.starts[self.owners]
 
     @cached_property
-    def places(self) -> NDArray[np.int64]:
-        """(positions,): where each lies among n * width."""
+    def grid_indices(self) -> NDArray[np.int64]:
+        """(positions,): index of each position in a flattened grid (n, width)."""
         return self.owners * self.width + self.steps
 
     @property
@@ -58,33 +60,33 @@ class Spans:
         return len(self.owners) < len(self.counts) * self.width
 
     def of(self, rows: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """All positions of these rows, which may repeat: (positions, for each the index into `rows`)."""
+        """Find all positions of these rows, which may repeat: (positions, index into `rows` of each position)."""
         counts = self.counts[rows]
         index = np.repeat(np.arange(len(rows)), counts)
         steps = np.arange(len(index)) - (np.cumsum(counts) - counts)[index]
         return self.starts[rows][index] + steps, index
 
     def before(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """The drafted tokens before each of these: (index into `positions`, token) of each."""
+        """Find the draft tokens before each of these positions: (index into `positions`, token) of each."""
         steps = self.steps[positions]
         index = np.repeat(np.arange(len(positions)), steps)
-        place = np.arange(len(index)) - (np.cumsum(steps) - steps)[index]
-        return index, self.drafts[self.owners[positions][index], place]
+        column = np.arange(len(index)) - (np.cumsum(steps) - steps)[index]
+        return index, self.drafts[self.owners[positions][index], column]
 
-    def own(self, row: int) -> list[int]:
-        """One row's drafts."""
+    def drafts_of(self, row: int) -> list[int]:
+        """Return the draft tokens of one row."""
         draft: list[int] = self.drafts[row, : self.counts[row] - 1].tolist()
         return draft
 
     def accepted(self, sampled: Ints) -> Ints:
-        """sampled (positions,): how many drafts of each row are right, (n,)."""
+        """Count the accepted draft tokens of each row, (n,), given the sampled tokens (positions,)."""
         grid = np.zeros(len(self.counts) * self.width, np.int32)
-        grid[self.places] = sampled
+        grid[self.grid_indices] = sampled
         right = grid.reshape(-1, self.width)[:, :-1] == self.drafts
-        right &= np.arange(self.width - 1) < self.most[:, None]
+        right &= np.arange(self.width - 1) < self.max_accepted[:, None]
         return np.cumprod(right, axis=1).sum(axis=1).astype(np.int32)
 
 
-def indices(places: NDArray[Any]) -> mx.array:
-    """To index arrays of the device with."""
-    return mx.array(places.astype(np.int32))
+def indices(host: NDArray[Any]) -> mx.array:
+    """Make an int32 index array on the device."""
+    return mx.array(host.astype(np.int32))
