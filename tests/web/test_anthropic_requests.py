@@ -32,7 +32,7 @@ from trouper.web.anthropic.messages import (
 from trouper.web.anthropic.thinking import CARRIES, signature_of, thought
 from trouper.web.http.openapi import BEYOND_SCHEMA
 from trouper.web.http.request_schema import schema_of
-from trouper.web.output.output_parser import Voice
+from trouper.web.output.output_parser import OutputParser
 from trouper.web.output.tool_calls import Tools
 
 Json = dict[str, Any]
@@ -228,7 +228,7 @@ SAID = st.lists(
 
 def spoken(pieces: Sequence[str], *, omitted: bool) -> tuple[list[Json], list[Json]]:
     """The content, and what a client makes of the events."""
-    voice, blocks = Voice(Tools((TOOL,)), ByteTokenizer(), thinks=False), Blocks(omitted=omitted)
+    voice, blocks = OutputParser(Tools((TOOL,)), ByteTokenizer(), thinks=False), Blocks(omitted=omitted)
     events = [event for piece in pieces for event in blocks.say(voice.push(piece))]
     events += [*blocks.say(voice.end()), *blocks.end()]
     content = blocks.content

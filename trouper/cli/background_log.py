@@ -18,7 +18,7 @@ from trouper.protocol.logs import FIELDS
 
 LINES = 10_000
 """That may wait to be written. More are dropped, and counted."""
-LAST_WORDS_S = 1.0
+FLUSH_TIMEOUT_S = 1.0
 """At the end, for what waits."""
 Write = Callable[[logging.LogRecord], None]
 
@@ -34,7 +34,7 @@ class LineWriter:
         self._stream.flush()
 
 
-class AsideHandler(logging.Handler):
+class BackgroundHandler(logging.Handler):
     """Takes a record where it is made; `write` is called elsewhere, in order. It is no handler, since `logging.shutdown`
     flushes every handler that was ever made, and waits for a stream that stands still."""
 
@@ -71,7 +71,7 @@ class AsideHandler(logging.Handler):
     def flush(self) -> None:
         """Wait until all is written, but not for a reader that stands still. `logging.shutdown` calls this at the end."""
         with self._records.all_tasks_done:
-            self._records.all_tasks_done.wait_for(lambda: not self._records.unfinished_tasks, LAST_WORDS_S)
+            self._records.all_tasks_done.wait_for(lambda: not self._records.unfinished_tasks, FLUSH_TIMEOUT_S)
 
 
 def _settled(record: logging.LogRecord) -> logging.LogRecord:
@@ -82,6 +82,6 @@ def _settled(record: logging.LogRecord) -> logging.LogRecord:
 
 
 def _dropped(lines: int) -> logging.LogRecord:
-    said = f"{lines} lines of the log were dropped: nobody read them"
-    parts = {"name": "trouper", "levelno": logging.WARNING, "levelname": "WARNING", "msg": said, "about": ""}
+    message = f"{lines} lines of the log were dropped: nobody read them"
+    parts = {"name": "trouper", "levelno": logging.WARNING, "levelname": "WARNING", "msg": message, "about": ""}
     return logging.makeLogRecord({**parts, FIELDS: {"dropped": lines}})

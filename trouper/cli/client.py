@@ -15,7 +15,7 @@ import httpx2
 
 from trouper.cli.address import url_to
 from trouper.cli.exits import refuse
-from trouper.cli.flags import Whole
+from trouper.cli.flags import UnsplitText
 from trouper.cli.settings_file import configured
 from trouper.protocol.keys import keys_in, sendable
 from trouper.protocol.problems import SettingsInvalid
@@ -79,7 +79,7 @@ def client_of(command: Command) -> Command:
     for option in (
         click.option("--api-key-file", type=click.Path(path_type=Path), envvar="TROUPER_API_KEY_FILE", hidden=True),
         click.option(
-            "--api-key", type=Whole(), multiple=True, envvar="TROUPER_API_KEY", help="Key that the server wants."
+            "--api-key", type=UnsplitText(), multiple=True, envvar="TROUPER_API_KEY", help="Key that the server wants."
         ),
         click.option("--port", type=int, envvar="TROUPER_PORT", default=DEFAULT.port, hidden=True),
         click.option("--host", envvar="TROUPER_HOST", default=DEFAULT.host, hidden=True),

@@ -78,7 +78,7 @@ class Conversation:
         if self.unanswered is not None:
             question, self.unanswered = self.unanswered, None
             return question
-        asked = [place for place, message in enumerate(self.messages) if message["role"] == "user"]
+        asked = [index for index, message in enumerate(self.messages) if message["role"] == "user"]
         if not asked:
             raise CommandRefused("nothing was asked yet")
         question = self.messages[asked[-1]]["content"]
@@ -123,7 +123,7 @@ def _set(conversation: Conversation, text: str) -> str:
             conversation.parameters.pop(name, None)
         else:
             conversation.parameters[name] = value
-    return ", ".join(f"{key} = {json.dumps(one)}" for key, one in conversation.parameters.items()) or "all defaults"
+    return ", ".join(f"{key} = {json.dumps(value)}" for key, value in conversation.parameters.items()) or "all defaults"
 
 
 def _value(text: str) -> Any:
@@ -190,7 +190,7 @@ def _load(conversation: Conversation, path: str) -> str:
 def _saved(kept: Any) -> Conversation:
     """Raises `CommandRefused` for what a server would refuse with every question, and whatever it trips over where `kept`
     is something else."""
-    messages = [{"role": str(one["role"]), "content": str(one["content"])} for one in kept["messages"]]
+    messages = [{"role": str(message["role"]), "content": str(message["content"])} for message in kept["messages"]]
     system, parameters = str(kept.get("system", "")), dict(kept.get("parameters", {}))
     for message in messages:
         if message["role"] not in ROLES:
@@ -249,5 +249,5 @@ def follow(conversation: Conversation, line: str) -> str:
 
 def _parted(text: str) -> tuple[str, str]:
     """The first word, and the rest."""
-    first, *rest = text.strip().split(maxsplit=1) or [""]
-    return first, rest[0] if rest else ""
+    first, *remainder = text.strip().split(maxsplit=1) or [""]
+    return first, remainder[0] if remainder else ""

@@ -67,8 +67,8 @@ def _model(health: Health, rates: Rates) -> RenderableType:
     if "cache_stats" not in health:
         return Text("not loaded", style="dim")
     lines = Table.grid(padding=(0, 2))
-    for name, said in _lines(health, rates):
-        lines.add_row(Text(name, style="dim"), said)
+    for name, value in _lines(health, rates):
+        lines.add_row(Text(name, style="dim"), value)
     return lines
 
 
@@ -80,10 +80,10 @@ def _lines(health: Health, rates: Rates) -> Iterator[tuple[str, RenderableType]]
     done, errors, total = stats["requests_completed"], stats["requests_errored"], stats["total_requests"]
     yield "requests", Text(f"{done} done, {errors} failed, {total} in all")
     yield from _stores(health)
-    for place, actor in enumerate(health["actors"]):
+    for index, actor in enumerate(health["actors"]):
         again = f"  {actor['restarts']} restarts, the last for {actor['last_error']}" if actor["restarts"] else ""
         state = Text(f"{actor['state']:<{STATE_WIDTH}}", COLOURS.get(actor["state"], ""))
-        yield "" if place else "actors", state + actor["name"] + again
+        yield "" if index else "actors", state + actor["name"] + again
     for rank in health.get("ranks", ()):
         yield f"rank {rank['rank']}", Text(f"{rank['state']}, step {rank['step']}, heard {rank['silent_s']:.1f} s ago")
 
@@ -96,12 +96,12 @@ def _stores(health: Health) -> Iterator[tuple[str, Text]]:
     yield "", Text(f"{spared:.0%} of prompt tokens spared, {hits:.0%} of blocks found")
     active, limit = memory["active_bytes"], memory["limit_bytes"]
     yield "memory", _bar(active, limit) + f"  {decimal(active)} of {decimal(limit)}"
-    said = f"{decimal(disk['bytes'])} in {disk['files']} files, {decimal(disk['free_disk_bytes'])} free"
-    yield "disk", Text(said if disk["attached"] else disk["reason"] or "none")
+    value = f"{decimal(disk['bytes'])} in {disk['files']} files, {decimal(disk['free_disk_bytes'])} free"
+    yield "disk", Text(value if disk["attached"] else disk["reason"] or "none")
 
 
-def _bar(part: float, whole: float) -> Text:
-    full = round(BAR_WIDTH * min(1.0, part / whole)) if whole else 0
+def _bar(part: float, total: float) -> Text:
+    full = round(BAR_WIDTH * min(1.0, part / total)) if total else 0
     return Text.assemble(("━" * full, "cyan"), ("━" * (BAR_WIDTH - full), "bright_black"))
 
 
@@ -120,5 +120,5 @@ class Graph:
 def sparkline(values: deque[float], most_values: int = KEPT) -> str:
     """Of the newest. The highest is full."""
     newest = [*values][-most_values:]
-    most = max(newest, default=0) or 1
-    return "".join(LEVELS[round(value / most * (len(LEVELS) - 1))] for value in newest)
+    highest = max(newest, default=0) or 1
+    return "".join(LEVELS[round(value / highest * (len(LEVELS) - 1))] for value in newest)

@@ -25,15 +25,15 @@ DAMAGE_FOUND = 1
 """Exit code of `trouper cache verify` when a file is not sound."""
 
 
-def refuse(said: str) -> NoReturn:
+def refuse(message: str) -> NoReturn:
     """One line, and out."""
-    click.secho(f"trouper: {said}", fg="red", err=True)
+    click.secho(f"trouper: {message}", fg="red", err=True)
     sys.exit(USAGE_ERROR)
 
 
-def give_up(said: str) -> NoReturn:
+def give_up(message: str) -> NoReturn:
     """One line, and out: what could go on has gone on until now."""
-    click.secho(f"trouper: {said}", fg="red", err=True)
+    click.secho(f"trouper: {message}", fg="red", err=True)
     sys.exit(ENGINE_FAILED)
 
 

@@ -57,21 +57,21 @@ def flag(field: attrs.Attribute[Any], hint: Any) -> Callable[[Command], Command]
 def _type(kind: Any, *, each: bool, repeated: bool) -> Any:
     if kind is Path:
         return click.Path(path_type=Path)
-    return OneOfSeveral() if each else Whole() if repeated else kind
+    return OneOfSeveral() if each else UnsplitText() if repeated else kind
 
 
 def _completion(field: attrs.Attribute[Any]) -> Completion | None:
     """What a shell offers. That it is one of these the setting itself says, whoever gave it, so click need not."""
     if choices := field.metadata.get("choices"):
         return lambda _context, _option, begun: [
-            CompletionItem(str(one)) for one in choices if str(one).startswith(begun)
+            CompletionItem(str(choice)) for choice in choices if str(choice).startswith(begun)
         ]
     if field.metadata.get("directory"):
         return lambda _context, _option, begun: [CompletionItem(begun, type="dir")]
     return None
 
 
-class Whole(click.types.StringParamType):
+class UnsplitText(click.types.StringParamType):
     """Text. A variable holds one, whatever stands in it: click would part it at blanks, and make weak keys of a good one."""
 
     def split_envvar_value(self, rv: str) -> Sequence[str]:
@@ -94,10 +94,10 @@ class Finite(click.FloatRange):
         return number
 
 
-def settings_from(cls: type[S], given: Mapping[str, Any], **one: Any) -> S:
+def settings_from(cls: type[S], given: Mapping[str, Any], **overrides: Any) -> S:
     """The settings, of what click collected and of `one`, which has the flags that are for each of several. Raises
     `SettingsInvalid`."""
-    return cls(**{field.name: one.get(field.name, given[field.name]) for field in attrs.fields(cls)})
+    return cls(**{field.name: overrides.get(field.name, given[field.name]) for field in attrs.fields(cls)})
 
 
 def models_from(given: Mapping[str, Any]) -> list[Settings]:
@@ -111,5 +111,5 @@ def models_from(given: Mapping[str, Any]) -> list[Settings]:
 def all_from(given: Mapping[str, Any]) -> tuple[list[Settings], ServerSettings]:
     """What `serve` serves, and how. Raises `SettingsInvalid`."""
     models, server = models_from(given), settings_from(ServerSettings, given)
-    require_names([one.model or EMBEDDED for one in models], server.served_model_name)
+    require_names([model.model or EMBEDDED for model in models], server.served_model_name)
     return models, server

@@ -23,7 +23,7 @@ def history_file() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "trouper" / "chat-history"
 
 
-class Kept(FileHistory):
+class FailsafeHistory(FileHistory):
     """A disk that is full meanwhile takes no question away."""
 
     def store_string(self, string: str) -> None:
@@ -41,7 +41,7 @@ def history() -> History:
     except OSError as error:
         click.secho(f"questions are not kept: {error.filename}: {error.strerror}", dim=True)
         return InMemoryHistory()
-    return Kept(str(path))
+    return FailsafeHistory(str(path))
 
 
 def session(commands: Iterable[str]) -> PromptSession[str]:

@@ -25,7 +25,7 @@ from trouper.protocol.loading import Loading, LoadWatch
 
 WIDE = 100
 """Columns from which on there is room for how fast it is."""
-BESIDE = len("- " + " ━━━━━━━━━━" + " 100.0/999.9 GB")
+FIXED_WIDTH = len("- " + " ━━━━━━━━━━" + " 100.0/999.9 GB")
 """What a narrower line needs beside its description."""
 SPEED = len(" 100.0 MB/s")
 
@@ -62,7 +62,7 @@ def _short(model: str) -> str:
 
 def _columns(width: int) -> Iterator[ProgressColumn]:
     """One line in any width: there is always a bar, and a long description is cut."""
-    room = width - BESIDE - (SPEED if width >= WIDE else 0)
+    room = width - FIXED_WIDTH - (SPEED if width >= WIDE else 0)
     cut = Column(max_width=max(room, 1), no_wrap=True, overflow="ellipsis")
     yield SpinnerColumn()
     yield TextColumn("{task.description}", markup=False, table_column=cut)

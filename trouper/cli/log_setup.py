@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 from rich.console import Console
 from rich.logging import RichHandler
 
-from trouper.cli.background_log import AsideHandler, LineWriter, Write
+from trouper.cli.background_log import BackgroundHandler, LineWriter, Write
 from trouper.protocol.logs import CURRENT_REQUEST, FIELDS, REQUEST_ID
 
 LEVELS = ("debug", "info", "warning", "error")
@@ -29,7 +29,7 @@ def configure_logging(level: str, console: Console, form: Format = "auto") -> No
         write = rich.emit
     else:
         write = LineWriter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s%(about)s"))
-    handler = AsideHandler(write)
+    handler = BackgroundHandler(write)
     handler.addFilter(name_request)
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("trouper").setLevel(level.upper())
@@ -47,15 +47,15 @@ class JsonLines(logging.Formatter):
     """One object a line. Whatever the text holds, it is one line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        said: dict[str, Any] = {
+        entry: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
         }
         if named := getattr(record, REQUEST_ID, ""):
-            said[REQUEST_ID] = named
-        said |= cast("dict[str, Any]", getattr(record, FIELDS, {}))
+            entry[REQUEST_ID] = named
+        entry |= cast("dict[str, Any]", getattr(record, FIELDS, {}))
         if record.exc_info:
-            said["exception"] = self.formatException(record.exc_info)
-        return json.dumps(said, ensure_ascii=False, default=str)
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry, ensure_ascii=False, default=str)

@@ -59,6 +59,6 @@ def _toml(value: Any) -> str:
         case int() | float():
             return repr(value)
         case tuple() | list():
-            return "[" + ", ".join(_toml(one) for one in value) + "]"
+            return "[" + ", ".join(_toml(item) for item in value) + "]"
         case _:  # A JSON string is a TOML string, but for one character that JSON does not escape.
             return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")

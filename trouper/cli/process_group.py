@@ -17,7 +17,7 @@ import click
 import trio
 
 from trouper.cli.exits import USAGE_ERROR
-from trouper.cli.rank_commands import LAUNCHER, Group, Wanted
+from trouper.cli.rank_commands import LAUNCHER, ProcessSpec, RankGroup
 
 GRACE_S = 5.0
 """When one has ended the others end by themselves. Those that have not by then are killed."""
@@ -46,7 +46,7 @@ class Life:
 class Supervisor:
     """Keeps a group alive until it ends well, cannot live, or a signal comes."""
 
-    def __init__(self, group: Group, restarts: int | None) -> None:
+    def __init__(self, group: RankGroup, restarts: int | None) -> None:
         self._group, self._restarts = group, restarts
         self._life = Life()
         self._leaving = trio.Event()
@@ -71,15 +71,17 @@ class Supervisor:
         while True:
             began = trio.current_time()
             codes = await self._live()
-            told = -signal.SIGTERM if self._leaving.is_set() else 0  # Who ends by our signal has done what it was told.
-            failed = [code for code in codes if code not in (0, told)]
+            expected_code = (
+                -signal.SIGTERM if self._leaving.is_set() else 0
+            )  # Who ends by our signal has done what it was told.
+            failed = [code for code in codes if code not in (0, expected_code)]
             if self._leaving.is_set() or not failed or USAGE_ERROR in failed or starts == self._restarts:
                 return USAGE_ERROR if USAGE_ERROR in failed else _exit_code(failed)
             if trio.current_time() - began > LIVED_S:
                 pause_s = FIRST_PAUSE_S
             starts += 1
-            said = ", ".join(str(code) for code in codes)
-            click.echo(f"launch: the group has ended (exit codes {said}); starting again in {pause_s:g} s", err=True)
+            text = ", ".join(str(code) for code in codes)
+            click.echo(f"launch: the group has ended (exit codes {text}); starting again in {pause_s:g} s", err=True)
             with trio.move_on_after(pause_s):
                 await self._leaving.wait()
                 return _exit_code(failed)
@@ -88,13 +90,13 @@ class Supervisor:
     async def _live(self) -> list[int]:
         """One life: exit codes of all."""
         self._life = life = Life()
-        with self._group.processes() as wanted, _lifeline() as end:
+        with self._group.processes() as specs, _lifeline() as end:
             try:
                 async with trio.open_nursery() as nursery:
-                    for one in wanted:
-                        process = await _start(one, end)
+                    for spec in specs:
+                        process = await _start(spec, end)
                         life.processes.append(process)
-                        nursery.start_soon(self._accompany, life, one, process)
+                        nursery.start_soon(self._accompany, life, spec, process)
                     if self._leaving.is_set():  # The signal came before they were there.
                         life.signal(signal.SIGTERM)
                     await life.one_ended.wait()
@@ -106,37 +108,37 @@ class Supervisor:
                         await process.wait()
         return [*life.codes, *(process.returncode or 0 for process in life.processes)]
 
-    async def _accompany(self, life: Life, one: Wanted, process: trio.Process) -> None:
+    async def _accompany(self, life: Life, spec: ProcessSpec, process: trio.Process) -> None:
         assert process.stdout is not None and process.stderr is not None
         async with trio.open_nursery() as relays:
-            relays.start_soon(self._relay, life, one, process.stdout, False)
-            relays.start_soon(self._relay, life, one, process.stderr, True)
+            relays.start_soon(self._relay, life, spec, process.stdout, False)
+            relays.start_soon(self._relay, life, spec, process.stderr, True)
             await process.wait()
             life.one_ended.set()
             relays.cancel_scope.deadline = trio.current_time() + LAST_LINES_S
 
-    async def _relay(self, life: Life, one: Wanted, stream: trio.abc.ReceiveStream, err: bool) -> None:
-        prefix = f"[{one.name}] " if one.name else ""
+    async def _relay(self, life: Life, spec: ProcessSpec, stream: trio.abc.ReceiveStream, err: bool) -> None:
+        prefix = f"[{spec.name}] " if spec.name else ""
         held = b""
         async for data in stream:
             *lines, held = (held + data).split(b"\n")
             for line in lines:
-                said = line.decode(errors="replace")
-                click.echo(prefix + said, err=err)
-                if code := self._group.code_in(said):
+                text = line.decode(errors="replace")
+                click.echo(prefix + text, err=err)
+                if code := self._group.code_in(text):
                     life.codes.append(code)
         if held:
             click.echo(prefix + held.decode(errors="replace"), err=err)
 
 
-async def supervise(group: Group, restarts: int | None) -> int:
+async def supervise(group: RankGroup, restarts: int | None) -> int:
     return await Supervisor(group, restarts).run()
 
 
-async def _start(one: Wanted, end: int) -> trio.Process:
+async def _start(spec: ProcessSpec, end: int) -> trio.Process:
     return await trio.lowlevel.open_process(
-        one.command,
-        env=one.environment | {LAUNCHER: str(end)},
+        spec.command,
+        env=spec.environment | {LAUNCHER: str(end)},
         stdin=end,  # Nothing to read, and no end of file, which mlx.launch would read again and again.
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -21,7 +21,7 @@ THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 @attrs.frozen
-class Wanted:
+class ProcessSpec:
     """One process. `name`: what its lines begin with; "": they say it themselves."""
 
     name: str
@@ -29,10 +29,10 @@ class Wanted:
     environment: dict[str, str] = attrs.field(repr=False)
 
 
-class Group(Protocol):
+class RankGroup(Protocol):
     """What is started together."""
 
-    def processes(self) -> AbstractContextManager[list[Wanted]]:
+    def processes(self) -> AbstractContextManager[list[ProcessSpec]]:
         """For one life of the group; files that they need are there as long."""
 
     def code_in(self, line: str) -> int | None:
@@ -40,7 +40,7 @@ class Group(Protocol):
 
 
 @attrs.frozen
-class Here:
+class LocalRanks:
     """Ranks on this machine. Backend `ring` or `nccl`."""
 
     ranks: int
@@ -48,13 +48,13 @@ class Here:
     command: tuple[str, ...]
 
     @contextmanager
-    def processes(self) -> Iterator[list[Wanted]]:
+    def processes(self) -> Iterator[list[ProcessSpec]]:
         with tempfile.NamedTemporaryFile("w", prefix="trouper-ranks-", suffix=".json") as hosts:
             ports = _free_ports(self.ranks)
             json.dump([[f"127.0.0.1:{port}"] for port in ports], hosts)
             hosts.flush()
             yield [
-                Wanted(str(rank), self.command, os.environ | self._variables(rank, hosts.name, ports[0]))
+                ProcessSpec(str(rank), self.command, os.environ | self._variables(rank, hosts.name, ports[0]))
                 for rank in range(self.ranks)
             ]
 
@@ -71,8 +71,8 @@ class Here:
                 "CUDA_VISIBLE_DEVICES": _devices(self.ranks)[rank],
             }
         threads = str(max(1, (os.cpu_count() or 1) // self.ranks))  # Of all together no more than the machine has.
-        own = {name: threads for name in THREADS if name not in os.environ}
-        return {"MLX_RANK": str(rank), "MLX_HOSTFILE": hosts, **own}
+        thread_limits = {name: threads for name in THREADS if name not in os.environ}
+        return {"MLX_RANK": str(rank), "MLX_HOSTFILE": hosts, **thread_limits}
 
     def code_in(self, line: str) -> int | None:  # noqa: ARG002  Processes have theirs.
         return None
@@ -88,30 +88,30 @@ class Hosts:
     command: tuple[str, ...]
 
     @contextmanager
-    def processes(self) -> Iterator[list[Wanted]]:
+    def processes(self) -> Iterator[list[ProcessSpec]]:
         flags = ["--hostfile", str(self.hostfile)] if self.hostfile is not None else ["-n", str(self.ranks)]
         flags += ["--backend", self.backend] if self.backend is not None else []
         yield [
-            Wanted(
+            ProcessSpec(
                 "", (sys.executable, "-m", "trouper.cli.mpi_delegate", *flags, "--", *self.command), dict(os.environ)
             )
         ]
 
     def code_in(self, line: str) -> int | None:
-        told = re.search(r"Node with rank \d+ exited with code (-?\d+)", line)
-        return int(told[1]) if told else None
+        match = re.search(r"Node with rank \d+ exited with code (-?\d+)", line)
+        return int(match[1]) if match else None
 
 
 def _free_ports(count: int) -> list[int]:
     """All of them at once, so that none is given twice."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
+        for sock in sockets:
+            sock.bind(("127.0.0.1", 0))
+        return [int(sock.getsockname()[1]) for sock in sockets]
 
 
 def _devices(ranks: int) -> Sequence[str]:
     """A GPU for each rank, of those that are visible."""
-    visible = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
+    visible = [device for device in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if device]
     return visible if len(visible) >= ranks else [str(rank) for rank in range(ranks)]

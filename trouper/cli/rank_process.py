@@ -135,11 +135,11 @@ def _end(follower: Follower, rank: int) -> None:
 
 async def _watch_signals(signals: AsyncIterator[int], follower: Follower) -> None:
     """A terminal's Ctrl-C is for all ranks: rank 0 drains, and then lets the others go."""
-    told = False
+    reported = False
     async for number in signals:
-        if told or not follower.linked:
+        if reported or not follower.linked:
             end_at_once(128 + number)
-        told = True
+        reported = True
         logger.info("%s: rank 0 says when this ends; once more ends at once", signal.Signals(number).name)
 
 
@@ -174,4 +174,6 @@ def _tell_rank_0(follower: Follower) -> None:
 def _tell_here() -> None:
     """There is nobody any more who would pass it on."""
     root = logging.getLogger()
-    root.handlers = [here for one in root.handlers for here in (one.here if isinstance(one, ToRank0) else (one,))]
+    root.handlers = [
+        here for handler in root.handlers for here in (handler.here if isinstance(handler, ToRank0) else (handler,))
+    ]

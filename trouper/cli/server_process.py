@@ -22,7 +22,7 @@ from trouper.cli.exits import DEVICE_STUCK, end_at_once
 from trouper.cli.loading_display import shown
 from trouper.cli.rank_process import end_with_group
 from trouper.web.http.api_keys import Keys
-from trouper.web.observability.request_log import Reader
+from trouper.web.observability.request_log import RequestObserver
 from trouper.web.server import serve_http
 
 logger = logging.getLogger("trouper")
@@ -35,10 +35,10 @@ async def run(
     settings: Sequence[Settings],
     server_settings: ServerSettings,
     console: Console,
-    readers: Sequence[Reader] = (),
+    observers: Sequence[RequestObserver] = (),
     ranks: Leader | None = None,
 ) -> None:
-    """Load, serve, and on the first signal drain; returns when everything has ended. `readers`: as for `serve_http`. Raises
+    """Load, serve, and on the first signal drain; returns when everything has ended. `observers`: as for `serve_http`. Raises
     `CannotListenError` and `SettingsInvalid` before a model is loaded."""
     require_address(server_settings.host, server_settings.port)
     Keys.of(server_settings)
@@ -57,7 +57,7 @@ async def run(
                 over.set()
                 if not loading.cancelled_caught:
                     watching.start_soon(_watch_device, fleet)
-                    await _serve(nursery, fleet, server_settings, leaving, readers)
+                    await _serve(nursery, fleet, server_settings, leaving, observers)
             watching.cancel_scope.cancel(reason="everything has ended")
 
 
@@ -92,16 +92,22 @@ async def _watch_device(fleet: Fleet) -> None:
 
 def _stuck(fleet: Fleet) -> str | None:
     """What a model's health says if its device is given up."""
-    healths = [one.runtime.health() for one in fleet.listed() if one.runtime is not None]
+    healths = [entry.runtime.health() for entry in fleet.listed() if entry.runtime is not None]
     return next((health.detail for health in healths if health.status == "stuck"), None)
 
 
 async def _serve(
-    nursery: trio.Nursery, fleet: Fleet, settings: ServerSettings, leaving: trio.Event, readers: Sequence[Reader]
+    nursery: trio.Nursery,
+    fleet: Fleet,
+    settings: ServerSettings,
+    leaving: trio.Event,
+    observers: Sequence[RequestObserver],
 ) -> None:
     shutdown = trio.Event()
     try:
-        urls: list[str] = await nursery.start(partial(serve_http, fleet, settings, shutdown=shutdown, readers=readers))
+        urls: list[str] = await nursery.start(
+            partial(serve_http, fleet, settings, shutdown=shutdown, observers=observers)
+        )
     except OSError as error:
         raise cannot_listen(settings.host, settings.port, error) from error
     announce(urls[0], fleet, bool(settings.api_key or settings.api_key_file))

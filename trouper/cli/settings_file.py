@@ -58,12 +58,12 @@ def _apply(context: click.Context, _: click.Parameter, given: Path | None) -> No
     if path is None or context.resilient_parsing:
         return
     try:
-        known = {_key(option): option for option in _options_of_serve(context)}
-        values = _checked(path, _parsed(path), known, context)
+        declared = {_key(option): option for option in _options_of_serve(context)}
+        values = _checked(path, _parsed(path), declared, context)
     except FileInvalid as invalid:
         refuse(str(invalid))
-    own = {parameter.name for parameter in context.command.params}
-    context.default_map = {name: value for name, value in values.items() if name in own}
+    parameters = {parameter.name for parameter in context.command.params}
+    context.default_map = {name: value for name, value in values.items() if name in parameters}
     context.meta[READ] = path
 
 
@@ -123,7 +123,7 @@ def _as_given(option: click.Option, value: Any) -> Any:
         return value
     if not option.multiple:
         return _text(value, option)
-    return tuple(_text(one, option) for one in (value if isinstance(value, list) else [value]))
+    return tuple(_text(item, option) for item in (value if isinstance(value, list) else [value]))
 
 
 def _text(value: Any, option: click.Option) -> str:

@@ -31,7 +31,7 @@ def tracing(endpoint: str | None) -> Iterator[tuple[Reader, ...]]:
 
     Around `trio.run`, not in it: spans are sent by a thread of OpenTelemetry's, which Trio neither knows nor awaits.
     """
-    if not _wanted(endpoint):
+    if not _is_enabled(endpoint):
         yield ()
         return
     _check(endpoint)
@@ -43,7 +43,7 @@ def tracing(endpoint: str | None) -> Iterator[tuple[Reader, ...]]:
         asked = "--otlp-endpoint" if endpoint else next(name for name in VARIABLES if os.environ.get(name))
         raise SettingsInvalid(f"{asked} needs the extra `otel`: pip install 'trouper[otel]'") from None
     try:
-        yield (Traces(provider.get_tracer("trouper", __version__)).read,)
+        yield (Traces(provider.get_tracer("trouper", __version__)).observe,)
     finally:
         ending = Thread(target=provider.shutdown, daemon=True)
         ending.start()
@@ -70,7 +70,7 @@ def _is_url(text: str) -> bool:
         return False
 
 
-def _wanted(endpoint: str | None) -> bool:
+def _is_enabled(endpoint: str | None) -> bool:
     """OpenTelemetry's switches to turn it off count for its variables, not for our flag."""
     if endpoint:
         return True

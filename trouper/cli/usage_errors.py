@@ -36,10 +36,10 @@ def _refuse(error: click.UsageError, group: click.Context) -> NoReturn:
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         raise error
     asked = error.ctx.command_path if error.ctx else f"{group.command_path} {group.invoked_subcommand or ''}".strip()
-    refuse(said(error, asked))
+    refuse(message_of(error, asked))
 
 
-def said(error: click.UsageError, command: str) -> str:
+def message_of(error: click.UsageError, command: str) -> str:
     """Without the line's end. `command`: whose help says more."""
     match error:
         case click.NoSuchOption(possibilities=near) if near:
@@ -54,7 +54,9 @@ def said(error: click.UsageError, command: str) -> str:
 
 def said_of(context: click.Context, invalid: SettingsInvalid) -> str:
     """A setting that a flag of this command stands for."""
-    options = (one for one in context.command.params if isinstance(one, click.Option) and invalid.flag in one.opts)
+    options = (
+        option for option in context.command.params if isinstance(option, click.Option) and invalid.flag in option.opts
+    )
     option = next(options, None)
     return f"{invalid}{'' if option is None else _origin(context, option)}"
 

@@ -35,7 +35,7 @@ from trouper.web.metrics.metrics_endpoint import Scrapes
 from trouper.web.observability.access_log import log_record, log_response
 from trouper.web.observability.health_report import HEALTH, READY, STATUS, health_body
 from trouper.web.observability.replica_info import Replica
-from trouper.web.observability.request_log import Journal, Reader
+from trouper.web.observability.request_log import RequestLog, RequestObserver
 from trouper.web.openai.answer_schemas import COMPONENTS as OPENAI
 from trouper.web.openai.errors import error_response, http_problem
 from trouper.web.openai.routes import OpenAi
@@ -82,9 +82,9 @@ def create_app(
     models: Runtime | Models,
     settings: ServerSettings,
     background: trio.Nursery | None = None,
-    readers: Sequence[Reader] = (),
+    observers: Sequence[RequestObserver] = (),
 ) -> App:
-    """The whole API. `background` runs what outlives its connection; without one, that is refused. `readers` are told of
+    """The whole API. `background` runs what outlives its connection; without one, that is refused. `observers` are told of
     each request that has ended. Raises `SettingsInvalid` for a bad key file."""
     if isinstance(models, Runtime):
         models = OneModel(models, settings.served_model_name)
@@ -94,7 +94,7 @@ def create_app(
     app.config["RESPONSE_TIMEOUT"] = None
     app.url_map.converters["response"] = ResponseId
     metrics = Metrics(models.listed)
-    service = Service(models, settings, background, Journal(metrics.requests.read, log_record, *readers))
+    service = Service(models, settings, background, RequestLog(metrics.requests.observe, log_record, *observers))
     keys = Keys.of(settings)
     edge, dialects = Edge(service, keys, metrics), (OpenAi(service), Responses(service), Anthropic(service))
     app.before_request(edge.let_in)
@@ -103,8 +103,8 @@ def create_app(
     app.register_error_handler(RequestFailed, edge.failed)
     app.register_error_handler(Exception, edge.crashed)
     site = Site(service, keys)
-    told = (*dialects, Replica(service), edge, Scrapes(metrics), site)
-    described = [endpoint for one in told for endpoint in one.endpoints()]
+    groups = (*dialects, Replica(service), edge, Scrapes(metrics), site)
+    described = [endpoint for group in groups for endpoint in group.endpoints()]
     components = OPENAI | response_schemas.COMPONENTS | ANTHROPIC
     for endpoint in Pages(service, keys, described, components).endpoints:
         app.add_url_rule(endpoint.path, endpoint.name, endpoint.handler, methods=[endpoint.method])
@@ -120,11 +120,11 @@ class Edge:
         self._cors = Cors(service.settings)
 
     def endpoints(self) -> tuple[Endpoint, ...]:
-        told = partial(Endpoint, method="GET", tag="Server")
+        endpoint = partial(Endpoint, method="GET", tag="Server")
         return (
-            told(path="/health", handler=self.health, summary="What every actor knows", answer=HEALTH),
-            told(path="/livez", handler=self.livez, summary="Whether the process answers", answer=STATUS),
-            told(
+            endpoint(path="/health", handler=self.health, summary="What every actor knows", answer=HEALTH),
+            endpoint(path="/livez", handler=self.livez, summary="Whether the process answers", answer=STATUS),
+            endpoint(
                 path="/readyz",
                 handler=self.readyz,
                 summary="Whether requests are served now",
@@ -169,11 +169,11 @@ class Edge:
                 http_problem(408, "the body did not arrive in time (--body-timeout-s)", "body_timeout")
             )
         status = error.code or 500
-        said = {
+        message = {
             404: f"there is nothing at {request.path}",
             405: f"{request.method} is not for {request.path}",
         }.get(status, error.description or error.name)
-        response = self._refused(http_problem(status, said))
+        response = self._refused(http_problem(status, message))
         if status == 405:
             response.headers["Allow"] = dict(error.get_headers()).get("Allow", "")
         return response
@@ -195,8 +195,8 @@ class Edge:
 
     async def readyz(self) -> Response:
         """Ready if every model that is loaded makes progress."""
-        loaded = [one.runtime.health() for one in self._service.models.listed() if one.runtime is not None]
-        health = next((one for one in loaded if not one.ready), loaded[0] if loaded else None)
+        loaded = [entry.runtime.health() for entry in self._service.models.listed() if entry.runtime is not None]
+        health = next((health for health in loaded if not health.ready), loaded[0] if loaded else None)
         if health is None:
             return as_json({"status": "draining", "detail": "no model is loaded"}, 503)
         return as_json({"status": health.status, "detail": health.detail}, 200 if health.ready else 503)

@@ -20,7 +20,7 @@ from trouper.protocol.problems import SettingsInvalid
 from trouper.protocol.settings import ServerSettings
 from trouper.web.app import create_app
 from trouper.web.http.guard import Connection
-from trouper.web.observability.request_log import Reader
+from trouper.web.observability.request_log import RequestObserver
 
 log = logging.getLogger("trouper.web")
 
@@ -33,17 +33,17 @@ async def serve_http(
     settings: ServerSettings,
     *,
     shutdown: trio.Event,
-    readers: Sequence[Reader] = (),
+    observers: Sequence[RequestObserver] = (),
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve until `shutdown`, then end within two seconds. Starts with the URLs; raises `SettingsInvalid` for a taken port,
-    a key that cannot be sent, a name without effect. `readers`: as for `create_app`."""
+    a key that cannot be sent, a name without effect. `observers`: as for `create_app`."""
     listeners = await _listen(settings)
     with ExitStack() as owned:
         for listener in listeners:
             owned.callback(listener.socket.close)
         async with trio.open_nursery() as background:
-            app = create_app(models, settings, background, readers)
+            app = create_app(models, settings, background, observers)
             await _serve(app, listeners, settings, shutdown, task_status)
             # A runtime that was drained has ended it already; nothing outlives the server.
             background.cancel_scope.cancel()

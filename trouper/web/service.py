@@ -26,8 +26,8 @@ from trouper.protocol.record import Reason, RequestRecord
 from trouper.protocol.requests import Generate
 from trouper.protocol.settings import ServerSettings
 from trouper.web.http.body_parsing import parse_json
-from trouper.web.observability.request_log import Asked, Journal
-from trouper.web.output.dialect import Shape
+from trouper.web.observability.request_log import RequestLog, RequestOrigin
+from trouper.web.output.dialect import Dialect
 from trouper.web.streaming.response_streams import EventStream, collect_all, is_long
 
 log = logging.getLogger("trouper.web")
@@ -41,7 +41,7 @@ GIVE_BACK_AFTER_S = 0.5
 """Delay after the end of such a request, until its body has been freed; requests that end meanwhile share one call."""
 LARGE_AT_ONCE = 2
 """Large bodies that are parsed at a time. Parsing holds the GIL, so more threads would only wait for one another."""
-LONGEST_KEPT = 512
+MAX_HEADER_CHARS = 512
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
@@ -67,12 +67,12 @@ class Served:
     """A model that is ready, and how it was asked for."""
 
     runtime: Runtime
-    asked: Asked
+    origin: RequestOrigin
 
     @property
     def name(self) -> str:
         """That clients know it by."""
-        return self.asked.model
+        return self.origin.model
 
     @property
     def fingerprint(self) -> str:
@@ -82,8 +82,8 @@ class Served:
 
 def context_of(runtime: Runtime) -> int:
     """The most tokens of one row."""
-    own = runtime.model.context_length
-    return min(own, runtime.settings.max_kv_size or own)
+    context_length = runtime.model.context_length
+    return min(context_length, runtime.settings.max_kv_size or context_length)
 
 
 def listed_body(listed: Listed) -> dict[str, Any]:
@@ -103,11 +103,11 @@ class Service:
         models: Models,
         settings: ServerSettings,
         background: trio.Nursery | None = None,
-        journal: Journal | None = None,
+        request_log: RequestLog | None = None,
     ) -> None:
         self.models, self.settings = models, settings
         self._background = background
-        self.journal = journal or Journal()
+        self.request_log = request_log or RequestLog()
         self._running: dict[str, set[Answer]] = {}
         self._large = trio.CapacityLimiter(LARGE_AT_ONCE)
         self._heap = Heap()
@@ -138,13 +138,13 @@ class Service:
         self._state["large"] = len(data) > LARGE_BODY
         if len(data) > HUGE_BODY:
             self.at_end(self._heap.give_back_soon)
-        return await self.aside(parse_json, data)
+        return await self.run_off_loop(parse_json, data)
 
     async def read(self, parse: Callable[[dict[str, Any]], T]) -> T:
         """The body, parsed."""
-        return await self.aside(parse, await self.body())
+        return await self.run_off_loop(parse, await self.body())
 
-    async def aside(self, function: Callable[[Unpack[Arguments]], T], *arguments: *Arguments) -> T:
+    async def run_off_loop(self, function: Callable[[Unpack[Arguments]], T], *arguments: *Arguments) -> T:
         """Call it; in a thread if the body is large, so that the others' streams go on meanwhile."""
         if not self._state["large"]:
             return function(*arguments)
@@ -158,7 +158,7 @@ class Service:
     def has_background(self) -> bool:
         return self._background is not None
 
-    def outlive(self, work: Callable[[], Awaitable[None]]) -> None:
+    def run_in_background(self, work: Callable[[], Awaitable[None]]) -> None:
         """Run it beyond the connection. What the request acquired until now is released when it has ended."""
         assert self._background is not None
         self._background.start_soon(_owning, self._state["owned"].pop_all(), work)
@@ -168,38 +168,38 @@ class Service:
     async def served(self, model: str | None) -> Served:
         """The model of that name, for as long as this request lasts; None: the default. Raises `RequestFailed` (404,
         503)."""
-        asked = self._asked(model)
+        origin = self._origin(model)
         try:
             lease = await self.models.lease(model)
         except RequestFailed as failed:
-            self._unserved(asked, "refused", failed.problem.code or failed.problem.type)
+            self._unserved(origin, "refused", failed.problem.code or failed.problem.type)
             raise
         except trio.Cancelled:
-            self._unserved(asked, "abort", "")
+            self._unserved(origin, "abort", "")
             raise
         self.at_end(lease.release)
-        return Served(lease.runtime, asked)
+        return Served(lease.runtime, origin)
 
-    def _asked(self, model: str | None) -> Asked:
+    def _origin(self, model: str | None) -> RequestOrigin:
         """Raises `RequestFailed` (404)."""
         named = self.models.listed()[0] if model is None else self.listed(model)
         headers = request.headers
-        trace = _kept(headers.get("traceparent", "")), _kept(headers.get("tracestate", ""))
-        return Asked(named.names[0], request.path, trio.current_time(), *trace)
+        trace = _bounded_header(headers.get("traceparent", "")), _bounded_header(headers.get("tracestate", ""))
+        return RequestOrigin(named.names[0], request.path, trio.current_time(), *trace)
 
-    def _unserved(self, asked: Asked, reason: Reason, code: str) -> None:
+    def _unserved(self, origin: RequestOrigin, reason: Reason, code: str) -> None:
         """It ended while it waited for its model, or heard that there is none of it."""
         self._state["submitted"] = True
         ended = trio.current_time()
         record = RequestRecord(
-            request_id=self.request_id, reason=reason, code=code, arrived_at=asked.at, ended_at=ended
+            request_id=self.request_id, reason=reason, code=code, arrived_at=origin.at, ended_at=ended
         )
-        self.journal.note(asked, record)
+        self.request_log.note(origin, record)
 
     def listed(self, model: str) -> Listed:
         """Raises `RequestFailed` (404)."""
         listed = self.models.listed()
-        found = next((one for one in listed if model in one.names), None)
+        found = next((entry for entry in listed if model in entry.names), None)
         if found is None:
             raise model_not_found(model, listed)
         return found
@@ -212,7 +212,7 @@ class Service:
 
     async def _submit(self, served: Served, generate: Generate) -> Answer:
         self._state["submitted"] = True
-        answer = await served.runtime.submit(generate, partial(self.journal.note, served.asked))
+        answer = await served.runtime.submit(generate, partial(self.request_log.note, served.origin))
         running = self._running.setdefault(self.request_id, set())
         running.add(answer)
         self.at_end(self._ended, self.request_id, answer)
@@ -232,20 +232,20 @@ class Service:
             answer.cancel()
         return found is not None
 
-    async def respond(self, shape: Shape, answers: Sequence[Answer], *, stream: bool) -> Response:
+    async def respond(self, dialect: Dialect, answers: Sequence[Answer], *, stream: bool) -> Response:
         if not stream:
             choices = await collect_all(answers)
             if is_long(choices):
-                return encoded(await trio.to_thread.run_sync(lambda: msgspec.json.encode(shape.body(choices))))
-            return as_json(shape.body(choices))
+                return encoded(await trio.to_thread.run_sync(lambda: msgspec.json.encode(dialect.body(choices))))
+            return as_json(dialect.body(choices))
         nursery = cast("trio.Nursery", self._state["nursery"])
-        return as_events(EventStream(shape, answers, self.settings.heartbeat_s, nursery))
+        return as_events(EventStream(dialect, answers, self.settings.heartbeat_s, nursery))
 
 
-def _kept(header: str) -> str:
+def _bounded_header(header: str) -> str:
     """A header that the journal keeps; not a long one, which would cost memory for as long as the record does. W3C
     lets traces lose their state beyond this."""
-    return header if len(header) <= LONGEST_KEPT else ""
+    return header if len(header) <= MAX_HEADER_CHARS else ""
 
 
 async def _owning(owned: ExitStack, work: Callable[[], Awaitable[None]]) -> None:

@@ -18,7 +18,7 @@ from trouper.cli.conversation import COMMANDS, AskAgain, CommandRefused, Convers
 from trouper.cli.exits import refuse
 from trouper.cli.flags import Finite
 from trouper.cli.settings_file import file_read
-from trouper.cli.streamed_answer import Answer, AnswerFailed, stream
+from trouper.cli.streamed_answer import AnswerFailed, StreamedAnswer, stream
 from trouper.cli.typed_input import text_of
 
 STOPPED = "stopped"
@@ -70,7 +70,7 @@ def _answer_once(client: httpx2.Client, conversation: Conversation, question: st
         refuse("there is no question, neither as an argument nor in stdin")
     conversation.ask(question)
     try:
-        for piece in stream(client, conversation.body(), Answer()):
+        for piece in stream(client, conversation.body(), StreamedAnswer()):
             if piece.kind == "content":
                 click.echo(piece.text, nl=False)
     except AnswerFailed as failed:
@@ -117,7 +117,7 @@ def _handled(client: httpx2.Client, conversation: Conversation, line: str) -> bo
 def answer_to(question: str, client: httpx2.Client, conversation: Conversation, echo: Callable[..., Any]) -> None:
     """Stream the answer. Ctrl-C ends it, by closing the connection; what was said until then is kept."""
     conversation.ask(question)
-    answer, note = Answer(), ""
+    answer, note = StreamedAnswer(), ""
     pieces = stream(client, conversation.body(), answer)
     try:
         for piece in pieces:

@@ -70,5 +70,5 @@ class Watching:
             return self.look()
         except (NotTrouper, httpx2.HTTPError) as error:
             ago = time.monotonic() - self._seen_at
-            said = f"no answer for {ago:.0f} s: {str(error) or type(error).__name__}"
-            return page(self._url, self._body, self._rates, said)
+            message = f"no answer for {ago:.0f} s: {str(error) or type(error).__name__}"
+            return page(self._url, self._body, self._rates, message)

@@ -26,13 +26,13 @@ def is_anthropic(path: str) -> bool:
 
 
 def anthropic_error(problem: Problem, request_id: str) -> Json:
-    said = problem.message
+    message = problem.message
     if problem.code == "context_length_exceeded":
-        said = TOO_LONG + said
-    elif problem.param is not None and problem.param not in said:
-        said = f"{problem.param}: {said}"  # This shape has no other place for it.
+        message = TOO_LONG + message
+    elif problem.param is not None and problem.param not in message:
+        message = f"{problem.param}: {message}"  # This shape has no other place for it.
     kind = TYPES.get(problem.status, "api_error" if problem.status >= 499 else "invalid_request_error")
-    error: Json = {"type": kind, "message": said}
+    error: Json = {"type": kind, "message": message}
     if problem.code is not None:
         error["details"] = {"error_code": problem.code}
     return {"type": "error", "error": error, "request_id": request_id}

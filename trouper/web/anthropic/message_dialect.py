@@ -14,7 +14,7 @@ from trouper.web.anthropic.errors import anthropic_error
 from trouper.web.anthropic.thinking import signature_of
 from trouper.web.http.request_schema import Json
 from trouper.web.output.dialect import Choice, Usage, usage_of
-from trouper.web.output.output_parser import Said, Voice
+from trouper.web.output.output_parser import OutputParser, ParsedDelta
 from trouper.web.output.tool_calls import Call
 
 encode = msgspec.json.encode
@@ -56,16 +56,16 @@ class Blocks:
         self.content: list[Json] = []
         self.calls = 0
 
-    def say(self, said: Sequence[Said]) -> list[Json]:
+    def say(self, deltas: Sequence[ParsedDelta]) -> list[Json]:
         events: list[Json] = []
-        for one in said:
-            match one.kind:
+        for delta in deltas:
+            match delta.kind:
                 case "content":
-                    events += self._more("text", one.text)
+                    events += self._more("text", delta.text)
                 case "reasoning":
-                    events += self._more("thinking", one.text)
-                case "call" if one.call is not None:
-                    events += self._call(one.call)
+                    events += self._more("thinking", delta.text)
+                case "call" if delta.call is not None:
+                    events += self._call(delta.call)
         return events
 
     def end(self) -> list[Json]:
@@ -143,14 +143,14 @@ def _object(arguments: str) -> Json | None:
     return value if isinstance(value, dict) else None
 
 
-class MessageShape:
-    """One answer. `voice` takes it apart, unless it is text whatever it looks like. `cut`: it may have fewer tokens
+class MessageDialect:
+    """One answer. `parser` takes it apart, unless it is text whatever it looks like. `cut`: it may have fewer tokens
     than were asked for, because the context ends there. `silent`: nothing was asked for but to compute the prompt."""
 
     def __init__(
-        self, request_id: str, model: str, voice: Voice | None, *, omitted: bool, cut: bool, silent: bool
+        self, request_id: str, model: str, parser: OutputParser | None, *, omitted: bool, cut: bool, silent: bool
     ) -> None:
-        self._request_id, self._model, self._voice = request_id, model, voice
+        self._request_id, self._model, self._parser = request_id, model, parser
         self._cut, self._silent = cut, silent
         self._blocks = Blocks(omitted=omitted)
 
@@ -199,10 +199,10 @@ class MessageShape:
     def _say(self, text: str) -> list[Json]:
         if self._silent or not text:
             return []
-        return self._blocks.say([Said("content", text)] if self._voice is None else self._voice.push(text))
+        return self._blocks.say([ParsedDelta("content", text)] if self._parser is None else self._parser.push(text))
 
     def _end(self) -> list[Json]:
-        held = [] if self._voice is None or self._silent else self._blocks.say(self._voice.end())
+        held = [] if self._parser is None or self._silent else self._blocks.say(self._parser.end())
         return [*held, *self._blocks.end()]
 
     def _reason(self, finished: Finished) -> Json:

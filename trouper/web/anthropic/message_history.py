@@ -53,8 +53,8 @@ def conversation_of(system: Any, messages: Any) -> tuple[Json, ...]:
     at_most("messages", messages, MAX_MESSAGES)
     turns = _system(system)
     names: dict[str, str] = {}
-    for place, message in enumerate(messages):
-        turns += _turns(message, f"messages.{place}", names)
+    for index, message in enumerate(messages):
+        turns += _turns(message, f"messages.{index}", names)
     return tuple(_combined(turns))
 
 
@@ -63,8 +63,8 @@ def continues(turns: Sequence[Json]) -> bool:
     if turns[-1]["role"] != "assistant":
         return False
     if turns[-1].get("tool_calls"):
-        said = "the last message calls a tool: send its tool_result behind it"
-        raise combination(f"messages: {said}", "messages")
+        detail = "the last message calls a tool: send its tool_result behind it"
+        raise combination(f"messages: {detail}", "messages")
     return True
 
 
@@ -93,8 +93,8 @@ def _turns(message: Any, path: str, names: dict[str, str]) -> list[Json]:
     return [
         {"role": role, "content": block["text"]}
         if block["type"] == "text"
-        else _result(block, f"{path}.content.{place}", names)
-        for place, block in enumerate(blocks)
+        else _result(block, f"{path}.content.{index}", names)
+        for index, block in enumerate(blocks)
     ] or [{"role": role, "content": ""}]
 
 
@@ -161,7 +161,7 @@ def _blocks(value: Any, path: str, kinds: tuple[str, ...]) -> list[Json]:
         raise bad_request(
             f"{path} must be a string or an array of blocks, not {json_type(value)}", path, "invalid_type"
         )
-    return [_block(block, f"{path}.{place}", kinds) for place, block in enumerate(value)]
+    return [_block(block, f"{path}.{index}", kinds) for index, block in enumerate(value)]
 
 
 def _block(block: Any, path: str, kinds: tuple[str, ...]) -> Json:
@@ -170,8 +170,8 @@ def _block(block: Any, path: str, kinds: tuple[str, ...]) -> Json:
         raise bad_request(f"{path} must be an object, not {json_type(block)}", path, "invalid_type")
     name = block.get("type")
     if name not in kinds:
-        said = f"{path}: a block here may be of type {', '.join(kinds)}, not {name!r}"
-        raise bad_request(said, path, "unsupported_content")
+        detail = f"{path}: a block here may be of type {', '.join(kinds)}, not {name!r}"
+        raise bad_request(detail, path, "unsupported_content")
     kind = BLOCKS[name]
     for key, needed in kind.needs.items():
         _check_type(block.get(key), needed, f"{path}.{key}")
@@ -188,5 +188,5 @@ def _block(block: Any, path: str, kinds: tuple[str, ...]) -> Json:
 
 def _check_type(value: Any, kind: type, path: str) -> None:
     if type(value) is not kind:
-        said = f"{path} must be {NAMES.get(kind, 'an object')}, not {json_type(value)}"
-        raise bad_request(said, path, "invalid_type")
+        detail = f"{path} must be {NAMES.get(kind, 'an object')}, not {json_type(value)}"
+        raise bad_request(detail, path, "invalid_type")

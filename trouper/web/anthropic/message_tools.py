@@ -52,8 +52,10 @@ def tools_of(tools: Any, choice: Any) -> Tools:
 def check_learnt(tools: Tools, tokenizer: Tokenizer) -> None:
     """Raises `RequestFailed` (400) if the model would have to call a tool by itself and has not learnt to."""
     if tools.offered and not tools.forced and tokenizer.calling is None:
-        said = "tools: this model has not learnt to call them by itself; tool_choice of type any or tool forces a call"
-        raise bad_request(said, "tools", "tools_not_supported")
+        message = (
+            "tools: this model has not learnt to call them by itself; tool_choice of type any or tool forces a call"
+        )
+        raise bad_request(message, "tools", "tools_not_supported")
 
 
 def _choice(choice: Any) -> tuple[str, str | None, bool]:
@@ -62,13 +64,13 @@ def _choice(choice: Any) -> tuple[str, str | None, bool]:
         return "auto", None, True
     kind = choice.get("type") if isinstance(choice, dict) else None
     if not isinstance(kind, str) or kind not in CHOICES:
-        said = f"tool_choice must be an object of type {', '.join(CHOICES)}"
-        raise bad_request(said, "tool_choice", "invalid_value")
+        message = f"tool_choice must be an object of type {', '.join(CHOICES)}"
+        raise bad_request(message, "tool_choice", "invalid_value")
     only(choice, CHOICES[kind], "tool_choice")
     name = choice.get("name")
     if kind == "tool" and not isinstance(name, str):
-        said = f"tool_choice.name must be a string, not {json_type(name)}"
-        raise bad_request(said, "tool_choice.name", "invalid_type")
+        message = f"tool_choice.name must be a string, not {json_type(name)}"
+        raise bad_request(message, "tool_choice.name", "invalid_type")
     single = flag(choice.get("disable_parallel_tool_use"), "tool_choice.disable_parallel_tool_use")
     return kind, name, not single
 
@@ -78,16 +80,16 @@ def _tool(tool: Any, path: str) -> Json:
     if not isinstance(tool, dict):
         raise bad_request(f"{path} must be an object, not {json_type(tool)}", path, "invalid_type")
     if tool.get("type") not in (None, "custom"):
-        said = f"{path}: tools of type {tool['type']!r} are not supported here, only your own (custom)"
-        raise bad_request(said, f"{path}.type", "unsupported_parameter")
+        message = f"{path}: tools of type {tool['type']!r} are not supported here, only your own (custom)"
+        raise bad_request(message, f"{path}.type", "unsupported_parameter")
     _check_names(tool, path)
     name, schema = tool.get("name"), tool.get("input_schema")
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        said = f"{path}.name must be 1 to 128 letters, digits, '_', '-' or '.'"
-        raise bad_request(said, f"{path}.name", "invalid_value")
+        message = f"{path}.name must be 1 to 128 letters, digits, '_', '-' or '.'"
+        raise bad_request(message, f"{path}.name", "invalid_value")
     if not isinstance(schema, dict) or not _takes_an_object(schema):
-        said = f"{path}.input_schema must be a JSON Schema of type object"
-        raise bad_request(said, f"{path}.input_schema", "invalid_type")
+        message = f"{path}.input_schema must be a JSON Schema of type object"
+        raise bad_request(message, f"{path}.input_schema", "invalid_type")
     if not isinstance(tool.get("description"), str | None):
         raise bad_request(f"{path}.description must be a string", f"{path}.description", "invalid_type")
     flag(tool.get("strict"), f"{path}.strict")
@@ -107,5 +109,5 @@ def _check_names(tool: Json, path: str) -> None:
         only({name: value}, HARMLESS, path)
         neutral = HARMLESS[name]
         if neutral is not None and not among(value, neutral):
-            said = f"{path}.{name} is not supported here; leave it out"
-            raise bad_request(said, f"{path}.{name}", "unsupported_parameter")
+            message = f"{path}.{name} is not supported here; leave it out"
+            raise bad_request(message, f"{path}.{name}", "unsupported_parameter")

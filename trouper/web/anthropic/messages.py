@@ -156,7 +156,7 @@ def prompt_of(request: CountRequest) -> ChatPrompt:
     _check_together(tools, thinking, output)
     messages = conversation_of(request.system, request.messages)
     bound = bool(tools.forced) or output.grammar is not None
-    kwargs: Json = {"enable_thinking": thinking.wanted and not bound}
+    kwargs: Json = {"enable_thinking": thinking.enabled and not bound}
     if output.effort is not None:
         kwargs["reasoning_effort"] = output.effort
     kwargs |= template_kwargs(request.chat_template_kwargs)
@@ -170,8 +170,8 @@ def prompt_of(request: CountRequest) -> ChatPrompt:
 def _check_together(tools: Tools, thinking: Thinking, output: Output) -> None:
     """A grammar holds from the first token on, so nothing else can come before."""
     if output.grammar is not None and tools.offered:
-        said = f"{output.grammar.param} cannot be combined with tools, unless tool_choice is of type none"
-        raise combination(said, "tools")
+        detail = f"{output.grammar.param} cannot be combined with tools, unless tool_choice is of type none"
+        raise combination(detail, "tools")
     if thinking.budget and (tools.forced or output.grammar is not None):
         other = "a forced tool" if tools.forced else "output_config.format"
         raise combination(f"thinking of type enabled cannot be combined with {other}", "thinking")
@@ -218,8 +218,8 @@ def _check_unused(request: CountRequest) -> None:
     edits, path = context.get("edits"), "context_management.edits"
     if not isinstance(edits, list | None):
         raise bad_request(f"{path} must be an array, not {json_type(edits)}", path, "invalid_type")
-    for place, edit in enumerate(edits or ()):
-        _check_edit(edit, f"{path}.{place}")
+    for index, edit in enumerate(edits or ()):
+        _check_edit(edit, f"{path}.{index}")
 
 
 def _check_edit(edit: Any, path: str) -> None:
@@ -228,5 +228,5 @@ def _check_edit(edit: Any, path: str) -> None:
         raise bad_request(f"{path} must be an object, not {json_type(edit)}", path, "invalid_type")
     only(edit, {"type", "keep"}, path)
     if edit.get("type") != schemas.CLEAR_THINKING or edit.get("keep") not in schemas.KEEP_ALL:
-        said = f"{path}: only {schemas.CLEAR_THINKING} with keep: all is supported here, which clears nothing"
-        raise bad_request(said, path, "unsupported_parameter")
+        detail = f"{path}: only {schemas.CLEAR_THINKING} with keep: all is supported here, which clears nothing"
+        raise bad_request(detail, path, "unsupported_parameter")

@@ -20,7 +20,7 @@ class Thinking:
     """Who does not ask for it gets none where the template can prevent it: such clients look for the answer in the first
     block. Who disables it gets none."""
 
-    wanted: bool = False
+    enabled: bool = False
     budget: int | None = None
     """Tokens that it may take: none if it is disabled, any number if that is left to the model."""
     omitted: bool = False
@@ -47,8 +47,8 @@ KINDS: dict[str, type[Adaptive | Disabled]] = {"enabled": Enabled, "adaptive": A
 
 
 def _kind(name: str) -> Json:
-    told = schema_of(KINDS[name], {})
-    return closed({"type": {"const": name}, **told["properties"]}, "type", *told.get("required", ()))
+    fields = schema_of(KINDS[name], {})
+    return closed({"type": {"const": name}, **fields["properties"]}, "type", *fields.get("required", ()))
 
 
 THINKING = either(*map(_kind, KINDS))
@@ -62,17 +62,17 @@ def thinking_of(value: Any, max_tokens: int | None) -> Thinking:
         raise bad_request(f"thinking must be an object, not {json_type(value)}", "thinking", "invalid_type")
     kind = value.get("type")
     if not isinstance(kind, str) or kind not in KINDS:
-        said = f"thinking.type must be one of {', '.join(KINDS)}, not {kind!r}"
-        raise bad_request(said, "thinking.type", "invalid_value")
-    rest = {name: one for name, one in value.items() if name != "type"}
-    asked = structure(rest, KINDS[kind], {}, within="thinking.")
+        message = f"thinking.type must be one of {', '.join(KINDS)}, not {kind!r}"
+        raise bad_request(message, "thinking.type", "invalid_value")
+    options = {name: option for name, option in value.items() if name != "type"}
+    asked = structure(options, KINDS[kind], {}, within="thinking.")
     if not isinstance(asked, Adaptive):
         return Thinking(budget=0)
     budget = asked.budget_tokens if isinstance(asked, Enabled) else None
     if budget is not None and max_tokens is not None and budget >= max_tokens:
-        said = f"thinking.budget_tokens must be less than max_tokens, which is {max_tokens}"
-        raise combination(said, "thinking.budget_tokens")
-    return Thinking(wanted=True, budget=budget, omitted=asked.display == "omitted")
+        message = f"thinking.budget_tokens must be less than max_tokens, which is {max_tokens}"
+        raise combination(message, "thinking.budget_tokens")
+    return Thinking(enabled=True, budget=budget, omitted=asked.display == "omitted")
 
 
 def signature_of(text: str, *, omitted: bool) -> str:

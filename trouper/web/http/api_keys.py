@@ -29,8 +29,8 @@ class Keys:
         if settings.api_key_file is not None:
             of_file = [*keys_in(settings.api_key_file)]
             if not of_file:
-                said = f"{FILE_FLAG} {settings.api_key_file} holds no key; write one a line into it"
-                raise SettingsInvalid(said, FILE_FLAG)
+                message = f"{FILE_FLAG} {settings.api_key_file} holds no key; write one a line into it"
+                raise SettingsInvalid(message, FILE_FLAG)
             keys += of_file
         return cls(tuple(sha256(key.encode()).digest() for key in keys))
 
@@ -47,8 +47,8 @@ class Keys:
         if path in OPEN_PATHS or path.startswith(ASSETS) or self.let_in(authorization, api_key):
             return None
         given = _given(authorization, api_key)
-        said = "the API key is wrong" if given else "an API key is needed: send `Authorization: Bearer KEY`"
-        return Problem(401, said, "authentication_error", None, "invalid_api_key")
+        message = "the API key is wrong" if given else "an API key is needed: send `Authorization: Bearer KEY`"
+        return Problem(401, message, "authentication_error", None, "invalid_api_key")
 
     def _known(self, key: str) -> bool:
         """Constant time: every digest is compared, whether or not one matched."""

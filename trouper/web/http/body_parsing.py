@@ -105,50 +105,50 @@ def structure(body: Mapping[str, Any], kind: type[T], refused: Refused, *, withi
     except cattrs.BaseValidationError as error:
         raise _fault(error, within) from None
     for name in fields:
-        _within_limits(within + name, getattr(parsed, name), _told(kind, name))
+        _within_limits(within + name, getattr(parsed, name), _field_schema(kind, name))
     return parsed
 
 
-def _told(kind: type, name: str) -> Json:
+def _field_schema(kind: type, name: str) -> Json:
     """The schema in a field's metadata, if the field has one type; what is `Any` is checked by hand."""
     field: attrs.Attribute[Any] = getattr(attrs.fields(kind), name)
     return {} if field.type in (Any, "Any") else field.metadata.get("schema", {})
 
 
-def _within_limits(name: str, value: Any, told: Json) -> None:
+def _within_limits(name: str, value: Any, field_schema: Json) -> None:
     """Raises `RequestFailed` (400) where the value is outside of what the schema says."""
     if isinstance(value, tuple):
-        if len(value) > told.get("maxItems", inf):
-            said = f"{name} may have {told['maxItems']} entries, not {len(value)}"
-            raise bad_request(said, name, "invalid_value")
-        for place, item in enumerate(value):
-            _within_limits(f"{name}.{place}", item, told.get("items", {}))
+        if len(value) > field_schema.get("maxItems", inf):
+            message = f"{name} may have {field_schema['maxItems']} entries, not {len(value)}"
+            raise bad_request(message, name, "invalid_value")
+        for index, item in enumerate(value):
+            _within_limits(f"{name}.{index}", item, field_schema.get("items", {}))
     elif isinstance(value, str):
-        if len(value) > told.get("maxLength", inf):
-            said = f"{name} may have {told['maxLength']} characters, not {len(value)}"
-            raise bad_request(said, name, "invalid_value")
-        if value not in told.get("enum", (value,)):
-            known = ", ".join(option for option in told["enum"] if option is not None)
+        if len(value) > field_schema.get("maxLength", inf):
+            message = f"{name} may have {field_schema['maxLength']} characters, not {len(value)}"
+            raise bad_request(message, name, "invalid_value")
+        if value not in field_schema.get("enum", (value,)):
+            known = ", ".join(option for option in field_schema["enum"] if option is not None)
             raise bad_request(f"{name} must be one of {known}, not {value!r}", name, "invalid_value")
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        above = told.get("exclusiveMinimum")
-        low = told.get("minimum", -inf) if above is None else above
-        between(name, value, low, told.get("maximum", inf), open_low=above is not None)
+        above = field_schema.get("exclusiveMinimum")
+        low = field_schema.get("minimum", -inf) if above is None else above
+        between(name, value, low, field_schema.get("maximum", inf), open_low=above is not None)
 
 
 def _fault(error: BaseException, within: str) -> RequestFailed:
     """The first fault, with its path as the parameter."""
-    said, _, place = cattrs.transform_error(error)[0].partition(" @ ")
-    param = place.removeprefix("$.").replace("[", ".").replace("]", "").replace("'", "") if place != "$" else None
+    message, _, location = cattrs.transform_error(error)[0].partition(" @ ")
+    param = location.removeprefix("$.").replace("[", ".").replace("]", "").replace("'", "") if location != "$" else None
     param = within + param if param else param
     leaf = error
     while isinstance(leaf, BaseExceptionGroup) and leaf.exceptions:
         leaf = leaf.exceptions[0]
     if isinstance(leaf, TypeError | ValueError) and str(leaf).startswith("expected"):
-        said = str(leaf)
-    if said.startswith("required field missing"):
+        message = str(leaf)
+    if message.startswith("required field missing"):
         return bad_request(f"{param} is required", param, "missing_required_parameter")
-    return bad_request(f"{param}: {said}" if param else said, param, "invalid_type")
+    return bad_request(f"{param}: {message}" if param else message, param, "invalid_type")
 
 
 def flag(value: Any, name: str) -> bool:
@@ -161,10 +161,10 @@ def flag(value: Any, name: str) -> bool:
 def between(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
     """Raises `RequestFailed` (400) unless low <= value <= high (low < value if `open_low`)."""
     if not (low < value if open_low else low <= value) or value > high:
-        least = "more than" if open_low else "at least"
+        relation = "more than" if open_low else "at least"
         # A huge integer is no float, and nobody wants to read its digits.
         given = f"{value:g}" if abs(value) < 1e300 else "that"
-        raise bad_request(f"{name} must be {least} {low:g} and at most {high:g}, not {given}", name, "invalid_value")
+        raise bad_request(f"{name} must be {relation} {low:g} and at most {high:g}, not {given}", name, "invalid_value")
 
 
 def only(value: Mapping[str, Any], names: Collection[str], path: str) -> None:
@@ -174,10 +174,10 @@ def only(value: Mapping[str, Any], names: Collection[str], path: str) -> None:
             raise bad_request(f"unknown parameter '{path}.{name}'", f"{path}.{name}", "unknown_parameter")
 
 
-def at_most(name: str, values: Sized, most: int) -> None:
+def at_most(name: str, values: Sized, limit: int) -> None:
     """Raises `RequestFailed` (400) if there are more."""
-    if len(values) > most:
-        raise bad_request(f"{name} may have {most} entries, not {len(values)}", name, "invalid_value")
+    if len(values) > limit:
+        raise bad_request(f"{name} may have {limit} entries, not {len(values)}", name, "invalid_value")
 
 
 def combination(message: str, param: str) -> RequestFailed:

@@ -53,13 +53,13 @@ class Cors:
         if not head_of(request).is_preflight:
             return None
         response = Response(b"", 204)
-        wanted = request.headers.get("Access-Control-Request-Headers", "")
+        requested = request.headers.get("Access-Control-Request-Headers", "")
         response.headers["Access-Control-Allow-Methods"] = METHODS
         response.headers["Access-Control-Max-Age"] = str(REMEMBERED_S)
         if HEADER_NAMES.fullmatch(
-            wanted
+            requested
         ):  # Clients send many of their own (x-stainless-*), and `*` covers no Authorization.
-            response.headers["Access-Control-Allow-Headers"] = wanted
+            response.headers["Access-Control-Allow-Headers"] = requested
         if request.headers.get("Access-Control-Request-Private-Network") == "true":
             response.headers["Access-Control-Allow-Private-Network"] = "true"
         return response

@@ -12,7 +12,7 @@ from quart import Response
 from trouper.web.http.api_keys import OPEN_PATHS
 from trouper.web.http.request_schema import Json, Refused, closed, nullable, ref
 
-PLACE = re.compile(r"<(?:\w+:)?(\w+)>")
+PATH_PARAMETER = re.compile(r"<(?:\w+:)?(\w+)>")
 """A part of a path as the router writes it."""
 OPENAI_ERROR = ref("Error")
 GENERATES = (422, 429, 499, 500, 503, 504)
@@ -56,14 +56,14 @@ class Endpoint:
         return self.handler.__qualname__.replace(".", "_").lower()
 
     @property
-    def places(self) -> tuple[str, ...]:
+    def path_parameters(self) -> tuple[str, ...]:
         """What of the path is a parameter."""
-        return tuple(PLACE.findall(self.path))
+        return tuple(PATH_PARAMETER.findall(self.path))
 
     @property
     def template(self) -> str:
         """The path as OpenAPI writes it: "/v1/models/{model}"."""
-        return PLACE.sub(r"{\1}", self.path)
+        return PATH_PARAMETER.sub(r"{\1}", self.path)
 
     @property
     def open(self) -> bool:
@@ -73,12 +73,12 @@ class Endpoint:
     @property
     def statuses(self) -> tuple[int, ...]:
         """Of errors."""
-        own = {*self.also}
+        codes = {*self.also}
         if self.request is not None:
-            own |= {400, 404, 408, 413, 415, 500}
-        if self.places:
-            own |= {404}
-        return tuple(sorted(own))
+            codes |= {400, 404, 408, 413, 415, 500}
+        if self.path_parameters:
+            codes |= {404}
+        return tuple(sorted(codes))
 
 
 ERROR = closed(

@@ -15,7 +15,7 @@ from quart import Response, request
 from trouper.protocol.version import VERSION
 from trouper.web.http.api_keys import Keys
 from trouper.web.http.endpoints import ERROR, Endpoint
-from trouper.web.http.openapi import Facts, document
+from trouper.web.http.openapi import DocumentContext, document
 from trouper.web.http.page_headers import page_headers
 from trouper.web.http.request_schema import Json
 from trouper.web.service import Service, as_json, context_of
@@ -30,9 +30,9 @@ class Pages:
     def __init__(self, service: Service, keys: Keys, described: Sequence[Endpoint], components: Json) -> None:
         self._service, self._keys, self._components = service, keys, components
         self._page = files("trouper.web.http").joinpath("docs.html").read_text("utf-8")
-        self.endpoints = (*described, *self._own())
+        self.endpoints = (*described, *self._endpoints())
 
-    def _own(self) -> tuple[Endpoint, ...]:
+    def _endpoints(self) -> tuple[Endpoint, ...]:
         return (
             Endpoint(
                 method="GET",
@@ -55,21 +55,21 @@ class Pages:
         )
 
     async def openapi(self) -> Response:
-        return as_json(document(self.endpoints, {"Error": ERROR, **self._components}, self._facts()))
+        return as_json(document(self.endpoints, {"Error": ERROR, **self._components}, self._context()))
 
-    def _facts(self) -> Facts:
+    def _context(self) -> DocumentContext:
         listed = self._service.models.listed()
-        names = [name for one in listed for name in one.names] if self._known() else []
-        loaded = [one.runtime for one in listed if one.runtime is not None]
-        told = Facts(version=VERSION, keyed=self._keys.needed, models=names)
-        embedders = [one for runtime in loaded if (one := runtime.model.embedding) is not None]
+        names = [name for entry in listed for name in entry.names] if self._known() else []
+        loaded = [entry.runtime for entry in listed if entry.runtime is not None]
+        context = DocumentContext(version=VERSION, keyed=self._keys.needed, models=names)
+        embedders = [embedder for runtime in loaded if (embedder := runtime.model.embedding) is not None]
         if len(loaded) < len(listed):  # What is not known before it is loaded is no bound.
-            return told
+            return context
         return attrs.evolve(
-            told,
+            context,
             vocabulary=max(runtime.model.vocab_size for runtime in loaded),
             context=max(context_of(runtime) for runtime in loaded),
-            dimensions=max((one.dimensions for one in embedders), default=told.dimensions),
+            dimensions=max((embedder.dimensions for embedder in embedders), default=context.dimensions),
         )
 
     def _known(self) -> bool:

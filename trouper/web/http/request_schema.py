@@ -81,7 +81,7 @@ def needs(name: str, given: Json, other: str, value: Json) -> Json:
 
 def at_most_one(nothing: Mapping[str, Json]) -> Json:
     """A rule of an object: of these names one may be given. `nothing`: what counts as not given."""
-    return {"anyOf": [{"properties": {name: nothing[name] for name in nothing if name != one}} for one in nothing]}
+    return {"anyOf": [{"properties": {name: nothing[name] for name in nothing if name != kept}} for kept in nothing]}
 
 
 def schema_of(kind: type, refused: Refused, rules: Sequence[Json] = ()) -> Json:
@@ -95,15 +95,15 @@ def schema_of(kind: type, refused: Refused, rules: Sequence[Json] = ()) -> Json:
 
 
 def _field(field: attrs.Attribute[Any], hint: Any) -> Json:
-    told: Json = field.metadata.get("schema", {})
-    if field.name == "model" and not told:
-        told = MODEL
-    if "$ref" not in told:
-        told = _typed(hint, field.name) | told
+    field_schema: Json = field.metadata.get("schema", {})
+    if field.name == "model" and not field_schema:
+        field_schema = MODEL
+    if "$ref" not in field_schema:
+        field_schema = _typed(hint, field.name) | field_schema
     if field.default is attrs.NOTHING:
-        return told
-    told = nullable(told)
-    return told if field.default in (None, ()) else told | {"default": field.default}
+        return field_schema
+    field_schema = nullable(field_schema)
+    return field_schema if field.default in (None, ()) else field_schema | {"default": field.default}
 
 
 def _typed(hint: Any, name: str) -> Json:
@@ -111,7 +111,7 @@ def _typed(hint: Any, name: str) -> Json:
     if hint is Any:
         return {}
     if isinstance(hint, UnionType):
-        [hint] = [one for one in get_args(hint) if one is not NoneType]
+        [hint] = [option for option in get_args(hint) if option is not NoneType]
     if get_origin(hint) is tuple:
         return array(_typed(get_args(hint)[0], name))
     kind = get_origin(hint) or hint
@@ -122,7 +122,7 @@ def _typed(hint: Any, name: str) -> Json:
 
 def _refused(neutral: tuple[Any, ...]) -> Json:
     """null, or what asks for nothing."""
-    values = [value for place, value in enumerate(neutral) if not among(value, neutral[:place])]
+    values = [value for index, value in enumerate(neutral) if not among(value, neutral[:index])]
     return {"enum": [*values, None], "description": "Not supported: refused unless it asks for nothing."}
 
 

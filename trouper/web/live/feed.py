@@ -17,7 +17,7 @@ from trouper.actors.runtime.model_manager import Models
 from trouper.protocol.record import RequestRecord
 from trouper.protocol.version import VERSION
 from trouper.web.live.snapshot import NewGaps, model_body
-from trouper.web.streaming.passive_body import Onlooker
+from trouper.web.streaming.passive_body import PassiveBody
 
 TICK_S = 1.0
 """A frame costs a browser without a GPU 10 ms of the cores that a model on the same machine computes with."""
@@ -40,8 +40,8 @@ class Feed:
         """The last request of the last snapshot."""
         self.number = 0
         """Of snapshots that were told."""
-        self._told_at = -inf
-        self._told = b""
+        self._sent_at = -inf
+        self._last_models = b""
         """What the last one says of the models."""
         self._body: dict[str, Any] = {}
         self._latest = b""
@@ -57,16 +57,18 @@ class Feed:
         tick = int(trio.current_time() / TICK_S)
         if tick != self._tick:
             self._tick = tick
-            models = [model_body(one, self._gaps.setdefault(one.names[0], NewGaps())) for one in self._models.listed()]
+            models = [
+                model_body(entry, self._gaps.setdefault(entry.names[0], NewGaps())) for entry in self._models.listed()
+            ]
             self._tell(msgspec.json.encode(models), self._ended())
         return self.number, self._latest
 
     def _tell(self, models: bytes, ended: list[RequestRecord]) -> None:
         now = trio.current_time()
-        if models == self._told and not ended and now - self._told_at < QUIET_S:
+        if models == self._last_models and not ended and now - self._sent_at < QUIET_S:
             return
         self.number += 1
-        self._told, self._told_at = models, now
+        self._last_models, self._sent_at = models, now
         self._body = self._server | {"number": self.number, "at": now, "models": msgspec.Raw(models), "ended": ended}
         self._latest = event("snapshot", self._body)
 
@@ -101,7 +103,7 @@ def event(name: str, data: Any) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(data))
 
 
-class Viewer(Onlooker):
+class Viewer(PassiveBody):
     """The body of one viewer's stream.
 
     One that is slow misses snapshots; then it is told of the recent requests anew, as at its beginning.

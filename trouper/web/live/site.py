@@ -33,8 +33,8 @@ class Site:
     """The handlers."""
 
     def __init__(self, service: Service, keys: Keys) -> None:
-        self._feed = Feed(service.models, service.journal.recent)
-        static = {one.name: one.read_bytes() for one in files("trouper.web.live").joinpath("static").iterdir()}
+        self._feed = Feed(service.models, service.request_log.recent)
+        static = {path.name: path.read_bytes() for path in files("trouper.web.live").joinpath("static").iterdir()}
         page = static.pop("index.html").decode()
         self._files = static
         self._digest = sha256(b"".join(name.encode() + data for name, data in sorted(static.items()))).hexdigest()[:16]

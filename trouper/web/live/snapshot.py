@@ -19,12 +19,12 @@ APART = ("cache", "speculation", "gaps", "step_tokens")
 COUNTERS = tuple(field.name for field in attrs.fields(SchedulerFacts) if field.name not in APART)
 
 
-def told(properties: Json, *optional: str) -> Json:
+def open_object(properties: Json, *optional: str) -> Json:
     """An object of at least these properties: what an actor publishes may grow."""
     return {"type": "object", "properties": properties, "required": [key for key in properties if key not in optional]}
 
 
-ROW = told(
+ROW = open_object(
     {
         "row": COUNT,
         "request_id": TEXT,
@@ -37,7 +37,7 @@ ROW = told(
         "first_token_at": nullable(NUMBER),
     }
 )
-BATCH = told(
+BATCH = open_object(
     {
         "at": NUMBER,
         "rows": array(ROW),
@@ -46,7 +46,7 @@ BATCH = told(
         "gap_longest_s": nullable(NUMBER),
     }
 )
-MODEL = told(
+MODEL = open_object(
     {
         "name": TEXT,
         "state": {"enum": ["unloaded", "waiting", "loading", "ready", "unloading"]},
@@ -61,13 +61,13 @@ MODEL = told(
         "speculation": OBJECT,
         "ranks": OBJECT,
         "actors": array(OBJECT),
-        "channels": array(told({"name": TEXT, "used": COUNT, "capacity": COUNT, "senders_waiting": COUNT})),
+        "channels": array(open_object({"name": TEXT, "used": COUNT, "capacity": COUNT, "senders_waiting": COUNT})),
         "batch": BATCH,
     },
     "problem", "status", "detail", "card", "scheduler", "cache", "memory", "directory", "speculation", "ranks", "actors", "channels",
     "batch",
 )  # fmt: skip
-SNAPSHOT = told(
+SNAPSHOT = open_object(
     {
         "version": TEXT,
         "started": NUMBER,
@@ -85,12 +85,12 @@ SNAPSHOT = told(
 class NewGaps:
     """Which gaps of a model's batch were told already."""
 
-    told: int | None = None
+    seen_count: int | None = None
 
     def of(self, batch: BatchFacts) -> tuple[float, ...]:
         """Those since the last time; none the first time, for they may be old."""
-        new = 0 if self.told is None else batch.gap_count - self.told
-        self.told = batch.gap_count
+        new = 0 if self.seen_count is None else batch.gap_count - self.seen_count
+        self.seen_count = batch.gap_count
         return batch.gaps_s[-new:] if new > 0 else ()
 
 

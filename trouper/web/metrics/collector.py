@@ -14,34 +14,41 @@ from prometheus_client.registry import Collector
 from trouper.actors.runtime.model_manager import Listed
 from trouper.actors.runtime.runtime import Runtime
 from trouper.protocol.version import VERSION
-from trouper.web.metrics.metric import Named, Seen
+from trouper.web.metrics.metric import MetricFamily, ModelScrape
 from trouper.web.metrics.request_metrics import RequestCounts
-from trouper.web.metrics.trouper_metrics import OWN, OWN_OF_REQUESTS
-from trouper.web.metrics.vllm_metrics import VLLM, VLLM_OF_REQUESTS
+from trouper.web.metrics.trouper_metrics import TROUPER_METRICS, TROUPER_REQUEST_METRICS
+from trouper.web.metrics.vllm_metrics import VLLM_METRICS, VLLM_REQUEST_METRICS
 
-OF_LOADED = (*VLLM, *OWN)
-OF_REQUESTS = (*VLLM_OF_REQUESTS, *OWN_OF_REQUESTS)
+MODEL_METRICS = (*VLLM_METRICS, *TROUPER_METRICS)
+REQUEST_METRICS = (*VLLM_REQUEST_METRICS, *TROUPER_REQUEST_METRICS)
 """Counted here, so that they outlive a model's being loaded."""
-LOADED = Named("gauge", "trouper_model_loaded", "1 while the model can be asked.", ("model_name",))
-WAITING = Named(
+LOADED = MetricFamily("gauge", "trouper_model_loaded", "1 while the model can be asked.", ("model_name",))
+WAITING = MetricFamily(
     "gauge",
     "trouper_model_requests_waiting",
     "Requests that wait for the model to be loaded, or for room for it.",
     ("model_name",),
 )
-BUILD = Named("gauge", "trouper_build_info", "Which version serves.", ("version",))
-RESPONSES = Named(
+BUILD = MetricFamily("gauge", "trouper_build_info", "Which version serves.", ("version",))
+RESPONSES = MetricFamily(
     "counter",
     "trouper_http_responses_total",
     "Responses, by the endpoint and the status that they began with.",
     ("method", "path", "status"),
 )
-ALL = (*(told.named for told in OF_LOADED), *(told.named for told in OF_REQUESTS), LOADED, WAITING, BUILD, RESPONSES)
+ALL = (
+    *(metric.named for metric in MODEL_METRICS),
+    *(metric.named for metric in REQUEST_METRICS),
+    LOADED,
+    WAITING,
+    BUILD,
+    RESPONSES,
+)
 """Beside those of the process, which the client library names."""
 
 
 @attrs.frozen
-class Some(Collector):
+class FamilyCollector(Collector):
     """A part of a scrape."""
 
     families: Sequence[Metric]
@@ -70,25 +77,27 @@ class Metrics(Collector):
         takes milliseconds for all of them and streams want to go on."""
         parts = []
         for family in self.collect():
-            parts.append(generate_latest(Some((family,))))
+            parts.append(generate_latest(FamilyCollector((family,))))
             await trio.lowlevel.checkpoint()
         return b"".join(parts)
 
     def collect(self) -> Iterator[Metric]:
         """What the actors say is of the moment of the first metric, however long the rest takes."""
         listed = self._listed()
-        seen = [(one.names[0], _seen(one.runtime)) for one in listed if one.runtime is not None]
-        for told in OF_LOADED:
-            yield told.named.family(value for model, one in seen for value in told.values(model, one))
-        counted = [(one.names[0], self.requests.of(one.names[0])) for one in listed]
-        for told_of in OF_REQUESTS:
-            yield told_of.named.family(value for model, one in counted for value in told_of.values(model, one))
-        yield LOADED.family(((one.names[0],), int(one.state == "ready")) for one in listed)
-        yield WAITING.family(((one.names[0],), one.waiting) for one in listed)
+        scrapes = [(entry.names[0], _seen(entry.runtime)) for entry in listed if entry.runtime is not None]
+        for metric in MODEL_METRICS:
+            yield metric.named.family(value for model, scrape in scrapes for value in metric.values(model, scrape))
+        counted = [(entry.names[0], self.requests.of(entry.names[0])) for entry in listed]
+        for request_metric in REQUEST_METRICS:
+            yield request_metric.named.family(
+                value for model, counts in counted for value in request_metric.values(model, counts)
+            )
+        yield LOADED.family(((entry.names[0],), int(entry.state == "ready")) for entry in listed)
+        yield WAITING.family(((entry.names[0],), entry.waiting) for entry in listed)
         yield BUILD.family([((self._version,), 1)])
         yield RESPONSES.family(self._responses.items())
         yield from self._process.collect()
 
 
-def _seen(runtime: Runtime) -> Seen:
-    return Seen(runtime, runtime.health(), runtime.channels())
+def _seen(runtime: Runtime) -> ModelScrape:
+    return ModelScrape(runtime, runtime.health(), runtime.channels())

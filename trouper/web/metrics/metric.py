@@ -20,7 +20,7 @@ Source = TypeVar("Source")
 
 
 @attrs.frozen
-class Seen:
+class ModelScrape:
     """One model that is loaded, at the moment of a scrape."""
 
     runtime: Runtime
@@ -29,7 +29,7 @@ class Seen:
 
 
 @attrs.frozen
-class Named:
+class MetricFamily:
     """`name` is the one that Prometheus shows, `_total` included."""
 
     kind: Kind
@@ -60,7 +60,7 @@ class Named:
 
 
 @attrs.frozen
-class Told(Generic[Source]):
+class ModelMetric(Generic[Source]):
     """A metric of each model of which there is a `Source`. `labels` are those beside the model's."""
 
     kind: Kind
@@ -70,16 +70,16 @@ class Told(Generic[Source]):
     labels: tuple[str, ...] = ()
 
     @property
-    def named(self) -> Named:
+    def named(self) -> MetricFamily:
         """vLLM numbers its engines; a model has one here."""
-        own = ("model_name", "engine") if self.name.startswith("vllm:") else ("model_name",)
-        return Named(self.kind, self.name, self.help, own + self.labels)
+        model_labels = ("model_name", "engine") if self.name.startswith("vllm:") else ("model_name",)
+        return MetricFamily(self.kind, self.name, self.help, model_labels + self.labels)
 
     def values(self, model: str, source: Source) -> Iterable[Labelled]:
         found = self.of(source)
-        own = (model, "0") if self.name.startswith("vllm:") else (model,)
+        model_labels = (model, "0") if self.name.startswith("vllm:") else (model,)
         for labels, value in [((), found)] if isinstance(found, int | float | Histogram) else found:
-            yield own + labels, value
+            yield model_labels + labels, value
 
 
 def _number(value: Value) -> float:

@@ -136,10 +136,12 @@ EXPECTED = (
 
 
 @attrs.define
-class Counts:
+class ModelRequestCounts:
     """Of one model's requests."""
 
-    histograms: dict[str, Histogram] = attrs.field(factory=lambda: {one.name: one.empty for one in MEASURES})
+    histograms: dict[str, Histogram] = attrs.field(
+        factory=lambda: {measure.name: measure.empty for measure in MEASURES}
+    )
     reasons: Counter[str] = attrs.field(factory=lambda: Counter(stop=0, length=0, abort=0, error=0))
     problems: Counter[tuple[str, str]] = attrs.field(factory=lambda: Counter(dict.fromkeys(EXPECTED, 0)))
     """Of (reason, code)."""
@@ -162,10 +164,10 @@ class RequestCounts:
     """Of all models: they outlive a model that is unloaded."""
 
     def __init__(self) -> None:
-        self._of: dict[str, Counts] = {}
+        self._of: dict[str, ModelRequestCounts] = {}
 
-    def read(self, record: RequestRecord) -> None:
+    def observe(self, record: RequestRecord) -> None:
         self.of(record.model).add(record)
 
-    def of(self, model: str) -> Counts:
-        return self._of.setdefault(model, Counts())
+    def of(self, model: str) -> ModelRequestCounts:
+        return self._of.setdefault(model, ModelRequestCounts())

@@ -15,18 +15,18 @@ def log_record(record: RequestRecord) -> None:
     """What became of a prompt that a model was asked to answer."""
     level = logging.WARNING if record.reason == "error" else logging.INFO
     if log.isEnabledFor(level):
-        log.log(level, _told(record), extra={REQUEST_ID: record.request_id, FIELDS: _fields(record)})
+        log.log(level, _summary(record), extra={REQUEST_ID: record.request_id, FIELDS: _fields(record)})
 
 
-def _told(record: RequestRecord) -> str:
+def _summary(record: RequestRecord) -> str:
     """For a person."""
     how = f"{record.reason} ({record.code})" if record.code else record.reason
-    said = f"{record.endpoint} {how} after {record.whole_s:.2f} s"
+    summary = f"{record.endpoint} {how} after {record.whole_s:.2f} s"
     if record.reason == "refused":
-        return said
+        return summary
     cached = f" ({record.cached_tokens} cached)" if record.cached_tokens else ""
     waited = "" if record.first_token_s is None else f", the first after {record.first_token_s:.2f} s"
-    return f"{said}: prompt {record.prompt_tokens}{cached}, answer {record.generated_tokens} tokens{waited}"
+    return f"{summary}: prompt {record.prompt_tokens}{cached}, answer {record.generated_tokens} tokens{waited}"
 
 
 def _fields(record: RequestRecord) -> dict[str, Any]:

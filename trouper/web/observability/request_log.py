@@ -14,11 +14,11 @@ from trouper.protocol.record import RequestRecord
 
 log = logging.getLogger("trouper.web")
 KEPT = 200
-Reader = Callable[[RequestRecord], None]
+RequestObserver = Callable[[RequestRecord], None]
 
 
 @attrs.frozen
-class Asked:
+class RequestOrigin:
     """What only the edge knows of a request."""
 
     model: str
@@ -29,29 +29,29 @@ class Asked:
     tracestate: str
 
 
-class Journal:
+class RequestLog:
     """One for the app, for all of its models."""
 
-    def __init__(self, *readers: Reader) -> None:
-        self._readers = readers
+    def __init__(self, *observers: RequestObserver) -> None:
+        self._observers = observers
         self.recent: deque[RequestRecord] = deque(maxlen=KEPT)
         """The last one last."""
 
-    def note(self, asked: Asked, record: RequestRecord) -> None:
+    def note(self, origin: RequestOrigin, record: RequestRecord) -> None:
         """What became of it. Runs where a request is being closed, perhaps in cancelled cleanup: it neither waits nor
         raises."""
-        whole = attrs.evolve(
+        complete = attrs.evolve(
             record,
-            model=asked.model,
-            endpoint=asked.endpoint,
-            arrived_at=asked.at,
+            model=origin.model,
+            endpoint=origin.endpoint,
+            arrived_at=origin.at,
             unix_offset=time.time() - trio.current_time(),
-            traceparent=asked.traceparent,
-            tracestate=asked.tracestate,
+            traceparent=origin.traceparent,
+            tracestate=origin.tracestate,
         )
-        self.recent.append(whole)
-        for reader in self._readers:
+        self.recent.append(complete)
+        for observer in self._observers:
             try:
-                reader(whole)
+                observer(complete)
             except Exception:
                 log.exception("the end of request %s could not be told", record.request_id)

@@ -1,5 +1,5 @@
 """Requests as OpenTelemetry's spans, made when one has ended: nothing is kept of it before. Needs the extra `otel`; a program that
-embeds the server gives `Traces(tracer).read` to `serve_http` or `create_app` as one of its readers.
+embeds the server gives `Traces(tracer).observe` to `serve_http` or `create_app` as one of its readers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Traces:
         self._tracer = tracer
         self._propagator = TraceContextTextMapPropagator()
 
-    def read(self, record: RequestRecord) -> None:
+    def observe(self, record: RequestRecord) -> None:
         """A reader of the journal."""
         span = self._tracer.start_span(
             f"POST {record.endpoint}",

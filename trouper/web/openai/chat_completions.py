@@ -19,8 +19,8 @@ from trouper.web.openai.parameters import (
     NOT_SUPPORTED,
     Parameters,
     choices_of,
-    least_of,
     length_of,
+    min_tokens_of,
     salt_of,
     sampling_of,
     speculation_of,
@@ -123,7 +123,7 @@ def chat_to_generate(request: ChatRequest, request_id: str, default_seed: int | 
         logprobs=_top_logprobs(request),
         cache_salt=salt_of(request),
         speculation=speculation_of(request),
-        min_tokens=least_of(request, request.max_tokens if limit is None else limit),
+        min_tokens=min_tokens_of(request, request.max_tokens if limit is None else limit),
         grammar=_grammar(request, tools),
         thinking_tokens=request.thinking_token_budget,
     )
@@ -132,16 +132,16 @@ def chat_to_generate(request: ChatRequest, request_id: str, default_seed: int | 
 
 def _about_thinking(request: ChatRequest, tools: Tools) -> dict[str, Any]:
     """What follows a grammar has no room to think. Templates that know nothing of it ignore it."""
-    effort, said = request.reasoning_effort, {}
+    effort, kwargs = request.reasoning_effort, {}
     if effort is not None and effort not in EFFORTS:
         known = ", ".join(EFFORTS)
         raise bad_request(
             f"reasoning_effort must be one of {known}, not {effort!r}", "reasoning_effort", "invalid_value"
         )
     if effort is not None and effort != "none":
-        said = {"reasoning_effort": effort, "enable_thinking": True}
+        kwargs = {"reasoning_effort": effort, "enable_thinking": True}
     bound = tools.forced or grammar_of(request) is not None
-    return said | (
+    return kwargs | (
         {"enable_thinking": False} if bound or effort == "none" or request.thinking_token_budget == 0 else {}
     )
 
@@ -190,7 +190,7 @@ def messages_of(value: Any) -> tuple[dict[str, Any], ...]:
     if not value:
         raise bad_request("messages is empty; send at least one", "messages", "invalid_value")
     at_most("messages", value, schemas.MAX_MESSAGES)
-    return tuple(_message(message, f"messages.{place}") for place, message in enumerate(value))
+    return tuple(_message(message, f"messages.{index}") for index, message in enumerate(value))
 
 
 def _message(message: Any, path: str) -> dict[str, Any]:
@@ -223,15 +223,15 @@ def _message(message: Any, path: str) -> dict[str, Any]:
 def _string(value: Any, path: str) -> str:
     if not isinstance(value, str):
         raise bad_request(f"{path} must be a string, not {json_type(value)}", path, "invalid_type")
-    return _whole(value, path)
+    return _checked_text(value, path)
 
 
 def _content(value: Any, path: str) -> str:
     if isinstance(value, str):
-        return _whole(value, path)
+        return _checked_text(value, path)
     if not isinstance(value, list):
         raise bad_request(f"{path} must be a string or an array of parts, not {json_type(value)}", path, "invalid_type")
-    return "".join(_part(part, f"{path}.{place}") for place, part in enumerate(value))
+    return "".join(_part(part, f"{path}.{index}") for index, part in enumerate(value))
 
 
 def _part(part: Any, path: str) -> str:
@@ -243,10 +243,10 @@ def _part(part: Any, path: str) -> str:
     for name in part:
         if name not in PART_KEYS:
             raise bad_request(f"{path}.{name} is not supported here", f"{path}.{name}", "unsupported_parameter")
-    return _whole(part["text"], f"{path}.text")
+    return _checked_text(part["text"], f"{path}.text")
 
 
-def _whole(text: str, path: str) -> str:
+def _checked_text(text: str, path: str) -> str:
     """A lone surrogate is no text."""
     try:
         text.encode()

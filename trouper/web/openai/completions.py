@@ -17,8 +17,8 @@ from trouper.web.openai.parameters import (
     NOT_SUPPORTED,
     Parameters,
     choices_of,
-    least_of,
     length_of,
+    min_tokens_of,
     salt_of,
     sampling_of,
     speculation_of,
@@ -66,7 +66,7 @@ def completion_to_generate(
     _check_candidates(request, len(prompts))
     generates = (
         Generate(
-            request_id=request_id if len(prompts) == 1 else f"{request_id}-{place}",
+            request_id=request_id if len(prompts) == 1 else f"{request_id}-{index}",
             prompt=prompt,
             sampling=sampling_of(request, default_seed),
             # With max_tokens 0 only the prompt is wanted; one token is made behind it, and not shown.
@@ -79,10 +79,10 @@ def completion_to_generate(
             prompt_logprobs=request.logprobs if request.echo else None,
             cache_salt=salt_of(request),
             speculation=speculation_of(request),
-            min_tokens=least_of(request, request.max_tokens),
+            min_tokens=min_tokens_of(request, request.max_tokens),
             grammar=grammar_of(request),
         )
-        for place, prompt in enumerate(prompts)
+        for index, prompt in enumerate(prompts)
     )
     return tuple(choice for generate in generates for choice in choices_of(generate, request.candidates))
 
@@ -93,8 +93,8 @@ def _check_candidates(request: CompletionRequest, prompts: int) -> None:
     if request.stream and request.candidates > request.n:
         raise combination("best_of cannot be streamed: which is best is known at the end", "best_of")
     if prompts * request.candidates > MAX_CHOICES:
-        said = f"{prompts} prompts of {request.candidates} answers each are more than {MAX_CHOICES}"
-        raise combination(said, "n" if request.best_of is None else "best_of")
+        message = f"{prompts} prompts of {request.candidates} answers each are more than {MAX_CHOICES}"
+        raise combination(message, "n" if request.best_of is None else "best_of")
 
 
 def picked(request: CompletionRequest, choices: Sequence[Choice]) -> Sequence[Choice]:
@@ -103,9 +103,9 @@ def picked(request: CompletionRequest, choices: Sequence[Choice]) -> Sequence[Ch
         return choices
     chosen: list[Choice] = []
     for start in range(0, len(choices), request.candidates):
-        own = choices[start : start + request.candidates]
-        ranked = sorted(range(len(own)), key=lambda place: _mean_logprob(own[place]), reverse=True)
-        chosen += [own[place] for place in sorted(ranked[: request.n])]
+        candidates = choices[start : start + request.candidates]
+        ranked = sorted(range(len(candidates)), key=lambda index: _mean_logprob(candidates[index]), reverse=True)
+        chosen += [candidates[index] for index in sorted(ranked[: request.n])]
     return chosen if request.logprobs is not None else [attrs.evolve(choice, logprobs=()) for choice in chosen]
 
 

@@ -59,21 +59,21 @@ def embedding_to_generate(request: EmbeddingRequest, request_id: str, card: Mode
         between("dimensions", request.dimensions, 1, card.embedding.dimensions)
     return tuple(
         Generate(
-            request_id=f"{request_id}-{place}" if place else request_id,
+            request_id=f"{request_id}-{index}" if index else request_id,
             prompt=prompt,
             sampling=Sampling(temperature=0),
             max_tokens=1,
             embed=True,
         )
-        for place, prompt in enumerate(prompts_of(request.input, "input", MAX_INPUTS))
+        for index, prompt in enumerate(prompts_of(request.input, "input", MAX_INPUTS))
     )
 
 
 def embeddings_body(request: EmbeddingRequest, model: str, vectors: Sequence[bytes], prompt_tokens: int) -> Json:
     """`vectors`: little-endian float32, of length one."""
     data = [
-        {"object": "embedding", "index": place, "embedding": _shown(request, vector)}
-        for place, vector in enumerate(vectors)
+        {"object": "embedding", "index": index, "embedding": _shown(request, vector)}
+        for index, vector in enumerate(vectors)
     ]
     usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
     return {"object": "list", "data": data, "model": model, "usage": usage}

@@ -114,10 +114,10 @@ def choices_of(generate: Generate, count: int) -> tuple[Generate, ...]:
     return tuple(
         attrs.evolve(
             generate,
-            request_id=f"{generate.request_id}-{place}" if place else generate.request_id,
-            sampling=attrs.evolve(generate.sampling, seed=(generate.sampling.seed + place * SEED_STRIDE) % 2**64),
+            request_id=f"{generate.request_id}-{index}" if index else generate.request_id,
+            sampling=attrs.evolve(generate.sampling, seed=(generate.sampling.seed + index * SEED_STRIDE) % 2**64),
         )
-        for place in range(count)
+        for index in range(count)
     )
 
 
@@ -168,9 +168,9 @@ def length_of(value: int | None, name: str) -> int | None:
     return value
 
 
-def least_of(parameters: SamplingParameters, most: int | None) -> int:
-    if most is not None and parameters.min_tokens > most:
-        raise combination(f"min_tokens must be at most {most}, the most there may be", "min_tokens")
+def min_tokens_of(parameters: SamplingParameters, max_tokens: int | None) -> int:
+    if max_tokens is not None and parameters.min_tokens > max_tokens:
+        raise combination(f"min_tokens must be at most {max_tokens}, the most there may be", "min_tokens")
     return parameters.min_tokens
 
 

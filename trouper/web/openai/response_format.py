@@ -131,15 +131,17 @@ def _structured_outputs(value: Any, name: str) -> Grammar | None:
     if not isinstance(value, dict):
         raise bad_request(f"{name} must be an object, not {json_type(value)}", name, "invalid_type")
     only(value, {"json", "regex", "choice", "grammar", "json_object"}, name)
-    given = {key: one for key, one in value.items() if one is not None and one is not False}
+    given = {key: constraint for key, constraint in value.items() if constraint is not None and constraint is not False}
     if len(given) > 1:
         raise bad_request(f"{name} may ask for one thing, not for {' and '.join(given)}", name, "invalid_value")
-    for key, one in given.items():
+    for key, constraint in given.items():
         if key == "json_object":
-            if one is not True:
+            if constraint is not True:
                 raise bad_request(f"{name}.json_object must be a boolean", f"{name}.json_object", "invalid_type")
             return Grammar("json_object", param=f"{name}.json_object")
-        return {"json": schema_grammar, "regex": _regex, "choice": _choice, "grammar": _lark}[key](one, f"{name}.{key}")
+        return {"json": schema_grammar, "regex": _regex, "choice": _choice, "grammar": _lark}[key](
+            constraint, f"{name}.{key}"
+        )
     return None
 
 

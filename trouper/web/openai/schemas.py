@@ -114,11 +114,19 @@ RESPONSE_FORMAT = either(
     closed({"type": {"const": "grammar"}, "grammar": LARK}, "type", "grammar"),
 )
 _ABSENT: Json = {"enum": [None, False]}
-_WANTED: Json = {"json": SCHEMA, "regex": REGEX, "choice": OPTIONS, "grammar": LARK, "json_object": {"const": True}}
-STRUCTURED_OUTPUTS = either(*(closed(dict.fromkeys(_WANTED, _ABSENT) | {one: _WANTED[one]}) for one in _WANTED))
+_CONSTRAINTS: Json = {
+    "json": SCHEMA,
+    "regex": REGEX,
+    "choice": OPTIONS,
+    "grammar": LARK,
+    "json_object": {"const": True},
+}
+STRUCTURED_OUTPUTS = either(
+    *(closed(dict.fromkeys(_CONSTRAINTS, _ABSENT) | {name: _CONSTRAINTS[name]}) for name in _CONSTRAINTS)
+)
 NO_STRUCTURE: Json = {
     "response_format": either(NULL, closed({"type": {"const": "text"}}, "type")),
-    "structured_outputs": either(NULL, closed(dict.fromkeys(_WANTED, _ABSENT))),
+    "structured_outputs": either(NULL, closed(dict.fromkeys(_CONSTRAINTS, _ABSENT))),
     "guided_json": NULL,
     "guided_regex": NULL,
     "guided_choice": NULL,
@@ -136,10 +144,10 @@ LOGIT_BIAS: Json = {
 }
 
 
-def prompts(most: int) -> Json:
+def prompts(limit: int) -> Json:
     """What `prompts_of` takes."""
-    one = array(TOKEN, minItems=1, maxItems=MAX_TOKENS)
-    return either(TEXT, one, array(either(TEXT, one), minItems=1, maxItems=most))
+    token_ids = array(TOKEN, minItems=1, maxItems=MAX_TOKENS)
+    return either(TEXT, token_ids, array(either(TEXT, token_ids), minItems=1, maxItems=limit))
 
 
 # -- what holds between parameters ---------------------------------------------------------------------------------

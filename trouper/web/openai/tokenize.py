@@ -74,9 +74,9 @@ def prompt_of(request: TokenizeRequest) -> Prompt:
 
 def text_of(request: DetokenizeRequest, tokenizer: Tokenizer, vocabulary: int) -> str:
     """As `token_text_of`. Raises `RequestFailed` (400)."""
-    for place, token in enumerate(request.tokens):
+    for index, token in enumerate(request.tokens):
         if not 0 <= token < vocabulary:
             raise bad_request(
-                f"tokens.{place} is not between 0 and {vocabulary - 1}", f"tokens.{place}", "invalid_token"
+                f"tokens.{index} is not between 0 and {vocabulary - 1}", f"tokens.{index}", "invalid_token"
             )
     return token_text_of(request.tokens, tokenizer)

@@ -38,7 +38,7 @@ class Choice:
     """As they came, for a dialect that must know which token said what."""
 
 
-class Shape(Protocol):
+class Dialect(Protocol):
     """An endpoint's dialect. What a stream says is bytes: whole server-sent events, or b"" for nothing."""
 
     def body(self, choices: Sequence[Choice], /) -> Json:

@@ -15,7 +15,7 @@ Kind = Literal["content", "reasoning", "call"]
 
 
 @attrs.frozen
-class Part:
+class TextSegment:
     """More of one kind. A call comes whole, without its markers."""
 
     kind: Kind
@@ -31,7 +31,7 @@ class Markers:
     call: tuple[str, str] | None = None
 
 
-class Speech:
+class ReasoningSplitter:
     """One answer. `thinks`: the prompt has already opened the thinking."""
 
     def __init__(self, markers: Markers, *, thinks: bool = False) -> None:
@@ -46,24 +46,24 @@ class Speech:
         """What is being said."""
         return self._state
 
-    def push(self, text: str) -> list[Part]:
+    def push(self, text: str) -> list[TextSegment]:
         self._held += text
         return list(self._parts(last=False))
 
-    def end(self) -> list[Part]:
+    def end(self) -> list[TextSegment]:
         """What was held back."""
         return list(self._parts(last=True))
 
-    def _parts(self, *, last: bool) -> Iterator[Part]:
+    def _parts(self, *, last: bool) -> Iterator[TextSegment]:
         while True:
             marker, following = self._awaited()
-            place, found = _first(self._held, marker)
+            start, found = _first(self._held, marker)
             if found is None:
                 keep = 0 if last else _beginning(self._held, marker)
                 if self._state != "call" or last:
                     yield from self._say(len(self._held) - keep)
                 return
-            yield from self._say(place)
+            yield from self._say(start)
             self._held = self._held[len(found) :]
             self._state, self._begun = following[found], False
 
@@ -81,17 +81,17 @@ class Speech:
             following[call[1]] = "content"
         return tuple(following), following
 
-    def _say(self, length: int) -> Iterator[Part]:
+    def _say(self, length: int) -> Iterator[TextSegment]:
         text, self._held = self._held[:length], self._held[length:]
         if not self._begun and self._state != "content":
             text = text.lstrip("\n")
         if text or self._state == "call":
             self._begun = True
-            yield Part(self._state, text)
+            yield TextSegment(self._state, text)
 
 
 def _first(text: str, markers: tuple[str, ...]) -> tuple[int, str | None]:
-    found = [(place, marker) for marker in markers if (place := text.find(marker)) >= 0]
+    found = [(start, marker) for marker in markers if (start := text.find(marker)) >= 0]
     return min(found) if found else (0, None)
 
 

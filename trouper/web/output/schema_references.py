@@ -38,9 +38,9 @@ class ReferenceUnknown(ValueError):
         super().__init__(f"$ref {reference!r} names nothing in this schema")
 
 
-def moved(schema: Json, place: Pointer = ()) -> Json:
-    """A copy of `schema` with its references rewritten for `place` in another document. Raises `ReferenceUnknown`."""
-    return _Document(schema, place).moved()
+def moved(schema: Json, location: Pointer = ()) -> Json:
+    """A copy of `schema` with its references rewritten for `location` in another document. Raises `ReferenceUnknown`."""
+    return _Document(schema, location).moved()
 
 
 def has_references(encoded: bytes) -> bool:
@@ -53,15 +53,15 @@ class _Schema:
     """A schema inside the document, and the base URI of its references."""
 
     value: Any
-    place: Pointer
+    location: Pointer
     base: str
 
 
 class _Document:
-    def __init__(self, schema: Json, place: Pointer) -> None:
+    def __init__(self, schema: Json, location: Pointer) -> None:
         # Encoding and decoding copies it without recursion of ours, and a schema may be nested deeply.
         self._root: Json = msgspec.json.decode(msgspec.json.encode(schema))
-        self._place = place
+        self._location = location
         self._found: dict[int, _Schema] = {}
         self._resources: dict[str, Pointer] = {"": ()}
         self._anchors: dict[tuple[str, str], Pointer] = {}
@@ -80,11 +80,11 @@ class _Document:
                     targets[key] = target = self._resolved(reference, schema.base)
                     self._explore(_Schema(self._at(target), target, schema.base))
         for key, target in targets.items():
-            self._found[key].value["$ref"] = fragment_of((*self._place, *target))
+            self._found[key].value["$ref"] = fragment_of((*self._location, *target))
         for schema in self._found.values():
             for name in IDENTIFIERS:
                 schema.value.pop(name, None)
-        if self._place:
+        if self._location:
             self._root.pop("$schema", None)
         return self._root
 
@@ -97,16 +97,19 @@ class _Document:
                 continue
             schema = self._identified(schema)
             self._found[id(schema.value)] = schema
-            waiting += [_Schema(part, (*schema.place, *steps), schema.base) for steps, part in _parts(schema.value)]
+            waiting += [_Schema(part, (*schema.location, *steps), schema.base) for steps, part in _parts(schema.value)]
 
     def _identified(self, schema: _Schema) -> _Schema:
-        own, base = schema.value.get("$id"), schema.base
-        if isinstance(own, str) and not own.startswith("#"):
-            base = urldefrag(urljoin(base, own)).url
-            self._resources.setdefault(base, schema.place)
-        for anchor in (schema.value.get("$anchor"), own[1:] if isinstance(own, str) and own.startswith("#") else None):
+        identifier, base = schema.value.get("$id"), schema.base
+        if isinstance(identifier, str) and not identifier.startswith("#"):
+            base = urldefrag(urljoin(base, identifier)).url
+            self._resources.setdefault(base, schema.location)
+        for anchor in (
+            schema.value.get("$anchor"),
+            identifier[1:] if isinstance(identifier, str) and identifier.startswith("#") else None,
+        ):
             if isinstance(anchor, str):
-                self._anchors.setdefault((base, anchor), schema.place)
+                self._anchors.setdefault((base, anchor), schema.location)
         return attrs.evolve(schema, base=base)
 
     def _resolved(self, reference: str, base: str) -> Pointer:
@@ -122,17 +125,17 @@ class _Document:
             if (anchored := self._anchors.get((uri, fragment))) is None:
                 raise ReferenceUnknown(reference)
             return anchored
-        place = (*resource, *(step.replace("~1", "/").replace("~0", "~") for step in fragment[1:].split("/")))
+        location = (*resource, *(step.replace("~1", "/").replace("~0", "~") for step in fragment[1:].split("/")))
         try:
-            self._at(place)
+            self._at(location)
         except (LookupError, ValueError, TypeError):
             raise ReferenceUnknown(reference) from None
-        return place
+        return location
 
-    def _at(self, place: Pointer) -> Any:
-        """The value at `place`. Raises `LookupError`, `ValueError` or `TypeError`."""
+    def _at(self, location: Pointer) -> Any:
+        """The value at `location`. Raises `LookupError`, `ValueError` or `TypeError`."""
         found: Any = self._root
-        for step in place:
+        for step in location:
             found = found[int(step) if isinstance(found, list) else step]
         return found
 
@@ -148,7 +151,7 @@ def _parts(schema: Json) -> Iterator[tuple[Pointer, Any]]:
             yield (key,), value
 
 
-def fragment_of(place: Pointer) -> str:
+def fragment_of(location: Pointer) -> str:
     """A pointer as a URI fragment: "#/$defs/a~1b"."""
-    steps = (step.replace("~", "~0").replace("/", "~1") for step in place)
+    steps = (step.replace("~", "~0").replace("/", "~1") for step in location)
     return "#" + "".join(f"/{quote(step, safe=PLAIN)}" for step in steps)

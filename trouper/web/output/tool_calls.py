@@ -72,14 +72,14 @@ def _call_schema(function: Json, definitions: Json) -> Json:
     """The schema of a call of this function. Parameters with references are put into `definitions`, under its name."""
     name, parameters = function["name"], function.get("parameters") or {"type": "object"}
     if has_references(msgspec.json.encode(parameters)):
-        place = ("$defs", name)
+        location = ("$defs", name)
         try:
-            definitions[name] = moved(parameters, place)
+            definitions[name] = moved(parameters, location)
         except ReferenceUnknown as error:
             raise bad_request(
                 f"tools: the parameters of {name!r} cannot be followed: {error}", "tools", "invalid_grammar"
             ) from None
-        parameters = {"$ref": fragment_of(place)}
+        parameters = {"$ref": fragment_of(location)}
     return {
         "type": "object",
         "properties": {"name": {"const": name}, "arguments": parameters},

@@ -50,7 +50,7 @@ def items_of(value: Any, find: Find) -> tuple[Json, ...]:
         )
     if len(value) > MAX_ITEMS:
         raise bad_request(f"input may have {MAX_ITEMS} items, not {len(value)}", "input", "invalid_value")
-    items = tuple(_item(item, f"input.{place}", find) for place, item in enumerate(value))
+    items = tuple(_item(item, f"input.{index}", find) for index, item in enumerate(value))
     _check_references(value, items)
     return items
 
@@ -58,10 +58,10 @@ def items_of(value: Any, find: Find) -> tuple[Json, ...]:
 def _check_references(given: list[Any], items: Sequence[Json]) -> None:
     """Each once: a short request may not become a prompt of any length. Raises `RequestFailed` (400)."""
     seen: set[int] = set()
-    for place, (one, item) in enumerate(zip(given, items, strict=True)):
-        if one.get("type") in (None, "item_reference") and one.get("role") is None:
+    for index, (original, item) in enumerate(zip(given, items, strict=True)):
+        if original.get("type") in (None, "item_reference") and original.get("role") is None:
             if id(item) in seen:
-                path = f"input.{place}.id"
+                path = f"input.{index}.id"
                 raise combination(f"{path}: {item['id']!r} is referred to twice", path)
             seen.add(id(item))
 
@@ -85,8 +85,8 @@ def _referred(item_id: Any, path: str, find: Find) -> Json:
         raise bad_request(f"{path} must be a string, not {json_type(item_id)}", path, "invalid_type")
     found = find(item_id)
     if found is None:
-        said = f"no item {item_id!r} is stored here, or it is gone: send the item itself"
-        raise RequestFailed(Problem(404, said, "invalid_request_error", path, "item_not_found"))
+        detail = f"no item {item_id!r} is stored here, or it is gone: send the item itself"
+        raise RequestFailed(Problem(404, detail, "invalid_request_error", path, "item_not_found"))
     return found
 
 
@@ -124,12 +124,12 @@ def _message(item: Json, path: str) -> Json:
         parts = [("input_text", content)]
     elif isinstance(content, list):
         allowed = ("input_text", "output_text", "refusal") if role == "assistant" else ("input_text", "output_text")
-        parts = [_part(part, allowed, f"{path}.content.{place}") for place, part in enumerate(content)]
+        parts = [_part(part, allowed, f"{path}.content.{index}") for index, part in enumerate(content)]
     else:
-        said = f"{path}.content must be a string or an array of parts, not {json_type(content)}"
-        raise bad_request(said, f"{path}.content", "invalid_type")
-    own = _answer_part if role == "assistant" else _prompt_part
-    return _head(item, "message", path) | {"role": role, "content": [own(kind, text) for kind, text in parts]}
+        detail = f"{path}.content must be a string or an array of parts, not {json_type(content)}"
+        raise bad_request(detail, f"{path}.content", "invalid_type")
+    make_part = _answer_part if role == "assistant" else _prompt_part
+    return _head(item, "message", path) | {"role": role, "content": [make_part(kind, text) for kind, text in parts]}
 
 
 def _answer_part(kind: str, text: str) -> Json:
@@ -165,18 +165,18 @@ def _call(item: Json, path: str) -> Json:
 def _output(item: Json, path: str) -> Json:
     output = item.get("output")
     if isinstance(output, list):
-        parts = (_part(part, ("input_text",), f"{path}.output.{place}") for place, part in enumerate(output))
-        said: str | list[Json] = [_prompt_part(kind, text) for kind, text in parts]
+        parts = (_part(part, ("input_text",), f"{path}.output.{index}") for index, part in enumerate(output))
+        content: str | list[Json] = [_prompt_part(kind, text) for kind, text in parts]
     else:
-        said = _string(item, "output", path)
-    return _head(item, "function_call_output", path) | {"call_id": _string(item, "call_id", path), "output": said}
+        content = _string(item, "output", path)
+    return _head(item, "function_call_output", path) | {"call_id": _string(item, "call_id", path), "output": content}
 
 
 def _reasoning(item: Json, path: str) -> Json:
     return _head(item, "reasoning", path) | {
         name: [
-            {"type": kind, "text": _part(part, (kind,), f"{path}.{name}.{place}")[1]}
-            for place, part in enumerate(_parts(item.get(name), f"{path}.{name}"))
+            {"type": kind, "text": _part(part, (kind,), f"{path}.{name}.{index}")[1]}
+            for index, part in enumerate(_parts(item.get(name), f"{path}.{name}"))
         ]
         for name, kind in (("summary", "summary_text"), ("content", "reasoning_text"))
     }
@@ -199,11 +199,11 @@ READERS: dict[str, Callable[[Json, str], Json]] = {
 def check_outputs(earlier: Iterable[Json], items: Sequence[Json]) -> None:
     """Each output answers a call. Raises `RequestFailed` (400)."""
     calls = {item["call_id"] for item in earlier if item["type"] == "function_call"}
-    for place, item in enumerate(items):
+    for index, item in enumerate(items):
         if item["type"] == "function_call":
             calls.add(item["call_id"])
         elif item["type"] == "function_call_output" and item["call_id"] not in calls:
-            path = f"input.{place}.call_id"
+            path = f"input.{index}.call_id"
             raise combination(f"{path}: no call {item['call_id']!r} comes before this output", path)
 
 
@@ -224,8 +224,8 @@ def messages_of(instructions: str | None, items: Iterable[Json]) -> tuple[Json, 
             case "function_call_output":
                 turn = None
                 output = item["output"]
-                said = output if isinstance(output, str) else _text(output)
-                messages.append({"role": "tool", "content": said, "tool_call_id": item["call_id"]})
+                content = output if isinstance(output, str) else _text(output)
+                messages.append({"role": "tool", "content": content, "tool_call_id": item["call_id"]})
             case kind:
                 if turn is None or not _continues(turn, kind):
                     turn = {"role": "assistant", "content": ""}

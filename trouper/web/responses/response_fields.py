@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from trouper.web.output.dialect import Json, Usage
-from trouper.web.responses.response_request import Asked
+from trouper.web.responses.response_request import ResolvedRequest
 from trouper.web.service import now
 
 
-def head_of(asked: Asked, response_id: str, model: str, *, stored: bool) -> Json:
+def head_of(asked: ResolvedRequest, response_id: str, model: str, *, stored: bool) -> Json:
     """What of a response does not change while it is made."""
     parsed = asked.request
     tools: list[Any] = [] if parsed.tools is None else parsed.tools

@@ -41,7 +41,7 @@ class Turn:
 
 
 @attrs.define(eq=False)
-class Stored:
+class StoredResponse:
     """A response that has ended."""
 
     body: Json
@@ -64,9 +64,9 @@ class Stored:
 
 class ResponseStore:
     def __init__(self, settings: ServerSettings, clock: Callable[[], float] = trio.current_time) -> None:
-        self._most, self._most_bytes = settings.stored_responses, settings.stored_responses_bytes
+        self._max_count, self._max_bytes = settings.stored_responses, settings.stored_responses_bytes
         self._ttl_s, self._clock = settings.stored_responses_ttl_s, clock
-        self._responses: OrderedDict[str, Stored] = OrderedDict()
+        self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
         """The least recently used first."""
         self._items: dict[str, list[Json]] = {}
         """By their ids, which clients may repeat: the first one counts."""
@@ -75,14 +75,14 @@ class ResponseStore:
     def __len__(self) -> int:
         return len(self._responses)
 
-    def add(self, stored: Stored) -> None:
+    def add(self, stored: StoredResponse) -> None:
         """It may be gone at once, if it is larger than all that may be kept."""
         stored.used_s = self._clock()
         self._responses[stored.id] = stored
         self._hold(stored.turn)
         self._trim()
 
-    def find(self, response_id: str) -> Stored | None:
+    def find(self, response_id: str) -> StoredResponse | None:
         self._trim()
         stored = self._responses.get(response_id)
         if stored is not None:
@@ -90,15 +90,15 @@ class ResponseStore:
             self._responses.move_to_end(response_id)
         return stored
 
-    def get(self, response_id: str, param: str | None = None, code: str = "response_not_found") -> Stored:
+    def get(self, response_id: str, param: str | None = None, code: str = "response_not_found") -> StoredResponse:
         """Raises `RequestFailed` (404)."""
         stored = self.find(response_id)
         if stored is None:
-            raise RequestFailed(Problem(404, self._gone(response_id), "invalid_request_error", param, code))
+            raise RequestFailed(Problem(404, self._missing_message(response_id), "invalid_request_error", param, code))
         return stored
 
-    def _gone(self, response_id: str) -> str:
-        kept = f"the last {self._most} responses are kept, for {self._ttl_s:g} s after their last use"
+    def _missing_message(self, response_id: str) -> str:
+        kept = f"the last {self._max_count} responses are kept, for {self._ttl_s:g} s after their last use"
         return f"no response {response_id!r} is stored here, or it is gone: {kept}"
 
     def remove(self, response_id: str) -> bool:
@@ -116,7 +116,7 @@ class ResponseStore:
         oldest = self._clock() - self._ttl_s
         while self._responses:
             first = next(iter(self._responses.values()))
-            if len(self._responses) <= self._most and self.bytes <= self._most_bytes and first.used_s >= oldest:
+            if len(self._responses) <= self._max_count and self.bytes <= self._max_bytes and first.used_s >= oldest:
                 return
             self.remove(first.id)
 

@@ -30,16 +30,16 @@ def tools_of(tools: Any, choice: Any, *, several: bool) -> Tools:
         return Tools(offered, (_named(choice, offered, "tool_choice"),), several)
     if kind == "allowed_tools":
         return _allowed(choice, offered, several)
-    said = "tool_choice must be none, auto, required, or an object of type function or allowed_tools"
-    raise bad_request(said, "tool_choice", "invalid_value")
+    message = "tool_choice must be none, auto, required, or an object of type function or allowed_tools"
+    raise bad_request(message, "tool_choice", "invalid_value")
 
 
 def _flat_tool(tool: Any, path: str) -> Json:
     """As templates want it: what stands beside `type` here stands below `function` there."""
     kind = tool.get("type") if isinstance(tool, dict) else None
     if kind != "function":
-        said = f"{path}: only tools of type function are supported here, not {kind!r}; turn it off in the client"
-        raise bad_request(said, f"{path}.type", "unsupported_tool")
+        message = f"{path}: only tools of type function are supported here, not {kind!r}; turn it off in the client"
+        raise bad_request(message, f"{path}.type", "unsupported_tool")
     function = {
         name: value
         for name, value in tool.items()
@@ -66,7 +66,7 @@ def _allowed(choice: Json, offered: tuple[Json, ...], several: bool) -> Tools:
     if mode not in ("auto", "required"):
         raise bad_request("tool_choice.mode must be auto or required", "tool_choice.mode", "invalid_value")
     if not isinstance(names, list) or not 0 < len(names) <= MAX_TOOLS:
-        said = f"tool_choice.tools must be an array of 1 to {MAX_TOOLS} tools"
-        raise bad_request(said, "tool_choice.tools", "invalid_value")
-    allowed = tuple(_named(name, offered, f"tool_choice.tools.{place}") for place, name in enumerate(names))
+        message = f"tool_choice.tools must be an array of 1 to {MAX_TOOLS} tools"
+        raise bad_request(message, "tool_choice.tools", "invalid_value")
+    allowed = tuple(_named(name, offered, f"tool_choice.tools.{index}") for index, name in enumerate(names))
     return Tools(allowed, (), several) if mode == "auto" else Tools(offered, allowed, several)

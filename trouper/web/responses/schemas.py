@@ -52,22 +52,22 @@ _REFUSAL = _part("refusal", "refusal")
 
 
 def _item(kind: str, properties: Json, *required: str) -> Json:
-    told: Json = {
+    fixed: Json = {
         "type": {"const": kind},
         "id": {"type": ["string", "null"], "minLength": 1, "maxLength": MAX_ID},
         "status": {"enum": [*STATUSES, None]},
     }
-    return _open(told | properties, *required)
+    return _open(fixed | properties, *required)
 
 
 def _message(roles: tuple[str, ...], *parts: Json) -> Json:
-    told = {
+    fixed = {
         "type": {"enum": ["message", None]},
         "role": {"type": "string", "enum": list(roles)},
         "content": either(TEXT, array(either(*parts))),
         "phase": IGNORED,
     }
-    return _item("message", told, "role", "content")
+    return _item("message", fixed, "role", "content")
 
 
 ITEM = either(
@@ -116,7 +116,11 @@ ALLOWED = closed(
 )  # fmt: skip
 TOOL_CHOICE = either({"type": "string", "enum": ["none", "auto", "required"]}, NAMED, ALLOWED)
 FORMAT = either(
-    *(one for one in schemas.RESPONSE_FORMAT["anyOf"] if one["properties"]["type"] != {"const": "json_schema"}),
+    *(
+        option
+        for option in schemas.RESPONSE_FORMAT["anyOf"]
+        if option["properties"]["type"] != {"const": "json_schema"}
+    ),
     closed({"type": {"const": "json_schema"}, **schemas.NAMED_SCHEMA["properties"]}, "type", "name"),
 )
 INCLUDE = array({"type": "string", "enum": list(INCLUDED)})
@@ -243,15 +247,17 @@ def _event(kinds: tuple[str, ...], properties: Json) -> Json:
 
 
 _ITEM: Json = {"item_id": TEXT, "output_index": COUNT}
-_PLACE: Json = {**_ITEM, "content_index": COUNT}
+_PART_LOCATION: Json = {**_ITEM, "content_index": COUNT}
 EVENT = either(
     _event(("created", "queued", "in_progress", "completed", "incomplete", "failed"), {"response": ref("Response")}),
     _event(("output_item.added", "output_item.done"), {"output_index": COUNT, "item": ref("OutputItem")}),
-    _event(("content_part.added", "content_part.done"), {**_PLACE, "part": either(OUTPUT_TEXT, REASONING_TEXT)}),
-    _event(("output_text.delta",), {**_PLACE, "delta": TEXT, "logprobs": TOKEN_LOGPROBS}),
-    _event(("output_text.done",), {**_PLACE, "text": TEXT, "logprobs": TOKEN_LOGPROBS}),
-    _event(("reasoning_text.delta",), {**_PLACE, "delta": TEXT}),
-    _event(("reasoning_text.done",), {**_PLACE, "text": TEXT}),
+    _event(
+        ("content_part.added", "content_part.done"), {**_PART_LOCATION, "part": either(OUTPUT_TEXT, REASONING_TEXT)}
+    ),
+    _event(("output_text.delta",), {**_PART_LOCATION, "delta": TEXT, "logprobs": TOKEN_LOGPROBS}),
+    _event(("output_text.done",), {**_PART_LOCATION, "text": TEXT, "logprobs": TOKEN_LOGPROBS}),
+    _event(("reasoning_text.delta",), {**_PART_LOCATION, "delta": TEXT}),
+    _event(("reasoning_text.done",), {**_PART_LOCATION, "text": TEXT}),
     _event(("function_call_arguments.delta",), {**_ITEM, "delta": TEXT}),
     _event(("function_call_arguments.done",), {**_ITEM, "name": TEXT, "arguments": TEXT}),
     _full(

@@ -9,7 +9,7 @@ from types import TracebackType
 from quart.wrappers.response import ResponseBody
 
 
-class Onlooker(ResponseBody):
+class PassiveBody(ResponseBody):
     """Says what comes next; there is nothing to open, and nothing that would have to be given back."""
 
     async def __aenter__(self) -> AsyncIterator[bytes]:

@@ -13,7 +13,7 @@ PERCENTILES = (0, 5, 10, 25, 50, 75, 90, 95, 99, 100)
 
 
 @attrs.frozen(kw_only=True)
-class Load:
+class LoadFigures:
     """So many streams at once, over all rounds."""
 
     streams: int
@@ -33,7 +33,7 @@ class Load:
 
 
 @attrs.frozen(kw_only=True)
-class Prefix:
+class PrefixFigures:
     """Seconds to the first token of one long prompt; medians."""
 
     prompt_tokens: int
@@ -48,9 +48,9 @@ class Prefix:
     """Of the prompt that was asked again."""
 
 
-def load_of(rounds: Sequence[Sequence[Stream]]) -> Load:
+def load_of(rounds: Sequence[Sequence[Stream]]) -> LoadFigures:
     every = [stream for streams in rounds for stream in streams]
-    return Load(
+    return LoadFigures(
         streams=len(rounds[0]),
         rounds=len(rounds),
         tokens_per_s=median(map(throughput, rounds)),

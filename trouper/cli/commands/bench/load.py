@@ -17,7 +17,7 @@ import trio
 from trouper.cli.client import Where, problem_of, read_as_trouper
 from trouper.cli.streamed_answer import AnswerFailed, count
 
-WORDS = [
+VOCABULARY = [
     "river",
     "stone",
     "light",
@@ -75,12 +75,12 @@ class Question:
     """What another salt has cached helps nobody: by itself each question is new, also to a disk that remembers."""
 
 
-def words(count: int) -> str:
+def random_words(count: int) -> str:
     """About 1.3 tokens each."""
-    return " ".join(random.choices(WORDS, k=count))
+    return " ".join(random.choices(VOCABULARY, k=count))
 
 
-async def together(where: Where, questions: Sequence[Question]) -> list[Stream]:
+async def run_streams(where: Where, questions: Sequence[Question]) -> list[Stream]:
     """Ask all at once. Raises `AnswerFailed`, `NotTrouper`, or httpx2's errors, in a group."""
     streams = [Stream() for _ in questions]
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
@@ -103,10 +103,10 @@ async def _ask(client: httpx2.AsyncClient, question: Question, stream: Stream) -
         if response.is_error:
             await response.aread()
             raise AnswerFailed(problem_of(response))
-        rest = b""
+        remainder = b""
         async for data in response.aiter_raw():
             now = time.perf_counter()
-            *lines, rest = (rest + data).split(b"\n")
+            *lines, remainder = (remainder + data).split(b"\n")
             with read_as_trouper(client):
                 had_text = [_take(json.loads(line[6:]), stream) for line in lines if line.startswith(b"data: {")]
             if any(had_text):
