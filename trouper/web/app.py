@@ -1,4 +1,4 @@
-"""The Quart-Trio app: routes, and what every request passes through. Mountable in another program."""
+"""The Quart-Trio app: routes, and the checks that every request passes through. Another program can mount it."""
 
 from __future__ import annotations
 
@@ -47,11 +47,12 @@ log = logging.getLogger("trouper.web")
 
 
 class HTTPConnection(TrioASGIHTTPConnection):
-    """Outlives its handler: owns what the handler acquired and started, and finishes the last write.
+    """A connection that outlives its handler: it owns what the handler acquired and started, and finishes the last
+    write.
 
-    If the client leaves between the handler's return and the body's first byte, nobody else would
-    close the answers. The last write is followed by events that cancel the handler; without the
-    shield the connection would never hear that it is idle again.
+    If the client disconnects between the handler's return and the body's first byte, nothing else would close the
+    answers. The last write is followed by events that cancel the handler; without the shield the connection would never
+    learn that it is idle again.
     """
 
     async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
@@ -69,7 +70,8 @@ class HTTPConnection(TrioASGIHTTPConnection):
 
 
 class ResponseId(BaseConverter):
-    """Any but what is an endpoint of its own: a 405 there would name methods that it does not have."""
+    """A response id in a path. Paths of other endpoints are excluded: otherwise a 405 would list methods that they do
+    not have."""
 
     regex = r"(?!input_tokens$)[^/]+"
 
@@ -84,8 +86,9 @@ def create_app(
     background: trio.Nursery | None = None,
     observers: Sequence[RequestObserver] = (),
 ) -> App:
-    """The whole API. `background` runs what outlives its connection; without one, that is refused. `observers` are told of
-    each request that has ended. Raises `SettingsInvalid` for a bad key file."""
+    """Build the app with the whole API. `background` runs work that outlives its connection; without a nursery, such
+    requests are refused. `observers` are called with the record of each request that has ended. Raises
+    `SettingsInvalid` for a bad key file."""
     if isinstance(models, Runtime):
         models = OneModel(models, settings.served_model_name)
     app = App("trouper", static_folder=None)
@@ -113,7 +116,7 @@ def create_app(
 
 
 class Edge:
-    """What every request passes through, and what the server says of itself."""
+    """Checks and headers that apply to every request, the error handlers, and the health endpoints."""
 
     def __init__(self, service: Service, keys: Keys, metrics: Metrics) -> None:
         self._service, self._keys, self._metrics = service, keys, metrics
@@ -145,7 +148,7 @@ class Edge:
         return None if problem is None else self._refused(problem)
 
     def _refused(self, problem: Problem) -> Response:
-        """In the dialect of the path."""
+        """Format a refusal in the dialect of the path."""
         if is_anthropic(request.path):
             return error_response(problem, anthropic_error(problem, self._service.request_id))
         return error_response(problem)
@@ -194,7 +197,7 @@ class Edge:
         return as_json({"status": "alive"})
 
     async def readyz(self) -> Response:
-        """Ready if every model that is loaded makes progress."""
+        """Report ready if every loaded model makes progress."""
         loaded = [entry.runtime.health() for entry in self._service.models.listed() if entry.runtime is not None]
         health = next((health for health in loaded if not health.ready), loaded[0] if loaded else None)
         if health is None:

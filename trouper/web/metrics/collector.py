@@ -1,4 +1,5 @@
-"""A scrape: everything is read from what the actors have published anyway, so it costs nothing between scrapes."""
+"""Collecting metrics for a scrape: everything is read from what the actors publish anyway, so metrics cost nothing
+between scrapes."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from trouper.web.metrics.vllm_metrics import VLLM_METRICS, VLLM_REQUEST_METRICS
 
 MODEL_METRICS = (*VLLM_METRICS, *TROUPER_METRICS)
 REQUEST_METRICS = (*VLLM_REQUEST_METRICS, *TROUPER_REQUEST_METRICS)
-"""Counted here, so that they outlive a model's being loaded."""
+"""Metrics counted from the request log, so that they survive unloading a model."""
 LOADED = MetricFamily("gauge", "trouper_model_loaded", "1 while the model can be asked.", ("model_name",))
 WAITING = MetricFamily(
     "gauge",
@@ -44,12 +45,12 @@ ALL = (
     BUILD,
     RESPONSES,
 )
-"""Beside those of the process, which the client library names."""
+"""All metrics, except those of the process, which the client library names."""
 
 
 @attrs.frozen
 class FamilyCollector(Collector):
-    """A part of a scrape."""
+    """A collector of given metric families."""
 
     families: Sequence[Metric]
 
@@ -58,7 +59,7 @@ class FamilyCollector(Collector):
 
 
 class Metrics(Collector):
-    """One for the app, in no registry, so that an embedding program's is not touched."""
+    """The metrics of the app, in no registry, so that the registry of an embedding program is not touched."""
 
     def __init__(self, listed: Callable[[], Sequence[Listed]]) -> None:
         self._listed = listed
@@ -68,13 +69,13 @@ class Metrics(Collector):
         self._process = ProcessCollector(registry=None)
 
     def responded(self, method: str, path: str, status: int) -> None:
-        """`path` is the router's, so that there are not as many as clients can think of."""
+        """Count a response. `path` is the router's pattern, so that clients cannot create arbitrarily many series."""
         self._responses[method, path, str(status)] += 1
 
     async def exposed(self) -> bytes:
-        """In Prometheus' text format, whatever else a scraper would like better: written as OpenMetrics, the client library
-        makes `vllm_` of `vllm:` for every scraper that does not ask for UTF-8 names. One metric at a time, since the library
-        takes milliseconds for all of them and streams want to go on."""
+        """Format all metrics in Prometheus' text format, whatever else a scraper prefers: written as OpenMetrics, the
+        client library turns `vllm:` into `vllm_` for every scraper that does not ask for UTF-8 names. One metric is
+        formatted at a time, since all of them take milliseconds and streams must go on."""
         parts = []
         for family in self.collect():
             parts.append(generate_latest(FamilyCollector((family,))))
@@ -82,7 +83,8 @@ class Metrics(Collector):
         return b"".join(parts)
 
     def collect(self) -> Iterator[Metric]:
-        """What the actors say is of the moment of the first metric, however long the rest takes."""
+        """Yield the metric families. The actors' statistics are of the moment of the first metric, however long the
+        others take."""
         listed = self._listed()
         scrapes = [(entry.names[0], _seen(entry.runtime)) for entry in listed if entry.runtime is not None]
         for metric in MODEL_METRICS:

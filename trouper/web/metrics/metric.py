@@ -1,4 +1,4 @@
-"""What a metric is: one entry that says its name, its kind, its meaning, and where its values are read."""
+"""The definition of a metric: one entry with its name, kind and help, and the function that reads its values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Source = TypeVar("Source")
 
 @attrs.frozen
 class ModelScrape:
-    """One model that is loaded, at the moment of a scrape."""
+    """The state of one loaded model at the moment of a scrape."""
 
     runtime: Runtime
     health: Health
@@ -30,7 +30,7 @@ class ModelScrape:
 
 @attrs.frozen
 class MetricFamily:
-    """`name` is the one that Prometheus shows, `_total` included."""
+    """A metric's kind, name, help and labels. `name` is the one that Prometheus shows, `_total` included."""
 
     kind: Kind
     name: str
@@ -38,7 +38,7 @@ class MetricFamily:
     labels: tuple[str, ...]
 
     def family(self, values: Iterable[Labelled]) -> Metric:
-        """As the client library has it."""
+        """Convert values to a metric family of the client library."""
         match self.kind:
             case "gauge":
                 gauge = GaugeMetricFamily(self.name, self.help, labels=self.labels)
@@ -61,7 +61,7 @@ class MetricFamily:
 
 @attrs.frozen
 class ModelMetric(Generic[Source]):
-    """A metric of each model of which there is a `Source`. `labels` are those beside the model's."""
+    """A metric of each model that has a `Source`. `labels` are those beside the model's."""
 
     kind: Kind
     name: str
@@ -71,7 +71,7 @@ class ModelMetric(Generic[Source]):
 
     @property
     def named(self) -> MetricFamily:
-        """vLLM numbers its engines; a model has one here."""
+        """The metric with its model labels. vLLM numbers its engines; a model has one here."""
         model_labels = ("model_name", "engine") if self.name.startswith("vllm:") else ("model_name",)
         return MetricFamily(self.kind, self.name, self.help, model_labels + self.labels)
 

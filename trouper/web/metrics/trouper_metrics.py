@@ -1,4 +1,4 @@
-"""Metrics of what only this server has: actors, channels, tiers, and what it did about trouble."""
+"""Metrics that only this server has: actors, channels, cache tiers, and recovery from faults."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ def _running(seen: ModelScrape) -> Iterable[Labelled]:
 
 
 def _allowed(seen: ModelScrape) -> Iterable[Labelled]:
-    """A reason changes with the model and its device only, so its series are few."""
+    """Return whether each feature is enabled. A reason changes with the model and its device only, so there are few
+    series."""
     capabilities = seen.runtime.model.capabilities
     return [((feature, capabilities.off.get(feature, "")), int(capabilities.allows(feature))) for feature in FEATURES]
 

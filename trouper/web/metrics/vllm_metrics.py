@@ -1,4 +1,4 @@
-"""Metrics that mean what vLLM's of the same name mean, so that its dashboards and routers work."""
+"""Metrics with the meaning of vLLM's metrics of the same name, so that its dashboards and routers work."""
 
 from __future__ import annotations
 

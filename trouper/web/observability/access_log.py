@@ -1,4 +1,5 @@
-"""A line in the log for each request, when it has ended. Never a word of a prompt, an answer or a key."""
+"""Access log: one line for each request, written when it has ended. Lines never contain text of a prompt, an answer or
+a key."""
 
 from __future__ import annotations
 
@@ -12,14 +13,14 @@ log = logging.getLogger("trouper.requests")
 
 
 def log_record(record: RequestRecord) -> None:
-    """What became of a prompt that a model was asked to answer."""
+    """Log the end of a request that was submitted to a model."""
     level = logging.WARNING if record.reason == "error" else logging.INFO
     if log.isEnabledFor(level):
         log.log(level, _summary(record), extra={REQUEST_ID: record.request_id, FIELDS: _fields(record)})
 
 
 def _summary(record: RequestRecord) -> str:
-    """For a person."""
+    """Format a record for a person."""
     how = f"{record.reason} ({record.code})" if record.code else record.reason
     summary = f"{record.endpoint} {how} after {record.whole_s:.2f} s"
     if record.reason == "refused":
@@ -30,7 +31,7 @@ def _summary(record: RequestRecord) -> str:
 
 
 def _fields(record: RequestRecord) -> dict[str, Any]:
-    """For a machine. What did not come so far is left out."""
+    """Return a record as fields for programs. Fields without a value are left out."""
     fields = {
         "event": "request",
         "model": record.model,
@@ -55,8 +56,8 @@ def _rounded(seconds: float | None) -> float | None:
 
 
 def log_response(method: str, path: str, status: int) -> None:
-    """A response that no prompt stands behind: a `warning` if the server is at fault, at `info` if the request is, else at
-    `debug`."""
+    """Log a response to a request that submitted no prompt: at `warning` if the server is at fault, at `info` if the
+    request is, else at `debug`."""
     level = logging.WARNING if status >= 500 else logging.INFO if status >= 400 else logging.DEBUG
     if log.isEnabledFor(level):
         fields = {"event": "response", "method": method, "path": path, "status": status}

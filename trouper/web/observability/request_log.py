@@ -1,4 +1,4 @@
-"""What became of the requests of late: each is written down once, and whoever counts, logs or traces is told."""
+"""The log of recent requests: each record is kept once, and observers (metrics, access log, traces) are called with it."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ RequestObserver = Callable[[RequestRecord], None]
 
 @attrs.frozen
 class RequestOrigin:
-    """What only the edge knows of a request."""
+    """Facts about a request that only the edge knows."""
 
     model: str
     endpoint: str
     at: float
-    """trio.current_time() when it asked for its model, which may have had to be loaded first."""
+    """trio.current_time() when the model was requested, which may have had to be loaded first."""
     traceparent: str
     tracestate: str
 
 
 class RequestLog:
-    """One for the app, for all of its models."""
+    """The records of ended requests. There is one log for the app and all of its models."""
 
     def __init__(self, *observers: RequestObserver) -> None:
         self._observers = observers
         self.recent: deque[RequestRecord] = deque(maxlen=KEPT)
-        """The last one last."""
+        """The latest records, the newest last."""
 
     def note(self, origin: RequestOrigin, record: RequestRecord) -> None:
-        """What became of it. Runs where a request is being closed, perhaps in cancelled cleanup: it neither waits nor
-        raises."""
+        """Complete a request's record and notify the observers. Runs while a request is closed, perhaps in cancelled
+        cleanup: it neither waits nor raises."""
         complete = attrs.evolve(
             record,
             model=origin.model,

@@ -1,4 +1,4 @@
-"""One answer of a chat, taken apart: content, reasoning, and calls of tools. Every dialect says it in its own words."""
+"""Parsing of a chat answer into content, reasoning and tool calls. Each dialect formats the result in its own way."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trouper.web.output.tool_calls import Call, Tools
 
 @attrs.frozen
 class ParsedDelta:
-    """More of an answer. A call comes once it is complete, so that its arguments always parse."""
+    """The next part of an answer. A call is emitted once it is complete, so that its arguments always parse."""
 
     kind: Literal["content", "reasoning", "call"]
     text: str = ""
@@ -23,17 +23,17 @@ class ParsedDelta:
 
 @attrs.frozen
 class ParsedOutput:
-    """All of an answer."""
+    """A complete answer after parsing."""
 
     content: str
     reasoning: str
     calls: tuple[Call, ...]
     reason: str
-    """stop, length or tool_calls."""
+    """The finish reason: stop, length or tool_calls."""
 
 
 class OutputParser:
-    """What looks like a call and is none stays text."""
+    """Parses one answer, streamed or complete. Text that looks like a call and is none stays content."""
 
     def __init__(self, tools: Tools, tokenizer: Tokenizer, *, thinks: bool) -> None:
         self._tools, self._tokenizer = tools, tokenizer
@@ -42,13 +42,13 @@ class OutputParser:
         self._splitter = ReasoningSplitter(self._markers, thinks=thinks and not tools.forced)
         self._forced = ""
         self.calls = 0
-        """Made so far."""
+        """Number of calls so far."""
         self._after_call = False
-        """Nothing was said since: newlines there are nobody's text."""
+        """Whether no content followed the last call: newlines there belong to no text."""
 
     @property
     def kind(self) -> Kind:
-        """What the next token belongs to, as far as is known."""
+        """The kind of the next token, as far as is known."""
         return "call" if self._tools.forced else self._splitter.kind
 
     def push(self, text: str) -> list[ParsedDelta]:
@@ -63,7 +63,7 @@ class OutputParser:
         return self._parsed(self._splitter.end(), last=True)
 
     def reason(self, reason: str) -> str:
-        """Why it ended, once `end` was called."""
+        """Return the finish reason, once `end` was called."""
         return "tool_calls" if self.calls and reason == "stop" else reason
 
     def parse_all(self, text: str, reason: str) -> ParsedOutput:

@@ -113,7 +113,7 @@ class _Document:
         return attrs.evolve(schema, base=base)
 
     def _resolved(self, reference: str, base: str) -> Pointer:
-        """The place of the target in this document."""
+        """Return the location of the target in this document."""
         uri, fragment = urldefrag(reference)
         uri = urldefrag(urljoin(base, uri)).url if uri else base
         resource, fragment = self._resources.get(uri), unquote(fragment)
@@ -133,7 +133,7 @@ class _Document:
         return location
 
     def _at(self, location: Pointer) -> Any:
-        """The value at `location`. Raises `LookupError`, `ValueError` or `TypeError`."""
+        """Return the value at `location`. Raises `LookupError`, `ValueError` or `TypeError`."""
         found: Any = self._root
         for step in location:
             found = found[int(step) if isinstance(found, list) else step]
@@ -141,7 +141,8 @@ class _Document:
 
 
 def _parts(schema: Json) -> Iterator[tuple[Pointer, Any]]:
-    """The direct subschemas by keyword, with the path to each. Other values are data, as in `const` and `default`."""
+    """Yield the direct subschemas by keyword, with the path to each. Other values are data, as in `const` and
+    `default`."""
     for key, value in schema.items():
         if key in NAMED and isinstance(value, dict):
             yield from (((key, name), part) for name, part in value.items())
@@ -152,6 +153,6 @@ def _parts(schema: Json) -> Iterator[tuple[Pointer, Any]]:
 
 
 def fragment_of(location: Pointer) -> str:
-    """A pointer as a URI fragment: "#/$defs/a~1b"."""
+    """Format a pointer as a URI fragment: "#/$defs/a~1b"."""
     steps = (step.replace("~", "~0").replace("/", "~1") for step in location)
     return "#" + "".join(f"/{quote(step, safe=PLAIN)}" for step in steps)

@@ -1,4 +1,4 @@
-"""Events that are kept, so that somebody may read them later, or again, or from the middle."""
+"""Logs of server-sent events, which can be read later, repeatedly, or from any position."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from trouper.web.streaming.response_streams import MAX_EVENTS
 
 
 class EventLog:
-    """Grows until it is over. Any number of readers, each at its own place."""
+    """An append-only list of events until it is closed. Any number of readers follow it, each at its own position."""
 
     def __init__(self) -> None:
         self._events: list[bytes] = []
         self._readers = trio.lowlevel.ParkingLot()
         self.over = False
         self.size = 0
-        """Bytes."""
+        """Size in bytes."""
 
     def add(self, event: bytes) -> None:
         self._events.append(event)
@@ -32,20 +32,20 @@ class EventLog:
         return self._events[position : position + limit]
 
     async def wait_beyond(self, position: int) -> None:
-        """Until there are more than so many events, or there will be no more."""
+        """Wait until there are more than `position` events, or the log is closed."""
         await trio.lowlevel.checkpoint()
         while len(self._events) <= position and not self.over:
             await self._readers.park()
 
 
 class Replay(PassiveBody):
-    """The body of a streamed response that others write."""
+    """The body of a streamed response that replays an event log."""
 
     def __init__(self, log: EventLog, position: int, heartbeat_s: float) -> None:
         self._log, self._position, self._heartbeat_s = log, position, heartbeat_s
 
     async def __anext__(self) -> bytes:
-        """One write: what is there, but not all of a long answer."""
+        """Return the available events as one write, but not all of a long answer."""
         with trio.move_on_after(self._heartbeat_s):
             await self._log.wait_beyond(self._position)
             events = self._log.since(self._position, MAX_EVENTS)

@@ -1,4 +1,4 @@
-"""From running answers to responses: collected whole, or as server-sent events."""
+"""Formatting of running answers as responses: collected, or as server-sent events."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from trouper.protocol.replies import Delta, Finished
 from trouper.web.output.dialect import Choice, Dialect, usage_of
 
 LONG_SCORES = 500
-"""Log-probabilities beyond which formatting leaves the event loop: each comes with up to 20 alternatives."""
+"""Number of log-probabilities beyond which formatting leaves the event loop: each comes with up to 20 alternatives."""
 MAX_EVENTS = 256
-"""In one write, so that a client that reads again after a pause gets its text in bits."""
+"""Maximum number of events in one write, so that a client that reads again after a pause gets its text in small pieces.
+"""
 
 
 async def collect(answer: Answer) -> Choice:
-    """The whole answer. Raises `RequestFailed`; a part of an answer is never returned as if it were whole (F13)."""
+    """Collect a complete answer. Raises `RequestFailed`; a partial answer is never returned as if it were complete
+    (F13)."""
     deltas = [delta async for delta in answer]
     assert answer.finished is not None
     return Choice(
@@ -38,12 +40,12 @@ async def collect(answer: Answer) -> Choice:
 
 
 def is_long(choices: Sequence[Choice]) -> bool:
-    """Whether formatting these takes more than some milliseconds."""
+    """Whether formatting these choices takes more than some milliseconds."""
     return sum(len(choice.logprobs) + len(choice.prompt_logprobs) for choice in choices) > LONG_SCORES
 
 
 async def collect_all(answers: Sequence[Answer]) -> list[Choice]:
-    """Side by side. The first failure ends the others."""
+    """Collect answers concurrently. The first failure ends the others."""
     choices: dict[int, Choice] = {}
     failures: list[RequestFailed] = []
 
@@ -64,14 +66,15 @@ async def collect_all(answers: Sequence[Answer]) -> list[Choice]:
 
 @attrs.frozen
 class AnswerEvent:
-    """What one answer said, and which one it was."""
+    """An event of one of several answers, and the index of that answer."""
 
     index: int
     event: Delta | Finished | RequestFailed
 
 
 async def pump(index: int, answer: Answer, pieces: trio.MemorySendChannel[AnswerEvent]) -> None:
-    """Carry one of several answers into their common stream. A slow reader slows it; the answer's own channel holds."""
+    """Forward one of several answers into their common stream. A slow reader slows it; the answer's own channel
+    buffers."""
     # Nobody reads any more: the client has left, or another one failed first. Then the answers are closed, too.
     with pieces, suppress(trio.BrokenResourceError, trio.ClosedResourceError):
         event: Delta | Finished | RequestFailed | None = None
@@ -84,7 +87,8 @@ async def pump(index: int, answer: Answer, pieces: trio.MemorySendChannel[Answer
 
 
 async def shielded(make: Callable[[AnswerEvent], bytes], piece: AnswerEvent) -> bytes:
-    """Run `make` on a thread, shielded from cancellation: the shape has changed its state, so the result must not be lost."""
+    """Run `make` on a thread, shielded from cancellation: the dialect has changed its state, so the result must not be
+    lost."""
     made: list[bytes] = []
     with trio.CancelScope(shield=True):
         made.append(await trio.to_thread.run_sync(make, piece))
@@ -92,7 +96,7 @@ async def shielded(make: Callable[[AnswerEvent], bytes], piece: AnswerEvent) -> 
 
 
 class EventStream(ResponseBody):
-    """The body of a streamed response. Leaving it withdraws the answers, synchronously."""
+    """The body of a streamed response. Closing it aborts the answers, synchronously."""
 
     def __init__(self, dialect: Dialect, answers: Sequence[Answer], heartbeat_s: float, nursery: trio.Nursery) -> None:
         self._dialect, self._answers, self._heartbeat_s = dialect, answers, heartbeat_s
@@ -102,7 +106,7 @@ class EventStream(ResponseBody):
         self._over = False
         self._began = False
         self._begun: set[int] = set()
-        """Indices of answers whose prompt's log-probabilities were written."""
+        """Indices of answers whose prompt log-probabilities were written."""
 
     async def __aenter__(self) -> AsyncIterator[bytes]:
         if len(self._answers) > 1:
@@ -124,7 +128,7 @@ class EventStream(ResponseBody):
         return self
 
     async def __anext__(self) -> bytes:
-        """One write: whatever is there, so that a busy server sends fewer, larger ones."""
+        """Return the available events as one write, so that a busy server sends fewer, larger writes."""
         if self._over:
             raise StopAsyncIteration
         if not self._began:
@@ -147,7 +151,8 @@ class EventStream(ResponseBody):
             return AnswerEvent(0, failed)
 
     async def _made(self, piece: AnswerEvent) -> bytes:
-        """The events of a piece. The first of an answer carries the prompt's log-probabilities: a second of work for a long prompt."""
+        """Format an event. The first event of an answer carries the prompt's log-probabilities, which take a second for
+        a long prompt."""
         if piece.index in self._begun or len(self._answers[piece.index].prompt_logprobs) <= LONG_SCORES:
             return self._written(piece)
         self._begun.add(piece.index)
@@ -166,7 +171,7 @@ class EventStream(ResponseBody):
                 return self._dialect.failure(failed.problem)
 
     async def _what_waits(self) -> bytes:
-        """The events of what is already there, to be part of the same write."""
+        """Format the events that are already available, to be part of the same write."""
         events: list[bytes] = []
         while not self._over and len(events) < MAX_EVENTS and (piece := self._waiting()) is not None:
             events.append(await self._made(piece))
