@@ -61,7 +61,7 @@ def test_text_is_one_value_whatever_stands_in_it(sign: str) -> None:
 
 
 def test_as_many_as_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body_complexity, "MOST_CONTAINERS", 5)
+    monkeypatch.setattr(body_complexity, "MAX_CONTAINERS", 5)
     check_complexity(b'{"a": [[], [], []], "b": "[[["}')
     with pytest.raises(RequestFailed):
         check_complexity(b'{"a": [[], [], [], []], "b": ""}')

@@ -1,4 +1,4 @@
-"""Errors in Anthropic's shape."""
+"""Errors in Anthropic's format."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ TYPES = {
     504: "timeout_error",
 }
 TOO_LONG = "prompt is too long: "
-"""How the API's own message begins; agents look for it, and make their conversation shorter."""
+"""The beginning of the API's own message; agents search for it, and shorten their conversation."""
 
 
 def is_anthropic(path: str) -> bool:
-    """Whether who asks there expects errors of this shape."""
+    """Whether clients of this path expect errors in Anthropic's format."""
     return path == PREFIX or path.startswith(f"{PREFIX}/")
 
 

@@ -1,4 +1,4 @@
-"""What an answer looks like on the wire: a message, whole and in events."""
+"""Formatting of answers as messages, complete and as events."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ encode = msgspec.json.encode
 
 
 def named_event(body: Json) -> bytes:
-    """A server-sent event with its type as its name, as clients of this API look for it."""
+    """Format a server-sent event with its type as its name, as clients of this API expect it."""
     name: str = body["type"]
     return b"event: " + name.encode() + b"\ndata: " + encode(body) + b"\n\n"
 
@@ -30,7 +30,8 @@ PING = named_event({"type": "ping"})
 
 
 def usage_body(usage: Usage) -> Json:
-    """What came from the cache is no input here. Nothing is paid for caching, so nothing counts as its creation."""
+    """Format the usage. Cached tokens do not count as input. Caching is not charged, so no token counts as cache
+    creation."""
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,
@@ -40,19 +41,19 @@ def usage_body(usage: Usage) -> Json:
 
 
 class Blocks:
-    """What is said, as content blocks: the events of a stream, and in `content` what these add up to.
+    """Content blocks of an answer: the events of a stream, and in `content` the sum of these events.
 
-    Blanks between blocks are nobody's text: a block of text begins with something, and none holds blanks only, unless
-    they are all that is said.
+    Whitespace between blocks belongs to no text: a text block begins with a visible character, and none holds only
+    whitespace, unless the answer is nothing else.
     """
 
     def __init__(self, *, omitted: bool) -> None:
         self._omitted = omitted
         self._open: Literal["text", "thinking"] | None = None
         self._parts: list[str] = []
-        """Of the open block."""
+        """The text of the open block."""
         self._held = ""
-        """Blanks that may yet begin a text."""
+        """Whitespace that may yet begin a text."""
         self.content: list[Json] = []
         self.calls = 0
 
@@ -144,8 +145,8 @@ def _object(arguments: str) -> Json | None:
 
 
 class MessageDialect:
-    """One answer. `parser` takes it apart, unless it is text whatever it looks like. `cut`: it may have fewer tokens
-    than were asked for, because the context ends there. `silent`: nothing was asked for but to compute the prompt."""
+    """Formats one answer. `parser` parses it; None if everything in it is text. `cut`: it may have fewer tokens than
+    were requested, because the context ends there. `silent`: only the prompt was to be computed."""
 
     def __init__(
         self, request_id: str, model: str, parser: OutputParser | None, *, omitted: bool, cut: bool, silent: bool
@@ -161,7 +162,7 @@ class MessageDialect:
         return self._message(choice.usage) | self._reason(choice.finished) | {"content": self._blocks.content}
 
     def opening(self, _index: int, answer: Answer) -> bytes:
-        """Before it is known what the cache gives: the last event counts again."""
+        """Format the first event. The usage of cached tokens is not known yet; the last event reports it again."""
         return named_event({"type": "message_start", "message": self._message(usage_of(answer))})
 
     def text(self, _index: int, delta: Delta, _answer: Answer) -> bytes:

@@ -1,4 +1,4 @@
-"""Tools as messages requests offer them."""
+"""Tools in messages requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HARMLESS: dict[str, tuple[Any, ...] | None] = {
     "allowed_callers": (["direct"],),
     "input_examples": ([],),
 }
-"""Change no output, or not with these values; None: with any."""
+"""Keys of a tool that change no output with these values; None: with any value."""
 CHOICES = {
     "auto": frozenset({"type", "disable_parallel_tool_use"}),
     "any": frozenset({"type", "disable_parallel_tool_use"}),
@@ -32,7 +32,7 @@ CHOICES = {
 
 
 def tools_of(tools: Any, choice: Any) -> Tools:
-    """Raises `RequestFailed` (400) naming the parameter."""
+    """Parse the tools. Raises `RequestFailed` (400) naming the parameter."""
     offered = () if tools is None else offered_tools(tools, _tool, MAX_TOOLS)
     kind, name, several = _choice(choice)
     if kind == "auto":
@@ -50,7 +50,7 @@ def tools_of(tools: Any, choice: Any) -> Tools:
 
 
 def check_learnt(tools: Tools, tokenizer: Tokenizer) -> None:
-    """Raises `RequestFailed` (400) if the model would have to call a tool by itself and has not learnt to."""
+    """Raise `RequestFailed` (400) if the model would have to call a tool by itself and was not trained to."""
     if tools.offered and not tools.forced and tokenizer.calling is None:
         message = (
             "tools: this model has not learnt to call them by itself; tool_choice of type any or tool forces a call"
@@ -59,7 +59,7 @@ def check_learnt(tools: Tools, tokenizer: Tokenizer) -> None:
 
 
 def _choice(choice: Any) -> tuple[str, str | None, bool]:
-    """Its type, the tool's name, and whether several calls are wanted."""
+    """Parse tool_choice: its type, the tool's name, and whether several calls are allowed."""
     if choice is None:
         return "auto", None, True
     kind = choice.get("type") if isinstance(choice, dict) else None
@@ -76,7 +76,7 @@ def _choice(choice: Any) -> tuple[str, str | None, bool]:
 
 
 def _tool(tool: Any, path: str) -> Json:
-    """As templates expect a tool: OpenAI's way."""
+    """Return a tool as templates expect it, in OpenAI's format."""
     if not isinstance(tool, dict):
         raise bad_request(f"{path} must be an object, not {json_type(tool)}", path, "invalid_type")
     if tool.get("type") not in (None, "custom"):
@@ -98,7 +98,8 @@ def _tool(tool: Any, path: str) -> Json:
 
 
 def _takes_an_object(schema: Json) -> bool:
-    """Whether the root says so. The root of a recursive pydantic model is a reference without a type."""
+    """Whether the root of the schema is an object. The root of a recursive pydantic model is a reference without a
+    type."""
     return bool(schema["type"] == "object") if "type" in schema else "$ref" in schema
 
 

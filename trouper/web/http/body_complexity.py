@@ -15,7 +15,8 @@ OPENS, PARTS, QUOTE = b"[{", b",:", ord('"')
 
 
 def check_complexity(body: bytes) -> None:
-    """Raises `RequestFailed` (400). Strings are only parsed if a plain count of the signs exceeds a bound."""
+    """Check the number of values. Strings are only parsed if a plain count of the characters exceeds a bound. Raises
+    `RequestFailed` (400)."""
     if len(body) <= MAX_CONTAINERS:
         return
     if _count(body, OPENS) > MAX_CONTAINERS or _count(body, PARTS) > MAX_VALUES:
@@ -30,7 +31,7 @@ def _count(body: bytes, signs: bytes) -> int:
 
 
 def outside_strings(body: bytes) -> bytes:
-    """The bytes of JSON that are not part of strings, without quotes."""
+    """Return the bytes of JSON outside of strings, without quotes."""
     plain = np.frombuffer(body.replace(rb"\\", b"").replace(rb"\"", b""), np.uint8)
     quotes = plain == QUOTE
     inside = np.logical_xor.accumulate(quotes)

@@ -1,4 +1,4 @@
-"""From a request's body to typed fields: strict, and every fault names its parameter."""
+"""Parsing of a request's body to typed fields: strict, and every refusal names its parameter."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ T = TypeVar("T")
 
 
 def _strict() -> cattrs.Converter:
-    """cattrs coerces by default ("false" -> True, 3.9 -> 3); here a value has its type or is refused."""
+    """Build the converter. cattrs coerces by default ("false" -> True, 3.9 -> 3); here a value has its type or is
+    refused."""
     converter = make_converter(forbid_extra_keys=True, detailed_validation=True)
 
     def accept(kind: type, *types: type) -> None:
@@ -58,12 +59,12 @@ CONVERTER = _strict()
 
 
 def is_integer(value: object) -> bool:
-    """JSON does not tell 5 from 5.0, nor does JSON Schema."""
+    """Whether a JSON value is an integer. Neither JSON nor JSON Schema distinguishes 5 from 5.0."""
     return type(value) is int or (type(value) is float and value.is_integer())
 
 
 def json_type(value: object) -> str:
-    """What a JSON value is called."""
+    """Return the name of a JSON value's type."""
     if value is None:
         return "null"
     if isinstance(value, dict):
@@ -74,7 +75,7 @@ def json_type(value: object) -> str:
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
-    """Raises `RequestFailed` (400)."""
+    """Parse a JSON object. Raises `RequestFailed` (400)."""
     check_complexity(body)
     try:
         value = msgspec.json.decode(body)
@@ -86,9 +87,9 @@ def parse_json(body: bytes) -> dict[str, Any]:
 
 
 def structure(body: Mapping[str, Any], kind: type[T], refused: Refused, *, within: str = "") -> T:
-    """Build `kind` from `body`, within the limits that its fields' metadata tell. `refused`: parameters of the API that are not supported, and the values that mean
-    nothing; any other value would be ignored, so it is refused by name (D13). Null means absent. `within` is the path
-    of an object inside the body."""
+    """Build `kind` from `body`, within the limits in its fields' metadata. `refused`: parameters of the API that are
+    not supported, and the values of them that request nothing; any other value would be ignored, so it is refused by
+    name (D13). Null means absent. `within` is the path of an object inside the body."""
     known = {field.name for field in attrs.fields(kind)}  # type: ignore[arg-type]
     fields: dict[str, Any] = {}
     for name, value in body.items():
@@ -110,13 +111,13 @@ def structure(body: Mapping[str, Any], kind: type[T], refused: Refused, *, withi
 
 
 def _field_schema(kind: type, name: str) -> Json:
-    """The schema in a field's metadata, if the field has one type; what is `Any` is checked by hand."""
+    """Return the schema in a field's metadata, if the field has one type; `Any` fields are checked by hand."""
     field: attrs.Attribute[Any] = getattr(attrs.fields(kind), name)
     return {} if field.type in (Any, "Any") else field.metadata.get("schema", {})
 
 
 def _within_limits(name: str, value: Any, field_schema: Json) -> None:
-    """Raises `RequestFailed` (400) where the value is outside of what the schema says."""
+    """Raise `RequestFailed` (400) if the value is outside of what the schema allows."""
     if isinstance(value, tuple):
         if len(value) > field_schema.get("maxItems", inf):
             message = f"{name} may have {field_schema['maxItems']} entries, not {len(value)}"
@@ -137,7 +138,7 @@ def _within_limits(name: str, value: Any, field_schema: Json) -> None:
 
 
 def _fault(error: BaseException, within: str) -> RequestFailed:
-    """The first fault, with its path as the parameter."""
+    """Convert the first fault to a refusal, with its path as the parameter."""
     message, _, location = cattrs.transform_error(error)[0].partition(" @ ")
     param = location.removeprefix("$.").replace("[", ".").replace("]", "").replace("'", "") if location != "$" else None
     param = within + param if param else param
@@ -152,14 +153,14 @@ def _fault(error: BaseException, within: str) -> RequestFailed:
 
 
 def flag(value: Any, name: str) -> bool:
-    """A boolean inside of what is checked by hand; absent is false. Raises `RequestFailed` (400)."""
+    """Return a boolean of an `Any` field; absent is false. Raises `RequestFailed` (400)."""
     if value is not None and type(value) is not bool:
         raise bad_request(f"{name} must be a boolean, not {json_type(value)}", name, "invalid_type")
     return bool(value)
 
 
 def between(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
-    """Raises `RequestFailed` (400) unless low <= value <= high (low < value if `open_low`)."""
+    """Raise `RequestFailed` (400) unless low <= value <= high (low < value if `open_low`)."""
     if not (low < value if open_low else low <= value) or value > high:
         relation = "more than" if open_low else "at least"
         # A huge integer is no float, and nobody wants to read its digits.
@@ -168,26 +169,26 @@ def between(name: str, value: float, low: float, high: float, *, open_low: bool 
 
 
 def only(value: Mapping[str, Any], names: Collection[str], path: str) -> None:
-    """Raises `RequestFailed` (400) for a name inside of an object that nobody reads."""
+    """Raise `RequestFailed` (400) for a name inside of an object that is never read."""
     for name in value:
         if name not in names:
             raise bad_request(f"unknown parameter '{path}.{name}'", f"{path}.{name}", "unknown_parameter")
 
 
 def at_most(name: str, values: Sized, limit: int) -> None:
-    """Raises `RequestFailed` (400) if there are more."""
+    """Raise `RequestFailed` (400) if there are more than `limit` values."""
     if len(values) > limit:
         raise bad_request(f"{name} may have {limit} entries, not {len(values)}", name, "invalid_value")
 
 
 def combination(message: str, param: str) -> RequestFailed:
-    """Parameters that are right one by one and contradict each other."""
+    """Return the refusal of parameters that are each valid but contradict each other."""
     return bad_request(message, param, "invalid_combination")
 
 
 @contextmanager
 def called(names: Mapping[str, str]) -> Iterator[None]:
-    """Rename parameters in refusals of the runtime. `names`: the dialect's name by the runtime's."""
+    """Rename parameters in refusals of the runtime. `names` maps the runtime's names to the dialect's."""
     try:
         yield
     except RequestFailed as failed:

@@ -1,4 +1,5 @@
-"""GET /openapi.json: what the endpoints are, from the table that routes them and the classes that parse their bodies."""
+"""GET /openapi.json: a description of the endpoints, made from the table that routes them and the classes that parse
+their bodies."""
 
 from __future__ import annotations
 
@@ -48,20 +49,20 @@ REASONS = {
 
 @attrs.frozen(kw_only=True)
 class DocumentContext:
-    """What of the description depends on what is served, and on who asks."""
+    """The parts of the description that depend on the served models, and on the client's key."""
 
     version: str
     keyed: bool
-    """Keys are needed."""
+    """Whether keys are needed."""
     models: Sequence[str] = ()
-    """Names; empty: they are not told to whoever has no key."""
+    """Names of the models; empty for a client without a key."""
     vocabulary: int = 2**31
     context: int = 2**63
     dimensions: int = 2**31
 
 
 def document(endpoints: Iterable[Endpoint], components: Mapping[str, Json], context: DocumentContext) -> Json:
-    """OpenAPI 3.1."""
+    """Build the OpenAPI 3.1 document."""
     paths: dict[str, Json] = {}
     for endpoint in endpoints:
         paths.setdefault(endpoint.template, {})[endpoint.method.lower()] = _operation(endpoint, context)
@@ -87,7 +88,7 @@ SECURITY = {
 
 
 def _served(context: DocumentContext) -> Json:
-    """The schemas that depend on the models."""
+    """Return the schemas that depend on the models."""
     digits = len(str(context.vocabulary - 1))
     named = {"enum": list(context.models)} if context.models else {}
     return {
@@ -128,7 +129,8 @@ def _operation(endpoint: Endpoint, context: DocumentContext) -> Json:
 
 
 def _path_parameters(endpoint: Endpoint) -> list[Json]:
-    """A path that ends in a slash, or has two in a row, is another path."""
+    """Describe the parameters of the path. They are not empty, because a path that ends in a slash, or has two in a
+    row, is another path."""
     schema = {"type": "string", "minLength": 1}
     return [{"name": name, "in": "path", "required": True, "schema": schema} for name in endpoint.path_parameters]
 
@@ -157,7 +159,7 @@ def _responses(endpoint: Endpoint, context: DocumentContext) -> Json:
 
 
 def _event(data: Json, last: str | None) -> Json:
-    """One event of a stream: OpenAPI 3.1 means each by the schema of the media type."""
+    """Return the schema of one event of a stream: in OpenAPI 3.1 the schema of the media type describes each event."""
     data_schema = {"type": "string", "contentMediaType": "application/json", "contentSchema": data}
     event: Json = {"type": "object", "properties": {"event": TEXT, "data": data_schema}, "required": ["data"]}
     if last is None:
@@ -176,7 +178,7 @@ def _error(endpoint: Endpoint, status: int) -> Json:
 
 
 def listing(items: Json) -> Json:
-    """OpenAI's lists."""
+    """Return the schema of OpenAI's lists."""
     return {
         "type": "object",
         "properties": {"object": {"const": "list"}, "data": array(items)},

@@ -1,7 +1,7 @@
 """GET /openapi.json, and GET /docs that shows it.
 
-Both are open, for a client's tools read them before they have a key; what only a key may know, the names of the models, is
-left out for whoever sends none. The page is one file without anything from another host.
+Both are open, for a client's tools read them before they have a key; the names of the models, which only a client with
+a key may know, are left out for a client without. The page is one file without anything from another host.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from trouper.web.http.request_schema import Json
 from trouper.web.service import Service, as_json, context_of
 
 HEADERS = page_headers("style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'")
-"""It is one file, so what it runs is inline."""
+"""Headers of the docs page. The page is one file, so its scripts and styles are inline."""
 
 
 class Pages:
-    """The handlers. `endpoints` are all that there are: those of others, and their own."""
+    """The handlers. `endpoints` are all endpoints of the app: the described ones and those of this class."""
 
     def __init__(self, service: Service, keys: Keys, described: Sequence[Endpoint], components: Json) -> None:
         self._service, self._keys, self._components = service, keys, components

@@ -1,4 +1,4 @@
-"""What an answer looks like on the wire: chat and completions, whole and in chunks."""
+"""Formatting of answers on the wire: chat and completions, complete and in chunks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def usage_body(usage: Usage) -> Json:
 
 @attrs.frozen(kw_only=True)
 class Envelope:
-    """What every object of one response shares."""
+    """The fields that all objects of one response share."""
 
     id: str
     created: int
@@ -60,12 +60,12 @@ class Envelope:
 
 @attrs.frozen
 class Extras:
-    """What a request wants to be told besides."""
+    """Additional output that a request asks for."""
 
     stream: StreamOptions
     token_ids: bool
     choices: int
-    """Answers that were made for each prompt."""
+    """Number of answers that were generated for each prompt."""
 
     @classmethod
     def of(cls, parameters: Parameters, options: StreamOptions, choices: int) -> Extras:
@@ -73,25 +73,25 @@ class Extras:
 
 
 class OpenAiDialect:
-    """What both endpoints' streams have in common."""
+    """The stream format that both endpoints share."""
 
     def __init__(self, kind: str, envelope: Envelope, extras: Extras) -> None:
         self.kind = kind
         self.envelope = envelope
         self.extras = extras
         self.plain = not (extras.token_ids or extras.stream.continuous_usage_stats)
-        """A chunk of text is nothing but text."""
+        """Whether a chunk of text carries nothing but text."""
 
     def chunk(self, choice: Json, answer: Answer, **more: Any) -> bytes:
         usage = self.counted(usage_of(answer)) if self.extras.stream.continuous_usage_stats else None
         return event(encode(self.envelope.around(self.kind, [choice], usage) | more))
 
     def counted(self, usage: Usage) -> Usage:
-        """What of it is shown."""
+        """Return the usage as it is reported."""
         return usage
 
     def template(self, choice: Json) -> tuple[bytes, bytes]:
-        r"""An event around the text "\0", so that on the hot path only the text is encoded."""
+        r"""Return the bytes before and after the text of an event, so that on the hot path only the text is encoded."""
         before, after = event(encode(self.envelope.around(self.kind, [choice]))).split(encode("\0"))
         return before, after
 
@@ -109,7 +109,8 @@ class OpenAiDialect:
 
 
 class ChatDialect(OpenAiDialect):
-    """chat.completion and chat.completion.chunk. `make_parser` takes each answer apart, if there may be more in it than text."""
+    """chat.completion and chat.completion.chunk. `make_parser` makes a parser for each answer, if an answer may hold
+    more than text."""
 
     def __init__(
         self, envelope: Envelope, extras: Extras, make_parser: Callable[[], OutputParser] | None = None
@@ -208,11 +209,11 @@ def call_body(call: Call) -> Json:
 
 
 class CompletionDialect(OpenAiDialect):
-    """text_completion, whole and in chunks, which look alike.
+    """text_completion, complete and in chunks, which look alike.
 
-    `echo`: the prompt stands before each answer; `scores`: with its log-probabilities. `silent`: nothing but
-    the prompt was asked for (max_tokens 0); what was computed behind it is not shown. `pick`: of all answers that were
-    made those that are given.
+    `echo`: the prompt stands before each answer; `scores`: with its log-probabilities. `silent`: only the prompt was
+    asked for (max_tokens 0); tokens that were computed after it are not shown. `pick` chooses the returned answers
+    among all that were generated.
     """
 
     def __init__(
@@ -245,7 +246,7 @@ class CompletionDialect(OpenAiDialect):
         return attrs.evolve(usage, completion_tokens=0) if self._silent else usage
 
     def _ended(self, finished: Finished) -> Finished:
-        """What nobody sees does not end the answer either."""
+        """Return how the answer ended. Tokens that are not shown do not end it."""
         return Finished("length", 0) if self._silent else finished
 
     def _choice_body(self, index: int, choice: Choice) -> Json:
@@ -263,7 +264,7 @@ class CompletionDialect(OpenAiDialect):
         return body
 
     def _logprobs(self, index: int, logprobs: Sequence[TokenLogprobs | int]) -> Json:
-        """A bare token is the prompt's first: nothing comes before it that could make it likely."""
+        """Format log-probabilities. A bare token is the prompt's first, which has none because nothing comes before it."""
         text = self.envelope.tokenizer.token_text
         tokens = [text(at if isinstance(at, int) else at.token) for at in logprobs]
         offsets = []
@@ -280,7 +281,7 @@ class CompletionDialect(OpenAiDialect):
         }
 
     def opening(self, index: int, answer: Answer) -> bytes:
-        """The prompt, if it is wanted; with log-probabilities its text comes with the first token."""
+        """Format the prompt, if requested; with log-probabilities its text comes with the first token."""
         text = "" if self._echo is None or self._scores else self._echo(index)
         if not (text or self.extras.token_ids):
             return b""
@@ -302,7 +303,7 @@ class CompletionDialect(OpenAiDialect):
         return held + self.chunk(choice, answer)
 
     def _prompt(self, index: int, answer: Answer) -> bytes:
-        """Once, before the first text."""
+        """Format the prompt with its log-probabilities, once, before the first text."""
         if self._echo is None or not self._scores or index in self._offsets:
             return b""
         seen = self._logprobs(index, [answer.accepted.prompt_tokens[0], *answer.prompt_logprobs])
@@ -315,6 +316,6 @@ class CompletionDialect(OpenAiDialect):
 
 
 def token_text_of(tokens: Sequence[int], tokenizer: Tokenizer) -> str:
-    """As text that is read: special tokens by name, what is no UTF-8 as U+FFFD."""
+    """Return readable text: special tokens by name, invalid UTF-8 as U+FFFD."""
     data = (tokenizer.token_bytes(token) or tokenizer.token_text(token).encode() for token in tokens)
     return b"".join(data).decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""Tools as chat requests offer them."""
+"""Tools in chat requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Json = dict[str, Any]
 
 
 def tools_of(tools: Any, choice: Any, parallel: bool | None) -> Tools:
-    """Raises `RequestFailed` (400) naming the parameter."""
+    """Parse the tools. Raises `RequestFailed` (400) naming the parameter."""
     offered = () if tools is None else offered_tools(tools, _tool)
     parallel = parallel is not False
     if choice is None or choice == "auto":
@@ -38,7 +38,7 @@ def tools_of(tools: Any, choice: Any, parallel: bool | None) -> Tools:
 
 
 def offered_tools(tools: Any, read: Callable[[Any, str], Json], limit: int = MAX_TOOLS) -> tuple[Json, ...]:
-    """`read` checks one of them. Raises `RequestFailed` (400)."""
+    """Parse the offered tools; `read` checks one of them. Raises `RequestFailed` (400)."""
     if not isinstance(tools, list):
         raise bad_request(f"tools must be an array, not {json_type(tools)}", "tools", "invalid_type")
     if len(tools) > limit:
@@ -58,7 +58,7 @@ def _tool(tool: Any, path: str) -> Json:
 
 
 def function_tool(function: Json, path: str) -> Json:
-    """A function as templates want it. Raises `RequestFailed` (400) naming what is wrong with it."""
+    """Return a function as templates expect it. Raises `RequestFailed` (400) naming the fault."""
     only(function, FUNCTION_KEYS, path)
     if type(function.get("strict")) not in (bool, NoneType):
         raise bad_request(f"{path}.strict must be a boolean", f"{path}.strict", "invalid_type")
@@ -87,7 +87,7 @@ def _named(choice: Any, offered: tuple[Json, ...]) -> Json:
 
 
 def check_learnt(tools: Tools, tokenizer: Tokenizer) -> None:
-    """Raises `RequestFailed` (400) if the model would have to call a tool by itself and has not learnt to."""
+    """Raise `RequestFailed` (400) if the model would have to call a tool by itself and was not trained to."""
     if tools.offered and not tools.forced and tokenizer.calling is None:
         message = (
             "this model has not learnt to call tools by itself; tool_choice required or a named tool forces a call"
@@ -96,7 +96,7 @@ def check_learnt(tools: Tools, tokenizer: Tokenizer) -> None:
 
 
 def past_calls(calls: Any, path: str) -> list[Json]:
-    """An assistant message's tool_calls, as templates want them: arguments as an object."""
+    """Return an assistant message's tool_calls as templates expect them: arguments as an object."""
     if not isinstance(calls, list):
         raise bad_request(f"{path} must be an array, not {json_type(calls)}", path, "invalid_type")
     return [_past_call(call, f"{path}.{index}") for index, call in enumerate(calls)]
@@ -121,7 +121,7 @@ def _past_call(call: Any, path: str) -> Json:
 
 
 def arguments_of(value: Any, path: str) -> Json:
-    """As an object; what an earlier answer had is text."""
+    """Return the arguments as an object; an earlier answer had them as text."""
     if isinstance(value, str):
         try:
             value = msgspec.json.decode(value or "{}")

@@ -30,7 +30,7 @@ from trouper.web.output.dialect import Choice
 
 MAX_PROMPTS = 128
 DEFAULT_MAX_TOKENS = 16
-"""OpenAI's own default for this endpoint."""
+"""Default of max_tokens, which is OpenAI's for this endpoint."""
 
 REFUSED: Refused = {
     **NOT_SUPPORTED,
@@ -49,7 +49,7 @@ class CompletionRequest(Parameters):
 
     @property
     def candidates(self) -> int:
-        """Answers to make for each prompt; the best `n` of them are given."""
+        """Number of answers to generate for each prompt; the best `n` of them are returned."""
         return self.n if self.best_of is None else self.best_of
 
 
@@ -60,8 +60,8 @@ def parse_completion(body: dict[str, Any]) -> CompletionRequest:
 def completion_to_generate(
     request: CompletionRequest, request_id: str, default_seed: int | None
 ) -> tuple[Generate, ...]:
-    """One for each candidate of each prompt, each prompt with a seed of its own unless one was given: the same prompt
-    twice asks for two answers. Raises `RequestFailed` (400) naming the parameter."""
+    """Build a request for each candidate of each prompt. Each prompt has a seed of its own unless one was given,
+    because the same prompt twice asks for two answers. Raises `RequestFailed` (400) naming the parameter."""
     prompts = prompts_of(request.prompt, "prompt", MAX_PROMPTS)
     _check_candidates(request, len(prompts))
     generates = (
@@ -98,7 +98,7 @@ def _check_candidates(request: CompletionRequest, prompts: int) -> None:
 
 
 def picked(request: CompletionRequest, choices: Sequence[Choice]) -> Sequence[Choice]:
-    """Of each prompt's candidates the `n` most likely per token, in the order of their making."""
+    """Return the `n` most likely candidates per token of each prompt, in the order of their generation."""
     if request.candidates == request.n:
         return choices
     chosen: list[Choice] = []

@@ -1,4 +1,4 @@
-"""What is to be continued or embedded: text, token ids, or arrays of either."""
+"""Prompts to continue or embed: text, token ids, or arrays of either."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trouper.web.openai.schemas import MAX_TOKENS
 
 
 def prompts_of(value: Any, name: str, limit: int) -> tuple[Prompt, ...]:
-    """Raises `RequestFailed` (400) naming the parameter. `limit`: how many there may be."""
+    """Return the prompts, at most `limit`. Raises `RequestFailed` (400) naming the parameter."""
     if isinstance(value, str):
         return (_text(value, name),)
     if not isinstance(value, list) or not value:

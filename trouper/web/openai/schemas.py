@@ -1,7 +1,5 @@
-"""JSON Schema of what requests have in several JSON types: fields that are typed `Any` and checked by hand.
-
-It says the same as the checks beside it; generated bodies that go through both keep them together.
-"""
+"""JSON Schema of fields with several JSON types: they are typed `Any` and checked by hand. The schemas agree with these
+checks; tests send generated bodies through both."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ from trouper.web.http.request_schema import (
 
 MAX_MESSAGES = 10_000
 MAX_TOKENS = 2**20
-"""More than any context holds, and few enough to be looked at one by one."""
+"""Bound on token ids in a prompt: more than any context holds, and few enough to be checked one by one."""
 FILLED: Json = {"type": "string", "minLength": 1}
 JSON_TEXT: Json = {"type": "string", "format": "json-object", "description": "A JSON object, as text."}
 
@@ -51,7 +49,7 @@ CALL = closed(
 
 
 def _message(roles: tuple[str, ...], properties: Json, *required: str) -> Json:
-    """Names that are not known may be null: clients send back whole messages."""
+    """Return the schema of a message. Unknown names may be null, because clients send back complete messages."""
     known = {"role": {"type": "string", "enum": list(roles)}, "name": nullable(TEXT), **properties}
     return {
         "type": "object",
@@ -145,7 +143,7 @@ LOGIT_BIAS: Json = {
 
 
 def prompts(limit: int) -> Json:
-    """What `prompts_of` takes."""
+    """Return the schema of the prompts that `prompts_of` accepts."""
     token_ids = array(TOKEN, minItems=1, maxItems=MAX_TOKENS)
     return either(TEXT, token_ids, array(either(TEXT, token_ids), minItems=1, maxItems=limit))
 

@@ -1,4 +1,4 @@
-"""The items of a responses conversation: checked, completed, and as messages for the model's template."""
+"""Items of a responses conversation: validation, completion with ids, and conversion to messages for the chat template."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KEYS = {
     "reasoning": frozenset({"type", "id", "status", "summary", "content"}),
     "item_reference": frozenset({"type", "id"}),
 }
-"""What of an item is read, or says nothing that a model could use: `phase`, the `name` beside a `call_id`."""
+"""Keys of each type of item. `phase`, and the `name` beside a `call_id`, hold nothing that a model could use."""
 PART_KEYS = {
     "input_text": frozenset({"type", "text", "prompt_cache_breakpoint"}),
     "output_text": frozenset({"type", "text", "annotations", "logprobs"}),
@@ -29,11 +29,12 @@ PART_KEYS = {
     "summary_text": frozenset({"type", "text"}),
     "reasoning_text": frozenset({"type", "text"}),
 }
-"""Caching changes no output; annotations and logprobs are what a client sends back of an earlier answer."""
+"""Keys of each type of content part. Caching changes no output; annotations and logprobs are sent back from an earlier
+answer."""
 PREFIXES = {"message": "msg_", "function_call": "fc_", "function_call_output": "fco_", "reasoning": "rs_"}
 
 Find = Callable[[str], Json | None]
-"""A stored item by its id."""
+"""Finds a stored item by its id."""
 
 
 def new_id(prefix: str) -> str:
@@ -41,7 +42,7 @@ def new_id(prefix: str) -> str:
 
 
 def items_of(value: Any, find: Find) -> tuple[Json, ...]:
-    """The request's `input`. Raises `RequestFailed` (400; 404 for a reference to nothing)."""
+    """Parse the request's `input`. Raises `RequestFailed` (400; 404 for a reference to an item that is not stored)."""
     if isinstance(value, str):
         return (_message({"role": "user", "content": value}, "input"),)
     if not isinstance(value, list):
@@ -56,7 +57,8 @@ def items_of(value: Any, find: Find) -> tuple[Json, ...]:
 
 
 def _check_references(given: list[Any], items: Sequence[Json]) -> None:
-    """Each once: a short request may not become a prompt of any length. Raises `RequestFailed` (400)."""
+    """Check that no item is referenced twice: a short request may not become a prompt of any length. Raises
+    `RequestFailed` (400)."""
     seen: set[int] = set()
     for index, (original, item) in enumerate(zip(given, items, strict=True)):
         if original.get("type") in (None, "item_reference") and original.get("role") is None:
@@ -97,7 +99,7 @@ def _only(given: Json, known: frozenset[str], path: str) -> None:
 
 
 def _head(item: Json, kind: str, path: str) -> Json:
-    """What every item has. One without an id gets one."""
+    """Return the fields that every item has. An item without an id gets one."""
     item_id, status = item.get("id"), item.get("status")
     if item_id is not None and not (isinstance(item_id, str) and 0 < len(item_id) <= MAX_ID):
         raise bad_request(f"{path}.id must be a string of 1 to {MAX_ID} characters", f"{path}.id", "invalid_value")
@@ -141,7 +143,7 @@ def _prompt_part(_: str, text: str) -> Json:
 
 
 def _part(part: Any, allowed: Sequence[str], path: str) -> tuple[str, str]:
-    """(type, text)."""
+    """Parse a content part to (type, text)."""
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(kind, str) or kind not in allowed:
         known = " or ".join(allowed)
@@ -197,7 +199,7 @@ READERS: dict[str, Callable[[Json, str], Json]] = {
 
 
 def check_outputs(earlier: Iterable[Json], items: Sequence[Json]) -> None:
-    """Each output answers a call. Raises `RequestFailed` (400)."""
+    """Check that each output answers a call. Raises `RequestFailed` (400)."""
     calls = {item["call_id"] for item in earlier if item["type"] == "function_call"}
     for index, item in enumerate(items):
         if item["type"] == "function_call":
@@ -211,10 +213,10 @@ def check_outputs(earlier: Iterable[Json], items: Sequence[Json]) -> None:
 
 
 def messages_of(instructions: str | None, items: Iterable[Json]) -> tuple[Json, ...]:
-    """As a chat would have them: reasoning, text and calls of one turn are one message."""
+    """Convert items to the messages of a chat: reasoning, text and calls of one turn are one message."""
     messages: list[Json] = [] if instructions is None else [{"role": "system", "content": instructions}]
     turn: Json | None = None
-    """The assistant's message that still grows."""
+    """The assistant's message that the next items may extend."""
     for item in items:
         match item["type"]:
             case "message" if item["role"] != "assistant":
@@ -235,7 +237,8 @@ def messages_of(instructions: str | None, items: Iterable[Json]) -> tuple[Json, 
 
 
 def _continues(turn: Json, kind: str) -> bool:
-    """Thoughts come before text, text before calls; what comes out of order begins another message."""
+    """Whether an item extends the open message. Reasoning comes before text, text before calls; an item out of order
+    begins another message."""
     return kind == "function_call" or not (turn["content"] or "tool_calls" in turn)
 
 

@@ -1,4 +1,4 @@
-"""A response in the making: its items, its events, and what it is at any moment."""
+"""A response while it is generated: its items, its events, and its state at any moment."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ ENDINGS = {
     "failed": "response.failed",
     "cancelled": "response.failed",
 }
-"""How a stream says it. Clients know no event for a response that was cancelled; its status says so."""
+"""The last event of a stream, by status. Clients know no event for a response that was cancelled; its status says so.
+"""
 
 
 @attrs.define(eq=False)
 class OpenItem:
-    """The item that is being written: a message or reasoning."""
+    """The item that is being generated: a message or reasoning."""
 
     body: Json
     index: int
@@ -55,9 +56,10 @@ class OpenItem:
 
 
 class ResponseDialect:
-    """`head`: what does not change. `ended` is called once, with everything in its final state.
+    """Formats one response. `head` holds the fields that do not change. `ended` is called once, with the response in
+    its final state.
 
-    Every token goes through `text`, streamed or not, so that whole and streamed responses agree in all they say.
+    Every token goes through `text`, streamed or not, so that complete and streamed responses agree.
     """
 
     def __init__(
@@ -75,15 +77,15 @@ class ResponseDialect:
         self._output: list[Json] = []
         self._open: OpenItem | None = None
         self._blank = ""
-        """Blanks that become text only if text follows: alone they are no message."""
+        """Whitespace that becomes text only if text follows; alone it is no message."""
         self._seen: list[TokenLogprobs] = []
-        """Of tokens whose text is yet to be said."""
+        """Log-probabilities of tokens whose text is held back."""
         self._events = 0
         self._begun = not head["background"]
         self._reasoning_tokens = 0
         self._outcome: Json = {"completed_at": None, "error": None, "incomplete_details": None}
         self._status: Status | None = None
-        """None while it runs."""
+        """The final status; None while the response runs."""
         self._last = b""
 
     @property
@@ -91,7 +93,7 @@ class ResponseDialect:
         return self._status is not None
 
     def response(self) -> Json:
-        """As it is now."""
+        """Return the response in its current state."""
         if self._open is not None:
             self._open.body["content"] = [self._open.part]
         running: Status = "queued" if not self._begun and self._answer.queued else "in_progress"
@@ -156,7 +158,7 @@ class ResponseDialect:
         return COMMENT
 
     def cancel(self) -> None:
-        """For somebody else: whoever reads the answer hears of it."""
+        """Cancel the response from another request. Clients that read the answer get an error."""
         if not self.over:
             self._answer.cancel()
             self._last = self._end("cancelled")
@@ -215,7 +217,7 @@ class ResponseDialect:
         return self._event("response.output_text.delta", self._open.part_location | fields) if text or seen else b""
 
     def _close(self, status: Status) -> bytes:
-        """The end of the item that is open, if one is."""
+        """Close the open item, if there is one."""
         if self._open is None:
             return b""
         item, part, location, number = self._open.body, self._open.part, self._open.part_location, self._open.index
@@ -232,7 +234,7 @@ class ResponseDialect:
         return self._event("response.output_item.done", {"output_index": index, "item": item})
 
     def _call(self, call: Call) -> bytes:
-        """Whole, since its arguments are known to parse only then."""
+        """Format a call in one piece, because its arguments are known to parse only when it is complete."""
         closed = self._close("completed")
         item = {"id": new_id("fc_"), "type": "function_call", "call_id": call.id, "name": call.name}
         item |= {"arguments": "", "status": "in_progress"}
@@ -256,7 +258,7 @@ class ResponseDialect:
     # -- events ----------------------------------------------------------------------------------------
 
     def _begin(self) -> bytes:
-        """A response in the background leaves the queue."""
+        """Format the event with which a background response leaves the queue."""
         if self._begun:
             return b""
         self._begun = True

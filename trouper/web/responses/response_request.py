@@ -30,7 +30,7 @@ from trouper.web.responses import schemas
 from trouper.web.responses.response_tools import tools_of
 
 MAX_DEPTH = 256
-"""Of what is given back, or goes to a template."""
+"""Maximum nesting of values that are returned to the client or passed to a template."""
 REFUSED: Refused = {
     "conversation": (),
     "prompt": (),
@@ -50,7 +50,7 @@ REASONING_REFUSED: Refused = {
     "context": ("auto",),
     "mode": ("standard",),
 }
-"""There is no second model that would summarize: what the model thinks is given as it is."""
+"""Unsupported options of `reasoning`. No second model would summarize it: reasoning is returned as it is."""
 TEXT_REFUSED: Refused = {"verbosity": ("medium",)}
 STREAM_OPTIONS_REFUSED: Refused = {"include_obfuscation": (False,)}
 RULES = schemas.RULES
@@ -68,7 +68,7 @@ class TextOptions:
 
 @attrs.frozen(kw_only=True)
 class ResponseStreamOptions:
-    """Nothing of them is read: all are refused or neutral."""
+    """Stream options. None is read: all are refused or neutral."""
 
 
 @attrs.frozen(kw_only=True)
@@ -83,7 +83,7 @@ class ResponseRequest(SamplingParameters):
     tool_choice: Any = attrs.field(default=None, metadata=schema(schemas.TOOL_CHOICE))
     parallel_tool_calls: bool = True
     max_tool_calls: int | None = attrs.field(default=None, metadata=limits(1, HUGE) | {"harmless": True})
-    """Of hosted tools, of which there are none."""
+    """Applies to hosted tools, of which there are none."""
     text: Any = attrs.field(default=None, metadata=schema(schema_of(TextOptions, TEXT_REFUSED)))
     reasoning: Any = attrs.field(default=None, metadata=schema(schema_of(ReasoningOptions, REASONING_REFUSED)))
     thinking_token_budget: int | None = attrs.field(default=None, metadata=limits(0, HUGE))
@@ -94,7 +94,7 @@ class ResponseRequest(SamplingParameters):
     )
     chat_template_kwargs: Any = attrs.field(default=None, metadata=schema(TEMPLATE_KWARGS))
     metadata: Any = attrs.field(default=None, metadata=schema(schemas.METADATA, harmless=True))
-    """Given back."""
+    """Returned to the client."""
     client_metadata: dict[str, Any] | None = attrs.field(default=None, metadata=HARMLESS)
     safety_identifier: str | None = attrs.field(default=None, metadata=HARMLESS)
     prompt_cache_key: str | None = attrs.field(default=None, metadata=HARMLESS)
@@ -103,20 +103,20 @@ class ResponseRequest(SamplingParameters):
 
 @attrs.frozen(kw_only=True)
 class ResolvedRequest:
-    """A request, and what those of its parts come to that have several forms."""
+    """A request, and the parsed form of its parameters that have several JSON types."""
 
     request: ResponseRequest
     tools: Tools
     reasoning: ReasoningOptions
     format: Json
-    """text.format as it was given."""
+    """`text.format` as it was given."""
     grammar: Grammar | None
     logprobs: int | None
     metadata: Json
 
 
 def parse_response(body: Json) -> ResponseRequest:
-    """Raises `RequestFailed` (400) naming the parameter."""
+    """Parse a request. Raises `RequestFailed` (400) naming the parameter."""
     for name, value in body.items():
         check_text(value, name)  # Much of it is said again, and half a surrogate pair cannot be.
         if name in ("tools", "tool_choice", "text", "chat_template_kwargs"):
@@ -125,7 +125,7 @@ def parse_response(body: Json) -> ResponseRequest:
 
 
 def _check_depth(value: Any, name: str) -> None:
-    """What can just be read cannot be written again inside of something else."""
+    """Check the nesting of a value: one that can just be parsed cannot be encoded again inside of another value."""
     inside = [value]
     for _ in range(MAX_DEPTH):
         inside = [inner for outer in inside for inner in _inside(outer)]
@@ -139,7 +139,7 @@ def _inside(value: Any) -> Iterable[Any]:
 
 
 def asked_of(request: ResponseRequest) -> ResolvedRequest:
-    """Raises `RequestFailed` (400) naming the parameter."""
+    """Resolve the parameters that have several JSON types. Raises `RequestFailed` (400) naming the parameter."""
     tools = tools_of(request.tools, request.tool_choice, several=request.parallel_tool_calls)
     text = _object(request.text, TextOptions, "text", TEXT_REFUSED)
     format = {"type": "text"} if text.format is None else text.format  # noqa: A001 - the field's word
@@ -210,7 +210,7 @@ def _metadata(value: Any) -> Json:
 def response_to_generate(
     asked: ResolvedRequest, messages: tuple[Json, ...], request_id: str, default_seed: int | None
 ) -> Generate:
-    """Raises `RequestFailed` (400) naming the parameter."""
+    """Build the request for the runtime. Raises `RequestFailed` (400) naming the parameter."""
     request = asked.request
     return Generate(
         request_id=request_id,
@@ -230,7 +230,8 @@ def response_to_generate(
 
 
 def _variables(asked: ResolvedRequest) -> Json:
-    """The template's. What the request says of them itself comes last. What follows a grammar has no room to think."""
+    """Return the template's arguments; those that the request gives explicitly come last. An answer that follows a
+    grammar has no room for reasoning."""
     variables: Json = {}
     effort, bound = asked.reasoning.effort, bool(asked.tools.forced) or asked.grammar is not None
     if effort is not None and effort != "none":

@@ -1,7 +1,7 @@
-"""Responses that are kept for a while, in memory: by number, bytes and age; the least recently used goes first.
+"""In-memory store of responses, bounded by number, bytes and age; the least recently used is evicted first.
 
-What a conversation said is kept once, in turns that know the turn before. A response that goes takes its turn along
-unless a later response still builds on it.
+The items of a conversation are kept once, in turns that refer to the turn before. An evicted response takes its turn
+along unless a later response still builds on it.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from trouper.web.streaming.event_log import EventLog
 
 @attrs.define(eq=False)
 class Turn:
-    """The input and the output of one response, after those of another."""
+    """The input and the output of one response, and a reference to the turn before."""
 
     items: tuple[Json, ...]
     before: Turn | None = None
     size: int = 0
     holders: int = 0
-    """Responses and later turns that are kept and need it."""
+    """Number of stored responses and later turns that need this turn."""
 
     def all_items(self) -> list[Json]:
-        """Of the whole conversation."""
+        """Return the items of the whole conversation."""
         return [item for turn in reversed(list(self._back())) for item in turn.items]
 
     def _back(self) -> Iterator[Turn]:
@@ -48,7 +48,7 @@ class StoredResponse:
     input: tuple[Json, ...]
     before: Turn | None
     log: EventLog | None
-    """Its events, if it ran in the background and was streamed."""
+    """The events of the response, if it ran in the background and was streamed."""
     turn: Turn = attrs.field(init=False)
     used_s: float = 0.0
 
@@ -67,16 +67,16 @@ class ResponseStore:
         self._max_count, self._max_bytes = settings.stored_responses, settings.stored_responses_bytes
         self._ttl_s, self._clock = settings.stored_responses_ttl_s, clock
         self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
-        """The least recently used first."""
+        """Responses by id, the least recently used first."""
         self._items: dict[str, list[Json]] = {}
-        """By their ids, which clients may repeat: the first one counts."""
+        """Items by id. Clients may repeat an id: the first item counts."""
         self.bytes = 0
 
     def __len__(self) -> int:
         return len(self._responses)
 
     def add(self, stored: StoredResponse) -> None:
-        """It may be gone at once, if it is larger than all that may be kept."""
+        """Store a response. One that is larger than the whole store is evicted at once."""
         stored.used_s = self._clock()
         self._responses[stored.id] = stored
         self._hold(stored.turn)
@@ -91,7 +91,7 @@ class ResponseStore:
         return stored
 
     def get(self, response_id: str, param: str | None = None, code: str = "response_not_found") -> StoredResponse:
-        """Raises `RequestFailed` (404)."""
+        """Return a stored response. Raises `RequestFailed` (404)."""
         stored = self.find(response_id)
         if stored is None:
             raise RequestFailed(Problem(404, self._missing_message(response_id), "invalid_request_error", param, code))

@@ -1,4 +1,4 @@
-"""Tools as the responses API offers them: flat, and chosen in more ways."""
+"""Tools of the responses API: written flat, and with more kinds of tool_choice."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOOL_NEUTRAL: Refused = {"defer_loading": (False,), "async": (False,), "allowed_
 
 
 def tools_of(tools: Any, choice: Any, *, several: bool) -> Tools:
-    """Raises `RequestFailed` (400) naming the parameter."""
+    """Parse the tools. Raises `RequestFailed` (400) naming the parameter."""
     offered = () if tools is None else offered_tools(tools, _flat_tool)
     if choice is None or choice == "auto":
         return Tools(offered, (), several)
@@ -35,7 +35,7 @@ def tools_of(tools: Any, choice: Any, *, several: bool) -> Tools:
 
 
 def _flat_tool(tool: Any, path: str) -> Json:
-    """As templates want it: what stands beside `type` here stands below `function` there."""
+    """Return a tool as templates expect it: the fields beside `type` here stand below `function` there."""
     kind = tool.get("type") if isinstance(tool, dict) else None
     if kind != "function":
         message = f"{path}: only tools of type function are supported here, not {kind!r}; turn it off in the client"
@@ -60,7 +60,8 @@ def _named(choice: Any, offered: tuple[Json, ...], path: str) -> Json:
 
 
 def _allowed(choice: Json, offered: tuple[Json, ...], several: bool) -> Tools:
-    """With `auto` the model sees no others; with `required` the grammar keeps it from them."""
+    """Return the tools of `allowed_tools`. With `auto` the model sees no others; with `required` the grammar excludes
+    them."""
     only(choice, {"type", "mode", "tools"}, "tool_choice")
     mode, names = choice.get("mode"), choice.get("tools")
     if mode not in ("auto", "required"):

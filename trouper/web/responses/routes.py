@@ -1,4 +1,4 @@
-"""/v1/responses: create, get, delete, cancel, list what went in."""
+"""/v1/responses: create, get, delete and cancel responses, and list their input items."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from trouper.web.service import Served, Service, as_events, as_json, context_of
 from trouper.web.streaming.event_log import EventLog, Replay
 
 PARAMS = {"messages": "input", "prompt": "input", "max_tokens": "max_output_tokens"}
-"""What the runtime calls them, and what they are here."""
+"""The runtime's names of parameters, and the names in this API."""
 CONTINUABLE = ("completed", "incomplete")
 STOPPED = Problem(500, "the server could not finish the response", "server_error", None, "internal_error")
 MAX_PAGE, DEFAULT_PAGE = 100, 20
@@ -160,7 +160,7 @@ class Responses:
         return await self._service.respond(live.dialect, [answer], stream=parsed.stream)
 
     async def count(self) -> Response:
-        """What the same request to create a response would be charged as its input."""
+        """Return the number of input tokens that the same request would be charged when it creates a response."""
         asked = asked_of(await self._service.read(parse_response))
         before = self._before(asked.request.previous_response_id)
         earlier = [] if before is None else before.all_items()
@@ -173,7 +173,7 @@ class Responses:
         return as_json({"object": "response.input_tokens", "input_tokens": len(tokens)})
 
     async def _prepare(self, asked: ResolvedRequest, items: Sequence[Json]) -> tuple[Served, Generate]:
-        """Raises `RequestFailed` (400, 404)."""
+        """Lease the model and build the request for it. Raises `RequestFailed` (400, 404)."""
         messages = messages_of(asked.request.instructions, items)
         served = await self._service.served(asked.request.model)
         tokenizer, default_seed = served.runtime.tokenizer, served.runtime.settings.seed
@@ -186,7 +186,7 @@ class Responses:
             raise bad_request(message, "background", "background_not_supported")
 
     def _before(self, response_id: str | None) -> Turn | None:
-        """What a conversation goes on from. Raises `RequestFailed`."""
+        """Return the turn that a conversation continues. Raises `RequestFailed`."""
         if response_id is None:
             return None
         name = "previous_response_id"
@@ -242,13 +242,13 @@ class Responses:
         return as_json(live.dialect.response())
 
     def _ended(self, response_id: str, before: Turn | None) -> None:
-        """Where running responses become stored ones. One that was deleted meanwhile becomes nothing."""
+        """Move a running response to the store. A response that was deleted meanwhile is dropped."""
         live = self._live.pop(response_id, None)
         if live is not None and live.stored:
             self._store.add(StoredResponse(live.dialect.response(), live.input, before, live.log))
 
     def _forget(self, response_id: str) -> None:
-        """Its client left before it ended: nobody will ask for it."""
+        """Drop a running response whose client disconnected before the end: nobody will ask for it."""
         self._live.pop(response_id, None)
 
     # -- the others ------------------------------------------------------------------------------------
@@ -284,7 +284,8 @@ class Responses:
         return as_json({"id": response_id, "object": "response", "deleted": True})
 
     async def cancel(self, response_id: str) -> Response:
-        """One that runs, in the background or streamed; one that ran in the background and ended stays as it is."""
+        """Cancel a running response, in the background or streamed. A background response that has ended stays as it
+        is."""
         Query(request.args, ())
         live = self._live.get(response_id)
         if live is not None:
@@ -315,7 +316,7 @@ class Responses:
 
 
 async def run(live: Live) -> None:
-    """A response in the background, to its end or the server's."""
+    """Run a response in the background until it ends or the server does."""
     dialect, answer = live.dialect, live.answer
     try:
         while isinstance(event := await answer.next(), Delta):

@@ -1,7 +1,5 @@
-"""JSON Schema of the responses API: what its requests have in several types, what its answers and events are.
-
-That requests are told as they are checked, and answers as they are given, is shown by tests that compare them.
-"""
+"""JSON Schema of the responses API: request fields with several JSON types, answers and events. Tests compare the
+schemas with the checks and with the answers that are sent."""
 
 from __future__ import annotations
 
@@ -30,7 +28,8 @@ ROLES = ("user", "assistant", "system", "developer")
 STATUSES = ("completed", "incomplete", "in_progress")
 LOGPROBS = "message.output_text.logprobs"
 INCLUDED = (LOGPROBS, "reasoning.encrypted_content")
-"""The latter says: let me carry reasoning myself. It can be carried as it is, since it is given in plain text."""
+"""Values of `include`. The latter asks to carry reasoning on the client's side, which works as it is, since reasoning
+is returned in plain text."""
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 IGNORED: Json = {"description": "Changes nothing."}
 
@@ -38,7 +37,7 @@ IGNORED: Json = {"description": "Changes nothing."}
 
 
 def _open(properties: Json, *required: str) -> Json:
-    """Names that are not known may be null: clients send back whole items."""
+    """Return the schema of an object whose unknown names may be null, because clients send back complete items."""
     return closed(properties, *required) | {"additionalProperties": NULL}
 
 
@@ -155,7 +154,7 @@ TOKEN_LOGPROBS = array(closed({**TOKEN, "top_logprobs": array(closed(TOKEN, *TOK
 
 
 def _full(properties: Json) -> Json:
-    """An object that has all of these."""
+    """Return the schema of an object that has all of these properties."""
     return closed(properties, *properties)
 
 
