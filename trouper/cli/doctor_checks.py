@@ -1,4 +1,4 @@
-"""What `trouper doctor` looks at, one function a subject. Each says what it found, and what to do about it."""
+"""The checks of `trouper doctor`, one function for each subject. A check yields its findings and remedies."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from trouper.protocol.settings import ServerSettings, Settings
 
 PACKAGES = ("mlx", "mlx-lm", "trio", "quart-trio", "hypercorn", "transformers", "llguidance")
 SLOW_GFLOPS = 10.0
-"""The reference BLAS reaches 2 to 3, OpenBLAS more than this on a single old core."""
+"""Speed below which the CPU's products count as slow. The reference BLAS reaches 2 to 3, OpenBLAS more than this on a
+single old core."""
 SLOW_READ = 200e6
-"""Bytes a second. Below, even a small model computes about as fast as its blocks are read."""
+"""Read speed in bytes per second. Below it, even a small model computes about as fast as its blocks are read."""
 OTHER_FILES = 100
-"""That a server has open beside its connections."""
+"""Number of files that a server has open beside its connections."""
 SHORT_CONTEXT_TOKENS = 4096
 NVIDIA = Path("/proc/driver/nvidia/version")
 INSTALL_MLX = "on Linux: pip install 'trouper[cpu]', or 'trouper[cuda]' with an NVIDIA GPU"
@@ -39,13 +40,13 @@ class Finding:
 
 @attrs.frozen
 class CheckedSettings:
-    """What would be served."""
+    """The settings of the server to be checked."""
 
     models: Sequence[Settings]
     server: ServerSettings
     file: Path | None = None
     misspelt: Sequence[tuple[str, str]] = ()
-    """Variables without effect, and those that were meant."""
+    """Variables without effect, each with the one that was probably meant."""
 
 
 Check: TypeAlias = Callable[[CheckedSettings], Iterator[Finding]]
@@ -108,7 +109,7 @@ def memory(_: CheckedSettings) -> Iterator[Finding]:
 
 
 def _free_memory() -> int | None:
-    """Where the system says so without being asked by a program of its own."""
+    """Return the free memory, where the system reports it without starting a program."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
@@ -149,7 +150,7 @@ def _model(settings: Settings) -> Finding:
 
 
 def self_check(checked: CheckedSettings) -> Iterator[Finding]:
-    """What the last start has found: a model is not loaded for this."""
+    """Report the result of the last start's self-check; no model is loaded for this."""
     from trouper.engine import probe
 
     for settings in checked.models:
@@ -233,7 +234,7 @@ def keys(checked: CheckedSettings) -> Iterator[Finding]:
 
 
 def pages(checked: CheckedSettings) -> Iterator[Finding]:
-    """Without keys, any page that somebody here opens is a client."""
+    """Check who may use the server. Without keys, any page that is opened on this machine is a client."""
     server = checked.server
     keyed = bool(server.api_key or server.api_key_file)
     if not keyed and "*" in server.cors_origins:

@@ -1,4 +1,4 @@
-"""How a command ends when it cannot do what it was asked to."""
+"""Exit codes, and the ways in which a command ends when it cannot do its work."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ DAMAGE_FOUND = 1
 
 
 def refuse(message: str) -> NoReturn:
-    """One line, and out."""
+    """Print one line, and exit."""
     click.secho(f"trouper: {message}", fg="red", err=True)
     sys.exit(USAGE_ERROR)
 
 
 def give_up(message: str) -> NoReturn:
-    """One line, and out: what could go on has gone on until now."""
+    """Print one line, and exit after everything that could still be served has been."""
     click.secho(f"trouper: {message}", fg="red", err=True)
     sys.exit(ENGINE_FAILED)
 
 
 def end_at_once(code: int) -> NoReturn:
-    """Without unwinding: what would have to be waited for is what did not end."""
+    """Exit without unwinding, which would wait for the very thing that did not end."""
     logging.shutdown()
     with suppress(OSError, ValueError, AttributeError):  # It may be full, closed, or not there at all.
         sys.stdout.flush()
@@ -46,7 +46,8 @@ def end_at_once(code: int) -> NoReturn:
 
 
 def forget_stdout() -> None:
-    """Nobody reads it any more. What is left in its buffer would be an error again when the process ends."""
+    """Redirect stdout to nowhere because its reader is gone. Buffered output would otherwise be an error again when the
+    process ends."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

@@ -1,4 +1,4 @@
-"""Logging: the library logs to `trouper`, and the program that runs it says where that goes."""
+"""Logging setup: the library logs to `trouper`, and the program that runs it decides where that goes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Format = Literal["auto", "human", "json"]
 
 
 def configure_logging(level: str, console: Console, form: Format = "auto") -> None:
-    """Colours for a person at a terminal; elsewhere a line of JSON for each record, unless plain ones are wanted."""
+    """Log in colours on a terminal; elsewhere as a line of JSON for each record, unless plain lines are requested."""
     write: Write
     if form == "json" or (form == "auto" and not console.is_terminal):
         write = LineWriter(JsonLines())
@@ -36,7 +36,7 @@ def configure_logging(level: str, console: Console, form: Format = "auto") -> No
 
 
 def name_request(record: logging.LogRecord) -> bool:
-    """Every line about a request has its id, whoever wrote it."""
+    """Add the request's id to every record about a request, whichever logger made it."""
     named = getattr(record, REQUEST_ID, "") or CURRENT_REQUEST.get()
     setattr(record, REQUEST_ID, named)
     record.about = f" [{named}]" if named else ""
@@ -44,7 +44,7 @@ def name_request(record: logging.LogRecord) -> bool:
 
 
 class JsonLines(logging.Formatter):
-    """One object a line. Whatever the text holds, it is one line."""
+    """Formats a record as one JSON object on one line, whatever the text holds."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""`trouper serve --print-config`: what holds, and why, as a settings file."""
+"""`trouper serve --print-config`: the effective settings, and their sources, as a settings file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ SECRET = {
 
 
 def config_text(context: click.Context) -> str:
-    """TOML. What is a default is a comment, so that a file made of this pins nothing; secrets are left out."""
+    """Format the settings as TOML. A default is a comment, so that a file made of this pins nothing; secrets are left
+    out."""
     return "\n".join(_lines(context)) + "\n"
 
 

@@ -1,7 +1,7 @@
-"""Processes that live and die together, are started again, and leave nothing behind.
+"""A supervisor for processes that start and end together, are restarted, and leave nothing behind.
 
-Each is a session of its own, so that a terminal's Ctrl-C comes here first, and holds the reading end of a pipe whose other
-end is ours: when we are killed it sees that (`ranks.py`).
+Each process is a session of its own, so that a terminal's Ctrl-C comes here first, and holds the reading end of a pipe
+whose other end is here: when this process is killed, the others see it.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from trouper.cli.exits import USAGE_ERROR
 from trouper.cli.rank_commands import LAUNCHER, ProcessSpec, RankGroup
 
 GRACE_S = 5.0
-"""When one has ended the others end by themselves. Those that have not by then are killed."""
+"""Time for processes to end by themselves after one of them has ended. Those that have not by then are killed."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-"""Before all are started again: twice as long each time, until they have lived for a while."""
+"""Pause before a restart: doubled each time, until a group has lived for a while."""
 LIVED_S = 60.0
 LAST_LINES_S = 1.0
 
 
 @attrs.define(eq=False)
 class Life:
-    """The processes of now."""
+    """The processes of one start of the group."""
 
     processes: list[trio.Process] = attrs.field(factory=list)
     codes: list[int] = attrs.field(factory=list)
-    """Of those that have ended, and those that were told."""
+    """Exit codes of processes that have ended, and codes that were reported in the output."""
     one_ended: trio.Event = attrs.field(factory=trio.Event)
 
     def signal(self, number: signal.Signals) -> None:
-        """To each and its children."""
+        """Send a signal to each process and its children."""
         for process in self.processes:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
@@ -52,7 +52,7 @@ class Supervisor:
         self._leaving = trio.Event()
 
     async def run(self) -> int:
-        """The exit code."""
+        """Run the group until it ends for good, and return the exit code."""
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._pass_on, signals)
@@ -61,7 +61,7 @@ class Supervisor:
         return code
 
     async def _pass_on(self, signals: AsyncIterator[int]) -> None:
-        """The first lets them drain, the second ends them."""
+        """Forward signals: the first lets the processes drain, the second kills them."""
         async for _ in signals:
             self._life.signal(signal.SIGKILL if self._leaving.is_set() else signal.SIGTERM)
             self._leaving.set()
@@ -88,7 +88,7 @@ class Supervisor:
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     async def _live(self) -> list[int]:
-        """One life: exit codes of all."""
+        """Start the group, wait for its end, and return all exit codes."""
         self._life = life = Life()
         with self._group.processes() as specs, _lifeline() as end:
             try:
@@ -149,7 +149,7 @@ async def _start(spec: ProcessSpec, end: int) -> trio.Process:
 
 @contextmanager
 def _lifeline() -> Iterator[int]:
-    """A descriptor to read from, which ends when this process does."""
+    """Return a descriptor to read from, which ends when this process does."""
     read, write = os.pipe()
     try:
         yield read
@@ -159,6 +159,6 @@ def _lifeline() -> Iterator[int]:
 
 
 def _exit_code(failed: list[int]) -> int:
-    """Of the first that failed; a signal's as shells say it."""
+    """Return the exit code of the first process that failed; a signal's as shells report it."""
     code = failed[0] if failed else 0
     return 128 - code if code < 0 else code

@@ -1,4 +1,4 @@
-"""The processes of one group: what to start for each rank, here or by `mlx.launch` on several hosts."""
+"""The commands of a group's processes: one for each rank on this machine, or `mlx.launch` for several hosts."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from typing import Protocol
 import attrs
 
 LAUNCHER = "TROUPER_LAUNCHER"
-"""Variable: a file descriptor that ends when the launcher does."""
+"""Variable that holds a file descriptor which ends when the launcher does."""
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 @attrs.frozen
 class ProcessSpec:
-    """One process. `name`: what its lines begin with; "": they say it themselves."""
+    """The command of one process. `name`: the prefix of its lines; "" if they have one already."""
 
     name: str
     command: tuple[str, ...]
@@ -30,13 +30,13 @@ class ProcessSpec:
 
 
 class RankGroup(Protocol):
-    """What is started together."""
+    """Processes that start and end together."""
 
     def processes(self) -> AbstractContextManager[list[ProcessSpec]]:
-        """For one life of the group; files that they need are there as long."""
+        """Return the processes of one start of the group; files that they need exist as long as the context."""
 
     def code_in(self, line: str) -> int | None:
-        """A rank's exit code, if this line of output tells one."""
+        """Return a rank's exit code, if this line of output reports one."""
 
 
 @attrs.frozen
@@ -59,7 +59,7 @@ class LocalRanks:
             ]
 
     def _variables(self, rank: int, hosts: str, port: int) -> dict[str, str]:
-        """As mlx.launch sets them. One rank needs no group."""
+        """Return the variables that mlx.launch sets. A single rank needs no group."""
         if self.ranks == 1:
             return {}
         if self.backend == "nccl":
@@ -80,7 +80,7 @@ class LocalRanks:
 
 @attrs.frozen
 class Hosts:
-    """Ranks that mlx.launch starts. It tells their exit codes in its output, and ends with 0 whatever they are."""
+    """Ranks that mlx.launch starts. It reports their exit codes in its output, and ends with 0 whatever they are."""
 
     ranks: int
     hostfile: Path | None
@@ -103,7 +103,7 @@ class Hosts:
 
 
 def _free_ports(count: int) -> list[int]:
-    """All of them at once, so that none is given twice."""
+    """Return free ports, all bound at once so that none is returned twice."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for sock in sockets:
@@ -112,6 +112,6 @@ def _free_ports(count: int) -> list[int]:
 
 
 def _devices(ranks: int) -> Sequence[str]:
-    """A GPU for each rank, of those that are visible."""
+    """Return a GPU for each rank, of those that are visible."""
     visible = [device for device in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if device]
     return visible if len(visible) >= ranks else [str(rank) for rank in range(ranks)]

@@ -1,7 +1,7 @@
 """A server's process: load, serve, drain on a signal.
 
-The library does none of these (it neither calls `trio.run` nor touches signals or logging), so that
-another program can embed it.
+The library does none of these (it neither calls `trio.run` nor touches signals or logging), so that another program can
+embed it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from trouper.web.server import serve_http
 logger = logging.getLogger("trouper")
 STUCK_POLL_S = 1.0
 LOADING_ENDS_S = 2.0
-"""A thread that reads or converts weights is not interrupted; nothing is lost with it, so it is not waited for longer."""
+"""Time for loading to end after a signal. A thread that reads or converts weights cannot be interrupted; nothing is
+lost with it, so it is not awaited longer."""
 
 
 async def run(
@@ -62,7 +63,8 @@ async def run(
 
 
 async def _watch_signals(signals: AsyncIterator[int], leaving: trio.Event, loading: trio.CancelScope) -> None:
-    """While loading there is nobody to drain: loading is cancelled. Later that is a no-op."""
+    """Handle signals: the first begins to drain, the second ends the process at once. While loading there is nothing to
+    drain, so the first also cancels loading."""
     async for number in signals:
         if leaving.is_set():
             end_at_once(128 + number)
@@ -72,7 +74,7 @@ async def _watch_signals(signals: AsyncIterator[int], leaving: trio.Event, loadi
 
 
 async def _watch_loading(leaving: trio.Event, over: trio.Event) -> None:
-    """The whole is ended when it was to leave and loading does not end."""
+    """End the process if it was to leave and loading does not end."""
     await leaving.wait()
     with trio.move_on_after(LOADING_ENDS_S):
         await over.wait()
@@ -81,8 +83,8 @@ async def _watch_loading(leaving: trio.Event, over: trio.Event) -> None:
 
 
 async def _watch_device(fleet: Fleet) -> None:
-    """A thread inside the device cannot be cancelled: when it is given up (F18, F27), clients have had their errors,
-    so give those a moment to go out, and end the process."""
+    """End the process when a device is given up (F18, F27). A thread inside the device cannot be cancelled; clients
+    have had their errors by then, so those get a moment to be sent."""
     while (detail := _stuck(fleet)) is None:  # noqa: ASYNC110 - health is looked at; it does not announce itself.
         await trio.sleep(STUCK_POLL_S)
     logger.critical("%s; ending the process", detail)
@@ -91,7 +93,7 @@ async def _watch_device(fleet: Fleet) -> None:
 
 
 def _stuck(fleet: Fleet) -> str | None:
-    """What a model's health says if its device is given up."""
+    """Return the detail of the model whose device is given up."""
     healths = [entry.runtime.health() for entry in fleet.listed() if entry.runtime is not None]
     return next((health.detail for health in healths if health.status == "stuck"), None)
 

@@ -20,15 +20,15 @@ from trouper.cli.exits import refuse
 Command = TypeVar("Command", bound=Callable[..., Any])
 IN_WORKING_DIRECTORY = Path("trouper.toml")
 READ = "trouper.config"
-"""Where click's context keeps which file was read."""
+"""Key under which click's context keeps the path of the file."""
 
 
 class FileInvalid(Exception):
-    """A settings file that cannot be read, or says what no flag does. Names the file and the key."""
+    """A settings file that cannot be read, or has a key that is no flag. The message names the file and the key."""
 
 
 def configured(command: Command) -> Command:
-    """With --config, and the file that is there without it."""
+    """Add --config, and read the default file without it."""
     return click.option(
         "--config",
         type=click.Path(path_type=Path),
@@ -42,13 +42,13 @@ def configured(command: Command) -> Command:
 
 
 def file_read(context: click.Context) -> Path | None:
-    """The settings file that this command has read, if any."""
+    """Return the settings file that this command has read, if any."""
     path: Path | None = context.meta.get(READ)
     return path
 
 
 def default_file() -> Path | None:
-    """The one in the working directory, else the user's, else none."""
+    """Return the file in the working directory, else the user's, else None."""
     user = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "trouper" / "config.toml"
     return next((path for path in (IN_WORKING_DIRECTORY, user) if path.is_file()), None)
 
@@ -68,7 +68,8 @@ def _apply(context: click.Context, _: click.Parameter, given: Path | None) -> No
 
 
 def _options_of_serve(context: click.Context) -> Iterator[click.Option]:
-    """One file is for all commands, each of which takes what it knows; what may stand there is what `serve` knows."""
+    """Return the options of `serve`. One file is for all commands, each of which takes what it knows; valid keys are
+    those of `serve`."""
     root = context.find_root().command
     command = root.commands["serve"] if isinstance(root, click.Group) else context.command
     for parameter in command.params:
@@ -93,7 +94,7 @@ def _parsed(path: Path) -> dict[str, Any]:
 def _checked(
     path: Path, content: Mapping[str, Any], known: Mapping[str, click.Option], context: click.Context
 ) -> dict[str, Any]:
-    """By parameter, as click takes defaults. Raises `FileInvalid`."""
+    """Return the values by parameter, as click takes defaults. Raises `FileInvalid`."""
     values: dict[str, Any] = {}
     for written, value in content.items():
         key = written.replace("_", "-")
@@ -116,7 +117,7 @@ def _nearest(key: str, known: Mapping[str, click.Option]) -> str:
 
 
 def _as_given(option: click.Option, value: Any) -> Any:
-    """Numbers become text, as on the command line: then 8000.5 is no port, and not 8000 without a word."""
+    """Convert a value to text, as on the command line: then 8000.5 is no port, and is not rounded to 8000 silently."""
     if option.is_flag:
         if not isinstance(value, bool):
             raise ValueError(f"must be true or false, not {value!r}")

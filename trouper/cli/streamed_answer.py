@@ -1,4 +1,4 @@
-"""One streamed answer, as a client takes it."""
+"""The client's side of a streamed answer."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from trouper.cli.client import problem_of, read_as_trouper
 from trouper.cli.typed_input import text_of
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""A model's text must not move the cursor, retitle the window or write the clipboard."""
+"""Control characters: a model's text must not move the cursor, retitle the window or write the clipboard."""
 
 
 class AnswerFailed(Exception):
-    """The server refused, or gave up on the way. Says what it said."""
+    """The server refused the request, or failed while it answered. The message is the server's."""
 
 
 @attrs.frozen
 class StreamedText:
-    """Some text, fit for a terminal."""
+    """A piece of text, fit for a terminal."""
 
     kind: Literal["content", "thinking"]
     text: str
@@ -31,7 +31,7 @@ class StreamedText:
 
 @attrs.define
 class StreamedAnswer:
-    """What came of one question so far."""
+    """The answer to one question so far."""
 
     text: str = ""
     prompt_tokens: int = 0
@@ -44,7 +44,7 @@ class StreamedAnswer:
 
     @property
     def summary(self) -> str:
-        """One line of figures; what is not known is left out."""
+        """One line of figures; unknown ones are left out."""
         parts = [f"{self.tokens} tokens"] if self.tokens else []
         if self.first is not None and self.last is not None:
             if self.tokens > 1 and self.last > self.first:
@@ -60,8 +60,8 @@ class StreamedAnswer:
 def stream(
     client: httpx2.Client, body: Mapping[str, Any], answer: StreamedAnswer
 ) -> Generator[StreamedText, None, None]:
-    """Ask, and give the pieces as they come; `answer` is filled meanwhile. Leaving the iterator ends the request. Raises
-    `AnswerFailed`, `NotTrouper`, or httpx2's errors when the connection breaks."""
+    """Send the request, and yield pieces as they arrive; `answer` is filled meanwhile. Leaving the iterator ends the
+    request. Raises `AnswerFailed`, `NotTrouper`, or httpx2's errors when the connection breaks."""
     request_body = {**body, "stream": True, "stream_options": {"include_usage": True}}
     with client.stream("POST", "/v1/chat/completions", json=request_body) as response:
         if response.is_error:
@@ -76,7 +76,7 @@ def stream(
 
 
 class UsageCounts(Protocol):
-    """What has the figures of a stream's usage."""
+    """An object with the figures of a stream's usage."""
 
     tokens: int
     prompt_tokens: int
@@ -84,7 +84,7 @@ class UsageCounts(Protocol):
 
 
 def count(chunk: Any, counts: UsageCounts) -> None:
-    """What an event of a stream says beside text. Raises `AnswerFailed` if that is an error."""
+    """Read the usage of an event. Raises `AnswerFailed` if the event is an error."""
     if "error" in chunk:
         raise AnswerFailed(str(chunk["error"]["message"]))
     if usage := chunk.get("usage"):

@@ -64,7 +64,7 @@ def list_cache(directory: Path) -> None:
 @cache.command("stats")
 @_of_directory
 def cache_stats(directory: Path) -> None:
-    """What all of it comes to."""
+    """Format the totals."""
     facts = cache_inspection.total(cache_inspection.namespaces(directory))
     click.echo(f"directory   {directory}")
     click.echo(f"size        {decimal(facts.bytes)} in {facts.files} files")

@@ -59,7 +59,7 @@ def chat(
 
 
 def _piped() -> str:
-    """All of stdin, whatever its bytes are."""
+    """Read all of stdin, whatever its bytes are."""
     if isinstance(sys.stdin, TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")
     return sys.stdin.read().strip()
@@ -97,7 +97,7 @@ def _converse(client: httpx2.Client, conversation: Conversation, where: Where) -
 
 
 def _handled(client: httpx2.Client, conversation: Conversation, line: str) -> bool:
-    """False: the person leaves."""
+    """Handle one line. False: the user leaves."""
     try:
         question = question_in(line)
         if question is None:

@@ -1,4 +1,4 @@
-"""`trouper doctor`: would it run here, and well?"""
+"""`trouper doctor`: check whether a server would run here, and how well."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from trouper.protocol.settings import ServerSettings, Settings
 
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 FAILED = 1
-"""Exit code if something would keep a server from running."""
+"""Exit code if a finding would keep a server from running."""
 
 
 @click.command(short_help="Would it run here, and how well?")
@@ -57,7 +57,8 @@ def _finding_body(subject: str, finding: Finding) -> dict[str, str]:
 
 
 def examined(plan: CheckedSettings) -> Iterator[tuple[str, Finding]]:
-    """One after another, so that each is shown when it is known. A check that fails itself is a finding, too."""
+    """Run the checks one after another, so that each finding is shown when it is known. A check that fails itself is a
+    finding, too."""
     for subject, check in CHECKS.items():
         try:
             for finding in check(plan):

@@ -1,4 +1,4 @@
-"""`trouper launch`: the ranks of one model as processes, started together, ended together, and started again."""
+"""`trouper launch`: run the ranks of one model as processes that start, end and restart together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trouper.cli.rank_commands import Hosts, LocalRanks, RankGroup
 
 BACKENDS = ("any", "ring", "jaccl", "jaccl-ring", "nccl", "mpi")
 ON_THIS_MACHINE = ("ring", "nccl")
-"""Backends for whose ranks on one machine a few variables are all that there is to set up."""
+"""Backends whose ranks on one machine need nothing but a few variables."""
 
 
 @click.command(

@@ -87,7 +87,7 @@ def _message_of(context: click.Context, error: BaseException) -> str:
 def _run(
     settings: list[Settings], server_settings: ServerSettings, console: Console, otlp_endpoint: str | None
 ) -> None:
-    """As the server; or, where something has launched several ranks, as one of them."""
+    """Run the server; or, if a launcher has started several ranks, run this rank."""
     from trouper.cli import rank_process  # Imports the whole server, which `trouper --help` does not need.
     from trouper.cli.server_process import run
 

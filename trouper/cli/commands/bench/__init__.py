@@ -1,4 +1,4 @@
-"""`trouper bench`: this machine, this model, measured through HTTP as clients see it."""
+"""`trouper bench`: measure this machine and this model through HTTP, as clients see them."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from trouper.cli.settings_file import file_read
 from trouper.cli.streamed_answer import AnswerFailed
 
 PATIENT = ("--queue-timeout-s", "--first-token-timeout-s", "--token-timeout-s", "--request-timeout-s")
-"""Limits that a server of one's own does without: a slow machine shall be measured, not refused."""
+"""Limits that are lifted in the benchmark's own server: a slow machine shall be measured, not refused."""
 
 
 class CountList(click.ParamType[tuple[int, ...]]):
-    """1,2,4,8"""
+    """A list of numbers: 1,2,4,8."""
 
     name = "counts"
 
@@ -80,7 +80,8 @@ def bench(context: click.Context, where: Where, /, *, own_model: str | None, out
 
 
 def _require_writable(out: Path) -> None:
-    """Before minutes of measuring. What was written there before stays until there is something to write."""
+    """Check before minutes of measuring that the file can be written. Existing content stays until there is something
+    to write."""
     if not out.name:
         refuse(f"--out {out}: names no file")
     if not out.parent.is_dir():
@@ -96,7 +97,7 @@ def _require_writable(out: Path) -> None:
 
 
 def _files(out: Path) -> tuple[Path, Path]:
-    """For JSON, and for the page."""
+    """Describe the run, for JSON and for the page."""
     return out.with_name(f"{out.name}.json"), out.with_name(f"{out.name}.html")
 
 

@@ -1,4 +1,4 @@
-"""What `trouper bench` does, in its order."""
+"""The measurements of `trouper bench`, in their order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trouper.cli.commands.bench.load import Question, Stream, random_words, run_
 from trouper.cli.exits import leaves
 
 ProgressCallback = Callable[[str], None]
-"""What is measured now, for a person who waits."""
+"""Called with a description of the current measurement, for the user who waits."""
 SHORT_WORDS = 3
 WARM_UP_TOKENS = 8
 
@@ -31,12 +31,12 @@ class BenchOptions:
 
     @property
     def parts(self) -> int:
-        """Number of calls of the progress callback."""
+        """The number of measurements, which is how often the progress callback is called."""
         return len(self.streams) * (self.rounds + 1) + self.rounds
 
 
 def measure_load(where: Where, options: BenchOptions, streams: int, show_progress: ProgressCallback) -> LoadFigures:
-    """A first round is not counted: kernels compile, and the server learns how fast its device is."""
+    """Measure one load. A first round is not counted: kernels compile, and the server learns how fast its device is."""
     show_progress(f"{streams} at once, warming up")
     _ask(where, [Question(random_words(options.prompt_words), WARM_UP_TOKENS, options.drafts) for _ in range(streams)])
     rounds = []
@@ -52,7 +52,7 @@ def measure_load(where: Where, options: BenchOptions, streams: int, show_progres
 
 
 def measure_prefix(where: Where, options: BenchOptions, show_progress: ProgressCallback) -> PrefixFigures:
-    """One request at a time; each round has a prompt of its own."""
+    """Measure the prefix cache, one request at a time; each round has a prompt of its own."""
     seen: dict[str, list[Stream]] = {"cold": [], "again": [], "extended": [], "short": []}
     for number in range(options.rounds):
         show_progress(f"the prefix cache, round {number + 1} of {options.rounds}")
@@ -76,7 +76,7 @@ def measure_prefix(where: Where, options: BenchOptions, show_progress: ProgressC
 
 
 def _ask(where: Where, questions: Sequence[Question]) -> list[Stream]:
-    """Raises `AnswerFailed`, `NotTrouper`, or httpx2's errors: of several the first."""
+    """Run the requests. Raises the first of `AnswerFailed`, `NotTrouper`, or httpx2's errors."""
     try:
         return trio.run(run_streams, where, questions)
     except BaseExceptionGroup as group:

@@ -13,14 +13,14 @@ import attrs
 WIDTH, HEIGHT = 560, 300
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 14, 44
 COLOURS = 8
-"""--c0 to --c7."""
+"""Number of colours, --c0 to --c7."""
 Series: TypeAlias = Mapping[str, Sequence[tuple[float, float]]]
 """Points by the name of their line."""
 
 
 @attrs.frozen
 class Axis:
-    """From values to places. `marks`: values that have a line and a label."""
+    """A scale from values to coordinates. `marks`: values that have a line and a label."""
 
     low: float
     high: float
@@ -32,20 +32,20 @@ class Axis:
 
 
 def from_zero(highest: float, label: str) -> Axis:
-    """About five marks at round numbers, the last one at or above `highest`."""
+    """Return an axis with about five marks at round numbers, the last one at or above `highest`."""
     step = _round_step(highest / 5) if highest > 0 else 0.2
     count = max(1, math.ceil(highest / step - 1e-9))
     return Axis(0.0, step * count, tuple(step * k for k in range(count + 1)), label)
 
 
 def _round_step(smallest: float) -> float:
-    """1, 2 or 5 times a power of ten."""
+    """Return a step of 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(smallest))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= smallest * (1 - 1e-9))
 
 
 def lines(title: str, series: Series, x_label: str, y_label: str, *, doubling: bool = False) -> str:
-    """A line with points for each name. `doubling`: as much room from 1 to 2 as from 2 to 4."""
+    """Draw a line with points for each name. `doubling`: the distance from 1 to 2 is the same as from 2 to 4."""
     xs = sorted({x for points in series.values() for x, _ in points})
     highest = max((y for points in series.values() for _, y in points), default=0.0)
     y_axis = from_zero(highest, y_label)

@@ -1,4 +1,4 @@
-"""A run's figures: as a table for the terminal, as JSON, and as one HTML file that needs nothing else."""
+"""The figures of a run: as a table for the terminal, as JSON, and as one HTML file without external resources."""
 
 from __future__ import annotations
 
