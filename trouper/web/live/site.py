@@ -49,7 +49,7 @@ class Site:
                 path="/v1/live",
                 handler=self.live,
                 tag="Server",
-                summary="What the troupe does now",
+                summary="What the actors do now",
                 description="One snapshot; with `Accept: text/event-stream` an event `snapshot` a second while "
                 "anything changes, else every two, and an event `recent` with the last requests when it begins. Nothing is "
                 "computed while nobody looks.",
