@@ -15,7 +15,7 @@ from trouper.actors.runtime.answer import Answer
 from trouper.protocol.replies import Accepted, Delta, Finished, Reply
 from trouper.protocol.requests import ChatPrompt, Timeouts
 from trouper.web.openai.chat_dialect import ChatDialect, Envelope, Extras
-from trouper.web.openai.chat_tools import check_learnt, tools_of
+from trouper.web.openai.chat_tools import check_callable, tools_of
 from trouper.web.openai.parameters import StreamOptions
 from trouper.web.output.dialect import Choice, Usage
 from trouper.web.output.output_parser import OutputParser
@@ -139,10 +139,10 @@ class Untaught(ByteTokenizer):
 
 def test_a_model_that_has_not_learnt_to_call_can_only_be_forced() -> None:
     offered = tools_of(OFFERED, None, None)
-    assert fault(check_learnt, offered, Untaught()) == ("tools", "tools_not_supported")
+    assert fault(check_callable, offered, Untaught()) == ("tools", "tools_not_supported")
     for fine in (Tools(), tools_of(OFFERED, "required", None)):
-        check_learnt(fine, Untaught())
-    check_learnt(offered, ByteTokenizer())
+        check_callable(fine, Untaught())
+    check_callable(offered, ByteTokenizer())
 
 
 # -- answers -----------------------------------------------------------------------------------------

@@ -49,9 +49,9 @@ def tools_of(tools: Any, choice: Any) -> Tools:
     return Tools(offered, named, several)
 
 
-def check_learnt(tools: Tools, tokenizer: Tokenizer) -> None:
+def check_callable(tools: Tools, tokenizer: Tokenizer) -> None:
     """Raise `RequestFailed` (400) if the model would have to call a tool by itself and was not trained to."""
-    if tools.offered and not tools.forced and tokenizer.calling is None:
+    if not tools.are_callable(tokenizer):
         message = (
             "tools: this model has not learnt to call them by itself; tool_choice of type any or tool forces a call"
         )

@@ -9,7 +9,7 @@ from quart import Response
 from trouper.actors.request_intake import thinks_already
 from trouper.web.anthropic import message_schemas, messages
 from trouper.web.anthropic.message_dialect import MessageDialect
-from trouper.web.anthropic.message_tools import check_learnt
+from trouper.web.anthropic.message_tools import check_callable
 from trouper.web.anthropic.messages import messages_to_generate, parse_count, parse_messages, prompt_of
 from trouper.web.http.endpoints import GENERATES, Endpoint
 from trouper.web.http.request_schema import ref
@@ -58,7 +58,7 @@ class Anthropic:
     async def messages(self) -> Response:
         parsed = await self._service.read(parse_messages)
         served = await self._service.served(parsed.model)
-        check_learnt(parsed.tools_asked, served.runtime.tokenizer)
+        check_callable(parsed.tools_asked, served.runtime.tokenizer)
         request_id, tools, tokenizer = self._service.request_id, parsed.tools_asked, served.runtime.tokenizer
         generate = await self._service.run_off_loop(
             messages_to_generate, parsed, request_id, served.runtime.settings.seed
@@ -80,6 +80,6 @@ class Anthropic:
     async def count_tokens(self) -> Response:
         parsed = await self._service.read(parse_count)
         served = await self._service.served(parsed.model)
-        check_learnt(parsed.tools_asked, served.runtime.tokenizer)
+        check_callable(parsed.tools_asked, served.runtime.tokenizer)
         prompt = await self._service.run_off_loop(prompt_of, parsed)
         return as_json({"input_tokens": len(await served.runtime.tokens(prompt))})

@@ -86,9 +86,9 @@ def _named(choice: Any, offered: tuple[Json, ...]) -> Json:
     return found[0]
 
 
-def check_learnt(tools: Tools, tokenizer: Tokenizer) -> None:
+def check_callable(tools: Tools, tokenizer: Tokenizer) -> None:
     """Raise `RequestFailed` (400) if the model would have to call a tool by itself and was not trained to."""
-    if tools.offered and not tools.forced and tokenizer.calling is None:
+    if not tools.are_callable(tokenizer):
         message = (
             "this model has not learnt to call tools by itself; tool_choice required or a named tool forces a call"
         )

@@ -17,7 +17,7 @@ from trouper.web.http.request_schema import either, ref
 from trouper.web.openai import answer_schemas, chat_completions, completions, embeddings, tokenize
 from trouper.web.openai.chat_completions import chat_to_generate, parse_chat
 from trouper.web.openai.chat_dialect import ChatDialect, CompletionDialect, Envelope, Extras, token_text_of
-from trouper.web.openai.chat_tools import check_learnt
+from trouper.web.openai.chat_tools import check_callable
 from trouper.web.openai.completions import completion_to_generate, parse_completion, picked
 from trouper.web.openai.errors import error_response, http_problem
 from trouper.web.openai.parameters import stream_options
@@ -138,7 +138,7 @@ class OpenAi:
         generates = await self._service.run_off_loop(chat_to_generate, parsed, self._service.request_id, seed)
         extras = Extras.of(parsed, stream_options(parsed), parsed.n)
         tools, tokenizer = parsed.tools_asked, served.runtime.tokenizer
-        check_learnt(tools, tokenizer)
+        check_callable(tools, tokenizer)
         answers = await self._service.submit(served, generates)
         make_parser: Callable[[], OutputParser] | None = None
         if tools.offered or tokenizer.thinking is not None:

@@ -17,7 +17,7 @@ from trouper.web.http.body_parsing import between, called, combination
 from trouper.web.http.endpoints import GENERATES, Endpoint
 from trouper.web.http.query_parameters import Query
 from trouper.web.http.request_schema import FLAG, TEXT, ref
-from trouper.web.openai.chat_tools import check_learnt
+from trouper.web.openai.chat_tools import check_callable
 from trouper.web.openai.parameters import HUGE
 from trouper.web.output.dialect import Json
 from trouper.web.output.output_parser import OutputParser
@@ -177,7 +177,7 @@ class Responses:
         messages = messages_of(asked.request.instructions, items)
         served = await self._service.served(asked.request.model)
         tokenizer, default_seed = served.runtime.tokenizer, served.runtime.settings.seed
-        check_learnt(asked.tools, tokenizer)
+        check_callable(asked.tools, tokenizer)
         return served, response_to_generate(asked, messages, self._service.request_id, default_seed)
 
     def _check_background(self, parsed: ResponseRequest, stored: bool) -> None:
