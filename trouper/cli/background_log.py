@@ -64,7 +64,7 @@ class BackgroundHandler(logging.Handler):
             try:
                 self._write(record)
             except (OSError, ValueError):
-                pass  # The reader is gone, or the stream was closed.
+                pass  # The reader has ended, or the stream was closed.
             except Exception:  # noqa: BLE001 - as above
                 self.handleError(record)
             self._records.task_done()

@@ -40,7 +40,7 @@ def give_up(message: str) -> NoReturn:
 def end_at_once(code: int) -> NoReturn:
     """Exit without unwinding, which would wait for the very thing that did not end."""
     logging.shutdown()
-    with suppress(OSError, ValueError, AttributeError):  # It may be full, closed, or not there at all.
+    with suppress(OSError, ValueError, AttributeError):  # stdout may be full, closed, or None.
         sys.stdout.flush()
     os._exit(code)
 

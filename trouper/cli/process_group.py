@@ -71,9 +71,8 @@ class Supervisor:
         while True:
             began = trio.current_time()
             codes = await self._live()
-            expected_code = (
-                -signal.SIGTERM if self._leaving.is_set() else 0
-            )  # Who ends by our signal has done what it was told.
+            # A process that ends by our signal has not failed.
+            expected_code = -signal.SIGTERM if self._leaving.is_set() else 0
             failed = [code for code in codes if code not in (0, expected_code)]
             if self._leaving.is_set() or not failed or USAGE_ERROR in failed or starts == self._restarts:
                 return USAGE_ERROR if USAGE_ERROR in failed else _exit_code(failed)
@@ -97,7 +96,7 @@ class Supervisor:
                         process = await _start(spec, end)
                         life.processes.append(process)
                         nursery.start_soon(self._accompany, life, spec, process)
-                    if self._leaving.is_set():  # The signal came before they were there.
+                    if self._leaving.is_set():  # The signal came before the processes were started.
                         life.signal(signal.SIGTERM)
                     await life.one_ended.wait()
                     nursery.cancel_scope.deadline = trio.current_time() + GRACE_S
@@ -139,7 +138,7 @@ async def _start(spec: ProcessSpec, end: int) -> trio.Process:
     return await trio.lowlevel.open_process(
         spec.command,
         env=spec.environment | {LAUNCHER: str(end)},
-        stdin=end,  # Nothing to read, and no end of file, which mlx.launch would read again and again.
+        stdin=end,  # Empty, but without an end of file, which mlx.launch would read in a loop.
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         pass_fds=(end,),

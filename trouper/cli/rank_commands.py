@@ -70,7 +70,9 @@ class LocalRanks:
                 "NCCL_PORT": str(port),
                 "CUDA_VISIBLE_DEVICES": _devices(self.ranks)[rank],
             }
-        threads = str(max(1, (os.cpu_count() or 1) // self.ranks))  # Of all together no more than the machine has.
+        threads = str(
+            max(1, (os.cpu_count() or 1) // self.ranks)
+        )  # All ranks together use no more threads than the machine has cores.
         thread_limits = {name: threads for name in THREADS if name not in os.environ}
         return {"MLX_RANK": str(rank), "MLX_HOSTFILE": hosts, **thread_limits}
 

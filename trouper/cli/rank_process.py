@@ -155,7 +155,7 @@ class ToRank0(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self._token.run_sync_soon(self._tell, record)  # From any thread.
+            self._token.run_sync_soon(self._tell, record)  # A record may come from any thread.
         except trio.RunFinishedError:
             self._print(record)
 

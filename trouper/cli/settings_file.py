@@ -131,5 +131,5 @@ def _text(value: Any, option: click.Option) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ValueError(f"must be a text or a number, not {value!r}")  # noqa: TRY004 - as every fault of a value
     if isinstance(option.type, click.Path):
-        return str(Path(str(value)).expanduser())  # No shell does it here.
+        return str(Path(str(value)).expanduser())  # No shell has expanded it.
     return str(value)

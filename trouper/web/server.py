@@ -51,7 +51,7 @@ async def serve_http(
         async with trio.open_nursery() as background:
             app = create_app(models, settings, background, observers)
             await _serve(app, listeners, settings, shutdown, task_status)
-            # A runtime that was drained has ended it already; nothing outlives the server.
+            # A drained runtime has ended this work already; nothing outlives the server.
             background.cancel_scope.cancel()
 
 
@@ -79,7 +79,7 @@ async def _serve(
 ) -> None:
     config = Config()
     config.h11_max_incomplete_size = 64 * 1024
-    config.errorlog = log  # Or Hypercorn adds a handler of its own: logging is the program's business.
+    config.errorlog = log  # Without it Hypercorn adds a handler of its own; the program sets up logging.
     config.include_server_header = False
     server = _Server(wrap_app(app, config.wsgi_max_body_size, "asgi"), config, settings)
     async with trio.open_nursery() as connections, trio.open_nursery() as accepting:

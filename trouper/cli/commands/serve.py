@@ -104,4 +104,4 @@ def _run(
     leader = rank_process.leader(model_settings, os.environ)
     with rank_process.lost_is_an_exit_code(leader), tracing(otlp_endpoint) as observers:
         trio.run(run, settings, server_settings, console, observers, leader)
-    end_at_once(0)  # What is left of a group in native code would be waited for.
+    end_at_once(0)  # Unwinding would wait for native code of the group.

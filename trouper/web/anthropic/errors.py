@@ -30,7 +30,7 @@ def anthropic_error(problem: Problem, request_id: str) -> Json:
     if problem.code == "context_length_exceeded":
         message = TOO_LONG + message
     elif problem.param is not None and problem.param not in message:
-        message = f"{problem.param}: {message}"  # This shape has no other place for it.
+        message = f"{problem.param}: {message}"  # This format has no other field for it.
     kind = TYPES.get(problem.status, "api_error" if problem.status >= 499 else "invalid_request_error")
     error: Json = {"type": kind, "message": message}
     if problem.code is not None:

@@ -121,7 +121,7 @@ class Blocks:
     def _call(self, call: Call) -> list[Json]:
         arguments = _object(call.arguments)
         if arguments is None:
-            return self._more("text", call.arguments)  # Nothing that this dialect could call with.
+            return self._more("text", call.arguments)  # In this dialect a call needs an object.
         self.calls, self._held = self.calls + 1, ""
         block: Json = {"type": "tool_use", "id": "toolu_" + call.id.removeprefix("call_"), "name": call.name}
         return [

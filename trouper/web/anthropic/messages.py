@@ -79,7 +79,7 @@ class CountRequest:
     )
     diagnostics: dict[str, Any] | None = attrs.field(default=None, metadata=HARMLESS)
     metadata: dict[str, Any] | None = attrs.field(default=None, metadata=schema(schema_of(Metadata, {}), harmless=True))
-    # What this server has besides.
+    # Extensions of this server.
     min_p: float = attrs.field(default=0.0, metadata=limits(0, 1))
     seed: int | None = None
     min_tokens: int = attrs.field(default=0, metadata=limits(0, HUGE))
@@ -136,9 +136,9 @@ def messages_to_generate(request: MessagesRequest, request_id: str, default_seed
             min_p=request.min_p,
             seed=drawn_seed(request.seed, default_seed),
         ),
-        # With max_tokens 0 the prompt is only to be computed; one token is made behind it, and not shown.
+        # With max_tokens 0 only the prompt is to be computed; one token is generated after it, and not shown.
         max_tokens=request.max_tokens or 1,
-        # Agents ask for as much as the largest models give.
+        # Agents request as many tokens as the largest models can generate.
         as_room_allows=True,
         stop=_stops(request.stop_sequences),
         ignore_eos=request.ignore_eos,

@@ -163,7 +163,7 @@ def between(name: str, value: float, low: float, high: float, *, open_low: bool 
     """Raise `RequestFailed` (400) unless low <= value <= high (low < value if `open_low`)."""
     if not (low < value if open_low else low <= value) or value > high:
         relation = "more than" if open_low else "at least"
-        # A huge integer is no float, and nobody wants to read its digits.
+        # A huge integer is no float, and its digits would make the message unreadable.
         given = f"{value:g}" if abs(value) < 1e300 else "that"
         raise bad_request(f"{name} must be {relation} {low:g} and at most {high:g}, not {given}", name, "invalid_value")
 

@@ -57,9 +57,8 @@ class Cors:
         requested = request.headers.get("Access-Control-Request-Headers", "")
         response.headers["Access-Control-Allow-Methods"] = METHODS
         response.headers["Access-Control-Max-Age"] = str(REMEMBERED_S)
-        if HEADER_NAMES.fullmatch(
-            requested
-        ):  # Clients send many of their own (x-stainless-*), and `*` covers no Authorization.
+        # Clients send many headers of their own (x-stainless-*), and `*` does not cover Authorization.
+        if HEADER_NAMES.fullmatch(requested):
             response.headers["Access-Control-Allow-Headers"] = requested
         if request.headers.get("Access-Control-Request-Private-Network") == "true":
             response.headers["Access-Control-Allow-Private-Network"] = "true"

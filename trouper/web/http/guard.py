@@ -217,7 +217,7 @@ class Connection:
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 return False
             except trio.Cancelled:
-                self._lifetime.cancel()  # Half a bit may have been sent.
+                self._lifetime.cancel()  # A part of the data may have been sent.
                 raise
             else:
                 return True

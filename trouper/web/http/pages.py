@@ -63,7 +63,7 @@ class Pages:
         loaded = [entry.runtime for entry in listed if entry.runtime is not None]
         context = DocumentContext(version=VERSION, keyed=self._keys.needed, models=names)
         embedders = [embedder for runtime in loaded if (embedder := runtime.model.embedding) is not None]
-        if len(loaded) < len(listed):  # What is not known before it is loaded is no bound.
+        if len(loaded) < len(listed):  # The bounds of models that are not loaded are unknown.
             return context
         return attrs.evolve(
             context,

@@ -176,7 +176,7 @@ class ChatDialect(OpenAiDialect):
             deltas = self._deltas(index, self._parsers[index].push(delta.text))
         seen = self._logprobs(delta.logprobs) if delta.logprobs else None
         if not deltas and (seen is not None or (self.extras.token_ids and delta.tokens)):
-            deltas = [{"content": ""}]  # What belongs to tokens goes out although their text is held back.
+            deltas = [{"content": ""}]  # Fields of tokens are sent although the text is held back.
         choices = [self._delta(index, change, None, None if n else seen) for n, change in enumerate(deltas)]
         if choices and self.extras.token_ids:
             choices[0]["token_ids"] = delta.tokens

@@ -69,7 +69,7 @@ def completion_to_generate(
             request_id=request_id if len(prompts) == 1 else f"{request_id}-{index}",
             prompt=prompt,
             sampling=sampling_of(request, default_seed),
-            # With max_tokens 0 only the prompt is wanted; one token is made behind it, and not shown.
+            # With max_tokens 0 only the prompt is requested; one token is generated after it, and not shown.
             max_tokens=1 if request.max_tokens == 0 and request.echo else length_of(request.max_tokens, "max_tokens"),
             stop=stops_of(request.stop),
             stop_token_ids=request.stop_token_ids,

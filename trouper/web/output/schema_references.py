@@ -59,7 +59,7 @@ class _Schema:
 
 class _Document:
     def __init__(self, schema: Json, location: Pointer) -> None:
-        # Encoding and decoding copies it without recursion of ours, and a schema may be nested deeply.
+        # Encoding and decoding copies the schema without Python recursion, since it may be nested deeply.
         self._root: Json = msgspec.json.decode(msgspec.json.encode(schema))
         self._location = location
         self._found: dict[int, _Schema] = {}

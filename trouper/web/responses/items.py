@@ -72,7 +72,7 @@ def _item(item: Any, path: str, find: Find) -> Json:
     if not isinstance(item, dict):
         raise bad_request(f"{path} must be an object, not {json_type(item)}", path, "invalid_type")
     kind = item.get("type")
-    if kind is None:  # Both may leave it out.
+    if kind is None:  # Messages and references may omit their type.
         kind = "item_reference" if item.get("role") is None else "message"
     if not isinstance(kind, str) or kind not in KEYS:
         raise bad_request(f"{path}: items of type {kind!r} are not supported here", f"{path}.type", "unsupported_item")

@@ -124,7 +124,7 @@ class ResponseDialect:
             self._reasoning_tokens += len(delta.tokens)
         events = self._begin() + b"".join(map(self._say, deltas))
         if not before == after == "content":
-            self._seen.clear()  # Markers, thoughts, calls: not of this text.
+            self._seen.clear()  # Tokens of markers, reasoning and calls do not belong to the text.
         return events
 
     def ending(self, _: int, finished: Finished, _answer: Answer) -> bytes:

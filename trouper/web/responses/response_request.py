@@ -118,7 +118,7 @@ class ResolvedRequest:
 def parse_response(body: Json) -> ResponseRequest:
     """Parse a request. Raises `RequestFailed` (400) naming the parameter."""
     for name, value in body.items():
-        check_text(value, name)  # Much of it is said again, and half a surrogate pair cannot be.
+        check_text(value, name)  # Most fields are returned, and half a surrogate pair cannot be encoded.
         if name in ("tools", "tool_choice", "text", "chat_template_kwargs"):
             _check_depth(value, name)
     return structure(body, ResponseRequest, REFUSED)

@@ -166,7 +166,7 @@ class Responses:
         earlier = [] if before is None else before.all_items()
         items = self._input(asked.request, earlier)
         served, generate = await self._prepare(asked, (*earlier, *items))
-        if generate.max_tokens is not None:  # Nobody else looks at it here.
+        if generate.max_tokens is not None:  # No other code checks it here.
             between("max_output_tokens", generate.max_tokens, 1, context_of(served.runtime))
         with called(PARAMS):
             tokens = await served.runtime.tokens(generate.prompt)
@@ -325,4 +325,4 @@ async def run(live: Live) -> None:
     except RequestFailed as failed:
         dialect.failure(failed.problem)
     finally:
-        dialect.failure(STOPPED)  # Nothing, if it is over.
+        dialect.failure(STOPPED)  # Has no effect if the response is over.

@@ -75,7 +75,7 @@ class AnswerEvent:
 async def pump(index: int, answer: Answer, pieces: trio.MemorySendChannel[AnswerEvent]) -> None:
     """Forward one of several answers into their common stream. A slow reader slows it; the answer's own channel
     buffers."""
-    # Nobody reads any more: the client has left, or another one failed first. Then the answers are closed, too.
+    # The stream has no reader any more: the client disconnected, or another answer failed. All answers are closed then.
     with pieces, suppress(trio.BrokenResourceError, trio.ClosedResourceError):
         event: Delta | Finished | RequestFailed | None = None
         while not isinstance(event, Finished | RequestFailed):
@@ -138,7 +138,7 @@ class EventStream(ResponseBody):
                 return opening
         written = b""
         with trio.move_on_after(self._heartbeat_s):
-            while not written:  # Tokens without text so far are silence for the client.
+            while not written:  # Tokens whose text is held back send nothing.
                 written = await self._made(await self._next())
         return written + await self._what_waits() if written else self._dialect.heartbeat()
 
