@@ -21,8 +21,8 @@ def call(arguments: str) -> str:
 
 
 def message(text: str, finished: Finished, *, omitted: bool = False, cut: bool = False, silent: bool = False) -> Any:
-    voice = OutputParser(Tools((TOOL,)), ByteTokenizer(), thinks=False)
-    shape = MessageDialect("r", "m", voice, omitted=omitted, cut=cut, silent=silent)
+    parser = OutputParser(Tools((TOOL,)), ByteTokenizer(), thinks=False)
+    shape = MessageDialect("r", "m", parser, omitted=omitted, cut=cut, silent=silent)
     return shape.body([Choice(text, (), (), finished, Usage(10, 7, 4), (1,))])
 
 

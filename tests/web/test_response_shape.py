@@ -51,8 +51,8 @@ def answer_of(tokens: int) -> Answer:
 
 
 def shape_of(answer: Answer, log: EventLog | None = None) -> ResponseDialect:
-    voice = OutputParser(Tools((TOOL,)), WORDS, thinks=False)
-    return ResponseDialect(HEAD, WORDS, voice, answer, ended=lambda: None, log=log)
+    parser = OutputParser(Tools((TOOL,)), WORDS, thinks=False)
+    return ResponseDialect(HEAD, WORDS, parser, answer, ended=lambda: None, log=log)
 
 
 def deltas_of(pieces: Sequence[str]) -> list[Delta]:

@@ -22,8 +22,8 @@ CALL = '{"name": "f", "arguments": {"a": 1}}'
 
 def parts(pieces: list[str], *, thinks: bool = False) -> list[tuple[str, str]]:
     """Neighbours of one kind joined: how they were cut is nobody's business."""
-    speech = ReasoningSplitter(MARKERS, thinks=thinks)
-    said: list[TextSegment] = [part for piece in pieces for part in speech.push(piece)] + speech.end()
+    splitter = ReasoningSplitter(MARKERS, thinks=thinks)
+    said: list[TextSegment] = [part for piece in pieces for part in splitter.push(piece)] + splitter.end()
     return [(kind, "".join(part.text for part in own)) for kind, own in groupby(said, lambda part: part.kind)]
 
 
@@ -43,8 +43,8 @@ def test_d13_streaming_is_the_whole(text: str, places: list[int], thinks: bool) 
 
 
 def said(pieces: list[str]) -> list[tuple[str, str]]:
-    """As `parts`, of a voice that may call a tool."""
-    speaker = voice(Tools((TOOL,)))
+    """As `parts`, of a parser that may call a tool."""
+    speaker = make_parser(Tools((TOOL,)))
     heard = [one for piece in pieces for one in speaker.push(piece)] + speaker.end()
     joined = groupby(heard, lambda one: one.kind)
     return [(kind, "".join(one.text + (one.call.arguments if one.call else "") for one in own)) for kind, own in joined]
@@ -67,12 +67,12 @@ def test_kinds() -> None:
     assert parts(["never ends <think>hm"]) == [("content", "never ends "), ("reasoning", "hm")]
 
 
-def voice(tools: Tools, *, thinks: bool = False) -> OutputParser:
+def make_parser(tools: Tools, *, thinks: bool = False) -> OutputParser:
     return OutputParser(tools, ByteTokenizer(), thinks=thinks)
 
 
 def message(tools: Tools, text: str) -> ParsedOutput:
-    return voice(tools).parse_all(text, "stop")
+    return make_parser(tools).parse_all(text, "stop")
 
 
 @pytest.mark.parametrize("end", ["<", "<thi", "<think", "<cal", "</think"])
@@ -96,7 +96,9 @@ def test_what_is_no_call_stays_text() -> None:
 def test_a_forced_answer_is_a_call() -> None:
     said = message(Tools((TOOL,), (TOOL,)), CALL)
     assert (said.reason, said.content, len(said.calls)) == ("tool_calls", "", 1)
-    assert voice(Tools((TOOL,), (TOOL,))).parse_all(CALL[:10], "length") == ParsedOutput(CALL[:10], "", (), "length")
+    assert make_parser(Tools((TOOL,), (TOOL,))).parse_all(CALL[:10], "length") == ParsedOutput(
+        CALL[:10], "", (), "length"
+    )
 
 
 def test_only_one_call_if_only_one_is_wanted() -> None:

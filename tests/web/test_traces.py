@@ -107,7 +107,7 @@ async def test_it_is_part_of_the_callers_trace(spans: Spans, headers: str, trace
 
 
 async def test_a_long_state_is_lost_and_the_trace_is_not(spans: Spans) -> None:
-    """The journal keeps its records, and nobody may fill them."""
+    """The request log keeps its records, and nobody may fill them."""
     kept: list[RequestRecord] = []
     async with serving(observers=[spans.traces.observe, kept.append]) as served:
         long = "a=" + "b" * 2000

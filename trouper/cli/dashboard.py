@@ -118,8 +118,8 @@ class Graph:
         yield Text.assemble(last, (drawn, "cyan"), no_wrap=True)
 
 
-def sparkline(values: deque[float], most_values: int = KEPT) -> str:
+def sparkline(values: deque[float], max_values: int = KEPT) -> str:
     """Render the newest values. The highest has the full height."""
-    newest = [*values][-most_values:]
+    newest = [*values][-max_values:]
     highest = max(newest, default=0) or 1
     return "".join(LEVELS[round(value / highest * (len(LEVELS) - 1))] for value in newest)

@@ -34,7 +34,7 @@ class Life:
     processes: list[trio.Process] = attrs.field(factory=list)
     codes: list[int] = attrs.field(factory=list)
     """Exit codes of processes that have ended, and codes that were reported in the output."""
-    one_ended: trio.Event = attrs.field(factory=trio.Event)
+    any_ended: trio.Event = attrs.field(factory=trio.Event)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to each process and its children."""
@@ -98,7 +98,7 @@ class Supervisor:
                         nursery.start_soon(self._accompany, life, spec, process)
                     if self._leaving.is_set():  # The signal came before the processes were started.
                         life.signal(signal.SIGTERM)
-                    await life.one_ended.wait()
+                    await life.any_ended.wait()
                     nursery.cancel_scope.deadline = trio.current_time() + GRACE_S
             finally:
                 life.signal(signal.SIGKILL)
@@ -113,7 +113,7 @@ class Supervisor:
             relays.start_soon(self._relay, life, spec, process.stdout, False)
             relays.start_soon(self._relay, life, spec, process.stderr, True)
             await process.wait()
-            life.one_ended.set()
+            life.any_ended.set()
             relays.cancel_scope.deadline = trio.current_time() + LAST_LINES_S
 
     async def _relay(self, life: Life, spec: ProcessSpec, stream: trio.abc.ReceiveStream, err: bool) -> None:

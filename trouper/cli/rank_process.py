@@ -27,7 +27,7 @@ GROUP_VARIABLES = ("MLX_HOSTFILE", "MLX_IBV_DEVICES", "NCCL_HOST_IP", "OMPI_COMM
 JOIN_S = 120
 """Time limit until all ranks have joined. Native code waits there and holds the interpreter, so the kernel keeps this
 limit (SIGALRM)."""
-LAST_WORDS_S = 0.7
+LAST_ERRORS_S = 0.7
 """Time at the end for the errors that clients get."""
 ORPHAN_S = 30.0
 """Time for a drain after the launcher has died."""
@@ -89,7 +89,7 @@ async def end_with_group(ranks: Leader) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_disarm, ranks.joined)
         await ranks.lost.wait()
-        await trio.sleep(LAST_WORDS_S)
+        await trio.sleep(LAST_ERRORS_S)
         end_at_once(USAGE_ERROR if ranks.unusable else RANK_LOST)
 
 
@@ -124,7 +124,7 @@ async def follow(settings: Settings, rank: int) -> None:
 async def _end_with(follower: Follower, rank: int) -> None:
     """End this process when the follower has ended. Runs beside the engine, which may never end."""
     await follower.ended.wait()
-    await trio.sleep(LAST_WORDS_S)
+    await trio.sleep(LAST_ERRORS_S)
     _end(follower, rank)
 
 

@@ -52,8 +52,8 @@ def message_of(error: click.UsageError, command: str) -> str:
             return f"{_plain(error.format_message())}; see `{command} --help`"
 
 
-def said_of(context: click.Context, invalid: SettingsInvalid) -> str:
-    """Return the setting that a flag of this command stands for."""
+def settings_error(context: click.Context, invalid: SettingsInvalid) -> str:
+    """Describe an invalid setting, with the source of its value if it is a flag of this command."""
     options = (
         option for option in context.command.params if isinstance(option, click.Option) and invalid.flag in option.opts
     )

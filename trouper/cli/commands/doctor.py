@@ -18,7 +18,7 @@ from trouper.cli.environment_variables import misspelt
 from trouper.cli.exits import refuse
 from trouper.cli.flags import all_from, flags_of
 from trouper.cli.settings_file import configured, file_read
-from trouper.cli.usage_errors import said_of
+from trouper.cli.usage_errors import settings_error
 from trouper.protocol.problems import SettingsInvalid
 from trouper.protocol.settings import ServerSettings, Settings
 
@@ -38,7 +38,7 @@ def doctor(context: click.Context, /, as_json: bool, **given: Any) -> None:
     try:
         plan = CheckedSettings(*all_from(given), file_read(context), [*misspelt(context, os.environ)])
     except SettingsInvalid as invalid:
-        refuse(said_of(context, invalid))
+        refuse(settings_error(context, invalid))
     console = Console(width=None if sys.stdout.isatty() else 160)
     found: list[tuple[str, Finding]] = []
     for subject, finding in examined(plan):

@@ -18,7 +18,7 @@ from trouper.cli.log_setup import FORMATS, LEVELS, Format, configure_logging
 from trouper.cli.print_config import config_text
 from trouper.cli.settings_file import configured, file_read
 from trouper.cli.trace_export import tracing
-from trouper.cli.usage_errors import said_of
+from trouper.cli.usage_errors import settings_error
 from trouper.protocol.problems import ActorFailed, ModelUnusable, SettingsInvalid
 from trouper.protocol.settings import ServerSettings, Settings
 
@@ -81,7 +81,7 @@ def serve(
 
 
 def _message_of(context: click.Context, error: BaseException) -> str:
-    return said_of(context, error) if isinstance(error, SettingsInvalid) else str(error)
+    return settings_error(context, error) if isinstance(error, SettingsInvalid) else str(error)
 
 
 def _run(

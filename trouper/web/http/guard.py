@@ -39,7 +39,7 @@ from trouper.web.openai.errors import error_body, http_problem
 log = logging.getLogger("trouper.web")
 MAX_RECEIVE = 2**16
 MAX_WRITE = 2**16
-MOST_PIPELINED = 16
+MAX_PIPELINED = 16
 """Maximum number of reads that wait behind a response; a client that sends more does not pipeline but floods."""
 LINGER_S = 1.0
 
@@ -146,7 +146,7 @@ class Connection:
             self._close()
 
     async def _converse(self) -> None:
-        heard, hearing = trio.open_memory_channel[bytes](MOST_PIPELINED)
+        heard, hearing = trio.open_memory_channel[bytes](MAX_PIPELINED)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._listen, heard)
             with hearing:

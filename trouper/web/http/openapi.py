@@ -173,8 +173,8 @@ def _error(endpoint: Endpoint, status: int) -> Json:
         codes = "".join(f"\n- `{code}`: {reason}" for code, reason in BEYOND_SCHEMA.items())
         description += f" A body that follows the schema can still be refused, with one of these codes:\n{codes}"
     # A refusal before the probe runs has OpenAI's error format, not the probe's.
-    shape = OPENAI_ERROR if status == 403 and endpoint.request is None else endpoint.error
-    return {"description": description, "content": {"application/json": {"schema": shape}}}
+    schema = OPENAI_ERROR if status == 403 and endpoint.request is None else endpoint.error
+    return {"description": description, "content": {"application/json": {"schema": schema}}}
 
 
 def listing(items: Json) -> Json:

@@ -35,7 +35,7 @@ class Measure:
     """Reads the value of a record; None: this record does not count."""
 
 
-def _if_whole(of: Callable[[RequestRecord], float | None]) -> Callable[[RequestRecord], float | None]:
+def _if_complete(of: Callable[[RequestRecord], float | None]) -> Callable[[RequestRecord], float | None]:
     """Restrict a measurement to complete answers: an aborted answer does not show how long a complete one takes."""
     return lambda record: of(record) if record.reason in ("stop", "length") else None
 
@@ -51,13 +51,13 @@ MEASURES = (
         "vllm:request_time_per_output_token_seconds",
         "Mean time between the tokens of a complete answer.",
         NO_GAPS,
-        _if_whole(lambda record: record.token_s),
+        _if_complete(lambda record: record.token_s),
     ),
     Measure(
         "vllm:e2e_request_latency_seconds",
         "From arrival to the last token, of complete answers.",
         PHASES,
-        _if_whole(lambda record: _after(record.arrived_at, record.done_at)),
+        _if_complete(lambda record: _after(record.arrived_at, record.done_at)),
     ),
     Measure(
         "vllm:request_queue_time_seconds",
@@ -69,7 +69,7 @@ MEASURES = (
         "vllm:request_inference_time_seconds",
         "From its row to its last token, of complete answers.",
         PHASES,
-        _if_whole(lambda record: record.inference_s),
+        _if_complete(lambda record: record.inference_s),
     ),
     Measure(
         "vllm:request_prefill_time_seconds",
@@ -81,37 +81,37 @@ MEASURES = (
         "vllm:request_decode_time_seconds",
         "From the first token to the last one, of complete answers.",
         PHASES,
-        _if_whole(lambda record: record.decode_s),
+        _if_complete(lambda record: record.decode_s),
     ),
     Measure(
         "vllm:request_prompt_tokens",
         "Tokens of a request's prompt, of complete answers.",
         LENGTHS,
-        _if_whole(lambda record: record.prompt_tokens),
+        _if_complete(lambda record: record.prompt_tokens),
     ),
     Measure(
         "vllm:request_generation_tokens",
         "Tokens of a complete answer.",
         LENGTHS,
-        _if_whole(lambda record: record.generated_tokens),
+        _if_complete(lambda record: record.generated_tokens),
     ),
     Measure(
         "vllm:request_max_num_generation_tokens",
         "The same: each choice of a request counts on its own.",
         LENGTHS,
-        _if_whole(lambda record: record.generated_tokens),
+        _if_complete(lambda record: record.generated_tokens),
     ),
     Measure(
         "vllm:request_params_max_tokens",
         "Most tokens that an answer was allowed.",
         LENGTHS,
-        _if_whole(lambda record: record.max_tokens),
+        _if_complete(lambda record: record.max_tokens),
     ),
     Measure(
         "vllm:request_prefill_kv_computed_tokens",
         "Tokens of a prompt that were computed, since no cache had them; of complete answers.",
         LENGTHS,
-        _if_whole(lambda record: record.prompt_tokens - record.cached_tokens),
+        _if_complete(lambda record: record.prompt_tokens - record.cached_tokens),
     ),
 )
 
