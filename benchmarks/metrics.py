@@ -28,7 +28,7 @@ from trouper.actors.scheduling.step_statistics import Pulse
 from trouper.cli.log_setup import JsonLines, name_request
 from trouper.protocol.health import SchedulerFacts
 from trouper.protocol.record import RequestRecord
-from trouper.web.metrics.collector import Metrics, Some
+from trouper.web.metrics.collector import FamilyCollector, Metrics
 from trouper.web.observability.access_log import log_record
 
 RECORD = RequestRecord(
@@ -98,9 +98,9 @@ def tell_step(rows: int) -> None:
 
 def tell_scrape(runtime: Runtime) -> None:
     metrics = Metrics(OneModel(runtime).listed)
-    metrics.requests.read(RECORD)
+    metrics.requests.observe(RECORD)
     whole = median_s(lambda: generate_latest(metrics), 50)
-    longest = max(median_s(partial(generate_latest, Some((one,))), 50) for one in metrics.collect())
+    longest = max(median_s(partial(generate_latest, FamilyCollector((one,))), 50) for one in metrics.collect())
     size = len(generate_latest(metrics))
     print(f"a scrape of one model: {1e3 * whole:.2f} ms, {1e3 * longest:.2f} of it at once at most, {size} bytes")
 
@@ -113,7 +113,7 @@ def tell_end() -> None:
     log.addHandler(handler)
     log.setLevel("INFO")
     log.propagate = False
-    counted = median_s(partial(metrics.requests.read, RECORD), 500)
+    counted = median_s(partial(metrics.requests.observe, RECORD), 500)
     logged = median_s(partial(log_record, RECORD), 500)
     print(f"the end of a request: counted in {1e6 * counted:.0f} us, logged as JSON in {1e6 * logged:.0f} us")
 

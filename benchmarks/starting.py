@@ -6,12 +6,12 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from trouper.cli.rank_commands import Here
+from trouper.cli.rank_commands import LocalRanks
 
 
 def run_ranks(count: int, backend: str, arguments: Sequence[str], timeout_s: float = 3600) -> str:
     """What rank 0 of `python -m ...` prints. What the ranks say of errors is seen as it comes."""
-    with Here(count, backend, (sys.executable, "-m", *arguments)).processes() as ranks:
+    with LocalRanks(count, backend, (sys.executable, "-m", *arguments)).processes() as ranks:
         processes = [
             subprocess.Popen(
                 one.command,

@@ -207,7 +207,7 @@ class Stage:
         settings: ServerSettings,
         *,
         shutdown: trio.Event,
-        readers: object,
+        observers: object,
         task_status: trio.TaskStatus[Any],
     ) -> None:
         task_status.started(["http://127.0.0.1:1"])

@@ -48,7 +48,7 @@ async def test_contrast_is_aa(browser: Browser, scheme: str) -> None:
 async def test_everything_has_a_name_and_a_place(browser: Browser) -> None:
     async with shown(browser) as (page, _):
         await page.reads("#status", "Running")
-        await page.until("document.querySelector('#troupe svg')?.getAttribute('aria-label')")
+        await page.until("document.querySelector('#actors svg')?.getAttribute('aria-label')")
         await page.until("document.querySelector('.tier')")
         assert await page.run(UNNAMED) == []
         levels = await page.run(
@@ -98,7 +98,7 @@ async def test_on_a_phone_nothing_is_wider_than_the_screen(browser: Browser) -> 
         for width, height in (PHONE, (320, 640), DESKTOP):
             await trio.to_thread.run_sync(browser.resize, width, height)
             await page.reads("#figure-running dd", "2")
-            await page.until(f"document.querySelector('#troupe svg').getBoundingClientRect().width <= {width}")
+            await page.until(f"document.querySelector('#actors svg').getBoundingClientRect().width <= {width}")
             assert await page.run("return document.documentElement.scrollWidth") == width
 
 

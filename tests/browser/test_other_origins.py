@@ -153,7 +153,7 @@ class World:
 @asynccontextmanager
 async def world(engine: FakeEngine | None = None, **server: Any) -> AsyncIterator[World]:
     ended: list[RequestRecord] = []
-    async with serving(engine or FakeEngine(before_step=slowly), readers=[ended.append], **server) as served:
+    async with serving(engine or FakeEngine(before_step=slowly), observers=[ended.append], **server) as served:
         key = "Authorization: Bearer secret\r\n"
         _, answer = await ask(served, {"input": "hello", "max_output_tokens": 3}, "/v1/responses", key)
         ended.clear()

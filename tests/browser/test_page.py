@@ -28,7 +28,7 @@ async def test_a_running_batch_moves_without_complaints_or_other_hosts(browser: 
         before = await page.run(f"return {PICTURE}")
         await page.until(f"{PICTURE} !== {before!r}")
         await page.until("document.querySelectorAll('.plots canvas').length === 3")
-        await page.reads("#troupe svg", "ModelStepper")
+        await page.reads("#actors svg", "ModelStepper")
         await page.click("#rows summary")
         await page.reads("#rows td, #rows th[scope=row]", "row")
         rows = await page.run("return [...document.querySelectorAll('#rows tbody th')].map(one => one.textContent)")
@@ -134,7 +134,7 @@ async def test_figures_of_an_absent_server_are_not_shown_as_of_now(browser: Brow
     )
     await page.until(f"{RATES}.every(one => one === '–')")
     assert await page.run(f"return {SOFT}") is True, "dimmed, as far as it can still be read"
-    await page.reads("#troupe svg", "– steps/s")
+    await page.reads("#actors svg", "– steps/s")
     await page.click("#theme")
     await page.click("#theme")
     await page.click("#theme")
@@ -232,7 +232,7 @@ async def choose(page: Page, model: str) -> None:
 
 FIGURES = "[...document.querySelectorAll('#figures dd')].map(one => one.textContent)"
 SEEN = "[...document.querySelectorAll('#main > section')].filter(one => one.offsetParent).map(one => one.classList[0])"
-ALL = ["batch", "rates", "troupe", "tiers", "requests", "chat"]
+ALL = ["batch", "rates", "actors", "tiers", "requests", "chat"]
 
 
 async def test_a_model_that_is_not_loaded_shows_no_other_models_figures(browser: Browser) -> None:
@@ -256,7 +256,7 @@ async def test_a_model_that_is_not_loaded_shows_no_other_models_figures(browser:
         await page.reads("#about", "fake")
         await page.until("document.querySelectorAll('.tier').length === 3")
         assert await page.run(f"return {SEEN}") == ALL
-        await page.until("document.querySelector('#troupe svg').getBoundingClientRect().width > 300")
+        await page.until("document.querySelector('#actors svg').getBoundingClientRect().width > 300")
         await page.until("document.querySelector('#timeline').width > 300")
         assert await page.complaints() == []
         await page.leave()
@@ -279,7 +279,7 @@ async def test_the_model_on_show_is_unloaded_and_a_page_opens_on_one_that_is_not
         (await fleet.lease("small")).release()
         await page.reads("#status", "Running")
         await page.reads("#figure-running dd", "0")
-        await page.reads("#troupe svg", "ModelStepper")
+        await page.reads("#actors svg", "ModelStepper")
         assert await page.complaints() == []
         await page.leave()
 

@@ -21,7 +21,7 @@ from tests.fakes import FakeEngine
 from tests.web.serving import pace, serving
 from trouper import cli
 from trouper.cli.commands.bench import load, plot
-from trouper.cli.commands.bench.figures import Prefix, load_of, percentiles
+from trouper.cli.commands.bench.figures import PrefixFigures, load_of, percentiles
 from trouper.cli.commands.bench.load import Question, Stream
 from trouper.cli.commands.bench.report import COLUMNS, Report, as_html, as_json, prefix_line
 from trouper.cli.exits import USAGE_ERROR
@@ -74,7 +74,7 @@ def test_an_axis_holds_the_highest_value_at_round_marks(highest: float) -> None:
 
 def report(prefix: bool = True) -> Report:
     loads = [load_of([[stream(0.0, *(1.0 + k / n for k in range(5))) for _ in range(n)]]) for n in (1, 2, 4)]
-    known = Prefix(prompt_tokens=500, cold_s=2.0, again_s=0.1, extended_s=0.2, short_s=0.05, cached_tokens=499)
+    known = PrefixFigures(prompt_tokens=500, cold_s=2.0, again_s=0.1, extended_s=0.2, short_s=0.05, cached_tokens=499)
     return Report(about={"model": "<script>alert(1)</script>"}, loads=loads, prefix=known if prefix else None)
 
 

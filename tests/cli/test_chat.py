@@ -25,7 +25,7 @@ from trouper.cli.commands import chat
 from trouper.cli.conversation import Conversation
 from trouper.cli.exits import USAGE_ERROR
 from trouper.cli.line_editor import history
-from trouper.cli.streamed_answer import Answer, AnswerFailed, stream
+from trouper.cli.streamed_answer import AnswerFailed, StreamedAnswer, stream
 
 PATIENCE_S = 60
 
@@ -176,7 +176,7 @@ async def test_an_answer_that_breaks_off_is_not_whole() -> None:
         event = 'data: {"choices": [{"delta": {"content": "so far"}}]}\n\n'
         return httpx2.Response(200, headers={"content-type": "text/event-stream"}, text=event)
 
-    answer = Answer()
+    answer = StreamedAnswer()
     with httpx2.Client(transport=httpx2.MockTransport(broken), base_url="http://x") as client:
         pieces = stream(client, {}, answer)
         assert next(pieces).text == "so far"

@@ -18,7 +18,7 @@ from trouper import ServerSettings, Settings, cli
 from trouper.cli import doctor_checks
 from trouper.cli.address import cannot_listen
 from trouper.cli.commands import doctor
-from trouper.cli.doctor_checks import Finding, Plan
+from trouper.cli.doctor_checks import CheckedSettings, Finding
 from trouper.cli.exits import USAGE_ERROR
 from trouper.engine import probe
 from trouper.engine.loading import bundled_model
@@ -39,10 +39,10 @@ def tiny(tmp_path: Path) -> str:
     return str(save("llama", tmp_path / "tiny"))
 
 
-def plan(**given: Any) -> Plan:
+def plan(**given: Any) -> CheckedSettings:
     names = {name for name in given if hasattr(Settings(), name)}
     of_server = {name: value for name, value in given.items() if name not in names}
-    return Plan([Settings(**{name: given[name] for name in names})], ServerSettings(**of_server))
+    return CheckedSettings([Settings(**{name: given[name] for name in names})], ServerSettings(**of_server))
 
 
 def one(found: Iterator[Finding]) -> Finding:
@@ -103,12 +103,12 @@ def test_settings_that_cannot_be_are_refused_as_by_serve() -> None:
 
 
 def test_a_check_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch, tiny: str) -> None:
-    def broken(_: Plan) -> Iterator[Finding]:
+    def broken(_: CheckedSettings) -> Iterator[Finding]:
         yield Finding("ok", "so far")
         raise RuntimeError("no,\n  never")
 
     monkeypatch.setattr(doctor, "CHECKS", {"it": broken, "port": doctor_checks.port})
-    found = [(subject, finding.level, finding.said) for subject, finding in doctor.examined(plan(port=0))]
+    found = [(subject, finding.level, finding.message) for subject, finding in doctor.examined(plan(port=0))]
     assert found == [
         ("it", "ok", "so far"),
         ("it", "fail", "RuntimeError: no, never"),
@@ -153,7 +153,7 @@ def test_memory(free: int | None, level: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(doctor_checks, "_free_memory", lambda: free)
     finding = one(doctor_checks.memory(plan()))
     assert finding.level == level
-    assert "1.0 GB" in finding.said
+    assert "1.0 GB" in finding.message
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_whether_the_model_fits(
 ) -> None:
     monkeypatch.setattr(probe, "device_stats", lambda: device(memory_bytes=memory_bytes))
     finding = one(doctor_checks.model(plan(model=tiny)))
-    assert (finding.level, said in finding.said) == (level, True), finding
+    assert (finding.level, said in finding.message) == (level, True), finding
 
 
 def test_what_the_model_weighs_is_what_it_will_weigh(tiny: str) -> None:
@@ -179,7 +179,7 @@ def test_what_the_model_weighs_is_what_it_will_weigh(tiny: str) -> None:
 def test_a_model_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     finding = one(doctor_checks.model(plan(model=str(tmp_path / "empty"))))
-    assert (finding.level, "has no config.json" in finding.said) == ("fail", True)
+    assert (finding.level, "has no config.json" in finding.message) == ("fail", True)
 
 
 @pytest.mark.parametrize(
@@ -192,19 +192,19 @@ def test_a_model_that_is_none(tmp_path: Path) -> None:
 )
 def test_what_serve_would_refuse_is_no_download(model: str, said: str) -> None:
     finding = one(doctor_checks.model(plan(model=model)))
-    assert (finding.level, said in finding.said, "\n" in finding.said) == ("fail", True, False)
+    assert (finding.level, said in finding.message, "\n" in finding.message) == ("fail", True, False)
 
 
 def test_weights_that_make_no_model_are_one_line(tiny: str) -> None:
     config = Path(tiny) / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"num_hidden_layers": 1}))
     finding = one(doctor_checks.model(plan(model=tiny)))
-    assert (finding.level, "do not make a model" in finding.said, "\n" in finding.said) == ("fail", True, False)
+    assert (finding.level, "do not make a model" in finding.message, "\n" in finding.message) == ("fail", True, False)
 
 
 def test_an_adapter_that_is_none(tiny: str, tmp_path: Path) -> None:
     finding = one(doctor_checks.model(plan(model=tiny, adapter_path="/nope")))
-    assert (finding.level, finding.said) == ("fail", "--adapter-path /nope: no such directory")
+    assert (finding.level, finding.message) == ("fail", "--adapter-path /nope: no such directory")
     assert "adapter_config.json" in finding.remedy
     for name in ("adapter_config.json", "adapters.safetensors"):
         (tmp_path / name).touch()
@@ -222,11 +222,11 @@ def test_the_embedded_model_needs_a_cache(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_model_that_is_still_on_the_hub() -> None:
     finding = one(doctor_checks.model(plan(model="nobody/has-this")))
-    assert (finding.level, finding.said) == ("warn", "nobody/has-this is not here yet")
+    assert (finding.level, finding.message) == ("warn", "nobody/has-this is not here yet")
 
 
 def test_several_models_have_a_line_each(tiny: str) -> None:
-    both = Plan([Settings(model=tiny), Settings(model="nobody/has-this")], ServerSettings())
+    both = CheckedSettings([Settings(model=tiny), Settings(model="nobody/has-this")], ServerSettings())
     assert [finding.level for finding in doctor_checks.model(both)] == ["ok", "warn"]
 
 
@@ -234,11 +234,11 @@ def test_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = plan(ssd_cache_dir=tmp_path / "not" / "yet")
     monkeypatch.setattr(disk_speed, "measure", lambda _: disk_speed.DiskSpeed(write=1e9, read=2e9))
     free, measured = doctor_checks.disk(here)
-    assert (free.level, measured.said) == ("ok", "reads 2.0 GB/s, writes 1.0 GB/s")
+    assert (free.level, measured.message) == ("ok", "reads 2.0 GB/s, writes 1.0 GB/s")
     monkeypatch.setattr(Disk, "free_bytes", lambda *_: 10**9)
     monkeypatch.setattr(disk_speed, "measure", lambda _: disk_speed.DiskSpeed(write=1e9, read=1e8))
     assert [finding.level for finding in doctor_checks.disk(here)] == ["warn", "warn"]
-    assert one(doctor_checks.disk(plan(no_ssd=True))).said == "--no-ssd: nothing is kept on disk"
+    assert one(doctor_checks.disk(plan(no_ssd=True))).message == "--no-ssd: nothing is kept on disk"
 
 
 def test_a_disk_that_takes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,13 +247,13 @@ def test_a_disk_that_takes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(disk_speed, "measure", refuse)
     finding = one(doctor_checks.disk(plan(ssd_cache_dir=tmp_path)))
-    assert (finding.level, "Permission denied" in finding.said) == ("warn", True), "serve goes on without it"
+    assert (finding.level, "Permission denied" in finding.message) == ("warn", True), "serve goes on without it"
 
 
 def test_a_cache_below_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     finding = one(doctor_checks.disk(plan(ssd_cache_dir=tmp_path / "file" / "a" / "b")))
-    assert (finding.level, "Not a directory" in finding.said) == ("warn", True)
+    assert (finding.level, "Not a directory" in finding.message) == ("warn", True)
 
 
 def test_measuring_a_disk_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -264,17 +264,17 @@ def test_measuring_a_disk_leaves_nothing_behind(tmp_path: Path) -> None:
 
 def test_keys(tmp_path: Path) -> None:
     (tmp_path / "none").touch()
-    assert one(doctor_checks.keys(plan())).said == "no key; only this machine is let in"
-    assert one(doctor_checks.keys(plan(api_key=("a",)))).said == "clients need a key"
+    assert one(doctor_checks.keys(plan())).message == "no key; only this machine is let in"
+    assert one(doctor_checks.keys(plan(api_key=("a",)))).message == "clients need a key"
     assert one(doctor_checks.keys(plan(host="0.0.0.0", allow_no_key=True))).level == "warn"
     assert one(doctor_checks.keys(plan(api_key_file=tmp_path / "none"))).remedy == "write one key a line into that file"
     assert one(doctor_checks.keys(plan(api_key=("",)))).remedy == "give another --api-key, or leave the flag out"
 
 
 def test_web_pages() -> None:
-    assert one(doctor_checks.pages(plan())).said == "none but the server's own"
+    assert one(doctor_checks.pages(plan())).message == "none but the server's own"
     named = one(doctor_checks.pages(plan(cors_origins="http://a,http://b:1")))
-    assert (named.level, named.said) == ("ok", "pages of http://a, http://b:1 may use the model")
+    assert (named.level, named.message) == ("ok", "pages of http://a, http://b:1 may use the model")
     assert one(doctor_checks.pages(plan(cors_origins="*"))).level == "warn"
     assert one(doctor_checks.pages(plan(allowed_hosts="*"))).level == "warn"
     assert len([*doctor_checks.pages(plan(allowed_hosts="*", cors_origins="*"))]) == 2

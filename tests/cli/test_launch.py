@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from trouper.cli import main, process_group
 from trouper.cli.process_group import supervise
-from trouper.cli.rank_commands import Here, Hosts, Wanted
+from trouper.cli.rank_commands import Hosts, LocalRanks, ProcessSpec
 from trouper.cli.rank_process import control_host, rank_of
 
 SLEEPS = "import time; time.sleep(600)"
@@ -30,11 +30,11 @@ class Scripts:
     lived: int = 0
 
     @contextmanager
-    def processes(self) -> Iterator[list[Wanted]]:
+    def processes(self) -> Iterator[list[ProcessSpec]]:
         programs = self.lives[min(self.lived, len(self.lives) - 1)]
         self.lived += 1
         yield [
-            Wanted(str(rank), (sys.executable, "-c", program), dict(os.environ))
+            ProcessSpec(str(rank), (sys.executable, "-c", program), dict(os.environ))
             for rank, program in enumerate(programs)
         ]
 
@@ -88,16 +88,16 @@ async def test_exit_codes_that_mlx_launch_only_tells_count() -> None:
 
 def test_ranks_here_have_what_mlx_launch_would_give_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    with Here(2, "ring", ("serve",)).processes() as [zero, one]:
+    with LocalRanks(2, "ring", ("serve",)).processes() as [zero, one]:
         hosts = json.loads(Path(zero.environment["MLX_HOSTFILE"]).read_text())
         assert len({address for [address] in hosts}) == 2
         assert (rank_of(zero.environment), rank_of(one.environment)) == (0, 1)
         assert control_host(one.environment) == "127.0.0.1"
         assert int(zero.environment["OMP_NUM_THREADS"]) >= 1
-    with Here(2, "nccl", ("serve",)).processes() as [zero, one]:
+    with LocalRanks(2, "nccl", ("serve",)).processes() as [zero, one]:
         assert (rank_of(one.environment), control_host(one.environment)) == (1, "127.0.0.1")
         assert zero.environment["CUDA_VISIBLE_DEVICES"] != one.environment["CUDA_VISIBLE_DEVICES"]
-    with Here(1, "ring", ("serve",)).processes() as [alone]:
+    with LocalRanks(1, "ring", ("serve",)).processes() as [alone]:
         assert rank_of(alone.environment) is None
 
 

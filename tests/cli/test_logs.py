@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 from rich.console import Console
 
-from trouper.cli.background_log import AsideHandler, LineWriter
+from trouper.cli.background_log import BackgroundHandler, LineWriter
 from trouper.cli.log_setup import Format, JsonLines, configure_logging, name_request
 from trouper.protocol.logs import CURRENT_REQUEST, FIELDS, REQUEST_ID
 
@@ -85,7 +85,7 @@ def test_whoever_does_not_read_the_log_holds_nobody_up() -> None:
     """A pipe takes 64 KiB; what comes then waits, and what has no place is counted. When it is read it goes on."""
     reading, writing = os.pipe()
     with os.fdopen(reading) as reader, os.fdopen(writing, "w") as writer:
-        handler = AsideHandler(LineWriter(JsonLines(), writer), lines=5)
+        handler = BackgroundHandler(LineWriter(JsonLines(), writer), lines=5)
         for number in range(100):
             handler.handle(logging.makeLogRecord({"msg": f"{number} " + "x" * 5000}))
         read = 0

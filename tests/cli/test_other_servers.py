@@ -19,7 +19,7 @@ from trouper.cli.commands import chat
 from trouper.cli.commands.top import Watching
 from trouper.cli.conversation import Conversation
 from trouper.cli.exits import USAGE_ERROR
-from trouper.cli.streamed_answer import Answer, stream
+from trouper.cli.streamed_answer import StreamedAnswer, stream
 
 MODELS = json.dumps({"data": [{"id": "other"}]})
 OPENAPI = json.dumps({"info": {"version": "1"}})
@@ -115,7 +115,7 @@ def test_a_conversation_goes_on() -> None:
 
 def test_text_that_is_no_text_does_not_reach_the_terminal() -> None:
     event = '{"choices": [{"delta": {"content": "a\\ud800"}}]}'
-    answer = Answer()
+    answer = StreamedAnswer()
     with httpx2.Client(transport=always(f"data: {event}\n\ndata: [DONE]\n\n"), base_url="http://x") as client:
         assert [piece.text for piece in stream(client, {}, answer)] == ["a\ufffd"]
     assert answer.text == "a\ufffd"

@@ -27,7 +27,7 @@ from tests.kill_loop import torn, wait_for_a_write
 from tests.ranks.losses import launched, ranks_of, ready
 from tests.test_process import free_port, get, until
 from trouper import Settings
-from trouper.cli.commands.bench.load import WORDS
+from trouper.cli.commands.bench.load import VOCABULARY
 from trouper.storage.cache_directory import TEMPORARY_SUFFIX
 
 PATIENCE_S = 300.0
@@ -142,7 +142,7 @@ def group(ranks: int, directory: Path, *flags: str) -> Iterator[Group]:
 
 def texts(words: int, seed: int = 0) -> list[str]:
     chance = Random(seed)
-    return [" ".join(chance.choices(WORDS, k=words)) for _ in range(PROMPTS)]
+    return [" ".join(chance.choices(VOCABULARY, k=words)) for _ in range(PROMPTS)]
 
 
 def play(server: Group, kills: int, words: int) -> Tally:

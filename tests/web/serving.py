@@ -15,7 +15,7 @@ import trio
 
 from tests.fakes import FakeEngine
 from trouper import Fleet, Runtime, ServerSettings, Settings, run_runtime
-from trouper.web.observability.request_log import Reader
+from trouper.web.observability.request_log import RequestObserver
 from trouper.web.server import serve_http
 
 PATIENCE_S = 60.0
@@ -60,7 +60,7 @@ async def pace(_: object) -> None:
 async def serving(
     engine: FakeEngine | None = None,
     settings: dict[str, Any] | None = None,
-    readers: Sequence[Reader] = (),
+    observers: Sequence[RequestObserver] = (),
     **server: Any,
 ) -> AsyncIterator[Served]:
     """Shut down at the end, which must end by itself and leave no task and no file behind. It takes well under two
@@ -71,7 +71,9 @@ async def serving(
     async with trio.open_nursery() as nursery:
         chosen = Settings(**{"no_ssd": True, "gather_ms": 0} | (settings or {}))
         runtime: Runtime = await nursery.start(partial(run_runtime, chosen, engine=engine))
-        start = partial(serve_http, runtime, ServerSettings(**{"port": 0} | server), shutdown=shutdown, readers=readers)
+        start = partial(
+            serve_http, runtime, ServerSettings(**{"port": 0} | server), shutdown=shutdown, observers=observers
+        )
         [url] = await nursery.start(start)
         yield Served(int(url.rsplit(":", 1)[1]), runtime, engine, shutdown)
         with trio.fail_after(SHUTDOWN_S):

@@ -32,7 +32,7 @@ from trouper.web.anthropic.messages import (
 from trouper.web.anthropic.thinking import CARRIES, signature_of, thought
 from trouper.web.http.openapi import BEYOND_SCHEMA
 from trouper.web.http.request_schema import schema_of
-from trouper.web.output.output_parser import Voice
+from trouper.web.output.output_parser import OutputParser
 from trouper.web.output.tool_calls import Tools
 
 Json = dict[str, Any]
@@ -228,9 +228,9 @@ SAID = st.lists(
 
 def spoken(pieces: Sequence[str], *, omitted: bool) -> tuple[list[Json], list[Json]]:
     """The content, and what a client makes of the events."""
-    voice, blocks = Voice(Tools((TOOL,)), ByteTokenizer(), thinks=False), Blocks(omitted=omitted)
-    events = [event for piece in pieces for event in blocks.say(voice.push(piece))]
-    events += [*blocks.say(voice.end()), *blocks.end()]
+    parser, blocks = OutputParser(Tools((TOOL,)), ByteTokenizer(), thinks=False), Blocks(omitted=omitted)
+    events = [event for piece in pieces for event in blocks.say(parser.push(piece))]
+    events += [*blocks.say(parser.end()), *blocks.end()]
     content = blocks.content
     assert blocks.calls == sum(block["type"] == "tool_use" for block in content)
     return [without_id(block) for block in content], [without_id(block) for block in heard(events)]

@@ -14,11 +14,11 @@ from tests.web.test_thinking import generate
 from trouper.actors.runtime.answer import Answer
 from trouper.protocol.replies import Accepted, Delta, Finished, Reply
 from trouper.protocol.requests import ChatPrompt, Timeouts
-from trouper.web.openai.chat_dialect import ChatShape, Envelope, Extras
-from trouper.web.openai.chat_tools import check_learnt, tools_of
+from trouper.web.openai.chat_dialect import ChatDialect, Envelope, Extras
+from trouper.web.openai.chat_tools import check_callable, tools_of
 from trouper.web.openai.parameters import StreamOptions
 from trouper.web.output.dialect import Choice, Usage
-from trouper.web.output.output_parser import Voice
+from trouper.web.output.output_parser import OutputParser
 from trouper.web.output.tool_calls import Tools
 
 USER = {"role": "user", "content": "a"}
@@ -139,10 +139,10 @@ class Untaught(ByteTokenizer):
 
 def test_a_model_that_has_not_learnt_to_call_can_only_be_forced() -> None:
     offered = tools_of(OFFERED, None, None)
-    assert fault(check_learnt, offered, Untaught()) == ("tools", "tools_not_supported")
+    assert fault(check_callable, offered, Untaught()) == ("tools", "tools_not_supported")
     for fine in (Tools(), tools_of(OFFERED, "required", None)):
-        check_learnt(fine, Untaught())
-    check_learnt(offered, ByteTokenizer())
+        check_callable(fine, Untaught())
+    check_callable(offered, ByteTokenizer())
 
 
 # -- answers -----------------------------------------------------------------------------------------
@@ -158,10 +158,12 @@ def whole(text: str, reason: Any = "stop", **more: Any) -> dict[str, Any]:
     return dict(body)
 
 
-def shape(**more: Any) -> ChatShape:
+def shape(**more: Any) -> ChatDialect:
     tools = tools_of(OFFERED, more.get("choice"), more.get("parallel"))
     envelope = Envelope(id="i", created=1, model="m", fingerprint="f", tokenizer=ByteTokenizer())
-    return ChatShape(envelope, Extras(StreamOptions(), False, 1), lambda: Voice(tools, ByteTokenizer(), thinks=False))
+    return ChatDialect(
+        envelope, Extras(StreamOptions(), False, 1), lambda: OutputParser(tools, ByteTokenizer(), thinks=False)
+    )
 
 
 def functions(message: dict[str, Any]) -> list[tuple[str, Any]]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from trouper import RequestFailed
 from trouper.web.http import body_complexity
-from trouper.web.http.body_complexity import MOST_CONTAINERS, MOST_VALUES, check_complexity, outside_strings
+from trouper.web.http.body_complexity import MAX_CONTAINERS, MAX_VALUES, check_complexity, outside_strings
 from trouper.web.http.body_parsing import parse_json
 
 TEXTS = st.text(st.sampled_from('[]{},:"\\ab \n\u00e9\U0001f469'), max_size=12)
@@ -41,10 +41,10 @@ def test_what_stands_outside_of_strings(value: Any, ascii_only: bool) -> None:
 @pytest.mark.parametrize(
     ("body", "called"),
     [
-        (b'{"a":[' + b"[]," * MOST_CONTAINERS + b"[]]}", "arrays and objects"),
-        (b'{"a":[' + b"{}," * MOST_CONTAINERS + b"{}]}", "arrays and objects"),
-        (b"[" * (MOST_CONTAINERS + 1), "arrays and objects"),
-        (b'{"a":[' + b"1," * MOST_VALUES + b"1]}", "values"),
+        (b'{"a":[' + b"[]," * MAX_CONTAINERS + b"[]]}", "arrays and objects"),
+        (b'{"a":[' + b"{}," * MAX_CONTAINERS + b"{}]}", "arrays and objects"),
+        (b"[" * (MAX_CONTAINERS + 1), "arrays and objects"),
+        (b'{"a":[' + b"1," * MAX_VALUES + b"1]}", "values"),
     ],
 )
 def test_too_many_are_refused(body: bytes, called: str) -> None:
@@ -56,12 +56,12 @@ def test_too_many_are_refused(body: bytes, called: str) -> None:
 
 @pytest.mark.parametrize("sign", ["[", "{", ",", ":", '"', "\\"])
 def test_text_is_one_value_whatever_stands_in_it(sign: str) -> None:
-    body = json.dumps({"prompt": sign * (MOST_VALUES + 10)}).encode()
-    assert parse_json(body)["prompt"] == sign * (MOST_VALUES + 10)
+    body = json.dumps({"prompt": sign * (MAX_VALUES + 10)}).encode()
+    assert parse_json(body)["prompt"] == sign * (MAX_VALUES + 10)
 
 
 def test_as_many_as_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body_complexity, "MOST_CONTAINERS", 5)
+    monkeypatch.setattr(body_complexity, "MAX_CONTAINERS", 5)
     check_complexity(b'{"a": [[], [], []], "b": "[[["}')
     with pytest.raises(RequestFailed):
         check_complexity(b'{"a": [[], [], [], []], "b": ""}')

@@ -107,10 +107,10 @@ def test_what_a_model_would_not_read_is_refused_by_name(messages: list[Json], pa
     [
         (None, Thinking()),
         ({"type": "disabled"}, Thinking(budget=0)),
-        ({"type": "adaptive"}, Thinking(wanted=True)),
-        ({"type": "adaptive", "display": "omitted"}, Thinking(wanted=True, omitted=True)),
-        ({"type": "enabled", "budget_tokens": 1024}, Thinking(wanted=True, budget=1024)),
-        ({"type": "enabled", "budget_tokens": 1999}, Thinking(wanted=True, budget=1999)),
+        ({"type": "adaptive"}, Thinking(enabled=True)),
+        ({"type": "adaptive", "display": "omitted"}, Thinking(enabled=True, omitted=True)),
+        ({"type": "enabled", "budget_tokens": 1024}, Thinking(enabled=True, budget=1024)),
+        ({"type": "enabled", "budget_tokens": 1999}, Thinking(enabled=True, budget=1999)),
     ],
 )
 def test_how_much_may_be_thought(asked: Any, wanted: Thinking) -> None:

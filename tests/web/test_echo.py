@@ -10,7 +10,7 @@ import pytest
 from tests.fakes import EOS, FakeEngine
 from tests.web.serving import Served, ask, serving
 from tests.web.streams import Json, joined, stream
-from trouper.web.openai.chat_dialect import CompletionShape
+from trouper.web.openai.chat_dialect import CompletionDialect
 from trouper.web.streaming.response_streams import LONG_SCORES
 
 PROMPT = "né?"
@@ -168,14 +168,14 @@ async def test_many_log_probabilities_are_written_down_beside_the_event_loop(
     prompt: Any, silent: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """7,000 tokens with 20 others each took a second of it, in which no other stream went on."""
-    real, long_ones = CompletionShape._logprobs, list[int]()
+    real, long_ones = CompletionDialect._logprobs, list[int]()
 
-    def watched(self: CompletionShape, index: int, logprobs: Any) -> Any:
+    def watched(self: CompletionDialect, index: int, logprobs: Any) -> Any:
         if len(logprobs) > LONG_SCORES:
             long_ones.append(get_ident())
         return real(self, index, logprobs)
 
-    monkeypatch.setattr(CompletionShape, "_logprobs", watched)
+    monkeypatch.setattr(CompletionDialect, "_logprobs", watched)
     async with serving(FakeEngine()) as served:
         choices, _ = await both(
             served, {"prompt": prompt, "max_tokens": 0 if silent else 2, "echo": True, "logprobs": 1}

@@ -8,9 +8,9 @@ import pytest
 
 from tests.fakes import ByteTokenizer
 from trouper.protocol.replies import Finished
-from trouper.web.anthropic.message_dialect import MessageShape
+from trouper.web.anthropic.message_dialect import MessageDialect
 from trouper.web.output.dialect import Choice, Usage
-from trouper.web.output.output_parser import Voice
+from trouper.web.output.output_parser import OutputParser
 from trouper.web.output.tool_calls import Tools
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -21,8 +21,8 @@ def call(arguments: str) -> str:
 
 
 def message(text: str, finished: Finished, *, omitted: bool = False, cut: bool = False, silent: bool = False) -> Any:
-    voice = Voice(Tools((TOOL,)), ByteTokenizer(), thinks=False)
-    shape = MessageShape("r", "m", voice, omitted=omitted, cut=cut, silent=silent)
+    parser = OutputParser(Tools((TOOL,)), ByteTokenizer(), thinks=False)
+    shape = MessageDialect("r", "m", parser, omitted=omitted, cut=cut, silent=silent)
     return shape.body([Choice(text, (), (), finished, Usage(10, 7, 4), (1,))])
 
 

@@ -29,7 +29,7 @@ from trouper.protocol.health import RankFacts, RanksFacts
 from trouper.protocol.histogram import Histogram
 from trouper.protocol.record import RequestRecord
 from trouper.web.metrics.collector import ALL, LOADED, Metrics
-from trouper.web.metrics.metric import Seen
+from trouper.web.metrics.metric import ModelScrape
 from trouper.web.metrics.request_metrics import EXPECTED
 from trouper.web.metrics.trouper_metrics import RANKS
 
@@ -235,7 +235,7 @@ async def test_each_model_is_one_value_of_the_label(autojump_clock: object) -> N
             lease = await fleet.lease(name)
             await tokens_from(lease.runtime, tokens)
             lease.release()
-            metrics.requests.read(a_record(lease.name))
+            metrics.requests.observe(a_record(lease.name))
         seen = await exposed(metrics)
         assert seen.value("vllm:generation_tokens_total", model_name="first") == 2
         assert seen.value("vllm:generation_tokens_total", model_name="large") == 3
@@ -286,7 +286,7 @@ async def test_ranks_tell_who_takes_part_and_who_is_behind() -> None:
     )
     async with serving() as served:
         health = attrs.evolve(served.runtime.health(), ranks=ranks)
-        seen = Seen(served.runtime, health, served.runtime.channels())
+        seen = ModelScrape(served.runtime, health, served.runtime.channels())
         told = {
             one.name: [value for _, value in one.values("fake", seen) if not isinstance(value, Histogram)]
             for one in RANKS

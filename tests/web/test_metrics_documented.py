@@ -17,8 +17,8 @@ from tests.web.scraping import scrape
 from tests.web.serving import ask, serving
 from trouper.protocol.problems import queue_full
 from trouper.web.metrics.collector import ALL
-from trouper.web.metrics.metric import Named
-from trouper.web.metrics.request_metrics import EXPECTED, Counts
+from trouper.web.metrics.metric import MetricFamily
+from trouper.web.metrics.request_metrics import EXPECTED, ModelRequestCounts
 from trouper.web.metrics.trouper_metrics import RANKS
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
@@ -31,7 +31,7 @@ def full_name(family: str, kind: str) -> str:
 
 ROW = re.compile(r"\| `(\S+)` \| (\w+) \| (.*?) \| (.*) \|")
 PROCESS = [
-    Named("counter" if one.type == "counter" else "gauge", full_name(one.name, one.type), one.documentation, ())
+    MetricFamily("counter" if one.type == "counter" else "gauge", full_name(one.name, one.type), one.documentation, ())
     for one in ProcessCollector(registry=CollectorRegistry()).collect()
 ]
 """None but on Linux."""
@@ -138,7 +138,7 @@ def test_codes_and_reasons_of_alerts_are_ours() -> None:
         == {queue_full(1).code, "model_unusable"}
         <= {code for _, code in EXPECTED}
     )
-    assert set(re.findall(r'finished_reason="(\w+)"', text)) <= set(Counts().reasons)
+    assert set(re.findall(r'finished_reason="(\w+)"', text)) <= set(ModelRequestCounts().reasons)
 
 
 def parsed(expression: str) -> Any:

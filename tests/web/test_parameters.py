@@ -13,7 +13,7 @@ from tests.fakes import ByteTokenizer
 from tests.web.test_parsing import fault
 from trouper.protocol.replies import Finished, TokenLogprobs
 from trouper.protocol.requests import Generate, TextPrompt
-from trouper.web.openai.chat_dialect import DONE, Envelope, Extras, OpenAiShape, usage_body
+from trouper.web.openai.chat_dialect import DONE, Envelope, Extras, OpenAiDialect, usage_body
 from trouper.web.openai.completions import completion_to_generate, parse_completion, picked
 from trouper.web.openai.parameters import MAX_STOPS, Parameters, StreamOptions, choices_of, sampling_of, stream_options
 from trouper.web.output.dialect import Choice, Usage
@@ -121,9 +121,9 @@ def test_the_best_are_those_of_the_highest_mean_of_each_prompt() -> None:
     assert picked(parse_completion({"prompt": "a", "n": 4}), own) == own
 
 
-def shape(**options: bool) -> OpenAiShape:
+def shape(**options: bool) -> OpenAiDialect:
     envelope = Envelope(id="i", created=1, model="m", fingerprint="f", tokenizer=ByteTokenizer())
-    return OpenAiShape("kind", envelope, Extras(StreamOptions(**options), False, 2))
+    return OpenAiDialect("kind", envelope, Extras(StreamOptions(**options), False, 2))
 
 
 def test_the_end_of_a_stream_tells_usage_if_it_was_asked_for() -> None:

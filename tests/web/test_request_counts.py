@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from trouper.protocol.histogram import Histogram
 from trouper.protocol.record import Reason, RequestRecord
-from trouper.web.metrics.request_metrics import MEASURES, Counts
+from trouper.web.metrics.request_metrics import MEASURES, ModelRequestCounts
 
 WHOLE = RequestRecord(
     request_id="r", reason="stop", code="", model="m", endpoint="/v1/completions", prompt_tokens=10, cached_tokens=4,
@@ -23,14 +23,14 @@ PHASES = {"vllm:time_to_first_token_seconds", "vllm:request_queue_time_seconds",
 """What also says something of an answer that was cut short."""
 
 
-def counted(*records: RequestRecord) -> Counts:
-    counts = Counts()
+def counted(*records: RequestRecord) -> ModelRequestCounts:
+    counts = ModelRequestCounts()
     for record in records:
         counts.add(record)
     return counts
 
 
-def totals(counts: Counts) -> dict[str, float]:
+def totals(counts: ModelRequestCounts) -> dict[str, float]:
     return {name: one.total for name, one in counts.histograms.items() if one.count}
 
 

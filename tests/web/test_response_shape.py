@@ -21,9 +21,9 @@ from trouper.protocol.replies import Accepted, Delta, Finished, Reply, TokenLogp
 from trouper.protocol.requests import Timeouts
 from trouper.web.http.request_schema import ref
 from trouper.web.output.dialect import Choice, Json, Usage
-from trouper.web.output.output_parser import Voice
+from trouper.web.output.output_parser import OutputParser
 from trouper.web.output.tool_calls import Tools
-from trouper.web.responses.response_events import ResponseShape
+from trouper.web.responses.response_events import ResponseDialect
 from trouper.web.responses.response_fields import head_of
 from trouper.web.responses.response_request import asked_of, parse_response
 from trouper.web.responses.schemas import COMPONENTS
@@ -50,9 +50,9 @@ def answer_of(tokens: int) -> Answer:
     return answer
 
 
-def shape_of(answer: Answer, log: EventLog | None = None) -> ResponseShape:
-    voice = Voice(Tools((TOOL,)), WORDS, thinks=False)
-    return ResponseShape(HEAD, WORDS, voice, answer, ended=lambda: None, log=log)
+def shape_of(answer: Answer, log: EventLog | None = None) -> ResponseDialect:
+    parser = OutputParser(Tools((TOOL,)), WORDS, thinks=False)
+    return ResponseDialect(HEAD, WORDS, parser, answer, ended=lambda: None, log=log)
 
 
 def deltas_of(pieces: Sequence[str]) -> list[Delta]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from trouper import ServerSettings
 from trouper.protocol.problems import RequestFailed
 from trouper.protocol.settings import ByteSize
-from trouper.web.responses.response_store import ResponseStore, Stored, Turn
+from trouper.web.responses.response_store import ResponseStore, StoredResponse, Turn
 from trouper.web.streaming.event_log import EventLog
 
 
@@ -31,9 +31,9 @@ def store_of(most: int = 100, most_bytes: int = 10**6, ttl_s: float = 100.0) -> 
     return ResponseStore(bounds, clock), clock
 
 
-def response(name: str, before: Turn | None = None, text: str = "", log: EventLog | None = None) -> Stored:
+def response(name: str, before: Turn | None = None, text: str = "", log: EventLog | None = None) -> StoredResponse:
     said: dict[str, Any] = {"id": f"out_{name}", "text": text}
-    return Stored({"id": name, "output": [said]}, ({"id": f"in_{name}"},), before, log)
+    return StoredResponse({"id": name, "output": [said]}, ({"id": f"in_{name}"},), before, log)
 
 
 def test_a_conversation_outlives_the_responses_that_began_it() -> None:
@@ -116,7 +116,7 @@ steps = st.lists(
 @given(steps, st.integers(0, 5), st.integers(0, 1500))
 def test_the_bounds_hold_whatever_happens(steps: list[tuple[str, int, int]], most: int, most_bytes: int) -> None:
     store, clock = store_of(most, most_bytes, ttl_s=50)
-    kept: dict[str, Stored] = {}
+    kept: dict[str, StoredResponse] = {}
     for place, (what, which, size) in enumerate(steps):
         name = f"r{which}"
         match what:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tests.fakes import ByteTokenizer
 from trouper.actors.request_intake import thinks_already
-from trouper.web.output.output_parser import Voice, Whole
-from trouper.web.output.reasoning_splitter import Markers, Part, Speech
+from trouper.web.output.output_parser import OutputParser, ParsedOutput
+from trouper.web.output.reasoning_splitter import Markers, ReasoningSplitter, TextSegment
 from trouper.web.output.tool_calls import Tools
 
 MARKERS = Markers(("<think>", "</think>"), ("<call>", "</call>"))
@@ -22,8 +22,8 @@ CALL = '{"name": "f", "arguments": {"a": 1}}'
 
 def parts(pieces: list[str], *, thinks: bool = False) -> list[tuple[str, str]]:
     """Neighbours of one kind joined: how they were cut is nobody's business."""
-    speech = Speech(MARKERS, thinks=thinks)
-    said: list[Part] = [part for piece in pieces for part in speech.push(piece)] + speech.end()
+    splitter = ReasoningSplitter(MARKERS, thinks=thinks)
+    said: list[TextSegment] = [part for piece in pieces for part in splitter.push(piece)] + splitter.end()
     return [(kind, "".join(part.text for part in own)) for kind, own in groupby(said, lambda part: part.kind)]
 
 
@@ -43,8 +43,8 @@ def test_d13_streaming_is_the_whole(text: str, places: list[int], thinks: bool) 
 
 
 def said(pieces: list[str]) -> list[tuple[str, str]]:
-    """As `parts`, of a voice that may call a tool."""
-    speaker = voice(Tools((TOOL,)))
+    """As `parts`, of a parser that may call a tool."""
+    speaker = make_parser(Tools((TOOL,)))
     heard = [one for piece in pieces for one in speaker.push(piece)] + speaker.end()
     joined = groupby(heard, lambda one: one.kind)
     return [(kind, "".join(one.text + (one.call.arguments if one.call else "") for one in own)) for kind, own in joined]
@@ -67,12 +67,12 @@ def test_kinds() -> None:
     assert parts(["never ends <think>hm"]) == [("content", "never ends "), ("reasoning", "hm")]
 
 
-def voice(tools: Tools, *, thinks: bool = False) -> Voice:
-    return Voice(tools, ByteTokenizer(), thinks=thinks)
+def make_parser(tools: Tools, *, thinks: bool = False) -> OutputParser:
+    return OutputParser(tools, ByteTokenizer(), thinks=thinks)
 
 
-def message(tools: Tools, text: str) -> Whole:
-    return voice(tools).whole(text, "stop")
+def message(tools: Tools, text: str) -> ParsedOutput:
+    return make_parser(tools).parse_all(text, "stop")
 
 
 @pytest.mark.parametrize("end", ["<", "<thi", "<think", "<cal", "</think"])
@@ -89,14 +89,16 @@ def test_a_call_among_text() -> None:
 
 
 def test_what_is_no_call_stays_text() -> None:
-    assert message(Tools((TOOL,)), "<call>nonsense</call>!") == Whole("<call>nonsense</call>!", "", (), "stop")
+    assert message(Tools((TOOL,)), "<call>nonsense</call>!") == ParsedOutput("<call>nonsense</call>!", "", (), "stop")
     assert message(Tools(), f"<call>{CALL}</call>").content == f"<call>{CALL}</call>", "nobody offered a tool"
 
 
 def test_a_forced_answer_is_a_call() -> None:
     said = message(Tools((TOOL,), (TOOL,)), CALL)
     assert (said.reason, said.content, len(said.calls)) == ("tool_calls", "", 1)
-    assert voice(Tools((TOOL,), (TOOL,))).whole(CALL[:10], "length") == Whole(CALL[:10], "", (), "length")
+    assert make_parser(Tools((TOOL,), (TOOL,))).parse_all(CALL[:10], "length") == ParsedOutput(
+        CALL[:10], "", (), "length"
+    )
 
 
 def test_only_one_call_if_only_one_is_wanted() -> None:

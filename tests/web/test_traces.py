@@ -45,7 +45,7 @@ def attributes(span: ReadableSpan) -> dict[str, object]:
 
 
 async def test_a_request_is_a_span_with_its_phases_inside(spans: Spans) -> None:
-    async with serving(readers=[spans.traces.read]) as served:
+    async with serving(observers=[spans.traces.observe]) as served:
         status, _ = await ask(served, BODY, headers="X-Request-Id: mine-1\r\n")
         assert status == 200
     whole, *inside = (spans.finished[name] for name in ("POST /v1/completions", "queue", "prefill", "decode"))
@@ -73,7 +73,7 @@ async def test_a_request_is_a_span_with_its_phases_inside(spans: Spans) -> None:
 
 
 async def test_tiers_are_an_event_of_prefill(spans: Spans) -> None:
-    async with serving(readers=[spans.traces.read]) as served:
+    async with serving(observers=[spans.traces.observe]) as served:
         await ask(served, BODY)
         spans.exporter.clear()
         await ask(served, BODY)
@@ -93,7 +93,7 @@ async def test_tiers_are_an_event_of_prefill(spans: Spans) -> None:
     ],
 )
 async def test_it_is_part_of_the_callers_trace(spans: Spans, headers: str, trace: str | None) -> None:
-    async with serving(readers=[spans.traces.read]) as served:
+    async with serving(observers=[spans.traces.observe]) as served:
         await ask(served, BODY, headers=headers)
     whole = spans.finished["POST /v1/completions"]
     assert whole.context is not None
@@ -107,9 +107,9 @@ async def test_it_is_part_of_the_callers_trace(spans: Spans, headers: str, trace
 
 
 async def test_a_long_state_is_lost_and_the_trace_is_not(spans: Spans) -> None:
-    """The journal keeps its records, and nobody may fill them."""
+    """The request log keeps its records, and nobody may fill them."""
     kept: list[RequestRecord] = []
-    async with serving(readers=[spans.traces.read, kept.append]) as served:
+    async with serving(observers=[spans.traces.observe, kept.append]) as served:
         long = "a=" + "b" * 2000
         await ask(served, BODY, headers=f"traceparent: 00-{TRACE}-{CALLER}-01\r\ntracestate: {long}\r\n")
     whole = spans.finished["POST /v1/completions"]
@@ -119,13 +119,13 @@ async def test_a_long_state_is_lost_and_the_trace_is_not(spans: Spans) -> None:
 
 
 async def test_a_caller_that_is_not_sampled_costs_no_spans(spans: Spans) -> None:
-    async with serving(readers=[spans.traces.read]) as served:
+    async with serving(observers=[spans.traces.observe]) as served:
         await ask(served, BODY, headers=f"traceparent: 00-{TRACE}-{CALLER}-00\r\n")
     assert not spans.finished
 
 
 async def test_who_left_has_the_phases_that_were_reached(spans: Spans) -> None:
-    async with serving(readers=[spans.traces.read]) as served:
+    async with serving(observers=[spans.traces.observe]) as served:
         async with await served.connect() as stream:
             await stream.send_all(post("/v1/completions", STREAM))
             with trio.fail_after(PATIENCE_S):
@@ -137,7 +137,7 @@ async def test_who_left_has_the_phases_that_were_reached(spans: Spans) -> None:
 
 
 async def test_what_failed_is_an_error_and_what_was_refused_is_none(spans: Spans) -> None:
-    async with serving(readers=[spans.traces.read]) as served:
+    async with serving(observers=[spans.traces.observe]) as served:
         await ask(served, {"prompt": "x" * 5000})
     refused = spans.finished["POST /v1/completions"]
     assert set(spans.finished) == {"POST /v1/completions"}
@@ -146,7 +146,7 @@ async def test_what_failed_is_an_error_and_what_was_refused_is_none(spans: Spans
         StatusCode.UNSET, "context_length_exceeded",
     )  # fmt: skip
     spans.exporter.clear()
-    async with serving(settings={"request_timeout_s": 0.5}, readers=[spans.traces.read]) as served:
+    async with serving(settings={"request_timeout_s": 0.5}, observers=[spans.traces.observe]) as served:
         await ask(served, STREAM | {"stream": False})
     failed = spans.finished["POST /v1/completions"]
     assert (failed.status.status_code, failed.status.description) == (StatusCode.ERROR, "request_timeout")
@@ -158,7 +158,7 @@ async def test_a_reader_that_fails_costs_nobody_anything(caplog: pytest.LogCaptu
     def fail(_: RequestRecord) -> None:
         raise OSError("no")
 
-    async with serving(readers=[fail, lambda record: told.append(record.reason)]) as served:
+    async with serving(observers=[fail, lambda record: told.append(record.reason)]) as served:
         for _ in range(2):
             assert (await ask(served, BODY))[0] == 200
     assert told == ["length"] * 2

@@ -1,4 +1,5 @@
-"""The address to listen on, tried before a model is loaded for minutes; and where clients of this machine find it."""
+"""The listening address, tried before a model is loaded for minutes, and the URL at which clients of this machine find
+a server."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S10
 
 
 class CannotListenError(Exception):
-    """The address is taken, not ours, or not allowed. `reason` is the system's number for it."""
+    """The address is taken, not local, or not allowed. `reason` is the system's error number."""
 
     def __init__(self, message: str, reason: int | None) -> None:
         super().__init__(message)
@@ -17,7 +18,7 @@ class CannotListenError(Exception):
 
 
 def require_address(host: str, port: int) -> None:
-    """Before a model is loaded for minutes. The server's own bind has the last word."""
+    """Try the address before a model is loaded for minutes. The server's own bind decides."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
@@ -33,6 +34,6 @@ def cannot_listen(host: str, port: int, error: OSError) -> CannotListenError:
 
 
 def url_to(host: str, port: int) -> str:
-    """Of a server on this machine that listens there."""
+    """Return the URL of a server on this machine that listens there."""
     address = EVERYWHERE.get(host, host)
     return f"http://{f'[{address}]' if ':' in address else address}:{port}"

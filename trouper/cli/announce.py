@@ -1,4 +1,4 @@
-"""What a server says once it is ready: where it is, and what to type next."""
+"""The output of a server that is ready: its address, and examples to type next."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KEY_VARIABLE = "TROUPER_API_KEY"
 
 
 def announce(url: str, fleet: Fleet, keyed: bool) -> None:
-    """To stdout. If nobody reads that (`| head -1`, a full disk, `>&-`), the server goes on."""
+    """Print to stdout. If nobody reads it (`| head -1`, a full disk, `>&-`), the server goes on."""
     try:
         for line in lines_of(url, fleet, keyed):
             click.echo(line)
@@ -24,7 +24,7 @@ def announce(url: str, fleet: Fleet, keyed: bool) -> None:
 
 
 def lines_of(url: str, fleet: Fleet, keyed: bool) -> Iterator[str]:
-    """The first is for programs, too: it ends in `is ready at URL/v1`."""
+    """Return the lines. The first is for programs, too: it ends in `is ready at URL/v1`."""
     first, *others = fleet.listed()
     assert first.runtime is not None, "the first model is loaded before the server starts"
     card = first.runtime.model
@@ -36,7 +36,7 @@ def lines_of(url: str, fleet: Fleet, keyed: bool) -> Iterator[str]:
 
 
 def snippets(url: str, model: str, keyed: bool) -> Iterator[str]:
-    """To paste as they are, into a shell and into Python."""
+    """Return examples to paste as they are, into a shell and into Python."""
     messages = [{"role": "user", "content": "Hello!"}]
     body = shlex.quote(json.dumps({"model": model, "messages": messages}))
     header = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if keyed else ""

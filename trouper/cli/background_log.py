@@ -1,7 +1,8 @@
-"""Log lines that are written on a thread of their own: whoever does not read them holds nobody up.
+"""Logging on a thread of its own, so that a reader that stands still blocks nothing.
 
-stderr may be a pipe, or a terminal that somebody has paused (Ctrl-S, a connection that hangs). When its reader stands still it is
-full after some 4 to 64 KiB, and a write waits for as long as that lasts; on the event loop the whole server would wait with it.
+stderr may be a pipe, or a terminal that a user has paused (Ctrl-S, a connection that hangs). When its reader stands
+still it is full after some 4 to 64 KiB, and a write blocks for as long as that lasts; on the event loop it would block
+the whole server.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from typing import TextIO
 from trouper.protocol.logs import FIELDS
 
 LINES = 10_000
-"""That may wait to be written. More are dropped, and counted."""
-LAST_WORDS_S = 1.0
-"""At the end, for what waits."""
+"""Maximum number of records that wait to be written. More are dropped, and counted."""
+FLUSH_TIMEOUT_S = 1.0
+"""Time at the end of the process for the records that wait."""
 Write = Callable[[logging.LogRecord], None]
 
 
 class LineWriter:
-    """A record in the formatter's words, and a line's end."""
+    """Writes formatted records to a stream, one line each."""
 
     def __init__(self, formatter: logging.Formatter, stream: TextIO | None = None) -> None:
         self._formatter, self._stream = formatter, stream or sys.stderr
@@ -34,9 +35,9 @@ class LineWriter:
         self._stream.flush()
 
 
-class AsideHandler(logging.Handler):
-    """Takes a record where it is made; `write` is called elsewhere, in order. It is no handler, since `logging.shutdown`
-    flushes every handler that was ever made, and waits for a stream that stands still."""
+class BackgroundHandler(logging.Handler):
+    """Queues a record where it is made; `write` is called on a thread, in order. `write` is no handler, since
+    `logging.shutdown` flushes every handler that was ever made, and would wait for a stream that stands still."""
 
     def __init__(self, write: Write, lines: int = LINES) -> None:
         super().__init__()
@@ -63,25 +64,26 @@ class AsideHandler(logging.Handler):
             try:
                 self._write(record)
             except (OSError, ValueError):
-                pass  # The reader is gone, or the stream was closed.
+                pass  # The reader has ended, or the stream was closed.
             except Exception:  # noqa: BLE001 - as above
                 self.handleError(record)
             self._records.task_done()
 
     def flush(self) -> None:
-        """Wait until all is written, but not for a reader that stands still. `logging.shutdown` calls this at the end."""
+        """Wait until all records are written, at most FLUSH_TIMEOUT_S if the reader stands still. `logging.shutdown`
+        calls this at the end."""
         with self._records.all_tasks_done:
-            self._records.all_tasks_done.wait_for(lambda: not self._records.unfinished_tasks, LAST_WORDS_S)
+            self._records.all_tasks_done.wait_for(lambda: not self._records.unfinished_tasks, FLUSH_TIMEOUT_S)
 
 
 def _settled(record: logging.LogRecord) -> logging.LogRecord:
-    """With its text as it is now: what it is made of may change before it is written."""
+    """Return the record with its text formatted now: the arguments may change before it is written."""
     settled = copy.copy(record)
     settled.msg, settled.args = record.getMessage(), None
     return settled
 
 
 def _dropped(lines: int) -> logging.LogRecord:
-    said = f"{lines} lines of the log were dropped: nobody read them"
-    parts = {"name": "trouper", "levelno": logging.WARNING, "levelname": "WARNING", "msg": said, "about": ""}
+    message = f"{lines} lines of the log were dropped: nobody read them"
+    parts = {"name": "trouper", "levelno": logging.WARNING, "levelname": "WARNING", "msg": message, "about": ""}
     return logging.makeLogRecord({**parts, FIELDS: {"dropped": lines}})

@@ -1,4 +1,4 @@
-"""The commands that talk to a running server: which one, and with what key."""
+"""Options that clients share: which running server to talk to, and with what key."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import httpx2
 
 from trouper.cli.address import url_to
 from trouper.cli.exits import refuse
-from trouper.cli.flags import Whole
+from trouper.cli.flags import UnsplitText
 from trouper.cli.settings_file import configured
 from trouper.protocol.keys import keys_in, sendable
 from trouper.protocol.problems import SettingsInvalid
@@ -24,16 +24,16 @@ from trouper.protocol.settings import ServerSettings
 Command = TypeVar("Command", bound=Callable[..., Any])
 CONNECT_S = 5.0
 SILENCE_S = 300.0
-"""A server that is alive says something in every stream long before."""
+"""Read timeout. A server that is alive sends something in every stream long before."""
 DEFAULT = ServerSettings()
 
 
 @attrs.frozen
 class Where:
-    """A server, as a client sees it."""
+    """The server of a client command."""
 
     url: str
-    """Without /v1."""
+    """The URL without /v1."""
     key: str | None = None
 
     @property
@@ -46,7 +46,7 @@ class Where:
         return address.is_loopback or address.is_unspecified
 
     def client(self) -> httpx2.Client:
-        """Proxies of the environment are for other machines."""
+        """Return an HTTP client. The environment's proxies are used for other machines only."""
         return httpx2.Client(
             base_url=self.url, headers=self.headers(), timeout=self.timeout(), trust_env=not self.is_local
         )
@@ -60,8 +60,8 @@ class Where:
 
 
 def client_of(command: Command) -> Command:
-    """With --url and --api-key, and a first argument `where`. Without --url it is where `trouper serve` would listen with
-    the same variables and the same settings file."""
+    """Add --url and --api-key, and pass the first argument `where`. Without --url it is the address at which `trouper
+    serve` would listen with the same variables and the same settings file."""
 
     @functools.wraps(command)
     def run(
@@ -79,7 +79,7 @@ def client_of(command: Command) -> Command:
     for option in (
         click.option("--api-key-file", type=click.Path(path_type=Path), envvar="TROUPER_API_KEY_FILE", hidden=True),
         click.option(
-            "--api-key", type=Whole(), multiple=True, envvar="TROUPER_API_KEY", help="Key that the server wants."
+            "--api-key", type=UnsplitText(), multiple=True, envvar="TROUPER_API_KEY", help="Key that the server wants."
         ),
         click.option("--port", type=int, envvar="TROUPER_PORT", default=DEFAULT.port, hidden=True),
         click.option("--host", envvar="TROUPER_HOST", default=DEFAULT.host, hidden=True),
@@ -91,7 +91,7 @@ def client_of(command: Command) -> Command:
 
 
 def _key(keys: tuple[str, ...], path: Path | None) -> str | None:
-    """The first: any of them opens."""
+    """Return the first of the keys: any of them is accepted."""
     try:
         if keys:
             return sendable(keys[0], "--api-key")
@@ -102,7 +102,7 @@ def _key(keys: tuple[str, ...], path: Path | None) -> str | None:
 
 @contextmanager
 def refused_in_one_line(where: Where) -> Iterator[None]:
-    """What keeps a command from its server ends it with one line."""
+    """End the command with one line if it cannot reach its server."""
     try:
         yield
     except NotTrouper as other:
@@ -116,12 +116,12 @@ def refused_in_one_line(where: Where) -> Iterator[None]:
 
 
 class NotTrouper(Exception):
-    """Something else listens there. Says where."""
+    """Something else than Trouper listens at the URL, which the message names."""
 
 
 @contextmanager
 def read_as_trouper(client: httpx2.Client | httpx2.AsyncClient) -> Iterator[None]:
-    """Around what takes an answer apart, and nothing else: what it trips over raises `NotTrouper`. Another server's JSON can be
+    """Raise `NotTrouper` if parsing an answer fails. It must surround nothing but parsing. Another server's JSON can be
     anything."""
     try:
         yield
@@ -131,14 +131,14 @@ def read_as_trouper(client: httpx2.Client | httpx2.AsyncClient) -> Iterator[None
 
 
 def first_model(client: httpx2.Client) -> str:
-    """The server's default. Raises `NotTrouper`, or httpx2's errors."""
+    """Return the server's default model. Raises `NotTrouper`, or httpx2's errors."""
     answer = client.get("/v1/models").raise_for_status()
     with read_as_trouper(client):
         return str(answer.json()["data"][0]["id"])
 
 
 def problem_of(response: httpx2.Response) -> str:
-    """What an error's body says; of a server that is not ours, its status."""
+    """Return the message in an error's body, or the status if the server is not Trouper."""
     try:
         response.read()
         return str(response.json()["error"]["message"])

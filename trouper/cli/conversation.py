@@ -1,4 +1,4 @@
-"""What `trouper chat` keeps of a conversation, and the commands that change it. Knows neither terminal nor network."""
+"""The state of `trouper chat`, and the commands that change it. Independent of terminal and network."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trouper.cli.typed_input import can_be_sent
 
 Message: TypeAlias = dict[str, str]
 ROLES = ("system", "developer", "user", "assistant")
-"""That a message may have which is nothing but text."""
+"""Keys that a message of plain text may have."""
 STREAMED = "answers are always streamed"
 FIXED = {
     "messages": "the messages are what was said; /system, /undo and /clear change them",
@@ -22,21 +22,21 @@ FIXED = {
     "stream_options": STREAMED,
     "model": "`/model NAME` does that",
 }
-"""Parameters of the API that are not for /set, and why."""
+"""Parameters of the API that /set refuses, and why."""
 COMMAND = re.compile(r"/[^/\s]*(\s|$)")
-"""One word: `/usr/bin` is none."""
+"""A command is one word: `/usr/bin` is none."""
 
 
 class CommandRefused(Exception):
-    """A command that cannot be followed. Says why."""
+    """A command that cannot be followed. The message says why."""
 
 
 class Leave(Exception):
-    """/quit."""
+    """Raised by /quit."""
 
 
 class AskAgain(Exception):
-    """/retry, with the question."""
+    """Raised by /retry, with the question."""
 
     def __init__(self, question: str) -> None:
         super().__init__(question)
@@ -45,19 +45,19 @@ class AskAgain(Exception):
 
 @attrs.define
 class Conversation:
-    """Messages in their order; the last one is the assistant's, unless a question is open."""
+    """The messages in order; the last one is the assistant's, unless a question is open."""
 
     system: str = ""
     model: str | None = None
-    """None: the server's default."""
+    """The model; None is the server's default."""
     parameters: dict[str, Any] = attrs.field(factory=dict)
-    """Of each request: temperature and the like."""
+    """Parameters of each request: temperature and the like."""
     messages: list[Message] = attrs.field(factory=list)
     unanswered: str | None = None
-    """The last question, if no answer came: it is none of the messages."""
+    """The last question if it has no answer; then it is not among the messages."""
 
     def body(self) -> dict[str, Any]:
-        """What is asked of the server."""
+        """Return the body of the next request."""
         first: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
         named = {} if self.model is None else {"model": self.model}
         return named | self.parameters | {"messages": [*first, *self.messages]}
@@ -67,18 +67,19 @@ class Conversation:
         self.unanswered = None
 
     def answered(self, text: str) -> None:
-        """A partial answer counts: the next question may be about it. Without one the question is taken back."""
+        """Append an answer. A partial one counts, since the next question may be about it; without one the question is
+        taken back."""
         if text:
             self.messages.append({"role": "assistant", "content": text})
         else:
             self.unanswered = self.messages.pop()["content"]
 
     def take_back(self) -> str:
-        """The last question, without its answer; the answers before it stay. Raises `CommandRefused`."""
+        """Return the last question, and remove its answer; earlier answers stay. Raises `CommandRefused`."""
         if self.unanswered is not None:
             question, self.unanswered = self.unanswered, None
             return question
-        asked = [place for place, message in enumerate(self.messages) if message["role"] == "user"]
+        asked = [index for index, message in enumerate(self.messages) if message["role"] == "user"]
         if not asked:
             raise CommandRefused("nothing was asked yet")
         question = self.messages[asked[-1]]["content"]
@@ -123,7 +124,7 @@ def _set(conversation: Conversation, text: str) -> str:
             conversation.parameters.pop(name, None)
         else:
             conversation.parameters[name] = value
-    return ", ".join(f"{key} = {json.dumps(one)}" for key, one in conversation.parameters.items()) or "all defaults"
+    return ", ".join(f"{key} = {json.dumps(value)}" for key, value in conversation.parameters.items()) or "all defaults"
 
 
 def _value(text: str) -> Any:
@@ -134,7 +135,8 @@ def _value(text: str) -> Any:
 
 
 def _check_parameter(name: str, value: Any) -> None:
-    """Raises `CommandRefused` for what is not a person's to set here, and for what JSON has no words for."""
+    """Set a parameter. Raises `CommandRefused` for one that the user may not set here, and for values that JSON cannot
+    express."""
     if name in FIXED:
         raise CommandRefused(FIXED[name])
     if name == "n" and value not in (None, 1):
@@ -188,9 +190,9 @@ def _load(conversation: Conversation, path: str) -> str:
 
 
 def _saved(kept: Any) -> Conversation:
-    """Raises `CommandRefused` for what a server would refuse with every question, and whatever it trips over where `kept`
-    is something else."""
-    messages = [{"role": str(one["role"]), "content": str(one["content"])} for one in kept["messages"]]
+    """Load a conversation. Raises `CommandRefused` for one that a server would refuse with every question, and for any
+    error if `kept` is something else."""
+    messages = [{"role": str(message["role"]), "content": str(message["content"])} for message in kept["messages"]]
     system, parameters = str(kept.get("system", "")), dict(kept.get("parameters", {}))
     for message in messages:
         if message["role"] not in ROLES:
@@ -232,14 +234,15 @@ COMMANDS: dict[str, Command] = {
 
 
 def question_in(line: str) -> str | None:
-    """None: it is a command. A path is none, and // at the start stands for a slash."""
+    """Return the question in a line; None if it is a command. A path is no command, and // at the start stands for a
+    slash."""
     if line.startswith("//"):
         return line[1:]
     return None if COMMAND.match(line) else line
 
 
 def follow(conversation: Conversation, line: str) -> str:
-    """What a command has to say. Raises `CommandRefused`, `AskAgain` and `Leave`."""
+    """Run a command, and return its output. Raises `CommandRefused`, `AskAgain` and `Leave`."""
     name, argument = _parted(line)
     command = COMMANDS.get(name)
     if command is None:
@@ -248,6 +251,6 @@ def follow(conversation: Conversation, line: str) -> str:
 
 
 def _parted(text: str) -> tuple[str, str]:
-    """The first word, and the rest."""
-    first, *rest = text.strip().split(maxsplit=1) or [""]
-    return first, rest[0] if rest else ""
+    """Split a line into its first word and the remainder."""
+    first, *remainder = text.strip().split(maxsplit=1) or [""]
+    return first, remainder[0] if remainder else ""

@@ -1,4 +1,4 @@
-"""What `trouper top` shows, made of /health. Pure: what is asked, and when, is top's business."""
+"""The page of `trouper top`, rendered from /health. Pure: polling is done elsewhere."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ Health: TypeAlias = Mapping[str, Any]
 KEPT = 60
 LEVELS = " ▁▂▃▄▅▆▇█"
 COUNTERS = {"decoded": "tokens_generated", "prefilled": "total_prefill_tokens", "spared": "total_cached_tokens"}
-"""What is shown as tokens a second, and the counter it is made of."""
+"""Rates that are shown as tokens per second, and the counter of each."""
 COLOURS = {"ok": "green", "running": "green", "ready": "green", "degraded": "yellow", "starting": "yellow", "restarting": "yellow",
            "draining": "yellow", "stalled": "red", "stuck": "red", "stopped": "red", "failed": "red"}  # fmt: skip
 BAR_WIDTH = 30
 STATE_WIDTH = 12
-"""An actor's state stands before its name: there may be three names in one, and graphs need the room that a label takes."""
+"""Width of an actor's state, which stands before its name: there may be three names in one, and graphs need the room
+that a label takes."""
 
 
 @attrs.define
 class Rates:
-    """Of one model's counters, look by look."""
+    """Rates of one model's counters between two polls."""
 
     _at: float | None = None
     _counted: dict[str, int] = attrs.field(factory=dict)
     seen: dict[str, deque[float]] = attrs.field(factory=lambda: {name: deque(maxlen=KEPT) for name in COUNTERS})
 
     def look(self, stats: Mapping[str, Any], now: float) -> None:
-        """A counter that went back is of a server that was started again."""
+        """Add a poll. A counter that went back belongs to a server that was restarted."""
         counted = {name: int(stats[counter]) for name, counter in COUNTERS.items()}
         if self._at is not None and now > self._at:
             for name, count in counted.items():
@@ -43,13 +44,13 @@ class Rates:
 
 
 def models_of(body: Health) -> dict[str, Health]:
-    """By name; one alone has none."""
+    """Return the health of each model by name; a single model has an empty name."""
     several: Mapping[str, Health] | None = body.get("models")
     return dict(several) if several else {"": body}
 
 
 def page(url: str, body: Health, rates: Mapping[str, Rates], problem: str = "") -> RenderableType:
-    """`problem`: why what is shown is not of now."""
+    """Render the page. `problem`: why the data is not current."""
     parts: list[RenderableType] = [Text(problem, style="bold red")] if problem else []
     for name, health in models_of(body).items():
         title = Text(f"{name} " if name else "") + _status(health)
@@ -67,8 +68,8 @@ def _model(health: Health, rates: Rates) -> RenderableType:
     if "cache_stats" not in health:
         return Text("not loaded", style="dim")
     lines = Table.grid(padding=(0, 2))
-    for name, said in _lines(health, rates):
-        lines.add_row(Text(name, style="dim"), said)
+    for name, value in _lines(health, rates):
+        lines.add_row(Text(name, style="dim"), value)
     return lines
 
 
@@ -80,10 +81,10 @@ def _lines(health: Health, rates: Rates) -> Iterator[tuple[str, RenderableType]]
     done, errors, total = stats["requests_completed"], stats["requests_errored"], stats["total_requests"]
     yield "requests", Text(f"{done} done, {errors} failed, {total} in all")
     yield from _stores(health)
-    for place, actor in enumerate(health["actors"]):
+    for index, actor in enumerate(health["actors"]):
         again = f"  {actor['restarts']} restarts, the last for {actor['last_error']}" if actor["restarts"] else ""
         state = Text(f"{actor['state']:<{STATE_WIDTH}}", COLOURS.get(actor["state"], ""))
-        yield "" if place else "actors", state + actor["name"] + again
+        yield "" if index else "actors", state + actor["name"] + again
     for rank in health.get("ranks", ()):
         yield f"rank {rank['rank']}", Text(f"{rank['state']}, step {rank['step']}, heard {rank['silent_s']:.1f} s ago")
 
@@ -96,18 +97,18 @@ def _stores(health: Health) -> Iterator[tuple[str, Text]]:
     yield "", Text(f"{spared:.0%} of prompt tokens spared, {hits:.0%} of blocks found")
     active, limit = memory["active_bytes"], memory["limit_bytes"]
     yield "memory", _bar(active, limit) + f"  {decimal(active)} of {decimal(limit)}"
-    said = f"{decimal(disk['bytes'])} in {disk['files']} files, {decimal(disk['free_disk_bytes'])} free"
-    yield "disk", Text(said if disk["attached"] else disk["reason"] or "none")
+    value = f"{decimal(disk['bytes'])} in {disk['files']} files, {decimal(disk['free_disk_bytes'])} free"
+    yield "disk", Text(value if disk["attached"] else disk["reason"] or "none")
 
 
-def _bar(part: float, whole: float) -> Text:
-    full = round(BAR_WIDTH * min(1.0, part / whole)) if whole else 0
+def _bar(part: float, total: float) -> Text:
+    full = round(BAR_WIDTH * min(1.0, part / total)) if total else 0
     return Text.assemble(("━" * full, "cyan"), ("━" * (BAR_WIDTH - full), "bright_black"))
 
 
 @attrs.frozen
 class Graph:
-    """The last value and a sparkline, of as many of the newest values as there is room for."""
+    """Render the last value and a sparkline, of as many of the newest values as there is room for."""
 
     _values: deque[float]
 
@@ -117,8 +118,8 @@ class Graph:
         yield Text.assemble(last, (drawn, "cyan"), no_wrap=True)
 
 
-def sparkline(values: deque[float], most_values: int = KEPT) -> str:
-    """Of the newest. The highest is full."""
-    newest = [*values][-most_values:]
-    most = max(newest, default=0) or 1
-    return "".join(LEVELS[round(value / most * (len(LEVELS) - 1))] for value in newest)
+def sparkline(values: deque[float], max_values: int = KEPT) -> str:
+    """Render the newest values. The highest has the full height."""
+    newest = [*values][-max_values:]
+    highest = max(newest, default=0) or 1
+    return "".join(LEVELS[round(value / highest * (len(LEVELS) - 1))] for value in newest)

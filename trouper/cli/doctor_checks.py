@@ -1,4 +1,4 @@
-"""What `trouper doctor` looks at, one function a subject. Each says what it found, and what to do about it."""
+"""The checks of `trouper doctor`, one function for each subject. A check yields its findings and remedies."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from trouper.protocol.settings import ServerSettings, Settings
 
 PACKAGES = ("mlx", "mlx-lm", "trio", "quart-trio", "hypercorn", "transformers", "llguidance")
 SLOW_GFLOPS = 10.0
-"""The reference BLAS reaches 2 to 3, OpenBLAS more than this on a single old core."""
+"""Speed below which the CPU's products count as slow. The reference BLAS reaches 2 to 3, OpenBLAS more than this on a
+single old core."""
 SLOW_READ = 200e6
-"""Bytes a second. Below, even a small model computes about as fast as its blocks are read."""
+"""Read speed in bytes per second. Below it, even a small model computes about as fast as its blocks are read."""
 OTHER_FILES = 100
-"""That a server has open beside its connections."""
+"""Number of files that a server has open beside its connections."""
 SHORT_CONTEXT_TOKENS = 4096
 NVIDIA = Path("/proc/driver/nvidia/version")
 INSTALL_MLX = "on Linux: pip install 'trouper[cpu]', or 'trouper[cuda]' with an NVIDIA GPU"
@@ -33,25 +34,25 @@ INSTALL_MLX = "on Linux: pip install 'trouper[cpu]', or 'trouper[cuda]' with an 
 @attrs.frozen
 class Finding:
     level: Literal["ok", "warn", "fail"]
-    said: str
+    message: str
     remedy: str = ""
 
 
 @attrs.frozen
-class Plan:
-    """What would be served."""
+class CheckedSettings:
+    """The settings of the server to be checked."""
 
     models: Sequence[Settings]
     server: ServerSettings
     file: Path | None = None
     misspelt: Sequence[tuple[str, str]] = ()
-    """Variables without effect, and those that were meant."""
+    """Variables without effect, each with the one that was probably meant."""
 
 
-Check: TypeAlias = Callable[[Plan], Iterator[Finding]]
+Check: TypeAlias = Callable[[CheckedSettings], Iterator[Finding]]
 
 
-def versions(_: Plan) -> Iterator[Finding]:
+def versions(_: CheckedSettings) -> Iterator[Finding]:
     installed = ", ".join(f"{name} {_version(name)}" for name in PACKAGES)
     yield Finding("ok", f"trouper {__version__}, Python {platform.python_version()}, {platform.platform()}")
     yield Finding("ok", installed)
@@ -64,13 +65,13 @@ def _version(name: str) -> str:
         return "not installed"
 
 
-def settings(plan: Plan) -> Iterator[Finding]:
-    yield Finding("ok", f"of {plan.file}" if plan.file else "no settings file; flags, variables and defaults")
-    for name, meant in plan.misspelt:
+def settings(checked: CheckedSettings) -> Iterator[Finding]:
+    yield Finding("ok", f"of {checked.file}" if checked.file else "no settings file; flags, variables and defaults")
+    for name, meant in checked.misspelt:
         yield Finding("warn", f"{name} is no variable of trouper and has no effect", f"use {meant}, or unset it")
 
 
-def device(_: Plan) -> Iterator[Finding]:
+def device(_: CheckedSettings) -> Iterator[Finding]:
     try:
         from trouper.engine import probe
     except ImportError as error:
@@ -84,17 +85,17 @@ def device(_: Plan) -> Iterator[Finding]:
     else:
         yield Finding("ok", f"{facts.name}, {'CPU' if facts.is_cpu else 'GPU'}")
     speed = probe.product_gflops()
-    said = f"float32 products: {speed:.0f} GFLOP/s"
+    message = f"float32 products: {speed:.0f} GFLOP/s"
     if facts.fast_blas is not None:
-        said += f", with {facts.fast_blas.name}"
+        message += f", with {facts.fast_blas.name}"
     if facts.is_cpu and speed < SLOW_GFLOPS:
         busy = "other programs keep the machine busy, or OPENBLAS_NUM_THREADS is too low"
-        yield Finding("warn", said, busy if facts.fast_blas else "pip install 'trouper[cpu]' brings OpenBLAS")
+        yield Finding("warn", message, busy if facts.fast_blas else "pip install 'trouper[cpu]' brings OpenBLAS")
     else:
-        yield Finding("ok", said)
+        yield Finding("ok", message)
 
 
-def memory(_: Plan) -> Iterator[Finding]:
+def memory(_: CheckedSettings) -> Iterator[Finding]:
     from trouper.engine import probe
 
     total, free = probe.device_stats().memory_bytes, _free_memory()
@@ -108,7 +109,7 @@ def memory(_: Plan) -> Iterator[Finding]:
 
 
 def _free_memory() -> int | None:
-    """Where the system says so without being asked by a program of its own."""
+    """Return the free memory, where the system reports it without starting a program."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
@@ -116,47 +117,47 @@ def _free_memory() -> int | None:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
 
 
-def model(plan: Plan) -> Iterator[Finding]:
-    for one in plan.models:
+def model(checked: CheckedSettings) -> Iterator[Finding]:
+    for settings in checked.models:
         try:
-            yield _model(one)
+            yield _model(settings)
         except ModelUnusable as unusable:
             yield Finding("fail", unusable.message, unusable.remedy or "give another --model, or what this one lacks")
 
 
-def _model(one: Settings) -> Finding:
+def _model(settings: Settings) -> Finding:
     from trouper.engine import probe
     from trouper.engine.loading import bundled_model, lora_adapter
 
-    if one.adapter_path is not None:
-        lora_adapter.require(one.adapter_path)
-    name = one.model or bundled_model.NAME
-    if not probe.is_here(one.model):
+    if settings.adapter_path is not None:
+        lora_adapter.require(settings.adapter_path)
+    name = settings.model or bundled_model.NAME
+    if not probe.is_here(settings.model):
         if name == bundled_model.NAME:
             bundled_model.require_cache()
         return Finding("warn", f"{name} is not here yet", "the first start downloads it")
-    fit, limit = probe.fit(one), probe.device_stats().memory_bytes
-    said = f"{name} ({fit.architecture}): {decimal(fit.weights_bytes)} of weights"
-    room = int(limit * one.memory_fraction) - fit.weights_bytes
+    fit, limit = probe.fit(settings), probe.device_stats().memory_bytes
+    message = f"{name} ({fit.architecture}): {decimal(fit.weights_bytes)} of weights"
+    room = int(limit * settings.memory_fraction) - fit.weights_bytes
     if room <= 0:
-        return Finding("fail", f"{said}, more than {decimal(limit)} hold", "use a smaller or a quantized model")
+        return Finding("fail", f"{message}, more than {decimal(limit)} hold", "use a smaller or a quantized model")
     if not fit.token_bytes:
-        return Finding("ok", f"{said}; {decimal(room)} are left")
-    said += f"; {decimal(room)} are left, for keys and values of {room // fit.token_bytes:,} tokens"
+        return Finding("ok", f"{message}; {decimal(room)} are left")
+    message += f"; {decimal(room)} are left, for keys and values of {room // fit.token_bytes:,} tokens"
     if room // fit.token_bytes < SHORT_CONTEXT_TOKENS:
-        return Finding("warn", said, "use a smaller model, or --kv-bits 8")
-    return Finding("ok", said)
+        return Finding("warn", message, "use a smaller model, or --kv-bits 8")
+    return Finding("ok", message)
 
 
-def self_check(plan: Plan) -> Iterator[Finding]:
-    """What the last start has found: a model is not loaded for this."""
+def self_check(checked: CheckedSettings) -> Iterator[Finding]:
+    """Report the result of the last start's self-check; no model is loaded for this."""
     from trouper.engine import probe
 
-    for one in plan.models:
-        if one.self_check == "off":
+    for settings in checked.models:
+        if settings.self_check == "off":
             remedy = "leave --self-check out"
             yield Finding("warn", "--self-check off: what rows may do is guessed from the model's caches", remedy)
-        elif not probe.is_here(one.model) or (line := probe.checked(one)) is None:
+        elif not probe.is_here(settings.model) or (line := probe.checked(settings)) is None:
             yield Finding(
                 "ok", "not made yet for these weights, settings, versions and device; the first start makes it"
             )
@@ -168,11 +169,11 @@ def self_check(plan: Plan) -> Iterator[Finding]:
             yield Finding("ok", line.summary)
 
 
-def disk(plan: Plan) -> Iterator[Finding]:
+def disk(checked: CheckedSettings) -> Iterator[Finding]:
     from trouper.storage import disk_speed
     from trouper.storage.file_operations import Disk
 
-    first = plan.models[0]
+    first = checked.models[0]
     if first.blocks_dir is None:
         yield Finding("ok", "--no-ssd: nothing is kept on disk")
         return
@@ -180,23 +181,23 @@ def disk(plan: Plan) -> Iterator[Finding]:
         directory = disk_speed.nearest(first.blocks_dir.expanduser().absolute())
         free, measured = Disk().free_bytes(directory), disk_speed.measure(directory)
     except OSError as error:
-        said = f"{first.blocks_dir}: {error.strerror}; nothing will be kept there"
-        yield Finding("warn", said, "give another --ssd-cache-dir, or --no-ssd")
+        message = f"{first.blocks_dir}: {error.strerror}; nothing will be kept there"
+        yield Finding("warn", message, "give another --ssd-cache-dir, or --no-ssd")
         return
-    said = f"{decimal(free)} free for {first.blocks_dir}"
+    message = f"{decimal(free)} free for {first.blocks_dir}"
     if free < first.ssd_keep_free + disk_speed.PROBE_BYTES:
-        yield Finding("warn", f"{said}: nothing will be kept there", "make room, or lower --ssd-keep-free")
+        yield Finding("warn", f"{message}: nothing will be kept there", "make room, or lower --ssd-keep-free")
     else:
-        yield Finding("ok", said)
-    said = f"reads {decimal(int(measured.read))}/s, writes {decimal(int(measured.write))}/s"
+        yield Finding("ok", message)
+    message = f"reads {decimal(int(measured.read))}/s, writes {decimal(int(measured.write))}/s"
     if measured.read < SLOW_READ:
-        yield Finding("warn", said, "put --ssd-cache-dir on a faster disk, or use --no-ssd")
+        yield Finding("warn", message, "put --ssd-cache-dir on a faster disk, or use --no-ssd")
     else:
-        yield Finding("ok", said)
+        yield Finding("ok", message)
 
 
-def port(plan: Plan) -> Iterator[Finding]:
-    host, number = plan.server.host, plan.server.port
+def port(checked: CheckedSettings) -> Iterator[Finding]:
+    host, number = checked.server.host, checked.server.port
     try:
         require_address(host, number)
     except CannotListenError as error:
@@ -215,47 +216,47 @@ def _remedy_of_port(host: str, number: int, reason: int | None) -> str:
             return "give an address of this machine as --host"
 
 
-def keys(plan: Plan) -> Iterator[Finding]:
+def keys(checked: CheckedSettings) -> Iterator[Finding]:
     from trouper.protocol.problems import SettingsInvalid
     from trouper.web.http.api_keys import Keys
 
     try:
-        needed = Keys.of(plan.server).needed
+        needed = Keys.of(checked.server).needed
     except SettingsInvalid as invalid:
         of_file = invalid.flag == "--api-key-file"
         remedy = "write one key a line into that file" if of_file else "give another --api-key, or leave the flag out"
         yield Finding("fail", str(invalid), remedy)
         return
-    if not needed and plan.server.allow_no_key:
+    if not needed and checked.server.allow_no_key:
         yield Finding("warn", "anybody who reaches it may use the model", "give --api-key or --api-key-file")
     else:
         yield Finding("ok", "clients need a key" if needed else "no key; only this machine is let in")
 
 
-def pages(plan: Plan) -> Iterator[Finding]:
-    """Without keys, any page that somebody here opens is a client."""
-    server = plan.server
+def pages(checked: CheckedSettings) -> Iterator[Finding]:
+    """Check who may use the server. Without keys, any page that is opened on this machine is a client."""
+    server = checked.server
     keyed = bool(server.api_key or server.api_key_file)
     if not keyed and "*" in server.cors_origins:
         yield Finding(
             "warn", "any web page may use the model (--cors-origins *)", "name the origins, or give --api-key"
         )
     if not keyed and "*" in server.allowed_hosts:
-        said = "a page that rebinds its name may use the model (--allowed-hosts *)"
-        yield Finding("warn", said, "name the hosts, or give --api-key")
+        message = "a page that rebinds its name may use the model (--allowed-hosts *)"
+        yield Finding("warn", message, "name the hosts, or give --api-key")
     if keyed or "*" not in (*server.cors_origins, *server.allowed_hosts):
         origins = ", ".join(server.cors_origins)
         yield Finding("ok", f"pages of {origins} may use the model" if origins else "none but the server's own")
 
 
-def files(plan: Plan) -> Iterator[Finding]:
+def files(checked: CheckedSettings) -> Iterator[Finding]:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = plan.server.max_connections + OTHER_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        said = f"this process may open {soft} files; {plan.server.max_connections} connections want more"
-        yield Finding("warn", said, f"ulimit -n {wanted}, or a lower --max-connections")
+    needed = checked.server.max_connections + OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        message = f"this process may open {soft} files; {checked.server.max_connections} connections want more"
+        yield Finding("warn", message, f"ulimit -n {needed}, or a lower --max-connections")
     else:
-        yield Finding("ok", f"enough for {plan.server.max_connections} connections")
+        yield Finding("ok", f"enough for {checked.server.max_connections} connections")
 
 
 CHECKS: dict[str, Check] = {

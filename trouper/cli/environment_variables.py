@@ -1,4 +1,5 @@
-"""Variables that were meant for us and reach nobody: a wrong flag is an error, a wrong variable would be silence."""
+"""Variables that were meant for Trouper but misspelt: a wrong flag is an error, a wrong variable would have no effect
+silently."""
 
 from __future__ import annotations
 
@@ -9,11 +10,12 @@ import click
 
 PREFIX = "TROUPER_"
 ALIKE = 0.85
-"""Less alike is somebody else's: scripts around us have variables, too."""
+"""Minimum similarity. A less similar variable belongs to other programs: scripts that start a server have variables,
+too."""
 
 
 def misspelt(context: click.Context, environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Those that no command knows, each with the one that was probably meant."""
+    """Yield the variables that no command knows, each with the one that was probably meant."""
     known = {variable for command in _commands(context.find_root().command) for variable in _variables(command)}
     for name in sorted(environment):
         if name.startswith(PREFIX) and name not in known:

@@ -1,4 +1,4 @@
-"""How a command ends when it cannot do what it was asked to."""
+"""Exit codes, and the ways in which a command ends when it cannot do its work."""
 
 from __future__ import annotations
 
@@ -25,28 +25,29 @@ DAMAGE_FOUND = 1
 """Exit code of `trouper cache verify` when a file is not sound."""
 
 
-def refuse(said: str) -> NoReturn:
-    """One line, and out."""
-    click.secho(f"trouper: {said}", fg="red", err=True)
+def refuse(message: str) -> NoReturn:
+    """Print one line, and exit."""
+    click.secho(f"trouper: {message}", fg="red", err=True)
     sys.exit(USAGE_ERROR)
 
 
-def give_up(said: str) -> NoReturn:
-    """One line, and out: what could go on has gone on until now."""
-    click.secho(f"trouper: {said}", fg="red", err=True)
+def give_up(message: str) -> NoReturn:
+    """Print one line, and exit after everything that could still be served has been."""
+    click.secho(f"trouper: {message}", fg="red", err=True)
     sys.exit(ENGINE_FAILED)
 
 
 def end_at_once(code: int) -> NoReturn:
-    """Without unwinding: what would have to be waited for is what did not end."""
+    """Exit without unwinding, which would wait for the very thing that did not end."""
     logging.shutdown()
-    with suppress(OSError, ValueError, AttributeError):  # It may be full, closed, or not there at all.
+    with suppress(OSError, ValueError, AttributeError):  # stdout may be full, closed, or None.
         sys.stdout.flush()
     os._exit(code)
 
 
 def forget_stdout() -> None:
-    """Nobody reads it any more. What is left in its buffer would be an error again when the process ends."""
+    """Redirect stdout to nowhere because its reader is gone. Buffered output would otherwise be an error again when the
+    process ends."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

@@ -1,4 +1,4 @@
-"""Flags made from the settings, and settings made from what was given."""
+"""Command-line flags made from the settings classes, and settings made from parsed flags."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ S = TypeVar("S", bound=attrs.AttrsInstance)
 
 
 def flags_of(cls: type[attrs.AttrsInstance]) -> Callable[[Command], Command]:
-    """A flag, and a variable TROUPER_<NAME>, for each setting: type, default and help are the setting's own."""
+    """Add a flag, and a variable TROUPER_<NAME>, for each setting: type, default and help are the setting's own."""
 
     def add(command: Command) -> Command:
         types = get_type_hints(cls)
@@ -57,35 +57,37 @@ def flag(field: attrs.Attribute[Any], hint: Any) -> Callable[[Command], Command]
 def _type(kind: Any, *, each: bool, repeated: bool) -> Any:
     if kind is Path:
         return click.Path(path_type=Path)
-    return OneOfSeveral() if each else Whole() if repeated else kind
+    return OneOfSeveral() if each else UnsplitText() if repeated else kind
 
 
 def _completion(field: attrs.Attribute[Any]) -> Completion | None:
-    """What a shell offers. That it is one of these the setting itself says, whoever gave it, so click need not."""
+    """Return what a shell completes. Choices are checked by the setting itself, whatever its source, so click does not
+    check them."""
     if choices := field.metadata.get("choices"):
         return lambda _context, _option, begun: [
-            CompletionItem(str(one)) for one in choices if str(one).startswith(begun)
+            CompletionItem(str(choice)) for choice in choices if str(choice).startswith(begun)
         ]
     if field.metadata.get("directory"):
         return lambda _context, _option, begun: [CompletionItem(begun, type="dir")]
     return None
 
 
-class Whole(click.types.StringParamType):
-    """Text. A variable holds one, whatever stands in it: click would part it at blanks, and make weak keys of a good one."""
+class UnsplitText(click.types.StringParamType):
+    """Text that is one value in a variable: click would split it at blanks, and make weak keys of a strong one."""
 
     def split_envvar_value(self, rv: str) -> Sequence[str]:
         return (rv,)
 
 
 class OneOfSeveral(click.types.StringParamType):
-    """Text. In a variable, several are parted as paths are: a model may be a directory with blanks in its name."""
+    """Text whose variable holds several values, separated like paths: a model may be a directory with blanks in its
+    name."""
 
     envvar_list_splitter = os.pathsep
 
 
 class Finite(click.FloatRange):
-    """Neither nan, which is within every range, nor infinity."""
+    """A finite number. nan, which is within every range, and infinity are refused."""
 
     def convert(self, value: float, param: click.Parameter | None, context: click.Context | None) -> float:
         number = super().convert(value, param, context)
@@ -94,14 +96,14 @@ class Finite(click.FloatRange):
         return number
 
 
-def settings_from(cls: type[S], given: Mapping[str, Any], **one: Any) -> S:
-    """The settings, of what click collected and of `one`, which has the flags that are for each of several. Raises
-    `SettingsInvalid`."""
-    return cls(**{field.name: one.get(field.name, given[field.name]) for field in attrs.fields(cls)})
+def settings_from(cls: type[S], given: Mapping[str, Any], **overrides: Any) -> S:
+    """Build the settings of what click collected and of `overrides`, which holds the flags that differ between models.
+    Raises `SettingsInvalid`."""
+    return cls(**{field.name: overrides.get(field.name, given[field.name]) for field in attrs.fields(cls)})
 
 
 def models_from(given: Mapping[str, Any]) -> list[Settings]:
-    """One for each --model. Raises `SettingsInvalid`."""
+    """Build the settings for each --model. Raises `SettingsInvalid`."""
     models = tuple(dict.fromkeys(given["model"]))
     if len(models) > 1 and given["adapter_path"] is not None:
         raise SettingsInvalid("--adapter-path is for one model: give one --model with it")
@@ -109,7 +111,7 @@ def models_from(given: Mapping[str, Any]) -> list[Settings]:
 
 
 def all_from(given: Mapping[str, Any]) -> tuple[list[Settings], ServerSettings]:
-    """What `serve` serves, and how. Raises `SettingsInvalid`."""
+    """Build the settings of the models and of the server. Raises `SettingsInvalid`."""
     models, server = models_from(given), settings_from(ServerSettings, given)
-    require_names([one.model or EMBEDDED for one in models], server.served_model_name)
+    require_names([model.model or EMBEDDED for model in models], server.served_model_name)
     return models, server

@@ -1,4 +1,4 @@
-"""Lines that a person types: edited, remembered, several at a time if pasted."""
+"""Input of lines in a terminal: editing, history, and pasted lines."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def history_file() -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "trouper" / "chat-history"
 
 
-class Kept(FileHistory):
-    """A disk that is full meanwhile takes no question away."""
+class FailsafeHistory(FileHistory):
+    """A history file that ignores write errors: with a full disk, questions can still be asked."""
 
     def store_string(self, string: str) -> None:
         with suppress(OSError):
@@ -32,7 +32,8 @@ class Kept(FileHistory):
 
 
 def history() -> History:
-    """Of earlier sessions too, for their owner's eyes only. Where no file can be, of this one, and a line says so."""
+    """Return the history of all sessions, readable by its owner only. Where no file can be written, it is of this
+    session, and a line says so."""
     path = history_file()
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -41,11 +42,11 @@ def history() -> History:
     except OSError as error:
         click.secho(f"questions are not kept: {error.filename}: {error.strerror}", dim=True)
         return InMemoryHistory()
-    return Kept(str(path))
+    return FailsafeHistory(str(path))
 
 
 def session(commands: Iterable[str]) -> PromptSession[str]:
-    """With the history of earlier sessions."""
+    """Return a prompt session with the history of earlier sessions."""
     return PromptSession(
         PROMPT,
         history=history(),
@@ -59,7 +60,7 @@ def session(commands: Iterable[str]) -> PromptSession[str]:
 
 
 def _keys() -> KeyBindings:
-    """Enter sends, as everybody expects; Alt-Enter breaks the line. What is pasted keeps its lines."""
+    """Return key bindings: Enter sends, as usual; Alt-Enter breaks the line. Pasted text keeps its lines."""
     keys = KeyBindings()
 
     @keys.add("enter")

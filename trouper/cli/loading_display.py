@@ -1,4 +1,4 @@
-"""What a terminal shows while a model is loaded."""
+"""Progress bars on a terminal while a model is loaded."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ from rich.text import Text
 from trouper.protocol.loading import Loading, LoadWatch
 
 WIDE = 100
-"""Columns from which on there is room for how fast it is."""
-BESIDE = len("- " + " ━━━━━━━━━━" + " 100.0/999.9 GB")
-"""What a narrower line needs beside its description."""
+"""Number of columns from which on the speed is shown."""
+FIXED_WIDTH = len("- " + " ━━━━━━━━━━" + " 100.0/999.9 GB")
+"""Columns of a narrow line beside its description."""
 SPEED = len(" 100.0 MB/s")
 
 
 @contextmanager
 def shown(console: Console) -> Iterator[LoadWatch]:
-    """A bar for each stage, beside the log. Nothing where nobody looks: the log says the same in lines. Nothing before
-    the first stage either, since the model hub shows bars of its own. What is loaded later is not shown."""
+    """Show a bar for each stage, beside the log. Without a terminal nothing is shown: the log has the same in lines.
+    Nothing is shown before the first stage either, since the model hub shows bars of its own, nor for models that are
+    loaded later."""
     progress = Progress(*_columns(console.width), console=console, transient=True, disable=not console.is_terminal)
     tasks: dict[str, TaskID] = {}
     over = False
@@ -56,13 +57,13 @@ def shown(console: Console) -> Iterator[LoadWatch]:
 
 
 def _short(model: str) -> str:
-    """Of a path, or of a hub's id, the last part."""
+    """Return the last part of a path or of a hub's id."""
     return PurePath(model).name or model
 
 
 def _columns(width: int) -> Iterator[ProgressColumn]:
-    """One line in any width: there is always a bar, and a long description is cut."""
-    room = width - BESIDE - (SPEED if width >= WIDE else 0)
+    """Return the bar's columns, which fit one line in any width: there is always a bar, and a long description is cut."""
+    room = width - FIXED_WIDTH - (SPEED if width >= WIDE else 0)
     cut = Column(max_width=max(room, 1), no_wrap=True, overflow="ellipsis")
     yield SpinnerColumn()
     yield TextColumn("{task.description}", markup=False, table_column=cut)
@@ -73,7 +74,7 @@ def _columns(width: int) -> Iterator[ProgressColumn]:
 
 
 class Done(DownloadColumn):
-    """Bytes, or steps."""
+    """A column with the number of bytes, or of steps."""
 
     def render(self, task: Task) -> Text:
         if task.fields.get("unit") != "steps":
@@ -82,7 +83,7 @@ class Done(DownloadColumn):
 
 
 class Speed(TransferSpeedColumn):
-    """Of bytes; steps take as long as they take."""
+    """A column with the speed in bytes; steps have none."""
 
     def render(self, task: Task) -> Text:
         return Text("") if task.fields.get("unit") == "steps" else super().render(task)

@@ -1,4 +1,4 @@
-"""Logging: the library logs to `trouper`, and the program that runs it says where that goes."""
+"""Logging setup: the library logs to `trouper`, and the program that runs it decides where that goes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 from rich.console import Console
 from rich.logging import RichHandler
 
-from trouper.cli.background_log import AsideHandler, LineWriter, Write
+from trouper.cli.background_log import BackgroundHandler, LineWriter, Write
 from trouper.protocol.logs import CURRENT_REQUEST, FIELDS, REQUEST_ID
 
 LEVELS = ("debug", "info", "warning", "error")
@@ -19,7 +19,7 @@ Format = Literal["auto", "human", "json"]
 
 
 def configure_logging(level: str, console: Console, form: Format = "auto") -> None:
-    """Colours for a person at a terminal; elsewhere a line of JSON for each record, unless plain ones are wanted."""
+    """Log in colours on a terminal; elsewhere as a line of JSON for each record, unless plain lines are requested."""
     write: Write
     if form == "json" or (form == "auto" and not console.is_terminal):
         write = LineWriter(JsonLines())
@@ -29,14 +29,14 @@ def configure_logging(level: str, console: Console, form: Format = "auto") -> No
         write = rich.emit
     else:
         write = LineWriter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s%(about)s"))
-    handler = AsideHandler(write)
+    handler = BackgroundHandler(write)
     handler.addFilter(name_request)
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("trouper").setLevel(level.upper())
 
 
 def name_request(record: logging.LogRecord) -> bool:
-    """Every line about a request has its id, whoever wrote it."""
+    """Add the request's id to every record about a request, whichever logger made it."""
     named = getattr(record, REQUEST_ID, "") or CURRENT_REQUEST.get()
     setattr(record, REQUEST_ID, named)
     record.about = f" [{named}]" if named else ""
@@ -44,18 +44,18 @@ def name_request(record: logging.LogRecord) -> bool:
 
 
 class JsonLines(logging.Formatter):
-    """One object a line. Whatever the text holds, it is one line."""
+    """Formats a record as one JSON object on one line, whatever the text holds."""
 
     def format(self, record: logging.LogRecord) -> str:
-        said: dict[str, Any] = {
+        entry: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
         }
         if named := getattr(record, REQUEST_ID, ""):
-            said[REQUEST_ID] = named
-        said |= cast("dict[str, Any]", getattr(record, FIELDS, {}))
+            entry[REQUEST_ID] = named
+        entry |= cast("dict[str, Any]", getattr(record, FIELDS, {}))
         if record.exc_info:
-            said["exception"] = self.formatException(record.exc_info)
-        return json.dumps(said, ensure_ascii=False, default=str)
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry, ensure_ascii=False, default=str)

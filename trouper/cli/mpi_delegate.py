@@ -20,7 +20,8 @@ def _end_with(descriptor: int) -> None:
 
 
 def main() -> None:
-    """The ranks do not have our descriptor, so they must not look for it."""
+    """Run mlx.launch without the variable of the launcher's descriptor: the ranks do not inherit the descriptor, so they
+    must not look for it."""
     launcher = os.environ.pop(LAUNCHER, "")
     if launcher:
         Thread(target=_end_with, args=(int(launcher),), daemon=True).start()

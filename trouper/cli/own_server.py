@@ -1,4 +1,4 @@
-"""A server of one's own, for a command that brings a model along."""
+"""A server process for a command that is given a model instead of a server."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ READY = " is ready at "
 
 @contextmanager
 def serving(*flags: str) -> Iterator[str]:
-    """The URL of `trouper serve` with these flags, on a free port of this machine, in a process (and a group: Ctrl-C is not
-    for it) of its own. Its log, and the bars of its start, go to our stderr. It ends with us, also when the terminal is
-    closed."""
+    """Run `trouper serve` with these flags, and yield its URL. The server has a free port of this machine, a process
+    and a group of its own (Ctrl-C does not reach it). Its log and progress bars go to this process' stderr. It ends
+    with this process, also when the terminal is closed."""
     command = [sys.executable, "-m", "trouper", "serve", "--host", "127.0.0.1", "--port", "0", *flags]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)  # noqa: S603
     assert process.stdout is not None
@@ -39,7 +39,7 @@ def serving(*flags: str) -> Iterator[str]:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """It drains, but nobody waits for long."""
+    """Terminate the server. It drains, but is killed if that takes long."""
     process.terminate()
     try:
         process.wait(GOODBYE_S)
@@ -50,8 +50,8 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 @contextmanager
 def _signals_end(process: subprocess.Popen[str]) -> Iterator[None]:
-    """The server first, then us, without unwinding: a handler must not raise in the middle of Trio. The terminal gets back
-    the modes that it has now."""
+    """On a signal, end the server first and then this process, without unwinding: a handler must not raise in the
+    middle of Trio. The terminal gets back its present modes."""
     terminal = sys.stdin.fileno() if sys.stdin.isatty() else None
     modes = None if terminal is None else termios.tcgetattr(terminal)
 

@@ -1,4 +1,4 @@
-"""`trouper serve --print-config`: what holds, and why, as a settings file."""
+"""`trouper serve --print-config`: the effective settings, and their sources, as a settings file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ SECRET = {
 
 
 def config_text(context: click.Context) -> str:
-    """TOML. What is a default is a comment, so that a file made of this pins nothing; secrets are left out."""
+    """Format the settings as TOML. A default is a comment, so that a file made of this pins nothing; secrets are left
+    out."""
     return "\n".join(_lines(context)) + "\n"
 
 
@@ -59,6 +60,6 @@ def _toml(value: Any) -> str:
         case int() | float():
             return repr(value)
         case tuple() | list():
-            return "[" + ", ".join(_toml(one) for one in value) + "]"
+            return "[" + ", ".join(_toml(item) for item in value) + "]"
         case _:  # A JSON string is a TOML string, but for one character that JSON does not escape.
             return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")

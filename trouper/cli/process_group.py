@@ -1,7 +1,7 @@
-"""Processes that live and die together, are started again, and leave nothing behind.
+"""A supervisor for processes that start and end together, are restarted, and leave nothing behind.
 
-Each is a session of its own, so that a terminal's Ctrl-C comes here first, and holds the reading end of a pipe whose other
-end is ours: when we are killed it sees that (`ranks.py`).
+Each process is a session of its own, so that a terminal's Ctrl-C comes here first, and holds the reading end of a pipe
+whose other end is here: when this process is killed, the others see it.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ import click
 import trio
 
 from trouper.cli.exits import USAGE_ERROR
-from trouper.cli.rank_commands import LAUNCHER, Group, Wanted
+from trouper.cli.rank_commands import LAUNCHER, ProcessSpec, RankGroup
 
 GRACE_S = 5.0
-"""When one has ended the others end by themselves. Those that have not by then are killed."""
+"""Time for processes to end by themselves after one of them has ended. Those that have not by then are killed."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-"""Before all are started again: twice as long each time, until they have lived for a while."""
+"""Pause before a restart: doubled each time, until a group has lived for a while."""
 LIVED_S = 60.0
 LAST_LINES_S = 1.0
 
 
 @attrs.define(eq=False)
 class Life:
-    """The processes of now."""
+    """The processes of one start of the group."""
 
     processes: list[trio.Process] = attrs.field(factory=list)
     codes: list[int] = attrs.field(factory=list)
-    """Of those that have ended, and those that were told."""
-    one_ended: trio.Event = attrs.field(factory=trio.Event)
+    """Exit codes of processes that have ended, and codes that were reported in the output."""
+    any_ended: trio.Event = attrs.field(factory=trio.Event)
 
     def signal(self, number: signal.Signals) -> None:
-        """To each and its children."""
+        """Send a signal to each process and its children."""
         for process in self.processes:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
@@ -46,13 +46,13 @@ class Life:
 class Supervisor:
     """Keeps a group alive until it ends well, cannot live, or a signal comes."""
 
-    def __init__(self, group: Group, restarts: int | None) -> None:
+    def __init__(self, group: RankGroup, restarts: int | None) -> None:
         self._group, self._restarts = group, restarts
         self._life = Life()
         self._leaving = trio.Event()
 
     async def run(self) -> int:
-        """The exit code."""
+        """Run the group until it ends for good, and return the exit code."""
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._pass_on, signals)
@@ -61,7 +61,7 @@ class Supervisor:
         return code
 
     async def _pass_on(self, signals: AsyncIterator[int]) -> None:
-        """The first lets them drain, the second ends them."""
+        """Forward signals: the first lets the processes drain, the second kills them."""
         async for _ in signals:
             self._life.signal(signal.SIGKILL if self._leaving.is_set() else signal.SIGTERM)
             self._leaving.set()
@@ -71,33 +71,34 @@ class Supervisor:
         while True:
             began = trio.current_time()
             codes = await self._live()
-            told = -signal.SIGTERM if self._leaving.is_set() else 0  # Who ends by our signal has done what it was told.
-            failed = [code for code in codes if code not in (0, told)]
+            # A process that ends by our signal has not failed.
+            expected_code = -signal.SIGTERM if self._leaving.is_set() else 0
+            failed = [code for code in codes if code not in (0, expected_code)]
             if self._leaving.is_set() or not failed or USAGE_ERROR in failed or starts == self._restarts:
                 return USAGE_ERROR if USAGE_ERROR in failed else _exit_code(failed)
             if trio.current_time() - began > LIVED_S:
                 pause_s = FIRST_PAUSE_S
             starts += 1
-            said = ", ".join(str(code) for code in codes)
-            click.echo(f"launch: the group has ended (exit codes {said}); starting again in {pause_s:g} s", err=True)
+            text = ", ".join(str(code) for code in codes)
+            click.echo(f"launch: the group has ended (exit codes {text}); starting again in {pause_s:g} s", err=True)
             with trio.move_on_after(pause_s):
                 await self._leaving.wait()
                 return _exit_code(failed)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     async def _live(self) -> list[int]:
-        """One life: exit codes of all."""
+        """Start the group, wait for its end, and return all exit codes."""
         self._life = life = Life()
-        with self._group.processes() as wanted, _lifeline() as end:
+        with self._group.processes() as specs, _lifeline() as end:
             try:
                 async with trio.open_nursery() as nursery:
-                    for one in wanted:
-                        process = await _start(one, end)
+                    for spec in specs:
+                        process = await _start(spec, end)
                         life.processes.append(process)
-                        nursery.start_soon(self._accompany, life, one, process)
-                    if self._leaving.is_set():  # The signal came before they were there.
+                        nursery.start_soon(self._accompany, life, spec, process)
+                    if self._leaving.is_set():  # The signal came before the processes were started.
                         life.signal(signal.SIGTERM)
-                    await life.one_ended.wait()
+                    await life.any_ended.wait()
                     nursery.cancel_scope.deadline = trio.current_time() + GRACE_S
             finally:
                 life.signal(signal.SIGKILL)
@@ -106,38 +107,38 @@ class Supervisor:
                         await process.wait()
         return [*life.codes, *(process.returncode or 0 for process in life.processes)]
 
-    async def _accompany(self, life: Life, one: Wanted, process: trio.Process) -> None:
+    async def _accompany(self, life: Life, spec: ProcessSpec, process: trio.Process) -> None:
         assert process.stdout is not None and process.stderr is not None
         async with trio.open_nursery() as relays:
-            relays.start_soon(self._relay, life, one, process.stdout, False)
-            relays.start_soon(self._relay, life, one, process.stderr, True)
+            relays.start_soon(self._relay, life, spec, process.stdout, False)
+            relays.start_soon(self._relay, life, spec, process.stderr, True)
             await process.wait()
-            life.one_ended.set()
+            life.any_ended.set()
             relays.cancel_scope.deadline = trio.current_time() + LAST_LINES_S
 
-    async def _relay(self, life: Life, one: Wanted, stream: trio.abc.ReceiveStream, err: bool) -> None:
-        prefix = f"[{one.name}] " if one.name else ""
+    async def _relay(self, life: Life, spec: ProcessSpec, stream: trio.abc.ReceiveStream, err: bool) -> None:
+        prefix = f"[{spec.name}] " if spec.name else ""
         held = b""
         async for data in stream:
             *lines, held = (held + data).split(b"\n")
             for line in lines:
-                said = line.decode(errors="replace")
-                click.echo(prefix + said, err=err)
-                if code := self._group.code_in(said):
+                text = line.decode(errors="replace")
+                click.echo(prefix + text, err=err)
+                if code := self._group.code_in(text):
                     life.codes.append(code)
         if held:
             click.echo(prefix + held.decode(errors="replace"), err=err)
 
 
-async def supervise(group: Group, restarts: int | None) -> int:
+async def supervise(group: RankGroup, restarts: int | None) -> int:
     return await Supervisor(group, restarts).run()
 
 
-async def _start(one: Wanted, end: int) -> trio.Process:
+async def _start(spec: ProcessSpec, end: int) -> trio.Process:
     return await trio.lowlevel.open_process(
-        one.command,
-        env=one.environment | {LAUNCHER: str(end)},
-        stdin=end,  # Nothing to read, and no end of file, which mlx.launch would read again and again.
+        spec.command,
+        env=spec.environment | {LAUNCHER: str(end)},
+        stdin=end,  # Empty, but without an end of file, which mlx.launch would read in a loop.
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         pass_fds=(end,),
@@ -147,7 +148,7 @@ async def _start(one: Wanted, end: int) -> trio.Process:
 
 @contextmanager
 def _lifeline() -> Iterator[int]:
-    """A descriptor to read from, which ends when this process does."""
+    """Return a descriptor to read from, which ends when this process does."""
     read, write = os.pipe()
     try:
         yield read
@@ -157,6 +158,6 @@ def _lifeline() -> Iterator[int]:
 
 
 def _exit_code(failed: list[int]) -> int:
-    """Of the first that failed; a signal's as shells say it."""
+    """Return the exit code of the first process that failed; a signal's as shells report it."""
     code = failed[0] if failed else 0
     return 128 - code if code < 0 else code

@@ -1,4 +1,4 @@
-"""The processes of one group: what to start for each rank, here or by `mlx.launch` on several hosts."""
+"""The commands of a group's processes: one for each rank on this machine, or `mlx.launch` for several hosts."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from typing import Protocol
 import attrs
 
 LAUNCHER = "TROUPER_LAUNCHER"
-"""Variable: a file descriptor that ends when the launcher does."""
+"""Variable that holds a file descriptor which ends when the launcher does."""
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 @attrs.frozen
-class Wanted:
-    """One process. `name`: what its lines begin with; "": they say it themselves."""
+class ProcessSpec:
+    """The command of one process. `name`: the prefix of its lines; "" if they have one already."""
 
     name: str
     command: tuple[str, ...]
     environment: dict[str, str] = attrs.field(repr=False)
 
 
-class Group(Protocol):
-    """What is started together."""
+class RankGroup(Protocol):
+    """Processes that start and end together."""
 
-    def processes(self) -> AbstractContextManager[list[Wanted]]:
-        """For one life of the group; files that they need are there as long."""
+    def processes(self) -> AbstractContextManager[list[ProcessSpec]]:
+        """Return the processes of one start of the group; files that they need exist as long as the context."""
 
     def code_in(self, line: str) -> int | None:
-        """A rank's exit code, if this line of output tells one."""
+        """Return a rank's exit code, if this line of output reports one."""
 
 
 @attrs.frozen
-class Here:
+class LocalRanks:
     """Ranks on this machine. Backend `ring` or `nccl`."""
 
     ranks: int
@@ -48,18 +48,18 @@ class Here:
     command: tuple[str, ...]
 
     @contextmanager
-    def processes(self) -> Iterator[list[Wanted]]:
+    def processes(self) -> Iterator[list[ProcessSpec]]:
         with tempfile.NamedTemporaryFile("w", prefix="trouper-ranks-", suffix=".json") as hosts:
             ports = _free_ports(self.ranks)
             json.dump([[f"127.0.0.1:{port}"] for port in ports], hosts)
             hosts.flush()
             yield [
-                Wanted(str(rank), self.command, os.environ | self._variables(rank, hosts.name, ports[0]))
+                ProcessSpec(str(rank), self.command, os.environ | self._variables(rank, hosts.name, ports[0]))
                 for rank in range(self.ranks)
             ]
 
     def _variables(self, rank: int, hosts: str, port: int) -> dict[str, str]:
-        """As mlx.launch sets them. One rank needs no group."""
+        """Return the variables that mlx.launch sets. A single rank needs no group."""
         if self.ranks == 1:
             return {}
         if self.backend == "nccl":
@@ -70,9 +70,11 @@ class Here:
                 "NCCL_PORT": str(port),
                 "CUDA_VISIBLE_DEVICES": _devices(self.ranks)[rank],
             }
-        threads = str(max(1, (os.cpu_count() or 1) // self.ranks))  # Of all together no more than the machine has.
-        own = {name: threads for name in THREADS if name not in os.environ}
-        return {"MLX_RANK": str(rank), "MLX_HOSTFILE": hosts, **own}
+        threads = str(
+            max(1, (os.cpu_count() or 1) // self.ranks)
+        )  # All ranks together use no more threads than the machine has cores.
+        thread_limits = {name: threads for name in THREADS if name not in os.environ}
+        return {"MLX_RANK": str(rank), "MLX_HOSTFILE": hosts, **thread_limits}
 
     def code_in(self, line: str) -> int | None:  # noqa: ARG002  Processes have theirs.
         return None
@@ -80,7 +82,7 @@ class Here:
 
 @attrs.frozen
 class Hosts:
-    """Ranks that mlx.launch starts. It tells their exit codes in its output, and ends with 0 whatever they are."""
+    """Ranks that mlx.launch starts. It reports their exit codes in its output, and ends with 0 whatever they are."""
 
     ranks: int
     hostfile: Path | None
@@ -88,30 +90,30 @@ class Hosts:
     command: tuple[str, ...]
 
     @contextmanager
-    def processes(self) -> Iterator[list[Wanted]]:
+    def processes(self) -> Iterator[list[ProcessSpec]]:
         flags = ["--hostfile", str(self.hostfile)] if self.hostfile is not None else ["-n", str(self.ranks)]
         flags += ["--backend", self.backend] if self.backend is not None else []
         yield [
-            Wanted(
+            ProcessSpec(
                 "", (sys.executable, "-m", "trouper.cli.mpi_delegate", *flags, "--", *self.command), dict(os.environ)
             )
         ]
 
     def code_in(self, line: str) -> int | None:
-        told = re.search(r"Node with rank \d+ exited with code (-?\d+)", line)
-        return int(told[1]) if told else None
+        match = re.search(r"Node with rank \d+ exited with code (-?\d+)", line)
+        return int(match[1]) if match else None
 
 
 def _free_ports(count: int) -> list[int]:
-    """All of them at once, so that none is given twice."""
+    """Return free ports, all bound at once so that none is returned twice."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
+        for sock in sockets:
+            sock.bind(("127.0.0.1", 0))
+        return [int(sock.getsockname()[1]) for sock in sockets]
 
 
 def _devices(ranks: int) -> Sequence[str]:
-    """A GPU for each rank, of those that are visible."""
-    visible = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
+    """Return a GPU for each rank, of those that are visible."""
+    visible = [device for device in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if device]
     return visible if len(visible) >= ranks else [str(rank) for rank in range(ranks)]

@@ -1,4 +1,4 @@
-"""A process that is one of several ranks: what its launcher has told it, and how it ends."""
+"""A process that is one of several ranks: the variables of its launcher, and the ways it ends."""
 
 from __future__ import annotations
 
@@ -25,22 +25,23 @@ logger = logging.getLogger("trouper")
 RANK_VARIABLES = ("MLX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 GROUP_VARIABLES = ("MLX_HOSTFILE", "MLX_IBV_DEVICES", "NCCL_HOST_IP", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 JOIN_S = 120
-"""For all ranks to meet. Native code waits there and holds the interpreter, so the kernel keeps this limit (SIGALRM)."""
-LAST_WORDS_S = 0.7
-"""For what clients are told at the end."""
+"""Time limit until all ranks have joined. Native code waits there and holds the interpreter, so the kernel keeps this
+limit (SIGALRM)."""
+LAST_ERRORS_S = 0.7
+"""Time at the end for the errors that clients get."""
 ORPHAN_S = 30.0
-"""For a drain after the launcher has died."""
+"""Time for a drain after the launcher has died."""
 
 
 def rank_of(environment: Mapping[str, str]) -> int | None:
-    """None: nothing has launched a group."""
+    """Return the rank of this process; None if no launcher has started a group."""
     if not any(environment.get(name) for name in GROUP_VARIABLES):
         return None
     return next((int(environment[name]) for name in RANK_VARIABLES if environment.get(name)), None)
 
 
 def control_host(environment: Mapping[str, str]) -> str:
-    """Where rank 0 is for the others; loopback if nothing tells."""
+    """Return the address of rank 0 for the other ranks; loopback if no variable names one."""
     if hosts := environment.get("MLX_HOSTFILE"):
         first: str = json.loads(Path(hosts).read_text())[0][0]
         return first.rsplit(":", 1)[0].strip("[]")
@@ -50,21 +51,22 @@ def control_host(environment: Mapping[str, str]) -> str:
 
 
 def only_model(settings: Sequence[Settings]) -> Settings:
-    """Raises `SettingsInvalid`."""
+    """Return the settings of the only model. Raises `SettingsInvalid`."""
     if len(settings) > 1:
         raise SettingsInvalid(f"several ranks serve one model: give one --model instead of {len(settings)}")
     return settings[0]
 
 
 def prepare(environment: Mapping[str, str]) -> None:
-    """Bound what nobody else can: the time to meet, and the life of an orphan."""
+    """Bound what nothing else can: the time until the ranks have joined, and the life of a process whose launcher has
+    died."""
     signal.alarm(JOIN_S)
     if launcher := environment.get(LAUNCHER):
         Thread(target=_watch_launcher, args=(int(launcher),), name="launcher", daemon=True).start()
 
 
 def _watch_launcher(descriptor: int) -> None:
-    """Whoever is killed closes what it holds."""
+    """End this process when the launcher's descriptor closes, which happens also when the launcher is killed."""
     while os.read(descriptor, 64):
         pass
     logger.error("the launcher is gone: leaving")
@@ -83,17 +85,17 @@ async def _disarm(joined: trio.Event) -> None:
 
 
 async def end_with_group(ranks: Leader) -> None:
-    """When a rank is lost clients hear it at once; then this process ends, whatever its engine waits for (F27)."""
+    """End this process when a rank is lost, whatever its engine waits for (F27). Clients get their errors first."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_disarm, ranks.joined)
         await ranks.lost.wait()
-        await trio.sleep(LAST_WORDS_S)
+        await trio.sleep(LAST_ERRORS_S)
         end_at_once(USAGE_ERROR if ranks.unusable else RANK_LOST)
 
 
 @contextmanager
 def lost_is_an_exit_code(ranks: Leader) -> Iterator[None]:
-    """Why was logged when it was found."""
+    """Exit with the code of a lost rank. The reason was logged when it was found."""
     try:
         yield
     except* RankLost:
@@ -101,7 +103,7 @@ def lost_is_an_exit_code(ranks: Leader) -> Iterator[None]:
 
 
 async def follow(settings: Settings, rank: int) -> None:
-    """Be a follower; never returns."""
+    """Run a follower; never returns."""
     from trouper.engine.host import MlxEngine
 
     follower = Follower(settings, MlxEngine(settings))
@@ -120,9 +122,9 @@ async def follow(settings: Settings, rank: int) -> None:
 
 
 async def _end_with(follower: Follower, rank: int) -> None:
-    """Beside the engine, which may never end."""
+    """End this process when the follower has ended. Runs beside the engine, which may never end."""
     await follower.ended.wait()
-    await trio.sleep(LAST_WORDS_S)
+    await trio.sleep(LAST_ERRORS_S)
     _end(follower, rank)
 
 
@@ -134,17 +136,17 @@ def _end(follower: Follower, rank: int) -> None:
 
 
 async def _watch_signals(signals: AsyncIterator[int], follower: Follower) -> None:
-    """A terminal's Ctrl-C is for all ranks: rank 0 drains, and then lets the others go."""
-    told = False
+    """Handle signals of a follower. A terminal's Ctrl-C reaches all ranks: rank 0 drains, and then lets the others end."""
+    reported = False
     async for number in signals:
-        if told or not follower.linked:
+        if reported or not follower.linked:
             end_at_once(128 + number)
-        told = True
+        reported = True
         logger.info("%s: rank 0 says when this ends; once more ends at once", signal.Signals(number).name)
 
 
 class ToRank0(logging.Handler):
-    """Records go to rank 0's terminal while there is a link, and to this one before and after."""
+    """Sends records to rank 0's terminal while there is a link, and to this one before and after."""
 
     def __init__(self, follower: Follower, here: Sequence[logging.Handler]) -> None:
         super().__init__()
@@ -153,7 +155,7 @@ class ToRank0(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self._token.run_sync_soon(self._tell, record)  # From any thread.
+            self._token.run_sync_soon(self._tell, record)  # A record may come from any thread.
         except trio.RunFinishedError:
             self._print(record)
 
@@ -172,6 +174,8 @@ def _tell_rank_0(follower: Follower) -> None:
 
 
 def _tell_here() -> None:
-    """There is nobody any more who would pass it on."""
+    """Log here again, because the link to rank 0 is gone."""
     root = logging.getLogger()
-    root.handlers = [here for one in root.handlers for here in (one.here if isinstance(one, ToRank0) else (one,))]
+    root.handlers = [
+        here for handler in root.handlers for here in (handler.here if isinstance(handler, ToRank0) else (handler,))
+    ]

@@ -1,7 +1,7 @@
 """A server's process: load, serve, drain on a signal.
 
-The library does none of these (it neither calls `trio.run` nor touches signals or logging), so that
-another program can embed it.
+The library does none of these (it neither calls `trio.run` nor touches signals or logging), so that another program can
+embed it.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ from trouper.cli.exits import DEVICE_STUCK, end_at_once
 from trouper.cli.loading_display import shown
 from trouper.cli.rank_process import end_with_group
 from trouper.web.http.api_keys import Keys
-from trouper.web.observability.request_log import Reader
+from trouper.web.observability.request_log import RequestObserver
 from trouper.web.server import serve_http
 
 logger = logging.getLogger("trouper")
 STUCK_POLL_S = 1.0
 LOADING_ENDS_S = 2.0
-"""A thread that reads or converts weights is not interrupted; nothing is lost with it, so it is not waited for longer."""
+"""Time for loading to end after a signal. A thread that reads or converts weights cannot be interrupted; nothing is
+lost with it, so it is not awaited longer."""
 
 
 async def run(
     settings: Sequence[Settings],
     server_settings: ServerSettings,
     console: Console,
-    readers: Sequence[Reader] = (),
+    observers: Sequence[RequestObserver] = (),
     ranks: Leader | None = None,
 ) -> None:
-    """Load, serve, and on the first signal drain; returns when everything has ended. `readers`: as for `serve_http`. Raises
+    """Load, serve, and on the first signal drain; returns when everything has ended. `observers`: as for `serve_http`. Raises
     `CannotListenError` and `SettingsInvalid` before a model is loaded."""
     require_address(server_settings.host, server_settings.port)
     Keys.of(server_settings)
@@ -57,12 +58,13 @@ async def run(
                 over.set()
                 if not loading.cancelled_caught:
                     watching.start_soon(_watch_device, fleet)
-                    await _serve(nursery, fleet, server_settings, leaving, readers)
+                    await _serve(nursery, fleet, server_settings, leaving, observers)
             watching.cancel_scope.cancel(reason="everything has ended")
 
 
 async def _watch_signals(signals: AsyncIterator[int], leaving: trio.Event, loading: trio.CancelScope) -> None:
-    """While loading there is nobody to drain: loading is cancelled. Later that is a no-op."""
+    """Handle signals: the first begins to drain, the second ends the process at once. While loading there is nothing to
+    drain, so the first also cancels loading."""
     async for number in signals:
         if leaving.is_set():
             end_at_once(128 + number)
@@ -72,7 +74,7 @@ async def _watch_signals(signals: AsyncIterator[int], leaving: trio.Event, loadi
 
 
 async def _watch_loading(leaving: trio.Event, over: trio.Event) -> None:
-    """The whole is ended when it was to leave and loading does not end."""
+    """End the process if it was to leave and loading does not end."""
     await leaving.wait()
     with trio.move_on_after(LOADING_ENDS_S):
         await over.wait()
@@ -81,8 +83,8 @@ async def _watch_loading(leaving: trio.Event, over: trio.Event) -> None:
 
 
 async def _watch_device(fleet: Fleet) -> None:
-    """A thread inside the device cannot be cancelled: when it is given up (F18, F27), clients have had their errors,
-    so give those a moment to go out, and end the process."""
+    """End the process when a device is given up (F18, F27). A thread inside the device cannot be cancelled; clients
+    have had their errors by then, so those get a moment to be sent."""
     while (detail := _stuck(fleet)) is None:  # noqa: ASYNC110 - health is looked at; it does not announce itself.
         await trio.sleep(STUCK_POLL_S)
     logger.critical("%s; ending the process", detail)
@@ -91,17 +93,23 @@ async def _watch_device(fleet: Fleet) -> None:
 
 
 def _stuck(fleet: Fleet) -> str | None:
-    """What a model's health says if its device is given up."""
-    healths = [one.runtime.health() for one in fleet.listed() if one.runtime is not None]
+    """Return the detail of the model whose device is given up."""
+    healths = [entry.runtime.health() for entry in fleet.listed() if entry.runtime is not None]
     return next((health.detail for health in healths if health.status == "stuck"), None)
 
 
 async def _serve(
-    nursery: trio.Nursery, fleet: Fleet, settings: ServerSettings, leaving: trio.Event, readers: Sequence[Reader]
+    nursery: trio.Nursery,
+    fleet: Fleet,
+    settings: ServerSettings,
+    leaving: trio.Event,
+    observers: Sequence[RequestObserver],
 ) -> None:
     shutdown = trio.Event()
     try:
-        urls: list[str] = await nursery.start(partial(serve_http, fleet, settings, shutdown=shutdown, readers=readers))
+        urls: list[str] = await nursery.start(
+            partial(serve_http, fleet, settings, shutdown=shutdown, observers=observers)
+        )
     except OSError as error:
         raise cannot_listen(settings.host, settings.port, error) from error
     announce(urls[0], fleet, bool(settings.api_key or settings.api_key_file))

@@ -20,15 +20,15 @@ from trouper.cli.exits import refuse
 Command = TypeVar("Command", bound=Callable[..., Any])
 IN_WORKING_DIRECTORY = Path("trouper.toml")
 READ = "trouper.config"
-"""Where click's context keeps which file was read."""
+"""Key under which click's context keeps the path of the file."""
 
 
 class FileInvalid(Exception):
-    """A settings file that cannot be read, or says what no flag does. Names the file and the key."""
+    """A settings file that cannot be read, or has a key that is no flag. The message names the file and the key."""
 
 
 def configured(command: Command) -> Command:
-    """With --config, and the file that is there without it."""
+    """Add --config, and read the default file without it."""
     return click.option(
         "--config",
         type=click.Path(path_type=Path),
@@ -42,13 +42,13 @@ def configured(command: Command) -> Command:
 
 
 def file_read(context: click.Context) -> Path | None:
-    """The settings file that this command has read, if any."""
+    """Return the settings file that this command has read, if any."""
     path: Path | None = context.meta.get(READ)
     return path
 
 
 def default_file() -> Path | None:
-    """The one in the working directory, else the user's, else none."""
+    """Return the file in the working directory, else the user's, else None."""
     user = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "trouper" / "config.toml"
     return next((path for path in (IN_WORKING_DIRECTORY, user) if path.is_file()), None)
 
@@ -58,17 +58,18 @@ def _apply(context: click.Context, _: click.Parameter, given: Path | None) -> No
     if path is None or context.resilient_parsing:
         return
     try:
-        known = {_key(option): option for option in _options_of_serve(context)}
-        values = _checked(path, _parsed(path), known, context)
+        declared = {_key(option): option for option in _options_of_serve(context)}
+        values = _checked(path, _parsed(path), declared, context)
     except FileInvalid as invalid:
         refuse(str(invalid))
-    own = {parameter.name for parameter in context.command.params}
-    context.default_map = {name: value for name, value in values.items() if name in own}
+    parameters = {parameter.name for parameter in context.command.params}
+    context.default_map = {name: value for name, value in values.items() if name in parameters}
     context.meta[READ] = path
 
 
 def _options_of_serve(context: click.Context) -> Iterator[click.Option]:
-    """One file is for all commands, each of which takes what it knows; what may stand there is what `serve` knows."""
+    """Return the options of `serve`. One file is for all commands, each of which takes what it knows; valid keys are
+    those of `serve`."""
     root = context.find_root().command
     command = root.commands["serve"] if isinstance(root, click.Group) else context.command
     for parameter in command.params:
@@ -93,7 +94,7 @@ def _parsed(path: Path) -> dict[str, Any]:
 def _checked(
     path: Path, content: Mapping[str, Any], known: Mapping[str, click.Option], context: click.Context
 ) -> dict[str, Any]:
-    """By parameter, as click takes defaults. Raises `FileInvalid`."""
+    """Return the values by parameter, as click takes defaults. Raises `FileInvalid`."""
     values: dict[str, Any] = {}
     for written, value in content.items():
         key = written.replace("_", "-")
@@ -116,19 +117,19 @@ def _nearest(key: str, known: Mapping[str, click.Option]) -> str:
 
 
 def _as_given(option: click.Option, value: Any) -> Any:
-    """Numbers become text, as on the command line: then 8000.5 is no port, and not 8000 without a word."""
+    """Convert a value to text, as on the command line: then 8000.5 is no port, and is not rounded to 8000 silently."""
     if option.is_flag:
         if not isinstance(value, bool):
             raise ValueError(f"must be true or false, not {value!r}")
         return value
     if not option.multiple:
         return _text(value, option)
-    return tuple(_text(one, option) for one in (value if isinstance(value, list) else [value]))
+    return tuple(_text(item, option) for item in (value if isinstance(value, list) else [value]))
 
 
 def _text(value: Any, option: click.Option) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ValueError(f"must be a text or a number, not {value!r}")  # noqa: TRY004 - as every fault of a value
     if isinstance(option.type, click.Path):
-        return str(Path(str(value)).expanduser())  # No shell does it here.
+        return str(Path(str(value)).expanduser())  # No shell has expanded it.
     return str(value)

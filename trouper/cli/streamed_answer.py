@@ -1,4 +1,4 @@
-"""One streamed answer, as a client takes it."""
+"""The client's side of a streamed answer."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from trouper.cli.client import problem_of, read_as_trouper
 from trouper.cli.typed_input import text_of
 
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""A model's text must not move the cursor, retitle the window or write the clipboard."""
+"""Control characters: a model's text must not move the cursor, retitle the window or write the clipboard."""
 
 
 class AnswerFailed(Exception):
-    """The server refused, or gave up on the way. Says what it said."""
+    """The server refused the request, or failed while it answered. The message is the server's."""
 
 
 @attrs.frozen
-class Piece:
-    """Some text, fit for a terminal."""
+class StreamedText:
+    """A piece of text, fit for a terminal."""
 
     kind: Literal["content", "thinking"]
     text: str
 
 
 @attrs.define
-class Answer:
-    """What came of one question so far."""
+class StreamedAnswer:
+    """The answer to one question so far."""
 
     text: str = ""
     prompt_tokens: int = 0
@@ -44,24 +44,26 @@ class Answer:
 
     @property
     def summary(self) -> str:
-        """One line of figures; what is not known is left out."""
-        said = [f"{self.tokens} tokens"] if self.tokens else []
+        """One line of figures; unknown ones are left out."""
+        parts = [f"{self.tokens} tokens"] if self.tokens else []
         if self.first is not None and self.last is not None:
             if self.tokens > 1 and self.last > self.first:
-                said.append(f"{(self.tokens - 1) / (self.last - self.first):.1f} tok/s")
-            said.append(f"first after {self.first - self.began:.2f} s")
+                parts.append(f"{(self.tokens - 1) / (self.last - self.first):.1f} tok/s")
+            parts.append(f"first after {self.first - self.began:.2f} s")
         if self.prompt_tokens:
-            said.append(f"{self.cached_tokens} of {self.prompt_tokens} prompt tokens cached")
+            parts.append(f"{self.cached_tokens} of {self.prompt_tokens} prompt tokens cached")
         if self.finish_reason not in ("", "stop"):
-            said.append(self.finish_reason)
-        return ", ".join(said)
+            parts.append(self.finish_reason)
+        return ", ".join(parts)
 
 
-def stream(client: httpx2.Client, body: Mapping[str, Any], answer: Answer) -> Generator[Piece, None, None]:
-    """Ask, and give the pieces as they come; `answer` is filled meanwhile. Leaving the iterator ends the request. Raises
-    `AnswerFailed`, `NotTrouper`, or httpx2's errors when the connection breaks."""
-    whole = {**body, "stream": True, "stream_options": {"include_usage": True}}
-    with client.stream("POST", "/v1/chat/completions", json=whole) as response:
+def stream(
+    client: httpx2.Client, body: Mapping[str, Any], answer: StreamedAnswer
+) -> Generator[StreamedText, None, None]:
+    """Send the request, and yield pieces as they arrive; `answer` is filled meanwhile. Leaving the iterator ends the
+    request. Raises `AnswerFailed`, `NotTrouper`, or httpx2's errors when the connection breaks."""
+    request_body = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    with client.stream("POST", "/v1/chat/completions", json=request_body) as response:
         if response.is_error:
             raise AnswerFailed(problem_of(response))
         for event in httpx2.EventSource(response):
@@ -73,37 +75,37 @@ def stream(client: httpx2.Client, body: Mapping[str, Any], answer: Answer) -> Ge
     raise AnswerFailed("the stream ended in the middle")
 
 
-class Counted(Protocol):
-    """What has the figures of a stream's usage."""
+class UsageCounts(Protocol):
+    """An object with the figures of a stream's usage."""
 
     tokens: int
     prompt_tokens: int
     cached_tokens: int
 
 
-def count(chunk: Any, counted: Counted) -> None:
-    """What an event of a stream says beside text. Raises `AnswerFailed` if that is an error."""
+def count(chunk: Any, counts: UsageCounts) -> None:
+    """Read the usage of an event. Raises `AnswerFailed` if the event is an error."""
     if "error" in chunk:
         raise AnswerFailed(str(chunk["error"]["message"]))
     if usage := chunk.get("usage"):
-        counted.tokens, counted.prompt_tokens = int(usage["completion_tokens"]), int(usage["prompt_tokens"])
-        counted.cached_tokens = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0))
+        counts.tokens, counts.prompt_tokens = int(usage["completion_tokens"]), int(usage["prompt_tokens"])
+        counts.cached_tokens = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0))
 
 
-def _taken(chunk: Any, answer: Answer) -> Iterator[Piece]:
+def _taken(chunk: Any, answer: StreamedAnswer) -> Iterator[StreamedText]:
     count(chunk, answer)
     for choice in chunk.get("choices", ()):
         answer.finish_reason = str(choice.get("finish_reason") or answer.finish_reason)
         delta = choice.get("delta", {})
         if thought := delta.get("reasoning_content"):
             _noted(answer)
-            yield Piece("thinking", CONTROL.sub("\ufffd", text_of(thought)))
+            yield StreamedText("thinking", CONTROL.sub("\ufffd", text_of(thought)))
         if text := delta.get("content"):
             _noted(answer)
             answer.text += text_of(text)
-            yield Piece("content", CONTROL.sub("\ufffd", text_of(text)))
+            yield StreamedText("content", CONTROL.sub("\ufffd", text_of(text)))
 
 
-def _noted(answer: Answer) -> None:
+def _noted(answer: StreamedAnswer) -> None:
     answer.last = time.perf_counter()
     answer.first = answer.first or answer.last

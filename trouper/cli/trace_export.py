@@ -1,4 +1,4 @@
-"""Where traces go: nowhere, unless a flag or OpenTelemetry's own variables say so."""
+"""Export of traces: off, unless a flag or OpenTelemetry's own variables request it."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ from trouper.protocol.record import RequestRecord
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
-Reader = Callable[[RequestRecord], None]
+Observer = Callable[[RequestRecord], None]
 VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 PROTOCOL = "http/protobuf"
 PATH = "/v1/traces"
 LAST_SPANS_S = 3.0
-"""At the end, for spans that are not delivered yet. A collector that does not answer holds up nobody longer."""
+"""Time at the end for spans that are not delivered yet. A collector that does not answer delays the end no longer."""
 
 
 @contextmanager
-def tracing(endpoint: str | None) -> Iterator[tuple[Reader, ...]]:
-    """Readers for the journal: one, or none if nobody asked for traces. Raises `SettingsInvalid`.
+def tracing(endpoint: str | None) -> Iterator[tuple[Observer, ...]]:
+    """Yield observers for the request log: one, or none if traces are off. Raises `SettingsInvalid`.
 
-    Around `trio.run`, not in it: spans are sent by a thread of OpenTelemetry's, which Trio neither knows nor awaits.
+    Used around `trio.run`, not in it: spans are sent by a thread of OpenTelemetry's, which Trio neither knows nor
+    awaits.
     """
-    if not _wanted(endpoint):
+    if not _is_enabled(endpoint):
         yield ()
         return
     _check(endpoint)
@@ -43,7 +44,7 @@ def tracing(endpoint: str | None) -> Iterator[tuple[Reader, ...]]:
         asked = "--otlp-endpoint" if endpoint else next(name for name in VARIABLES if os.environ.get(name))
         raise SettingsInvalid(f"{asked} needs the extra `otel`: pip install 'trouper[otel]'") from None
     try:
-        yield (Traces(provider.get_tracer("trouper", __version__)).read,)
+        yield (Traces(provider.get_tracer("trouper", __version__)).observe,)
     finally:
         ending = Thread(target=provider.shutdown, daemon=True)
         ending.start()
@@ -51,7 +52,7 @@ def tracing(endpoint: str | None) -> Iterator[tuple[Reader, ...]]:
 
 
 def _check(endpoint: str | None) -> None:
-    """What could only fail later, once for each batch of spans. Raises `SettingsInvalid`."""
+    """Check settings whose errors would otherwise appear later, once for each batch of spans. Raises `SettingsInvalid`."""
     if endpoint and not _is_url(endpoint):
         raise SettingsInvalid(f"--otlp-endpoint {endpoint} is no URL; give one as http://127.0.0.1:4318")
     for name in PROTOCOLS:
@@ -62,7 +63,7 @@ def _check(endpoint: str | None) -> None:
 
 
 def _is_url(text: str) -> bool:
-    """One that can be reached: with a host, and a port that is a number."""
+    """Whether the text is a URL that can be reached: with a host, and a numeric port."""
     try:
         parts = urlsplit(text)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -70,8 +71,8 @@ def _is_url(text: str) -> bool:
         return False
 
 
-def _wanted(endpoint: str | None) -> bool:
-    """OpenTelemetry's switches to turn it off count for its variables, not for our flag."""
+def _is_enabled(endpoint: str | None) -> bool:
+    """Whether traces are on. OpenTelemetry's switches to turn them off apply to its variables, not to the flag."""
     if endpoint:
         return True
     off = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or os.environ.get("OTEL_TRACES_EXPORTER") == "none"
@@ -92,7 +93,7 @@ def _provider(endpoint: str | None) -> TracerProvider:
 
 
 def _full(endpoint: str | None) -> str | None:
-    """A collector's address may be given without the path. None: what the variables say."""
+    """Return the collector's URL, completed if it was given without the path. None: the variables decide."""
     if not endpoint or endpoint.rstrip("/").endswith(PATH):
         return endpoint or None
     return endpoint.rstrip("/") + PATH

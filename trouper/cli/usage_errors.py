@@ -1,4 +1,4 @@
-"""What was asked for wrongly, said in one line, as a wrong setting is: the flag, what is wrong, and where it was said."""
+"""Usage errors in one line, like those of invalid settings: the flag, the fault, and the source of the value."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from trouper.protocol.problems import SettingsInvalid
 
 
 class OneLineErrors(click.Group):
-    """Its commands end with one line where click has four, and none of them says where a value came from. Ctrl-C ends
-    what has no say of its own in it, such as imports, without a word."""
+    """A group whose commands end with one line on errors, where click prints four, none of which names the source of a
+    value. Ctrl-C ends code that does not handle it, such as imports, silently."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -36,11 +36,11 @@ def _refuse(error: click.UsageError, group: click.Context) -> NoReturn:
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         raise error
     asked = error.ctx.command_path if error.ctx else f"{group.command_path} {group.invoked_subcommand or ''}".strip()
-    refuse(said(error, asked))
+    refuse(message_of(error, asked))
 
 
-def said(error: click.UsageError, command: str) -> str:
-    """Without the line's end. `command`: whose help says more."""
+def message_of(error: click.UsageError, command: str) -> str:
+    """Return the line, without its end. `command`: the command whose help has more."""
     match error:
         case click.NoSuchOption(possibilities=near) if near:
             return f"there is no flag {error.option_name}; did you mean {near[0]}?"
@@ -52,15 +52,17 @@ def said(error: click.UsageError, command: str) -> str:
             return f"{_plain(error.format_message())}; see `{command} --help`"
 
 
-def said_of(context: click.Context, invalid: SettingsInvalid) -> str:
-    """A setting that a flag of this command stands for."""
-    options = (one for one in context.command.params if isinstance(one, click.Option) and invalid.flag in one.opts)
+def settings_error(context: click.Context, invalid: SettingsInvalid) -> str:
+    """Describe an invalid setting, with the source of its value if it is a flag of this command."""
+    options = (
+        option for option in context.command.params if isinstance(option, click.Option) and invalid.flag in option.opts
+    )
     option = next(options, None)
     return f"{invalid}{'' if option is None else _origin(context, option)}"
 
 
 def origin(context: click.Context, option: click.Option) -> str | None:
-    """The variable or the file that a value came from. None: a flag or a default."""
+    """Return the variable or the file that a value came from. None: a flag or a default."""
     match context.get_parameter_source(option.name or ""):
         case ParameterSource.ENVIRONMENT:
             return str(option.envvar)

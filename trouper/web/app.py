@@ -1,4 +1,4 @@
-"""The Quart-Trio app: routes, and what every request passes through. Mountable in another program."""
+"""The Quart-Trio app: routes, and the checks that every request passes through. Another program can mount it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from trouper.web.metrics.metrics_endpoint import Scrapes
 from trouper.web.observability.access_log import log_record, log_response
 from trouper.web.observability.health_report import HEALTH, READY, STATUS, health_body
 from trouper.web.observability.replica_info import Replica
-from trouper.web.observability.request_log import Journal, Reader
+from trouper.web.observability.request_log import RequestLog, RequestObserver
 from trouper.web.openai.answer_schemas import COMPONENTS as OPENAI
 from trouper.web.openai.errors import error_response, http_problem
 from trouper.web.openai.routes import OpenAi
@@ -47,11 +47,12 @@ log = logging.getLogger("trouper.web")
 
 
 class HTTPConnection(TrioASGIHTTPConnection):
-    """Outlives its handler: owns what the handler acquired and started, and finishes the last write.
+    """A connection that outlives its handler: it owns what the handler acquired and started, and finishes the last
+    write.
 
-    If the client leaves between the handler's return and the body's first byte, nobody else would
-    close the answers. The last write is followed by events that cancel the handler; without the
-    shield the connection would never hear that it is idle again.
+    If the client disconnects between the handler's return and the body's first byte, nothing else would close the
+    answers. The last write is followed by events that cancel the handler; without the shield the connection would never
+    learn that it is idle again.
     """
 
     async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
@@ -69,7 +70,8 @@ class HTTPConnection(TrioASGIHTTPConnection):
 
 
 class ResponseId(BaseConverter):
-    """Any but what is an endpoint of its own: a 405 there would name methods that it does not have."""
+    """A response id in a path. Paths of other endpoints are excluded: otherwise a 405 would list methods that they do
+    not have."""
 
     regex = r"(?!input_tokens$)[^/]+"
 
@@ -82,10 +84,11 @@ def create_app(
     models: Runtime | Models,
     settings: ServerSettings,
     background: trio.Nursery | None = None,
-    readers: Sequence[Reader] = (),
+    observers: Sequence[RequestObserver] = (),
 ) -> App:
-    """The whole API. `background` runs what outlives its connection; without one, that is refused. `readers` are told of
-    each request that has ended. Raises `SettingsInvalid` for a bad key file."""
+    """Build the app with the whole API. `background` runs work that outlives its connection; without a nursery, such
+    requests are refused. `observers` are called with the record of each request that has ended. Raises
+    `SettingsInvalid` for a bad key file."""
     if isinstance(models, Runtime):
         models = OneModel(models, settings.served_model_name)
     app = App("trouper", static_folder=None)
@@ -94,7 +97,7 @@ def create_app(
     app.config["RESPONSE_TIMEOUT"] = None
     app.url_map.converters["response"] = ResponseId
     metrics = Metrics(models.listed)
-    service = Service(models, settings, background, Journal(metrics.requests.read, log_record, *readers))
+    service = Service(models, settings, background, RequestLog(metrics.requests.observe, log_record, *observers))
     keys = Keys.of(settings)
     edge, dialects = Edge(service, keys, metrics), (OpenAi(service), Responses(service), Anthropic(service))
     app.before_request(edge.let_in)
@@ -103,8 +106,8 @@ def create_app(
     app.register_error_handler(RequestFailed, edge.failed)
     app.register_error_handler(Exception, edge.crashed)
     site = Site(service, keys)
-    told = (*dialects, Replica(service), edge, Scrapes(metrics), site)
-    described = [endpoint for one in told for endpoint in one.endpoints()]
+    groups = (*dialects, Replica(service), edge, Scrapes(metrics), site)
+    described = [endpoint for group in groups for endpoint in group.endpoints()]
     components = OPENAI | response_schemas.COMPONENTS | ANTHROPIC
     for endpoint in Pages(service, keys, described, components).endpoints:
         app.add_url_rule(endpoint.path, endpoint.name, endpoint.handler, methods=[endpoint.method])
@@ -113,18 +116,18 @@ def create_app(
 
 
 class Edge:
-    """What every request passes through, and what the server says of itself."""
+    """Checks and headers that apply to every request, the error handlers, and the health endpoints."""
 
     def __init__(self, service: Service, keys: Keys, metrics: Metrics) -> None:
         self._service, self._keys, self._metrics = service, keys, metrics
         self._cors = Cors(service.settings)
 
     def endpoints(self) -> tuple[Endpoint, ...]:
-        told = partial(Endpoint, method="GET", tag="Server")
+        endpoint = partial(Endpoint, method="GET", tag="Server")
         return (
-            told(path="/health", handler=self.health, summary="What every actor knows", answer=HEALTH),
-            told(path="/livez", handler=self.livez, summary="Whether the process answers", answer=STATUS),
-            told(
+            endpoint(path="/health", handler=self.health, summary="What every actor knows", answer=HEALTH),
+            endpoint(path="/livez", handler=self.livez, summary="Whether the process answers", answer=STATUS),
+            endpoint(
                 path="/readyz",
                 handler=self.readyz,
                 summary="Whether requests are served now",
@@ -145,7 +148,7 @@ class Edge:
         return None if problem is None else self._refused(problem)
 
     def _refused(self, problem: Problem) -> Response:
-        """In the dialect of the path."""
+        """Format a refusal in the dialect of the path."""
         if is_anthropic(request.path):
             return error_response(problem, anthropic_error(problem, self._service.request_id))
         return error_response(problem)
@@ -169,11 +172,11 @@ class Edge:
                 http_problem(408, "the body did not arrive in time (--body-timeout-s)", "body_timeout")
             )
         status = error.code or 500
-        said = {
+        message = {
             404: f"there is nothing at {request.path}",
             405: f"{request.method} is not for {request.path}",
         }.get(status, error.description or error.name)
-        response = self._refused(http_problem(status, said))
+        response = self._refused(http_problem(status, message))
         if status == 405:
             response.headers["Allow"] = dict(error.get_headers()).get("Allow", "")
         return response
@@ -194,9 +197,9 @@ class Edge:
         return as_json({"status": "alive"})
 
     async def readyz(self) -> Response:
-        """Ready if every model that is loaded makes progress."""
-        loaded = [one.runtime.health() for one in self._service.models.listed() if one.runtime is not None]
-        health = next((one for one in loaded if not one.ready), loaded[0] if loaded else None)
+        """Report ready if every loaded model makes progress."""
+        loaded = [entry.runtime.health() for entry in self._service.models.listed() if entry.runtime is not None]
+        health = next((health for health in loaded if not health.ready), loaded[0] if loaded else None)
         if health is None:
             return as_json({"status": "draining", "detail": "no model is loaded"}, 503)
         return as_json({"status": health.status, "detail": health.detail}, 200 if health.ready else 503)

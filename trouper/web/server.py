@@ -1,4 +1,9 @@
-"""Listening: accept, hand to a guarded connection, and stop in bounded time."""
+"""The listening server: accept connections, run each in a guarded `Connection`, and stop in bounded time.
+
+The order of shutdown matters: first accepting stops, then idle connections close, busy ones finish their response
+within LAST_BYTES_S, and finally all sockets are closed, because a write that a client does not read ends in no other
+way.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +25,13 @@ from trouper.protocol.problems import SettingsInvalid
 from trouper.protocol.settings import ServerSettings
 from trouper.web.app import create_app
 from trouper.web.http.guard import Connection
-from trouper.web.observability.request_log import Reader
+from trouper.web.observability.request_log import RequestObserver
 
 log = logging.getLogger("trouper.web")
 
 LAST_BYTES_S = 1.0
-"""At shutdown the runtime was drained before, so responses are only writing their last bytes."""
+"""Time for the last writes at shutdown. The runtime was drained before, so responses are only writing their last bytes.
+"""
 
 
 async def serve_http(
@@ -33,19 +39,19 @@ async def serve_http(
     settings: ServerSettings,
     *,
     shutdown: trio.Event,
-    readers: Sequence[Reader] = (),
+    observers: Sequence[RequestObserver] = (),
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve until `shutdown`, then end within two seconds. Starts with the URLs; raises `SettingsInvalid` for a taken port,
-    a key that cannot be sent, a name without effect. `readers`: as for `create_app`."""
+    """Serve until `shutdown`, then end within two seconds. Starts with the URLs; raises `SettingsInvalid` for a taken
+    port, a key that cannot be sent, a name without effect. `observers`: as for `create_app`."""
     listeners = await _listen(settings)
     with ExitStack() as owned:
         for listener in listeners:
             owned.callback(listener.socket.close)
         async with trio.open_nursery() as background:
-            app = create_app(models, settings, background, readers)
+            app = create_app(models, settings, background, observers)
             await _serve(app, listeners, settings, shutdown, task_status)
-            # A runtime that was drained has ended it already; nothing outlives the server.
+            # A drained runtime has ended this work already; nothing outlives the server.
             background.cancel_scope.cancel()
 
 
@@ -73,7 +79,7 @@ async def _serve(
 ) -> None:
     config = Config()
     config.h11_max_incomplete_size = 64 * 1024
-    config.errorlog = log  # Or Hypercorn adds a handler of its own: logging is the program's business.
+    config.errorlog = log  # Without it Hypercorn adds a handler of its own; the program sets up logging.
     config.include_server_header = False
     server = _Server(wrap_app(app, config.wsgi_max_body_size, "asgi"), config, settings)
     async with trio.open_nursery() as connections, trio.open_nursery() as accepting:
@@ -87,7 +93,7 @@ async def _serve(
 
 
 class _Server:
-    """The connections that are open."""
+    """The open connections, and the limit on their number."""
 
     def __init__(self, app: AppWrapper, config: Config, settings: ServerSettings) -> None:
         self._app, self._config, self._settings = app, config, settings
@@ -96,7 +102,7 @@ class _Server:
         self._room = trio.Semaphore(settings.max_connections)
 
     async def accept(self, listener: trio.abc.Listener[trio.SocketStream], connections: trio.Nursery) -> None:
-        """More connections than there is room for wait in the kernel's backlog."""
+        """Accept connections while there is room; further ones wait in the kernel's backlog."""
         async with listener:
             while True:
                 await self._room.acquire()
@@ -122,7 +128,8 @@ class _Server:
             self._room.release()
 
     async def cut_when_cancelled(self) -> None:
-        """The last write of a response is shielded; only its socket's end ends it."""
+        """Close all sockets when the server is cancelled: the last write of a response is shielded, so only closing its
+        socket ends it."""
         try:
             await trio.sleep_forever()
         finally:
@@ -133,7 +140,7 @@ class _Server:
             connection.cut()
 
     async def finish(self, scope: trio.CancelScope) -> None:
-        """Idle connections now, busy ones after their response, the rest when their time is over."""
+        """Close idle connections now, busy ones after their response, and the remaining ones when the time is over."""
         await self._context.terminated.set()
         for connection in tuple(self._open):
             connection.retire()
@@ -145,7 +152,8 @@ class _Server:
 
 
 def _passes(error: BaseException) -> bool:
-    """Whether accepting may go on: too many open files, a client that went away while it was accepted."""
+    """Whether accepting may go on after this error: too many open files, or a client that disconnected while it was
+    accepted."""
     return isinstance(error, OSError) and error.errno in (
         errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED, errno.EPROTO,
     )  # fmt: skip

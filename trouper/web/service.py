@@ -1,4 +1,4 @@
-"""What every dialect's handlers share: the model that is asked for, requests on their way, responses."""
+"""What the handlers of every dialect share: leasing the requested model, submitting requests, formatting responses."""
 
 from __future__ import annotations
 
@@ -26,27 +26,29 @@ from trouper.protocol.record import Reason, RequestRecord
 from trouper.protocol.requests import Generate
 from trouper.protocol.settings import ServerSettings
 from trouper.web.http.body_parsing import parse_json
-from trouper.web.observability.request_log import Asked, Journal
-from trouper.web.output.dialect import Shape
+from trouper.web.observability.request_log import RequestLog, RequestOrigin
+from trouper.web.output.dialect import Dialect
 from trouper.web.streaming.response_streams import EventStream, collect_all, is_long
 
 log = logging.getLogger("trouper.web")
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
 LARGE_BODY = 2**17
-"""Bytes beyond which what is done with a body leaves the event loop: a few milliseconds of it."""
+"""Body size in bytes beyond which parsing leaves the event loop, which it would block for a few milliseconds."""
 HUGE_BODY = 2**20
-"""Bytes of a body after which memory is given back to the system."""
+"""Body size in bytes beyond which memory is returned to the system after the request."""
 GIVE_BACK_AFTER_S = 0.5
-"""Delay after the end of such a request, until its body has been freed; requests that end meanwhile share one call."""
+"""Delay between the end of a request with a huge body and returning its memory, so that the body has been freed;
+requests that end meanwhile share one call."""
 LARGE_AT_ONCE = 2
-"""Large bodies that are parsed at a time. Parsing holds the GIL, so more threads would only wait for one another."""
-LONGEST_KEPT = 512
+"""Number of large bodies that are parsed at a time. Parsing holds the GIL, so more threads would only wait for one
+another."""
+MAX_HEADER_CHARS = 512
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
 class Heap:
-    """Gives memory back to the system once for all huge requests that end at about the same time."""
+    """Returns memory to the system once for all huge requests that end at about the same time."""
 
     def __init__(self) -> None:
         self._due = False
@@ -64,15 +66,15 @@ class Heap:
 
 @attrs.frozen(eq=False)
 class Served:
-    """A model that is ready, and how it was asked for."""
+    """A model that is ready, and the origin of the request for it."""
 
     runtime: Runtime
-    asked: Asked
+    origin: RequestOrigin
 
     @property
     def name(self) -> str:
-        """That clients know it by."""
-        return self.asked.model
+        """The model's name in the API."""
+        return self.origin.model
 
     @property
     def fingerprint(self) -> str:
@@ -81,13 +83,13 @@ class Served:
 
 
 def context_of(runtime: Runtime) -> int:
-    """The most tokens of one row."""
-    own = runtime.model.context_length
-    return min(own, runtime.settings.max_kv_size or own)
+    """Maximum number of tokens of one sequence."""
+    context_length = runtime.model.context_length
+    return min(context_length, runtime.settings.max_kv_size or context_length)
 
 
 def listed_body(listed: Listed) -> dict[str, Any]:
-    """A model as GET /v1/models lists it. What is not known before it is loaded is left out."""
+    """Format a model for GET /v1/models. Fields that are unknown before the model is loaded are left out."""
     body: dict[str, Any] = {"id": listed.names[0], "object": "model", "created": 0, "owned_by": "trouper"}
     if listed.runtime is not None:
         card = listed.runtime.model
@@ -96,18 +98,19 @@ def listed_body(listed: Listed) -> dict[str, Any]:
 
 
 class Service:
-    """One for the app. Its methods are for the request at hand."""
+    """The app's access to models, answers and the request at hand. There is one for the app; most methods need a
+    request context."""
 
     def __init__(
         self,
         models: Models,
         settings: ServerSettings,
         background: trio.Nursery | None = None,
-        journal: Journal | None = None,
+        request_log: RequestLog | None = None,
     ) -> None:
         self.models, self.settings = models, settings
         self._background = background
-        self.journal = journal or Journal()
+        self.request_log = request_log or RequestLog()
         self._running: dict[str, set[Answer]] = {}
         self._large = trio.CapacityLimiter(LARGE_AT_ONCE)
         self._heap = Heap()
@@ -120,7 +123,7 @@ class Service:
 
     @property
     def request_id(self) -> str:
-        """The client's own if it is sane, else a new one; the same throughout the request."""
+        """The client's X-Request-Id if it is valid, else a new id; the same throughout the request."""
         state = self._state
         if "request_id" not in state:
             given = request.headers.get("X-Request-Id", "")
@@ -129,77 +132,79 @@ class Service:
 
     @property
     def submitted(self) -> bool:
-        """A model was asked, so the journal has it."""
+        """Whether a model was asked, so that the request log has an entry for this request."""
         return "submitted" in self._state
 
     async def body(self) -> dict[str, Any]:
-        """The request's JSON object. Raises `RequestFailed` (400), or werkzeug's 408 and 413."""
+        """Return the request's JSON object. Raises `RequestFailed` (400), or werkzeug's 408 and 413."""
         data = cast("bytes", await request.get_data(as_text=False))
         self._state["large"] = len(data) > LARGE_BODY
         if len(data) > HUGE_BODY:
             self.at_end(self._heap.give_back_soon)
-        return await self.aside(parse_json, data)
+        return await self.run_off_loop(parse_json, data)
 
     async def read(self, parse: Callable[[dict[str, Any]], T]) -> T:
-        """The body, parsed."""
-        return await self.aside(parse, await self.body())
+        """Return the parsed body."""
+        return await self.run_off_loop(parse, await self.body())
 
-    async def aside(self, function: Callable[[Unpack[Arguments]], T], *arguments: *Arguments) -> T:
-        """Call it; in a thread if the body is large, so that the others' streams go on meanwhile."""
+    async def run_off_loop(self, function: Callable[[Unpack[Arguments]], T], *arguments: *Arguments) -> T:
+        """Call the function; in a thread if the body is large, so that the streams of other requests go on meanwhile."""
         if not self._state["large"]:
             return function(*arguments)
         return await trio.to_thread.run_sync(function, *arguments, limiter=self._large)
 
     def at_end(self, callback: Callable[..., None], *arguments: Any) -> None:
-        """Call it when the request is over, however that happens."""
+        """Register a callback that runs when the request is over, however it ends."""
         self._state["owned"].callback(callback, *arguments)
 
     @property
     def has_background(self) -> bool:
         return self._background is not None
 
-    def outlive(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Run it beyond the connection. What the request acquired until now is released when it has ended."""
+    def run_in_background(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Run `work` beyond the connection. Resources that the request has acquired until now are released when `work`
+        has ended."""
         assert self._background is not None
         self._background.start_soon(_owning, self._state["owned"].pop_all(), work)
 
     # -- models ------------------------------------------------------------------------------------
 
     async def served(self, model: str | None) -> Served:
-        """The model of that name, for as long as this request lasts; None: the default. Raises `RequestFailed` (404,
-        503)."""
-        asked = self._asked(model)
+        """Lease the model of that name for as long as this request lasts; None is the default model. Raises
+        `RequestFailed` (404, 503)."""
+        origin = self._origin(model)
         try:
             lease = await self.models.lease(model)
         except RequestFailed as failed:
-            self._unserved(asked, "refused", failed.problem.code or failed.problem.type)
+            self._unserved(origin, "refused", failed.problem.code or failed.problem.type)
             raise
         except trio.Cancelled:
-            self._unserved(asked, "abort", "")
+            self._unserved(origin, "abort", "")
             raise
         self.at_end(lease.release)
-        return Served(lease.runtime, asked)
+        return Served(lease.runtime, origin)
 
-    def _asked(self, model: str | None) -> Asked:
-        """Raises `RequestFailed` (404)."""
+    def _origin(self, model: str | None) -> RequestOrigin:
+        """Collect what the request log needs to know of this request. Raises `RequestFailed` (404)."""
         named = self.models.listed()[0] if model is None else self.listed(model)
         headers = request.headers
-        trace = _kept(headers.get("traceparent", "")), _kept(headers.get("tracestate", ""))
-        return Asked(named.names[0], request.path, trio.current_time(), *trace)
+        trace = _bounded_header(headers.get("traceparent", "")), _bounded_header(headers.get("tracestate", ""))
+        return RequestOrigin(named.names[0], request.path, trio.current_time(), *trace)
 
-    def _unserved(self, asked: Asked, reason: Reason, code: str) -> None:
-        """It ended while it waited for its model, or heard that there is none of it."""
+    def _unserved(self, origin: RequestOrigin, reason: Reason, code: str) -> None:
+        """Log a request that ended while it waited for its model, or that was refused because no model of that name
+        exists."""
         self._state["submitted"] = True
         ended = trio.current_time()
         record = RequestRecord(
-            request_id=self.request_id, reason=reason, code=code, arrived_at=asked.at, ended_at=ended
+            request_id=self.request_id, reason=reason, code=code, arrived_at=origin.at, ended_at=ended
         )
-        self.journal.note(asked, record)
+        self.request_log.note(origin, record)
 
     def listed(self, model: str) -> Listed:
-        """Raises `RequestFailed` (404)."""
+        """Return the entry of a model. Raises `RequestFailed` (404)."""
         listed = self.models.listed()
-        found = next((one for one in listed if model in one.names), None)
+        found = next((entry for entry in listed if model in entry.names), None)
         if found is None:
             raise model_not_found(model, listed)
         return found
@@ -207,12 +212,13 @@ class Service:
     # -- answers -----------------------------------------------------------------------------------
 
     async def submit(self, served: Served, generates: Sequence[Generate]) -> list[Answer]:
-        """Admission comes before a response exists. What was admitted is closed with the request, however that ends."""
+        """Submit the requests: admission comes before a response exists. Admitted answers are closed with the HTTP
+        request, however it ends."""
         return [await self._submit(served, generate) for generate in generates]
 
     async def _submit(self, served: Served, generate: Generate) -> Answer:
         self._state["submitted"] = True
-        answer = await served.runtime.submit(generate, partial(self.journal.note, served.asked))
+        answer = await served.runtime.submit(generate, partial(self.request_log.note, served.origin))
         running = self._running.setdefault(self.request_id, set())
         running.add(answer)
         self.at_end(self._ended, self.request_id, answer)
@@ -226,30 +232,31 @@ class Service:
             del self._running[request_id]
 
     def cancel(self, request_id: str) -> bool:
-        """By the id of the response's X-Request-Id header, or of its body. Whoever waits for it is told."""
+        """Cancel the answers of a request, given the id of its X-Request-Id header or of its response body. Clients
+        that wait for these answers get an error."""
         found = self._running.get(request_id) or self._running.get(re.split("[-_]", request_id, maxsplit=1)[-1])
         for answer in found or ():
             answer.cancel()
         return found is not None
 
-    async def respond(self, shape: Shape, answers: Sequence[Answer], *, stream: bool) -> Response:
+    async def respond(self, dialect: Dialect, answers: Sequence[Answer], *, stream: bool) -> Response:
         if not stream:
             choices = await collect_all(answers)
             if is_long(choices):
-                return encoded(await trio.to_thread.run_sync(lambda: msgspec.json.encode(shape.body(choices))))
-            return as_json(shape.body(choices))
+                return encoded(await trio.to_thread.run_sync(lambda: msgspec.json.encode(dialect.body(choices))))
+            return as_json(dialect.body(choices))
         nursery = cast("trio.Nursery", self._state["nursery"])
-        return as_events(EventStream(shape, answers, self.settings.heartbeat_s, nursery))
+        return as_events(EventStream(dialect, answers, self.settings.heartbeat_s, nursery))
 
 
-def _kept(header: str) -> str:
-    """A header that the journal keeps; not a long one, which would cost memory for as long as the record does. W3C
-    lets traces lose their state beyond this."""
-    return header if len(header) <= LONGEST_KEPT else ""
+def _bounded_header(header: str) -> str:
+    """Return the header as the request log keeps it. A long one is dropped, because it would cost memory for as long as
+    its record is kept; W3C allows dropping trace state beyond this length."""
+    return header if len(header) <= MAX_HEADER_CHARS else ""
 
 
 async def _owning(owned: ExitStack, work: Callable[[], Awaitable[None]]) -> None:
-    """A failure costs nobody else anything."""
+    """Run background work and release its resources. An exception is logged and affects no other request."""
     with owned:
         try:
             await work()
@@ -262,12 +269,12 @@ def as_json(body: Any, status: int = 200) -> Response:
 
 
 def encoded(data: bytes, status: int = 200) -> Response:
-    """A response of JSON that is encoded already."""
+    """Build a response from JSON that is encoded already."""
     return Response(data, status, content_type="application/json")
 
 
 def as_events(body: ResponseBody) -> Response:
-    """Server-sent events, for as long as they come."""
+    """Build a response of server-sent events without a time limit."""
     response = Response(body, content_type="text/event-stream; charset=utf-8")
     response.headers["Cache-Control"] = "no-cache"
     response.headers["X-Accel-Buffering"] = "no"
@@ -276,5 +283,5 @@ def as_events(body: ResponseBody) -> Response:
 
 
 def now() -> int:
-    """Unix seconds."""
+    """The current time in Unix seconds."""
     return int(time.time())

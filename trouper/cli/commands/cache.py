@@ -55,16 +55,16 @@ def list_cache(directory: Path) -> None:
     table.add_column("namespace", no_wrap=True)
     for name in ("files", "size", "blocks", "tokens", "used"):
         table.add_column(name, justify="right", no_wrap=True)
-    for one in facts:
-        counts = (str(one.files), decimal(one.bytes), str(one.blocks), str(one.tokens))
-        table.add_row(one.name, *counts, _age(one.newest_s))
+    for entry in facts:
+        counts = (str(entry.files), decimal(entry.bytes), str(entry.blocks), str(entry.tokens))
+        table.add_row(entry.name, *counts, _age(entry.newest_s))
     Console(width=None if sys.stdout.isatty() else 120).print(table)
 
 
 @cache.command("stats")
 @_of_directory
 def cache_stats(directory: Path) -> None:
-    """What all of it comes to."""
+    """Format the totals."""
     facts = cache_inspection.total(cache_inspection.namespaces(directory))
     click.echo(f"directory   {directory}")
     click.echo(f"size        {decimal(facts.bytes)} in {facts.files} files")

@@ -18,7 +18,7 @@ from trouper.cli.conversation import COMMANDS, AskAgain, CommandRefused, Convers
 from trouper.cli.exits import refuse
 from trouper.cli.flags import Finite
 from trouper.cli.settings_file import file_read
-from trouper.cli.streamed_answer import Answer, AnswerFailed, stream
+from trouper.cli.streamed_answer import AnswerFailed, StreamedAnswer, stream
 from trouper.cli.typed_input import text_of
 
 STOPPED = "stopped"
@@ -59,7 +59,7 @@ def chat(
 
 
 def _piped() -> str:
-    """All of stdin, whatever its bytes are."""
+    """Read all of stdin, whatever its bytes are."""
     if isinstance(sys.stdin, TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")
     return sys.stdin.read().strip()
@@ -70,7 +70,7 @@ def _answer_once(client: httpx2.Client, conversation: Conversation, question: st
         refuse("there is no question, neither as an argument nor in stdin")
     conversation.ask(question)
     try:
-        for piece in stream(client, conversation.body(), Answer()):
+        for piece in stream(client, conversation.body(), StreamedAnswer()):
             if piece.kind == "content":
                 click.echo(piece.text, nl=False)
     except AnswerFailed as failed:
@@ -97,7 +97,7 @@ def _converse(client: httpx2.Client, conversation: Conversation, where: Where) -
 
 
 def _handled(client: httpx2.Client, conversation: Conversation, line: str) -> bool:
-    """False: the person leaves."""
+    """Handle one line. False: the user leaves."""
     try:
         question = question_in(line)
         if question is None:
@@ -117,7 +117,7 @@ def _handled(client: httpx2.Client, conversation: Conversation, line: str) -> bo
 def answer_to(question: str, client: httpx2.Client, conversation: Conversation, echo: Callable[..., Any]) -> None:
     """Stream the answer. Ctrl-C ends it, by closing the connection; what was said until then is kept."""
     conversation.ask(question)
-    answer, note = Answer(), ""
+    answer, note = StreamedAnswer(), ""
     pieces = stream(client, conversation.body(), answer)
     try:
         for piece in pieces:

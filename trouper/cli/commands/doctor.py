@@ -1,4 +1,4 @@
-"""`trouper doctor`: would it run here, and well?"""
+"""`trouper doctor`: check whether a server would run here, and how well."""
 
 from __future__ import annotations
 
@@ -8,24 +8,23 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-import attrs
 import click
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from trouper.cli.doctor_checks import CHECKS, Finding, Plan
+from trouper.cli.doctor_checks import CHECKS, CheckedSettings, Finding
 from trouper.cli.environment_variables import misspelt
 from trouper.cli.exits import refuse
 from trouper.cli.flags import all_from, flags_of
 from trouper.cli.settings_file import configured, file_read
-from trouper.cli.usage_errors import said_of
+from trouper.cli.usage_errors import settings_error
 from trouper.protocol.problems import SettingsInvalid
 from trouper.protocol.settings import ServerSettings, Settings
 
 COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 FAILED = 1
-"""Exit code if something would keep a server from running."""
+"""Exit code if a finding would keep a server from running."""
 
 
 @click.command(short_help="Would it run here, and how well?")
@@ -37,9 +36,9 @@ FAILED = 1
 def doctor(context: click.Context, /, as_json: bool, **given: Any) -> None:
     """Look whether `trouper serve` would run here with the same flags, and how well. Exit code 1 if it would not."""
     try:
-        plan = Plan(*all_from(given), file_read(context), [*misspelt(context, os.environ)])
+        plan = CheckedSettings(*all_from(given), file_read(context), [*misspelt(context, os.environ)])
     except SettingsInvalid as invalid:
-        refuse(said_of(context, invalid))
+        refuse(settings_error(context, invalid))
     console = Console(width=None if sys.stdout.isatty() else 160)
     found: list[tuple[str, Finding]] = []
     for subject, finding in examined(plan):
@@ -47,20 +46,26 @@ def doctor(context: click.Context, /, as_json: bool, **given: Any) -> None:
         if not as_json:
             console.print(_row(subject, finding))
     if as_json:
-        click.echo(json.dumps([{"subject": subject, **attrs.asdict(finding)} for subject, finding in found], indent=1))
+        click.echo(json.dumps([_finding_body(subject, finding) for subject, finding in found], indent=1))
     if any(finding.level == "fail" for _, finding in found):
         sys.exit(FAILED)
 
 
-def examined(plan: Plan) -> Iterator[tuple[str, Finding]]:
-    """One after another, so that each is shown when it is known. A check that fails itself is a finding, too."""
+def _finding_body(subject: str, finding: Finding) -> dict[str, str]:
+    """Return one entry of the --json output, whose key for the message is "said"."""
+    return {"subject": subject, "level": finding.level, "said": finding.message, "remedy": finding.remedy}
+
+
+def examined(plan: CheckedSettings) -> Iterator[tuple[str, Finding]]:
+    """Run the checks one after another, so that each finding is shown when it is known. A check that fails itself is a
+    finding, too."""
     for subject, check in CHECKS.items():
         try:
             for finding in check(plan):
                 yield subject, finding
         except Exception as error:  # noqa: BLE001 - whatever is broken here is what the doctor is for.
-            said = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            yield subject, Finding("fail", said, "see what is said above")
+            message = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            yield subject, Finding("fail", message, "see what is said above")
 
 
 def _row(subject: str, finding: Finding) -> Table:
@@ -68,8 +73,8 @@ def _row(subject: str, finding: Finding) -> Table:
     row.add_column(width=4)
     row.add_column(width=10)
     row.add_column(overflow="fold")
-    said = Text(finding.said)
+    message = Text(finding.message)
     if finding.remedy:
-        said.append(f"\n-> {finding.remedy}", style="bold")
-    row.add_row(Text(finding.level, style=COLOURS[finding.level]), subject, said)
+        message.append(f"\n-> {finding.remedy}", style="bold")
+    row.add_row(Text(finding.level, style=COLOURS[finding.level]), subject, message)
     return row

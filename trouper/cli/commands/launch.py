@@ -1,4 +1,4 @@
-"""`trouper launch`: the ranks of one model as processes, started together, ended together, and started again."""
+"""`trouper launch`: run the ranks of one model as processes that start, end and restart together."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import trio
 
 from trouper.cli.exits import refuse
 from trouper.cli.process_group import supervise
-from trouper.cli.rank_commands import Group, Here, Hosts
+from trouper.cli.rank_commands import Hosts, LocalRanks, RankGroup
 
 BACKENDS = ("any", "ring", "jaccl", "jaccl-ring", "nccl", "mpi")
 ON_THIS_MACHINE = ("ring", "nccl")
-"""Backends for whose ranks on one machine a few variables are all that there is to set up."""
+"""Backends whose ranks on one machine need nothing but a few variables."""
 
 
 @click.command(
@@ -41,17 +41,17 @@ def launch(ranks: int, hostfile: Path | None, backend: str, restarts: int | None
     sys.exit(trio.run(supervise, group, restarts))
 
 
-def _group(ranks: int, hostfile: Path | None, backend: str, command: tuple[str, ...]) -> Group:
+def _group(ranks: int, hostfile: Path | None, backend: str, command: tuple[str, ...]) -> RankGroup:
     if hostfile is None and backend == "any":
         backend = "nccl" if _has_cuda() else "ring"
     if hostfile is None and backend in ON_THIS_MACHINE:
-        return Here(ranks, backend, (sys.executable, "-m", "trouper", *command))
-    own = shutil.which("trouper") or str(Path(sys.executable).with_name("trouper"))
-    return Hosts(ranks, hostfile, None if backend == "any" else backend, (own, *command))
+        return LocalRanks(ranks, backend, (sys.executable, "-m", "trouper", *command))
+    program = shutil.which("trouper") or str(Path(sys.executable).with_name("trouper"))
+    return Hosts(ranks, hostfile, None if backend == "any" else backend, (program, *command))
 
 
 def _has_cuda() -> bool:
     from importlib.metadata import distributions
 
-    built = any((one.name or "").startswith("mlx-cuda") for one in distributions())
+    built = any((distribution.name or "").startswith("mlx-cuda") for distribution in distributions())
     return built and any(Path("/dev").glob("nvidia[0-9]*"))

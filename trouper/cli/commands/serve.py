@@ -18,7 +18,7 @@ from trouper.cli.log_setup import FORMATS, LEVELS, Format, configure_logging
 from trouper.cli.print_config import config_text
 from trouper.cli.settings_file import configured, file_read
 from trouper.cli.trace_export import tracing
-from trouper.cli.usage_errors import said_of
+from trouper.cli.usage_errors import settings_error
 from trouper.protocol.problems import ActorFailed, ModelUnusable, SettingsInvalid
 from trouper.protocol.settings import ServerSettings, Settings
 
@@ -71,7 +71,7 @@ def serve(
             logger.warning("%s is no variable of trouper and has no effect; %s is one", name, meant)
         _run(settings, server_settings, console, otlp_endpoint)
     except* (ModelUnusable, SettingsInvalid, CannotListenError) as group:
-        refused = [_said(context, error) for error in leaves(group)]
+        refused = [_message_of(context, error) for error in leaves(group)]
     except* ActorFailed as group:
         failed = [str(error) for error in leaves(group)]
     if failed:
@@ -80,28 +80,28 @@ def serve(
         refuse(refused[0])
 
 
-def _said(context: click.Context, error: BaseException) -> str:
-    return said_of(context, error) if isinstance(error, SettingsInvalid) else str(error)
+def _message_of(context: click.Context, error: BaseException) -> str:
+    return settings_error(context, error) if isinstance(error, SettingsInvalid) else str(error)
 
 
 def _run(
     settings: list[Settings], server_settings: ServerSettings, console: Console, otlp_endpoint: str | None
 ) -> None:
-    """As the server; or, where something has launched several ranks, as one of them."""
+    """Run the server; or, if a launcher has started several ranks, run this rank."""
     from trouper.cli import rank_process  # Imports the whole server, which `trouper --help` does not need.
     from trouper.cli.server_process import run
 
     rank = rank_process.rank_of(os.environ)
     if rank is None:
-        with tracing(otlp_endpoint) as readers:
-            trio.run(run, settings, server_settings, console, readers)
+        with tracing(otlp_endpoint) as observers:
+            trio.run(run, settings, server_settings, console, observers)
         return
-    one = rank_process.only_model(settings)
+    model_settings = rank_process.only_model(settings)
     rank_process.prepare(os.environ)
     if rank > 0:
-        trio.run(rank_process.follow, one, rank)
+        trio.run(rank_process.follow, model_settings, rank)
         return
-    leader = rank_process.leader(one, os.environ)
-    with rank_process.lost_is_an_exit_code(leader), tracing(otlp_endpoint) as readers:
-        trio.run(run, settings, server_settings, console, readers, leader)
-    end_at_once(0)  # What is left of a group in native code would be waited for.
+    leader = rank_process.leader(model_settings, os.environ)
+    with rank_process.lost_is_an_exit_code(leader), tracing(otlp_endpoint) as observers:
+        trio.run(run, settings, server_settings, console, observers, leader)
+    end_at_once(0)  # Unwinding would wait for native code of the group.

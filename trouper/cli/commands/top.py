@@ -1,4 +1,4 @@
-"""`trouper top`: a server, watched from a terminal."""
+"""`trouper top`: watch a server from a terminal."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def top(where: Where, /, interval_s: float, once: bool) -> None:
 
 @attrs.define
 class Watching:
-    """What was seen so far. A server that is gone may come back."""
+    """The data seen so far. A server that does not answer may come back."""
 
     _url: str
     _client: httpx2.Client
@@ -53,7 +53,7 @@ class Watching:
     _seen_at: float = 0.0
 
     def look(self) -> RenderableType:
-        """Ask, and show. Raises `NotTrouper` and httpx2's errors."""
+        """Fetch the health and render it. Raises `NotTrouper` and httpx2's errors."""
         answer = self._client.get("/health").raise_for_status()
         with read_as_trouper(self._client):
             body = answer.json()
@@ -65,10 +65,10 @@ class Watching:
         return shown
 
     def frame(self) -> RenderableType:
-        """As `look`, but a server that does not answer, or not as ours, is shown as it was."""
+        """Render like `look`, but show the last known state if the server does not answer, or is not Trouper."""
         try:
             return self.look()
         except (NotTrouper, httpx2.HTTPError) as error:
             ago = time.monotonic() - self._seen_at
-            said = f"no answer for {ago:.0f} s: {str(error) or type(error).__name__}"
-            return page(self._url, self._body, self._rates, said)
+            message = f"no answer for {ago:.0f} s: {str(error) or type(error).__name__}"
+            return page(self._url, self._body, self._rates, message)

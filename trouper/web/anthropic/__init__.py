@@ -1,1 +1,1 @@
-"""Anthropic's dialect: one file for each thing that travels."""
+"""Anthropic's dialect, one file for each kind of body."""

@@ -1,4 +1,4 @@
-"""Errors in Anthropic's shape."""
+"""Errors in Anthropic's format."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ TYPES = {
     504: "timeout_error",
 }
 TOO_LONG = "prompt is too long: "
-"""How the API's own message begins; agents look for it, and make their conversation shorter."""
+"""The beginning of the API's own message; agents search for it, and shorten their conversation."""
 
 
 def is_anthropic(path: str) -> bool:
-    """Whether who asks there expects errors of this shape."""
+    """Whether clients of this path expect errors in Anthropic's format."""
     return path == PREFIX or path.startswith(f"{PREFIX}/")
 
 
 def anthropic_error(problem: Problem, request_id: str) -> Json:
-    said = problem.message
+    message = problem.message
     if problem.code == "context_length_exceeded":
-        said = TOO_LONG + said
-    elif problem.param is not None and problem.param not in said:
-        said = f"{problem.param}: {said}"  # This shape has no other place for it.
+        message = TOO_LONG + message
+    elif problem.param is not None and problem.param not in message:
+        message = f"{problem.param}: {message}"  # This format has no other field for it.
     kind = TYPES.get(problem.status, "api_error" if problem.status >= 499 else "invalid_request_error")
-    error: Json = {"type": kind, "message": said}
+    error: Json = {"type": kind, "message": message}
     if problem.code is not None:
         error["details"] = {"error_code": problem.code}
     return {"type": "error", "error": error, "request_id": request_id}

@@ -1,4 +1,4 @@
-"""What an answer looks like on the wire: a message, whole and in events."""
+"""Formatting of answers as messages, complete and as events."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from trouper.web.anthropic.errors import anthropic_error
 from trouper.web.anthropic.thinking import signature_of
 from trouper.web.http.request_schema import Json
 from trouper.web.output.dialect import Choice, Usage, usage_of
-from trouper.web.output.output_parser import Said, Voice
+from trouper.web.output.output_parser import OutputParser, ParsedDelta
 from trouper.web.output.tool_calls import Call
 
 encode = msgspec.json.encode
 
 
 def named_event(body: Json) -> bytes:
-    """A server-sent event with its type as its name, as clients of this API look for it."""
+    """Format a server-sent event with its type as its name, as clients of this API expect it."""
     name: str = body["type"]
     return b"event: " + name.encode() + b"\ndata: " + encode(body) + b"\n\n"
 
@@ -30,7 +30,8 @@ PING = named_event({"type": "ping"})
 
 
 def usage_body(usage: Usage) -> Json:
-    """What came from the cache is no input here. Nothing is paid for caching, so nothing counts as its creation."""
+    """Format the usage. Cached tokens do not count as input. Caching is not charged, so no token counts as cache
+    creation."""
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,
@@ -40,32 +41,32 @@ def usage_body(usage: Usage) -> Json:
 
 
 class Blocks:
-    """What is said, as content blocks: the events of a stream, and in `content` what these add up to.
+    """Content blocks of an answer: the events of a stream, and in `content` the sum of these events.
 
-    Blanks between blocks are nobody's text: a block of text begins with something, and none holds blanks only, unless
-    they are all that is said.
+    Whitespace between blocks belongs to no text: a text block begins with a visible character, and none holds only
+    whitespace, unless the answer is nothing else.
     """
 
     def __init__(self, *, omitted: bool) -> None:
         self._omitted = omitted
         self._open: Literal["text", "thinking"] | None = None
         self._parts: list[str] = []
-        """Of the open block."""
+        """The text of the open block."""
         self._held = ""
-        """Blanks that may yet begin a text."""
+        """Whitespace that may yet begin a text."""
         self.content: list[Json] = []
         self.calls = 0
 
-    def say(self, said: Sequence[Said]) -> list[Json]:
+    def say(self, deltas: Sequence[ParsedDelta]) -> list[Json]:
         events: list[Json] = []
-        for one in said:
-            match one.kind:
+        for delta in deltas:
+            match delta.kind:
                 case "content":
-                    events += self._more("text", one.text)
+                    events += self._more("text", delta.text)
                 case "reasoning":
-                    events += self._more("thinking", one.text)
-                case "call" if one.call is not None:
-                    events += self._call(one.call)
+                    events += self._more("thinking", delta.text)
+                case "call" if delta.call is not None:
+                    events += self._call(delta.call)
         return events
 
     def end(self) -> list[Json]:
@@ -120,7 +121,7 @@ class Blocks:
     def _call(self, call: Call) -> list[Json]:
         arguments = _object(call.arguments)
         if arguments is None:
-            return self._more("text", call.arguments)  # Nothing that this dialect could call with.
+            return self._more("text", call.arguments)  # In this dialect a call needs an object.
         self.calls, self._held = self.calls + 1, ""
         block: Json = {"type": "tool_use", "id": "toolu_" + call.id.removeprefix("call_"), "name": call.name}
         return [
@@ -143,14 +144,14 @@ def _object(arguments: str) -> Json | None:
     return value if isinstance(value, dict) else None
 
 
-class MessageShape:
-    """One answer. `voice` takes it apart, unless it is text whatever it looks like. `cut`: it may have fewer tokens
-    than were asked for, because the context ends there. `silent`: nothing was asked for but to compute the prompt."""
+class MessageDialect:
+    """Formats one answer. `parser` parses it; None if everything in it is text. `cut`: it may have fewer tokens than
+    were requested, because the context ends there. `silent`: only the prompt was to be computed."""
 
     def __init__(
-        self, request_id: str, model: str, voice: Voice | None, *, omitted: bool, cut: bool, silent: bool
+        self, request_id: str, model: str, parser: OutputParser | None, *, omitted: bool, cut: bool, silent: bool
     ) -> None:
-        self._request_id, self._model, self._voice = request_id, model, voice
+        self._request_id, self._model, self._parser = request_id, model, parser
         self._cut, self._silent = cut, silent
         self._blocks = Blocks(omitted=omitted)
 
@@ -161,7 +162,7 @@ class MessageShape:
         return self._message(choice.usage) | self._reason(choice.finished) | {"content": self._blocks.content}
 
     def opening(self, _index: int, answer: Answer) -> bytes:
-        """Before it is known what the cache gives: the last event counts again."""
+        """Format the first event. The usage of cached tokens is not known yet; the last event reports it again."""
         return named_event({"type": "message_start", "message": self._message(usage_of(answer))})
 
     def text(self, _index: int, delta: Delta, _answer: Answer) -> bytes:
@@ -199,10 +200,10 @@ class MessageShape:
     def _say(self, text: str) -> list[Json]:
         if self._silent or not text:
             return []
-        return self._blocks.say([Said("content", text)] if self._voice is None else self._voice.push(text))
+        return self._blocks.say([ParsedDelta("content", text)] if self._parser is None else self._parser.push(text))
 
     def _end(self) -> list[Json]:
-        held = [] if self._voice is None or self._silent else self._blocks.say(self._voice.end())
+        held = [] if self._parser is None or self._silent else self._blocks.say(self._parser.end())
         return [*held, *self._blocks.end()]
 
     def _reason(self, finished: Finished) -> Json:

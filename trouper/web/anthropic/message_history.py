@@ -1,4 +1,4 @@
-"""The messages of a request, as chat templates want them."""
+"""Conversion of a request's messages to messages for the chat template."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ Takes = dict[str, tuple[Any, ...] | type | None]
 
 @attrs.frozen
 class Kind:
-    """What a block must have, and may: names with their type, or with the values that ask for nothing, None for any."""
+    """The required and the optional keys of a block: names with their type, or with the values that request nothing;
+    None accepts any value."""
 
     needs: dict[str, type]
     takes: Takes
 
 
 CACHING: Takes = {"cache_control": None}
-"""Asks for caching, which changes no output (and happens anyway)."""
+"""A key that asks for caching, which changes no output (and happens anyway)."""
 BLOCKS = {
     "text": Kind({"text": str}, CACHING | {"citations": ([],)}),
     "tool_use": Kind({"id": str, "name": str, "input": dict}, CACHING | {"caller": ({"type": "direct"},)}),
@@ -38,14 +39,15 @@ ROLES = {
     "assistant": ("text", "tool_use", "thinking", "redacted_thinking"),
     "system": ("text",),
 }
-"""Who says what. Images and documents, and everything of the server's own tools, are refused by name."""
+"""Block types by role. Images, documents, and all blocks of hosted tools are refused by name."""
 NOT_FOR_MODELS = "x-anthropic-"
-"""How a system block begins that clients mean for the API, not for the model. One of them has a hash that changes with
-every request, so with it no prompt would begin as the one before: https://github.com/vllm-project/vllm/pull/36829."""
+"""The beginning of a system block that clients mean for the API, not for the model. One of them has a hash that changes
+with every request, so with it no prompt would share a prefix with the one before:
+https://github.com/vllm-project/vllm/pull/36829."""
 
 
 def conversation_of(system: Any, messages: Any) -> tuple[Json, ...]:
-    """Raises `RequestFailed` (400) naming the parameter."""
+    """Convert the messages. Raises `RequestFailed` (400) naming the parameter."""
     if not isinstance(messages, list):
         raise bad_request(f"messages must be an array, not {json_type(messages)}", "messages", "invalid_type")
     if not messages:
@@ -53,18 +55,18 @@ def conversation_of(system: Any, messages: Any) -> tuple[Json, ...]:
     at_most("messages", messages, MAX_MESSAGES)
     turns = _system(system)
     names: dict[str, str] = {}
-    for place, message in enumerate(messages):
-        turns += _turns(message, f"messages.{place}", names)
+    for index, message in enumerate(messages):
+        turns += _turns(message, f"messages.{index}", names)
     return tuple(_combined(turns))
 
 
 def continues(turns: Sequence[Json]) -> bool:
-    """Whether the answer goes on where the last message ends. Raises `RequestFailed` (400)."""
+    """Whether the answer continues the last message. Raises `RequestFailed` (400)."""
     if turns[-1]["role"] != "assistant":
         return False
     if turns[-1].get("tool_calls"):
-        said = "the last message calls a tool: send its tool_result behind it"
-        raise combination(f"messages: {said}", "messages")
+        detail = "the last message calls a tool: send its tool_result behind it"
+        raise combination(f"messages: {detail}", "messages")
     return True
 
 
@@ -77,7 +79,8 @@ def _system(value: Any) -> list[Json]:
 
 
 def _turns(message: Any, path: str, names: dict[str, str]) -> list[Json]:
-    """`names` of the tools that were called so far, by the id of the call: a result tells only the id."""
+    """Convert a message to turns. `names` holds the names of the tools that were called so far, by the id of the call,
+    because a result has only the id."""
     if not isinstance(message, dict):
         raise bad_request(f"{path} must be an object, not {json_type(message)}", path, "invalid_type")
     role = message.get("role")
@@ -93,8 +96,8 @@ def _turns(message: Any, path: str, names: dict[str, str]) -> list[Json]:
     return [
         {"role": role, "content": block["text"]}
         if block["type"] == "text"
-        else _result(block, f"{path}.content.{place}", names)
-        for place, block in enumerate(blocks)
+        else _result(block, f"{path}.content.{index}", names)
+        for index, block in enumerate(blocks)
     ] or [{"role": role, "content": ""}]
 
 
@@ -131,7 +134,7 @@ def _result(block: Json, path: str, names: dict[str, str]) -> Json:
 
 
 def _combined(turns: Sequence[Json]) -> list[Json]:
-    """Neighbours of one role are one turn, as the API has it: some templates refuse two users in a row."""
+    """Merge neighbouring messages of one role, as the API defines it: some templates refuse two user turns in a row."""
     combined: list[Json] = []
     for turn in turns:
         if turn["role"] != "tool" and combined and combined[-1]["role"] == turn["role"]:
@@ -161,17 +164,17 @@ def _blocks(value: Any, path: str, kinds: tuple[str, ...]) -> list[Json]:
         raise bad_request(
             f"{path} must be a string or an array of blocks, not {json_type(value)}", path, "invalid_type"
         )
-    return [_block(block, f"{path}.{place}", kinds) for place, block in enumerate(value)]
+    return [_block(block, f"{path}.{index}", kinds) for index, block in enumerate(value)]
 
 
 def _block(block: Any, path: str, kinds: tuple[str, ...]) -> Json:
-    """What it says: a null says nothing."""
+    """Check a block, and return its fields without those that are null, which request nothing."""
     if not isinstance(block, dict):
         raise bad_request(f"{path} must be an object, not {json_type(block)}", path, "invalid_type")
     name = block.get("type")
     if name not in kinds:
-        said = f"{path}: a block here may be of type {', '.join(kinds)}, not {name!r}"
-        raise bad_request(said, path, "unsupported_content")
+        detail = f"{path}: a block here may be of type {', '.join(kinds)}, not {name!r}"
+        raise bad_request(detail, path, "unsupported_content")
     kind = BLOCKS[name]
     for key, needed in kind.needs.items():
         _check_type(block.get(key), needed, f"{path}.{key}")
@@ -188,5 +191,5 @@ def _block(block: Any, path: str, kinds: tuple[str, ...]) -> Json:
 
 def _check_type(value: Any, kind: type, path: str) -> None:
     if type(value) is not kind:
-        said = f"{path} must be {NAMES.get(kind, 'an object')}, not {json_type(value)}"
-        raise bad_request(said, path, "invalid_type")
+        detail = f"{path} must be {NAMES.get(kind, 'an object')}, not {json_type(value)}"
+        raise bad_request(detail, path, "invalid_type")

@@ -1,4 +1,4 @@
-"""Anthropic's answers as JSON Schema. That they are true is shown by tests that compare them with what is sent."""
+"""Anthropic's answers as JSON Schema. Tests compare the schemas with the answers that are sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools as messages requests offer them."""
+"""Tools in messages requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HARMLESS: dict[str, tuple[Any, ...] | None] = {
     "allowed_callers": (["direct"],),
     "input_examples": ([],),
 }
-"""Change no output, or not with these values; None: with any."""
+"""Keys of a tool that change no output with these values; None: with any value."""
 CHOICES = {
     "auto": frozenset({"type", "disable_parallel_tool_use"}),
     "any": frozenset({"type", "disable_parallel_tool_use"}),
@@ -32,7 +32,7 @@ CHOICES = {
 
 
 def tools_of(tools: Any, choice: Any) -> Tools:
-    """Raises `RequestFailed` (400) naming the parameter."""
+    """Parse the tools. Raises `RequestFailed` (400) naming the parameter."""
     offered = () if tools is None else offered_tools(tools, _tool, MAX_TOOLS)
     kind, name, several = _choice(choice)
     if kind == "auto":
@@ -49,45 +49,47 @@ def tools_of(tools: Any, choice: Any) -> Tools:
     return Tools(offered, named, several)
 
 
-def check_learnt(tools: Tools, tokenizer: Tokenizer) -> None:
-    """Raises `RequestFailed` (400) if the model would have to call a tool by itself and has not learnt to."""
-    if tools.offered and not tools.forced and tokenizer.calling is None:
-        said = "tools: this model has not learnt to call them by itself; tool_choice of type any or tool forces a call"
-        raise bad_request(said, "tools", "tools_not_supported")
+def check_callable(tools: Tools, tokenizer: Tokenizer) -> None:
+    """Raise `RequestFailed` (400) if the model would have to call a tool by itself and was not trained to."""
+    if not tools.are_callable(tokenizer):
+        message = (
+            "tools: this model has not learnt to call them by itself; tool_choice of type any or tool forces a call"
+        )
+        raise bad_request(message, "tools", "tools_not_supported")
 
 
 def _choice(choice: Any) -> tuple[str, str | None, bool]:
-    """Its type, the tool's name, and whether several calls are wanted."""
+    """Parse tool_choice: its type, the tool's name, and whether several calls are allowed."""
     if choice is None:
         return "auto", None, True
     kind = choice.get("type") if isinstance(choice, dict) else None
     if not isinstance(kind, str) or kind not in CHOICES:
-        said = f"tool_choice must be an object of type {', '.join(CHOICES)}"
-        raise bad_request(said, "tool_choice", "invalid_value")
+        message = f"tool_choice must be an object of type {', '.join(CHOICES)}"
+        raise bad_request(message, "tool_choice", "invalid_value")
     only(choice, CHOICES[kind], "tool_choice")
     name = choice.get("name")
     if kind == "tool" and not isinstance(name, str):
-        said = f"tool_choice.name must be a string, not {json_type(name)}"
-        raise bad_request(said, "tool_choice.name", "invalid_type")
+        message = f"tool_choice.name must be a string, not {json_type(name)}"
+        raise bad_request(message, "tool_choice.name", "invalid_type")
     single = flag(choice.get("disable_parallel_tool_use"), "tool_choice.disable_parallel_tool_use")
     return kind, name, not single
 
 
 def _tool(tool: Any, path: str) -> Json:
-    """As templates expect a tool: OpenAI's way."""
+    """Return a tool as templates expect it, in OpenAI's format."""
     if not isinstance(tool, dict):
         raise bad_request(f"{path} must be an object, not {json_type(tool)}", path, "invalid_type")
     if tool.get("type") not in (None, "custom"):
-        said = f"{path}: tools of type {tool['type']!r} are not supported here, only your own (custom)"
-        raise bad_request(said, f"{path}.type", "unsupported_parameter")
+        message = f"{path}: tools of type {tool['type']!r} are not supported here, only your own (custom)"
+        raise bad_request(message, f"{path}.type", "unsupported_parameter")
     _check_names(tool, path)
     name, schema = tool.get("name"), tool.get("input_schema")
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        said = f"{path}.name must be 1 to 128 letters, digits, '_', '-' or '.'"
-        raise bad_request(said, f"{path}.name", "invalid_value")
+        message = f"{path}.name must be 1 to 128 letters, digits, '_', '-' or '.'"
+        raise bad_request(message, f"{path}.name", "invalid_value")
     if not isinstance(schema, dict) or not _takes_an_object(schema):
-        said = f"{path}.input_schema must be a JSON Schema of type object"
-        raise bad_request(said, f"{path}.input_schema", "invalid_type")
+        message = f"{path}.input_schema must be a JSON Schema of type object"
+        raise bad_request(message, f"{path}.input_schema", "invalid_type")
     if not isinstance(tool.get("description"), str | None):
         raise bad_request(f"{path}.description must be a string", f"{path}.description", "invalid_type")
     flag(tool.get("strict"), f"{path}.strict")
@@ -96,7 +98,8 @@ def _tool(tool: Any, path: str) -> Json:
 
 
 def _takes_an_object(schema: Json) -> bool:
-    """Whether the root says so. The root of a recursive pydantic model is a reference without a type."""
+    """Whether the root of the schema is an object. The root of a recursive pydantic model is a reference without a
+    type."""
     return bool(schema["type"] == "object") if "type" in schema else "$ref" in schema
 
 
@@ -107,5 +110,5 @@ def _check_names(tool: Json, path: str) -> None:
         only({name: value}, HARMLESS, path)
         neutral = HARMLESS[name]
         if neutral is not None and not among(value, neutral):
-            said = f"{path}.{name} is not supported here; leave it out"
-            raise bad_request(said, f"{path}.{name}", "unsupported_parameter")
+            message = f"{path}.{name} is not supported here; leave it out"
+            raise bad_request(message, f"{path}.{name}", "unsupported_parameter")

@@ -35,10 +35,10 @@ REFUSED: Refused = {
     "user_profile_id": (),
     "workspace_id": (),
 }
-"""Parameters of the API that are not supported, and the values of them that ask for nothing."""
+"""Unsupported parameters of the API, and the values of each that request nothing."""
 RULES = (schemas.FORCED_NEEDS_TOOLS,)
 EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
-"""As chat templates know them, those that do."""
+"""Efforts by the names of those chat templates that read one."""
 OUTPUT_REFUSED: Refused = {"task_budget": ()}
 
 
@@ -55,7 +55,7 @@ class Metadata:
 
 @attrs.frozen(kw_only=True)
 class CountRequest:
-    """All that makes the prompt; and the rest of a messages request, which does not change the count."""
+    """The fields that make the prompt. The other fields of a messages request do not change the count."""
 
     messages: Any = attrs.field(metadata=schema(schemas.MESSAGES))
     model: str | None = None
@@ -79,7 +79,7 @@ class CountRequest:
     )
     diagnostics: dict[str, Any] | None = attrs.field(default=None, metadata=HARMLESS)
     metadata: dict[str, Any] | None = attrs.field(default=None, metadata=schema(schema_of(Metadata, {}), harmless=True))
-    # What this server has besides.
+    # Extensions of this server.
     min_p: float = attrs.field(default=0.0, metadata=limits(0, 1))
     seed: int | None = None
     min_tokens: int = attrs.field(default=0, metadata=limits(0, HUGE))
@@ -89,7 +89,7 @@ class CountRequest:
 
     @property
     def tools_asked(self) -> Tools:
-        """Raises `RequestFailed` (400), as all of these."""
+        """Return the parsed tools. Like the properties below, raises `RequestFailed` (400)."""
         return tools_of(self.tools, self.tool_choice)
 
     @property
@@ -108,7 +108,7 @@ class MessagesRequest(CountRequest):
 
 @attrs.frozen
 class Output:
-    """What an answer must look like, and how much work it may be."""
+    """The format of the answer, and its effort."""
 
     effort: str | None = None
     grammar: Grammar | None = None
@@ -123,7 +123,7 @@ def parse_count(body: Json) -> CountRequest:
 
 
 def messages_to_generate(request: MessagesRequest, request_id: str, default_seed: int | None) -> Generate:
-    """Raises `RequestFailed` (400) naming the parameter."""
+    """Build the request for the runtime. Raises `RequestFailed` (400) naming the parameter."""
     if request.min_tokens > request.max_tokens:
         raise combination(f"min_tokens must be at most max_tokens, which is {request.max_tokens}", "min_tokens")
     return Generate(
@@ -136,9 +136,9 @@ def messages_to_generate(request: MessagesRequest, request_id: str, default_seed
             min_p=request.min_p,
             seed=drawn_seed(request.seed, default_seed),
         ),
-        # With max_tokens 0 the prompt is only to be computed; one token is made behind it, and not shown.
+        # With max_tokens 0 only the prompt is to be computed; one token is generated after it, and not shown.
         max_tokens=request.max_tokens or 1,
-        # Agents ask for as much as the largest models give.
+        # Agents request as many tokens as the largest models can generate.
         as_room_allows=True,
         stop=_stops(request.stop_sequences),
         ignore_eos=request.ignore_eos,
@@ -150,13 +150,13 @@ def messages_to_generate(request: MessagesRequest, request_id: str, default_seed
 
 
 def prompt_of(request: CountRequest) -> ChatPrompt:
-    """Raises `RequestFailed` (400) naming the parameter."""
+    """Build the prompt. Raises `RequestFailed` (400) naming the parameter."""
     _check_unused(request)
     tools, thinking, output = request.tools_asked, request.thinking_asked, request.output_asked
     _check_together(tools, thinking, output)
     messages = conversation_of(request.system, request.messages)
     bound = bool(tools.forced) or output.grammar is not None
-    kwargs: Json = {"enable_thinking": thinking.wanted and not bound}
+    kwargs: Json = {"enable_thinking": thinking.enabled and not bound}
     if output.effort is not None:
         kwargs["reasoning_effort"] = output.effort
     kwargs |= template_kwargs(request.chat_template_kwargs)
@@ -168,10 +168,10 @@ def prompt_of(request: CountRequest) -> ChatPrompt:
 
 
 def _check_together(tools: Tools, thinking: Thinking, output: Output) -> None:
-    """A grammar holds from the first token on, so nothing else can come before."""
+    """Refuse combinations with a grammar, which applies from the first token on, so nothing else can come before."""
     if output.grammar is not None and tools.offered:
-        said = f"{output.grammar.param} cannot be combined with tools, unless tool_choice is of type none"
-        raise combination(said, "tools")
+        detail = f"{output.grammar.param} cannot be combined with tools, unless tool_choice is of type none"
+        raise combination(detail, "tools")
     if thinking.budget and (tools.forced or output.grammar is not None):
         other = "a forced tool" if tools.forced else "output_config.format"
         raise combination(f"thinking of type enabled cannot be combined with {other}", "thinking")
@@ -210,7 +210,7 @@ def _format(value: Any, path: str) -> Grammar:
 
 
 def _check_unused(request: CountRequest) -> None:
-    """What changes nothing, or not the prompt, must still make sense."""
+    """Check the parameters that change nothing, or not the prompt: they must still be valid."""
     _stops(request.stop_sequences)
     structure(request.metadata or {}, Metadata, {}, within="metadata.")
     context = request.context_management or {}
@@ -218,15 +218,15 @@ def _check_unused(request: CountRequest) -> None:
     edits, path = context.get("edits"), "context_management.edits"
     if not isinstance(edits, list | None):
         raise bad_request(f"{path} must be an array, not {json_type(edits)}", path, "invalid_type")
-    for place, edit in enumerate(edits or ()):
-        _check_edit(edit, f"{path}.{place}")
+    for index, edit in enumerate(edits or ()):
+        _check_edit(edit, f"{path}.{index}")
 
 
 def _check_edit(edit: Any, path: str) -> None:
-    """To keep all thinking is what happens anyway; agents ask for that."""
+    """Accept an edit that keeps all thinking, which happens anyway; agents request it."""
     if not isinstance(edit, dict):
         raise bad_request(f"{path} must be an object, not {json_type(edit)}", path, "invalid_type")
     only(edit, {"type", "keep"}, path)
     if edit.get("type") != schemas.CLEAR_THINKING or edit.get("keep") not in schemas.KEEP_ALL:
-        said = f"{path}: only {schemas.CLEAR_THINKING} with keep: all is supported here, which clears nothing"
-        raise bad_request(said, path, "unsupported_parameter")
+        detail = f"{path}: only {schemas.CLEAR_THINKING} with keep: all is supported here, which clears nothing"
+        raise bad_request(detail, path, "unsupported_parameter")

@@ -8,12 +8,12 @@ from quart import Response
 
 from trouper.actors.request_intake import thinks_already
 from trouper.web.anthropic import message_schemas, messages
-from trouper.web.anthropic.message_dialect import MessageShape
-from trouper.web.anthropic.message_tools import check_learnt
+from trouper.web.anthropic.message_dialect import MessageDialect
+from trouper.web.anthropic.message_tools import check_callable
 from trouper.web.anthropic.messages import messages_to_generate, parse_count, parse_messages, prompt_of
 from trouper.web.http.endpoints import GENERATES, Endpoint
 from trouper.web.http.request_schema import ref
-from trouper.web.output.output_parser import Voice
+from trouper.web.output.output_parser import OutputParser
 from trouper.web.service import Service, as_json
 
 
@@ -24,12 +24,12 @@ class Anthropic:
         self._service = service
 
     def endpoints(self) -> tuple[Endpoint, ...]:
-        told = partial(Endpoint, method="POST", tag="Anthropic", refused=messages.REFUSED, rules=messages.RULES)
+        endpoint = partial(Endpoint, method="POST", tag="Anthropic", refused=messages.REFUSED, rules=messages.RULES)
         question = {"messages": [{"role": "user", "content": "Who was Molière?"}]}
         tool = {"name": "look_up", "input_schema": {"type": "object", "properties": {"name": {"type": "string"}}}}
         forced = {"tools": [tool], "tool_choice": {"type": "tool", "name": "look_up"}}
         return (
-            told(
+            endpoint(
                 path="/v1/messages",
                 handler=self.messages,
                 summary="Answer a conversation",
@@ -44,7 +44,7 @@ class Anthropic:
                     "With thinking": question | {"max_tokens": 2000, "thinking": {"type": "adaptive"}},
                 },
             ),
-            told(
+            endpoint(
                 path="/v1/messages/count_tokens",
                 handler=self.count_tokens,
                 summary="How many tokens a conversation has",
@@ -58,26 +58,28 @@ class Anthropic:
     async def messages(self) -> Response:
         parsed = await self._service.read(parse_messages)
         served = await self._service.served(parsed.model)
-        check_learnt(parsed.tools_asked, served.runtime.tokenizer)
-        request_id, tools, words = self._service.request_id, parsed.tools_asked, served.runtime.tokenizer
-        wanted = await self._service.aside(messages_to_generate, parsed, request_id, served.runtime.settings.seed)
-        [answer] = await self._service.submit(served, [wanted])
-        voice: Voice | None = None
-        if tools.forced or wanted.grammar is None:
-            voice = Voice(tools, words, thinks=thinks_already(answer.accepted.prompt_tokens, words))
-        shape = MessageShape(
+        check_callable(parsed.tools_asked, served.runtime.tokenizer)
+        request_id, tools, tokenizer = self._service.request_id, parsed.tools_asked, served.runtime.tokenizer
+        generate = await self._service.run_off_loop(
+            messages_to_generate, parsed, request_id, served.runtime.settings.seed
+        )
+        [answer] = await self._service.submit(served, [generate])
+        parser: OutputParser | None = None
+        if tools.forced or generate.grammar is None:
+            parser = OutputParser(tools, tokenizer, thinks=thinks_already(answer.accepted.prompt_tokens, tokenizer))
+        dialect = MessageDialect(
             request_id,
             served.name,
-            voice,
+            parser,
             omitted=parsed.thinking_asked.omitted,
             cut=answer.accepted.max_tokens < parsed.max_tokens,
             silent=parsed.max_tokens == 0,
         )
-        return await self._service.respond(shape, [answer], stream=parsed.stream)
+        return await self._service.respond(dialect, [answer], stream=parsed.stream)
 
     async def count_tokens(self) -> Response:
         parsed = await self._service.read(parse_count)
         served = await self._service.served(parsed.model)
-        check_learnt(parsed.tools_asked, served.runtime.tokenizer)
-        prompt = await self._service.aside(prompt_of, parsed)
+        check_callable(parsed.tools_asked, served.runtime.tokenizer)
+        prompt = await self._service.run_off_loop(prompt_of, parsed)
         return as_json({"input_tokens": len(await served.runtime.tokens(prompt))})

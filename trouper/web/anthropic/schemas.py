@@ -1,4 +1,4 @@
-"""JSON Schema of what requests have in several JSON types: it says the same as the checks beside it."""
+"""JSON Schema of request fields with several JSON types. The schemas agree with the checks beside them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CACHING: Json = {"cache_control": {"description": "Changes nothing: what is shar
 
 
 def _open(properties: Json, *required: str) -> Json:
-    """Names that are not known may be null: clients send back whole answers."""
+    """Return the schema of an object whose unknown names may be null, because clients send back complete answers."""
     return {"type": "object", "properties": properties, "required": [*required], "additionalProperties": NULL}
 
 

@@ -1,4 +1,4 @@
-"""What a request says of thinking, and the signature of what was thought."""
+"""The `thinking` parameter of a request, and the signature of a thinking block."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ CARRIES = "trouper.thinking:"
 
 @attrs.frozen
 class Thinking:
-    """Who does not ask for it gets none where the template can prevent it: such clients look for the answer in the first
-    block. Who disables it gets none."""
+    """The thinking that a request asks for. A request that does not ask gets none where the template can prevent it,
+    since such clients expect the answer in the first block. A request that disables it gets none."""
 
-    wanted: bool = False
+    enabled: bool = False
     budget: int | None = None
-    """Tokens that it may take: none if it is disabled, any number if that is left to the model."""
+    """Maximum number of thinking tokens: none at all if thinking is disabled, unlimited if the model decides."""
     omitted: bool = False
-    """Its text is not shown."""
+    """Whether the text of the thinking is left out of the answer."""
 
 
 @attrs.frozen(kw_only=True)
@@ -35,7 +35,7 @@ class Adaptive:
 @attrs.frozen(kw_only=True)
 class Enabled(Adaptive):
     budget_tokens: int = attrs.field(metadata=limits(1024, 2**63))
-    """The least is the API's own."""
+    """The minimum is the API's."""
 
 
 @attrs.frozen(kw_only=True)
@@ -47,43 +47,44 @@ KINDS: dict[str, type[Adaptive | Disabled]] = {"enabled": Enabled, "adaptive": A
 
 
 def _kind(name: str) -> Json:
-    told = schema_of(KINDS[name], {})
-    return closed({"type": {"const": name}, **told["properties"]}, "type", *told.get("required", ()))
+    fields = schema_of(KINDS[name], {})
+    return closed({"type": {"const": name}, **fields["properties"]}, "type", *fields.get("required", ()))
 
 
 THINKING = either(*map(_kind, KINDS))
 
 
 def thinking_of(value: Any, max_tokens: int | None) -> Thinking:
-    """Raises `RequestFailed` (400) naming the parameter."""
+    """Parse the parameter. Raises `RequestFailed` (400) naming the parameter."""
     if value is None:
         return Thinking()
     if not isinstance(value, dict):
         raise bad_request(f"thinking must be an object, not {json_type(value)}", "thinking", "invalid_type")
     kind = value.get("type")
     if not isinstance(kind, str) or kind not in KINDS:
-        said = f"thinking.type must be one of {', '.join(KINDS)}, not {kind!r}"
-        raise bad_request(said, "thinking.type", "invalid_value")
-    rest = {name: one for name, one in value.items() if name != "type"}
-    asked = structure(rest, KINDS[kind], {}, within="thinking.")
+        message = f"thinking.type must be one of {', '.join(KINDS)}, not {kind!r}"
+        raise bad_request(message, "thinking.type", "invalid_value")
+    options = {name: option for name, option in value.items() if name != "type"}
+    asked = structure(options, KINDS[kind], {}, within="thinking.")
     if not isinstance(asked, Adaptive):
         return Thinking(budget=0)
     budget = asked.budget_tokens if isinstance(asked, Enabled) else None
     if budget is not None and max_tokens is not None and budget >= max_tokens:
-        said = f"thinking.budget_tokens must be less than max_tokens, which is {max_tokens}"
-        raise combination(said, "thinking.budget_tokens")
-    return Thinking(wanted=True, budget=budget, omitted=asked.display == "omitted")
+        message = f"thinking.budget_tokens must be less than max_tokens, which is {max_tokens}"
+        raise combination(message, "thinking.budget_tokens")
+    return Thinking(enabled=True, budget=budget, omitted=asked.display == "omitted")
 
 
 def signature_of(text: str, *, omitted: bool) -> str:
-    """Clients expect one and send it back. Of thinking that is not shown it is all that the next turn has."""
+    """Return the signature of a thinking block, which clients expect and send back. For thinking that was left out, it
+    is all that the next turn has."""
     if omitted:
         return CARRIES + b64encode(text.encode()).decode()
     return sha256(text.encode()).hexdigest()
 
 
 def thought(block: Json) -> str:
-    """The text of a thinking block of the history. Somebody else's signature says nothing to us."""
+    """Return the text of a thinking block of the history. The signature of another server carries no information."""
     text: str = block["thinking"]
     signature: str = block.get("signature") or ""
     if text or not signature.startswith(CARRIES):

@@ -7,22 +7,23 @@ import numpy as np
 
 from trouper.protocol.problems import bad_request
 
-MOST_CONTAINERS = 200_000
+MAX_CONTAINERS = 200_000
 """Upper bound of the arrays and objects of a body: twice what 10,000 messages of ten parts each have."""
-MOST_VALUES = 1_200_000
+MAX_VALUES = 1_200_000
 """Upper bound of the values of a body. An array of tokens may have 2^20."""
 OPENS, PARTS, QUOTE = b"[{", b",:", ord('"')
 
 
 def check_complexity(body: bytes) -> None:
-    """Raises `RequestFailed` (400). Strings are only parsed if a plain count of the signs exceeds a bound."""
-    if len(body) <= MOST_CONTAINERS:
+    """Check the number of values. Strings are only parsed if a plain count of the characters exceeds a bound. Raises
+    `RequestFailed` (400)."""
+    if len(body) <= MAX_CONTAINERS:
         return
-    if _count(body, OPENS) > MOST_CONTAINERS or _count(body, PARTS) > MOST_VALUES:
+    if _count(body, OPENS) > MAX_CONTAINERS or _count(body, PARTS) > MAX_VALUES:
         outside = outside_strings(body)
-        for signs, most, called in ((OPENS, MOST_CONTAINERS, "arrays and objects"), (PARTS, MOST_VALUES, "values")):
-            if (found := _count(outside, signs)) > most:
-                raise bad_request(f"the body holds {found} {called}; there may be {most}", None, "body_too_complex")
+        for signs, limit, called in ((OPENS, MAX_CONTAINERS, "arrays and objects"), (PARTS, MAX_VALUES, "values")):
+            if (found := _count(outside, signs)) > limit:
+                raise bad_request(f"the body holds {found} {called}; there may be {limit}", None, "body_too_complex")
 
 
 def _count(body: bytes, signs: bytes) -> int:
@@ -30,7 +31,7 @@ def _count(body: bytes, signs: bytes) -> int:
 
 
 def outside_strings(body: bytes) -> bytes:
-    """The bytes of JSON that are not part of strings, without quotes."""
+    """Return the bytes of JSON outside of strings, without quotes."""
     plain = np.frombuffer(body.replace(rb"\\", b"").replace(rb"\"", b""), np.uint8)
     quotes = plain == QUOTE
     inside = np.logical_xor.accumulate(quotes)

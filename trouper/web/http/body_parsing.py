@@ -1,4 +1,4 @@
-"""From a request's body to typed fields: strict, and every fault names its parameter."""
+"""Parsing of a request's body to typed fields: strict, and every refusal names its parameter."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ T = TypeVar("T")
 
 
 def _strict() -> cattrs.Converter:
-    """cattrs coerces by default ("false" -> True, 3.9 -> 3); here a value has its type or is refused."""
+    """Build the converter. cattrs coerces by default ("false" -> True, 3.9 -> 3); here a value has its type or is
+    refused."""
     converter = make_converter(forbid_extra_keys=True, detailed_validation=True)
 
     def accept(kind: type, *types: type) -> None:
@@ -58,12 +59,12 @@ CONVERTER = _strict()
 
 
 def is_integer(value: object) -> bool:
-    """JSON does not tell 5 from 5.0, nor does JSON Schema."""
+    """Whether a JSON value is an integer. Neither JSON nor JSON Schema distinguishes 5 from 5.0."""
     return type(value) is int or (type(value) is float and value.is_integer())
 
 
 def json_type(value: object) -> str:
-    """What a JSON value is called."""
+    """Return the name of a JSON value's type."""
     if value is None:
         return "null"
     if isinstance(value, dict):
@@ -74,7 +75,7 @@ def json_type(value: object) -> str:
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
-    """Raises `RequestFailed` (400)."""
+    """Parse a JSON object. Raises `RequestFailed` (400)."""
     check_complexity(body)
     try:
         value = msgspec.json.decode(body)
@@ -86,9 +87,9 @@ def parse_json(body: bytes) -> dict[str, Any]:
 
 
 def structure(body: Mapping[str, Any], kind: type[T], refused: Refused, *, within: str = "") -> T:
-    """Build `kind` from `body`, within the limits that its fields' metadata tell. `refused`: parameters of the API that are not supported, and the values that mean
-    nothing; any other value would be ignored, so it is refused by name (D13). Null means absent. `within` is the path
-    of an object inside the body."""
+    """Build `kind` from `body`, within the limits in its fields' metadata. `refused`: parameters of the API that are
+    not supported, and the values of them that request nothing; any other value would be ignored, so it is refused by
+    name (D13). Null means absent. `within` is the path of an object inside the body."""
     known = {field.name for field in attrs.fields(kind)}  # type: ignore[arg-type]
     fields: dict[str, Any] = {}
     for name, value in body.items():
@@ -105,89 +106,89 @@ def structure(body: Mapping[str, Any], kind: type[T], refused: Refused, *, withi
     except cattrs.BaseValidationError as error:
         raise _fault(error, within) from None
     for name in fields:
-        _within_limits(within + name, getattr(parsed, name), _told(kind, name))
+        _within_limits(within + name, getattr(parsed, name), _field_schema(kind, name))
     return parsed
 
 
-def _told(kind: type, name: str) -> Json:
-    """The schema in a field's metadata, if the field has one type; what is `Any` is checked by hand."""
+def _field_schema(kind: type, name: str) -> Json:
+    """Return the schema in a field's metadata, if the field has one type; `Any` fields are checked by hand."""
     field: attrs.Attribute[Any] = getattr(attrs.fields(kind), name)
     return {} if field.type in (Any, "Any") else field.metadata.get("schema", {})
 
 
-def _within_limits(name: str, value: Any, told: Json) -> None:
-    """Raises `RequestFailed` (400) where the value is outside of what the schema says."""
+def _within_limits(name: str, value: Any, field_schema: Json) -> None:
+    """Raise `RequestFailed` (400) if the value is outside of what the schema allows."""
     if isinstance(value, tuple):
-        if len(value) > told.get("maxItems", inf):
-            said = f"{name} may have {told['maxItems']} entries, not {len(value)}"
-            raise bad_request(said, name, "invalid_value")
-        for place, item in enumerate(value):
-            _within_limits(f"{name}.{place}", item, told.get("items", {}))
+        if len(value) > field_schema.get("maxItems", inf):
+            message = f"{name} may have {field_schema['maxItems']} entries, not {len(value)}"
+            raise bad_request(message, name, "invalid_value")
+        for index, item in enumerate(value):
+            _within_limits(f"{name}.{index}", item, field_schema.get("items", {}))
     elif isinstance(value, str):
-        if len(value) > told.get("maxLength", inf):
-            said = f"{name} may have {told['maxLength']} characters, not {len(value)}"
-            raise bad_request(said, name, "invalid_value")
-        if value not in told.get("enum", (value,)):
-            known = ", ".join(option for option in told["enum"] if option is not None)
+        if len(value) > field_schema.get("maxLength", inf):
+            message = f"{name} may have {field_schema['maxLength']} characters, not {len(value)}"
+            raise bad_request(message, name, "invalid_value")
+        if value not in field_schema.get("enum", (value,)):
+            known = ", ".join(option for option in field_schema["enum"] if option is not None)
             raise bad_request(f"{name} must be one of {known}, not {value!r}", name, "invalid_value")
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        above = told.get("exclusiveMinimum")
-        low = told.get("minimum", -inf) if above is None else above
-        between(name, value, low, told.get("maximum", inf), open_low=above is not None)
+        above = field_schema.get("exclusiveMinimum")
+        low = field_schema.get("minimum", -inf) if above is None else above
+        between(name, value, low, field_schema.get("maximum", inf), open_low=above is not None)
 
 
 def _fault(error: BaseException, within: str) -> RequestFailed:
-    """The first fault, with its path as the parameter."""
-    said, _, place = cattrs.transform_error(error)[0].partition(" @ ")
-    param = place.removeprefix("$.").replace("[", ".").replace("]", "").replace("'", "") if place != "$" else None
+    """Convert the first fault to a refusal, with its path as the parameter."""
+    message, _, location = cattrs.transform_error(error)[0].partition(" @ ")
+    param = location.removeprefix("$.").replace("[", ".").replace("]", "").replace("'", "") if location != "$" else None
     param = within + param if param else param
     leaf = error
     while isinstance(leaf, BaseExceptionGroup) and leaf.exceptions:
         leaf = leaf.exceptions[0]
     if isinstance(leaf, TypeError | ValueError) and str(leaf).startswith("expected"):
-        said = str(leaf)
-    if said.startswith("required field missing"):
+        message = str(leaf)
+    if message.startswith("required field missing"):
         return bad_request(f"{param} is required", param, "missing_required_parameter")
-    return bad_request(f"{param}: {said}" if param else said, param, "invalid_type")
+    return bad_request(f"{param}: {message}" if param else message, param, "invalid_type")
 
 
 def flag(value: Any, name: str) -> bool:
-    """A boolean inside of what is checked by hand; absent is false. Raises `RequestFailed` (400)."""
+    """Return a boolean of an `Any` field; absent is false. Raises `RequestFailed` (400)."""
     if value is not None and type(value) is not bool:
         raise bad_request(f"{name} must be a boolean, not {json_type(value)}", name, "invalid_type")
     return bool(value)
 
 
 def between(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
-    """Raises `RequestFailed` (400) unless low <= value <= high (low < value if `open_low`)."""
+    """Raise `RequestFailed` (400) unless low <= value <= high (low < value if `open_low`)."""
     if not (low < value if open_low else low <= value) or value > high:
-        least = "more than" if open_low else "at least"
-        # A huge integer is no float, and nobody wants to read its digits.
+        relation = "more than" if open_low else "at least"
+        # A huge integer is no float, and its digits would make the message unreadable.
         given = f"{value:g}" if abs(value) < 1e300 else "that"
-        raise bad_request(f"{name} must be {least} {low:g} and at most {high:g}, not {given}", name, "invalid_value")
+        raise bad_request(f"{name} must be {relation} {low:g} and at most {high:g}, not {given}", name, "invalid_value")
 
 
 def only(value: Mapping[str, Any], names: Collection[str], path: str) -> None:
-    """Raises `RequestFailed` (400) for a name inside of an object that nobody reads."""
+    """Raise `RequestFailed` (400) for a name inside of an object that is never read."""
     for name in value:
         if name not in names:
             raise bad_request(f"unknown parameter '{path}.{name}'", f"{path}.{name}", "unknown_parameter")
 
 
-def at_most(name: str, values: Sized, most: int) -> None:
-    """Raises `RequestFailed` (400) if there are more."""
-    if len(values) > most:
-        raise bad_request(f"{name} may have {most} entries, not {len(values)}", name, "invalid_value")
+def at_most(name: str, values: Sized, limit: int) -> None:
+    """Raise `RequestFailed` (400) if there are more than `limit` values."""
+    if len(values) > limit:
+        raise bad_request(f"{name} may have {limit} entries, not {len(values)}", name, "invalid_value")
 
 
 def combination(message: str, param: str) -> RequestFailed:
-    """Parameters that are right one by one and contradict each other."""
+    """Return the refusal of parameters that are each valid but contradict each other."""
     return bad_request(message, param, "invalid_combination")
 
 
 @contextmanager
 def called(names: Mapping[str, str]) -> Iterator[None]:
-    """Rename parameters in refusals of the runtime. `names`: the dialect's name by the runtime's."""
+    """Rename parameters in refusals of the runtime. `names` maps the runtime's names to the dialect's."""
     try:
         yield
     except RequestFailed as failed:

@@ -15,13 +15,14 @@ from trouper.web.http.same_origin import Head, Policy, decide
 
 METHODS = "GET, HEAD, POST, DELETE"
 EXPOSED = "X-Request-Id, Request-Id, Retry-After"
-"""Headers of responses that clients read; a page can read no others."""
+"""Response headers that clients read; a page can read no others."""
 REMEMBERED_S = 600
 HEADER_NAMES = re.compile(r"[\w!#$%&'*+.^`|~, -]{1,4096}", re.ASCII)
 
 
 def head_of(request: Request) -> Head:
-    """`Head.host` is the header alone: anybody can send X-Forwarded-Host."""
+    """Return the parts of the request that `decide` needs. `Head.host` is the header alone, because any client can send
+    X-Forwarded-Host."""
     headers = request.headers
     return Head(
         method=request.method,
@@ -38,28 +39,27 @@ def head_of(request: Request) -> Head:
 
 
 class Cors:
-    """One for the app."""
+    """The CORS policy of the app."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self._policy = Policy.of(settings)
 
     def problem(self, request: Request) -> Problem | None:
-        """The reason to refuse a request, or None."""
+        """Return the reason to refuse a request, or None."""
         return decide(head_of(request), self._policy)
 
     def preflight(self, request: Request) -> Response | None:
-        """The response to a preflight; None for other requests. Called for what is not refused, before keys are checked: a
-        preflight carries none."""
+        """Return the response to a preflight; None for other requests. Called for requests that were not refused,
+        before keys are checked: a preflight carries none."""
         if not head_of(request).is_preflight:
             return None
         response = Response(b"", 204)
-        wanted = request.headers.get("Access-Control-Request-Headers", "")
+        requested = request.headers.get("Access-Control-Request-Headers", "")
         response.headers["Access-Control-Allow-Methods"] = METHODS
         response.headers["Access-Control-Max-Age"] = str(REMEMBERED_S)
-        if HEADER_NAMES.fullmatch(
-            wanted
-        ):  # Clients send many of their own (x-stainless-*), and `*` covers no Authorization.
-            response.headers["Access-Control-Allow-Headers"] = wanted
+        # Clients send many headers of their own (x-stainless-*), and `*` does not cover Authorization.
+        if HEADER_NAMES.fullmatch(requested):
+            response.headers["Access-Control-Allow-Headers"] = requested
         if request.headers.get("Access-Control-Request-Private-Network") == "true":
             response.headers["Access-Control-Allow-Private-Network"] = "true"
         return response

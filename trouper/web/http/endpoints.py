@@ -1,4 +1,4 @@
-"""What an endpoint is: one entry that routes it and describes it, so that neither can be without the other."""
+"""The definition of an endpoint: one entry that routes it and describes it, so that neither exists without the other."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from quart import Response
 from trouper.web.http.api_keys import OPEN_PATHS
 from trouper.web.http.request_schema import Json, Refused, closed, nullable, ref
 
-PLACE = re.compile(r"<(?:\w+:)?(\w+)>")
-"""A part of a path as the router writes it."""
+PATH_PARAMETER = re.compile(r"<(?:\w+:)?(\w+)>")
+"""A parameter in a path, as the router writes it."""
 OPENAI_ERROR = ref("Error")
 GENERATES = (422, 429, 499, 500, 503, 504)
-"""What may become of a request that waits for a row and for tokens."""
+"""Error statuses of a request that waits for a row and for tokens."""
 
 
 @attrs.frozen(kw_only=True)
 class Endpoint:
-    """`path` is the router's: "/v1/models/<path:model>".
+    """One endpoint. `path` is the router's: "/v1/models/<path:model>".
 
-    `request` is the class that its body is read into, `refused` the table beside it, `rules` what holds between fields.
-    `answer` is the schema of a body with status 200, or of something else than JSON if `content_type` says so; `events`
-    that of each event's data where it can be streamed.
+    `request` is the class of its body, `refused` the table of unsupported parameters, `rules` the conditions between
+    fields. `answer` is the schema of a body with status 200, of JSON unless `content_type` names another type; `events`
+    is the schema of each event's data if the response can be streamed.
     """
 
     method: Literal["GET", "POST", "DELETE"]
@@ -38,47 +38,48 @@ class Endpoint:
     refused: Refused = attrs.field(factory=dict)
     rules: Sequence[Json] = ()
     query: Mapping[str, Json] = attrs.field(factory=dict)
-    """Parameters of the query, none of them required."""
+    """Parameters of the query; all are optional."""
     answer: Json
     content_type: str = "application/json"
     events: Json | None = None
     last_event: str | None = None
-    """The data of a last one that is not as `events`."""
+    """The data of a last event that does not follow `events`."""
     error: Json = attrs.field(factory=lambda: OPENAI_ERROR)
     also: tuple[int, ...] = ()
-    """Further statuses it may have; a request with a body has 400, 404, 408, 413 and 415 anyway, and each has 403."""
+    """Further error statuses. A request with a body has 400, 404, 408, 413 and 415 anyway, and every request has 403.
+    """
     examples: Mapping[str, Any] = attrs.field(factory=dict)
-    """Bodies, by name."""
+    """Example bodies, by name."""
 
     @property
     def name(self) -> str:
-        """Of the operation, unique: "openai_chat"."""
+        """The operation's unique id: "openai_chat"."""
         return self.handler.__qualname__.replace(".", "_").lower()
 
     @property
-    def places(self) -> tuple[str, ...]:
-        """What of the path is a parameter."""
-        return tuple(PLACE.findall(self.path))
+    def path_parameters(self) -> tuple[str, ...]:
+        """Names of the path's parameters."""
+        return tuple(PATH_PARAMETER.findall(self.path))
 
     @property
     def template(self) -> str:
         """The path as OpenAPI writes it: "/v1/models/{model}"."""
-        return PLACE.sub(r"{\1}", self.path)
+        return PATH_PARAMETER.sub(r"{\1}", self.path)
 
     @property
     def open(self) -> bool:
-        """Needs no key."""
+        """Whether no key is needed."""
         return self.path in OPEN_PATHS
 
     @property
     def statuses(self) -> tuple[int, ...]:
-        """Of errors."""
-        own = {*self.also}
+        """The error statuses."""
+        codes = {*self.also}
         if self.request is not None:
-            own |= {400, 404, 408, 413, 415, 500}
-        if self.places:
-            own |= {404}
-        return tuple(sorted(own))
+            codes |= {400, 404, 408, 413, 415, 500}
+        if self.path_parameters:
+            codes |= {404}
+        return tuple(sorted(codes))
 
 
 ERROR = closed(
@@ -95,4 +96,4 @@ ERROR = closed(
     },
     "error",
 )  # fmt: skip
-"""OpenAI's shape."""
+"""The error body of OpenAI's API."""

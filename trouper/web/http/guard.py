@@ -39,17 +39,17 @@ from trouper.web.openai.errors import error_body, http_problem
 log = logging.getLogger("trouper.web")
 MAX_RECEIVE = 2**16
 MAX_WRITE = 2**16
-MOST_PIPELINED = 16
-"""Reads that may wait behind a response; whoever sends more is not pipelining but flooding."""
+MAX_PIPELINED = 16
+"""Maximum number of reads that wait behind a response; a client that sends more does not pipeline but floods."""
 LINGER_S = 1.0
 
 
 class NotHttp1(Exception):
-    """The client speaks HTTP/2 without having been asked to."""
+    """The client speaks HTTP/2 although it was not offered."""
 
 
 class PlainHttp(H11Protocol):
-    """HTTP/1.1 without upgrades."""
+    """An HTTP/1.1 protocol without upgrades."""
 
     @property
     def listening(self) -> bool:
@@ -58,12 +58,12 @@ class PlainHttp(H11Protocol):
 
     @property
     def mid_request(self) -> bool:
-        """Whether the client was interrupted: it has more of a request to send, or talks nonsense."""
+        """Whether the client was interrupted: it has more of a request to send, or sends invalid data."""
         return self.connection.their_state in (h11.SEND_BODY, h11.ERROR)
 
     @property
     def request_waits(self) -> bool:
-        """Whether bytes of another request came behind the last one."""
+        """Whether bytes of another request came after the last one."""
         return bool(self.connection.trailing_data[0])
 
     async def handle(self, event: Event) -> None:
@@ -99,7 +99,7 @@ class PlainHttp(H11Protocol):
 
 
 class Connection:
-    """One client. `run` returns when it is over, whatever happened."""
+    """The connection of one client. `run` returns when it is over, whatever happened."""
 
     def __init__(
         self,
@@ -116,9 +116,9 @@ class Connection:
         self._patience = trio.CancelScope()
         self._idle = True
         self._fresh = True
-        """Between requests: the next byte begins a head."""
+        """Whether the connection is between requests: the next byte begins a head."""
         self._lingers = False
-        """The last response was sent; what still comes is read and dropped."""
+        """Whether the last response was sent; what the client still sends is read and dropped."""
 
     async def run(self) -> None:
         with self._lifetime:
@@ -146,7 +146,7 @@ class Connection:
             self._close()
 
     async def _converse(self) -> None:
-        heard, hearing = trio.open_memory_channel[bytes](MOST_PIPELINED)
+        heard, hearing = trio.open_memory_channel[bytes](MAX_PIPELINED)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._listen, heard)
             with hearing:
@@ -154,7 +154,8 @@ class Connection:
                     await self._protocol.handle(RawData(data))
 
     async def _listen(self, heard: trio.MemorySendChannel[bytes]) -> None:
-        """Until the client leaves, or says no more (which is the same to us): then nothing is worth waiting for."""
+        """Wait until the client disconnects or ends its sending side (treated alike): then no response is worth waiting
+        for."""
         with heard:
             while data := await self._receive():
                 if self._lingers:
@@ -180,7 +181,7 @@ class Connection:
         self._patience.deadline = trio.current_time() + seconds
 
     async def _send(self, event: Event) -> None:
-        """What the protocol tells its transport."""
+        """Handle an event that the protocol sends to its transport."""
         match event:
             case RawData(data=data):
                 await self._write(data)
@@ -201,8 +202,8 @@ class Connection:
             self._patience.cancel()
 
     async def _write(self, data: bytes) -> None:
-        """All of it, or the connection is over: the peer is gone or reads nothing, and only cancelling everything ends
-        what waits for it. The timeout is for each bit: a slow reader of a long answer does read."""
+        """Send all of the data, or end the connection: the peer has disconnected or reads nothing, and only cancelling
+        everything ends what waits for it. The timeout is for each write: a slow reader of a long answer does read."""
         async with self._send_lock:
             for start in range(0, len(data), MAX_WRITE):
                 if not await self._write_bit(memoryview(data)[start : start + MAX_WRITE]):
@@ -216,14 +217,14 @@ class Connection:
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 return False
             except trio.Cancelled:
-                self._lifetime.cancel()  # Half a bit may have been sent.
+                self._lifetime.cancel()  # A part of the data may have been sent.
                 raise
             else:
                 return True
         return False
 
     def _finish(self) -> None:
-        """The protocol has said its last word. Close, or first let a client that is still sending hear it."""
+        """Finish after the protocol's last event: close, or first let a client that is still sending read the response."""
         if not self._protocol.mid_request or self._context.terminated.is_set():
             self._close()
             return
@@ -233,16 +234,16 @@ class Connection:
         self._wait_at_most(LINGER_S)
 
     def _close(self) -> None:
-        """Say goodbye, then close. Synchronous: trio's send_eof would collide with a write in progress."""
+        """Shut down the sending side, then close. Synchronous: trio's send_eof would collide with a write in progress."""
         with suppress(OSError):
             self._stream.socket.shutdown(SHUT_WR)
         self.cut()
 
     def retire(self) -> None:
-        """The server is closing: an idle connection ends now, a busy one after its response."""
+        """Retire the connection because the server is closing: an idle one ends now, a busy one after its response."""
         if self._idle or self._lingers:
             self._patience.cancel()
 
     def cut(self) -> None:
-        """Close the socket, which also ends a write that nobody reads. Synchronous, idempotent."""
+        """Close the socket, which also ends a write that the client does not read. Synchronous and idempotent."""
         self._stream.socket.close()

@@ -1,4 +1,5 @@
-"""GET /openapi.json: what the endpoints are, from the table that routes them and the classes that parse their bodies."""
+"""GET /openapi.json: a description of the endpoints, made from the table that routes them and the classes that parse
+their bodies."""
 
 from __future__ import annotations
 
@@ -47,36 +48,36 @@ REASONS = {
 
 
 @attrs.frozen(kw_only=True)
-class Facts:
-    """What of the description depends on what is served, and on who asks."""
+class DocumentContext:
+    """The parts of the description that depend on the served models, and on the client's key."""
 
     version: str
     keyed: bool
-    """Keys are needed."""
+    """Whether keys are needed."""
     models: Sequence[str] = ()
-    """Names; empty: they are not told to whoever has no key."""
+    """Names of the models; empty for a client without a key."""
     vocabulary: int = 2**31
     context: int = 2**63
     dimensions: int = 2**31
 
 
-def document(endpoints: Iterable[Endpoint], components: Mapping[str, Json], facts: Facts) -> Json:
-    """OpenAPI 3.1."""
+def document(endpoints: Iterable[Endpoint], components: Mapping[str, Json], context: DocumentContext) -> Json:
+    """Build the OpenAPI 3.1 document."""
     paths: dict[str, Json] = {}
     for endpoint in endpoints:
-        paths.setdefault(endpoint.template, {})[endpoint.method.lower()] = _operation(endpoint, facts)
-    keys = {"securitySchemes": SECURITY} if facts.keyed else {}
+        paths.setdefault(endpoint.template, {})[endpoint.method.lower()] = _operation(endpoint, context)
+    keys = {"securitySchemes": SECURITY} if context.keyed else {}
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "Trouper",
-            "version": facts.version,
+            "version": context.version,
             "description": "An LLM server. Each parameter works, is refused by name, or changes nothing and says so.",
             "license": {"name": "MIT", "identifier": "MIT"},
         },
         "servers": [{"url": "/"}],
         "paths": paths,
-        "components": {"schemas": {**components, **_served(facts)}, **keys},
+        "components": {"schemas": {**components, **_served(context)}, **keys},
     }
 
 
@@ -86,55 +87,58 @@ SECURITY = {
 }
 
 
-def _served(facts: Facts) -> Json:
-    """The schemas that depend on the models."""
-    digits = len(str(facts.vocabulary - 1))
-    named = {"enum": list(facts.models)} if facts.models else {}
+def _served(context: DocumentContext) -> Json:
+    """Return the schemas that depend on the models."""
+    digits = len(str(context.vocabulary - 1))
+    named = {"enum": list(context.models)} if context.models else {}
     return {
         "Model": {"type": "string", "description": "A model that is served here.", **named},
-        "TokenId": {"type": "integer", "minimum": 0, "maximum": facts.vocabulary - 1},
+        "TokenId": {"type": "integer", "minimum": 0, "maximum": context.vocabulary - 1},
         "TokenKey": {"type": "string", "pattern": f"^(0|[1-9][0-9]{{0,{digits - 1}}})$", "description": "A token id."},
         "Length": {
             "type": "integer",
             "minimum": 1,
-            "maximum": facts.context,
+            "maximum": context.context,
             "description": "Tokens; with the prompt's they must fit the context.",
         },
         "Dimensions": {
             "type": "integer",
             "minimum": 1,
-            "maximum": facts.dimensions,
+            "maximum": context.dimensions,
             "description": "Of an embedding; the first so many are given.",
         },
     }
 
 
-def _operation(endpoint: Endpoint, facts: Facts) -> Json:
+def _operation(endpoint: Endpoint, context: DocumentContext) -> Json:
     operation: Json = {
         "operationId": endpoint.name,
         "tags": [endpoint.tag],
         "summary": endpoint.summary,
-        "responses": _responses(endpoint, facts),
+        "responses": _responses(endpoint, context),
     }
     if endpoint.description:
         operation["description"] = endpoint.description
-    if endpoint.places or endpoint.query:
-        operation["parameters"] = [*_places(endpoint), *_query(endpoint)]
+    if endpoint.path_parameters or endpoint.query:
+        operation["parameters"] = [*_path_parameters(endpoint), *_query(endpoint)]
     if endpoint.request is not None:
         operation["requestBody"] = _body(endpoint, endpoint.request)
-    if facts.keyed and not endpoint.open:
+    if context.keyed and not endpoint.open:
         operation["security"] = [{name: []} for name in SECURITY]
     return operation
 
 
-def _places(endpoint: Endpoint) -> list[Json]:
-    """A path that ends in a slash, or has two in a row, is another path."""
-    told = {"type": "string", "minLength": 1}
-    return [{"name": name, "in": "path", "required": True, "schema": told} for name in endpoint.places]
+def _path_parameters(endpoint: Endpoint) -> list[Json]:
+    """Describe the parameters of the path. They are not empty, because a path that ends in a slash, or has two in a
+    row, is another path."""
+    schema = {"type": "string", "minLength": 1}
+    return [{"name": name, "in": "path", "required": True, "schema": schema} for name in endpoint.path_parameters]
 
 
 def _query(endpoint: Endpoint) -> list[Json]:
-    return [{"name": name, "in": "query", "required": False, "schema": told} for name, told in endpoint.query.items()]
+    return [
+        {"name": name, "in": "query", "required": False, "schema": schema} for name, schema in endpoint.query.items()
+    ]
 
 
 def _body(endpoint: Endpoint, request: type) -> Json:
@@ -144,37 +148,37 @@ def _body(endpoint: Endpoint, request: type) -> Json:
     return {"required": True, "content": {"application/json": content}}
 
 
-def _responses(endpoint: Endpoint, facts: Facts) -> Json:
+def _responses(endpoint: Endpoint, context: DocumentContext) -> Json:
     done: Json = {endpoint.content_type: {"schema": endpoint.answer}}
     if endpoint.events is not None:
         done["text/event-stream"] = {"schema": _event(endpoint.events, endpoint.last_event)}
     responses: Json = {"200": {"description": "Done.", "content": done}}
-    for status in sorted({403, *endpoint.statuses} | ({401} if facts.keyed and not endpoint.open else set())):
+    for status in sorted({403, *endpoint.statuses} | ({401} if context.keyed and not endpoint.open else set())):
         responses[str(status)] = _error(endpoint, status)
     return responses
 
 
 def _event(data: Json, last: str | None) -> Json:
-    """One event of a stream: OpenAPI 3.1 means each by the schema of the media type."""
-    told = {"type": "string", "contentMediaType": "application/json", "contentSchema": data}
-    event: Json = {"type": "object", "properties": {"event": TEXT, "data": told}, "required": ["data"]}
+    """Return the schema of one event of a stream: in OpenAPI 3.1 the schema of the media type describes each event."""
+    data_schema = {"type": "string", "contentMediaType": "application/json", "contentSchema": data}
+    event: Json = {"type": "object", "properties": {"event": TEXT, "data": data_schema}, "required": ["data"]}
     if last is None:
         return event
     return either({"type": "object", "properties": {"data": {"const": last}}, "required": ["data"]}, event)
 
 
 def _error(endpoint: Endpoint, status: int) -> Json:
-    said = REASONS[status]
+    description = REASONS[status]
     if status == 400:
         codes = "".join(f"\n- `{code}`: {reason}" for code, reason in BEYOND_SCHEMA.items())
-        said += f" A body that follows the schema can still be refused, with one of these codes:\n{codes}"
-    # What is refused before a probe looks has no probe's shape.
-    shape = OPENAI_ERROR if status == 403 and endpoint.request is None else endpoint.error
-    return {"description": said, "content": {"application/json": {"schema": shape}}}
+        description += f" A body that follows the schema can still be refused, with one of these codes:\n{codes}"
+    # A refusal before the probe runs has OpenAI's error format, not the probe's.
+    schema = OPENAI_ERROR if status == 403 and endpoint.request is None else endpoint.error
+    return {"description": description, "content": {"application/json": {"schema": schema}}}
 
 
 def listing(items: Json) -> Json:
-    """OpenAI's lists."""
+    """Return the schema of OpenAI's lists."""
     return {
         "type": "object",
         "properties": {"object": {"const": "list"}, "data": array(items)},

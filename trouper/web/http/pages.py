@@ -1,7 +1,7 @@
 """GET /openapi.json, and GET /docs that shows it.
 
-Both are open, for a client's tools read them before they have a key; what only a key may know, the names of the models, is
-left out for whoever sends none. The page is one file without anything from another host.
+Both are open, for a client's tools read them before they have a key; the names of the models, which only a client with
+a key may know, are left out for a client without. The page is one file without anything from another host.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from quart import Response, request
 from trouper.protocol.version import VERSION
 from trouper.web.http.api_keys import Keys
 from trouper.web.http.endpoints import ERROR, Endpoint
-from trouper.web.http.openapi import Facts, document
+from trouper.web.http.openapi import DocumentContext, document
 from trouper.web.http.page_headers import page_headers
 from trouper.web.http.request_schema import Json
 from trouper.web.service import Service, as_json, context_of
 
 HEADERS = page_headers("style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'")
-"""It is one file, so what it runs is inline."""
+"""Headers of the docs page. The page is one file, so its scripts and styles are inline."""
 
 
 class Pages:
-    """The handlers. `endpoints` are all that there are: those of others, and their own."""
+    """The handlers. `endpoints` are all endpoints of the app: the described ones and those of this class."""
 
     def __init__(self, service: Service, keys: Keys, described: Sequence[Endpoint], components: Json) -> None:
         self._service, self._keys, self._components = service, keys, components
         self._page = files("trouper.web.http").joinpath("docs.html").read_text("utf-8")
-        self.endpoints = (*described, *self._own())
+        self.endpoints = (*described, *self._endpoints())
 
-    def _own(self) -> tuple[Endpoint, ...]:
+    def _endpoints(self) -> tuple[Endpoint, ...]:
         return (
             Endpoint(
                 method="GET",
@@ -55,21 +55,21 @@ class Pages:
         )
 
     async def openapi(self) -> Response:
-        return as_json(document(self.endpoints, {"Error": ERROR, **self._components}, self._facts()))
+        return as_json(document(self.endpoints, {"Error": ERROR, **self._components}, self._context()))
 
-    def _facts(self) -> Facts:
+    def _context(self) -> DocumentContext:
         listed = self._service.models.listed()
-        names = [name for one in listed for name in one.names] if self._known() else []
-        loaded = [one.runtime for one in listed if one.runtime is not None]
-        told = Facts(version=VERSION, keyed=self._keys.needed, models=names)
-        embedders = [one for runtime in loaded if (one := runtime.model.embedding) is not None]
-        if len(loaded) < len(listed):  # What is not known before it is loaded is no bound.
-            return told
+        names = [name for entry in listed for name in entry.names] if self._known() else []
+        loaded = [entry.runtime for entry in listed if entry.runtime is not None]
+        context = DocumentContext(version=VERSION, keyed=self._keys.needed, models=names)
+        embedders = [embedder for runtime in loaded if (embedder := runtime.model.embedding) is not None]
+        if len(loaded) < len(listed):  # The bounds of models that are not loaded are unknown.
+            return context
         return attrs.evolve(
-            told,
+            context,
             vocabulary=max(runtime.model.vocab_size for runtime in loaded),
             context=max(context_of(runtime) for runtime in loaded),
-            dimensions=max((one.dimensions for one in embedders), default=told.dimensions),
+            dimensions=max((embedder.dimensions for embedder in embedders), default=context.dimensions),
         )
 
     def _known(self) -> bool:

@@ -9,7 +9,7 @@ from trouper.protocol.problems import bad_request
 
 
 class Query:
-    """Raises `RequestFailed` (400) for what is not known, here and in its methods."""
+    """The query of a request. Unknown parameters, and invalid values in its methods, raise `RequestFailed` (400)."""
 
     def __init__(self, arguments: Mapping[str, str], known: tuple[str, ...]) -> None:
         self._arguments = arguments

@@ -14,7 +14,7 @@ import attrs
 
 Json = dict[str, Any]
 Refused = Mapping[str, tuple[Any, ...]]
-"""Names that are not supported, and the values of them that ask for nothing."""
+"""Names of unsupported parameters, and the values of each that request nothing."""
 
 TYPES: Mapping[type, str] = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object"}
 NULL: Json = {"type": "null"}
@@ -30,18 +30,19 @@ def ref(name: str) -> Json:
 
 MODEL, TOKEN, TOKEN_KEY = ref("Model"), ref("TokenId"), ref("TokenKey")
 LENGTH, DIMENSIONS = ref("Length"), ref("Dimensions")
-"""What depends on the models that are served: their names, the ids of tokens (as numbers, as names of properties), how many
-tokens an answer may have, and how many numbers an embedding."""
+"""References to schemas that depend on the served models: their names, token ids (as numbers, as property names), the
+length of an answer, and the dimensions of an embedding."""
 
 
 def limits(low: float | None = None, high: float | None = None, *, above: float | None = None, **more: Any) -> Json:
-    """Metadata of a field that `structure` checks: low <= value <= high, or above < value. `more` are other keywords."""
+    """Return metadata of a field that `structure` checks: low <= value <= high, or above < value. `more` are other
+    keywords."""
     bounds = {"minimum": low, "exclusiveMinimum": above, "maximum": high}
     return schema({name: bound for name, bound in bounds.items() if bound is not None} | more)
 
 
 def schema(value: Json, *, harmless: bool = False) -> Json:
-    """Metadata of a field. `harmless`: it is accepted and changes nothing."""
+    """Return metadata of a field. `harmless`: the field is accepted and changes nothing."""
     return {"schema": value, "harmless": harmless}
 
 
@@ -58,7 +59,7 @@ def nullable(value: Json) -> Json:
 
 
 def closed(properties: Json, *required: str, **more: Any) -> Json:
-    """An object of these properties and no others."""
+    """Return the schema of an object with these properties and no others."""
     needed = {"required": list(required)} if required else {}
     return {"type": "object", "properties": properties, **needed, "additionalProperties": False, **more}
 
@@ -72,7 +73,7 @@ def either(*schemas: Json) -> Json:
 
 
 def needs(name: str, given: Json, other: str, value: Json) -> Json:
-    """A rule of an object: `name`, if it is as `given`, needs `other` to be as `value`."""
+    """Return a rule of an object: `name`, if it matches `given`, needs `other` to match `value`."""
     return {
         "if": {"properties": {name: given}, "required": [name]},
         "then": {"properties": {other: value}, "required": [other]},
@@ -80,12 +81,14 @@ def needs(name: str, given: Json, other: str, value: Json) -> Json:
 
 
 def at_most_one(nothing: Mapping[str, Json]) -> Json:
-    """A rule of an object: of these names one may be given. `nothing`: what counts as not given."""
-    return {"anyOf": [{"properties": {name: nothing[name] for name in nothing if name != one}} for one in nothing]}
+    """Return a rule of an object: at most one of these names may be given. `nothing`: the schema of a value that counts
+    as not given."""
+    return {"anyOf": [{"properties": {name: nothing[name] for name in nothing if name != kept}} for kept in nothing]}
 
 
 def schema_of(kind: type, refused: Refused, rules: Sequence[Json] = ()) -> Json:
-    """What `structure(body, kind, refused)` takes, and what is checked of it afterwards."""
+    """Return the schema of the bodies that `structure(body, kind, refused)` accepts, with the rules that are checked
+    afterwards."""
     hints = get_type_hints(kind)
     fields: Sequence[attrs.Attribute[Any]] = attrs.fields(kind)
     properties = {field.name: _field(field, hints[field.name]) for field in fields}
@@ -95,23 +98,23 @@ def schema_of(kind: type, refused: Refused, rules: Sequence[Json] = ()) -> Json:
 
 
 def _field(field: attrs.Attribute[Any], hint: Any) -> Json:
-    told: Json = field.metadata.get("schema", {})
-    if field.name == "model" and not told:
-        told = MODEL
-    if "$ref" not in told:
-        told = _typed(hint, field.name) | told
+    field_schema: Json = field.metadata.get("schema", {})
+    if field.name == "model" and not field_schema:
+        field_schema = MODEL
+    if "$ref" not in field_schema:
+        field_schema = _typed(hint, field.name) | field_schema
     if field.default is attrs.NOTHING:
-        return told
-    told = nullable(told)
-    return told if field.default in (None, ()) else told | {"default": field.default}
+        return field_schema
+    field_schema = nullable(field_schema)
+    return field_schema if field.default in (None, ()) else field_schema | {"default": field.default}
 
 
 def _typed(hint: Any, name: str) -> Json:
-    """The schema of a type, but for null."""
+    """Return the schema of a type, without null."""
     if hint is Any:
         return {}
     if isinstance(hint, UnionType):
-        [hint] = [one for one in get_args(hint) if one is not NoneType]
+        [hint] = [option for option in get_args(hint) if option is not NoneType]
     if get_origin(hint) is tuple:
         return array(_typed(get_args(hint)[0], name))
     kind = get_origin(hint) or hint
@@ -121,11 +124,11 @@ def _typed(hint: Any, name: str) -> Json:
 
 
 def _refused(neutral: tuple[Any, ...]) -> Json:
-    """null, or what asks for nothing."""
-    values = [value for place, value in enumerate(neutral) if not among(value, neutral[:place])]
+    """Return the schema of an unsupported parameter: null, or a value that requests nothing."""
+    values = [value for index, value in enumerate(neutral) if not among(value, neutral[:index])]
     return {"enum": [*values, None], "description": "Not supported: refused unless it asks for nothing."}
 
 
 def among(value: Any, values: Sequence[Any]) -> bool:
-    """As JSON compares: true is not 1, but 1.0 is."""
+    """Whether `value` is one of `values`, compared as in JSON: true is not 1, but 1.0 is."""
     return any(isinstance(value, bool) == isinstance(other, bool) and value == other for other in values)

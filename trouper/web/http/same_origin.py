@@ -60,7 +60,7 @@ class Head:
 
 @attrs.frozen
 class Policy:
-    """The settings that decide whom the server answers."""
+    """The settings that decide which requests the server answers."""
 
     listens_on: str
     keyed: bool
@@ -94,7 +94,7 @@ class Policy:
 
 
 def decide(head: Head, policy: Policy) -> Problem | None:
-    """The reason to refuse the request, or None."""
+    """Return the reason to refuse the request, or None."""
     return _host(head, policy) or _origin(head, policy) or _site(head, policy) or _body(head)
 
 

@@ -1,6 +1,8 @@
-"""Snapshots for whoever looks: each is made once for all viewers, by the one who comes first, and none without viewers.
+"""Snapshots for the live page: each is made once for all viewers, by the first viewer of a tick, and none without
+viewers.
 
-There is no task. Viewers wait for the same ticks of the clock; so nothing has to be started, counted or ended with them.
+There is no task. Viewers wait for the same ticks of the clock, so nothing has to be started, counted or ended with
+them.
 """
 
 from __future__ import annotations
@@ -17,72 +19,74 @@ from trouper.actors.runtime.model_manager import Models
 from trouper.protocol.record import RequestRecord
 from trouper.protocol.version import VERSION
 from trouper.web.live.snapshot import NewGaps, model_body
-from trouper.web.streaming.passive_body import Onlooker
+from trouper.web.streaming.passive_body import PassiveBody
 
 TICK_S = 1.0
 """A frame costs a browser without a GPU 10 ms of the cores that a model on the same machine computes with."""
 QUIET_S = 2.0
-"""While nothing changes, viewers hear so seldom that it is so."""
+"""Interval between snapshots while nothing changes."""
 RECENT = 50
-"""Requests that a new viewer is told of."""
+"""Number of recent requests that a new viewer gets."""
 
 
 class Feed:
-    """One for the app."""
+    """The source of snapshots. There is one for the app."""
 
     def __init__(self, models: Models, recent: Sequence[RequestRecord]) -> None:
         self._models, self._recent = models, recent
         self._server = {"version": VERSION, "started": time.time()}
-        """`started` also tells one server from the next at the same address."""
+        """The fields that never change. `started` also tells servers at the same address apart."""
         self._gaps: dict[str, NewGaps] = {}
         self._tick = -1
         self._last: RequestRecord | None = None
-        """The last request of the last snapshot."""
+        """The newest request of the last snapshot."""
         self.number = 0
-        """Of snapshots that were told."""
-        self._told_at = -inf
-        self._told = b""
-        """What the last one says of the models."""
+        """Number of snapshots sent."""
+        self._sent_at = -inf
+        self._last_models = b""
+        """The encoded models of the last snapshot."""
         self._body: dict[str, Any] = {}
         self._latest = b""
 
     @property
     def over(self) -> trio.Event:
-        """Nothing will change any more."""
+        """An event that is set when nothing will change any more."""
         return self._models.finished
 
     def snapshot(self) -> tuple[int, bytes]:
-        """The number of the latest one, and it as an event. It is made anew at most once a tick, and is another one if
-        anything has changed."""
+        """Return the number of the latest snapshot, and the snapshot as an event. A snapshot is made at most once a
+        tick, and gets a new number if anything has changed."""
         tick = int(trio.current_time() / TICK_S)
         if tick != self._tick:
             self._tick = tick
-            models = [model_body(one, self._gaps.setdefault(one.names[0], NewGaps())) for one in self._models.listed()]
+            models = [
+                model_body(entry, self._gaps.setdefault(entry.names[0], NewGaps())) for entry in self._models.listed()
+            ]
             self._tell(msgspec.json.encode(models), self._ended())
         return self.number, self._latest
 
     def _tell(self, models: bytes, ended: list[RequestRecord]) -> None:
         now = trio.current_time()
-        if models == self._told and not ended and now - self._told_at < QUIET_S:
+        if models == self._last_models and not ended and now - self._sent_at < QUIET_S:
             return
         self.number += 1
-        self._told, self._told_at = models, now
+        self._last_models, self._sent_at = models, now
         self._body = self._server | {"number": self.number, "at": now, "models": msgspec.Raw(models), "ended": ended}
         self._latest = event("snapshot", self._body)
 
     async def once(self) -> dict[str, Any]:
-        """For whoever asks once: the batch is there a tick after the first look."""
+        """Return a single snapshot. The batch view is available a tick after the first call."""
         self.snapshot()
         await trio.sleep_until(next_tick())
         self.snapshot()
         return self._body | {"recent": self.recent()}
 
     def recent(self) -> list[RequestRecord]:
-        """The last one last."""
+        """The most recent requests, the newest last."""
         return list(self._recent)[-RECENT:]
 
     def _ended(self) -> list[RequestRecord]:
-        """Requests that ended since the last snapshot."""
+        """Return the requests that ended since the last snapshot."""
         ended: list[RequestRecord] = []
         for record in reversed(self._recent):
             if record is self._last or len(ended) == RECENT:
@@ -101,10 +105,10 @@ def event(name: str, data: Any) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(data))
 
 
-class Viewer(Onlooker):
+class Viewer(PassiveBody):
     """The body of one viewer's stream.
 
-    One that is slow misses snapshots; then it is told of the recent requests anew, as at its beginning.
+    A slow viewer misses snapshots; then the recent requests are sent again, as at the beginning.
     """
 
     def __init__(self, feed: Feed) -> None:
@@ -121,7 +125,8 @@ class Viewer(Onlooker):
         return (event("recent", self._feed.recent()) if missed else b"") + data
 
     async def _over(self) -> bool:
-        """The first snapshot comes at once, each further one at the next tick."""
+        """Wait for the next tick, and return whether the server has ended. The first snapshot comes at once, without
+        waiting."""
         with trio.move_on_at(-inf if self._seen < 0 else next_tick()):
             await self._feed.over.wait()
         return self._feed.over.is_set()

@@ -1,7 +1,7 @@
-"""GET /, the files that it is made of, and GET /v1/live that feeds it.
+"""GET /, the files of the page, and GET /v1/live that feeds it.
 
-The page and its files are open, for they hold no data; what they show needs a key like any request. The files lie under a
-path that names their content, so a browser keeps them for ever and never mixes two versions.
+The page and its files are open, for they hold no data; the data needs a key like any request. The files lie under a
+path that names their content, so a browser caches them for ever and never mixes two versions.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ TYPES = {
     "txt": "text/plain; charset=utf-8",
 }
 HEADERS = page_headers("script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'")
-"""Nothing inline, whatever a model writes."""
+"""Response headers that forbid inline scripts and styles, whatever a model writes."""
 
 
 class Site:
     """The handlers."""
 
     def __init__(self, service: Service, keys: Keys) -> None:
-        self._feed = Feed(service.models, service.journal.recent)
-        static = {one.name: one.read_bytes() for one in files("trouper.web.live").joinpath("static").iterdir()}
+        self._feed = Feed(service.models, service.request_log.recent)
+        static = {path.name: path.read_bytes() for path in files("trouper.web.live").joinpath("static").iterdir()}
         page = static.pop("index.html").decode()
         self._files = static
         self._digest = sha256(b"".join(name.encode() + data for name, data in sorted(static.items()))).hexdigest()[:16]
@@ -49,7 +49,7 @@ class Site:
                 path="/v1/live",
                 handler=self.live,
                 tag="Server",
-                summary="What the troupe does now",
+                summary="What the actors do now",
                 description="One snapshot; with `Accept: text/event-stream` an event `snapshot` a second while "
                 "anything changes, else every two, and an event `recent` with the last requests when it begins. Nothing is "
                 "computed while nobody looks.",
@@ -81,7 +81,7 @@ class Site:
         return await response.make_conditional(request)
 
     async def file(self, digest: str, name: str) -> Response:
-        """Those of another version are not here: the page that wants them is old."""
+        """Serve a file of the page. Files of another version are not found: the page that requests them is old."""
         kind = name.rpartition(".")[2]
         if digest != self._digest or name not in self._files:
             return Response(b"", 404, headers=HEADERS)

@@ -1,4 +1,4 @@
-"""What the live page is told of the server: one object, made of what the actors publish anyway."""
+"""The content of a snapshot for the live page: one object, made of what the actors publish anyway."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from trouper.web.http.request_schema import COUNT, OBJECT, TEXT, Json, array, nu
 
 NUMBER: Json = {"type": "number"}
 APART = ("cache", "speculation", "gaps", "step_tokens")
-"""Of what the scheduler publishes: told beside it, and histograms, which are for /metrics."""
+"""Fields of the scheduler's statistics that are left out here: those with a key of their own, and histograms, which are
+for /metrics."""
 COUNTERS = tuple(field.name for field in attrs.fields(SchedulerFacts) if field.name not in APART)
 
 
-def told(properties: Json, *optional: str) -> Json:
-    """An object of at least these properties: what an actor publishes may grow."""
+def open_object(properties: Json, *optional: str) -> Json:
+    """The schema of an object with at least these properties: what an actor publishes may grow."""
     return {"type": "object", "properties": properties, "required": [key for key in properties if key not in optional]}
 
 
-ROW = told(
+ROW = open_object(
     {
         "row": COUNT,
         "request_id": TEXT,
@@ -37,7 +38,7 @@ ROW = told(
         "first_token_at": nullable(NUMBER),
     }
 )
-BATCH = told(
+BATCH = open_object(
     {
         "at": NUMBER,
         "rows": array(ROW),
@@ -46,7 +47,7 @@ BATCH = told(
         "gap_longest_s": nullable(NUMBER),
     }
 )
-MODEL = told(
+MODEL = open_object(
     {
         "name": TEXT,
         "state": {"enum": ["unloaded", "waiting", "loading", "ready", "unloading"]},
@@ -61,13 +62,13 @@ MODEL = told(
         "speculation": OBJECT,
         "ranks": OBJECT,
         "actors": array(OBJECT),
-        "channels": array(told({"name": TEXT, "used": COUNT, "capacity": COUNT, "senders_waiting": COUNT})),
+        "channels": array(open_object({"name": TEXT, "used": COUNT, "capacity": COUNT, "senders_waiting": COUNT})),
         "batch": BATCH,
     },
     "problem", "status", "detail", "card", "scheduler", "cache", "memory", "directory", "speculation", "ranks", "actors", "channels",
     "batch",
 )  # fmt: skip
-SNAPSHOT = told(
+SNAPSHOT = open_object(
     {
         "version": TEXT,
         "started": NUMBER,
@@ -83,19 +84,20 @@ SNAPSHOT = told(
 
 @attrs.define
 class NewGaps:
-    """Which gaps of a model's batch were told already."""
+    """Remembers which gaps of a model's batch were reported already."""
 
-    told: int | None = None
+    seen_count: int | None = None
 
     def of(self, batch: BatchFacts) -> tuple[float, ...]:
-        """Those since the last time; none the first time, for they may be old."""
-        new = 0 if self.told is None else batch.gap_count - self.told
-        self.told = batch.gap_count
+        """Return the gaps since the last call; none the first time, because they may be old."""
+        new = 0 if self.seen_count is None else batch.gap_count - self.seen_count
+        self.seen_count = batch.gap_count
         return batch.gaps_s[-new:] if new > 0 else ()
 
 
 def model_body(listed: Listed, gaps: NewGaps) -> dict[str, Any]:
-    """With all that is known of it, if it is loaded; else with why it could not be, if that was so."""
+    """Format a model: with its statistics if it is loaded, else with the reason why it could not be loaded, if there is
+    one."""
     body: dict[str, Any] = {"name": listed.names[0], "state": listed.state}
     if listed.runtime is not None:
         return body | _loaded(listed.runtime, gaps)

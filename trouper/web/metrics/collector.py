@@ -1,4 +1,5 @@
-"""A scrape: everything is read from what the actors have published anyway, so it costs nothing between scrapes."""
+"""Collecting metrics for a scrape: everything is read from what the actors publish anyway, so metrics cost nothing
+between scrapes."""
 
 from __future__ import annotations
 
@@ -14,35 +15,42 @@ from prometheus_client.registry import Collector
 from trouper.actors.runtime.model_manager import Listed
 from trouper.actors.runtime.runtime import Runtime
 from trouper.protocol.version import VERSION
-from trouper.web.metrics.metric import Named, Seen
+from trouper.web.metrics.metric import MetricFamily, ModelScrape
 from trouper.web.metrics.request_metrics import RequestCounts
-from trouper.web.metrics.trouper_metrics import OWN, OWN_OF_REQUESTS
-from trouper.web.metrics.vllm_metrics import VLLM, VLLM_OF_REQUESTS
+from trouper.web.metrics.trouper_metrics import TROUPER_METRICS, TROUPER_REQUEST_METRICS
+from trouper.web.metrics.vllm_metrics import VLLM_METRICS, VLLM_REQUEST_METRICS
 
-OF_LOADED = (*VLLM, *OWN)
-OF_REQUESTS = (*VLLM_OF_REQUESTS, *OWN_OF_REQUESTS)
-"""Counted here, so that they outlive a model's being loaded."""
-LOADED = Named("gauge", "trouper_model_loaded", "1 while the model can be asked.", ("model_name",))
-WAITING = Named(
+MODEL_METRICS = (*VLLM_METRICS, *TROUPER_METRICS)
+REQUEST_METRICS = (*VLLM_REQUEST_METRICS, *TROUPER_REQUEST_METRICS)
+"""Metrics counted from the request log, so that they survive unloading a model."""
+LOADED = MetricFamily("gauge", "trouper_model_loaded", "1 while the model can be asked.", ("model_name",))
+WAITING = MetricFamily(
     "gauge",
     "trouper_model_requests_waiting",
     "Requests that wait for the model to be loaded, or for room for it.",
     ("model_name",),
 )
-BUILD = Named("gauge", "trouper_build_info", "Which version serves.", ("version",))
-RESPONSES = Named(
+BUILD = MetricFamily("gauge", "trouper_build_info", "Which version serves.", ("version",))
+RESPONSES = MetricFamily(
     "counter",
     "trouper_http_responses_total",
     "Responses, by the endpoint and the status that they began with.",
     ("method", "path", "status"),
 )
-ALL = (*(told.named for told in OF_LOADED), *(told.named for told in OF_REQUESTS), LOADED, WAITING, BUILD, RESPONSES)
-"""Beside those of the process, which the client library names."""
+ALL = (
+    *(metric.named for metric in MODEL_METRICS),
+    *(metric.named for metric in REQUEST_METRICS),
+    LOADED,
+    WAITING,
+    BUILD,
+    RESPONSES,
+)
+"""All metrics, except those of the process, which the client library names."""
 
 
 @attrs.frozen
-class Some(Collector):
-    """A part of a scrape."""
+class FamilyCollector(Collector):
+    """A collector of given metric families."""
 
     families: Sequence[Metric]
 
@@ -51,7 +59,7 @@ class Some(Collector):
 
 
 class Metrics(Collector):
-    """One for the app, in no registry, so that an embedding program's is not touched."""
+    """The metrics of the app, in no registry, so that the registry of an embedding program is not touched."""
 
     def __init__(self, listed: Callable[[], Sequence[Listed]]) -> None:
         self._listed = listed
@@ -61,34 +69,37 @@ class Metrics(Collector):
         self._process = ProcessCollector(registry=None)
 
     def responded(self, method: str, path: str, status: int) -> None:
-        """`path` is the router's, so that there are not as many as clients can think of."""
+        """Count a response. `path` is the router's pattern, so that clients cannot create arbitrarily many series."""
         self._responses[method, path, str(status)] += 1
 
     async def exposed(self) -> bytes:
-        """In Prometheus' text format, whatever else a scraper would like better: written as OpenMetrics, the client library
-        makes `vllm_` of `vllm:` for every scraper that does not ask for UTF-8 names. One metric at a time, since the library
-        takes milliseconds for all of them and streams want to go on."""
+        """Format all metrics in Prometheus' text format, whatever else a scraper prefers: written as OpenMetrics, the
+        client library turns `vllm:` into `vllm_` for every scraper that does not ask for UTF-8 names. One metric is
+        formatted at a time, since all of them take milliseconds and streams must go on."""
         parts = []
         for family in self.collect():
-            parts.append(generate_latest(Some((family,))))
+            parts.append(generate_latest(FamilyCollector((family,))))
             await trio.lowlevel.checkpoint()
         return b"".join(parts)
 
     def collect(self) -> Iterator[Metric]:
-        """What the actors say is of the moment of the first metric, however long the rest takes."""
+        """Yield the metric families. The actors' statistics are of the moment of the first metric, however long the
+        others take."""
         listed = self._listed()
-        seen = [(one.names[0], _seen(one.runtime)) for one in listed if one.runtime is not None]
-        for told in OF_LOADED:
-            yield told.named.family(value for model, one in seen for value in told.values(model, one))
-        counted = [(one.names[0], self.requests.of(one.names[0])) for one in listed]
-        for told_of in OF_REQUESTS:
-            yield told_of.named.family(value for model, one in counted for value in told_of.values(model, one))
-        yield LOADED.family(((one.names[0],), int(one.state == "ready")) for one in listed)
-        yield WAITING.family(((one.names[0],), one.waiting) for one in listed)
+        scrapes = [(entry.names[0], _seen(entry.runtime)) for entry in listed if entry.runtime is not None]
+        for metric in MODEL_METRICS:
+            yield metric.named.family(value for model, scrape in scrapes for value in metric.values(model, scrape))
+        counted = [(entry.names[0], self.requests.of(entry.names[0])) for entry in listed]
+        for request_metric in REQUEST_METRICS:
+            yield request_metric.named.family(
+                value for model, counts in counted for value in request_metric.values(model, counts)
+            )
+        yield LOADED.family(((entry.names[0],), int(entry.state == "ready")) for entry in listed)
+        yield WAITING.family(((entry.names[0],), entry.waiting) for entry in listed)
         yield BUILD.family([((self._version,), 1)])
         yield RESPONSES.family(self._responses.items())
         yield from self._process.collect()
 
 
-def _seen(runtime: Runtime) -> Seen:
-    return Seen(runtime, runtime.health(), runtime.channels())
+def _seen(runtime: Runtime) -> ModelScrape:
+    return ModelScrape(runtime, runtime.health(), runtime.channels())

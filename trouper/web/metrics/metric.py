@@ -1,4 +1,4 @@
-"""What a metric is: one entry that says its name, its kind, its meaning, and where its values are read."""
+"""The definition of a metric: one entry with its name, kind and help, and the function that reads its values."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Source = TypeVar("Source")
 
 
 @attrs.frozen
-class Seen:
-    """One model that is loaded, at the moment of a scrape."""
+class ModelScrape:
+    """The state of one loaded model at the moment of a scrape."""
 
     runtime: Runtime
     health: Health
@@ -29,8 +29,8 @@ class Seen:
 
 
 @attrs.frozen
-class Named:
-    """`name` is the one that Prometheus shows, `_total` included."""
+class MetricFamily:
+    """A metric's kind, name, help and labels. `name` is the one that Prometheus shows, `_total` included."""
 
     kind: Kind
     name: str
@@ -38,7 +38,7 @@ class Named:
     labels: tuple[str, ...]
 
     def family(self, values: Iterable[Labelled]) -> Metric:
-        """As the client library has it."""
+        """Convert values to a metric family of the client library."""
         match self.kind:
             case "gauge":
                 gauge = GaugeMetricFamily(self.name, self.help, labels=self.labels)
@@ -60,8 +60,8 @@ class Named:
 
 
 @attrs.frozen
-class Told(Generic[Source]):
-    """A metric of each model of which there is a `Source`. `labels` are those beside the model's."""
+class ModelMetric(Generic[Source]):
+    """A metric of each model that has a `Source`. `labels` are those beside the model's."""
 
     kind: Kind
     name: str
@@ -70,16 +70,16 @@ class Told(Generic[Source]):
     labels: tuple[str, ...] = ()
 
     @property
-    def named(self) -> Named:
-        """vLLM numbers its engines; a model has one here."""
-        own = ("model_name", "engine") if self.name.startswith("vllm:") else ("model_name",)
-        return Named(self.kind, self.name, self.help, own + self.labels)
+    def named(self) -> MetricFamily:
+        """The metric with its model labels. vLLM numbers its engines; a model has one here."""
+        model_labels = ("model_name", "engine") if self.name.startswith("vllm:") else ("model_name",)
+        return MetricFamily(self.kind, self.name, self.help, model_labels + self.labels)
 
     def values(self, model: str, source: Source) -> Iterable[Labelled]:
         found = self.of(source)
-        own = (model, "0") if self.name.startswith("vllm:") else (model,)
+        model_labels = (model, "0") if self.name.startswith("vllm:") else (model,)
         for labels, value in [((), found)] if isinstance(found, int | float | Histogram) else found:
-            yield own + labels, value
+            yield model_labels + labels, value
 
 
 def _number(value: Value) -> float:

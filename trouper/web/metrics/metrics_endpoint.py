@@ -1,4 +1,4 @@
-"""GET /metrics. It needs no key, as /health needs none: it tells of load, never of what anybody asked."""
+"""GET /metrics. No key is needed, as for /health: metrics describe load, never the content of requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is counted of requests, each when it has ended: it reads the journal."""
+"""Metrics counted from ended requests, as an observer of the request log."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ WAITS = Histogram.of(
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0,
     640.0, 2560.0,
 )  # fmt: skip
-"""Seconds; these buckets, and the others here, are vLLM's."""
+"""Buckets in seconds; these and the other buckets here are vLLM's."""
 PHASES = Histogram.of(
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0,
     7680.0,
 )  # fmt: skip
 LENGTHS = Histogram.of(*(digit * 10**power for power in range(6) for digit in (1, 2, 5)), 1_000_000)
-"""Tokens. The same for every model, where vLLM's end at the model's context."""
+"""Buckets in tokens. The same for every model, where vLLM's end at the model's context."""
 
 
 @attrs.frozen
 class Measure:
-    """One number of a request, and what it is counted in."""
+    """One measurement of a request, and its histogram."""
 
     name: str
     help: str
     empty: Histogram
     of: Callable[[RequestRecord], float | None]
-    """None: not this one."""
+    """Reads the value of a record; None: this record does not count."""
 
 
-def _if_whole(of: Callable[[RequestRecord], float | None]) -> Callable[[RequestRecord], float | None]:
-    """Half an answer says nothing of how long a whole one takes."""
+def _if_complete(of: Callable[[RequestRecord], float | None]) -> Callable[[RequestRecord], float | None]:
+    """Restrict a measurement to complete answers: an aborted answer does not show how long a complete one takes."""
     return lambda record: of(record) if record.reason in ("stop", "length") else None
 
 
@@ -51,13 +51,13 @@ MEASURES = (
         "vllm:request_time_per_output_token_seconds",
         "Mean time between the tokens of a complete answer.",
         NO_GAPS,
-        _if_whole(lambda record: record.token_s),
+        _if_complete(lambda record: record.token_s),
     ),
     Measure(
         "vllm:e2e_request_latency_seconds",
         "From arrival to the last token, of complete answers.",
         PHASES,
-        _if_whole(lambda record: _after(record.arrived_at, record.done_at)),
+        _if_complete(lambda record: _after(record.arrived_at, record.done_at)),
     ),
     Measure(
         "vllm:request_queue_time_seconds",
@@ -69,7 +69,7 @@ MEASURES = (
         "vllm:request_inference_time_seconds",
         "From its row to its last token, of complete answers.",
         PHASES,
-        _if_whole(lambda record: record.inference_s),
+        _if_complete(lambda record: record.inference_s),
     ),
     Measure(
         "vllm:request_prefill_time_seconds",
@@ -81,37 +81,37 @@ MEASURES = (
         "vllm:request_decode_time_seconds",
         "From the first token to the last one, of complete answers.",
         PHASES,
-        _if_whole(lambda record: record.decode_s),
+        _if_complete(lambda record: record.decode_s),
     ),
     Measure(
         "vllm:request_prompt_tokens",
         "Tokens of a request's prompt, of complete answers.",
         LENGTHS,
-        _if_whole(lambda record: record.prompt_tokens),
+        _if_complete(lambda record: record.prompt_tokens),
     ),
     Measure(
         "vllm:request_generation_tokens",
         "Tokens of a complete answer.",
         LENGTHS,
-        _if_whole(lambda record: record.generated_tokens),
+        _if_complete(lambda record: record.generated_tokens),
     ),
     Measure(
         "vllm:request_max_num_generation_tokens",
         "The same: each choice of a request counts on its own.",
         LENGTHS,
-        _if_whole(lambda record: record.generated_tokens),
+        _if_complete(lambda record: record.generated_tokens),
     ),
     Measure(
         "vllm:request_params_max_tokens",
         "Most tokens that an answer was allowed.",
         LENGTHS,
-        _if_whole(lambda record: record.max_tokens),
+        _if_complete(lambda record: record.max_tokens),
     ),
     Measure(
         "vllm:request_prefill_kv_computed_tokens",
         "Tokens of a prompt that were computed, since no cache had them; of complete answers.",
         LENGTHS,
-        _if_whole(lambda record: record.prompt_tokens - record.cached_tokens),
+        _if_complete(lambda record: record.prompt_tokens - record.cached_tokens),
     ),
 )
 
@@ -131,18 +131,20 @@ EXPECTED = (
     ("error", "request_crashes_engine"),
     ("refused", "request_crashes_engine"),
 )
-"""Problems that are counted from the start: the first one of a series that was not there before is no increase to
+"""Problems that are counted from the start: the first value of a series that did not exist before is no increase to
 `rate()`."""
 
 
 @attrs.define
-class Counts:
-    """Of one model's requests."""
+class ModelRequestCounts:
+    """Counts of one model's requests."""
 
-    histograms: dict[str, Histogram] = attrs.field(factory=lambda: {one.name: one.empty for one in MEASURES})
+    histograms: dict[str, Histogram] = attrs.field(
+        factory=lambda: {measure.name: measure.empty for measure in MEASURES}
+    )
     reasons: Counter[str] = attrs.field(factory=lambda: Counter(stop=0, length=0, abort=0, error=0))
     problems: Counter[tuple[str, str]] = attrs.field(factory=lambda: Counter(dict.fromkeys(EXPECTED, 0)))
-    """Of (reason, code)."""
+    """Counts by (reason, code)."""
     disk_tokens: int = 0
 
     def add(self, record: RequestRecord) -> None:
@@ -159,13 +161,13 @@ class Counts:
 
 
 class RequestCounts:
-    """Of all models: they outlive a model that is unloaded."""
+    """Counts of all models. They survive unloading a model."""
 
     def __init__(self) -> None:
-        self._of: dict[str, Counts] = {}
+        self._of: dict[str, ModelRequestCounts] = {}
 
-    def read(self, record: RequestRecord) -> None:
+    def observe(self, record: RequestRecord) -> None:
         self.of(record.model).add(record)
 
-    def of(self, model: str) -> Counts:
-        return self._of.setdefault(model, Counts())
+    def of(self, model: str) -> ModelRequestCounts:
+        return self._of.setdefault(model, ModelRequestCounts())

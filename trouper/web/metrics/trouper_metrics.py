@@ -1,4 +1,4 @@
-"""Metrics of what only this server has: actors, channels, tiers, and what it did about trouble."""
+"""Metrics that only this server has: actors, channels, cache tiers, and recovery from faults."""
 
 from __future__ import annotations
 
@@ -8,80 +8,81 @@ import trio
 
 from trouper.protocol.capabilities import FEATURES
 from trouper.protocol.health import ChannelFacts, RankFacts
-from trouper.web.metrics.metric import Kind, Labelled, Seen, Told
-from trouper.web.metrics.request_metrics import Counts
+from trouper.web.metrics.metric import Kind, Labelled, ModelMetric, ModelScrape
+from trouper.web.metrics.request_metrics import ModelRequestCounts
 
 
-def _scheduler(kind: Kind, name: str, fact: str, help: str) -> Told[Seen]:
-    return Told(kind, name, help, lambda seen: getattr(seen.health.scheduler, fact))
+def _scheduler(kind: Kind, name: str, field: str, help: str) -> ModelMetric[ModelScrape]:
+    return ModelMetric(kind, name, help, lambda seen: getattr(seen.health.scheduler, field))
 
 
-def _cache(kind: Kind, name: str, fact: str, help: str) -> Told[Seen]:
-    return Told(kind, name, help, lambda seen: getattr(seen.health.scheduler.cache, fact))
+def _cache(kind: Kind, name: str, field: str, help: str) -> ModelMetric[ModelScrape]:
+    return ModelMetric(kind, name, help, lambda seen: getattr(seen.health.scheduler.cache, field))
 
 
-def _disk(kind: Kind, name: str, fact: str, help: str) -> Told[Seen]:
-    return Told(kind, name, help, lambda seen: getattr(seen.health.directory, fact))
+def _disk(kind: Kind, name: str, field: str, help: str) -> ModelMetric[ModelScrape]:
+    return ModelMetric(kind, name, help, lambda seen: getattr(seen.health.directory, field))
 
 
-def _memory(kind: Kind, name: str, fact: str, help: str) -> Told[Seen]:
-    return Told(kind, name, help, lambda seen: getattr(seen.health.memory, fact))
+def _memory(kind: Kind, name: str, field: str, help: str) -> ModelMetric[ModelScrape]:
+    return ModelMetric(kind, name, help, lambda seen: getattr(seen.health.memory, field))
 
 
-def _recovery(kind: Kind, name: str, fact: str, help: str) -> Told[Seen]:
-    return Told(kind, name, help, lambda seen: int(getattr(seen.health.scheduler.recovery, fact)))
+def _recovery(kind: Kind, name: str, field: str, help: str) -> ModelMetric[ModelScrape]:
+    return ModelMetric(kind, name, help, lambda seen: int(getattr(seen.health.scheduler.recovery, field)))
 
 
-def _channel(kind: Kind, name: str, of: Callable[[ChannelFacts], float], help: str) -> Told[Seen]:
-    def values(seen: Seen) -> Iterable[Labelled]:
-        return [((one.name,), of(one)) for one in seen.channels]
+def _channel(kind: Kind, name: str, of: Callable[[ChannelFacts], float], help: str) -> ModelMetric[ModelScrape]:
+    def values(seen: ModelScrape) -> Iterable[Labelled]:
+        return [((channel.name,), of(channel)) for channel in seen.channels]
 
-    return Told(kind, name, help, values, ("channel",))
+    return ModelMetric(kind, name, help, values, ("channel",))
 
 
-def _rank(name: str, of: Callable[[RankFacts, int], float], help: str) -> Told[Seen]:
-    def values(seen: Seen) -> Iterable[Labelled]:
+def _rank(name: str, of: Callable[[RankFacts, int], float], help: str) -> ModelMetric[ModelScrape]:
+    def values(seen: ModelScrape) -> Iterable[Labelled]:
         ranks = seen.health.ranks.ranks
-        newest = max((one.step for one in ranks), default=-1)
-        return [((str(one.rank),), of(one, newest)) for one in ranks]
+        newest = max((rank.step for rank in ranks), default=-1)
+        return [((str(rank.rank),), of(rank, newest)) for rank in ranks]
 
-    return Told("gauge", name, help, values, ("rank",))
-
-
-def _silent_s(one: RankFacts, _: int) -> float:
-    return max(0.0, trio.current_time() - one.heard_at) if one.rank else 0.0
+    return ModelMetric("gauge", name, help, values, ("rank",))
 
 
-def _stalled_s(seen: Seen) -> float:
+def _silent_s(rank: RankFacts, _: int) -> float:
+    return max(0.0, trio.current_time() - rank.heard_at) if rank.rank else 0.0
+
+
+def _stalled_s(seen: ModelScrape) -> float:
     since = seen.health.scheduler.stalled_since
     return 0.0 if since is None else trio.current_time() - since
 
 
-def _restarts(seen: Seen) -> Iterable[Labelled]:
+def _restarts(seen: ModelScrape) -> Iterable[Labelled]:
     return [((actor.name,), actor.restarts) for actor in seen.health.actors]
 
 
-def _running(seen: Seen) -> Iterable[Labelled]:
+def _running(seen: ModelScrape) -> Iterable[Labelled]:
     return [((actor.name,), int(actor.state == "running")) for actor in seen.health.actors]
 
 
-def _allowed(seen: Seen) -> Iterable[Labelled]:
-    """A reason changes with the model and its device only, so its series are few."""
+def _allowed(seen: ModelScrape) -> Iterable[Labelled]:
+    """Return whether each feature is enabled. A reason changes with the model and its device only, so there are few
+    series."""
     capabilities = seen.runtime.model.capabilities
     return [((feature, capabilities.off.get(feature, "")), int(capabilities.allows(feature))) for feature in FEATURES]
 
 
-def _problems(counts: Counts) -> Iterable[Labelled]:
+def _problems(counts: ModelRequestCounts) -> Iterable[Labelled]:
     return [(which, count) for which, count in counts.problems.items()]
 
 
-SERVING: tuple[Told[Seen], ...] = (
-    Told("gauge", "trouper_ready", "1 while the model makes progress.", lambda seen: int(seen.health.ready)),
-    Told("gauge", "trouper_rows", "Rows that may decode together.", lambda seen: seen.runtime.settings.rows),
+SERVING: tuple[ModelMetric[ModelScrape], ...] = (
+    ModelMetric("gauge", "trouper_ready", "1 while the model makes progress.", lambda seen: int(seen.health.ready)),
+    ModelMetric("gauge", "trouper_rows", "Rows that may decode together.", lambda seen: seen.runtime.settings.rows),
     _scheduler("gauge", "trouper_rows_prefilling", "prefilling_sequences", "Rows whose prompt is being computed."),
     _scheduler("counter", "trouper_steps_total", "steps", "Steps of the engine that had work."),
     _scheduler("counter", "trouper_stalls_total", "stalls", "Steps that took longer than --stall-timeout-s."),
-    Told("gauge", "trouper_stalled_seconds", "How long the engine has not answered; 0 while it does.", _stalled_s),
+    ModelMetric("gauge", "trouper_stalled_seconds", "How long the engine has not answered; 0 while it does.", _stalled_s),
     _scheduler("counter", "trouper_prefilled_tokens_total", "total_prefill_tokens", "Tokens of prompts that were computed."),
     _scheduler("counter", "trouper_requests_total", "total_requests", "Requests that reached the scheduler."),
     _scheduler("counter", "trouper_requests_completed_total", "requests_completed", "Requests that were answered whole."),
@@ -91,15 +92,15 @@ SERVING: tuple[Told[Seen], ...] = (
     ),
 )  # fmt: skip
 
-SELF_CHECK: tuple[Told[Seen], ...] = (
-    Told(
+SELF_CHECK: tuple[ModelMetric[ModelScrape], ...] = (
+    ModelMetric(
         "gauge",
         "trouper_feature_enabled",
         "1 if rows may do this; 0: the self-check has turned it off, for this reason.",
         _allowed,
         ("feature", "reason"),
     ),
-    Told(
+    ModelMetric(
         "gauge",
         "trouper_self_check_seconds",
         "How long the self-check took when it last ran; 0: it never did.",
@@ -108,24 +109,27 @@ SELF_CHECK: tuple[Told[Seen], ...] = (
 )
 
 ACTORS = (
-    Told("counter", "trouper_actor_restarts_total", "Crashes of an actor or group.", _restarts, ("actor",)),
-    Told(
+    ModelMetric("counter", "trouper_actor_restarts_total", "Crashes of an actor or group.", _restarts, ("actor",)),
+    ModelMetric(
         "gauge", "trouper_actor_running", "1 while it runs; 0: restarting, degraded or stopped.", _running, ("actor",)
     ),
-    _channel("gauge", "trouper_channel_depth", lambda one: one.used, "Messages that wait in a channel."),
+    _channel("gauge", "trouper_channel_depth", lambda channel: channel.used, "Messages that wait in a channel."),
     _channel(
         "gauge",
         "trouper_channel_depth_peak",
-        lambda one: one.peak,
+        lambda channel: channel.peak,
         "The most that an arriving request, or a scrape, found in it.",
     ),
-    _channel("gauge", "trouper_channel_capacity", lambda one: one.capacity, "Messages that it has room for."),
+    _channel("gauge", "trouper_channel_capacity", lambda channel: channel.capacity, "Messages that it has room for."),
     _channel(
-        "gauge", "trouper_channel_senders_waiting", lambda one: one.senders_waiting, "Senders that wait for room."
+        "gauge",
+        "trouper_channel_senders_waiting",
+        lambda channel: channel.senders_waiting,
+        "Senders that wait for room.",
     ),
 )
 
-RECOVERY: tuple[Told[Seen], ...] = (
+RECOVERY: tuple[ModelMetric[ModelScrape], ...] = (
     _recovery("counter", "trouper_engine_crashes_total", "crashes", "Crashes of the engine, after which it was restarted."),
     _recovery("counter", "trouper_requests_resumed_total", "resumed", "Requests that were resumed after a crash of the engine."),
     _recovery("counter", "trouper_contents_convicted_total", "convicted", "Contents of requests that crashed the engine when they ran alone."),
@@ -156,9 +160,9 @@ MEMORY_TIER = (
     _cache("counter", "trouper_cache_collisions_total", "collisions", "Hashes that were equal where tokens were not."),
 )
 
-DISK_TIER: tuple[Told[Seen], ...] = (
+DISK_TIER: tuple[ModelMetric[ModelScrape], ...] = (
     _cache("counter", "trouper_disk_block_hits_total", "hits_disk", "Blocks that were read from disk for prompts."),
-    Told("gauge", "trouper_disk_attached", "1 while the directory is in use.", lambda seen: int(seen.health.directory.attached)),
+    ModelMetric("gauge", "trouper_disk_attached", "1 while the directory is in use.", lambda seen: int(seen.health.directory.attached)),
     _disk("gauge", "trouper_disk_files", "files", "Files in the cache directory."),
     _disk("gauge", "trouper_disk_bytes", "bytes", "Bytes of these files."),
     _disk("gauge", "trouper_disk_free_bytes", "free_disk_bytes", "Bytes that are free on that disk."),
@@ -174,11 +178,11 @@ DISK_TIER: tuple[Told[Seen], ...] = (
     _disk("counter", "trouper_disk_inspected_files_total", "inspected", "Files that were read again only to check them."),
 )  # fmt: skip
 
-MEMORY: tuple[Told[Seen], ...] = (
+MEMORY: tuple[ModelMetric[ModelScrape], ...] = (
     _memory("gauge", "trouper_memory_active_bytes", "active_bytes", "Memory of the device that is in use."),
     _memory("gauge", "trouper_memory_spare_bytes", "spare_bytes", "Memory that MLX keeps to use it again."),
     _memory("gauge", "trouper_memory_limit_bytes", "limit_bytes", "Memory that the device recommends to use at most."),
-    Told(
+    ModelMetric(
         "gauge",
         "trouper_memory_under_pressure",
         "1 while requests wait since memory is short (--memory-fraction).",
@@ -188,23 +192,23 @@ MEMORY: tuple[Told[Seen], ...] = (
 )
 
 RANKS = (
-    _rank("trouper_rank_ready", lambda one, _: int(one.state == "ready"), "1 while this rank takes part."),
+    _rank("trouper_rank_ready", lambda rank, _: int(rank.state == "ready"), "1 while this rank takes part."),
     _rank("trouper_rank_silent_seconds", _silent_s, "Since its last sign of life; 0 for rank 0, which tells this."),
-    _rank("trouper_rank_steps_behind", lambda one, newest: newest - one.step, "Steps that another rank has answered and it has not."),
+    _rank("trouper_rank_steps_behind", lambda rank, newest: newest - rank.step, "Steps that another rank has answered and it has not."),
 )  # fmt: skip
 
-OWN: tuple[Told[Seen], ...] = (
+TROUPER_METRICS: tuple[ModelMetric[ModelScrape], ...] = (
     *SERVING, *SELF_CHECK, *ACTORS, *RECOVERY, *RANKS, *MEMORY_TIER, *DISK_TIER, *MEMORY,
 )  # fmt: skip
-OWN_OF_REQUESTS: tuple[Told[Counts], ...] = (
-    Told(
+TROUPER_REQUEST_METRICS: tuple[ModelMetric[ModelRequestCounts], ...] = (
+    ModelMetric(
         "counter",
         "trouper_request_problems_total",
         "Problems that ended requests: refused (before they were accepted), error, abort; by their code.",
         _problems,
         ("reason", "code"),
     ),
-    Told(
+    ModelMetric(
         "counter",
         "trouper_disk_hit_tokens_total",
         "Tokens of prompts that were read from disk, of requests that have ended.",

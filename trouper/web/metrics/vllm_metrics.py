@@ -1,162 +1,162 @@
-"""Metrics that mean what vLLM's of the same name mean, so that its dashboards and routers work."""
+"""Metrics with the meaning of vLLM's metrics of the same name, so that its dashboards and routers work."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from trouper.web.metrics.metric import Labelled, Seen, Told
-from trouper.web.metrics.request_metrics import MEASURES, Counts, Measure
+from trouper.web.metrics.metric import Labelled, ModelMetric, ModelScrape
+from trouper.web.metrics.request_metrics import MEASURES, Measure, ModelRequestCounts
 
 
-def _rows_used(seen: Seen) -> float:
+def _rows_used(seen: ModelScrape) -> float:
     return seen.health.scheduler.active_sequences / seen.runtime.settings.rows
 
 
-def _reasons(counts: Counts) -> Iterable[Labelled]:
+def _reasons(counts: ModelRequestCounts) -> Iterable[Labelled]:
     return [((reason,), count) for reason, count in counts.reasons.items()]
 
 
-def _sources(seen: Seen) -> Iterable[Labelled]:
+def _sources(seen: ModelScrape) -> Iterable[Labelled]:
     facts = seen.health.scheduler
     cached = facts.total_cached_tokens
     return [(("local_compute",), facts.total_prompt_tokens - cached), (("local_cache_hit",), cached)]
 
 
-def _cache_config(seen: Seen) -> Iterable[Labelled]:
+def _cache_config(seen: ModelScrape) -> Iterable[Labelled]:
     cache, settings = seen.health.scheduler.cache, seen.runtime.settings
     cached = "False" if cache.reason else "True"
     dtype = f"int{settings.kv_bits}" if settings.kv_bits else "auto"
     return [((str(settings.block_size), dtype, cached, str(cache.capacity_blocks)), 1)]
 
 
-def _accepted_at(seen: Seen) -> Iterable[Labelled]:
-    return [((str(place),), count) for place, count in enumerate(seen.health.scheduler.speculation.accepted_at)]
+def _accepted_at(seen: ModelScrape) -> Iterable[Labelled]:
+    return [((str(position),), count) for position, count in enumerate(seen.health.scheduler.speculation.accepted_at)]
 
 
-def _of(measure: Measure) -> Told[Counts]:
-    return Told("histogram", measure.name, measure.help, lambda counts: counts.histograms[measure.name])
+def _histogram(measure: Measure) -> ModelMetric[ModelRequestCounts]:
+    return ModelMetric("histogram", measure.name, measure.help, lambda counts: counts.histograms[measure.name])
 
 
-VLLM: tuple[Told[Seen], ...] = (
-    Told(
+VLLM_METRICS: tuple[ModelMetric[ModelScrape], ...] = (
+    ModelMetric(
         "gauge",
         "vllm:num_requests_running",
         "Requests that have a row: they prefill or decode.",
         lambda seen: seen.health.scheduler.active_sequences,
     ),
-    Told(
+    ModelMetric(
         "gauge",
         "vllm:num_requests_waiting",
         "Requests that wait for a row.",
         lambda seen: seen.health.scheduler.queued_requests,
     ),
-    Told(
+    ModelMetric(
         "gauge",
         "vllm:kv_cache_usage_perc",
         "Slots for the KV of running requests that are in use; 1 means that all are. What is only cached does not count.",
         _rows_used,
     ),
-    Told(
+    ModelMetric(
         "gauge",
         "vllm:cache_config_info",
         "How keys and values are cached.",
         _cache_config,
         ("block_size", "cache_dtype", "enable_prefix_caching", "num_gpu_blocks"),
     ),
-    Told(
+    ModelMetric(
         "counter",
         "vllm:prefix_cache_queries_total",
         "Tokens of prompts that were looked up in the prefix cache.",
         lambda seen: seen.health.scheduler.cache.queried_tokens,
     ),
-    Told(
+    ModelMetric(
         "counter",
         "vllm:prefix_cache_hits_total",
         "Tokens of prompts that the prefix cache had.",
         lambda seen: seen.health.scheduler.cache.hit_tokens,
     ),
-    Told(
+    ModelMetric(
         "counter",
         "vllm:spec_decode_num_drafts_total",
         "Drafts that were verified: one for each row and step.",
         lambda seen: seen.health.scheduler.speculation.drafts,
     ),
-    Told(
+    ModelMetric(
         "counter",
         "vllm:spec_decode_num_draft_tokens_total",
         "Tokens of those drafts.",
         lambda seen: seen.health.scheduler.speculation.drafted,
     ),
-    Told(
+    ModelMetric(
         "counter",
         "vllm:spec_decode_num_accepted_tokens_total",
         "Tokens of drafts that were right.",
         lambda seen: seen.health.scheduler.speculation.accepted,
     ),
-    Told(
+    ModelMetric(
         "counter",
         "vllm:spec_decode_num_accepted_tokens_per_pos_total",
         "The same by their place in the draft.",
         _accepted_at,
         ("position",),
     ),
-    Told(
+    ModelMetric(
         "counter",
         "vllm:num_preemptions_total",
         "Always 0: a row that was admitted keeps its place.",
         lambda _: 0,
     ),
-    Told(
+    ModelMetric(
         "counter",
         "vllm:prompt_tokens_total",
         "Tokens of prompts that got a row, cached ones among them.",
         lambda seen: seen.health.scheduler.total_prompt_tokens,
     ),
-    Told(
+    ModelMetric(
         "counter",
         "vllm:prompt_tokens_cached_total",
         "Tokens of these that need not be computed.",
         lambda seen: seen.health.scheduler.total_cached_tokens,
     ),
-    Told(
+    ModelMetric(
         "counter",
         "vllm:prompt_tokens_by_source_total",
         "The same tokens: computed (local_compute), or from a cache in memory or on disk (local_cache_hit).",
         _sources,
         ("source",),
     ),
-    Told(
+    ModelMetric(
         "counter",
         "vllm:generation_tokens_total",
         "Tokens that were generated.",
         lambda seen: seen.health.scheduler.tokens_generated,
     ),
-    Told(
+    ModelMetric(
         "histogram",
         "vllm:inter_token_latency_seconds",
         "Between two tokens of a row.",
         lambda seen: seen.health.scheduler.gaps,
     ),
-    Told(
+    ModelMetric(
         "histogram",
         "vllm:time_per_output_token_seconds",
         "The same by its older name, which dashboards still ask for.",
         lambda seen: seen.health.scheduler.gaps,
     ),
-    Told(
+    ModelMetric(
         "histogram",
         "vllm:iteration_tokens_total",
         "Tokens that a step prefilled and decoded.",
         lambda seen: seen.health.scheduler.step_tokens,
     ),
 )
-VLLM_OF_REQUESTS: tuple[Told[Counts], ...] = (
-    Told(
+VLLM_REQUEST_METRICS: tuple[ModelMetric[ModelRequestCounts], ...] = (
+    ModelMetric(
         "counter",
         "vllm:request_success_total",
         "Requests that were accepted and have ended: stop, length, abort (the client left or cancelled), error.",
         _reasons,
         ("finished_reason",),
     ),
-    *map(_of, MEASURES),
+    *map(_histogram, MEASURES),
 )

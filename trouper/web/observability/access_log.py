@@ -1,4 +1,5 @@
-"""A line in the log for each request, when it has ended. Never a word of a prompt, an answer or a key."""
+"""Access log: one line for each request, written when it has ended. Lines never contain text of a prompt, an answer or
+a key."""
 
 from __future__ import annotations
 
@@ -12,25 +13,25 @@ log = logging.getLogger("trouper.requests")
 
 
 def log_record(record: RequestRecord) -> None:
-    """What became of a prompt that a model was asked to answer."""
+    """Log the end of a request that was submitted to a model."""
     level = logging.WARNING if record.reason == "error" else logging.INFO
     if log.isEnabledFor(level):
-        log.log(level, _told(record), extra={REQUEST_ID: record.request_id, FIELDS: _fields(record)})
+        log.log(level, _summary(record), extra={REQUEST_ID: record.request_id, FIELDS: _fields(record)})
 
 
-def _told(record: RequestRecord) -> str:
-    """For a person."""
+def _summary(record: RequestRecord) -> str:
+    """Format a record for a person."""
     how = f"{record.reason} ({record.code})" if record.code else record.reason
-    said = f"{record.endpoint} {how} after {record.whole_s:.2f} s"
+    summary = f"{record.endpoint} {how} after {record.whole_s:.2f} s"
     if record.reason == "refused":
-        return said
+        return summary
     cached = f" ({record.cached_tokens} cached)" if record.cached_tokens else ""
     waited = "" if record.first_token_s is None else f", the first after {record.first_token_s:.2f} s"
-    return f"{said}: prompt {record.prompt_tokens}{cached}, answer {record.generated_tokens} tokens{waited}"
+    return f"{summary}: prompt {record.prompt_tokens}{cached}, answer {record.generated_tokens} tokens{waited}"
 
 
 def _fields(record: RequestRecord) -> dict[str, Any]:
-    """For a machine. What did not come so far is left out."""
+    """Return a record as fields for programs. Fields without a value are left out."""
     fields = {
         "event": "request",
         "model": record.model,
@@ -55,8 +56,8 @@ def _rounded(seconds: float | None) -> float | None:
 
 
 def log_response(method: str, path: str, status: int) -> None:
-    """A response that no prompt stands behind: a `warning` if the server is at fault, at `info` if the request is, else at
-    `debug`."""
+    """Log a response to a request that submitted no prompt: at `warning` if the server is at fault, at `info` if the
+    request is, else at `debug`."""
     level = logging.WARNING if status >= 500 else logging.INFO if status >= 400 else logging.DEBUG
     if log.isEnabledFor(level):
         fields = {"event": "response", "method": method, "path": path, "status": status}

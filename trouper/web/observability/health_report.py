@@ -48,20 +48,20 @@ HEALTH = closed(
 
 def health_body(listed: Sequence[Listed]) -> dict[str, Any]:
     """The default model's health (of another, while that one is not loaded), and with several models that of each."""
-    loaded = [_one(one.runtime) for one in listed if one.runtime is not None]
+    loaded = [_model_body(entry.runtime) for entry in listed if entry.runtime is not None]
     body: dict[str, Any] = loaded[0] if loaded else {"status": "draining", "detail": "no model is loaded"}
     if len(listed) > 1:
-        body["models"] = {one.names[0]: _listed(one) for one in listed}
+        body["models"] = {entry.names[0]: _entry_body(entry) for entry in listed}
     return body
 
 
-def _listed(one: Listed) -> dict[str, Any]:
-    if one.runtime is not None:
-        return {"state": one.state} | _one(one.runtime)
-    return {"state": one.state} if one.problem is None else {"state": one.state, "detail": one.problem.message}
+def _entry_body(entry: Listed) -> dict[str, Any]:
+    if entry.runtime is not None:
+        return {"state": entry.state} | _model_body(entry.runtime)
+    return {"state": entry.state} if entry.problem is None else {"state": entry.state, "detail": entry.problem.message}
 
 
-def _one(runtime: Runtime) -> dict[str, Any]:
+def _model_body(runtime: Runtime) -> dict[str, Any]:
     """`status`, `cache_stats` with the agreed names, and the actors one by one."""
     health = runtime.health()
     return {
@@ -87,8 +87,8 @@ def self_check_body(card: ModelCard) -> dict[str, Any]:
 def _rank(rank: RankFacts) -> dict[str, Any]:
     """`silent_s`: since its last sign of life. `directory`: a follower's; rank 0's is the server's."""
     silent_s = round(max(0.0, trio.current_time() - rank.heard_at), 3)
-    own = {} if rank.directory is None else {"directory": attrs.asdict(rank.directory)}
-    return {"rank": rank.rank, "state": rank.state, "step": rank.step, "silent_s": silent_s} | own
+    directory = {} if rank.directory is None else {"directory": attrs.asdict(rank.directory)}
+    return {"rank": rank.rank, "state": rank.state, "step": rank.step, "silent_s": silent_s} | directory
 
 
 def cache_stats(health: Health) -> dict[str, int | float]:

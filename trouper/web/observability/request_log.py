@@ -1,4 +1,4 @@
-"""What became of the requests of late: each is written down once, and whoever counts, logs or traces is told."""
+"""The log of recent requests: each record is kept once, and observers (metrics, access log, traces) are called with it."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ from trouper.protocol.record import RequestRecord
 
 log = logging.getLogger("trouper.web")
 KEPT = 200
-Reader = Callable[[RequestRecord], None]
+RequestObserver = Callable[[RequestRecord], None]
 
 
 @attrs.frozen
-class Asked:
-    """What only the edge knows of a request."""
+class RequestOrigin:
+    """Facts about a request that only the edge knows."""
 
     model: str
     endpoint: str
     at: float
-    """trio.current_time() when it asked for its model, which may have had to be loaded first."""
+    """trio.current_time() when the model was requested, which may have had to be loaded first."""
     traceparent: str
     tracestate: str
 
 
-class Journal:
-    """One for the app, for all of its models."""
+class RequestLog:
+    """The records of ended requests. There is one log for the app and all of its models."""
 
-    def __init__(self, *readers: Reader) -> None:
-        self._readers = readers
+    def __init__(self, *observers: RequestObserver) -> None:
+        self._observers = observers
         self.recent: deque[RequestRecord] = deque(maxlen=KEPT)
-        """The last one last."""
+        """The latest records, the newest last."""
 
-    def note(self, asked: Asked, record: RequestRecord) -> None:
-        """What became of it. Runs where a request is being closed, perhaps in cancelled cleanup: it neither waits nor
-        raises."""
-        whole = attrs.evolve(
+    def note(self, origin: RequestOrigin, record: RequestRecord) -> None:
+        """Complete a request's record and notify the observers. Runs while a request is closed, perhaps in cancelled
+        cleanup: it neither waits nor raises."""
+        complete = attrs.evolve(
             record,
-            model=asked.model,
-            endpoint=asked.endpoint,
-            arrived_at=asked.at,
+            model=origin.model,
+            endpoint=origin.endpoint,
+            arrived_at=origin.at,
             unix_offset=time.time() - trio.current_time(),
-            traceparent=asked.traceparent,
-            tracestate=asked.tracestate,
+            traceparent=origin.traceparent,
+            tracestate=origin.tracestate,
         )
-        self.recent.append(whole)
-        for reader in self._readers:
+        self.recent.append(complete)
+        for observer in self._observers:
             try:
-                reader(whole)
+                observer(complete)
             except Exception:
                 log.exception("the end of request %s could not be told", record.request_id)

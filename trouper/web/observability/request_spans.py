@@ -1,6 +1,6 @@
-"""Requests as OpenTelemetry's spans, made when one has ended: nothing is kept of it before. Needs the extra `otel`; a program that
-embeds the server gives `Traces(tracer).read` to `serve_http` or `create_app` as one of its readers.
-"""
+"""Requests as OpenTelemetry spans, created when a request has ended: no span state is kept before. Needs the extra
+`otel`; a program that embeds the server passes `Traces(tracer).observe` to `serve_http` or `create_app` as one of the
+observers."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from trouper.protocol.record import RequestRecord
 
 Attributes = dict[str, str | int | float | tuple[str, ...]]
 OPERATIONS = {"/v1/completions": "text_completion", "/v1/embeddings": "embeddings"}
-"""Endpoints that are no chat."""
+"""Operation names of endpoints that are no chat."""
 
 
 class Traces:
-    """A span for a request, with one inside for each phase that it reached: queue, prefill, decode."""
+    """Creates a span for each request, with one inside for each phase that the request reached: queue, prefill, decode."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
         self._propagator = TraceContextTextMapPropagator()
 
-    def read(self, record: RequestRecord) -> None:
-        """A reader of the journal."""
+    def observe(self, record: RequestRecord) -> None:
+        """Create the spans of a request. An observer of the request log."""
         span = self._tracer.start_span(
             f"POST {record.endpoint}",
             context=self._caller(record),
@@ -37,7 +37,8 @@ class Traces:
         span.end(_ns(record, record.ended_at))
 
     def _caller(self, record: RequestRecord) -> Context:
-        """An empty one, and so a trace of its own, if the client sent no trace or one that cannot be read."""
+        """Return the client's trace context; an empty one, so that a new trace begins, if the client sent none or an
+        invalid one."""
         carrier = {"traceparent": record.traceparent, "tracestate": record.tracestate}
         return self._propagator.extract({name: value for name, value in carrier.items() if value}, Context())
 
@@ -60,7 +61,7 @@ class Traces:
 
 
 def _attributes(record: RequestRecord) -> Attributes:
-    """OpenTelemetry's names for what it has names for. Nothing was counted of what was refused."""
+    """Return attributes under OpenTelemetry's names where it defines some. A refused request has no counts."""
     attributes: Attributes = {
         "http.request.method": "POST",
         "http.route": record.endpoint,
@@ -79,7 +80,7 @@ def _attributes(record: RequestRecord) -> Attributes:
 
 
 def _tiers(record: RequestRecord) -> Attributes:
-    """Where the prompt's tokens came from; the rest is computed."""
+    """Return the number of prompt tokens by source; the remaining ones are computed."""
     return {
         "trouper.cached_tokens": record.cached_tokens,
         "trouper.disk_tokens": record.disk_tokens,
@@ -88,7 +89,7 @@ def _tiers(record: RequestRecord) -> Attributes:
 
 
 def _tell_end(record: RequestRecord, span: Span) -> None:
-    """What was refused is the client's fault or the queue's; only an error is one of the server."""
+    """Set the status. A refusal is the client's fault or the queue's; only an error is a fault of the server."""
     if record.code:
         span.set_attribute("error.type", record.code)
     if record.reason == "error":

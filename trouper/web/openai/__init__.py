@@ -1,1 +1,1 @@
-"""OpenAI's dialect: one file for each thing that travels."""
+"""OpenAI's dialect, one file for each kind of body."""

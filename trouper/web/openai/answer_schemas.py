@@ -1,4 +1,4 @@
-"""OpenAI's answers as JSON Schema. That they are true is shown by tests that compare them with what is sent."""
+"""OpenAI's answers as JSON Schema. Tests compare the schemas with the answers that are sent."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def completion_choice(reason: Json, *required: str) -> Json:
 
 
 def _around(kind: str, choice: Json, *required: str, **more: Json) -> Json:
-    """`Envelope.around`."""
+    """Properties of every object that `Envelope.around` makes."""
     shared: Json = {
         "id": TEXT,
         "object": {"const": kind},

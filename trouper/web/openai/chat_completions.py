@@ -19,8 +19,8 @@ from trouper.web.openai.parameters import (
     NOT_SUPPORTED,
     Parameters,
     choices_of,
-    least_of,
     length_of,
+    min_tokens_of,
     salt_of,
     sampling_of,
     speculation_of,
@@ -33,21 +33,22 @@ NOT_FOR_TEMPLATES = frozenset({
     "self", "messages", "conversation", "chat_template", "tokenize", "tokenizer_kwargs", "sanitize_control_tokens",
     "padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask",
 })  # fmt: skip
-"""Arguments of the tokenizer's own call, not variables of a template: to pad to 10^9 tokens takes all memory."""
+"""Names that are arguments of the tokenizer's own call, not variables of a template: padding to 10^9 tokens would take
+all memory."""
 TEMPLATE_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 TEMPLATE_KWARGS: Json = {
     "type": "object",
     "propertyNames": {"pattern": f"^{TEMPLATE_KEY.pattern}$", "not": {"enum": sorted(NOT_FOR_TEMPLATES)}},
 }
 PART_KEYS = frozenset({"type", "text", "cache_control", "prompt_cache_breakpoint"})
-"""The last two ask for caching, which changes no output."""
+"""Keys of a content part. The last two ask for caching, which changes no output."""
 ROLES = ("system", "developer", "user", "assistant", "tool")
 KNOWN_KEYS = frozenset({"role", "content", "name"})
 ROLE_KEYS = {
     "assistant": frozenset({"tool_calls", "reasoning_content", "annotations"}),
     "tool": frozenset({"tool_call_id"}),
 }
-"""What clients send back of an earlier answer."""
+"""Keys of an assistant message that clients send back from an earlier answer."""
 
 REFUSED: Refused = {
     **NOT_SUPPORTED,
@@ -65,7 +66,7 @@ REFUSED: Refused = {
     "stream_reasoning": (True,),
 }
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
-"""How much to think. `none` is not to; the others are for the chat template, if it knows them."""
+"""Efforts of reasoning. `none` disables it; the others are passed to the chat template, which may ignore them."""
 RULES = (
     schemas.OPTIONS_NEED_A_STREAM,
     schemas.TOP_NEEDS_LOGPROBS,
@@ -95,7 +96,7 @@ class ChatRequest(Parameters):
 
     @property
     def tools_asked(self) -> Tools:
-        """Raises `RequestFailed` (400)."""
+        """Parse a chat request. Raises `RequestFailed` (400)."""
         return tools_of(self.tools, self.tool_choice, self.parallel_tool_calls)
 
 
@@ -104,7 +105,7 @@ def parse_chat(body: dict[str, Any]) -> ChatRequest:
 
 
 def chat_to_generate(request: ChatRequest, request_id: str, default_seed: int | None) -> tuple[Generate, ...]:
-    """One for each choice. Raises `RequestFailed` (400) naming the parameter."""
+    """Build a request for each choice. Raises `RequestFailed` (400) naming the parameter."""
     tools = request.tools_asked
     kwargs = template_kwargs(request.chat_template_kwargs)
     if tools.offered:
@@ -123,7 +124,7 @@ def chat_to_generate(request: ChatRequest, request_id: str, default_seed: int | 
         logprobs=_top_logprobs(request),
         cache_salt=salt_of(request),
         speculation=speculation_of(request),
-        min_tokens=least_of(request, request.max_tokens if limit is None else limit),
+        min_tokens=min_tokens_of(request, request.max_tokens if limit is None else limit),
         grammar=_grammar(request, tools),
         thinking_tokens=request.thinking_token_budget,
     )
@@ -131,17 +132,18 @@ def chat_to_generate(request: ChatRequest, request_id: str, default_seed: int | 
 
 
 def _about_thinking(request: ChatRequest, tools: Tools) -> dict[str, Any]:
-    """What follows a grammar has no room to think. Templates that know nothing of it ignore it."""
-    effort, said = request.reasoning_effort, {}
+    """Return the template's arguments about reasoning. An answer that follows a grammar has no room for it. Templates
+    that do not know the arguments ignore them."""
+    effort, kwargs = request.reasoning_effort, {}
     if effort is not None and effort not in EFFORTS:
         known = ", ".join(EFFORTS)
         raise bad_request(
             f"reasoning_effort must be one of {known}, not {effort!r}", "reasoning_effort", "invalid_value"
         )
     if effort is not None and effort != "none":
-        said = {"reasoning_effort": effort, "enable_thinking": True}
+        kwargs = {"reasoning_effort": effort, "enable_thinking": True}
     bound = tools.forced or grammar_of(request) is not None
-    return said | (
+    return kwargs | (
         {"enable_thinking": False} if bound or effort == "none" or request.thinking_token_budget == 0 else {}
     )
 
@@ -190,7 +192,7 @@ def messages_of(value: Any) -> tuple[dict[str, Any], ...]:
     if not value:
         raise bad_request("messages is empty; send at least one", "messages", "invalid_value")
     at_most("messages", value, schemas.MAX_MESSAGES)
-    return tuple(_message(message, f"messages.{place}") for place, message in enumerate(value))
+    return tuple(_message(message, f"messages.{index}") for index, message in enumerate(value))
 
 
 def _message(message: Any, path: str) -> dict[str, Any]:
@@ -223,15 +225,15 @@ def _message(message: Any, path: str) -> dict[str, Any]:
 def _string(value: Any, path: str) -> str:
     if not isinstance(value, str):
         raise bad_request(f"{path} must be a string, not {json_type(value)}", path, "invalid_type")
-    return _whole(value, path)
+    return _checked_text(value, path)
 
 
 def _content(value: Any, path: str) -> str:
     if isinstance(value, str):
-        return _whole(value, path)
+        return _checked_text(value, path)
     if not isinstance(value, list):
         raise bad_request(f"{path} must be a string or an array of parts, not {json_type(value)}", path, "invalid_type")
-    return "".join(_part(part, f"{path}.{place}") for place, part in enumerate(value))
+    return "".join(_part(part, f"{path}.{index}") for index, part in enumerate(value))
 
 
 def _part(part: Any, path: str) -> str:
@@ -243,11 +245,11 @@ def _part(part: Any, path: str) -> str:
     for name in part:
         if name not in PART_KEYS:
             raise bad_request(f"{path}.{name} is not supported here", f"{path}.{name}", "unsupported_parameter")
-    return _whole(part["text"], f"{path}.text")
+    return _checked_text(part["text"], f"{path}.text")
 
 
-def _whole(text: str, path: str) -> str:
-    """A lone surrogate is no text."""
+def _checked_text(text: str, path: str) -> str:
+    """Return the text. A lone surrogate is refused, since it is no text."""
     try:
         text.encode()
     except UnicodeEncodeError:

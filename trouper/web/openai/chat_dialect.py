@@ -1,4 +1,4 @@
-"""What an answer looks like on the wire: chat and completions, whole and in chunks."""
+"""Formatting of answers on the wire: chat and completions, complete and in chunks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trouper.protocol.replies import Delta, Finished, TokenLogprobs
 from trouper.web.openai.errors import error_body
 from trouper.web.openai.parameters import Parameters, StreamOptions
 from trouper.web.output.dialect import COMMENT, Choice, Json, Usage, event, total, usage_of
-from trouper.web.output.output_parser import Said, Voice
+from trouper.web.output.output_parser import OutputParser, ParsedDelta
 from trouper.web.output.tool_calls import Call
 
 encode = msgspec.json.encode
@@ -33,7 +33,7 @@ def usage_body(usage: Usage) -> Json:
 
 @attrs.frozen(kw_only=True)
 class Envelope:
-    """What every object of one response shares."""
+    """The fields that all objects of one response share."""
 
     id: str
     created: int
@@ -60,38 +60,38 @@ class Envelope:
 
 @attrs.frozen
 class Extras:
-    """What a request wants to be told besides."""
+    """Additional output that a request asks for."""
 
     stream: StreamOptions
     token_ids: bool
     choices: int
-    """Answers that were made for each prompt."""
+    """Number of answers that were generated for each prompt."""
 
     @classmethod
     def of(cls, parameters: Parameters, options: StreamOptions, choices: int) -> Extras:
         return cls(options, parameters.return_token_ids, choices)
 
 
-class OpenAiShape:
-    """What both endpoints' streams have in common."""
+class OpenAiDialect:
+    """The stream format that both endpoints share."""
 
     def __init__(self, kind: str, envelope: Envelope, extras: Extras) -> None:
         self.kind = kind
         self.envelope = envelope
         self.extras = extras
         self.plain = not (extras.token_ids or extras.stream.continuous_usage_stats)
-        """A chunk of text is nothing but text."""
+        """Whether a chunk of text carries nothing but text."""
 
     def chunk(self, choice: Json, answer: Answer, **more: Any) -> bytes:
         usage = self.counted(usage_of(answer)) if self.extras.stream.continuous_usage_stats else None
         return event(encode(self.envelope.around(self.kind, [choice], usage) | more))
 
     def counted(self, usage: Usage) -> Usage:
-        """What of it is shown."""
+        """Return the usage as it is reported."""
         return usage
 
     def template(self, choice: Json) -> tuple[bytes, bytes]:
-        r"""An event around the text "\0", so that on the hot path only the text is encoded."""
+        r"""Return the bytes before and after the text of an event, so that on the hot path only the text is encoded."""
         before, after = event(encode(self.envelope.around(self.kind, [choice]))).split(encode("\0"))
         return before, after
 
@@ -108,13 +108,16 @@ class OpenAiShape:
         return COMMENT
 
 
-class ChatShape(OpenAiShape):
-    """chat.completion and chat.completion.chunk. `voice` takes each answer apart, if there may be more in it than text."""
+class ChatDialect(OpenAiDialect):
+    """chat.completion and chat.completion.chunk. `make_parser` makes a parser for each answer, if an answer may hold
+    more than text."""
 
-    def __init__(self, envelope: Envelope, extras: Extras, voice: Callable[[], Voice] | None = None) -> None:
+    def __init__(
+        self, envelope: Envelope, extras: Extras, make_parser: Callable[[], OutputParser] | None = None
+    ) -> None:
         super().__init__("chat.completion.chunk", envelope, extras)
-        self._voice = voice
-        self._voices: dict[int, Voice] = {}
+        self._make_parser = make_parser
+        self._parsers: dict[int, OutputParser] = {}
         self._before, self._after = self.template(self._delta(0, {"content": "\0"}))
 
     def body(self, choices: Sequence[Choice]) -> Json:
@@ -127,14 +130,14 @@ class ChatShape(OpenAiShape):
     def _choice(self, index: int, choice: Choice) -> Json:
         message: Json = {"role": "assistant", "content": choice.text, "refusal": None}
         reason: str = choice.finished.reason
-        if self._voice is not None:
-            whole = self._voice().whole(choice.text, reason)
-            reason = whole.reason
-            message["content"] = whole.content if whole.content or not whole.calls else None
-            if whole.reasoning:
-                message["reasoning_content"] = whole.reasoning
-            if whole.calls:
-                message["tool_calls"] = [call_body(call) for call in whole.calls]
+        if self._make_parser is not None:
+            output = self._make_parser().parse_all(choice.text, reason)
+            reason = output.reason
+            message["content"] = output.content if output.content or not output.calls else None
+            if output.reasoning:
+                message["reasoning_content"] = output.reasoning
+            if output.calls:
+                message["tool_calls"] = [call_body(call) for call in output.calls]
         return {
             "index": index,
             "message": message,
@@ -164,53 +167,53 @@ class ChatShape(OpenAiShape):
         return self.chunk(choice, answer)
 
     def text(self, index: int, delta: Delta, answer: Answer) -> bytes:
-        if self._voice is None and self.plain and index == 0 and not delta.logprobs:
+        if self._make_parser is None and self.plain and index == 0 and not delta.logprobs:
             return b"".join((self._before, encode(delta.text), self._after)) if delta.text else b""
         deltas: list[Json] = [{"content": delta.text}] if delta.text else []
-        if self._voice is not None:
-            if index not in self._voices:
-                self._voices[index] = self._voice()
-            deltas = self._deltas(index, self._voices[index].push(delta.text))
+        if self._make_parser is not None:
+            if index not in self._parsers:
+                self._parsers[index] = self._make_parser()
+            deltas = self._deltas(index, self._parsers[index].push(delta.text))
         seen = self._logprobs(delta.logprobs) if delta.logprobs else None
         if not deltas and (seen is not None or (self.extras.token_ids and delta.tokens)):
-            deltas = [{"content": ""}]  # What belongs to tokens goes out although their text is held back.
-        choices = [self._delta(index, one, None, None if n else seen) for n, one in enumerate(deltas)]
+            deltas = [{"content": ""}]  # Fields of tokens are sent although the text is held back.
+        choices = [self._delta(index, change, None, None if n else seen) for n, change in enumerate(deltas)]
         if choices and self.extras.token_ids:
             choices[0]["token_ids"] = delta.tokens
         return b"".join(self.chunk(choice, answer) for choice in choices)
 
-    def _deltas(self, index: int, said: Sequence[Said]) -> list[Json]:
+    def _deltas(self, index: int, parsed: Sequence[ParsedDelta]) -> list[Json]:
         deltas: list[Json] = []
-        calls = self._voices[index].calls - sum(one.call is not None for one in said)
-        for one in said:
-            if one.call is not None:
-                deltas.append({"tool_calls": [{"index": calls, **call_body(one.call)}]})
+        calls = self._parsers[index].calls - sum(delta.call is not None for delta in parsed)
+        for delta in parsed:
+            if delta.call is not None:
+                deltas.append({"tool_calls": [{"index": calls, **call_body(delta.call)}]})
                 calls += 1
             else:
-                deltas.append({"content" if one.kind == "content" else "reasoning_content": one.text})
+                deltas.append({"content" if delta.kind == "content" else "reasoning_content": delta.text})
         return deltas
 
     def ending(self, index: int, finished: Finished, answer: Answer) -> bytes:
         reason: str = finished.reason
         held: list[Json] = []
-        if self._voice is not None:
-            voice = self._voices.setdefault(index, self._voice())
-            held = self._deltas(index, voice.end())
-            reason = voice.reason(finished.reason)
+        if self._make_parser is not None:
+            parser = self._parsers.setdefault(index, self._make_parser())
+            held = self._deltas(index, parser.end())
+            reason = parser.reason(finished.reason)
         last = self._delta(index, {}, reason) | {"matched_stop": finished.matched_stop}
-        return b"".join(self.chunk(one, answer) for one in [*(self._delta(index, delta) for delta in held), last])
+        return b"".join(self.chunk(chunk, answer) for chunk in [*(self._delta(index, delta) for delta in held), last])
 
 
 def call_body(call: Call) -> Json:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
-class CompletionShape(OpenAiShape):
-    """text_completion, whole and in chunks, which look alike.
+class CompletionDialect(OpenAiDialect):
+    """text_completion, complete and in chunks, which look alike.
 
-    `echo`: the prompt stands before each answer; `scores`: with its log-probabilities. `silent`: nothing but
-    the prompt was asked for (max_tokens 0); what was computed behind it is not shown. `pick`: of all answers that were
-    made those that are given.
+    `echo`: the prompt stands before each answer; `scores`: with its log-probabilities. `silent`: only the prompt was
+    asked for (max_tokens 0); tokens that were computed after it are not shown. `pick` chooses the returned answers
+    among all that were generated.
     """
 
     def __init__(
@@ -236,17 +239,17 @@ class CompletionShape(OpenAiShape):
 
     def body(self, choices: Sequence[Choice]) -> Json:
         usage = self.counted(total([choice.usage for choice in choices], self.extras.choices))
-        bodies = [self._whole(index, choice) for index, choice in enumerate(self._pick(choices))]
+        bodies = [self._choice_body(index, choice) for index, choice in enumerate(self._pick(choices))]
         return self.envelope.around("text_completion", bodies, usage)
 
     def counted(self, usage: Usage) -> Usage:
         return attrs.evolve(usage, completion_tokens=0) if self._silent else usage
 
     def _ended(self, finished: Finished) -> Finished:
-        """What nobody sees does not end the answer either."""
+        """Return how the answer ended. Tokens that are not shown do not end it."""
         return Finished("length", 0) if self._silent else finished
 
-    def _whole(self, index: int, choice: Choice) -> Json:
+    def _choice_body(self, index: int, choice: Choice) -> Json:
         text = "" if self._silent else choice.text
         seen: list[TokenLogprobs | int] = [] if self._silent else [*choice.logprobs]
         if self._echo is not None:
@@ -261,7 +264,7 @@ class CompletionShape(OpenAiShape):
         return body
 
     def _logprobs(self, index: int, logprobs: Sequence[TokenLogprobs | int]) -> Json:
-        """A bare token is the prompt's first: nothing comes before it that could make it likely."""
+        """Format log-probabilities. A bare token is the prompt's first, which has none because nothing comes before it."""
         text = self.envelope.tokenizer.token_text
         tokens = [text(at if isinstance(at, int) else at.token) for at in logprobs]
         offsets = []
@@ -278,7 +281,7 @@ class CompletionShape(OpenAiShape):
         }
 
     def opening(self, index: int, answer: Answer) -> bytes:
-        """The prompt, if it is wanted; with log-probabilities its text comes with the first token."""
+        """Format the prompt, if requested; with log-probabilities its text comes with the first token."""
         text = "" if self._echo is None or self._scores else self._echo(index)
         if not (text or self.extras.token_ids):
             return b""
@@ -300,7 +303,7 @@ class CompletionShape(OpenAiShape):
         return held + self.chunk(choice, answer)
 
     def _prompt(self, index: int, answer: Answer) -> bytes:
-        """Once, before the first text."""
+        """Format the prompt with its log-probabilities, once, before the first text."""
         if self._echo is None or not self._scores or index in self._offsets:
             return b""
         seen = self._logprobs(index, [answer.accepted.prompt_tokens[0], *answer.prompt_logprobs])
@@ -313,6 +316,6 @@ class CompletionShape(OpenAiShape):
 
 
 def token_text_of(tokens: Sequence[int], tokenizer: Tokenizer) -> str:
-    """As text that is read: special tokens by name, what is no UTF-8 as U+FFFD."""
+    """Return readable text: special tokens by name, invalid UTF-8 as U+FFFD."""
     data = (tokenizer.token_bytes(token) or tokenizer.token_text(token).encode() for token in tokens)
     return b"".join(data).decode("utf-8", "replace")

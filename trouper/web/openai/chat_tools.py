@@ -1,4 +1,4 @@
-"""Tools as chat requests offer them."""
+"""Tools in chat requests."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ Json = dict[str, Any]
 
 
 def tools_of(tools: Any, choice: Any, parallel: bool | None) -> Tools:
-    """Raises `RequestFailed` (400) naming the parameter."""
+    """Parse the tools. Raises `RequestFailed` (400) naming the parameter."""
     offered = () if tools is None else offered_tools(tools, _tool)
-    several = parallel is not False
+    parallel = parallel is not False
     if choice is None or choice == "auto":
-        return Tools(offered, (), several)
+        return Tools(offered, (), parallel)
     if choice == "none":
         return Tools()
     if not offered:
         raise combination("tool_choice needs tools", "tool_choice")
     if choice == "required":
-        return Tools(offered, offered, several)
-    return Tools(offered, (_named(choice, offered),), several)
+        return Tools(offered, offered, parallel)
+    return Tools(offered, (_named(choice, offered),), parallel)
 
 
-def offered_tools(tools: Any, read: Callable[[Any, str], Json], most: int = MAX_TOOLS) -> tuple[Json, ...]:
-    """`read` checks one of them. Raises `RequestFailed` (400)."""
+def offered_tools(tools: Any, read: Callable[[Any, str], Json], limit: int = MAX_TOOLS) -> tuple[Json, ...]:
+    """Parse the offered tools; `read` checks one of them. Raises `RequestFailed` (400)."""
     if not isinstance(tools, list):
         raise bad_request(f"tools must be an array, not {json_type(tools)}", "tools", "invalid_type")
-    if len(tools) > most:
-        raise bad_request(f"tools may have {most} entries, not {len(tools)}", "tools", "invalid_value")
-    checked = tuple(read(tool, f"tools.{place}") for place, tool in enumerate(tools))
+    if len(tools) > limit:
+        raise bad_request(f"tools may have {limit} entries, not {len(tools)}", "tools", "invalid_value")
+    checked = tuple(read(tool, f"tools.{index}") for index, tool in enumerate(tools))
     names = [tool["function"]["name"] for tool in checked]
     if len(set(names)) != len(names):
         raise combination("tools: two of them have the same name", "tools")
@@ -58,13 +58,13 @@ def _tool(tool: Any, path: str) -> Json:
 
 
 def function_tool(function: Json, path: str) -> Json:
-    """A function as templates want it. Raises `RequestFailed` (400) naming what is wrong with it."""
+    """Return a function as templates expect it. Raises `RequestFailed` (400) naming the fault."""
     only(function, FUNCTION_KEYS, path)
     if type(function.get("strict")) not in (bool, NoneType):
         raise bad_request(f"{path}.strict must be a boolean", f"{path}.strict", "invalid_type")
     if not isinstance(function.get("name"), str) or not NAME.fullmatch(function["name"]):
-        said = f"{path}.name must be 1 to 64 letters, digits, '_', '-' or '.'"
-        raise bad_request(said, f"{path}.name", "invalid_value")
+        message = f"{path}.name must be 1 to 64 letters, digits, '_', '-' or '.'"
+        raise bad_request(message, f"{path}.name", "invalid_value")
     if not isinstance(function.get("description", ""), str | None):
         raise bad_request(f"{path}.description must be a string", f"{path}.description", "invalid_type")
     if not isinstance(function.get("parameters", {}), dict | None):
@@ -76,8 +76,8 @@ def _named(choice: Any, offered: tuple[Json, ...]) -> Json:
     function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(function, dict) or not isinstance(name, str):
-        said = "tool_choice must be none, auto, required, or name one of the tools"
-        raise bad_request(said, "tool_choice", "invalid_value")
+        message = "tool_choice must be none, auto, required, or name one of the tools"
+        raise bad_request(message, "tool_choice", "invalid_value")
     only(choice, {"type", "function"}, "tool_choice")
     only(function, {"name"}, "tool_choice.function")
     found = [tool for tool in offered if tool["function"]["name"] == name]
@@ -86,18 +86,20 @@ def _named(choice: Any, offered: tuple[Json, ...]) -> Json:
     return found[0]
 
 
-def check_learnt(tools: Tools, tokenizer: Tokenizer) -> None:
-    """Raises `RequestFailed` (400) if the model would have to call a tool by itself and has not learnt to."""
-    if tools.offered and not tools.forced and tokenizer.calling is None:
-        said = "this model has not learnt to call tools by itself; tool_choice required or a named tool forces a call"
-        raise bad_request(said, "tools", "tools_not_supported")
+def check_callable(tools: Tools, tokenizer: Tokenizer) -> None:
+    """Raise `RequestFailed` (400) if the model would have to call a tool by itself and was not trained to."""
+    if not tools.are_callable(tokenizer):
+        message = (
+            "this model has not learnt to call tools by itself; tool_choice required or a named tool forces a call"
+        )
+        raise bad_request(message, "tools", "tools_not_supported")
 
 
 def past_calls(calls: Any, path: str) -> list[Json]:
-    """An assistant message's tool_calls, as templates want them: arguments as an object."""
+    """Return an assistant message's tool_calls as templates expect them: arguments as an object."""
     if not isinstance(calls, list):
         raise bad_request(f"{path} must be an array, not {json_type(calls)}", path, "invalid_type")
-    return [_past_call(call, f"{path}.{place}") for place, call in enumerate(calls)]
+    return [_past_call(call, f"{path}.{index}") for index, call in enumerate(calls)]
 
 
 def _past_call(call: Any, path: str) -> Json:
@@ -119,7 +121,7 @@ def _past_call(call: Any, path: str) -> Json:
 
 
 def arguments_of(value: Any, path: str) -> Json:
-    """As an object; what an earlier answer had is text."""
+    """Return the arguments as an object; an earlier answer had them as text."""
     if isinstance(value, str):
         try:
             value = msgspec.json.decode(value or "{}")

@@ -17,8 +17,8 @@ from trouper.web.openai.parameters import (
     NOT_SUPPORTED,
     Parameters,
     choices_of,
-    least_of,
     length_of,
+    min_tokens_of,
     salt_of,
     sampling_of,
     speculation_of,
@@ -30,7 +30,7 @@ from trouper.web.output.dialect import Choice
 
 MAX_PROMPTS = 128
 DEFAULT_MAX_TOKENS = 16
-"""OpenAI's own default for this endpoint."""
+"""Default of max_tokens, which is OpenAI's for this endpoint."""
 
 REFUSED: Refused = {
     **NOT_SUPPORTED,
@@ -49,7 +49,7 @@ class CompletionRequest(Parameters):
 
     @property
     def candidates(self) -> int:
-        """Answers to make for each prompt; the best `n` of them are given."""
+        """Number of answers to generate for each prompt; the best `n` of them are returned."""
         return self.n if self.best_of is None else self.best_of
 
 
@@ -60,16 +60,16 @@ def parse_completion(body: dict[str, Any]) -> CompletionRequest:
 def completion_to_generate(
     request: CompletionRequest, request_id: str, default_seed: int | None
 ) -> tuple[Generate, ...]:
-    """One for each candidate of each prompt, each prompt with a seed of its own unless one was given: the same prompt
-    twice asks for two answers. Raises `RequestFailed` (400) naming the parameter."""
+    """Build a request for each candidate of each prompt. Each prompt has a seed of its own unless one was given,
+    because the same prompt twice asks for two answers. Raises `RequestFailed` (400) naming the parameter."""
     prompts = prompts_of(request.prompt, "prompt", MAX_PROMPTS)
     _check_candidates(request, len(prompts))
     generates = (
         Generate(
-            request_id=request_id if len(prompts) == 1 else f"{request_id}-{place}",
+            request_id=request_id if len(prompts) == 1 else f"{request_id}-{index}",
             prompt=prompt,
             sampling=sampling_of(request, default_seed),
-            # With max_tokens 0 only the prompt is wanted; one token is made behind it, and not shown.
+            # With max_tokens 0 only the prompt is requested; one token is generated after it, and not shown.
             max_tokens=1 if request.max_tokens == 0 and request.echo else length_of(request.max_tokens, "max_tokens"),
             stop=stops_of(request.stop),
             stop_token_ids=request.stop_token_ids,
@@ -79,10 +79,10 @@ def completion_to_generate(
             prompt_logprobs=request.logprobs if request.echo else None,
             cache_salt=salt_of(request),
             speculation=speculation_of(request),
-            min_tokens=least_of(request, request.max_tokens),
+            min_tokens=min_tokens_of(request, request.max_tokens),
             grammar=grammar_of(request),
         )
-        for place, prompt in enumerate(prompts)
+        for index, prompt in enumerate(prompts)
     )
     return tuple(choice for generate in generates for choice in choices_of(generate, request.candidates))
 
@@ -93,19 +93,19 @@ def _check_candidates(request: CompletionRequest, prompts: int) -> None:
     if request.stream and request.candidates > request.n:
         raise combination("best_of cannot be streamed: which is best is known at the end", "best_of")
     if prompts * request.candidates > MAX_CHOICES:
-        said = f"{prompts} prompts of {request.candidates} answers each are more than {MAX_CHOICES}"
-        raise combination(said, "n" if request.best_of is None else "best_of")
+        message = f"{prompts} prompts of {request.candidates} answers each are more than {MAX_CHOICES}"
+        raise combination(message, "n" if request.best_of is None else "best_of")
 
 
 def picked(request: CompletionRequest, choices: Sequence[Choice]) -> Sequence[Choice]:
-    """Of each prompt's candidates the `n` most likely per token, in the order of their making."""
+    """Return the `n` most likely candidates per token of each prompt, in the order of their generation."""
     if request.candidates == request.n:
         return choices
     chosen: list[Choice] = []
     for start in range(0, len(choices), request.candidates):
-        own = choices[start : start + request.candidates]
-        ranked = sorted(range(len(own)), key=lambda place: _mean_logprob(own[place]), reverse=True)
-        chosen += [own[place] for place in sorted(ranked[: request.n])]
+        candidates = choices[start : start + request.candidates]
+        ranked = sorted(range(len(candidates)), key=lambda index: _mean_logprob(candidates[index]), reverse=True)
+        chosen += [candidates[index] for index in sorted(ranked[: request.n])]
     return chosen if request.logprobs is not None else [attrs.evolve(choice, logprobs=()) for choice in chosen]
 
 

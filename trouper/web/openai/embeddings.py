@@ -1,4 +1,4 @@
-"""POST /v1/embeddings: the request, and its answer."""
+"""POST /v1/embeddings: the request and its answer."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from trouper.web.openai import schemas
 from trouper.web.openai.prompts import prompts_of
 
 MAX_INPUTS = 2048
-"""OpenAI's own."""
+"""Maximum number of inputs, which is OpenAI's."""
 AT_A_TIME = 16
-"""Of one request's inputs: the queue is for everybody."""
+"""Number of inputs of one request that are submitted at a time, because the queue is shared by all clients."""
 ENCODINGS = ("float", "base64")
 REFUSED: Refused = {"truncate_prompt_tokens": (), "priority": (0,), "add_special_tokens": (True,)}
 
@@ -52,35 +52,36 @@ def parse_embedding(body: Json) -> EmbeddingRequest:
 
 
 def embedding_to_generate(request: EmbeddingRequest, request_id: str, card: ModelCard) -> tuple[Generate, ...]:
-    """One for each input. Raises `RequestFailed` (400) naming the parameter."""
+    """Build a request for each input. Raises `RequestFailed` (400) naming the parameter."""
     if card.embedding is None:
         raise bad_request(f"{card.id} gives no embeddings", "model", "embeddings_not_supported")
     if request.dimensions is not None:
         between("dimensions", request.dimensions, 1, card.embedding.dimensions)
     return tuple(
         Generate(
-            request_id=f"{request_id}-{place}" if place else request_id,
+            request_id=f"{request_id}-{index}" if index else request_id,
             prompt=prompt,
             sampling=Sampling(temperature=0),
             max_tokens=1,
             embed=True,
         )
-        for place, prompt in enumerate(prompts_of(request.input, "input", MAX_INPUTS))
+        for index, prompt in enumerate(prompts_of(request.input, "input", MAX_INPUTS))
     )
 
 
 def embeddings_body(request: EmbeddingRequest, model: str, vectors: Sequence[bytes], prompt_tokens: int) -> Json:
-    """`vectors`: little-endian float32, of length one."""
+    """Format the answer. `vectors`: little-endian float32, of length one."""
     data = [
-        {"object": "embedding", "index": place, "embedding": _shown(request, vector)}
-        for place, vector in enumerate(vectors)
+        {"object": "embedding", "index": index, "embedding": _shown(request, vector)}
+        for index, vector in enumerate(vectors)
     ]
     usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
     return {"object": "list", "data": data, "model": model, "usage": usage}
 
 
 def _shown(request: EmbeddingRequest, vector: bytes) -> str | list[float]:
-    """Fewer dimensions are the first ones, again of length one, as models are trained for that have some to spare."""
+    """Encode a vector. Fewer dimensions are the first ones, scaled to length one again, as Matryoshka-trained models
+    expect it."""
     numbers = np.frombuffer(vector, "<f4")
     if request.dimensions is not None and request.dimensions < len(numbers):
         numbers = numbers[: request.dimensions]

@@ -1,4 +1,4 @@
-"""The parameters that the endpoints share, and what they become."""
+"""The request parameters that the endpoints share, and their conversion to sampling settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_STOPS = 16
 MAX_BIASES = 1024
 MAX_CHOICES = 128
 SEED_STRIDE = 0x9E3779B97F4A7C15
-"""Odd, so that seeds of many choices differ: 2^64 over the golden ratio."""
+"""Difference of the seeds of two choices. Odd, so that the seeds of many choices differ: 2^64 over the golden ratio."""
 HUGE = 2**63
 
 
@@ -36,7 +36,7 @@ STREAM_OPTIONS_REFUSED: Refused = {
 
 @attrs.frozen(kw_only=True)
 class SamplingParameters:
-    """What every endpoint reads; `Any` fields have several JSON types and are checked by hand."""
+    """The parameters of every endpoint. `Any` fields have several JSON types and are checked by hand."""
 
     model: str | None = None
     temperature: float = attrs.field(default=1.0, metadata=limits(0, 2))
@@ -63,7 +63,7 @@ class SamplingParameters:
 
 @attrs.frozen(kw_only=True)
 class Parameters(SamplingParameters):
-    """And what chat and completions share besides."""
+    """The further parameters that chat and completions share."""
 
     max_tokens: int | None = attrs.field(default=None, metadata=schema(LENGTH))
     response_format: Any = attrs.field(default=None, metadata=schema(schemas.RESPONSE_FORMAT))
@@ -77,12 +77,13 @@ class Parameters(SamplingParameters):
 
 
 def salt_of(parameters: SamplingParameters) -> str:
-    """Whoever sends another salt shares no cached prompt, and cannot find out by timing what others sent."""
+    """Salt of the prefix cache. Requests with another salt share no cached prompt, so a client cannot find out by
+    timing what others sent."""
     return parameters.cache_salt or ""
 
 
 def speculation_of(parameters: SamplingParameters) -> Speculation | None:
-    """Raises `RequestFailed` (400). Tokens are the same either way."""
+    """Return the speculation mode; the tokens are the same with any of them. Raises `RequestFailed` (400)."""
     asked = parameters.speculation
     for known in SPECULATIONS:
         if asked == known:
@@ -94,7 +95,7 @@ def speculation_of(parameters: SamplingParameters) -> Speculation | None:
 
 
 def sampling_of(parameters: SamplingParameters, default_seed: int | None) -> Sampling:
-    """Raises `RequestFailed` (400) naming the parameter."""
+    """Convert the sampling parameters. Raises `RequestFailed` (400) naming the parameter."""
     return Sampling(
         temperature=parameters.temperature,
         top_p=parameters.top_p,
@@ -109,20 +110,20 @@ def sampling_of(parameters: SamplingParameters, default_seed: int | None) -> Sam
 
 
 def choices_of(generate: Generate, count: int) -> tuple[Generate, ...]:
-    """The same request so many times. The first keeps its seed, the others have seeds made of it. What they share is
-    prefilled once: whoever comes later waits for it."""
+    """Repeat the request. The first keeps its seed, the others have seeds derived from it. The common prompt is
+    prefilled once: later ones wait for it."""
     return tuple(
         attrs.evolve(
             generate,
-            request_id=f"{generate.request_id}-{place}" if place else generate.request_id,
-            sampling=attrs.evolve(generate.sampling, seed=(generate.sampling.seed + place * SEED_STRIDE) % 2**64),
+            request_id=f"{generate.request_id}-{index}" if index else generate.request_id,
+            sampling=attrs.evolve(generate.sampling, seed=(generate.sampling.seed + index * SEED_STRIDE) % 2**64),
         )
-        for place in range(count)
+        for index in range(count)
     )
 
 
 def drawn_seed(asked: int | None, default: int | None) -> int:
-    """Randomness enters here, as data: the engine only hashes it."""
+    """Return the seed. Randomness enters here, as data: the engine only hashes it."""
     if asked is not None:
         return asked
     return default if default is not None else secrets.randbits(63)
@@ -149,7 +150,7 @@ def _bias(token: str, bias: Any) -> tuple[int, float]:
 
 
 def stops_of(value: Any) -> tuple[str, ...]:
-    """A string or up to 16 of them, none empty."""
+    """Return the stop strings: one, or up to 16 of them, none empty."""
     stops = [value] if isinstance(value, str) else value
     if stops is None:
         return ()
@@ -168,14 +169,14 @@ def length_of(value: int | None, name: str) -> int | None:
     return value
 
 
-def least_of(parameters: SamplingParameters, most: int | None) -> int:
-    if most is not None and parameters.min_tokens > most:
-        raise combination(f"min_tokens must be at most {most}, the most there may be", "min_tokens")
+def min_tokens_of(parameters: SamplingParameters, max_tokens: int | None) -> int:
+    if max_tokens is not None and parameters.min_tokens > max_tokens:
+        raise combination(f"min_tokens must be at most {max_tokens}, the most there may be", "min_tokens")
     return parameters.min_tokens
 
 
 def stream_options(parameters: Parameters) -> StreamOptions:
-    """Raises `RequestFailed` (400) naming the parameter."""
+    """Parse the stream options. Raises `RequestFailed` (400) naming the parameter."""
     name, options = "stream_options", parameters.stream_options
     if options is None:
         return StreamOptions()
@@ -199,5 +200,5 @@ NOT_SUPPORTED: Refused = {
     "no_stop_trim": (False,),
     "return_hidden_states": (False,),
 }
-"""Parameters that clients send to either endpoint, and the values that ask for nothing. The last two are among those that
-SGLang's router puts into every request."""
+"""Parameters that clients send to either endpoint, and the values that request nothing. The last two are among those
+that SGLang's router puts into every request."""

@@ -1,4 +1,4 @@
-"""What is to be continued or embedded: text, token ids, or arrays of either."""
+"""Prompts to continue or embed: text, token ids, or arrays of either."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from trouper.web.http.body_parsing import at_most, is_integer
 from trouper.web.openai.schemas import MAX_TOKENS
 
 
-def prompts_of(value: Any, name: str, most: int) -> tuple[Prompt, ...]:
-    """Raises `RequestFailed` (400) naming the parameter. `most`: how many there may be."""
+def prompts_of(value: Any, name: str, limit: int) -> tuple[Prompt, ...]:
+    """Return the prompts, at most `limit`. Raises `RequestFailed` (400) naming the parameter."""
     if isinstance(value, str):
         return (_text(value, name),)
     if not isinstance(value, list) or not value:
-        said = f"{name} must be a string, an array of strings or token ids; not empty"
-        raise bad_request(said, name, "invalid_type")
+        message = f"{name} must be a string, an array of strings or token ids; not empty"
+        raise bad_request(message, name, "invalid_type")
     at_most(name, value, MAX_TOKENS)
     if all(map(is_integer, value)):
         return (_tokens(value, name),)
-    if len(value) > most:
-        raise bad_request(f"{name} may hold {most} of them, not {len(value)}", name, "invalid_value")
-    return tuple(_one(item, f"{name}.{place}") for place, item in enumerate(value))
+    if len(value) > limit:
+        raise bad_request(f"{name} may hold {limit} of them, not {len(value)}", name, "invalid_value")
+    return tuple(_prompt(item, f"{name}.{index}") for index, item in enumerate(value))
 
 
-def _one(item: Any, path: str) -> Prompt:
+def _prompt(item: Any, path: str) -> Prompt:
     if isinstance(item, str):
         return _text(item, path)
     if isinstance(item, list):

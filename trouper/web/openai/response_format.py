@@ -1,4 +1,4 @@
-"""What an answer must look like: response_format as OpenAI has it, and the extensions that vLLM's clients send."""
+"""Constraints on the format of an answer: OpenAI's response_format, and the extensions that vLLM's clients send."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ SCHEMA_KEYS = frozenset({"name", "description", "schema", "strict"})
 
 
 def grammar_of(parameters: Parameters) -> Grammar | None:
-    """Raises `RequestFailed` (400) naming the parameter; whether a schema can be followed is found out later."""
+    """Return the grammar. Whether a schema can be followed is found out later. Raises `RequestFailed` (400) naming the
+    parameter."""
     given = [
         grammar
         for name, read in READERS.items()
@@ -55,14 +56,14 @@ def _response_format(value: Any, name: str) -> Grammar | None:
 
 
 def text_format(value: Any, name: str) -> Grammar | None:
-    """The same as the responses API has it, where the parts of a json_schema stand beside its type."""
+    """Return the grammar of a format of the responses API, where the parts of a json_schema stand beside its type."""
     if isinstance(value, dict) and value.get("type") == "json_schema":
         return _named_schema({key: part for key, part in value.items() if key != "type"}, name)
     return _response_format(value, name)
 
 
 def _named_schema(value: Any, path: str) -> Grammar:
-    """`strict` or not, the answer follows the schema."""
+    """Return the grammar of a schema. The answer follows it whether `strict` is set or not."""
     if not isinstance(value, dict):
         raise bad_request(f"{path} must be an object, not {json_type(value)}", path, "invalid_type")
     only(value, SCHEMA_KEYS, path)
@@ -127,19 +128,21 @@ def _choice(value: Any, path: str) -> Grammar:
 
 
 def _structured_outputs(value: Any, name: str) -> Grammar | None:
-    """vLLM's newer form: one of json, regex, choice, grammar, json_object."""
+    """Return the grammar of vLLM's newer form: one of json, regex, choice, grammar, json_object."""
     if not isinstance(value, dict):
         raise bad_request(f"{name} must be an object, not {json_type(value)}", name, "invalid_type")
     only(value, {"json", "regex", "choice", "grammar", "json_object"}, name)
-    given = {key: one for key, one in value.items() if one is not None and one is not False}
+    given = {key: constraint for key, constraint in value.items() if constraint is not None and constraint is not False}
     if len(given) > 1:
         raise bad_request(f"{name} may ask for one thing, not for {' and '.join(given)}", name, "invalid_value")
-    for key, one in given.items():
+    for key, constraint in given.items():
         if key == "json_object":
-            if one is not True:
+            if constraint is not True:
                 raise bad_request(f"{name}.json_object must be a boolean", f"{name}.json_object", "invalid_type")
             return Grammar("json_object", param=f"{name}.json_object")
-        return {"json": schema_grammar, "regex": _regex, "choice": _choice, "grammar": _lark}[key](one, f"{name}.{key}")
+        return {"json": schema_grammar, "regex": _regex, "choice": _choice, "grammar": _lark}[key](
+            constraint, f"{name}.{key}"
+        )
     return None
 
 

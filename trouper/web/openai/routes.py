@@ -16,13 +16,13 @@ from trouper.web.http.openapi import listing
 from trouper.web.http.request_schema import either, ref
 from trouper.web.openai import answer_schemas, chat_completions, completions, embeddings, tokenize
 from trouper.web.openai.chat_completions import chat_to_generate, parse_chat
-from trouper.web.openai.chat_dialect import ChatShape, CompletionShape, Envelope, Extras, token_text_of
-from trouper.web.openai.chat_tools import check_learnt
+from trouper.web.openai.chat_dialect import ChatDialect, CompletionDialect, Envelope, Extras, token_text_of
+from trouper.web.openai.chat_tools import check_callable
 from trouper.web.openai.completions import completion_to_generate, parse_completion, picked
 from trouper.web.openai.errors import error_response, http_problem
 from trouper.web.openai.parameters import stream_options
 from trouper.web.openai.tokenize import parse_detokenize, parse_tokenize, prompt_of, text_of
-from trouper.web.output.output_parser import Voice
+from trouper.web.output.output_parser import OutputParser
 from trouper.web.service import Served, Service, as_json, listed_body, now
 
 
@@ -42,10 +42,10 @@ class OpenAi:
         )
 
     def endpoints(self) -> tuple[Endpoint, ...]:
-        told = partial(Endpoint, tag="OpenAI")
+        endpoint = partial(Endpoint, tag="OpenAI")
         more = partial(Endpoint, tag="Tokens")
         return (
-            told(
+            endpoint(
                 method="POST",
                 path="/v1/chat/completions",
                 handler=self.chat,
@@ -61,7 +61,7 @@ class OpenAi:
                     "A question": {"messages": [{"role": "user", "content": "Who was Molière?"}], "max_tokens": 9}
                 },
             ),
-            told(
+            endpoint(
                 method="POST",
                 path="/v1/completions",
                 handler=self.completions,
@@ -75,7 +75,7 @@ class OpenAi:
                 also=GENERATES,
                 examples={"A beginning": {"prompt": "Once upon a time", "max_tokens": 9}},
             ),
-            told(
+            endpoint(
                 method="POST",
                 path="/v1/embeddings",
                 handler=self.embeddings,
@@ -87,21 +87,21 @@ class OpenAi:
                 also=GENERATES,
                 examples={"Two texts": {"input": ["a cat", "a dog"]}},
             ),
-            told(
+            endpoint(
                 method="GET",
                 path="/v1/models",
                 handler=self.models,
                 summary="The models that are served",
                 answer=listing(ref("ModelBody")),
             ),
-            told(
+            endpoint(
                 method="GET",
                 path="/v1/models/<path:model>",
                 handler=self.model,
                 summary="One of them",
                 answer=ref("ModelBody"),
             ),
-            told(
+            endpoint(
                 method="POST",
                 path="/v1/requests/<request_id>/cancel",
                 handler=self.cancel,
@@ -135,34 +135,34 @@ class OpenAi:
         parsed = await self._service.read(parse_chat)
         served = await self._service.served(parsed.model)
         seed = served.runtime.settings.seed
-        wanted = await self._service.aside(chat_to_generate, parsed, self._service.request_id, seed)
+        generates = await self._service.run_off_loop(chat_to_generate, parsed, self._service.request_id, seed)
         extras = Extras.of(parsed, stream_options(parsed), parsed.n)
-        tools, words = parsed.tools_asked, served.runtime.tokenizer
-        check_learnt(tools, words)
-        answers = await self._service.submit(served, wanted)
-        voice: Callable[[], Voice] | None = None
-        if tools.offered or words.thinking is not None:
-            thinks = thinks_already(answers[0].accepted.prompt_tokens, words)
-            voice = partial(Voice, tools, words, thinks=thinks)
-        shape = ChatShape(self._envelope("chatcmpl-", served), extras, voice)
-        return await self._service.respond(shape, answers, stream=parsed.stream)
+        tools, tokenizer = parsed.tools_asked, served.runtime.tokenizer
+        check_callable(tools, tokenizer)
+        answers = await self._service.submit(served, generates)
+        make_parser: Callable[[], OutputParser] | None = None
+        if tools.offered or tokenizer.thinking is not None:
+            thinks = thinks_already(answers[0].accepted.prompt_tokens, tokenizer)
+            make_parser = partial(OutputParser, tools, tokenizer, thinks=thinks)
+        dialect = ChatDialect(self._envelope("chatcmpl-", served), extras, make_parser)
+        return await self._service.respond(dialect, answers, stream=parsed.stream)
 
     async def completions(self) -> Response:
         parsed = await self._service.read(parse_completion)
         served = await self._service.served(parsed.model)
         seed = served.runtime.settings.seed
-        wanted = await self._service.aside(completion_to_generate, parsed, self._service.request_id, seed)
+        generates = await self._service.run_off_loop(completion_to_generate, parsed, self._service.request_id, seed)
         extras = Extras.of(parsed, stream_options(parsed), parsed.candidates)
-        answers = await self._service.submit(served, wanted)
+        answers = await self._service.submit(served, generates)
 
         def echo(index: int) -> str:
             first = index // parsed.n * parsed.candidates
-            prompt = wanted[first].prompt
+            prompt = generates[first].prompt
             if isinstance(prompt, TextPrompt):
                 return prompt.text
             return token_text_of(answers[first].accepted.prompt_tokens, served.runtime.tokenizer)
 
-        shape = CompletionShape(
+        dialect = CompletionDialect(
             self._envelope("cmpl-", served),
             extras,
             echo=echo if parsed.echo else None,
@@ -170,20 +170,22 @@ class OpenAi:
             silent=parsed.max_tokens == 0,
             pick=partial(picked, parsed),
         )
-        return await self._service.respond(shape, answers, stream=parsed.stream)
+        return await self._service.respond(dialect, answers, stream=parsed.stream)
 
     async def embeddings(self) -> Response:
         parsed = await self._service.read(embeddings.parse_embedding)
         served = await self._service.served(parsed.model)
         card = served.runtime.model
-        wanted = await self._service.aside(embeddings.embedding_to_generate, parsed, self._service.request_id, card)
+        generates = await self._service.run_off_loop(
+            embeddings.embedding_to_generate, parsed, self._service.request_id, card
+        )
         answers: list[Answer] = []
-        for start in range(0, len(wanted), embeddings.AT_A_TIME):
+        for start in range(0, len(generates), embeddings.AT_A_TIME):
             with called({"prompt": "input"}):
-                some = await self._service.submit(served, wanted[start : start + embeddings.AT_A_TIME])
-            for answer in some:
+                batch = await self._service.submit(served, generates[start : start + embeddings.AT_A_TIME])
+            for answer in batch:
                 await answer.next()
-            answers += some
+            answers += batch
         prompt_tokens = sum(len(answer.accepted.prompt_tokens) for answer in answers)
         vectors = [answer.embedding for answer in answers]
         return as_json(embeddings.embeddings_body(parsed, served.name, vectors, prompt_tokens))
@@ -191,7 +193,7 @@ class OpenAi:
     async def tokenize(self) -> Response:
         parsed = await self._service.read(parse_tokenize)
         served = await self._service.served(parsed.model)
-        prompt = await self._service.aside(prompt_of, parsed)
+        prompt = await self._service.run_off_loop(prompt_of, parsed)
         found = await served.runtime.tokens(prompt)
         context = served.runtime.model.context_length
         return as_json({"count": len(found), "max_model_len": context, "tokens": found})
@@ -199,8 +201,8 @@ class OpenAi:
     async def detokenize(self) -> Response:
         parsed = await self._service.read(parse_detokenize)
         served = await self._service.served(parsed.model)
-        words, vocabulary = served.runtime.tokenizer, served.runtime.model.vocab_size
-        return as_json({"prompt": await self._service.aside(text_of, parsed, words, vocabulary)})
+        tokenizer, vocabulary = served.runtime.tokenizer, served.runtime.model.vocab_size
+        return as_json({"prompt": await self._service.run_off_loop(text_of, parsed, tokenizer, vocabulary)})
 
     async def cancel(self, request_id: str) -> Response:
         if not self._service.cancel(request_id):
@@ -209,7 +211,7 @@ class OpenAi:
         return as_json({"id": request_id, "object": "request.cancelled", "cancelled": True})
 
     async def models(self) -> Response:
-        return as_json({"object": "list", "data": [listed_body(one) for one in self._service.models.listed()]})
+        return as_json({"object": "list", "data": [listed_body(entry) for entry in self._service.models.listed()]})
 
     async def model(self, model: str) -> Response:
         return as_json(listed_body(self._service.listed(model)))

@@ -1,7 +1,5 @@
-"""JSON Schema of what requests have in several JSON types: fields that are typed `Any` and checked by hand.
-
-It says the same as the checks beside it; generated bodies that go through both keep them together.
-"""
+"""JSON Schema of fields with several JSON types: they are typed `Any` and checked by hand. The schemas agree with these
+checks; tests send generated bodies through both."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ from trouper.web.http.request_schema import (
 
 MAX_MESSAGES = 10_000
 MAX_TOKENS = 2**20
-"""More than any context holds, and few enough to be looked at one by one."""
+"""Bound on token ids in a prompt: more than any context holds, and few enough to be checked one by one."""
 FILLED: Json = {"type": "string", "minLength": 1}
 JSON_TEXT: Json = {"type": "string", "format": "json-object", "description": "A JSON object, as text."}
 
@@ -51,7 +49,7 @@ CALL = closed(
 
 
 def _message(roles: tuple[str, ...], properties: Json, *required: str) -> Json:
-    """Names that are not known may be null: clients send back whole messages."""
+    """Return the schema of a message. Unknown names may be null, because clients send back complete messages."""
     known = {"role": {"type": "string", "enum": list(roles)}, "name": nullable(TEXT), **properties}
     return {
         "type": "object",
@@ -114,11 +112,19 @@ RESPONSE_FORMAT = either(
     closed({"type": {"const": "grammar"}, "grammar": LARK}, "type", "grammar"),
 )
 _ABSENT: Json = {"enum": [None, False]}
-_WANTED: Json = {"json": SCHEMA, "regex": REGEX, "choice": OPTIONS, "grammar": LARK, "json_object": {"const": True}}
-STRUCTURED_OUTPUTS = either(*(closed(dict.fromkeys(_WANTED, _ABSENT) | {one: _WANTED[one]}) for one in _WANTED))
+_CONSTRAINTS: Json = {
+    "json": SCHEMA,
+    "regex": REGEX,
+    "choice": OPTIONS,
+    "grammar": LARK,
+    "json_object": {"const": True},
+}
+STRUCTURED_OUTPUTS = either(
+    *(closed(dict.fromkeys(_CONSTRAINTS, _ABSENT) | {name: _CONSTRAINTS[name]}) for name in _CONSTRAINTS)
+)
 NO_STRUCTURE: Json = {
     "response_format": either(NULL, closed({"type": {"const": "text"}}, "type")),
-    "structured_outputs": either(NULL, closed(dict.fromkeys(_WANTED, _ABSENT))),
+    "structured_outputs": either(NULL, closed(dict.fromkeys(_CONSTRAINTS, _ABSENT))),
     "guided_json": NULL,
     "guided_regex": NULL,
     "guided_choice": NULL,
@@ -136,10 +142,10 @@ LOGIT_BIAS: Json = {
 }
 
 
-def prompts(most: int) -> Json:
-    """What `prompts_of` takes."""
-    one = array(TOKEN, minItems=1, maxItems=MAX_TOKENS)
-    return either(TEXT, one, array(either(TEXT, one), minItems=1, maxItems=most))
+def prompts(limit: int) -> Json:
+    """Return the schema of the prompts that `prompts_of` accepts."""
+    token_ids = array(TOKEN, minItems=1, maxItems=MAX_TOKENS)
+    return either(TEXT, token_ids, array(either(TEXT, token_ids), minItems=1, maxItems=limit))
 
 
 # -- what holds between parameters ---------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ def parse_detokenize(body: dict[str, Any]) -> DetokenizeRequest:
 
 
 def prompt_of(request: TokenizeRequest) -> Prompt:
-    """Raises `RequestFailed` (400)."""
+    """Return the prompt to tokenize. Raises `RequestFailed` (400)."""
     if (request.prompt is None) == (request.messages is None):
         raise bad_request("give either prompt or messages", "prompt", "missing_required_parameter")
     if request.prompt is not None:
@@ -73,10 +73,10 @@ def prompt_of(request: TokenizeRequest) -> Prompt:
 
 
 def text_of(request: DetokenizeRequest, tokenizer: Tokenizer, vocabulary: int) -> str:
-    """As `token_text_of`. Raises `RequestFailed` (400)."""
-    for place, token in enumerate(request.tokens):
+    """Return the text of tokens as `token_text_of` does. Raises `RequestFailed` (400)."""
+    for index, token in enumerate(request.tokens):
         if not 0 <= token < vocabulary:
             raise bad_request(
-                f"tokens.{place} is not between 0 and {vocabulary - 1}", f"tokens.{place}", "invalid_token"
+                f"tokens.{index} is not between 0 and {vocabulary - 1}", f"tokens.{index}", "invalid_token"
             )
     return token_text_of(request.tokens, tokenizer)

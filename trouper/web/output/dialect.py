@@ -1,4 +1,4 @@
-"""What the dialects share: an answer in any of them is built of these."""
+"""The interface of a dialect, which formats responses, and the types that all dialects share."""
 
 from __future__ import annotations
 
@@ -28,39 +28,39 @@ class Choice:
     text: str
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...]
-    """() unless asked for."""
+    """Log-probabilities of the tokens; () unless requested."""
     finished: Finished
     usage: Usage
     prompt_tokens: tuple[int, ...]
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    """() unless asked for, else one for each token of the prompt but the first."""
+    """Log-probabilities of the prompt's tokens but the first; () unless requested."""
     deltas: tuple[Delta, ...] = ()
-    """As they came, for a dialect that must know which token said what."""
+    """The deltas as they were generated, for a dialect that must know which token belongs to which text."""
 
 
-class Shape(Protocol):
-    """An endpoint's dialect. What a stream says is bytes: whole server-sent events, or b"" for nothing."""
+class Dialect(Protocol):
+    """The response format of an endpoint. Stream methods return bytes: complete server-sent events, or b"" for nothing."""
 
     def body(self, choices: Sequence[Choice], /) -> Json:
-        """A response that is not streamed. Raises `RequestFailed`."""
+        """Format a response that is not streamed. Raises `RequestFailed`."""
 
     def opening(self, index: int, answer: Answer, /) -> bytes:
-        """Before the first text."""
+        """Format the events before the first text."""
 
     def text(self, index: int, delta: Delta, answer: Answer, /) -> bytes:
-        """What more text becomes; perhaps nothing yet."""
+        """Format the events of more text; possibly none yet."""
 
     def ending(self, index: int, finished: Finished, answer: Answer, /) -> bytes:
-        """What was held back, and the end of this answer."""
+        """Format the text that was held back, and the end of this answer."""
 
     def closing(self, usages: Sequence[Usage], /) -> bytes:
-        """The end of the stream, once all its answers have ended."""
+        """Format the end of the stream, once all its answers have ended."""
 
     def failure(self, problem: Problem, /) -> bytes:
-        """The end of a stream that broke."""
+        """Format the end of a stream that failed."""
 
     def heartbeat(self) -> bytes:
-        """A sign of life while there is nothing to say."""
+        """Format a heartbeat, sent while there is no text to send."""
 
 
 def usage_of(answer: Answer) -> Usage:
@@ -68,7 +68,7 @@ def usage_of(answer: Answer) -> Usage:
 
 
 def total(usages: Sequence[Usage], choices: int) -> Usage:
-    """Of a whole response. Each prompt counts once, whatever the number of its choices."""
+    """Sum the usage of a whole response. Each prompt counts once, whatever the number of its choices."""
     firsts = usages[::choices]
     return Usage(
         sum(usage.prompt_tokens for usage in firsts),
@@ -78,9 +78,9 @@ def total(usages: Sequence[Usage], choices: int) -> Usage:
 
 
 def event(data: bytes) -> bytes:
-    """One server-sent event without a name."""
+    """Format a server-sent event without a name."""
     return b"data: " + data + b"\n\n"
 
 
 COMMENT = b": keep-alive\n\n"
-"""A sign of life that no client takes for an event: one without data would crash some."""
+"""A heartbeat that no client takes for an event; an event without data would crash some clients."""

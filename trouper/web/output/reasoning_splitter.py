@@ -1,7 +1,7 @@
-"""What a model says, taken apart: what it thinks, what it answers, which tools it calls. Pure, fed piece by piece.
+"""Splitting of a model's output into content, reasoning and tool calls, by markers. Pure, fed with one delta at a time.
 
-Streams and whole answers go through the same splitter, so they agree. Text that may be the beginning of a
-marker is held back until it is known; what stays open at the end is still given to whom it belongs.
+Streams and complete answers go through the same splitter, so they agree. Text that may be the beginning of a marker is
+held back until it is known; a segment that is still open at the end is emitted with its kind.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ Kind = Literal["content", "reasoning", "call"]
 
 
 @attrs.frozen
-class Part:
-    """More of one kind. A call comes whole, without its markers."""
+class TextSegment:
+    """More text of one kind. A call is emitted complete and without its markers."""
 
     kind: Kind
     text: str
@@ -24,51 +24,51 @@ class Part:
 
 @attrs.frozen
 class Markers:
-    """Where thinking and calls begin and end; None where the model has no such thing. A call without an end marker ends
+    """The markers around reasoning and around calls; None where the model has none. A call without an end marker ends
     with the answer."""
 
     thinking: tuple[str, str] | None = None
     call: tuple[str, str] | None = None
 
 
-class Speech:
-    """One answer. `thinks`: the prompt has already opened the thinking."""
+class ReasoningSplitter:
+    """Splits one answer. `thinks`: the prompt has already opened the reasoning."""
 
     def __init__(self, markers: Markers, *, thinks: bool = False) -> None:
         self._markers = markers
         self._state: Kind = "reasoning" if thinks else "content"
         self._held = ""
         self._begun = False
-        """Something of the present kind was said: blanks around markers are nobody's text."""
+        """Whether text of the current kind was emitted: whitespace around markers belongs to no text."""
 
     @property
     def kind(self) -> Kind:
-        """What is being said."""
+        """The kind of the text that is being generated."""
         return self._state
 
-    def push(self, text: str) -> list[Part]:
+    def push(self, text: str) -> list[TextSegment]:
         self._held += text
         return list(self._parts(last=False))
 
-    def end(self) -> list[Part]:
-        """What was held back."""
+    def end(self) -> list[TextSegment]:
+        """Return the text that was held back."""
         return list(self._parts(last=True))
 
-    def _parts(self, *, last: bool) -> Iterator[Part]:
+    def _parts(self, *, last: bool) -> Iterator[TextSegment]:
         while True:
             marker, following = self._awaited()
-            place, found = _first(self._held, marker)
+            start, found = _first(self._held, marker)
             if found is None:
                 keep = 0 if last else _beginning(self._held, marker)
                 if self._state != "call" or last:
                     yield from self._say(len(self._held) - keep)
                 return
-            yield from self._say(place)
+            yield from self._say(start)
             self._held = self._held[len(found) :]
             self._state, self._begun = following[found], False
 
     def _awaited(self) -> tuple[tuple[str, ...], dict[str, Kind]]:
-        """The markers that would end the present kind, and what begins after each."""
+        """Return the markers that would end the current kind, and the kind that begins after each."""
         thinking, call = self._markers.thinking, self._markers.call
         following: dict[str, Kind] = {}
         if self._state == "reasoning" and thinking:
@@ -81,21 +81,21 @@ class Speech:
             following[call[1]] = "content"
         return tuple(following), following
 
-    def _say(self, length: int) -> Iterator[Part]:
+    def _say(self, length: int) -> Iterator[TextSegment]:
         text, self._held = self._held[:length], self._held[length:]
         if not self._begun and self._state != "content":
             text = text.lstrip("\n")
         if text or self._state == "call":
             self._begun = True
-            yield Part(self._state, text)
+            yield TextSegment(self._state, text)
 
 
 def _first(text: str, markers: tuple[str, ...]) -> tuple[int, str | None]:
-    found = [(place, marker) for marker in markers if (place := text.find(marker)) >= 0]
+    found = [(start, marker) for marker in markers if (start := text.find(marker)) >= 0]
     return min(found) if found else (0, None)
 
 
 def _beginning(text: str, markers: tuple[str, ...]) -> int:
-    """How long a tail of `text` could be the beginning of a marker."""
+    """Length of the tail of `text` that could be the beginning of a marker."""
     longest = min(max(map(len, markers), default=1) - 1, len(text))
     return next((n for n in range(longest, 0, -1) if any(marker.startswith(text[-n:]) for marker in markers)), 0)

@@ -38,9 +38,9 @@ class ReferenceUnknown(ValueError):
         super().__init__(f"$ref {reference!r} names nothing in this schema")
 
 
-def moved(schema: Json, place: Pointer = ()) -> Json:
-    """A copy of `schema` with its references rewritten for `place` in another document. Raises `ReferenceUnknown`."""
-    return _Document(schema, place).moved()
+def moved(schema: Json, location: Pointer = ()) -> Json:
+    """A copy of `schema` with its references rewritten for `location` in another document. Raises `ReferenceUnknown`."""
+    return _Document(schema, location).moved()
 
 
 def has_references(encoded: bytes) -> bool:
@@ -53,15 +53,15 @@ class _Schema:
     """A schema inside the document, and the base URI of its references."""
 
     value: Any
-    place: Pointer
+    location: Pointer
     base: str
 
 
 class _Document:
-    def __init__(self, schema: Json, place: Pointer) -> None:
-        # Encoding and decoding copies it without recursion of ours, and a schema may be nested deeply.
+    def __init__(self, schema: Json, location: Pointer) -> None:
+        # Encoding and decoding copies the schema without Python recursion, since it may be nested deeply.
         self._root: Json = msgspec.json.decode(msgspec.json.encode(schema))
-        self._place = place
+        self._location = location
         self._found: dict[int, _Schema] = {}
         self._resources: dict[str, Pointer] = {"": ()}
         self._anchors: dict[tuple[str, str], Pointer] = {}
@@ -80,11 +80,11 @@ class _Document:
                     targets[key] = target = self._resolved(reference, schema.base)
                     self._explore(_Schema(self._at(target), target, schema.base))
         for key, target in targets.items():
-            self._found[key].value["$ref"] = fragment_of((*self._place, *target))
+            self._found[key].value["$ref"] = fragment_of((*self._location, *target))
         for schema in self._found.values():
             for name in IDENTIFIERS:
                 schema.value.pop(name, None)
-        if self._place:
+        if self._location:
             self._root.pop("$schema", None)
         return self._root
 
@@ -97,20 +97,23 @@ class _Document:
                 continue
             schema = self._identified(schema)
             self._found[id(schema.value)] = schema
-            waiting += [_Schema(part, (*schema.place, *steps), schema.base) for steps, part in _parts(schema.value)]
+            waiting += [_Schema(part, (*schema.location, *steps), schema.base) for steps, part in _parts(schema.value)]
 
     def _identified(self, schema: _Schema) -> _Schema:
-        own, base = schema.value.get("$id"), schema.base
-        if isinstance(own, str) and not own.startswith("#"):
-            base = urldefrag(urljoin(base, own)).url
-            self._resources.setdefault(base, schema.place)
-        for anchor in (schema.value.get("$anchor"), own[1:] if isinstance(own, str) and own.startswith("#") else None):
+        identifier, base = schema.value.get("$id"), schema.base
+        if isinstance(identifier, str) and not identifier.startswith("#"):
+            base = urldefrag(urljoin(base, identifier)).url
+            self._resources.setdefault(base, schema.location)
+        for anchor in (
+            schema.value.get("$anchor"),
+            identifier[1:] if isinstance(identifier, str) and identifier.startswith("#") else None,
+        ):
             if isinstance(anchor, str):
-                self._anchors.setdefault((base, anchor), schema.place)
+                self._anchors.setdefault((base, anchor), schema.location)
         return attrs.evolve(schema, base=base)
 
     def _resolved(self, reference: str, base: str) -> Pointer:
-        """The place of the target in this document."""
+        """Return the location of the target in this document."""
         uri, fragment = urldefrag(reference)
         uri = urldefrag(urljoin(base, uri)).url if uri else base
         resource, fragment = self._resources.get(uri), unquote(fragment)
@@ -122,23 +125,24 @@ class _Document:
             if (anchored := self._anchors.get((uri, fragment))) is None:
                 raise ReferenceUnknown(reference)
             return anchored
-        place = (*resource, *(step.replace("~1", "/").replace("~0", "~") for step in fragment[1:].split("/")))
+        location = (*resource, *(step.replace("~1", "/").replace("~0", "~") for step in fragment[1:].split("/")))
         try:
-            self._at(place)
+            self._at(location)
         except (LookupError, ValueError, TypeError):
             raise ReferenceUnknown(reference) from None
-        return place
+        return location
 
-    def _at(self, place: Pointer) -> Any:
-        """The value at `place`. Raises `LookupError`, `ValueError` or `TypeError`."""
+    def _at(self, location: Pointer) -> Any:
+        """Return the value at `location`. Raises `LookupError`, `ValueError` or `TypeError`."""
         found: Any = self._root
-        for step in place:
+        for step in location:
             found = found[int(step) if isinstance(found, list) else step]
         return found
 
 
 def _parts(schema: Json) -> Iterator[tuple[Pointer, Any]]:
-    """The direct subschemas by keyword, with the path to each. Other values are data, as in `const` and `default`."""
+    """Yield the direct subschemas by keyword, with the path to each. Other values are data, as in `const` and
+    `default`."""
     for key, value in schema.items():
         if key in NAMED and isinstance(value, dict):
             yield from (((key, name), part) for name, part in value.items())
@@ -148,7 +152,7 @@ def _parts(schema: Json) -> Iterator[tuple[Pointer, Any]]:
             yield (key,), value
 
 
-def fragment_of(place: Pointer) -> str:
-    """A pointer as a URI fragment: "#/$defs/a~1b"."""
-    steps = (step.replace("~", "~0").replace("/", "~1") for step in place)
+def fragment_of(location: Pointer) -> str:
+    """Format a pointer as a URI fragment: "#/$defs/a~1b"."""
+    steps = (step.replace("~", "~0").replace("/", "~1") for step in location)
     return "#" + "".join(f"/{quote(step, safe=PLAIN)}" for step in steps)

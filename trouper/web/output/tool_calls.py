@@ -1,7 +1,7 @@
-"""Tools of a chat: what is offered, whether one must be called, and the calls that a model makes.
+"""Tools of a chat request: the offered tools, whether a call is required, and parsing of the calls that a model makes.
 
-A tool is written as OpenAI's chat API has it, which is what templates and parsers of calls expect:
-{"type": "function", "function": {"name", "description", "parameters"}}.
+A tool is written as OpenAI's chat API has it, which is what templates and parsers of calls expect: {"type": "function",
+"function": {"name", "description", "parameters"}}.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class Call:
 
 @attrs.frozen
 class Tools:
-    """What a request offers. `forced`: the answer is a call of one of these, and its grammar sees to that."""
+    """The tools of a request. `forced`: the answer must be a call of one of these, which its grammar guarantees."""
 
     offered: tuple[Json, ...] = ()
     forced: tuple[Json, ...] = ()
     several: bool = True
-    """More than one call in an answer is wanted."""
+    """Whether an answer may have more than one call."""
 
     @property
     def grammar(self) -> Grammar | None:
@@ -48,8 +48,12 @@ class Tools:
         schema |= {"$defs": definitions} if definitions else {}
         return Grammar("json_schema", msgspec.json.encode(schema).decode(), "tools")
 
+    def are_callable(self, tokenizer: Tokenizer) -> bool:
+        """Whether the model can call the tools: it was trained to, or a call is forced, or there are none."""
+        return not self.offered or bool(self.forced) or tokenizer.calling is not None
+
     def calls(self, text: str, tokenizer: Tokenizer) -> tuple[Call, ...]:
-        """Of what stood between a call's markers, or of a forced answer. () if it is none."""
+        """Parse the text between a call's markers, or a forced answer; () if it is no call."""
         try:
             found = _json_calls(text) if self.forced else tokenizer.parse_calls(text, self.offered)
         except (ValueError, LookupError, TypeError, AttributeError):
@@ -63,23 +67,24 @@ class _JsonCall(msgspec.Struct):
 
 
 def _json_calls(text: str) -> list[tuple[str, str]]:
-    """The arguments as they stand there: JSON has numbers that no float holds."""
+    """Parse calls but keep the arguments as JSON text: JSON has numbers that no float holds."""
     call = msgspec.json.decode(text, type=_JsonCall)
     return [(call.name, bytes(call.arguments).decode().strip())]
 
 
 def _call_schema(function: Json, definitions: Json) -> Json:
-    """The schema of a call of this function. Parameters with references are put into `definitions`, under its name."""
+    """Return the schema of a call of this function. Parameters with references are put into `definitions`, under the
+    function's name."""
     name, parameters = function["name"], function.get("parameters") or {"type": "object"}
     if has_references(msgspec.json.encode(parameters)):
-        place = ("$defs", name)
+        location = ("$defs", name)
         try:
-            definitions[name] = moved(parameters, place)
+            definitions[name] = moved(parameters, location)
         except ReferenceUnknown as error:
             raise bad_request(
                 f"tools: the parameters of {name!r} cannot be followed: {error}", "tools", "invalid_grammar"
             ) from None
-        parameters = {"$ref": fragment_of(place)}
+        parameters = {"$ref": fragment_of(location)}
     return {
         "type": "object",
         "properties": {"name": {"const": name}, "arguments": parameters},

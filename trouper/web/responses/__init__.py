@@ -1,1 +1,1 @@
-"""OpenAI's responses API: one file for each thing that travels, and the store."""
+"""OpenAI's responses API, one file for each kind of body, and the store of responses."""

@@ -1,4 +1,4 @@
-"""The items of a responses conversation: checked, completed, and as messages for the model's template."""
+"""Items of a responses conversation: validation, completion with ids, and conversion to messages for the chat template."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KEYS = {
     "reasoning": frozenset({"type", "id", "status", "summary", "content"}),
     "item_reference": frozenset({"type", "id"}),
 }
-"""What of an item is read, or says nothing that a model could use: `phase`, the `name` beside a `call_id`."""
+"""Keys of each type of item. `phase`, and the `name` beside a `call_id`, hold nothing that a model could use."""
 PART_KEYS = {
     "input_text": frozenset({"type", "text", "prompt_cache_breakpoint"}),
     "output_text": frozenset({"type", "text", "annotations", "logprobs"}),
@@ -29,11 +29,12 @@ PART_KEYS = {
     "summary_text": frozenset({"type", "text"}),
     "reasoning_text": frozenset({"type", "text"}),
 }
-"""Caching changes no output; annotations and logprobs are what a client sends back of an earlier answer."""
+"""Keys of each type of content part. Caching changes no output; annotations and logprobs are sent back from an earlier
+answer."""
 PREFIXES = {"message": "msg_", "function_call": "fc_", "function_call_output": "fco_", "reasoning": "rs_"}
 
 Find = Callable[[str], Json | None]
-"""A stored item by its id."""
+"""Finds a stored item by its id."""
 
 
 def new_id(prefix: str) -> str:
@@ -41,7 +42,7 @@ def new_id(prefix: str) -> str:
 
 
 def items_of(value: Any, find: Find) -> tuple[Json, ...]:
-    """The request's `input`. Raises `RequestFailed` (400; 404 for a reference to nothing)."""
+    """Parse the request's `input`. Raises `RequestFailed` (400; 404 for a reference to an item that is not stored)."""
     if isinstance(value, str):
         return (_message({"role": "user", "content": value}, "input"),)
     if not isinstance(value, list):
@@ -50,18 +51,19 @@ def items_of(value: Any, find: Find) -> tuple[Json, ...]:
         )
     if len(value) > MAX_ITEMS:
         raise bad_request(f"input may have {MAX_ITEMS} items, not {len(value)}", "input", "invalid_value")
-    items = tuple(_item(item, f"input.{place}", find) for place, item in enumerate(value))
+    items = tuple(_item(item, f"input.{index}", find) for index, item in enumerate(value))
     _check_references(value, items)
     return items
 
 
 def _check_references(given: list[Any], items: Sequence[Json]) -> None:
-    """Each once: a short request may not become a prompt of any length. Raises `RequestFailed` (400)."""
+    """Check that no item is referenced twice: a short request may not become a prompt of any length. Raises
+    `RequestFailed` (400)."""
     seen: set[int] = set()
-    for place, (one, item) in enumerate(zip(given, items, strict=True)):
-        if one.get("type") in (None, "item_reference") and one.get("role") is None:
+    for index, (original, item) in enumerate(zip(given, items, strict=True)):
+        if original.get("type") in (None, "item_reference") and original.get("role") is None:
             if id(item) in seen:
-                path = f"input.{place}.id"
+                path = f"input.{index}.id"
                 raise combination(f"{path}: {item['id']!r} is referred to twice", path)
             seen.add(id(item))
 
@@ -70,7 +72,7 @@ def _item(item: Any, path: str, find: Find) -> Json:
     if not isinstance(item, dict):
         raise bad_request(f"{path} must be an object, not {json_type(item)}", path, "invalid_type")
     kind = item.get("type")
-    if kind is None:  # Both may leave it out.
+    if kind is None:  # Messages and references may omit their type.
         kind = "item_reference" if item.get("role") is None else "message"
     if not isinstance(kind, str) or kind not in KEYS:
         raise bad_request(f"{path}: items of type {kind!r} are not supported here", f"{path}.type", "unsupported_item")
@@ -85,8 +87,8 @@ def _referred(item_id: Any, path: str, find: Find) -> Json:
         raise bad_request(f"{path} must be a string, not {json_type(item_id)}", path, "invalid_type")
     found = find(item_id)
     if found is None:
-        said = f"no item {item_id!r} is stored here, or it is gone: send the item itself"
-        raise RequestFailed(Problem(404, said, "invalid_request_error", path, "item_not_found"))
+        detail = f"no item {item_id!r} is stored here, or it is gone: send the item itself"
+        raise RequestFailed(Problem(404, detail, "invalid_request_error", path, "item_not_found"))
     return found
 
 
@@ -97,7 +99,7 @@ def _only(given: Json, known: frozenset[str], path: str) -> None:
 
 
 def _head(item: Json, kind: str, path: str) -> Json:
-    """What every item has. One without an id gets one."""
+    """Return the fields that every item has. An item without an id gets one."""
     item_id, status = item.get("id"), item.get("status")
     if item_id is not None and not (isinstance(item_id, str) and 0 < len(item_id) <= MAX_ID):
         raise bad_request(f"{path}.id must be a string of 1 to {MAX_ID} characters", f"{path}.id", "invalid_value")
@@ -124,12 +126,12 @@ def _message(item: Json, path: str) -> Json:
         parts = [("input_text", content)]
     elif isinstance(content, list):
         allowed = ("input_text", "output_text", "refusal") if role == "assistant" else ("input_text", "output_text")
-        parts = [_part(part, allowed, f"{path}.content.{place}") for place, part in enumerate(content)]
+        parts = [_part(part, allowed, f"{path}.content.{index}") for index, part in enumerate(content)]
     else:
-        said = f"{path}.content must be a string or an array of parts, not {json_type(content)}"
-        raise bad_request(said, f"{path}.content", "invalid_type")
-    own = _answer_part if role == "assistant" else _prompt_part
-    return _head(item, "message", path) | {"role": role, "content": [own(kind, text) for kind, text in parts]}
+        detail = f"{path}.content must be a string or an array of parts, not {json_type(content)}"
+        raise bad_request(detail, f"{path}.content", "invalid_type")
+    make_part = _answer_part if role == "assistant" else _prompt_part
+    return _head(item, "message", path) | {"role": role, "content": [make_part(kind, text) for kind, text in parts]}
 
 
 def _answer_part(kind: str, text: str) -> Json:
@@ -141,7 +143,7 @@ def _prompt_part(_: str, text: str) -> Json:
 
 
 def _part(part: Any, allowed: Sequence[str], path: str) -> tuple[str, str]:
-    """(type, text)."""
+    """Parse a content part to (type, text)."""
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(kind, str) or kind not in allowed:
         known = " or ".join(allowed)
@@ -165,18 +167,18 @@ def _call(item: Json, path: str) -> Json:
 def _output(item: Json, path: str) -> Json:
     output = item.get("output")
     if isinstance(output, list):
-        parts = (_part(part, ("input_text",), f"{path}.output.{place}") for place, part in enumerate(output))
-        said: str | list[Json] = [_prompt_part(kind, text) for kind, text in parts]
+        parts = (_part(part, ("input_text",), f"{path}.output.{index}") for index, part in enumerate(output))
+        content: str | list[Json] = [_prompt_part(kind, text) for kind, text in parts]
     else:
-        said = _string(item, "output", path)
-    return _head(item, "function_call_output", path) | {"call_id": _string(item, "call_id", path), "output": said}
+        content = _string(item, "output", path)
+    return _head(item, "function_call_output", path) | {"call_id": _string(item, "call_id", path), "output": content}
 
 
 def _reasoning(item: Json, path: str) -> Json:
     return _head(item, "reasoning", path) | {
         name: [
-            {"type": kind, "text": _part(part, (kind,), f"{path}.{name}.{place}")[1]}
-            for place, part in enumerate(_parts(item.get(name), f"{path}.{name}"))
+            {"type": kind, "text": _part(part, (kind,), f"{path}.{name}.{index}")[1]}
+            for index, part in enumerate(_parts(item.get(name), f"{path}.{name}"))
         ]
         for name, kind in (("summary", "summary_text"), ("content", "reasoning_text"))
     }
@@ -197,13 +199,13 @@ READERS: dict[str, Callable[[Json, str], Json]] = {
 
 
 def check_outputs(earlier: Iterable[Json], items: Sequence[Json]) -> None:
-    """Each output answers a call. Raises `RequestFailed` (400)."""
+    """Check that each output answers a call. Raises `RequestFailed` (400)."""
     calls = {item["call_id"] for item in earlier if item["type"] == "function_call"}
-    for place, item in enumerate(items):
+    for index, item in enumerate(items):
         if item["type"] == "function_call":
             calls.add(item["call_id"])
         elif item["type"] == "function_call_output" and item["call_id"] not in calls:
-            path = f"input.{place}.call_id"
+            path = f"input.{index}.call_id"
             raise combination(f"{path}: no call {item['call_id']!r} comes before this output", path)
 
 
@@ -211,10 +213,10 @@ def check_outputs(earlier: Iterable[Json], items: Sequence[Json]) -> None:
 
 
 def messages_of(instructions: str | None, items: Iterable[Json]) -> tuple[Json, ...]:
-    """As a chat would have them: reasoning, text and calls of one turn are one message."""
+    """Convert items to the messages of a chat: reasoning, text and calls of one turn are one message."""
     messages: list[Json] = [] if instructions is None else [{"role": "system", "content": instructions}]
     turn: Json | None = None
-    """The assistant's message that still grows."""
+    """The assistant's message that the next items may extend."""
     for item in items:
         match item["type"]:
             case "message" if item["role"] != "assistant":
@@ -224,8 +226,8 @@ def messages_of(instructions: str | None, items: Iterable[Json]) -> tuple[Json, 
             case "function_call_output":
                 turn = None
                 output = item["output"]
-                said = output if isinstance(output, str) else _text(output)
-                messages.append({"role": "tool", "content": said, "tool_call_id": item["call_id"]})
+                content = output if isinstance(output, str) else _text(output)
+                messages.append({"role": "tool", "content": content, "tool_call_id": item["call_id"]})
             case kind:
                 if turn is None or not _continues(turn, kind):
                     turn = {"role": "assistant", "content": ""}
@@ -235,7 +237,8 @@ def messages_of(instructions: str | None, items: Iterable[Json]) -> tuple[Json, 
 
 
 def _continues(turn: Json, kind: str) -> bool:
-    """Thoughts come before text, text before calls; what comes out of order begins another message."""
+    """Whether an item extends the open message. Reasoning comes before text, text before calls; an item out of order
+    begins another message."""
     return kind == "function_call" or not (turn["content"] or "tool_calls" in turn)
 
 

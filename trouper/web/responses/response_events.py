@@ -1,4 +1,4 @@
-"""A response in the making: its items, its events, and what it is at any moment."""
+"""A response while it is generated: its items, its events, and its state at any moment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trouper.protocol.model import Tokenizer
 from trouper.protocol.problems import Problem
 from trouper.protocol.replies import Delta, Finished, TokenLogprobs
 from trouper.web.output.dialect import COMMENT, Choice, Json, Usage, usage_of
-from trouper.web.output.output_parser import Said, Voice
+from trouper.web.output.output_parser import OutputParser, ParsedDelta
 from trouper.web.output.tool_calls import Call
 from trouper.web.responses.items import new_id, text_part
 from trouper.web.responses.response_fields import usage_body
@@ -28,15 +28,16 @@ ENDINGS = {
     "failed": "response.failed",
     "cancelled": "response.failed",
 }
-"""How a stream says it. Clients know no event for a response that was cancelled; its status says so."""
+"""The last event of a stream, by status. Clients know no event for a response that was cancelled; its status says so.
+"""
 
 
 @attrs.define(eq=False)
 class OpenItem:
-    """The item that is being written: a message or reasoning."""
+    """The item that is being generated: a message or reasoning."""
 
     body: Json
-    place: int
+    index: int
     texts: list[str] = attrs.field(factory=list)
     logprobs: list[Json] = attrs.field(factory=list)
 
@@ -50,40 +51,41 @@ class OpenItem:
         return text_part(text, self.logprobs) if self.kind == "content" else {"type": "reasoning_text", "text": text}
 
     @property
-    def place_of_part(self) -> Json:
-        return {"item_id": self.body["id"], "output_index": self.place, "content_index": 0}
+    def part_location(self) -> Json:
+        return {"item_id": self.body["id"], "output_index": self.index, "content_index": 0}
 
 
-class ResponseShape:
-    """`head`: what does not change. `ended` is called once, with everything in its final state.
+class ResponseDialect:
+    """Formats one response. `head` holds the fields that do not change. `ended` is called once, with the response in
+    its final state.
 
-    Every token goes through `text`, streamed or not, so that whole and streamed responses agree in all they say.
+    Every token goes through `text`, streamed or not, so that complete and streamed responses agree.
     """
 
     def __init__(
         self,
         head: Json,
         tokenizer: Tokenizer,
-        voice: Voice | None,
+        parser: OutputParser | None,
         answer: Answer,
         *,
         ended: Callable[[], None],
         log: EventLog | None = None,
     ) -> None:
-        self._head, self._tokenizer, self._voice, self._answer = head, tokenizer, voice, answer
+        self._head, self._tokenizer, self._parser, self._answer = head, tokenizer, parser, answer
         self._ended, self._log = ended, log
         self._output: list[Json] = []
         self._open: OpenItem | None = None
         self._blank = ""
-        """Blanks that become text only if text follows: alone they are no message."""
+        """Whitespace that becomes text only if text follows; alone it is no message."""
         self._seen: list[TokenLogprobs] = []
-        """Of tokens whose text is yet to be said."""
+        """Log-probabilities of tokens whose text is held back."""
         self._events = 0
         self._begun = not head["background"]
         self._reasoning_tokens = 0
         self._outcome: Json = {"completed_at": None, "error": None, "incomplete_details": None}
         self._status: Status | None = None
-        """None while it runs."""
+        """The final status; None while the response runs."""
         self._last = b""
 
     @property
@@ -91,7 +93,7 @@ class ResponseShape:
         return self._status is not None
 
     def response(self) -> Json:
-        """As it is now."""
+        """Return the response in its current state."""
         if self._open is not None:
             self._open.body["content"] = [self._open.part]
         running: Status = "queued" if not self._begun and self._answer.queued else "in_progress"
@@ -115,21 +117,21 @@ class ResponseShape:
         if self.over:
             return b""
         before = self._kind
-        said = self._take(delta.text)
+        deltas = self._take(delta.text)
         after = self._kind
         self._seen += delta.logprobs
         if "reasoning" in (before, after):
             self._reasoning_tokens += len(delta.tokens)
-        events = self._begin() + b"".join(map(self._say, said))
+        events = self._begin() + b"".join(map(self._say, deltas))
         if not before == after == "content":
-            self._seen.clear()  # Markers, thoughts, calls: not of this text.
+            self._seen.clear()  # Tokens of markers, reasoning and calls do not belong to the text.
         return events
 
     def ending(self, _: int, finished: Finished, _answer: Answer) -> bytes:
         if self.over:
             return self._last
-        said = self._voice.end() if self._voice is not None else []
-        events = self._begin() + b"".join(map(self._say, said))
+        deltas = self._parser.end() if self._parser is not None else []
+        events = self._begin() + b"".join(map(self._say, deltas))
         if not self._output:
             events += self._start_message() + self._write(self._blank)
         elif self._seen and self._open is not None and self._open.kind == "content":
@@ -149,14 +151,14 @@ class ResponseShape:
         if problem.code == "cancelled":
             return self._end("cancelled")
         self._outcome["error"] = {"code": "server_error", "message": problem.message}
-        said = {"code": problem.code, "message": problem.message, "param": problem.param}
-        return self._event("error", said) + self._end("failed")
+        error = {"code": problem.code, "message": problem.message, "param": problem.param}
+        return self._event("error", error) + self._end("failed")
 
     def heartbeat(self) -> bytes:
         return COMMENT
 
     def cancel(self) -> None:
-        """For somebody else: whoever reads the answer hears of it."""
+        """Cancel the response from another request. Clients that read the answer get an error."""
         if not self.over:
             self._answer.cancel()
             self._last = self._end("cancelled")
@@ -165,21 +167,21 @@ class ResponseShape:
 
     @property
     def _kind(self) -> str:
-        return "content" if self._voice is None else self._voice.kind
+        return "content" if self._parser is None else self._parser.kind
 
-    def _take(self, text: str) -> list[Said]:
-        if self._voice is not None:
-            return self._voice.push(text)
-        return [Said("content", text)] if text else []
+    def _take(self, text: str) -> list[ParsedDelta]:
+        if self._parser is not None:
+            return self._parser.push(text)
+        return [ParsedDelta("content", text)] if text else []
 
-    def _say(self, said: Said) -> bytes:
-        if said.call is not None:
-            return self._call(said.call)
-        if self._open is not None and self._open.kind == said.kind:
-            return self._write(said.text)
-        if said.kind == "reasoning":
-            return self._start_reasoning() + self._write(said.text)
-        self._blank += said.text
+    def _say(self, delta: ParsedDelta) -> bytes:
+        if delta.call is not None:
+            return self._call(delta.call)
+        if self._open is not None and self._open.kind == delta.kind:
+            return self._write(delta.text)
+        if delta.kind == "reasoning":
+            return self._start_reasoning() + self._write(delta.text)
+        self._blank += delta.text
         if not self._blank.strip():
             return b""
         text = self._blank
@@ -196,7 +198,7 @@ class ResponseShape:
         item |= {"status": "in_progress", "content": []}
         added = self._added(item)
         self._open = OpenItem(item, len(self._output) - 1)
-        return closed + added + self._event("response.content_part.added", self._open.place_of_part, self._open.part)
+        return closed + added + self._event("response.content_part.added", self._open.part_location, self._open.part)
 
     def _added(self, item: Json) -> bytes:
         self._blank = ""
@@ -207,56 +209,56 @@ class ResponseShape:
         assert self._open is not None
         self._open.texts.append(text)
         if self._open.kind == "reasoning":
-            return self._event("response.reasoning_text.delta", self._open.place_of_part | {"delta": text})
+            return self._event("response.reasoning_text.delta", self._open.part_location | {"delta": text})
         seen = [self._logprob(at) for at in self._seen]
         self._seen.clear()
         self._open.logprobs += seen
-        said = {"delta": text, "logprobs": seen}
-        return self._event("response.output_text.delta", self._open.place_of_part | said) if text or seen else b""
+        fields = {"delta": text, "logprobs": seen}
+        return self._event("response.output_text.delta", self._open.part_location | fields) if text or seen else b""
 
     def _close(self, status: Status) -> bytes:
-        """The end of the item that is open, if one is."""
+        """Close the open item, if there is one."""
         if self._open is None:
             return b""
-        item, part, place, number = self._open.body, self._open.part, self._open.place_of_part, self._open.place
+        item, part, location, number = self._open.body, self._open.part, self._open.part_location, self._open.index
         if self._open.kind == "content":
-            said = {"text": part["text"], "logprobs": part["logprobs"]}
-            done = self._event("response.output_text.done", place | said)
+            fields = {"text": part["text"], "logprobs": part["logprobs"]}
+            done = self._event("response.output_text.done", location | fields)
         else:
-            done = self._event("response.reasoning_text.done", place | {"text": part["text"]})
+            done = self._event("response.reasoning_text.done", location | {"text": part["text"]})
         item |= {"status": status, "content": [part]}
         self._open = None
-        return done + self._event("response.content_part.done", place, part) + self._done(item, number)
+        return done + self._event("response.content_part.done", location, part) + self._done(item, number)
 
-    def _done(self, item: Json, place: int) -> bytes:
-        return self._event("response.output_item.done", {"output_index": place, "item": item})
+    def _done(self, item: Json, index: int) -> bytes:
+        return self._event("response.output_item.done", {"output_index": index, "item": item})
 
     def _call(self, call: Call) -> bytes:
-        """Whole, since its arguments are known to parse only then."""
+        """Format a call in one piece, because its arguments are known to parse only when it is complete."""
         closed = self._close("completed")
         item = {"id": new_id("fc_"), "type": "function_call", "call_id": call.id, "name": call.name}
         item |= {"arguments": "", "status": "in_progress"}
         added = self._added(item)
         number = len(self._output) - 1
-        place = {"item_id": item["id"], "output_index": number}
+        location = {"item_id": item["id"], "output_index": number}
         item |= {"arguments": call.arguments, "status": "completed"}
-        said = self._event("response.function_call_arguments.delta", place | {"delta": call.arguments})
-        said += self._event(
-            "response.function_call_arguments.done", place | {"name": call.name, "arguments": call.arguments}
+        arguments = self._event("response.function_call_arguments.delta", location | {"delta": call.arguments})
+        arguments += self._event(
+            "response.function_call_arguments.done", location | {"name": call.name, "arguments": call.arguments}
         )
-        return closed + added + said + self._done(item, number)
+        return closed + added + arguments + self._done(item, number)
 
     def _logprob(self, at: TokenLogprobs) -> Json:
         return self._token(at.token, at.logprob) | {"top_logprobs": [self._token(*other) for other in at.top]}
 
     def _token(self, token: int, logprob: float) -> Json:
-        words = self._tokenizer
-        return {"token": words.token_text(token), "logprob": logprob, "bytes": list(words.token_bytes(token))}
+        tokenizer = self._tokenizer
+        return {"token": tokenizer.token_text(token), "logprob": logprob, "bytes": list(tokenizer.token_bytes(token))}
 
     # -- events ----------------------------------------------------------------------------------------
 
     def _begin(self) -> bytes:
-        """A response in the background leaves the queue."""
+        """Format the event with which a background response leaves the queue."""
         if self._begun:
             return b""
         self._begun = True

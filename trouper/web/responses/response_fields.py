@@ -1,16 +1,16 @@
-"""What a response says of its request, and of what it cost."""
+"""Fields of a response that repeat its request, and its usage."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from trouper.web.output.dialect import Json, Usage
-from trouper.web.responses.response_request import Asked
+from trouper.web.responses.response_request import ResolvedRequest
 from trouper.web.service import now
 
 
-def head_of(asked: Asked, response_id: str, model: str, *, stored: bool) -> Json:
-    """What of a response does not change while it is made."""
+def head_of(asked: ResolvedRequest, response_id: str, model: str, *, stored: bool) -> Json:
+    """Return the fields of a response that do not change while it is generated."""
     parsed = asked.request
     tools: list[Any] = [] if parsed.tools is None else parsed.tools
     return {

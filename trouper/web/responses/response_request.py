@@ -17,8 +17,8 @@ from trouper.web.openai.chat_completions import TEMPLATE_KWARGS, template_kwargs
 from trouper.web.openai.parameters import (
     HUGE,
     SamplingParameters,
-    least_of,
     length_of,
+    min_tokens_of,
     salt_of,
     sampling_of,
     speculation_of,
@@ -26,11 +26,11 @@ from trouper.web.openai.parameters import (
 )  # fmt: skip
 from trouper.web.openai.response_format import text_format
 from trouper.web.output.tool_calls import Tools
-from trouper.web.responses import schemas as told
+from trouper.web.responses import schemas
 from trouper.web.responses.response_tools import tools_of
 
 MAX_DEPTH = 256
-"""Of what is given back, or goes to a template."""
+"""Maximum nesting of values that are returned to the client or passed to a template."""
 REFUSED: Refused = {
     "conversation": (),
     "prompt": (),
@@ -50,49 +50,51 @@ REASONING_REFUSED: Refused = {
     "context": ("auto",),
     "mode": ("standard",),
 }
-"""There is no second model that would summarize: what the model thinks is given as it is."""
+"""Unsupported options of `reasoning`. No second model would summarize it: reasoning is returned as it is."""
 TEXT_REFUSED: Refused = {"verbosity": ("medium",)}
 STREAM_OPTIONS_REFUSED: Refused = {"include_obfuscation": (False,)}
-RULES = told.RULES
+RULES = schemas.RULES
 
 
 @attrs.frozen(kw_only=True)
 class ReasoningOptions:
-    effort: str | None = attrs.field(default=None, metadata=schema({"enum": list(told.EFFORTS)}))
+    effort: str | None = attrs.field(default=None, metadata=schema({"enum": list(schemas.EFFORTS)}))
 
 
 @attrs.frozen(kw_only=True)
 class TextOptions:
-    format: Any = attrs.field(default=None, metadata=schema(told.FORMAT))
+    format: Any = attrs.field(default=None, metadata=schema(schemas.FORMAT))
 
 
 @attrs.frozen(kw_only=True)
-class StreamOptions:
-    """Nothing of them is read: all are refused or neutral."""
+class ResponseStreamOptions:
+    """Stream options. None is read: all are refused or neutral."""
 
 
 @attrs.frozen(kw_only=True)
 class ResponseRequest(SamplingParameters):
-    input: Any = attrs.field(default=None, metadata=schema(told.INPUT))
+    input: Any = attrs.field(default=None, metadata=schema(schemas.INPUT))
     instructions: str | None = None
     previous_response_id: str | None = None
     max_output_tokens: int | None = attrs.field(default=None, metadata=schema(LENGTH))
     top_logprobs: int | None = attrs.field(default=None, metadata=limits(0, 20))
-    include: Any = attrs.field(default=None, metadata=schema(told.INCLUDE))
-    tools: Any = attrs.field(default=None, metadata=schema(told.TOOLS))
-    tool_choice: Any = attrs.field(default=None, metadata=schema(told.TOOL_CHOICE))
+    include: Any = attrs.field(default=None, metadata=schema(schemas.INCLUDE))
+    tools: Any = attrs.field(default=None, metadata=schema(schemas.TOOLS))
+    tool_choice: Any = attrs.field(default=None, metadata=schema(schemas.TOOL_CHOICE))
     parallel_tool_calls: bool = True
     max_tool_calls: int | None = attrs.field(default=None, metadata=limits(1, HUGE) | {"harmless": True})
-    """Of hosted tools, of which there are none."""
+    """Applies to hosted tools, of which there are none."""
     text: Any = attrs.field(default=None, metadata=schema(schema_of(TextOptions, TEXT_REFUSED)))
     reasoning: Any = attrs.field(default=None, metadata=schema(schema_of(ReasoningOptions, REASONING_REFUSED)))
     thinking_token_budget: int | None = attrs.field(default=None, metadata=limits(0, HUGE))
     store: bool = True
     background: bool = False
-    stream_options: Any = attrs.field(default=None, metadata=schema(schema_of(StreamOptions, STREAM_OPTIONS_REFUSED)))
+    stream_options: Any = attrs.field(
+        default=None, metadata=schema(schema_of(ResponseStreamOptions, STREAM_OPTIONS_REFUSED))
+    )
     chat_template_kwargs: Any = attrs.field(default=None, metadata=schema(TEMPLATE_KWARGS))
-    metadata: Any = attrs.field(default=None, metadata=schema(told.METADATA, harmless=True))
-    """Given back."""
+    metadata: Any = attrs.field(default=None, metadata=schema(schemas.METADATA, harmless=True))
+    """Returned to the client."""
     client_metadata: dict[str, Any] | None = attrs.field(default=None, metadata=HARMLESS)
     safety_identifier: str | None = attrs.field(default=None, metadata=HARMLESS)
     prompt_cache_key: str | None = attrs.field(default=None, metadata=HARMLESS)
@@ -100,33 +102,33 @@ class ResponseRequest(SamplingParameters):
 
 
 @attrs.frozen(kw_only=True)
-class Asked:
-    """A request, and what those of its parts come to that have several forms."""
+class ResolvedRequest:
+    """A request, and the parsed form of its parameters that have several JSON types."""
 
     request: ResponseRequest
     tools: Tools
     reasoning: ReasoningOptions
     format: Json
-    """text.format as it was given."""
+    """`text.format` as it was given."""
     grammar: Grammar | None
     logprobs: int | None
     metadata: Json
 
 
 def parse_response(body: Json) -> ResponseRequest:
-    """Raises `RequestFailed` (400) naming the parameter."""
+    """Parse a request. Raises `RequestFailed` (400) naming the parameter."""
     for name, value in body.items():
-        check_text(value, name)  # Much of it is said again, and half a surrogate pair cannot be.
+        check_text(value, name)  # Most fields are returned, and half a surrogate pair cannot be encoded.
         if name in ("tools", "tool_choice", "text", "chat_template_kwargs"):
             _check_depth(value, name)
     return structure(body, ResponseRequest, REFUSED)
 
 
 def _check_depth(value: Any, name: str) -> None:
-    """What can just be read cannot be written again inside of something else."""
+    """Check the nesting of a value: one that can just be parsed cannot be encoded again inside of another value."""
     inside = [value]
     for _ in range(MAX_DEPTH):
-        inside = [one for outer in inside for one in _inside(outer)]
+        inside = [inner for outer in inside for inner in _inside(outer)]
         if not inside:
             return
     raise bad_request(f"{name} is nested more than {MAX_DEPTH} times", name, "invalid_value")
@@ -136,8 +138,8 @@ def _inside(value: Any) -> Iterable[Any]:
     return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
-def asked_of(request: ResponseRequest) -> Asked:
-    """Raises `RequestFailed` (400) naming the parameter."""
+def asked_of(request: ResponseRequest) -> ResolvedRequest:
+    """Resolve the parameters that have several JSON types. Raises `RequestFailed` (400) naming the parameter."""
     tools = tools_of(request.tools, request.tool_choice, several=request.parallel_tool_calls)
     text = _object(request.text, TextOptions, "text", TEXT_REFUSED)
     format = {"type": "text"} if text.format is None else text.format  # noqa: A001 - the field's word
@@ -145,12 +147,12 @@ def asked_of(request: ResponseRequest) -> Asked:
     if grammar is not None and tools.forced:
         raise combination("text.format cannot be combined with a forced tool", "tool_choice")
     if request.stream_options is not None:
-        _object(request.stream_options, StreamOptions, "stream_options", STREAM_OPTIONS_REFUSED)
+        _object(request.stream_options, ResponseStreamOptions, "stream_options", STREAM_OPTIONS_REFUSED)
         if not request.stream:
             raise combination("stream_options needs stream: true", "stream_options")
     if request.background and not request.store:
         raise combination("background needs store: true", "background")
-    return Asked(
+    return ResolvedRequest(
         request=request,
         tools=tools,
         reasoning=_object(request.reasoning, ReasoningOptions, "reasoning", REASONING_REFUSED),
@@ -175,27 +177,29 @@ def _logprobs(request: ResponseRequest) -> int | None:
     include, top = request.include, request.top_logprobs
     if include is not None and not isinstance(include, list):
         raise bad_request(f"include must be an array, not {json_type(include)}", "include", "invalid_type")
-    for place, name in enumerate(include or ()):
-        if name not in told.INCLUDED:
-            said = f"include.{place} must be one of {', '.join(told.INCLUDED)}, not {name!r}"
-            raise bad_request(said, f"include.{place}", "invalid_value")
-    if told.LOGPROBS in (include or ()):
+    for index, name in enumerate(include or ()):
+        if name not in schemas.INCLUDED:
+            message = f"include.{index} must be one of {', '.join(schemas.INCLUDED)}, not {name!r}"
+            raise bad_request(message, f"include.{index}", "invalid_value")
+    if schemas.LOGPROBS in (include or ()):
         return top or 0
     if top:
-        raise combination(f"top_logprobs needs {told.LOGPROBS!r} in include", "top_logprobs")
+        raise combination(f"top_logprobs needs {schemas.LOGPROBS!r} in include", "top_logprobs")
     return None
 
 
 def _metadata(value: Any) -> Json:
     _check_object(value, "metadata")
-    if len(value or ()) > told.MAX_METADATA:
+    if len(value or ()) > schemas.MAX_METADATA:
         raise bad_request(
-            f"metadata may have {told.MAX_METADATA} entries, not {len(value)}", "metadata", "invalid_value"
+            f"metadata may have {schemas.MAX_METADATA} entries, not {len(value)}", "metadata", "invalid_value"
         )
-    for key, one in (value or {}).items():
-        if len(key) > told.MAX_METADATA_KEY or not isinstance(one, str) or len(one) > told.MAX_METADATA_VALUE:
-            path = f"metadata.{key[: told.MAX_METADATA_KEY]}"
-            limits = f"a string of at most {told.MAX_METADATA_VALUE} characters, its name of {told.MAX_METADATA_KEY}"
+    for key, item in (value or {}).items():
+        if len(key) > schemas.MAX_METADATA_KEY or not isinstance(item, str) or len(item) > schemas.MAX_METADATA_VALUE:
+            path = f"metadata.{key[: schemas.MAX_METADATA_KEY]}"
+            limits = (
+                f"a string of at most {schemas.MAX_METADATA_VALUE} characters, its name of {schemas.MAX_METADATA_KEY}"
+            )
             raise bad_request(f"{path} must be {limits}", path, "invalid_value")
     return value or {}
 
@@ -204,9 +208,9 @@ def _metadata(value: Any) -> Json:
 
 
 def response_to_generate(
-    asked: Asked, messages: tuple[Json, ...], request_id: str, default_seed: int | None
+    asked: ResolvedRequest, messages: tuple[Json, ...], request_id: str, default_seed: int | None
 ) -> Generate:
-    """Raises `RequestFailed` (400) naming the parameter."""
+    """Build the request for the runtime. Raises `RequestFailed` (400) naming the parameter."""
     request = asked.request
     return Generate(
         request_id=request_id,
@@ -219,14 +223,15 @@ def response_to_generate(
         logprobs=asked.logprobs,
         cache_salt=salt_of(request),
         speculation=speculation_of(request),
-        min_tokens=least_of(request, request.max_output_tokens),
+        min_tokens=min_tokens_of(request, request.max_output_tokens),
         grammar=asked.tools.grammar or asked.grammar,
         thinking_tokens=request.thinking_token_budget,
     )
 
 
-def _variables(asked: Asked) -> Json:
-    """The template's. What the request says of them itself comes last. What follows a grammar has no room to think."""
+def _variables(asked: ResolvedRequest) -> Json:
+    """Return the template's arguments; those that the request gives explicitly come last. An answer that follows a
+    grammar has no room for reasoning."""
     variables: Json = {}
     effort, bound = asked.reasoning.effort, bool(asked.tools.forced) or asked.grammar is not None
     if effort is not None and effort != "none":

@@ -1,7 +1,7 @@
-"""Responses that are kept for a while, in memory: by number, bytes and age; the least recently used goes first.
+"""In-memory store of responses, bounded by number, bytes and age; the least recently used is evicted first.
 
-What a conversation said is kept once, in turns that know the turn before. A response that goes takes its turn along
-unless a later response still builds on it.
+The items of a conversation are kept once, in turns that refer to the turn before. An evicted response takes its turn
+along unless a later response still builds on it.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from trouper.web.streaming.event_log import EventLog
 
 @attrs.define(eq=False)
 class Turn:
-    """The input and the output of one response, after those of another."""
+    """The input and the output of one response, and a reference to the turn before."""
 
     items: tuple[Json, ...]
     before: Turn | None = None
     size: int = 0
     holders: int = 0
-    """Responses and later turns that are kept and need it."""
+    """Number of stored responses and later turns that need this turn."""
 
     def all_items(self) -> list[Json]:
-        """Of the whole conversation."""
+        """Return the items of the whole conversation."""
         return [item for turn in reversed(list(self._back())) for item in turn.items]
 
     def _back(self) -> Iterator[Turn]:
@@ -41,14 +41,14 @@ class Turn:
 
 
 @attrs.define(eq=False)
-class Stored:
+class StoredResponse:
     """A response that has ended."""
 
     body: Json
     input: tuple[Json, ...]
     before: Turn | None
     log: EventLog | None
-    """Its events, if it ran in the background and was streamed."""
+    """The events of the response, if it ran in the background and was streamed."""
     turn: Turn = attrs.field(init=False)
     used_s: float = 0.0
 
@@ -64,25 +64,25 @@ class Stored:
 
 class ResponseStore:
     def __init__(self, settings: ServerSettings, clock: Callable[[], float] = trio.current_time) -> None:
-        self._most, self._most_bytes = settings.stored_responses, settings.stored_responses_bytes
+        self._max_count, self._max_bytes = settings.stored_responses, settings.stored_responses_bytes
         self._ttl_s, self._clock = settings.stored_responses_ttl_s, clock
-        self._responses: OrderedDict[str, Stored] = OrderedDict()
-        """The least recently used first."""
+        self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
+        """Responses by id, the least recently used first."""
         self._items: dict[str, list[Json]] = {}
-        """By their ids, which clients may repeat: the first one counts."""
+        """Items by id. Clients may repeat an id: the first item counts."""
         self.bytes = 0
 
     def __len__(self) -> int:
         return len(self._responses)
 
-    def add(self, stored: Stored) -> None:
-        """It may be gone at once, if it is larger than all that may be kept."""
+    def add(self, stored: StoredResponse) -> None:
+        """Store a response. One that is larger than the whole store is evicted at once."""
         stored.used_s = self._clock()
         self._responses[stored.id] = stored
         self._hold(stored.turn)
         self._trim()
 
-    def find(self, response_id: str) -> Stored | None:
+    def find(self, response_id: str) -> StoredResponse | None:
         self._trim()
         stored = self._responses.get(response_id)
         if stored is not None:
@@ -90,15 +90,15 @@ class ResponseStore:
             self._responses.move_to_end(response_id)
         return stored
 
-    def get(self, response_id: str, param: str | None = None, code: str = "response_not_found") -> Stored:
-        """Raises `RequestFailed` (404)."""
+    def get(self, response_id: str, param: str | None = None, code: str = "response_not_found") -> StoredResponse:
+        """Return a stored response. Raises `RequestFailed` (404)."""
         stored = self.find(response_id)
         if stored is None:
-            raise RequestFailed(Problem(404, self._gone(response_id), "invalid_request_error", param, code))
+            raise RequestFailed(Problem(404, self._missing_message(response_id), "invalid_request_error", param, code))
         return stored
 
-    def _gone(self, response_id: str) -> str:
-        kept = f"the last {self._most} responses are kept, for {self._ttl_s:g} s after their last use"
+    def _missing_message(self, response_id: str) -> str:
+        kept = f"the last {self._max_count} responses are kept, for {self._ttl_s:g} s after their last use"
         return f"no response {response_id!r} is stored here, or it is gone: {kept}"
 
     def remove(self, response_id: str) -> bool:
@@ -116,7 +116,7 @@ class ResponseStore:
         oldest = self._clock() - self._ttl_s
         while self._responses:
             first = next(iter(self._responses.values()))
-            if len(self._responses) <= self._most and self.bytes <= self._most_bytes and first.used_s >= oldest:
+            if len(self._responses) <= self._max_count and self.bytes <= self._max_bytes and first.used_s >= oldest:
                 return
             self.remove(first.id)
 

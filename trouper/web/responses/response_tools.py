@@ -1,4 +1,4 @@
-"""Tools as the responses API offers them: flat, and chosen in more ways."""
+"""Tools of the responses API: written flat, and with more kinds of tool_choice."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOOL_NEUTRAL: Refused = {"defer_loading": (False,), "async": (False,), "allowed_
 
 
 def tools_of(tools: Any, choice: Any, *, several: bool) -> Tools:
-    """Raises `RequestFailed` (400) naming the parameter."""
+    """Parse the tools. Raises `RequestFailed` (400) naming the parameter."""
     offered = () if tools is None else offered_tools(tools, _flat_tool)
     if choice is None or choice == "auto":
         return Tools(offered, (), several)
@@ -30,16 +30,16 @@ def tools_of(tools: Any, choice: Any, *, several: bool) -> Tools:
         return Tools(offered, (_named(choice, offered, "tool_choice"),), several)
     if kind == "allowed_tools":
         return _allowed(choice, offered, several)
-    said = "tool_choice must be none, auto, required, or an object of type function or allowed_tools"
-    raise bad_request(said, "tool_choice", "invalid_value")
+    message = "tool_choice must be none, auto, required, or an object of type function or allowed_tools"
+    raise bad_request(message, "tool_choice", "invalid_value")
 
 
 def _flat_tool(tool: Any, path: str) -> Json:
-    """As templates want it: what stands beside `type` here stands below `function` there."""
+    """Return a tool as templates expect it: the fields beside `type` here stand below `function` there."""
     kind = tool.get("type") if isinstance(tool, dict) else None
     if kind != "function":
-        said = f"{path}: only tools of type function are supported here, not {kind!r}; turn it off in the client"
-        raise bad_request(said, f"{path}.type", "unsupported_tool")
+        message = f"{path}: only tools of type function are supported here, not {kind!r}; turn it off in the client"
+        raise bad_request(message, f"{path}.type", "unsupported_tool")
     function = {
         name: value
         for name, value in tool.items()
@@ -60,13 +60,14 @@ def _named(choice: Any, offered: tuple[Json, ...], path: str) -> Json:
 
 
 def _allowed(choice: Json, offered: tuple[Json, ...], several: bool) -> Tools:
-    """With `auto` the model sees no others; with `required` the grammar keeps it from them."""
+    """Return the tools of `allowed_tools`. With `auto` the model sees no others; with `required` the grammar excludes
+    them."""
     only(choice, {"type", "mode", "tools"}, "tool_choice")
     mode, names = choice.get("mode"), choice.get("tools")
     if mode not in ("auto", "required"):
         raise bad_request("tool_choice.mode must be auto or required", "tool_choice.mode", "invalid_value")
     if not isinstance(names, list) or not 0 < len(names) <= MAX_TOOLS:
-        said = f"tool_choice.tools must be an array of 1 to {MAX_TOOLS} tools"
-        raise bad_request(said, "tool_choice.tools", "invalid_value")
-    allowed = tuple(_named(name, offered, f"tool_choice.tools.{place}") for place, name in enumerate(names))
+        message = f"tool_choice.tools must be an array of 1 to {MAX_TOOLS} tools"
+        raise bad_request(message, "tool_choice.tools", "invalid_value")
+    allowed = tuple(_named(name, offered, f"tool_choice.tools.{index}") for index, name in enumerate(names))
     return Tools(allowed, (), several) if mode == "auto" else Tools(offered, allowed, several)

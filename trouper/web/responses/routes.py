@@ -1,4 +1,4 @@
-"""/v1/responses: create, get, delete, cancel, list what went in."""
+"""/v1/responses: create, get, delete and cancel responses, and list their input items."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from trouper.web.http.body_parsing import between, called, combination
 from trouper.web.http.endpoints import GENERATES, Endpoint
 from trouper.web.http.query_parameters import Query
 from trouper.web.http.request_schema import FLAG, TEXT, ref
-from trouper.web.openai.chat_tools import check_learnt
+from trouper.web.openai.chat_tools import check_callable
 from trouper.web.openai.parameters import HUGE
 from trouper.web.output.dialect import Json
-from trouper.web.output.output_parser import Voice
+from trouper.web.output.output_parser import OutputParser
 from trouper.web.responses import response_request as responses
 from trouper.web.responses.items import check_outputs, items_of, messages_of, new_id
-from trouper.web.responses.response_events import ResponseShape
+from trouper.web.responses.response_events import ResponseDialect
 from trouper.web.responses.response_fields import head_of
 from trouper.web.responses.response_request import (
-    Asked,
+    ResolvedRequest,
     ResponseRequest,
     asked_of,
     parse_response,
     response_to_generate,
 )
-from trouper.web.responses.response_store import ResponseStore, Stored, Turn
+from trouper.web.responses.response_store import ResponseStore, StoredResponse, Turn
 from trouper.web.responses.schemas import COUNTED, DELETED, INPUT_ITEMS
 from trouper.web.service import Served, Service, as_events, as_json, context_of
 from trouper.web.streaming.event_log import EventLog, Replay
 
 PARAMS = {"messages": "input", "prompt": "input", "max_tokens": "max_output_tokens"}
-"""What the runtime calls them, and what they are here."""
+"""The runtime's names of parameters, and the names in this API."""
 CONTINUABLE = ("completed", "incomplete")
 STOPPED = Problem(500, "the server could not finish the response", "server_error", None, "internal_error")
 MAX_PAGE, DEFAULT_PAGE = 100, 20
@@ -48,7 +48,7 @@ MAX_PAGE, DEFAULT_PAGE = 100, 20
 class Live:
     """A response that still runs."""
 
-    shape: ResponseShape
+    dialect: ResponseDialect
     answer: Answer
     input: tuple[Json, ...]
     background: bool
@@ -65,9 +65,9 @@ class Responses:
         self._live: dict[str, Live] = {}
 
     def endpoints(self) -> tuple[Endpoint, ...]:
-        told = partial(Endpoint, tag="Responses")
+        endpoint = partial(Endpoint, tag="Responses")
         return (
-            told(
+            endpoint(
                 method="POST",
                 path="/v1/responses",
                 handler=self.create,
@@ -83,7 +83,7 @@ class Responses:
                     "In the background": {"input": "Who was Molière?", "max_output_tokens": 9, "background": True},
                 },
             ),
-            told(
+            endpoint(
                 method="POST",
                 path="/v1/responses/input_tokens",
                 handler=self.count,
@@ -94,7 +94,7 @@ class Responses:
                 answer=COUNTED,
                 examples={"A question": {"input": "Who was Molière?"}},
             ),
-            told(
+            endpoint(
                 method="GET",
                 path="/v1/responses/<response:response_id>",
                 handler=self.get,
@@ -109,7 +109,7 @@ class Responses:
                 events=ref("ResponseEvent"),
                 also=(400,),
             ),
-            told(
+            endpoint(
                 method="DELETE",
                 path="/v1/responses/<response:response_id>",
                 handler=self.delete,
@@ -118,7 +118,7 @@ class Responses:
                 answer=DELETED,
                 also=(400,),
             ),
-            told(
+            endpoint(
                 method="POST",
                 path="/v1/responses/<response:response_id>/cancel",
                 handler=self.cancel,
@@ -126,7 +126,7 @@ class Responses:
                 answer=ref("Response"),
                 also=(400,),
             ),
-            told(
+            endpoint(
                 method="GET",
                 path="/v1/responses/<response:response_id>/input_items",
                 handler=self.input_items,
@@ -151,42 +151,42 @@ class Responses:
         before = self._before(parsed.previous_response_id)
         earlier = [] if before is None else before.all_items()
         items = self._input(parsed, earlier)
-        served, wanted = await self._wanted(asked, (*earlier, *items))
+        served, generate = await self._prepare(asked, (*earlier, *items))
         with called(PARAMS):
-            [answer] = await self._service.submit(served, [wanted])
+            [answer] = await self._service.submit(served, [generate])
         live = self._begin(asked, served, answer, items, before, stored=stored)
         if parsed.background:
             return self._in_background(live)
-        return await self._service.respond(live.shape, [answer], stream=parsed.stream)
+        return await self._service.respond(live.dialect, [answer], stream=parsed.stream)
 
     async def count(self) -> Response:
-        """What the same request to create a response would be charged as its input."""
+        """Return the number of input tokens that the same request would be charged when it creates a response."""
         asked = asked_of(await self._service.read(parse_response))
         before = self._before(asked.request.previous_response_id)
         earlier = [] if before is None else before.all_items()
         items = self._input(asked.request, earlier)
-        served, wanted = await self._wanted(asked, (*earlier, *items))
-        if wanted.max_tokens is not None:  # Nobody else looks at it here.
-            between("max_output_tokens", wanted.max_tokens, 1, context_of(served.runtime))
+        served, generate = await self._prepare(asked, (*earlier, *items))
+        if generate.max_tokens is not None:  # No other code checks it here.
+            between("max_output_tokens", generate.max_tokens, 1, context_of(served.runtime))
         with called(PARAMS):
-            tokens = await served.runtime.tokens(wanted.prompt)
+            tokens = await served.runtime.tokens(generate.prompt)
         return as_json({"object": "response.input_tokens", "input_tokens": len(tokens)})
 
-    async def _wanted(self, asked: Asked, items: Sequence[Json]) -> tuple[Served, Generate]:
-        """Raises `RequestFailed` (400, 404)."""
+    async def _prepare(self, asked: ResolvedRequest, items: Sequence[Json]) -> tuple[Served, Generate]:
+        """Lease the model and build the request for it. Raises `RequestFailed` (400, 404)."""
         messages = messages_of(asked.request.instructions, items)
         served = await self._service.served(asked.request.model)
-        words, default_seed = served.runtime.tokenizer, served.runtime.settings.seed
-        check_learnt(asked.tools, words)
+        tokenizer, default_seed = served.runtime.tokenizer, served.runtime.settings.seed
+        check_callable(asked.tools, tokenizer)
         return served, response_to_generate(asked, messages, self._service.request_id, default_seed)
 
     def _check_background(self, parsed: ResponseRequest, stored: bool) -> None:
         if parsed.background and not (stored and self._service.has_background):
-            said = "this server keeps no responses (--stored-responses), so none can run in the background"
-            raise bad_request(said, "background", "background_not_supported")
+            message = "this server keeps no responses (--stored-responses), so none can run in the background"
+            raise bad_request(message, "background", "background_not_supported")
 
     def _before(self, response_id: str | None) -> Turn | None:
-        """What a conversation goes on from. Raises `RequestFailed`."""
+        """Return the turn that a conversation continues. Raises `RequestFailed`."""
         if response_id is None:
             return None
         name = "previous_response_id"
@@ -195,8 +195,8 @@ class Responses:
         stored = self._store.get(response_id, name, "previous_response_not_found")
         status = stored.body["status"]
         if status not in CONTINUABLE:
-            said = f"response {response_id!r} is {status}; go on from the one before it"
-            raise bad_request(said, name, "previous_response_not_completed")
+            message = f"response {response_id!r} is {status}; go on from the one before it"
+            raise bad_request(message, name, "previous_response_not_completed")
         return stored.turn
 
     def _input(self, parsed: ResponseRequest, earlier: list[Json]) -> tuple[Json, ...]:
@@ -210,7 +210,7 @@ class Responses:
 
     def _begin(
         self,
-        asked: Asked,
+        asked: ResolvedRequest,
         served: Served,
         answer: Answer,
         items: tuple[Json, ...],
@@ -218,35 +218,37 @@ class Responses:
         *,
         stored: bool,
     ) -> Live:
-        words, parsed = served.runtime.tokenizer, asked.request
-        voice = None
-        if asked.tools.offered or words.thinking is not None:
-            voice = Voice(asked.tools, words, thinks=thinks_already(answer.accepted.prompt_tokens, words))
+        tokenizer, parsed = served.runtime.tokenizer, asked.request
+        parser = None
+        if asked.tools.offered or tokenizer.thinking is not None:
+            parser = OutputParser(
+                asked.tools, tokenizer, thinks=thinks_already(answer.accepted.prompt_tokens, tokenizer)
+            )
         response_id = new_id("resp_")
         log = EventLog() if parsed.background and parsed.stream else None
         head = head_of(asked, response_id, served.name, stored=stored)
         ended = partial(self._ended, response_id, before)
-        shape = ResponseShape(head, words, voice, answer, ended=ended, log=log)
-        live = Live(shape, answer, items, parsed.background, stored, log)
+        dialect = ResponseDialect(head, tokenizer, parser, answer, ended=ended, log=log)
+        live = Live(dialect, answer, items, parsed.background, stored, log)
         self._live[response_id] = live
         self._service.at_end(self._forget, response_id)
         return live
 
     def _in_background(self, live: Live) -> Response:
-        live.shape.opening(0, live.answer)
-        self._service.outlive(partial(run, live))
+        live.dialect.opening(0, live.answer)
+        self._service.run_in_background(partial(run, live))
         if live.log is not None:
             return as_events(Replay(live.log, 0, self._service.settings.heartbeat_s))
-        return as_json(live.shape.response())
+        return as_json(live.dialect.response())
 
     def _ended(self, response_id: str, before: Turn | None) -> None:
-        """Where running responses become stored ones. One that was deleted meanwhile becomes nothing."""
+        """Move a running response to the store. A response that was deleted meanwhile is dropped."""
         live = self._live.pop(response_id, None)
         if live is not None and live.stored:
-            self._store.add(Stored(live.shape.response(), live.input, before, live.log))
+            self._store.add(StoredResponse(live.dialect.response(), live.input, before, live.log))
 
     def _forget(self, response_id: str) -> None:
-        """Its client left before it ended: nobody will ask for it."""
+        """Drop a running response whose client disconnected before the end: nobody will ask for it."""
         self._live.pop(response_id, None)
 
     # -- the others ------------------------------------------------------------------------------------
@@ -262,13 +264,13 @@ class Responses:
         kept = live or self._store.get(response_id)
         if query.flag("stream"):
             if kept.log is None:
-                said = "only a response that was created with background and stream can be streamed later"
-                raise combination(said, "stream")
-            place = query.number("starting_after", -1, 0, HUGE) + 1
-            return as_events(Replay(kept.log, place, self._service.settings.heartbeat_s))
+                message = "only a response that was created with background and stream can be streamed later"
+                raise combination(message, "stream")
+            start = query.number("starting_after", -1, 0, HUGE) + 1
+            return as_events(Replay(kept.log, start, self._service.settings.heartbeat_s))
         if "starting_after" in request.args:
             raise combination("starting_after needs stream=true", "starting_after")
-        return as_json(kept.shape.response() if isinstance(kept, Live) else kept.body)
+        return as_json(kept.dialect.response() if isinstance(kept, Live) else kept.body)
 
     async def delete(self, response_id: str) -> Response:
         Query(request.args, ())
@@ -278,16 +280,17 @@ class Responses:
             self._store.remove(response_id)
         else:
             self._forget(response_id)
-            live.shape.cancel()
+            live.dialect.cancel()
         return as_json({"id": response_id, "object": "response", "deleted": True})
 
     async def cancel(self, response_id: str) -> Response:
-        """One that runs, in the background or streamed; one that ran in the background and ended stays as it is."""
+        """Cancel a running response, in the background or streamed. A background response that has ended stays as it
+        is."""
         Query(request.args, ())
         live = self._live.get(response_id)
         if live is not None:
-            live.shape.cancel()
-            return as_json(live.shape.response())
+            live.dialect.cancel()
+            return as_json(live.dialect.response())
         body = self._store.get(response_id).body
         if not body["background"]:
             raise bad_request("the response has ended; only one that runs can be cancelled", None, "response_ended")
@@ -302,24 +305,24 @@ class Responses:
         kept = self._running(response_id) or self._store.get(response_id)
         items = list(kept.input) if order == "asc" else list(reversed(kept.input))
         if after is not None:
-            places = [place for place, item in enumerate(items) if item["id"] == after]
-            if not places:
-                said = f"no item {after!r} went into this response"
-                raise RequestFailed(Problem(404, said, "invalid_request_error", "after", "item_not_found"))
-            items = items[places[0] + 1 :]
+            found = [index for index, item in enumerate(items) if item["id"] == after]
+            if not found:
+                message = f"no item {after!r} went into this response"
+                raise RequestFailed(Problem(404, message, "invalid_request_error", "after", "item_not_found"))
+            items = items[found[0] + 1 :]
         page = items[:limit]
         ends = {"first_id": page[0]["id"] if page else None, "last_id": page[-1]["id"] if page else None}
         return as_json({"object": "list", "data": page, "has_more": len(items) > limit} | ends)
 
 
 async def run(live: Live) -> None:
-    """A response in the background, to its end or the server's."""
-    shape, answer = live.shape, live.answer
+    """Run a response in the background until it ends or the server does."""
+    dialect, answer = live.dialect, live.answer
     try:
-        while isinstance(said := await answer.next(), Delta):
-            shape.text(0, said, answer)
-        shape.ending(0, said, answer)
+        while isinstance(event := await answer.next(), Delta):
+            dialect.text(0, event, answer)
+        dialect.ending(0, event, answer)
     except RequestFailed as failed:
-        shape.failure(failed.problem)
+        dialect.failure(failed.problem)
     finally:
-        shape.failure(STOPPED)  # Nothing, if it is over.
+        dialect.failure(STOPPED)  # Has no effect if the response is over.

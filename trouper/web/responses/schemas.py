@@ -1,7 +1,5 @@
-"""JSON Schema of the responses API: what its requests have in several types, what its answers and events are.
-
-That requests are told as they are checked, and answers as they are given, is shown by tests that compare them.
-"""
+"""JSON Schema of the responses API: request fields with several JSON types, answers and events. Tests compare the
+schemas with the checks and with the answers that are sent."""
 
 from __future__ import annotations
 
@@ -30,7 +28,8 @@ ROLES = ("user", "assistant", "system", "developer")
 STATUSES = ("completed", "incomplete", "in_progress")
 LOGPROBS = "message.output_text.logprobs"
 INCLUDED = (LOGPROBS, "reasoning.encrypted_content")
-"""The latter says: let me carry reasoning myself. It can be carried as it is, since it is given in plain text."""
+"""Values of `include`. The latter asks to carry reasoning on the client's side, which works as it is, since reasoning
+is returned in plain text."""
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 IGNORED: Json = {"description": "Changes nothing."}
 
@@ -38,7 +37,7 @@ IGNORED: Json = {"description": "Changes nothing."}
 
 
 def _open(properties: Json, *required: str) -> Json:
-    """Names that are not known may be null: clients send back whole items."""
+    """Return the schema of an object whose unknown names may be null, because clients send back complete items."""
     return closed(properties, *required) | {"additionalProperties": NULL}
 
 
@@ -52,22 +51,22 @@ _REFUSAL = _part("refusal", "refusal")
 
 
 def _item(kind: str, properties: Json, *required: str) -> Json:
-    told: Json = {
+    fixed: Json = {
         "type": {"const": kind},
         "id": {"type": ["string", "null"], "minLength": 1, "maxLength": MAX_ID},
         "status": {"enum": [*STATUSES, None]},
     }
-    return _open(told | properties, *required)
+    return _open(fixed | properties, *required)
 
 
 def _message(roles: tuple[str, ...], *parts: Json) -> Json:
-    told = {
+    fixed = {
         "type": {"enum": ["message", None]},
         "role": {"type": "string", "enum": list(roles)},
         "content": either(TEXT, array(either(*parts))),
         "phase": IGNORED,
     }
-    return _item("message", told, "role", "content")
+    return _item("message", fixed, "role", "content")
 
 
 ITEM = either(
@@ -116,7 +115,11 @@ ALLOWED = closed(
 )  # fmt: skip
 TOOL_CHOICE = either({"type": "string", "enum": ["none", "auto", "required"]}, NAMED, ALLOWED)
 FORMAT = either(
-    *(one for one in schemas.RESPONSE_FORMAT["anyOf"] if one["properties"]["type"] != {"const": "json_schema"}),
+    *(
+        option
+        for option in schemas.RESPONSE_FORMAT["anyOf"]
+        if option["properties"]["type"] != {"const": "json_schema"}
+    ),
     closed({"type": {"const": "json_schema"}, **schemas.NAMED_SCHEMA["properties"]}, "type", "name"),
 )
 INCLUDE = array({"type": "string", "enum": list(INCLUDED)})
@@ -151,7 +154,7 @@ TOKEN_LOGPROBS = array(closed({**TOKEN, "top_logprobs": array(closed(TOKEN, *TOK
 
 
 def _full(properties: Json) -> Json:
-    """An object that has all of these."""
+    """Return the schema of an object that has all of these properties."""
     return closed(properties, *properties)
 
 
@@ -243,15 +246,17 @@ def _event(kinds: tuple[str, ...], properties: Json) -> Json:
 
 
 _ITEM: Json = {"item_id": TEXT, "output_index": COUNT}
-_PLACE: Json = {**_ITEM, "content_index": COUNT}
+_PART_LOCATION: Json = {**_ITEM, "content_index": COUNT}
 EVENT = either(
     _event(("created", "queued", "in_progress", "completed", "incomplete", "failed"), {"response": ref("Response")}),
     _event(("output_item.added", "output_item.done"), {"output_index": COUNT, "item": ref("OutputItem")}),
-    _event(("content_part.added", "content_part.done"), {**_PLACE, "part": either(OUTPUT_TEXT, REASONING_TEXT)}),
-    _event(("output_text.delta",), {**_PLACE, "delta": TEXT, "logprobs": TOKEN_LOGPROBS}),
-    _event(("output_text.done",), {**_PLACE, "text": TEXT, "logprobs": TOKEN_LOGPROBS}),
-    _event(("reasoning_text.delta",), {**_PLACE, "delta": TEXT}),
-    _event(("reasoning_text.done",), {**_PLACE, "text": TEXT}),
+    _event(
+        ("content_part.added", "content_part.done"), {**_PART_LOCATION, "part": either(OUTPUT_TEXT, REASONING_TEXT)}
+    ),
+    _event(("output_text.delta",), {**_PART_LOCATION, "delta": TEXT, "logprobs": TOKEN_LOGPROBS}),
+    _event(("output_text.done",), {**_PART_LOCATION, "text": TEXT, "logprobs": TOKEN_LOGPROBS}),
+    _event(("reasoning_text.delta",), {**_PART_LOCATION, "delta": TEXT}),
+    _event(("reasoning_text.done",), {**_PART_LOCATION, "text": TEXT}),
     _event(("function_call_arguments.delta",), {**_ITEM, "delta": TEXT}),
     _event(("function_call_arguments.done",), {**_ITEM, "name": TEXT, "arguments": TEXT}),
     _full(

@@ -1,23 +1,23 @@
-"""Events that are kept, so that somebody may read them later, or again, or from the middle."""
+"""Logs of server-sent events, which can be read later, repeatedly, or from any position."""
 
 from __future__ import annotations
 
 import trio
 
 from trouper.web.output.dialect import COMMENT
-from trouper.web.streaming.passive_body import Onlooker
-from trouper.web.streaming.response_streams import MOST_EVENTS
+from trouper.web.streaming.passive_body import PassiveBody
+from trouper.web.streaming.response_streams import MAX_EVENTS
 
 
 class EventLog:
-    """Grows until it is over. Any number of readers, each at its own place."""
+    """An append-only list of events until it is closed. Any number of readers follow it, each at its own position."""
 
     def __init__(self) -> None:
         self._events: list[bytes] = []
         self._readers = trio.lowlevel.ParkingLot()
         self.over = False
         self.size = 0
-        """Bytes."""
+        """Size in bytes."""
 
     def add(self, event: bytes) -> None:
         self._events.append(event)
@@ -28,29 +28,29 @@ class EventLog:
         self.over = True
         self._readers.unpark_all()
 
-    def since(self, place: int, most: int) -> list[bytes]:
-        return self._events[place : place + most]
+    def since(self, position: int, limit: int) -> list[bytes]:
+        return self._events[position : position + limit]
 
-    async def wait_beyond(self, place: int) -> None:
-        """Until there are more than so many events, or there will be no more."""
+    async def wait_beyond(self, position: int) -> None:
+        """Wait until there are more than `position` events, or the log is closed."""
         await trio.lowlevel.checkpoint()
-        while len(self._events) <= place and not self.over:
+        while len(self._events) <= position and not self.over:
             await self._readers.park()
 
 
-class Replay(Onlooker):
-    """The body of a streamed response that others write."""
+class Replay(PassiveBody):
+    """The body of a streamed response that replays an event log."""
 
-    def __init__(self, log: EventLog, place: int, heartbeat_s: float) -> None:
-        self._log, self._place, self._heartbeat_s = log, place, heartbeat_s
+    def __init__(self, log: EventLog, position: int, heartbeat_s: float) -> None:
+        self._log, self._position, self._heartbeat_s = log, position, heartbeat_s
 
     async def __anext__(self) -> bytes:
-        """One write: what is there, but not all of a long answer."""
+        """Return the available events as one write, but not all of a long answer."""
         with trio.move_on_after(self._heartbeat_s):
-            await self._log.wait_beyond(self._place)
-            events = self._log.since(self._place, MOST_EVENTS)
+            await self._log.wait_beyond(self._position)
+            events = self._log.since(self._position, MAX_EVENTS)
             if not events:
                 raise StopAsyncIteration
-            self._place += len(events)
+            self._position += len(events)
             return b"".join(events)
         return COMMENT

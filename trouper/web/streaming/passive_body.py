@@ -1,4 +1,4 @@
-"""The body of a stream that others make: whoever reads it owns nothing, so leaving ends nothing but the reading."""
+"""The body of a stream that belongs to others: a reader owns nothing, so closing the body ends only the reading."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from types import TracebackType
 from quart.wrappers.response import ResponseBody
 
 
-class Onlooker(ResponseBody):
-    """Says what comes next; there is nothing to open, and nothing that would have to be given back."""
+class PassiveBody(ResponseBody):
+    """A response body without resources: nothing is acquired on entry or released on exit."""
 
     async def __aenter__(self) -> AsyncIterator[bytes]:
         return self
@@ -25,4 +25,4 @@ class Onlooker(ResponseBody):
 
     @abstractmethod
     async def __anext__(self) -> bytes:
-        """One write."""
+        """Return the next write."""

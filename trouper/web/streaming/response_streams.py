@@ -1,4 +1,4 @@
-"""From running answers to responses: collected whole, or as server-sent events."""
+"""Formatting of running answers as responses: collected, or as server-sent events."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from quart.wrappers.response import ResponseBody
 from trouper.actors.runtime.answer import Answer
 from trouper.protocol.problems import RequestFailed
 from trouper.protocol.replies import Delta, Finished
-from trouper.web.output.dialect import Choice, Shape, usage_of
+from trouper.web.output.dialect import Choice, Dialect, usage_of
 
 LONG_SCORES = 500
-"""Log-probabilities beyond which formatting leaves the event loop: each comes with up to 20 alternatives."""
-MOST_EVENTS = 256
-"""In one write, so that a client that reads again after a pause gets its text in bits."""
+"""Number of log-probabilities beyond which formatting leaves the event loop: each comes with up to 20 alternatives."""
+MAX_EVENTS = 256
+"""Maximum number of events in one write, so that a client that reads again after a pause gets its text in small pieces.
+"""
 
 
 async def collect(answer: Answer) -> Choice:
-    """The whole answer. Raises `RequestFailed`; a part of an answer is never returned as if it were whole (F13)."""
+    """Collect a complete answer. Raises `RequestFailed`; a partial answer is never returned as if it were complete
+    (F13)."""
     deltas = [delta async for delta in answer]
     assert answer.finished is not None
     return Choice(
@@ -38,16 +40,16 @@ async def collect(answer: Answer) -> Choice:
 
 
 def is_long(choices: Sequence[Choice]) -> bool:
-    """Whether formatting these takes more than some milliseconds."""
+    """Whether formatting these choices takes more than some milliseconds."""
     return sum(len(choice.logprobs) + len(choice.prompt_logprobs) for choice in choices) > LONG_SCORES
 
 
 async def collect_all(answers: Sequence[Answer]) -> list[Choice]:
-    """Side by side. The first failure ends the others."""
+    """Collect answers concurrently. The first failure ends the others."""
     choices: dict[int, Choice] = {}
     failures: list[RequestFailed] = []
 
-    async def one(index: int, answer: Answer) -> None:
+    async def collect_one(index: int, answer: Answer) -> None:
         try:
             choices[index] = await collect(answer)
         except RequestFailed as failed:
@@ -56,35 +58,37 @@ async def collect_all(answers: Sequence[Answer]) -> list[Choice]:
 
     async with trio.open_nursery() as nursery:
         for index, answer in enumerate(answers):
-            nursery.start_soon(one, index, answer)
+            nursery.start_soon(collect_one, index, answer)
     if failures:
         raise failures[0]
     return [choices[index] for index in range(len(answers))]
 
 
 @attrs.frozen
-class Piece:
-    """What one answer said, and which one it was."""
+class AnswerEvent:
+    """An event of one of several answers, and the index of that answer."""
 
     index: int
-    said: Delta | Finished | RequestFailed
+    event: Delta | Finished | RequestFailed
 
 
-async def pump(index: int, answer: Answer, pieces: trio.MemorySendChannel[Piece]) -> None:
-    """Carry one of several answers into their common stream. A slow reader slows it; the answer's own channel holds."""
-    # Nobody reads any more: the client has left, or another one failed first. Then the answers are closed, too.
+async def pump(index: int, answer: Answer, pieces: trio.MemorySendChannel[AnswerEvent]) -> None:
+    """Forward one of several answers into their common stream. A slow reader slows it; the answer's own channel
+    buffers."""
+    # The stream has no reader any more: the client disconnected, or another answer failed. All answers are closed then.
     with pieces, suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-        said: Delta | Finished | RequestFailed | None = None
-        while not isinstance(said, Finished | RequestFailed):
+        event: Delta | Finished | RequestFailed | None = None
+        while not isinstance(event, Finished | RequestFailed):
             try:
-                said = await answer.next()
+                event = await answer.next()
             except RequestFailed as failed:
-                said = failed
-            await pieces.send(Piece(index, said))
+                event = failed
+            await pieces.send(AnswerEvent(index, event))
 
 
-async def shielded(make: Callable[[Piece], bytes], piece: Piece) -> bytes:
-    """Run `make` on a thread, shielded from cancellation: the shape has changed its state, so the result must not be lost."""
+async def shielded(make: Callable[[AnswerEvent], bytes], piece: AnswerEvent) -> bytes:
+    """Run `make` on a thread, shielded from cancellation: the dialect has changed its state, so the result must not be
+    lost."""
     made: list[bytes] = []
     with trio.CancelScope(shield=True):
         made.append(await trio.to_thread.run_sync(make, piece))
@@ -92,21 +96,21 @@ async def shielded(make: Callable[[Piece], bytes], piece: Piece) -> bytes:
 
 
 class EventStream(ResponseBody):
-    """The body of a streamed response. Leaving it withdraws the answers, synchronously."""
+    """The body of a streamed response. Closing it aborts the answers, synchronously."""
 
-    def __init__(self, shape: Shape, answers: Sequence[Answer], heartbeat_s: float, nursery: trio.Nursery) -> None:
-        self._shape, self._answers, self._heartbeat_s = shape, answers, heartbeat_s
+    def __init__(self, dialect: Dialect, answers: Sequence[Answer], heartbeat_s: float, nursery: trio.Nursery) -> None:
+        self._dialect, self._answers, self._heartbeat_s = dialect, answers, heartbeat_s
         self._nursery = nursery
-        self._pieces: trio.MemoryReceiveChannel[Piece] | None = None
+        self._pieces: trio.MemoryReceiveChannel[AnswerEvent] | None = None
         self._open = set(range(len(answers)))
         self._over = False
         self._began = False
         self._begun: set[int] = set()
-        """Indices of answers whose prompt's log-probabilities were written."""
+        """Indices of answers whose prompt log-probabilities were written."""
 
     async def __aenter__(self) -> AsyncIterator[bytes]:
         if len(self._answers) > 1:
-            sending, self._pieces = trio.open_memory_channel[Piece](0)
+            sending, self._pieces = trio.open_memory_channel[AnswerEvent](0)
             with sending:
                 for index, answer in enumerate(self._answers):
                     self._nursery.start_soon(pump, index, answer, sending.clone())
@@ -124,58 +128,59 @@ class EventStream(ResponseBody):
         return self
 
     async def __anext__(self) -> bytes:
-        """One write: whatever is there, so that a busy server sends fewer, larger ones."""
+        """Return the available events as one write, so that a busy server sends fewer, larger writes."""
         if self._over:
             raise StopAsyncIteration
         if not self._began:
             self._began = True
-            opening = b"".join(self._shape.opening(index, answer) for index, answer in enumerate(self._answers))
+            opening = b"".join(self._dialect.opening(index, answer) for index, answer in enumerate(self._answers))
             if opening:
                 return opening
         written = b""
         with trio.move_on_after(self._heartbeat_s):
-            while not written:  # Tokens without text so far are silence for the client.
+            while not written:  # Tokens whose text is held back send nothing.
                 written = await self._made(await self._next())
-        return written + await self._what_waits() if written else self._shape.heartbeat()
+        return written + await self._what_waits() if written else self._dialect.heartbeat()
 
-    async def _next(self) -> Piece:
+    async def _next(self) -> AnswerEvent:
         if self._pieces is not None:
             return await self._pieces.receive()
         try:
-            return Piece(0, await self._answers[0].next())
+            return AnswerEvent(0, await self._answers[0].next())
         except RequestFailed as failed:
-            return Piece(0, failed)
+            return AnswerEvent(0, failed)
 
-    async def _made(self, piece: Piece) -> bytes:
-        """The events of a piece. The first of an answer carries the prompt's log-probabilities: a second of work for a long prompt."""
+    async def _made(self, piece: AnswerEvent) -> bytes:
+        """Format an event. The first event of an answer carries the prompt's log-probabilities, which take a second for
+        a long prompt."""
         if piece.index in self._begun or len(self._answers[piece.index].prompt_logprobs) <= LONG_SCORES:
             return self._written(piece)
         self._begun.add(piece.index)
         return await shielded(self._written, piece)
 
-    def _written(self, piece: Piece) -> bytes:
+    def _written(self, piece: AnswerEvent) -> bytes:
         answer = self._answers[piece.index]
-        match piece.said:
+        match piece.event:
             case Delta() as delta:
-                return self._shape.text(piece.index, delta, answer)
+                return self._dialect.text(piece.index, delta, answer)
             case Finished() as finished:
                 self._open.discard(piece.index)
-                return self._shape.ending(piece.index, finished, answer) + self._end()
+                return self._dialect.ending(piece.index, finished, answer) + self._end()
             case RequestFailed() as failed:
                 self._over = True
-                return self._shape.failure(failed.problem)
+                return self._dialect.failure(failed.problem)
 
     async def _what_waits(self) -> bytes:
-        """The events of what is already there, to be part of the same write."""
+        """Format the events that are already available, to be part of the same write."""
         events: list[bytes] = []
-        while not self._over and len(events) < MOST_EVENTS and (piece := self._waiting()) is not None:
+        while not self._over and len(events) < MAX_EVENTS and (piece := self._waiting()) is not None:
             events.append(await self._made(piece))
         return b"".join(events)
 
-    def _waiting(self) -> Piece | None:
+    def _waiting(self) -> AnswerEvent | None:
         if self._pieces is None:
             delta = self._answers[0].next_nowait()
-            return None if delta is None else Piece(0, delta)
+            return None if delta is None else AnswerEvent(0, delta)
         with suppress(trio.WouldBlock):
             return self._pieces.receive_nowait()
         return None
@@ -184,4 +189,4 @@ class EventStream(ResponseBody):
         if self._open:
             return b""
         self._over = True
-        return self._shape.closing([usage_of(answer) for answer in self._answers])
+        return self._dialect.closing([usage_of(answer) for answer in self._answers])

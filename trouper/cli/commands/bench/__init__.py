@@ -1,4 +1,4 @@
-"""`trouper bench`: this machine, this model, measured through HTTP as clients see it."""
+"""`trouper bench`: measure this machine and this model through HTTP, as clients see them."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from trouper.cli import own_server
 from trouper.cli.client import Where, client_of, first_model, read_as_trouper, refused_in_one_line
-from trouper.cli.commands.bench.measuring import Wishes, measure_load, measure_prefix
+from trouper.cli.commands.bench.measuring import BenchOptions, measure_load, measure_prefix
 from trouper.cli.commands.bench.report import Report, as_html, as_json, as_table, prefix_line
 from trouper.cli.exits import refuse
 from trouper.cli.settings_file import file_read
 from trouper.cli.streamed_answer import AnswerFailed
 
 PATIENT = ("--queue-timeout-s", "--first-token-timeout-s", "--token-timeout-s", "--request-timeout-s")
-"""Limits that a server of one's own does without: a slow machine shall be measured, not refused."""
+"""Limits that are lifted in the benchmark's own server: a slow machine shall be measured, not refused."""
 
 
-class Counts(click.ParamType[tuple[int, ...]]):
-    """1,2,4,8"""
+class CountList(click.ParamType[tuple[int, ...]]):
+    """A list of numbers: 1,2,4,8."""
 
     name = "counts"
 
@@ -48,7 +48,7 @@ class Counts(click.ParamType[tuple[int, ...]]):
 @client_of
 @click.option("--model", "own_model", metavar="DIR-OR-HUB-ID", help="Start a server of one's own with this model.")
 @click.option(
-    "--streams", type=Counts(), default="1,2,4,8", show_default=True, help="How many at once, one after another."
+    "--streams", type=CountList(), default="1,2,4,8", show_default=True, help="How many at once, one after another."
 )
 @click.option("--tokens", type=click.IntRange(2), default=64, show_default=True, help="Of each answer.")
 @click.option("--prompt-words", type=click.IntRange(1), default=50, show_default=True, help="Of each prompt.")
@@ -60,7 +60,7 @@ class Counts(click.ParamType[tuple[int, ...]]):
 @click.option("--out", type=click.Path(path_type=Path), default=Path("trouper-bench"), show_default=True,
               help="Writes this name with .json and .html.")  # fmt: skip
 @click.pass_context
-def bench(context: click.Context, where: Where, /, *, own_model: str | None, out: Path, **wishes: Any) -> None:
+def bench(context: click.Context, where: Where, /, *, own_model: str | None, out: Path, **options: Any) -> None:
     """Measure throughput, time to first token and pauses at several loads, and what the prefix cache spares.
 
     Every prompt is new, so nothing that was cached before helps.
@@ -74,13 +74,14 @@ def bench(context: click.Context, where: Where, /, *, own_model: str | None, out
             where = attrs.evolve(where, url=url)
         stack.enter_context(refused_in_one_line(where))
         try:
-            _write(_measured(where, Wishes(**wishes)), out)
+            _write(_measured(where, BenchOptions(**options)), out)
         except AnswerFailed as failed:
             refuse(f"{where.url}: {failed}")
 
 
 def _require_writable(out: Path) -> None:
-    """Before minutes of measuring. What was written there before stays until there is something to write."""
+    """Check before minutes of measuring that the file can be written. Existing content stays until there is something
+    to write."""
     if not out.name:
         refuse(f"--out {out}: names no file")
     if not out.parent.is_dir():
@@ -96,26 +97,26 @@ def _require_writable(out: Path) -> None:
 
 
 def _files(out: Path) -> tuple[Path, Path]:
-    """For JSON, and for the page."""
+    """Describe the run, for JSON and for the page."""
     return out.with_name(f"{out.name}.json"), out.with_name(f"{out.name}.html")
 
 
-def _measured(where: Where, wishes: Wishes) -> Report:
+def _measured(where: Where, options: BenchOptions) -> Report:
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    about = _about(where, wishes)
+    about = _about(where, options)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=wishes.parts)
+        task = progress.add_task("", total=options.parts)
 
-        def told(what: str) -> None:
+        def show_progress(what: str) -> None:
             progress.update(task, description=what, advance=1)
 
-        loads = [measure_load(where, wishes, count, told) for count in wishes.streams]
-        prefix = measure_prefix(where, wishes, told) if wishes.long_words else None
+        loads = [measure_load(where, options, count, show_progress) for count in options.streams]
+        prefix = measure_prefix(where, options, show_progress) if options.long_words else None
     return Report(about=about, loads=loads, prefix=prefix)
 
 
-def _about(where: Where, wishes: Wishes) -> dict[str, str]:
+def _about(where: Where, options: BenchOptions) -> dict[str, str]:
     with where.client() as client:
         model = first_model(client)
         described = client.get("/openapi.json").raise_for_status()
@@ -125,7 +126,7 @@ def _about(where: Where, wishes: Wishes) -> dict[str, str]:
         "model": model,
         "server": f"trouper {version} at {where.url}",
         "client": f"{platform.platform()}, {platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}",
-        "load": f"answers of {wishes.tokens} tokens to new prompts of {wishes.prompt_words} words, {wishes.rounds} rounds, {'drafted' if wishes.drafts else 'no drafts'}",
+        "load": f"answers of {options.tokens} tokens to new prompts of {options.prompt_words} words, {options.rounds} rounds, {'drafted' if options.drafts else 'no drafts'}",
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 

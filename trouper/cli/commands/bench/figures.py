@@ -1,4 +1,4 @@
-"""What streams come to: throughput, first tokens, gaps, and what the prefix cache spared."""
+"""Figures computed from streams: throughput, time to first token, inter-token latency, and what the prefix cache saved."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ PERCENTILES = (0, 5, 10, 25, 50, 75, 90, 95, 99, 100)
 
 
 @attrs.frozen(kw_only=True)
-class Load:
-    """So many streams at once, over all rounds."""
+class LoadFigures:
+    """Figures of one number of concurrent streams, over all rounds."""
 
     streams: int
     rounds: int
     tokens_per_s: float
-    """From the first request to the last token, prefill included; the median of the rounds."""
+    """Tokens per second from the first request to the last token, prefill included; the median of the rounds."""
     decode_tokens_per_s: float
-    """While all streams of a round decode; the median of the rounds. 0: they never all did."""
+    """Tokens per second while all streams of a round decode; the median of the rounds. 0: they never all did."""
     per_stream_tokens_per_s: float
-    """What one reader sees between its first and its last token; the median."""
+    """Tokens per second of one stream between its first and its last token; the median."""
     ttft_s: dict[int, float]
-    """By percentile, as all that follow."""
+    """Seconds to the first token by percentile, like the fields that follow."""
     gap_s: dict[int, float]
-    """Between two pieces of text of one stream."""
+    """Seconds between two pieces of text of one stream."""
     prompt_tokens: int
     tokens: int
 
 
 @attrs.frozen(kw_only=True)
-class Prefix:
+class PrefixFigures:
     """Seconds to the first token of one long prompt; medians."""
 
     prompt_tokens: int
     cold_s: float
     again_s: float
-    """The same prompt once more."""
+    """Seconds for the same prompt once more."""
     extended_s: float
-    """The same prompt with another question behind it."""
+    """Seconds for the same prompt followed by another question."""
     short_s: float
-    """A prompt of a few tokens: no cache can be faster than that."""
+    """Seconds for a prompt of a few tokens: no cache can be faster than that."""
     cached_tokens: int
-    """Of the prompt that was asked again."""
+    """Cached tokens of the prompt that was sent again."""
 
 
-def load_of(rounds: Sequence[Sequence[Stream]]) -> Load:
+def load_of(rounds: Sequence[Sequence[Stream]]) -> LoadFigures:
     every = [stream for streams in rounds for stream in streams]
-    return Load(
+    return LoadFigures(
         streams=len(rounds[0]),
         rounds=len(rounds),
         tokens_per_s=median(map(throughput, rounds)),
@@ -69,8 +69,8 @@ def throughput(streams: Sequence[Stream]) -> float:
 
 
 def decode_rate(streams: Sequence[Stream]) -> float:
-    """From the last first token to the first last one. A piece counts as the tokens that pieces of its stream have on
-    the average."""
+    """Return the rate from the last first token to the first last token. A piece counts as the average number of tokens
+    of its stream's pieces."""
     begin, end = max(stream.times[0] for stream in streams), min(stream.times[-1] for stream in streams)
     if end <= begin:
         return 0.0
@@ -86,7 +86,7 @@ def own_rate(stream: Stream) -> float:
 
 
 def percentiles(values: Sequence[float]) -> dict[int, float]:
-    """Each is a value that occurred (nearest rank); none of nothing."""
+    """Return percentiles, each a value that occurred (nearest rank); () without values."""
     ordered = sorted(values)
     last = len(ordered) - 1
     return {percent: ordered[round(percent / 100 * last)] for percent in PERCENTILES} if ordered else {}

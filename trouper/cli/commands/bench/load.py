@@ -1,5 +1,5 @@
-"""Streams, all at once, and when each piece of them came. As little as possible is done while they run: the load shares
-the machine with what it measures."""
+"""Concurrent streams, and the arrival times of their pieces. As little as possible is done while they run, because the
+load shares the machine with the server that it measures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import trio
 from trouper.cli.client import Where, problem_of, read_as_trouper
 from trouper.cli.streamed_answer import AnswerFailed, count
 
-WORDS = [
+VOCABULARY = [
     "river",
     "stone",
     "light",
@@ -47,11 +47,11 @@ WORDS = [
 
 @attrs.define
 class Stream:
-    """One request. Times are of `time.perf_counter`."""
+    """One request and its timing, in seconds of `time.perf_counter`."""
 
     sent: float = 0.0
     times: list[float] = attrs.field(factory=list)
-    """At which text came: several tokens at once, where drafts were right or the client was late."""
+    """Arrival times of text. A piece has several tokens where drafts were accepted or the client was late."""
     tokens: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -70,18 +70,20 @@ class Question:
     prompt: str
     max_tokens: int
     drafts: bool = False
-    """Random words and what a model makes of them repeat themselves as no text does: with drafts figures would be too good."""
+    """Whether drafts are allowed. Random words and their continuations repeat themselves as no text does, so with
+    drafts the figures would be too good."""
     salt: str = attrs.field(factory=lambda: secrets.token_hex(8))
-    """What another salt has cached helps nobody: by itself each question is new, also to a disk that remembers."""
+    """Salt of the prefix cache. By default each question has its own, so that nothing is cached, not even on a disk of
+    an earlier run."""
 
 
-def words(count: int) -> str:
-    """About 1.3 tokens each."""
-    return " ".join(random.choices(WORDS, k=count))
+def random_words(count: int) -> str:
+    """Return random words, of about 1.3 tokens each."""
+    return " ".join(random.choices(VOCABULARY, k=count))
 
 
-async def together(where: Where, questions: Sequence[Question]) -> list[Stream]:
-    """Ask all at once. Raises `AnswerFailed`, `NotTrouper`, or httpx2's errors, in a group."""
+async def run_streams(where: Where, questions: Sequence[Question]) -> list[Stream]:
+    """Run all requests concurrently. Raises `AnswerFailed`, `NotTrouper`, or httpx2's errors, in a group."""
     streams = [Stream() for _ in questions]
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx2.AsyncClient(
@@ -93,7 +95,8 @@ async def together(where: Where, questions: Sequence[Question]) -> list[Stream]:
 
 
 async def _ask(client: httpx2.AsyncClient, question: Question, stream: Stream) -> None:
-    """Always as many tokens as were asked for: an answer that ends early would make the others look faster."""
+    """Return a request's body. An answer always has as many tokens as were requested: one that ends early would make
+    the others look faster."""
     body = {
         "prompt": question.prompt, "max_tokens": question.max_tokens, "cache_salt": question.salt, "temperature": 0,
         "ignore_eos": True, "stream": True, "speculation": "ngram" if question.drafts else "off", "stream_options": {"include_usage": True},
@@ -103,10 +106,10 @@ async def _ask(client: httpx2.AsyncClient, question: Question, stream: Stream) -
         if response.is_error:
             await response.aread()
             raise AnswerFailed(problem_of(response))
-        rest = b""
+        remainder = b""
         async for data in response.aiter_raw():
             now = time.perf_counter()
-            *lines, rest = (rest + data).split(b"\n")
+            *lines, remainder = (remainder + data).split(b"\n")
             with read_as_trouper(client):
                 had_text = [_take(json.loads(line[6:]), stream) for line in lines if line.startswith(b"data: {")]
             if any(had_text):
@@ -118,6 +121,6 @@ async def _ask(client: httpx2.AsyncClient, question: Question, stream: Stream) -
 
 
 def _take(chunk: dict[str, Any], stream: Stream) -> bool:
-    """Whether it has text."""
+    """Count a chunk, and return whether it has text."""
     count(chunk, stream)
     return any(choice.get("text") for choice in chunk["choices"])

@@ -1,4 +1,4 @@
-"""What `trouper bench` does, in its order."""
+"""The measurements of `trouper bench`, in their order."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import attrs
 import trio
 
 from trouper.cli.client import Where
-from trouper.cli.commands.bench.figures import Load, Prefix, load_of
-from trouper.cli.commands.bench.load import Question, Stream, together, words
+from trouper.cli.commands.bench.figures import LoadFigures, PrefixFigures, load_of
+from trouper.cli.commands.bench.load import Question, Stream, random_words, run_streams
 from trouper.cli.exits import leaves
 
-Told = Callable[[str], None]
-"""What is measured now, for a person who waits."""
+ProgressCallback = Callable[[str], None]
+"""Called with a description of the current measurement, for the user who waits."""
 SHORT_WORDS = 3
 WARM_UP_TOKENS = 8
 
 
 @attrs.frozen(kw_only=True)
-class Wishes:
+class BenchOptions:
     streams: Sequence[int]
     tokens: int
     prompt_words: int
@@ -31,34 +31,41 @@ class Wishes:
 
     @property
     def parts(self) -> int:
-        """So often `Told` is called."""
+        """The number of measurements, which is how often the progress callback is called."""
         return len(self.streams) * (self.rounds + 1) + self.rounds
 
 
-def measure_load(where: Where, wishes: Wishes, streams: int, told: Told) -> Load:
-    """A first round is not counted: kernels compile, and the server learns how fast its device is."""
-    told(f"{streams} at once, warming up")
-    _ask(where, [Question(words(wishes.prompt_words), WARM_UP_TOKENS, wishes.drafts) for _ in range(streams)])
+def measure_load(where: Where, options: BenchOptions, streams: int, show_progress: ProgressCallback) -> LoadFigures:
+    """Measure one load. A first round is not counted: kernels compile, and the server learns how fast its device is."""
+    show_progress(f"{streams} at once, warming up")
+    _ask(where, [Question(random_words(options.prompt_words), WARM_UP_TOKENS, options.drafts) for _ in range(streams)])
     rounds = []
-    for number in range(wishes.rounds):
-        told(f"{streams} at once, round {number + 1} of {wishes.rounds}")
+    for number in range(options.rounds):
+        show_progress(f"{streams} at once, round {number + 1} of {options.rounds}")
         rounds.append(
-            _ask(where, [Question(words(wishes.prompt_words), wishes.tokens, wishes.drafts) for _ in range(streams)])
+            _ask(
+                where,
+                [Question(random_words(options.prompt_words), options.tokens, options.drafts) for _ in range(streams)],
+            )
         )
     return load_of(rounds)
 
 
-def measure_prefix(where: Where, wishes: Wishes, told: Told) -> Prefix:
-    """One request at a time; each round has a prompt of its own."""
+def measure_prefix(where: Where, options: BenchOptions, show_progress: ProgressCallback) -> PrefixFigures:
+    """Measure the prefix cache, one request at a time; each round has a prompt of its own."""
     seen: dict[str, list[Stream]] = {"cold": [], "again": [], "extended": [], "short": []}
-    for number in range(wishes.rounds):
-        told(f"the prefix cache, round {number + 1} of {wishes.rounds}")
-        salt, prompt = secrets.token_hex(8), words(wishes.long_words)
-        for name, text in (("cold", prompt), ("again", prompt), ("extended", f"{prompt}. {words(SHORT_WORDS)}?")):
+    for number in range(options.rounds):
+        show_progress(f"the prefix cache, round {number + 1} of {options.rounds}")
+        salt, prompt = secrets.token_hex(8), random_words(options.long_words)
+        for name, text in (
+            ("cold", prompt),
+            ("again", prompt),
+            ("extended", f"{prompt}. {random_words(SHORT_WORDS)}?"),
+        ):
             seen[name] += _ask(where, [Question(text, 2, salt=salt)])
-        seen["short"] += _ask(where, [Question(words(SHORT_WORDS), 2)])
+        seen["short"] += _ask(where, [Question(random_words(SHORT_WORDS), 2)])
     ttft = {name: median(stream.ttft_s for stream in streams) for name, streams in seen.items()}
-    return Prefix(
+    return PrefixFigures(
         prompt_tokens=round(median(stream.prompt_tokens for stream in seen["cold"])),
         cold_s=ttft["cold"],
         again_s=ttft["again"],
@@ -69,8 +76,8 @@ def measure_prefix(where: Where, wishes: Wishes, told: Told) -> Prefix:
 
 
 def _ask(where: Where, questions: Sequence[Question]) -> list[Stream]:
-    """Raises `AnswerFailed`, `NotTrouper`, or httpx2's errors: of several the first."""
+    """Run the requests. Raises the first of `AnswerFailed`, `NotTrouper`, or httpx2's errors."""
     try:
-        return trio.run(together, where, questions)
+        return trio.run(run_streams, where, questions)
     except BaseExceptionGroup as group:
         raise next(leaves(group)) from None

@@ -13,14 +13,14 @@ import attrs
 WIDTH, HEIGHT = 560, 300
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 14, 44
 COLOURS = 8
-"""--c0 to --c7."""
+"""Number of colours, --c0 to --c7."""
 Series: TypeAlias = Mapping[str, Sequence[tuple[float, float]]]
 """Points by the name of their line."""
 
 
 @attrs.frozen
 class Axis:
-    """From values to places. `marks`: values that have a line and a label."""
+    """A scale from values to coordinates. `marks`: values that have a line and a label."""
 
     low: float
     high: float
@@ -32,20 +32,20 @@ class Axis:
 
 
 def from_zero(highest: float, label: str) -> Axis:
-    """About five marks at round numbers, the last one at or above `highest`."""
+    """Return an axis with about five marks at round numbers, the last one at or above `highest`."""
     step = _round_step(highest / 5) if highest > 0 else 0.2
     count = max(1, math.ceil(highest / step - 1e-9))
     return Axis(0.0, step * count, tuple(step * k for k in range(count + 1)), label)
 
 
-def _round_step(least: float) -> float:
-    """1, 2 or 5 times a power of ten."""
-    power = 10.0 ** math.floor(math.log10(least))
-    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9))
+def _round_step(smallest: float) -> float:
+    """Return a step of 1, 2 or 5 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(smallest))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= smallest * (1 - 1e-9))
 
 
 def lines(title: str, series: Series, x_label: str, y_label: str, *, doubling: bool = False) -> str:
-    """A line with points for each name. `doubling`: as much room from 1 to 2 as from 2 to 4."""
+    """Draw a line with points for each name. `doubling`: the distance from 1 to 2 is the same as from 2 to 4."""
     xs = sorted({x for points in series.values() for x, _ in points})
     highest = max((y for points in series.values() for _, y in points), default=0.0)
     y_axis = from_zero(highest, y_label)
@@ -58,8 +58,8 @@ def lines(title: str, series: Series, x_label: str, y_label: str, *, doubling: b
         x_axis = from_zero(xs[-1] if xs else 1.0, x_label)
         labels = [_number(mark) for mark in x_axis.marks]
     parts = [*_grid(y_axis), *_x_marks(x_axis, labels)]
-    for place, points in enumerate(series.values()):
-        parts += _line([(_x(x_axis, x), _y(y_axis, y)) for x, y in points], place)
+    for index, points in enumerate(series.values()):
+        parts += _line([(_x(x_axis, x), _y(y_axis, y)) for x, y in points], index)
     return _figure(title, parts, list(series))
 
 
@@ -67,11 +67,11 @@ def bars(title: str, values: Mapping[str, float], y_label: str) -> str:
     axis = from_zero(max(values.values(), default=0.0), y_label)
     parts = list(_grid(axis))
     room = (WIDTH - LEFT - RIGHT) / max(1, len(values))
-    for place, (name, value) in enumerate(values.items()):
-        middle, top = LEFT + room * (place + 0.5), _y(axis, value)
+    for index, (name, value) in enumerate(values.items()):
+        middle, top = LEFT + room * (index + 0.5), _y(axis, value)
         parts.append(
             f'<rect x="{middle - room * 0.3:.1f}" y="{top:.1f}" width="{room * 0.6:.1f}" '
-            f'height="{HEIGHT - BOTTOM - top:.1f}" fill="var(--c{place % COLOURS})"/>'
+            f'height="{HEIGHT - BOTTOM - top:.1f}" fill="var(--c{index % COLOURS})"/>'
         )
         parts.append(_text(middle, top - 4, f"{_number(value)}"))
         parts.append(_text(middle, HEIGHT - BOTTOM + 16, name))
@@ -101,11 +101,11 @@ def _x_marks(axis: Axis, labels: Sequence[str]) -> Iterator[str]:
     yield _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, axis.label)
 
 
-def _line(places: Sequence[tuple[float, float]], number: int) -> Iterator[str]:
+def _line(coordinates: Sequence[tuple[float, float]], number: int) -> Iterator[str]:
     colour = f"var(--c{number % COLOURS})"
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in coordinates)
     yield f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>'
-    for x, y in places:
+    for x, y in coordinates:
         yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>'
 
 
@@ -119,8 +119,8 @@ def _number(value: float) -> str:
 
 def _figure(title: str, parts: Sequence[str], names: Sequence[str]) -> str:
     legend = "".join(
-        f'<li><span style="background: var(--c{place % COLOURS})"></span>{escape(name)}</li>'
-        for place, name in enumerate(names)
+        f'<li><span style="background: var(--c{index % COLOURS})"></span>{escape(name)}</li>'
+        for index, name in enumerate(names)
     )
     body = "\n".join(parts)
     return (

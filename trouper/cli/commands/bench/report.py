@@ -1,4 +1,4 @@
-"""A run's figures: as a table for the terminal, as JSON, and as one HTML file that needs nothing else."""
+"""The figures of a run: as a table for the terminal, as JSON, and as one HTML file without external resources."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import attrs
 from rich.table import Table
 
 from trouper.cli.commands.bench import plot
-from trouper.cli.commands.bench.figures import Load, Prefix
+from trouper.cli.commands.bench.figures import LoadFigures, PrefixFigures
 
 COLUMNS = ("streams", "tok/s", "decode tok/s", "tok/s a stream", "TTFT p50", "p95", "gap p50", "p99", "longest")
 
@@ -20,8 +20,8 @@ COLUMNS = ("streams", "tok/s", "decode tok/s", "tok/s a stream", "TTFT p50", "p9
 class Report:
     about: dict[str, str]
     """What was measured, where and when."""
-    loads: Sequence[Load]
-    prefix: Prefix | None
+    loads: Sequence[LoadFigures]
+    prefix: PrefixFigures | None
 
 
 def as_json(report: Report) -> str:
@@ -37,7 +37,7 @@ def as_table(report: Report) -> Table:
     return table
 
 
-def cells(load: Load) -> tuple[str, ...]:
+def cells(load: LoadFigures) -> tuple[str, ...]:
     rates = (load.tokens_per_s, load.decode_tokens_per_s, load.per_stream_tokens_per_s)
     times = (load.ttft_s.get(50), load.ttft_s.get(95), load.gap_s.get(50), load.gap_s.get(99), load.gap_s.get(100))
     return (str(load.streams), *(f"{rate:,.1f}" for rate in rates), *map(seconds, times))
@@ -49,7 +49,7 @@ def seconds(value: float | None) -> str:
     return f"{value * 1000:.1f} ms" if value < 1 else f"{value:.2f} s"
 
 
-def prefix_line(prefix: Prefix) -> str:
+def prefix_line(prefix: PrefixFigures) -> str:
     return (
         f"a prompt of {prefix.prompt_tokens} tokens, to its first token: {seconds(prefix.cold_s)} new, {seconds(prefix.again_s)} "
         f"again ({prefix.cached_tokens} tokens cached), {seconds(prefix.extended_s)} with another question behind it; "
@@ -58,7 +58,7 @@ def prefix_line(prefix: Prefix) -> str:
 
 
 def as_html(report: Report) -> str:
-    facts = "".join(f"<dt>{escape(name)}</dt><dd>{escape(said)}</dd>" for name, said in report.about.items())
+    facts = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in report.about.items())
     head = "".join(f"<th>{escape(column)}</th>" for column in COLUMNS)
     rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells(load))}</tr>" for load in report.loads)
     below = f"<p>{escape(prefix_line(report.prefix))}</p>" if report.prefix else ""

@@ -14,7 +14,7 @@ import { Requests } from "./requests.js";
 import { Rows } from "./rows.js";
 import { Tiers } from "./tiers.js";
 import { Timeline } from "./timeline.js";
-import { Troupe } from "./troupe.js";
+import { Actors } from "./actors.js";
 
 const WORDS = { ok: "Running", draining: "Shutting down", restarting: "Restarting", stalled: "Stalled", stuck: "Device stuck", failed: "Failed" };
 
@@ -26,7 +26,7 @@ const NO_RATES = { last: () => null, steps: null };
 
 byId("main").hidden = false; // Sizes are needed from here on.
 const figures = new Figures(byId("figures")), timeline = new Timeline(byId("timeline")), rows = new Rows(byId("rows"));
-const plots = new Plots(byId("plots")), troupe = new Troupe(byId("troupe")), chat = new Chat();
+const plots = new Plots(byId("plots")), actors = new Actors(byId("actors")), chat = new Chat();
 const tiers = new Tiers(byId("tiers"), byId("tiers-note")), requests = new Requests(byId("requests"), byId("no-requests"));
 const known = new Map(); // By model: {history, lanes}.
 const select = byId("model");
@@ -105,7 +105,7 @@ function show(now) {
   const rates = age.old ? NO_RATES : history;
   timeline.draw(lanes, latest.at);
   figures.show(model, rates);
-  troupe.show(model, rates);
+  actors.show(model, rates);
   const { scheduler: facts, card } = model;
   say(byId("batch-note"), `${plural(facts.active_sequences, "row")} of ${card.rows}` + (facts.queued_requests ? `, ${facts.queued_requests} waiting` : ""));
   if (now - slowlyAt < SLOWLY_MS) return;

@@ -50,7 +50,7 @@ function down(width) {
   return { boxes, wires, labels, height: low + NODE_H + 4 };
 }
 
-export class Troupe {
+export class Actors {
   #place;
   #available;
   #width = 0;
