@@ -10,7 +10,7 @@ export UV_PYTHON_PREFERENCE := env("UV_PYTHON_PREFERENCE", "only-system")
 accelerator := env("TROUPER_EXTRA", if os() == "linux" { "cpu" } else { "" })
 extras := if accelerator == "" { "" } else { "--extra " + accelerator }
 
-no_python := "no Python 3.11 to 3.15 was found. Install one (python.org, or `uv python install 3.14`, then UV_PYTHON_PREFERENCE=managed just ...), or name one with UV_PYTHON=/path/to/python."
+no_python := "no Python 3.11 to 3.15 was found. Install one (from your system, python.org or with: uv python install 3.14; then set UV_PYTHON_PREFERENCE=managed), or name one with UV_PYTHON=/path/to/python."
 
 # So many processes share the tests; each may hold a model.
 workers := env("TROUPER_TEST_WORKERS", "2")
