@@ -10,6 +10,8 @@ export UV_PYTHON_PREFERENCE := env("UV_PYTHON_PREFERENCE", "only-system")
 accelerator := env("TROUPER_EXTRA", if os() == "linux" { "cpu" } else { "" })
 extras := if accelerator == "" { "" } else { "--extra " + accelerator }
 
+no_python := "no Python 3.11 to 3.15 was found. Install one (from your system, python.org or with: uv python install 3.14; then set UV_PYTHON_PREFERENCE=managed), or name one with UV_PYTHON=/path/to/python."
+
 # So many processes share the tests; each may hold a model.
 workers := env("TROUPER_TEST_WORKERS", "2")
 
@@ -17,8 +19,12 @@ _default:
     @just --list --unsorted
 
 # Packages into .venv; quiet unless it takes a while
-_setup *groups:
+_setup *groups: _python
     @uv sync --frozen --quiet --inexact {{ extras }} {{ groups }}
+
+# One line for a machine whose Pythons are all too old or too new; a UV_PYTHON that is wrong, uv itself explains in one
+_python:
+    @[ -n "${UV_PYTHON:-}" ] || uv python find >/dev/null 2>&1 || { echo "just: {{ no_python }}" >&2; exit 1; }
 
 # Run the server; further flags go to `trouper serve`, as in `just serve --port 8123 --model DIR`
 [no-exit-message]

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from http.client import HTTPConnection, HTTPException, IncompleteRead
+from importlib.util import find_spec
 from random import Random
 from typing import Any
 
@@ -25,6 +26,7 @@ from tests.families import save
 from tests.test_process import get, stats, until
 
 log = logging.getLogger(__name__)
+pytestmark = pytest.mark.skipif(not find_spec("sglang_router"), reason="sglang-router is not installed for this Python")
 LONG = bool(os.environ.get("TROUPER_LONG_TESTS"))
 TALKS, TURNS = 8, 4
 CUT = "a stream that had begun was cut"

