@@ -18,7 +18,7 @@ import attrs
 import numpy as np
 import trio
 
-from trouper.actors.ranks.expected_state import Ledger
+from trouper.actors.ranks.expected_state import ExpectedState
 from trouper.engine.loading.model_loading import load
 from trouper.engine.step import StepEngine
 from trouper.protocol.plans import Admit, Chunk, Plan, RowId, Stepped
@@ -41,7 +41,7 @@ def cpu_ms(work: Callable[[], object], times: int = 1) -> float:
 class Link:
     """One step's part of RankMirror, on both sides."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: ExpectedState) -> None:
         self.ledger = ledger
         self.plan = Plan(0)
 
@@ -78,7 +78,7 @@ async def _echo(listener: trio.SocketListener) -> None:
 def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 8
     loaded = load(Settings(no_ssd=True), lambda _: None)
-    engine, ledger = StepEngine(loaded.model, loaded.card.vocab_size), Ledger()
+    engine, ledger = StepEngine(loaded.model, loaded.card.vocab_size), ExpectedState()
     link, rows = Link(ledger), tuple(RowId(row) for row in range(count))
     random = np.random.RandomState(0)
     admit = tuple(

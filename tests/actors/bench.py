@@ -20,8 +20,8 @@ from trouper.actors.request_intake import Admitted
 from trouper.actors.runtime.channels import Channels
 from trouper.actors.runtime.submission import Submission, open_submission
 from trouper.actors.scheduler import SchedulerEdges, schedule
-from trouper.protocol.batch import NOTHING_SHOWN, BatchFacts
-from trouper.protocol.health import DirectoryFacts, MemoryStatus, SchedulerFacts
+from trouper.protocol.batch import NOTHING_SHOWN, BatchStats
+from trouper.protocol.health import DirectoryStats, MemoryStatus, SchedulerStats
 from trouper.protocol.model import LoadedModel, ModelCard
 from trouper.protocol.plans import PLANS_IN_FLIGHT, Plan, RowId, Stepped
 from trouper.protocol.replies import Failed, Finished, Reply
@@ -91,10 +91,10 @@ class Bench:
     admitted: trio.MemorySendChannel[Admitted]
     plans: trio.MemoryReceiveChannel[Plan]
     results: trio.MemorySendChannel[Stepped]
-    facts: Watch[SchedulerFacts]
+    facts: Watch[SchedulerStats]
     memory: Watch[MemoryStatus]
     looked: Watch[float]
-    batch: Watch[BatchFacts]
+    batch: Watch[BatchStats]
     opened: Opened
     ended: trio.Event = attrs.field(factory=trio.Event)
     unanswered: list[Plan] = attrs.field(factory=list)
@@ -150,7 +150,7 @@ class Bench:
 
 @asynccontextmanager
 async def scheduling(
-    opened: Opened, facts: Watch[SchedulerFacts] | None = None, told: ModelCard | None = None, **more: Any
+    opened: Opened, facts: Watch[SchedulerStats] | None = None, told: ModelCard | None = None, **more: Any
 ) -> AsyncIterator[Bench]:
     """At the end the scheduler is cancelled, unless it ended before. `facts`: those of one that crashed. `told`: of the
     model."""
@@ -159,11 +159,11 @@ async def scheduling(
     plans, plans_in = channels.open("plans")
     results, results_in = channels.open("results")
     looked, batch = Watch(-inf), Watch(NOTHING_SHOWN)
-    facts, memory = facts or Watch(SchedulerFacts()), Watch(MemoryStatus())
+    facts, memory = facts or Watch(SchedulerStats()), Watch(MemoryStatus())
     orders, orders_in = channels.open("orders")
     edges = SchedulerEdges(
         admitted=admitted_in, plans=plans, results=results_in, orders=orders, facts=facts, memory=memory,
-        directory=Watch(DirectoryFacts()), looked=looked, batch=batch, disk_known=trio.Event(),
+        directory=Watch(DirectoryStats()), looked=looked, batch=batch, disk_known=trio.Event(),
     )  # fmt: skip
     bench = Bench(admitted, plans_in, results, facts, memory, looked, batch, opened)
 

@@ -11,7 +11,7 @@ import trio
 from tests.sim import world as worlds
 from tests.sim.weather import SimEngine
 from trouper.actors.rank_mirror import MirrorEdges, lead_ranks
-from trouper.actors.ranks.expected_state import Ledger
+from trouper.actors.ranks.expected_state import ExpectedState
 from trouper.actors.ranks.leader import Leader
 from trouper.protocol import ranks
 from trouper.protocol.plans import Admit, Chunk, Plan, RowId, Stepped
@@ -51,7 +51,7 @@ def test_every_digest_is_what_the_engine_has(seed: int, monkeypatch: pytest.Monk
 
 
 def test_an_embedded_prompt_is_a_row_that_never_decodes() -> None:
-    ledger = Ledger()
+    ledger = ExpectedState()
     one, two = RowId(1), RowId(2)
     admits = Admit(one, bytes(4 * 5), Sampling(), embed="mean"), Admit(two, bytes(4 * 5), Sampling())
     ledger.follow(Plan(0, admit=admits, prefill=(Chunk(one, 5), Chunk(two, 5))))
@@ -63,7 +63,7 @@ def test_an_embedded_prompt_is_a_row_that_never_decodes() -> None:
 
 def test_accepted_drafts_count_once_their_answer_is_there() -> None:
     """F22: from the one list of committed tokens. Rows that left meanwhile are nobody's."""
-    ledger = Ledger()
+    ledger = ExpectedState()
     one, two = RowId(1), RowId(2)
     admits = tuple(Admit(row, bytes(4 * 5), Sampling()) for row in (one, two))
     ledger.follow(Plan(0, admit=admits, prefill=(Chunk(one, 5), Chunk(two, 5))))

@@ -13,7 +13,7 @@ from trio.testing import MockClock
 from tests.actors.bench import Opened, code, generate, heard, running, scheduling
 from tests.fakes import PROOF, UNCUTTABLE, Dies, FakeEngine, FakeRow
 from trouper import Answer, RequestFailed, Runtime, Settings, TokenPrompt, run_runtime
-from trouper.protocol.health import RecoveryFacts
+from trouper.protocol.health import RecoveryStats
 from trouper.protocol.plans import Plan
 
 pytestmark = pytest.mark.usefixtures("opened", "autojump_clock")
@@ -52,7 +52,7 @@ def bad(rows: Sequence[FakeRow]) -> bool:
     return any(row.prompt[:3] == BAD for row in rows)
 
 
-def recovery_of(runtime: Runtime) -> RecoveryFacts:
+def recovery_of(runtime: Runtime) -> RecoveryStats:
     return runtime.health().scheduler.recovery
 
 

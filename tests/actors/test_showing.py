@@ -9,7 +9,7 @@ from tests.actors.bench import Bench, Opened, generate, running, scheduling
 from tests.fakes import FakeEngine
 from trouper.actors.graph import CHANNELS
 from trouper.actors.runtime.batch_view import LOOK_S
-from trouper.protocol.batch import NOTHING_SHOWN, RowFacts
+from trouper.protocol.batch import NOTHING_SHOWN, RowStats
 from trouper.protocol.plans import Plan
 
 
@@ -75,7 +75,7 @@ async def test_a_row_is_shown_as_it_is(opened: Opened, autojump_clock: MockClock
         look(bench)
         await steps(bench, 1)
         [row] = bench.batch.latest.rows
-        assert row == RowFacts(
+        assert row == RowStats(
             row=0, request_id="long", prompt_tokens=60, cached_tokens=0, prefilled_tokens=row.prefilled_tokens,
             generated_tokens=0, max_tokens=9, since=1.0, first_token_at=None,
         )  # fmt: skip

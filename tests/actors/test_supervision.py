@@ -17,8 +17,8 @@ from tests.fakes import FakeEngine
 from trouper import Answer, RequestFailed, Settings, run_runtime
 from trouper.actors.runtime.supervision import CrashCount, RestartLimit, innermost, supervise
 from trouper.actors.scheduling.crash_attribution import UNEXPLAINED, Content, Verdict
-from trouper.protocol.health import ActorFacts
-from trouper.protocol.model import MemoryFacts
+from trouper.protocol.health import ActorStats
+from trouper.protocol.model import MemoryStats
 from trouper.protocol.plans import Plan
 from trouper.protocol.problems import ActorFailed
 from trouper.protocol.watch import Watch
@@ -43,39 +43,39 @@ class Fragile:
 
 
 async def test_what_ends_by_itself_is_not_started_again(autojump_clock: MockClock) -> None:
-    actor, facts = Fragile([]), Watch(ActorFacts(name="it"))
+    actor, facts = Fragile([]), Watch(ActorStats(name="it"))
     await supervise(actor.run, facts, RestartLimit(), needed=True)
     assert (len(actor.starts), facts.latest.state, facts.latest.restarts) == (1, "stopped", 0)
 
 
 async def test_each_restart_waits_twice_as_long(autojump_clock: MockClock) -> None:
-    actor, facts = Fragile([0, 0, 0]), Watch(ActorFacts(name="it"))
+    actor, facts = Fragile([0, 0, 0]), Watch(ActorStats(name="it"))
     await supervise(actor.run, facts, RestartLimit(most=3, pause_s=1), needed=True)
     assert actor.starts == [0, 1, 3, 7]
     assert (facts.latest.restarts, facts.latest.last_error) == (3, "Crash: boom")
 
 
 async def test_a_fourth_crash_within_a_minute_goes_up(autojump_clock: MockClock) -> None:
-    actor, facts = Fragile([0] * 9), Watch(ActorFacts(name="it"))
+    actor, facts = Fragile([0] * 9), Watch(ActorStats(name="it"))
     with pytest.raises(ActorFailed, match="it crashed 4 times within 60 s, at last with Crash: boom"):
         await supervise(actor.run, facts, RestartLimit(), needed=True)
     assert (len(actor.starts), facts.latest.state) == (4, "failed")
 
 
 async def test_what_the_server_can_do_without_ends_degraded_and_says_so(autojump_clock: MockClock) -> None:
-    actor, facts = Fragile([0] * 9), Watch(ActorFacts(name="it"))
+    actor, facts = Fragile([0] * 9), Watch(ActorStats(name="it"))
     await supervise(actor.run, facts, RestartLimit(), needed=False)
     assert (len(actor.starts), facts.latest.state, facts.latest.last_error) == (4, "degraded", "Crash: boom")
 
 
 async def test_crashes_far_apart_are_forgiven(autojump_clock: MockClock) -> None:
-    actor, facts = Fragile([30] * 9), Watch(ActorFacts(name="it"))
+    actor, facts = Fragile([30] * 9), Watch(ActorStats(name="it"))
     await supervise(actor.run, facts, RestartLimit(), needed=True)
     assert (len(actor.starts), facts.latest.state) == (10, "stopped")
 
 
 async def test_a_cancel_is_not_a_crash(autojump_clock: MockClock) -> None:
-    facts = Watch(ActorFacts(name="it"))
+    facts = Watch(ActorStats(name="it"))
     with trio.move_on_after(1):
         await supervise(trio.sleep_forever, facts, RestartLimit(), needed=True)
     assert (facts.latest.state, facts.latest.restarts) == ("running", 0)
@@ -125,14 +125,14 @@ async def test_a_crash_is_not_kept_while_the_next_one_runs(autojump_clock: MockC
 
     logging.disable(logging.CRITICAL)  # What pytest captures keeps it, too.
     try:
-        await supervise(run, Watch(ActorFacts(name="it")), RestartLimit(), needed=True)
+        await supervise(run, Watch(ActorStats(name="it")), RestartLimit(), needed=True)
     finally:
         logging.disable(logging.NOTSET)
     assert kept == [None]
 
 
 async def test_whoever_judges_decides_what_counts(autojump_clock: MockClock) -> None:
-    actor, facts = Fragile([0] * 9), Watch(ActorFacts(name="it"))
+    actor, facts = Fragile([0] * 9), Watch(ActorStats(name="it"))
     judged: list[BaseException] = []
 
     def judge(crash: BaseException) -> Verdict:
@@ -223,7 +223,7 @@ async def test_a_janitor_that_crashed_is_back_and_the_writer_still_hears_it(
     looks = iter(range(10**9))
 
     class Engine(FakeEngine):
-        def memory(self) -> MemoryFacts:
+        def memory(self) -> MemoryStats:
             if next(looks) == 3:
                 raise Crash("no memory facts today")
             return super().memory()
@@ -237,7 +237,7 @@ async def test_a_janitor_that_crashed_is_back_and_the_writer_still_hears_it(
 
 async def test_without_its_janitor_the_server_goes_on(opened: Opened, autojump_clock: MockClock) -> None:
     class Engine(FakeEngine):
-        def memory(self) -> MemoryFacts:
+        def memory(self) -> MemoryStats:
             raise Crash("never")
 
     async with running(Engine()) as runtime:

@@ -17,7 +17,7 @@ from tests.storage.making import NAMESPACE, ROOT, chain, piece, same
 from trouper import Settings
 from trouper.actors import ssd_writer
 from trouper.actors.ssd_writer import HOUR_S, INSPECTED_AT_ONCE, REST, WriterEdges, write_to_disk
-from trouper.protocol.health import DirectoryFacts, SchedulerFacts
+from trouper.protocol.health import DirectoryStats, SchedulerStats
 from trouper.protocol.settings import ByteSize
 from trouper.protocol.watch import Watch
 from trouper.protocol.work import (
@@ -56,8 +56,8 @@ class Bench:
     path: Path
     orders: trio.MemorySendChannel[DiskOrder]
     heard: trio.MemoryReceiveChannel[DiskNews]
-    facts: Watch[DirectoryFacts]
-    scheduler: Watch[SchedulerFacts]
+    facts: Watch[DirectoryStats]
+    scheduler: Watch[SchedulerStats]
 
     async def tell(self, *orders: DiskOrder) -> list[DiskNews]:
         """All that comes of these, in order."""
@@ -89,7 +89,7 @@ async def writing(path: Path, monkeypatch: pytest.MonkeyPatch, **more: Any) -> A
     monkeypatch.setattr(ssd_writer, "_in_thread", in_thread)
     orders, taken = trio.open_memory_channel[DiskOrder](100)
     news, heard = trio.open_memory_channel[DiskNews](100)
-    bench = Bench(path, orders, heard, Watch(DirectoryFacts()), Watch(SchedulerFacts()))
+    bench = Bench(path, orders, heard, Watch(DirectoryStats()), Watch(SchedulerStats()))
     with news, heard, taken:
         edges = WriterEdges(taken, news, bench.facts, bench.scheduler)
         async with trio.open_nursery() as nursery:
@@ -136,7 +136,7 @@ async def test_writes_rest_while_rows_decode_and_nothing_else_does(
 ) -> None:
     async with writing(tmp_path, monkeypatch) as bench:
         await bench.tell(Announce())
-        bench.scheduler.publish(SchedulerFacts(active_sequences=rows))
+        bench.scheduler.publish(SchedulerStats(active_sequences=rows))
         began = trio.current_time()
         for order in (write(A), write(B)):
             bench.orders.send_nowait(order)

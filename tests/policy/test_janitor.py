@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 
 from trouper.actors.cache_janitor import MOST_KEPT, ProcessMemory, judge
 from trouper.protocol.health import MemoryStatus
-from trouper.protocol.model import MemoryFacts
+from trouper.protocol.model import MemoryStats
 
 GIB = 2**30
 SIZES = st.integers(0, 200 * GIB)
 
 
-def memory(active: int, spare: int, limit: int = 100) -> MemoryFacts:
-    return MemoryFacts(active_bytes=active, spare_bytes=spare, limit_bytes=limit)
+def memory(active: int, spare: int, limit: int = 100) -> MemoryStats:
+    return MemoryStats(active_bytes=active, spare_bytes=spare, limit_bytes=limit)
 
 
 @given(SIZES, SIZES, st.integers(1, 512 * GIB), st.floats(0.05, 1))

@@ -6,23 +6,23 @@ import pytest
 
 from trouper import Settings
 from trouper.actors.scheduling.chunk_sizer import IDLE_STEP_S, LEAST_BUSY_TOKENS
-from trouper.actors.scheduling.prefill_budget import AIM, REST, Pace
+from trouper.actors.scheduling.prefill_budget import AIM, REST, PrefillBudget
 from trouper.protocol.plans import Chunk, Plan, RowId, Stepped
 
 STALL_MS = 200.0
 ROW = RowId(1)
 
 
-def pace(**more: float) -> Pace:
-    return Pace.of(Settings(decode_stall_ms=STALL_MS, **more))  # type: ignore[arg-type]
+def pace(**more: float) -> PrefillBudget:
+    return PrefillBudget.of(Settings(decode_stall_ms=STALL_MS, **more))  # type: ignore[arg-type]
 
 
-def step(pace: Pace, seconds: float, *, prefilled: int = 0, decodes: bool = False) -> None:
+def step(pace: PrefillBudget, seconds: float, *, prefilled: int = 0, decodes: bool = False) -> None:
     plan = Plan(0, decode=(ROW,) if decodes else (), prefill=(Chunk(RowId(2), prefilled),) if prefilled else ())
     pace.answered(plan, Stepped(0, seconds=seconds))
 
 
-def settled(fixed_s: float, token_s: float, *, busy: bool, steps: int = 60) -> tuple[Pace, float]:
+def settled(fixed_s: float, token_s: float, *, busy: bool, steps: int = 60) -> tuple[PrefillBudget, float]:
     """After many steps on a device of this speed; and how long the last one took."""
     one, took = pace(), 0.0
     for _ in range(steps):

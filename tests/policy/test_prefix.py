@@ -19,7 +19,7 @@ from trouper.actors.scheduling.prefix_cache import Found, PrefixCache, cache_nam
 from trouper.actors.scheduling.prefix_tree import token_bytes
 from trouper.actors.scheduling.sequence import Row
 from trouper.protocol.blocks import Tensor
-from trouper.protocol.health import CacheFacts
+from trouper.protocol.health import CacheStats
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.model import ModelCard
 from trouper.protocol.plans import BlockId, Restore, RowId, Store
@@ -75,7 +75,7 @@ class Played:
     @classmethod
     def of(cls, kv: KvLayout = CUTTABLE, **more: Any) -> Played:
         given = Settings(**{"block_size": 4, **more})
-        return cls(PrefixCache.of(card(kv=kv), NAMESPACE, given, CacheFacts()))
+        return cls(PrefixCache.of(card(kv=kv), NAMESPACE, given, CacheStats()))
 
     def begin(self, tokens: Tokens, salt: str = "", *, prefill: bool = True) -> Found:
         """A row enters; what was found is checked against its prompt."""

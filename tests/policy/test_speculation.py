@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from trouper.actors.scheduling.draft_costs import bucket_of, size_of
 from trouper.actors.scheduling.speculation_policy import WATCH_EVERY, Record, Speculation, by_place
-from trouper.protocol.health import SpeculationFacts
+from trouper.protocol.health import SpeculationStats
 from trouper.protocol.plans import Chunk, Plan, RowId, Stepped
 
 MOST = 16
@@ -79,7 +79,7 @@ class Simulated:
 
     @classmethod
     def of(cls, cost: Cost, kinds: Sequence[tuple[float, float]], noise: float = 0.0) -> Simulated:
-        policy = Speculation(MOST, 3, SpeculationFacts())
+        policy = Speculation(MOST, 3, SpeculationStats())
         rows = [SimRow(policy.record(), repeats, right) for repeats, right in kinds]
         return cls(cost, rows, policy, random.Random(7), noise)
 
@@ -240,7 +240,7 @@ def test_rows_that_may_not_draft_are_left_alone() -> None:
 
 
 def test_steps_that_prefill_too_are_no_measure() -> None:
-    policy = Speculation(MOST, 3, SpeculationFacts())
+    policy = Speculation(MOST, 3, SpeculationStats())
     row = SimRow(policy.record(), 1, 1)
     for step in range(9):
         plan = Plan(step, decode=(RowId(0),), prefill=(Chunk(RowId(1), 5),))

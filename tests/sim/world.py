@@ -22,7 +22,7 @@ from trouper.actors.graph import run_graph
 from trouper.actors.runtime import runtime as runtime_module
 from trouper.actors.runtime.submission import Submission, open_submission
 from trouper.actors.scheduling.speculation_policy import Drafter, Speculation
-from trouper.protocol.health import SpeculationFacts
+from trouper.protocol.health import SpeculationStats
 from trouper.protocol.problems import ActorFailed
 from trouper.protocol.replies import Failed, Finished, Reply
 
@@ -46,7 +46,7 @@ class World:
     clients: list[Client]
     trace: list[Any]
     submissions: list[Submission] = attrs.field(factory=list)
-    drafts: SpeculationFacts = attrs.field(factory=SpeculationFacts)
+    drafts: SpeculationStats = attrs.field(factory=SpeculationStats)
     whole: bool = False
     """Everybody was answered before the graph ended."""
     died: bool = False

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import attrs
 import trio
 
-from trouper.protocol.health import MemoryStatus, SchedulerFacts
-from trouper.protocol.model import MemoryFacts
+from trouper.protocol.health import MemoryStatus, SchedulerStats
+from trouper.protocol.model import MemoryStats
 from trouper.protocol.settings import Settings
 from trouper.protocol.watch import Watch
 from trouper.protocol.work import DiskOrder, Inspect, Sweep
@@ -30,9 +30,9 @@ MOST_KEPT = 1.05
 
 async def keep_tidy(
     orders: trio.MemorySendChannel[DiskOrder],
-    look: Callable[[], MemoryFacts],
+    look: Callable[[], MemoryStats],
     memory: Watch[MemoryStatus],
-    scheduler: Watch[SchedulerFacts],
+    scheduler: Watch[SchedulerStats],
     settings: Settings,
 ) -> None:
     """The actor. Never ends by itself. A full `orders` sheds: the writer has enough to do. `orders` outlives a crash, so
@@ -88,7 +88,7 @@ class ProcessMemory:
         return worth
 
 
-def judge(facts: MemoryFacts, last: MemoryStatus, fraction: float, kept_bytes: int = 0) -> MemoryStatus:
+def judge(facts: MemoryStats, last: MemoryStatus, fraction: float, kept_bytes: int = 0) -> MemoryStatus:
     """Pressure is what is in use against the device's own limit (R14). Spare buffers are asked back before requests
     have to wait, but never for ever (F25): only when the bound is passed and there is spare memory worth having beyond
     `kept_bytes`, which is what was there when it was last asked for and has not been given since."""

@@ -34,7 +34,7 @@ from trouper.actors.scheduler import Inbox, NoMoreRequests, SchedulerEdges, sche
 from trouper.actors.scheduling.crash_attribution import Verdict
 from trouper.actors.scheduling.prefix_cache import cache_namespace
 from trouper.actors.ssd_writer import WriterEdges, directory_for, write_to_disk
-from trouper.protocol.model import Engine, LoadedModel, MemoryFacts
+from trouper.protocol.model import Engine, LoadedModel, MemoryStats
 from trouper.protocol.plans import PLANS_IN_FLIGHT
 from trouper.protocol.problems import DRAINING, ModelUnusable, Problem, SettingsInvalid, rank_lost
 from trouper.protocol.settings import ByteSize, Settings
@@ -233,7 +233,7 @@ class Graph:
             together.start_soon(mirror)
             together.start_soon(step_model, mirrored_in, answers, self._engine, crashed)
 
-    def _memory(self) -> MemoryFacts:
+    def _memory(self) -> MemoryStats:
         own = self._engine.memory()
         return own if self._ranks is None else self._ranks.memory(own)
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 import attrs
 import trio
 
-from trouper.actors.ranks.expected_state import Ledger
+from trouper.actors.ranks.expected_state import ExpectedState
 from trouper.actors.ranks.leader import Leader
 from trouper.protocol.plans import Plan, Stepped
 
@@ -36,7 +36,7 @@ class MirrorEdges:
 async def lead_ranks(edges: MirrorEdges, leader: Leader) -> None:
     """The actor. Ends when the plans end and all are answered. Between a plan's copies there is no checkpoint: either all
     ranks get it, or none."""
-    ledger = Ledger()
+    ledger = ExpectedState()
     with edges.plans, edges.results:
         async with trio.open_nursery() as both:
             both.start_soon(_take_answers, edges, ledger, leader)
@@ -48,7 +48,7 @@ async def lead_ranks(edges: MirrorEdges, leader: Leader) -> None:
                     edges.mirrored.send_nowait(plan)
 
 
-async def _take_answers(edges: MirrorEdges, ledger: Ledger, leader: Leader) -> None:
+async def _take_answers(edges: MirrorEdges, ledger: ExpectedState, leader: Leader) -> None:
     with edges.answers:
         async for stepped in edges.answers:
             ledger.take(stepped)

@@ -14,7 +14,7 @@ import numpy as np
 import trio
 
 from trouper.actors.request_intake import Admitted
-from trouper.actors.runtime.batch_view import Showing
+from trouper.actors.runtime.batch_view import BatchView
 from trouper.actors.runtime.channels import offer
 from trouper.actors.runtime.crash_recovery import Carried, LeftBehind, Recovery, crashes_engine
 from trouper.actors.runtime.submission import Submission
@@ -23,14 +23,14 @@ from trouper.actors.scheduling.chunk_sizer import free_rows, share_chunks
 from trouper.actors.scheduling.crash_attribution import Involved, Standing
 from trouper.actors.scheduling.crash_isolation import may_enter
 from trouper.actors.scheduling.disk_tier import DiskTier, Ticket
-from trouper.actors.scheduling.prefill_budget import Pace
+from trouper.actors.scheduling.prefill_budget import PrefillBudget
 from trouper.actors.scheduling.prefix_cache import Found, PrefixCache
 from trouper.actors.scheduling.prefix_tree import Chain, token_bytes
 from trouper.actors.scheduling.sequence import Row
 from trouper.actors.scheduling.speculation_policy import Record, Speculation
-from trouper.actors.scheduling.step_statistics import Pulse
-from trouper.protocol.batch import BatchFacts
-from trouper.protocol.health import DirectoryFacts, MemoryStatus, RanksFacts, SchedulerFacts
+from trouper.actors.scheduling.step_statistics import StepStatistics
+from trouper.protocol.batch import BatchStats
+from trouper.protocol.health import DirectoryStats, MemoryStatus, RanksStats, SchedulerStats
 from trouper.protocol.model import LoadedModel
 from trouper.protocol.plans import PLANS_IN_FLIGHT, Admit, Chunk, Load, Plan, Restore, RowId, Stepped, Store
 from trouper.protocol.problems import Problem, queue_full, rank_lost
@@ -66,12 +66,12 @@ class SchedulerEdges:
     plans: trio.MemorySendChannel[Plan]
     results: trio.MemoryReceiveChannel[Stepped]
     orders: trio.MemorySendChannel[DiskOrder]
-    facts: Watch[SchedulerFacts]
+    facts: Watch[SchedulerStats]
     memory: Watch[MemoryStatus]
-    directory: Watch[DirectoryFacts]
+    directory: Watch[DirectoryStats]
     looked: Watch[float]
-    batch: Watch[BatchFacts]
-    ranks: Watch[RanksFacts] = attrs.field(factory=lambda: Watch(RanksFacts()))
+    batch: Watch[BatchStats]
+    ranks: Watch[RanksStats] = attrs.field(factory=lambda: Watch(RanksStats()))
     disk_known: trio.Event
     """Set once the scheduler has heard what lies on disk, or that nothing does."""
 
@@ -151,7 +151,7 @@ class Scheduler:
         if self._drafts == "auto":
             self._drafts = "ngram" if model.card.drafts_by_default else "off"
         self._speculation = Speculation(settings.spec_draft_tokens, settings.spec_ngram_min, facts)
-        self._showing = Showing(edges.looked, edges.batch)
+        self._showing = BatchView(edges.looked, edges.batch)
         self._loads: list[Load] = []
         """What the next plan loads."""
         self._waiting: deque[Waiting] = deque()
@@ -171,11 +171,11 @@ class Scheduler:
         self._ids = count()
         self._steps = count()
         self._open = not self._recovery.closed
-        self._pace = Pace.of(settings)
+        self._pace = PrefillBudget.of(settings)
         self._memory_seen = edges.memory.latest
         self._releases_seen = edges.memory.latest.releases
         self._count = attrs.evolve(edges.facts.latest, stalled_since=None)
-        self._pulse = Pulse.of(edges.facts.latest)
+        self._pulse = StepStatistics.of(edges.facts.latest)
 
     async def run(self) -> None:
         self._take_up()

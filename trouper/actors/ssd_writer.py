@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import attrs
 import trio
 
-from trouper.protocol.health import DirectoryFacts, SchedulerFacts
+from trouper.protocol.health import DirectoryStats, SchedulerStats
 from trouper.protocol.model import ModelCard
 from trouper.protocol.settings import Settings
 from trouper.protocol.watch import Watch
@@ -60,14 +60,14 @@ class WriterEdges:
 
     orders: trio.MemoryReceiveChannel[DiskOrder]
     news: trio.MemorySendChannel[DiskNews]
-    facts: Watch[DirectoryFacts]
-    scheduler: Watch[SchedulerFacts]
+    facts: Watch[DirectoryStats]
+    scheduler: Watch[SchedulerStats]
 
 
 async def write_to_disk(edges: WriterEdges, path: Path | None, namespace: str, settings: Settings) -> None:
     """The actor. `path` None: no SSD tier, orders are taken and refused. Ends when the orders end, after the last."""
     if path is None:
-        edges.facts.publish(DirectoryFacts(reason="--no-ssd"))
+        edges.facts.publish(DirectoryStats(reason="--no-ssd"))
     await SSDWriter(edges, path, namespace, settings).run()
 
 

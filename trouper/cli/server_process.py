@@ -14,7 +14,7 @@ from functools import partial
 import trio
 from rich.console import Console
 
-from trouper import Fleet, ServerSettings, Settings, run_fleet
+from trouper import ModelManager, ServerSettings, Settings, run_fleet
 from trouper.actors.ranks.leader import Leader
 from trouper.cli.address import cannot_listen, require_address
 from trouper.cli.announce import announce
@@ -53,7 +53,7 @@ async def run(
             async with trio.open_nursery() as nursery:
                 with loading, shown(console) as watch:
                     start = partial(run_fleet, settings, server_settings, watch=watch, ranks=ranks)
-                    fleet: Fleet = await nursery.start(start)
+                    fleet: ModelManager = await nursery.start(start)
                 over.set()
                 if not loading.cancelled_caught:
                     watching.start_soon(_watch_device, fleet)
@@ -80,7 +80,7 @@ async def _watch_loading(leaving: trio.Event, over: trio.Event) -> None:
     end_at_once(0)
 
 
-async def _watch_device(fleet: Fleet) -> None:
+async def _watch_device(fleet: ModelManager) -> None:
     """A thread inside the device cannot be cancelled: when it is given up (F18, F27), clients have had their errors,
     so give those a moment to go out, and end the process."""
     while (detail := _stuck(fleet)) is None:  # noqa: ASYNC110 - health is looked at; it does not announce itself.
@@ -90,14 +90,14 @@ async def _watch_device(fleet: Fleet) -> None:
     end_at_once(DEVICE_STUCK)
 
 
-def _stuck(fleet: Fleet) -> str | None:
+def _stuck(fleet: ModelManager) -> str | None:
     """What a model's health says if its device is given up."""
     healths = [one.runtime.health() for one in fleet.listed() if one.runtime is not None]
     return next((health.detail for health in healths if health.status == "stuck"), None)
 
 
 async def _serve(
-    nursery: trio.Nursery, fleet: Fleet, settings: ServerSettings, leaving: trio.Event, readers: Sequence[Reader]
+    nursery: trio.Nursery, fleet: ModelManager, settings: ServerSettings, leaving: trio.Event, readers: Sequence[Reader]
 ) -> None:
     shutdown = trio.Event()
     try:

@@ -6,7 +6,7 @@ import attrs
 
 
 @attrs.frozen(kw_only=True)
-class RowFacts:
+class RowStats:
     """One row at one moment. Times are trio's."""
 
     row: int
@@ -25,15 +25,15 @@ class RowFacts:
 
 
 @attrs.frozen(kw_only=True)
-class BatchFacts:
+class BatchStats:
     """All rows, and the last pauses of their streams."""
 
     at: float = 0.0
-    rows: tuple[RowFacts, ...] = ()
+    rows: tuple[RowStats, ...] = ()
     gaps_s: tuple[float, ...] = ()
     """Between one step's tokens and the next one's, as the running streams felt it; the latest is last."""
     gap_count: int = 0
     """Of all gaps so far, so that whoever looks again knows which are new."""
 
 
-NOTHING_SHOWN = BatchFacts()
+NOTHING_SHOWN = BatchStats()

@@ -16,7 +16,7 @@ NO_STEPS = Histogram.of(1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192,
 
 
 @attrs.frozen(kw_only=True)
-class CacheFacts:
+class CacheStats:
     """The prefix cache: counters since the server started, and what it holds now."""
 
     hits_block: int = 0
@@ -48,7 +48,7 @@ class CacheFacts:
 
 
 @attrs.frozen(kw_only=True)
-class SpeculationFacts:
+class SpeculationStats:
     """Drafts: counters since the server started."""
 
     steps: int = 0
@@ -68,7 +68,7 @@ class SpeculationFacts:
 
 
 @attrs.frozen(kw_only=True)
-class RecoveryFacts:
+class RecoveryStats:
     """Crashes of the engine: counters since the server started, and what holds now."""
 
     crashes: int = 0
@@ -85,7 +85,7 @@ class RecoveryFacts:
 
 
 @attrs.frozen(kw_only=True)
-class SchedulerFacts:
+class SchedulerStats:
     """Counters since the server started (they survive a restart of the engine group) and gauges of now."""
 
     active_sequences: int = 0
@@ -107,9 +107,9 @@ class SchedulerFacts:
     """Seconds between two tokens of a row."""
     step_tokens: Histogram = NO_STEPS
     """Tokens that a step prefilled and decoded."""
-    cache: CacheFacts = attrs.field(factory=CacheFacts)
-    speculation: SpeculationFacts = attrs.field(factory=SpeculationFacts)
-    recovery: RecoveryFacts = attrs.field(factory=RecoveryFacts)
+    cache: CacheStats = attrs.field(factory=CacheStats)
+    speculation: SpeculationStats = attrs.field(factory=SpeculationStats)
+    recovery: RecoveryStats = attrs.field(factory=RecoveryStats)
     stalled_since: float | None = None
     """trio.current_time() of the plan that has been unanswered for too long."""
 
@@ -127,7 +127,7 @@ class MemoryStatus:
 
 
 @attrs.frozen(kw_only=True)
-class DirectoryFacts:
+class DirectoryStats:
     """What SSDWriter knows of the cache directory."""
 
     path: str = ""
@@ -154,7 +154,7 @@ class DirectoryFacts:
 
 
 @attrs.frozen(kw_only=True)
-class ActorFacts:
+class ActorStats:
     """What supervision knows of one actor or group."""
 
     name: str
@@ -165,7 +165,7 @@ class ActorFacts:
 
 
 @attrs.frozen(kw_only=True)
-class ChannelFacts:
+class ChannelStats:
     """A channel of the graph at one moment."""
 
     name: str
@@ -184,7 +184,7 @@ RankState = Literal["joining", "loading", "ready", "lost", "left"]
 
 
 @attrs.frozen(kw_only=True)
-class RankFacts:
+class RankStats:
     """One rank, as rank 0 knows it."""
 
     rank: int
@@ -193,14 +193,14 @@ class RankFacts:
     """The last that it has answered."""
     heard_at: float = 0.0
     """trio.current_time() of its last sign of life; rank 0's own is now."""
-    directory: DirectoryFacts | None = None
+    directory: DirectoryStats | None = None
     """Of a follower: its own part of the cache on disk."""
 
 
 @attrs.frozen(kw_only=True)
-class RanksFacts:
+class RanksStats:
     """The group; nothing of it when there is only one rank."""
 
-    ranks: tuple[RankFacts, ...] = ()
+    ranks: tuple[RankStats, ...] = ()
     lost: str = ""
     """Why the group ends, once it does."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import attrs
 
 from trouper.protocol.grammar import Grammar
-from trouper.protocol.health import DirectoryFacts
-from trouper.protocol.model import MemoryFacts, ModelCard
+from trouper.protocol.health import DirectoryStats
+from trouper.protocol.model import MemoryStats, ModelCard
 from trouper.protocol.plans import Plan
 from trouper.protocol.work import NamedPiece
 
@@ -31,7 +31,7 @@ class Refused:
 
 
 @attrs.frozen
-class Said:
+class LogRecord:
     """A follower's log record, for rank 0's terminal."""
 
     level: int
@@ -46,24 +46,24 @@ class Ready:
 
 
 @attrs.frozen
-class Unable:
+class LoadFailed:
     """A follower cannot start, and neither can a second try: its model is not usable."""
 
     reason: str
 
 
 @attrs.frozen
-class Beat:
+class Heartbeat:
     """A sign of life, every so often, both ways. `step`: the last that this rank has answered. `directory`: a follower's
     own cache directory, once it has looked."""
 
     step: int = -1
-    memory: MemoryFacts | None = None
-    directory: DirectoryFacts | None = None
+    memory: MemoryStats | None = None
+    directory: DirectoryStats | None = None
 
 
 @attrs.frozen
-class Differs:
+class StateMismatch:
     """A follower's state is not what a plan expects (`ranks.RankDiffers`). It did not launch the plan."""
 
     step: int
@@ -123,7 +123,7 @@ class Compiled:
 
 
 @attrs.frozen
-class Kept:
+class WriteDone:
     """A follower has written its own part of a run of these keys, or could not."""
 
     keys: tuple[bytes, ...]
@@ -131,13 +131,13 @@ class Kept:
 
 
 @attrs.frozen
-class Lacks:
+class Missing:
     """A follower does not have these on its disk any more."""
 
     keys: tuple[bytes, ...]
 
 
 Message = (
-    Hello | Refused | Said | Ready | Unable | Beat | Differs | Crashed | Leave | Fetch | Fetched | Kept | Lacks | Plan
+    Hello | Refused | LogRecord | Ready | LoadFailed | Heartbeat | StateMismatch | Crashed | Leave | Fetch | Fetched | WriteDone | Missing | Plan
     | Compile | Compiled
 )  # fmt: skip

@@ -65,7 +65,7 @@ class Tokenizer(Protocol):
 
 
 @attrs.frozen
-class EmbeddingFacts:
+class EmbeddingStats:
     """What vectors a model gives: of so many numbers, from the hidden states of all tokens, the last, or the first."""
 
     dimensions: int
@@ -95,7 +95,7 @@ class ModelCard:
     """What the device can spare for cached blocks, unless --cache-memory says otherwise."""
     fingerprint: str = ""
     """Of the weights' content, adapter, architecture and dtype, as hex; "" if nothing may be kept on disk."""
-    embedding: EmbeddingFacts | None = None
+    embedding: EmbeddingStats | None = None
     """None: it gives no embeddings."""
     ranks: int = 1
     """Processes that compute it together."""
@@ -120,7 +120,7 @@ class LoadedModel:
 
 
 @attrs.frozen(kw_only=True)
-class MemoryFacts:
+class MemoryStats:
     """Bytes, from the device itself (R14)."""
 
     active_bytes: int
@@ -145,7 +145,7 @@ class Engine(Protocol):
         """Answer plans until their channel ends, starting with no rows. May be called again after it raised. Raises
         `RankDiffers` before it launches a plan whose digest is not of its own state."""
 
-    def memory(self) -> MemoryFacts: ...
+    def memory(self) -> MemoryStats: ...
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Own the thread (or nothing) until cancelled."""

@@ -19,7 +19,7 @@ from quart.wrappers.response import ResponseBody
 
 from trouper import heap
 from trouper.actors.runtime.answer import Answer
-from trouper.actors.runtime.model_manager import Listed, Models, model_not_found
+from trouper.actors.runtime.model_manager import ModelEntry, Models, model_not_found
 from trouper.actors.runtime.runtime import Runtime
 from trouper.protocol.problems import RequestFailed
 from trouper.protocol.record import Reason, RequestRecord
@@ -86,7 +86,7 @@ def context_of(runtime: Runtime) -> int:
     return min(own, runtime.settings.max_kv_size or own)
 
 
-def listed_body(listed: Listed) -> dict[str, Any]:
+def listed_body(listed: ModelEntry) -> dict[str, Any]:
     """A model as GET /v1/models lists it. What is not known before it is loaded is left out."""
     body: dict[str, Any] = {"id": listed.names[0], "object": "model", "created": 0, "owned_by": "trouper"}
     if listed.runtime is not None:
@@ -196,7 +196,7 @@ class Service:
         )
         self.journal.note(asked, record)
 
-    def listed(self, model: str) -> Listed:
+    def listed(self, model: str) -> ModelEntry:
         """Raises `RequestFailed` (404)."""
         listed = self.models.listed()
         found = next((one for one in listed if model in one.names), None)

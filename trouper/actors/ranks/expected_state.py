@@ -15,7 +15,7 @@ from trouper.protocol.plans import Admit, Chunk, Plan, RowId, Stepped
 from trouper.protocol.ranks import Digest
 
 
-class Ledger:
+class ExpectedState:
     """Rows in the order in which they came, as arrays: a step costs the same for one row and for many."""
 
     def __init__(self) -> None:

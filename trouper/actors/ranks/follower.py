@@ -15,21 +15,21 @@ from trouper.actors.ranks.follower_disk import FollowerDisk
 from trouper.actors.ranks.leader import BEAT_S, HELLO_S, LEAVING_S, RankLost, flags_of, send_beats
 from trouper.actors.ranks.rank_link import Invitation, Link, LinkFailed
 from trouper.actors.runtime.supervision import innermost
-from trouper.protocol.health import DirectoryFacts
+from trouper.protocol.health import DirectoryStats
 from trouper.protocol.link import (
-    Beat,
     Compile,
     Compiled,
     Crashed,
-    Differs,
     Fetch,
+    Heartbeat,
     Hello,
     Leave,
+    LoadFailed,
+    LogRecord,
     Message,
     Ready,
     Refused,
-    Said,
-    Unable,
+    StateMismatch,
 )
 from trouper.protocol.model import Engine, Tokenizer
 from trouper.protocol.plans import Plan, Stepped
@@ -65,12 +65,12 @@ class Follower:
         self._sent = trio.Event()
         self._disk: FollowerDisk | None = None
         """Once the model is loaded."""
-        self._disk_told: DirectoryFacts | None = None
+        self._disk_told: DirectoryStats | None = None
         self._tokenizer: Tokenizer | None = None
 
     def say(self, level: int, text: str) -> bool:
         """A log record for rank 0's terminal. False where there is nobody to hear it."""
-        return self.linked and self._post(Said(level, text))
+        return self.linked and self._post(LogRecord(level, text))
 
     async def run(self) -> None:
         """Join, load, follow. Returns when rank 0 leaves. Raises `RankLost` or `ModelUnusable`; `ended` is set before, since
@@ -126,11 +126,11 @@ class Follower:
             except* RankDiffers as group:
                 one = innermost(group)
                 assert isinstance(one, RankDiffers)
-                await self._last_words(Differs(one.step, one.field, one.expected, one.found))
+                await self._last_words(StateMismatch(one.step, one.field, one.expected, one.found))
                 raise self._end(str(one)) from None
             except* ModelUnusable as group:
                 reason = str(innermost(group))
-                await self._last_words(Unable(reason))
+                await self._last_words(LoadFailed(reason))
                 raise self._end(reason, unusable=True) from None
             except* Exception as group:
                 crash = innermost(group)
@@ -183,7 +183,7 @@ class Follower:
                         self._disk.fetch(message)
                     case Compile():
                         beside.start_soon(self._compile, message)
-                    case Beat():
+                    case Heartbeat():
                         pass
                     case Leave(reason="", unusable=_):
                         break
@@ -240,8 +240,8 @@ class Follower:
         if self._disk is not None:
             self._disk.close()
 
-    def _beat(self) -> Beat:
-        return Beat(self._step, self._engine.memory(), self._disk.facts if self._disk is not None else None)
+    def _beat(self) -> Heartbeat:
+        return Heartbeat(self._step, self._engine.memory(), self._disk.facts if self._disk is not None else None)
 
     def _tell_of_disk(self) -> None:
         """At once, where it matters: rank 0 waits for the first look, and asks nothing of a disk that is off."""

@@ -17,9 +17,9 @@ from trouper.actors.runtime.supervision import RestartLimit, supervise
 from trouper.actors.scheduling.disk_tier import BACKLOG_BYTES
 from trouper.actors.scheduling.prefix_cache import cache_namespace
 from trouper.actors.ssd_writer import WriterEdges, directory_for, write_to_disk
-from trouper.protocol.health import ActorFacts, DirectoryFacts, MemoryStatus, SchedulerFacts
-from trouper.protocol.link import Fetch, Fetched, Kept, Lacks, Message
-from trouper.protocol.model import MemoryFacts, ModelCard
+from trouper.protocol.health import ActorStats, DirectoryStats, MemoryStatus, SchedulerStats
+from trouper.protocol.link import Fetch, Fetched, Message, Missing, WriteDone
+from trouper.protocol.model import MemoryStats, ModelCard
 from trouper.protocol.plans import Load, Plan, Stepped
 from trouper.protocol.settings import Settings
 from trouper.protocol.watch import Relayed, Watch
@@ -49,16 +49,16 @@ class FollowerDisk:
         self,
         card: ModelCard,
         settings: Settings,
-        look: Callable[[], MemoryFacts],
+        look: Callable[[], MemoryStats],
         tell: Callable[[Message], bool],
         changed: Callable[[], None],
     ) -> None:
         """`changed` is called when `facts` are others."""
-        self.directory = Relayed(DirectoryFacts(), changed)
+        self.directory = Relayed(DirectoryStats(), changed)
         self._card, self._settings, self._look, self._tell = card, settings, look, tell
         self._orders, self._orders_in = trio.open_memory_channel[DiskOrder](ORDERS)
         self._news, self._news_in = trio.open_memory_channel[DiskNews](NEWS)
-        self._scheduler = Watch(SchedulerFacts())
+        self._scheduler = Watch(SchedulerStats())
         self._tidying = trio.CancelScope()
         self.ended = trio.Event()
         """The last order was carried out."""
@@ -74,7 +74,7 @@ class FollowerDisk:
         """More could not become blocks at the same time."""
 
     @property
-    def facts(self) -> DirectoryFacts | None:
+    def facts(self) -> DirectoryStats | None:
         """None until somebody has looked."""
         facts = self.directory.latest
         if not (facts.attached or facts.reason):
@@ -87,7 +87,7 @@ class FollowerDisk:
         async with trio.open_nursery() as beside:
             beside.start_soon(self._hear)
             beside.start_soon(self._tidy)
-            writer = Watch(ActorFacts(name="SSDWriter"))
+            writer = Watch(ActorStats(name="SSDWriter"))
             await supervise(self._write, writer, RestartLimit(), needed=False)
             self._orders_in.close()
             if writer.latest.state == "degraded":
@@ -105,7 +105,7 @@ class FollowerDisk:
     async def _tidy(self) -> None:
         janitor = partial(keep_tidy, self._orders, self._look, Watch(MemoryStatus()), self._scheduler, self._settings)
         with self._tidying:
-            await supervise(janitor, Watch(ActorFacts(name="CacheJanitor")), RestartLimit(), needed=False)
+            await supervise(janitor, Watch(ActorStats(name="CacheJanitor")), RestartLimit(), needed=False)
 
     async def _write(self) -> None:
         edges = WriterEdges(self._orders_in, self._news, self.directory, self._scheduler)
@@ -148,7 +148,7 @@ class FollowerDisk:
         if plan.has_work != bool(
             self._scheduler.latest.active_sequences
         ):  # Then writes rest, and nothing is inspected.
-            self._scheduler.publish(SchedulerFacts(active_sequences=int(plan.has_work)))
+            self._scheduler.publish(SchedulerStats(active_sequences=int(plan.has_work)))
         return plan
 
     def _own(self, load: Load) -> Load:
@@ -170,11 +170,11 @@ class FollowerDisk:
             self._underway[keys] = write.nbytes
             return
         self._shed += 1
-        self._tell(Kept(keys, refused=True))
+        self._tell(WriteDone(keys, refused=True))
 
     def _written(self, keys: Keys, *, refused: bool) -> None:
         if self._underway.pop(keys, None) is not None:
-            self._tell(Kept(keys, refused))
+            self._tell(WriteDone(keys, refused))
 
     # -- what the disk says ----------------------------------------------------------------------
 
@@ -184,7 +184,7 @@ class FollowerDisk:
                 case Loaded():
                     self._keep(news)
                 case Gone(keys=keys):
-                    self._tell(Lacks(keys))
+                    self._tell(Missing(keys))
                 case Written(keys=keys, refused=refused):
                     self._written(keys, refused=refused)
                 case Catalogue():  # What there is rank 0 knows by its own.

@@ -17,25 +17,25 @@ import trio
 
 from trouper.actors.ranks.grammar_broadcast import GrammarSpreader
 from trouper.actors.ranks.rank_link import Invitation, Link, LinkFailed
-from trouper.protocol.health import DirectoryFacts, RankFacts, RanksFacts, RankState
+from trouper.protocol.health import DirectoryStats, RanksStats, RankState, RankStats
 from trouper.protocol.link import (
-    Beat,
     Compile,
     Compiled,
     Crashed,
-    Differs,
     Fetch,
     Fetched,
+    Heartbeat,
     Hello,
-    Kept,
-    Lacks,
     Leave,
+    LoadFailed,
+    LogRecord,
+    Missing,
     Ready,
     Refused,
-    Said,
-    Unable,
+    StateMismatch,
+    WriteDone,
 )
-from trouper.protocol.model import LoadedModel, MemoryFacts, ModelCard
+from trouper.protocol.model import LoadedModel, MemoryStats, ModelCard
 from trouper.protocol.plans import Plan, Stepped
 from trouper.protocol.settings import Settings
 from trouper.protocol.watch import Watch
@@ -70,7 +70,7 @@ def flags_of(settings: Settings) -> tuple[tuple[str, str], ...]:
 
 
 @attrs.define(eq=False)
-class Member:
+class FollowerConnection:
     """A follower."""
 
     rank: int
@@ -78,13 +78,13 @@ class Member:
     outbox: trio.MemorySendChannel[bytes]
     state: RankState = "loading"
     step: int = -1
-    memory: MemoryFacts | None = None
+    memory: MemoryStats | None = None
     card: ModelCard | None = None
-    directory: DirectoryFacts | None = None
+    directory: DirectoryStats | None = None
 
     @property
-    def facts(self) -> RankFacts:
-        return RankFacts(
+    def facts(self) -> RankStats:
+        return RankStats(
             rank=self.rank,
             state=self.state,
             step=self.step,
@@ -93,7 +93,7 @@ class Member:
         )
 
 
-DiskTold = Fetched | Kept | Lacks | DirectoryFacts
+DiskTold = Fetched | WriteDone | Missing | DirectoryStats
 """What a follower tells of its disk."""
 
 
@@ -101,7 +101,7 @@ class Leader:
     """The links of rank 0. `run` for its whole life; every other method may be called meanwhile."""
 
     def __init__(self, settings: Settings, host: str = "127.0.0.1", beat_s: float = BEAT_S) -> None:
-        self.facts = Watch(RanksFacts())
+        self.facts = Watch(RanksStats())
         self.joined = trio.Event()
         self.lost = trio.Event()
         self.unusable = False
@@ -109,7 +109,7 @@ class Leader:
         self.size = 1
         self._settings, self._host, self._beat_s = settings, host, beat_s
         self._secret = b""
-        self._members: dict[int, Member] = {}
+        self._members: dict[int, FollowerConnection] = {}
         self._changed = trio.Event()
         self._disks, self.disks = trio.open_memory_channel[tuple[int, DiskTold]](DISK_NEWS)
         """(rank, what it tells), of a directory only whether it is in use."""
@@ -218,7 +218,7 @@ class Leader:
 
     async def _accompany(self, rank: int, link: Link) -> None:
         outbox, frames = trio.open_memory_channel[bytes](OUTBOX)
-        member = self._members[rank] = Member(rank, link, outbox)
+        member = self._members[rank] = FollowerConnection(rank, link, outbox)
         log.info("rank %d is here", rank)
         self._tell_change()
         try:
@@ -234,13 +234,13 @@ class Leader:
             outbox.close()
             self._tell_change()
 
-    def _gone(self, member: Member, why: str) -> None:
+    def _gone(self, member: FollowerConnection, why: str) -> None:
         leaves = member.state == "left"
         member.state = "left" if leaves else "lost"
         if not leaves:
             self.lose(f"rank {member.rank}: {why}")
 
-    async def _send(self, member: Member, frames: trio.MemoryReceiveChannel[bytes]) -> None:
+    async def _send(self, member: FollowerConnection, frames: trio.MemoryReceiveChannel[bytes]) -> None:
         async for frame in frames:
             try:
                 with trio.fail_after(self._settings.rank_timeout_s):
@@ -251,27 +251,27 @@ class Leader:
             except LinkFailed:  # What it said at the end may still lie here unread: whoever hears it says why.
                 return
 
-    async def _hear(self, member: Member) -> None:
+    async def _hear(self, member: FollowerConnection) -> None:
         while True:
             message = await member.link.receive()
             match message:
-                case Beat():
+                case Heartbeat():
                     self._take_beat(member, message)
-                case Fetched() | Kept() | Lacks():
+                case Fetched() | WriteDone() | Missing():
                     self._pass_on(member, message)
                 case Compiled():
                     self.grammars.heard(member.rank, message)
-                case Said(level=level, text=text):
+                case LogRecord(level=level, text=text):
                     log.log(level, "rank %d: %s", member.rank, text)
                 case Ready(card=card):
                     member.state, member.card = "ready", card
                     log.info("rank %d is ready", member.rank)
                     self._tell_change()
-                case Unable(reason=reason):
+                case LoadFailed(reason=reason):
                     self.lose(f"rank {member.rank}: {reason}", unusable=True)
                 case Crashed(reason=reason):
                     self.lose(f"rank {member.rank} crashed: {reason}")
-                case Differs():
+                case StateMismatch():
                     self.lose(
                         f"rank {member.rank} differs at step {message.step}: its {message.field} are not what the plan "
                         f"expects ({message.found:016x}, not {message.expected:016x})"
@@ -279,13 +279,13 @@ class Leader:
                 case _:
                     raise LinkFailed(f"it sent {type(message).__name__}, which is not for rank 0")
 
-    def _take_beat(self, member: Member, beat: Beat) -> None:
+    def _take_beat(self, member: FollowerConnection, beat: Heartbeat) -> None:
         before, member.directory = member.directory, beat.directory
         member.step, member.memory = beat.step, beat.memory
         if beat.directory is not None and _in_use(beat.directory) != (before and _in_use(before)):
             self._pass_on(member, beat.directory)
 
-    def _pass_on(self, member: Member, told: DiskTold) -> None:
+    def _pass_on(self, member: FollowerConnection, told: DiskTold) -> None:
         with suppress(trio.WouldBlock, trio.BrokenResourceError):
             self._disks.send_nowait((member.rank, told))
 
@@ -314,7 +314,7 @@ class Leader:
         """To every follower, in order with the plans. Who is asked."""
         return self._tell_all(fetch)
 
-    def directories(self) -> dict[int, DirectoryFacts | None]:
+    def directories(self) -> dict[int, DirectoryStats | None]:
         """Every follower's, by its rank; None until it has looked."""
         return {rank: member.directory for rank, member in sorted(self._members.items())}
 
@@ -332,7 +332,7 @@ class Leader:
         if self._unanswered:
             self._unanswered[0] = self._unanswered[0][0], trio.current_time()
 
-    def _post(self, member: Member, frame: bytes) -> None:
+    def _post(self, member: FollowerConnection, frame: bytes) -> None:
         try:
             member.outbox.send_nowait(frame)
         except trio.WouldBlock:
@@ -340,7 +340,7 @@ class Leader:
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             self._gone(member, "its connection ended")
 
-    def memory(self, own: MemoryFacts) -> MemoryFacts:
+    def memory(self, own: MemoryStats) -> MemoryStats:
         """Of the rank that has least left: what it has no room for nobody can compute."""
         known = [own, *(member.memory for member in self._members.values() if member.memory is not None)]
         return max(known, key=lambda facts: facts.active_bytes / facts.limit_bytes)
@@ -384,19 +384,19 @@ class Leader:
                 f"step {step} has not ended for {limit_s:g} s (--collective-timeout-s); the last steps done: {steps}"
             )
 
-    def _beat(self) -> Beat:
-        return Beat(self._answered)
+    def _beat(self) -> Heartbeat:
+        return Heartbeat(self._answered)
 
-    def _facts(self) -> RanksFacts:
-        own = RankFacts(rank=0, state="ready", step=self._answered, heard_at=trio.current_time())
+    def _facts(self) -> RanksStats:
+        own = RankStats(rank=0, state="ready", step=self._answered, heard_at=trio.current_time())
         ranks = sorted((member.facts for member in self._members.values()), key=lambda facts: facts.rank)
-        return RanksFacts(ranks=(own, *ranks), lost=self.reason)
+        return RanksStats(ranks=(own, *ranks), lost=self.reason)
 
     def _publish(self) -> None:
         self.facts.publish(self._facts())
 
 
-async def send_beats(outbox: trio.MemorySendChannel[bytes], beat: Callable[[], Beat], every_s: float) -> None:
+async def send_beats(outbox: trio.MemorySendChannel[bytes], beat: Callable[[], Heartbeat], every_s: float) -> None:
     """Signs of life. Where others wait to be sent, none is needed."""
     while True:
         try:
@@ -408,7 +408,7 @@ async def send_beats(outbox: trio.MemorySendChannel[bytes], beat: Callable[[], B
         await trio.sleep(every_s)
 
 
-def _in_use(directory: DirectoryFacts) -> tuple[bool, str]:
+def _in_use(directory: DirectoryStats) -> tuple[bool, str]:
     return directory.attached, directory.reason
 
 

@@ -15,8 +15,8 @@ import trio
 from trouper.actors.ranks.leader import Leader
 from trouper.actors.scheduling.prefix_cache import cache_namespace
 from trouper.actors.ssd_writer import WriterEdges, directory_for, write_to_disk
-from trouper.protocol.health import DirectoryFacts
-from trouper.protocol.link import Fetch, Fetched, Kept, Lacks
+from trouper.protocol.health import DirectoryStats
+from trouper.protocol.link import Fetch, Fetched, Missing, WriteDone
 from trouper.protocol.model import ModelCard
 from trouper.protocol.settings import Settings
 from trouper.protocol.watch import Relayed
@@ -78,7 +78,7 @@ class LeaderDisk:
 
     def __init__(self, edges: WriterEdges, leader: Leader, card: ModelCard, settings: Settings) -> None:
         self._edges, self._leader, self._card, self._settings = edges, leader, card, settings
-        self._own = Relayed(DirectoryFacts(), self._publish)
+        self._own = Relayed(DirectoryStats(), self._publish)
         self._all_known = trio.Event()
         self._silent: list[int] = []
         """Followers (or rank 0) that have not answered lately."""
@@ -193,11 +193,11 @@ class LeaderDisk:
             match told:
                 case Fetched():
                     self._take_followers(rank, told)
-                case Kept(keys=keys, refused=refused):
+                case WriteDone(keys=keys, refused=refused):
                     await self._written(rank, keys, refused=refused)
-                case Lacks(keys=keys):
+                case Missing(keys=keys):
                     await self._tell(Gone(keys))
-                case DirectoryFacts():
+                case DirectoryStats():
                     self._publish()
                     if all(facts is not None for facts in self._leader.directories().values()):
                         self._all_known.set()

@@ -10,7 +10,7 @@ import attrs
 import trio
 
 from trouper.actors.scheduling.sequence import Row
-from trouper.protocol.batch import NOTHING_SHOWN, BatchFacts, RowFacts
+from trouper.protocol.batch import NOTHING_SHOWN, BatchStats, RowStats
 from trouper.protocol.watch import Watch
 
 LOOK_S = 2.0
@@ -20,12 +20,12 @@ GAPS_KEPT = 512
 
 
 @attrs.define(eq=False)
-class Showing:
+class BatchView:
     """Each look is answered once, after the step at hand: rows are copied as often as somebody looks, however fast the
     steps are."""
 
     _looked: Watch[float]
-    _batch: Watch[BatchFacts]
+    _batch: Watch[BatchStats]
     _answered: float = -inf
     """The look that was answered last."""
     _gaps: deque[float] = attrs.field(factory=lambda: deque(maxlen=GAPS_KEPT))
@@ -61,13 +61,13 @@ class Showing:
         elif asked or (self._batch.latest.rows and not rows):  # Resting, it would show rows that are no more.
             self._batch.publish(self._facts(rows))
 
-    def _facts(self, rows: Collection[Row]) -> BatchFacts:
+    def _facts(self, rows: Collection[Row]) -> BatchStats:
         shown = tuple(map(_facts_of, rows))
-        return BatchFacts(at=trio.current_time(), rows=shown, gaps_s=tuple(self._gaps), gap_count=self._gap_count)
+        return BatchStats(at=trio.current_time(), rows=shown, gaps_s=tuple(self._gaps), gap_count=self._gap_count)
 
 
-def _facts_of(row: Row) -> RowFacts:
-    return RowFacts(
+def _facts_of(row: Row) -> RowStats:
+    return RowStats(
         row=row.id,
         request_id=row.admitted.submission.request.request_id,
         prompt_tokens=row.prompt_tokens,

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import attrs
 import trio
 
-from trouper.protocol.health import ChannelFacts
+from trouper.protocol.health import ChannelStats
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ class Channels:
         self._opened[name] = sending
         return sending, receiving
 
-    def facts(self) -> tuple[ChannelFacts, ...]:
+    def facts(self) -> tuple[ChannelStats, ...]:
         self.note_peaks()
         return tuple(
             _facts(name, self._edges[name], opened, self._peaks[name]) for name, opened in self._opened.items()
@@ -58,9 +58,9 @@ def offer(channel: trio.MemorySendChannel[T], message: T) -> bool:
     return True
 
 
-def _facts(name: str, edge: Edge, opened: trio.MemorySendChannel[Any], peak: int) -> ChannelFacts:
+def _facts(name: str, edge: Edge, opened: trio.MemorySendChannel[Any], peak: int) -> ChannelStats:
     state = opened.statistics()
-    return ChannelFacts(
+    return ChannelStats(
         name=name,
         source=edge.source,
         target=edge.target,

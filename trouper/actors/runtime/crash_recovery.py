@@ -20,7 +20,7 @@ from trouper.actors.request_intake import Admitted
 from trouper.actors.scheduling.crash_attribution import Blame, Involved, Standing, Verdict
 from trouper.actors.scheduling.crash_cause import cause_of
 from trouper.actors.scheduling.sequence import Row
-from trouper.protocol.health import RecoveryFacts
+from trouper.protocol.health import RecoveryStats
 from trouper.protocol.problems import Problem
 
 log = logging.getLogger("trouper.recovery")
@@ -59,7 +59,7 @@ class Recovery:
 
     def __init__(self) -> None:
         self.blame = Blame()
-        self.facts = RecoveryFacts()
+        self.facts = RecoveryStats()
         self.closed = False
         self._left: LeftBehind | None = None
         self._ended = False
@@ -99,7 +99,7 @@ class Recovery:
         """A request was refused since its content is in the quarantine."""
         self._count(refused=1)
 
-    def look(self, now: float) -> RecoveryFacts:
+    def look(self, now: float) -> RecoveryStats:
         """The counters, and what holds now."""
         self.facts = attrs.evolve(self.facts, quarantined=self.blame.quarantine.count(now), apart=self.blame.apart(now))
         return self.facts

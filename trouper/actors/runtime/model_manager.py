@@ -50,7 +50,7 @@ class Lease:
 
 
 @attrs.frozen
-class Listed:
+class ModelEntry:
     """A model that may be asked for. `runtime` is None while it is not loaded."""
 
     names: tuple[str, ...]
@@ -70,7 +70,7 @@ class Models(Protocol):
     def finished(self) -> trio.Event:
         """Set when all were drained."""
 
-    def listed(self) -> Sequence[Listed]:
+    def listed(self) -> Sequence[ModelEntry]:
         """All that may be asked for, the default first."""
 
     async def lease(self, name: str | None) -> Lease:
@@ -82,14 +82,14 @@ class OneModel:
 
     def __init__(self, runtime: Runtime, aliases: Sequence[str] = ()) -> None:
         require_names((runtime.model.id,), aliases)
-        self._listed = Listed(names_of(runtime.model.id, aliases, default=True), "ready", runtime)
+        self._listed = ModelEntry(names_of(runtime.model.id, aliases, default=True), "ready", runtime)
         self._runtime = runtime
 
     @property
     def finished(self) -> trio.Event:
         return self._runtime.finished
 
-    def listed(self) -> Sequence[Listed]:
+    def listed(self) -> Sequence[ModelEntry]:
         return (self._listed,)
 
     async def lease(self, name: str | None) -> Lease:
@@ -99,7 +99,7 @@ class OneModel:
 
 
 @attrs.define(eq=False)
-class Member:
+class ManagedModel:
     """A model of the fleet."""
 
     settings: Settings
@@ -120,13 +120,13 @@ class Member:
     """Its graph has ended."""
 
 
-class Fleet:
+class ModelManager:
     """Implements `Models`. Its graphs live in the nursery of `run`."""
 
     def __init__(
         self,
         nursery: trio.Nursery,
-        members: Sequence[Member],
+        members: Sequence[ManagedModel],
         start: StartGraph,
         measure: Callable[[Settings], Awaitable[int]],
         budget_bytes: int,
@@ -138,8 +138,8 @@ class Fleet:
         self.draining = False
         self.finished = trio.Event()
 
-    def listed(self) -> Sequence[Listed]:
-        return tuple(Listed(one.names, one.state, one.runtime, one.waiting, one.problem) for one in self._members)
+    def listed(self) -> Sequence[ModelEntry]:
+        return tuple(ModelEntry(one.names, one.state, one.runtime, one.waiting, one.problem) for one in self._members)
 
     async def lease(self, name: str | None) -> Lease:
         """Waits while the model is loaded, or while there is no room for it (--queue-timeout-s)."""
@@ -156,7 +156,7 @@ class Fleet:
         assert member.runtime is not None, "it is ready"
         return Lease(member.names[0], member.runtime, lambda: self._release(member))
 
-    async def _wait_until_ready(self, member: Member) -> None:
+    async def _wait_until_ready(self, member: ManagedModel) -> None:
         self._refuse_if_draining()
         while member.state != "ready":
             self._ask_for(member)
@@ -169,7 +169,7 @@ class Fleet:
         if self.draining:
             raise RequestFailed(DRAINING)
 
-    def _find(self, name: str | None) -> Member:
+    def _find(self, name: str | None) -> ManagedModel:
         if name is None:
             return self._members[0]
         found = next((member for member in self._members if name in member.names), None)
@@ -177,7 +177,7 @@ class Fleet:
             raise model_not_found(name, self.listed())
         return found
 
-    def _release(self, member: Member) -> None:
+    def _release(self, member: ManagedModel) -> None:
         member.leases -= 1
         member.used_at = trio.current_time()
         self._tell()
@@ -188,7 +188,7 @@ class Fleet:
 
     # -- loading ---------------------------------------------------------------------------------
 
-    def _ask_for(self, member: Member) -> None:
+    def _ask_for(self, member: ManagedModel) -> None:
         """In a task of its own: a client that does not want to wait any longer does not end it. Raises what was wrong
         the last time if that was a moment ago."""
         if member.state != "unloaded":
@@ -198,7 +198,7 @@ class Fleet:
         member.state, member.problem = "waiting", None
         self._nursery.start_soon(self._bring, member)
 
-    async def _bring(self, member: Member) -> None:
+    async def _bring(self, member: ManagedModel) -> None:
         try:
             await self.load(member)
         except ModelUnusable as unusable:
@@ -212,7 +212,7 @@ class Fleet:
                 member.state = "unloaded"
             self._tell()
 
-    async def load(self, member: Member) -> None:
+    async def load(self, member: ManagedModel) -> None:
         """One at a time. Raises `ModelUnusable`, or `RequestFailed` (503) if there is no room for it."""
         async with self._loader:
             if len(self._members) > 1:
@@ -224,7 +224,7 @@ class Fleet:
             member.names = tuple(dict.fromkeys([*member.names, member.runtime.model.id]))
             member.state, member.used_at = "ready", trio.current_time()
 
-    async def _started(self, member: Member) -> Runtime:
+    async def _started(self, member: ManagedModel) -> Runtime:
         try:
             runtime: Runtime = await self._nursery.start(self._run, member)
         except BaseExceptionGroup as group:
@@ -234,7 +234,7 @@ class Fleet:
             raise _first(unusable) from None
         return runtime
 
-    async def _run(self, member: Member, *, task_status: trio.TaskStatus[Runtime]) -> None:
+    async def _run(self, member: ManagedModel, *, task_status: trio.TaskStatus[Runtime]) -> None:
         """Raises `ActorFailed` if it is the only model: then nothing is left to serve."""
         try:
             await self._start(member.settings, task_status=task_status)
@@ -249,7 +249,7 @@ class Fleet:
             member.gone.set()
             self._tell()
 
-    async def _make_room(self, member: Member) -> None:
+    async def _make_room(self, member: ManagedModel) -> None:
         """Raises `RequestFailed` (503) when the others were in use all the time that a request may wait."""
         limit_s = member.settings.queue_timeout_s or float("inf")
         with trio.move_on_after(limit_s):
@@ -263,15 +263,15 @@ class Fleet:
         said = f"{member.names[0]} is not loaded, and the other models were in use for {limit_s:g} s (--model-memory)"
         raise RequestFailed(Problem(503, said, "server_error", "model", "no_memory_for_model", 5))
 
-    def _loaded(self) -> list[Member]:
+    def _loaded(self) -> list[ManagedModel]:
         return [member for member in self._members if member.state == "ready"]
 
-    def _fits(self, member: Member) -> bool:
+    def _fits(self, member: ManagedModel) -> bool:
         """Alone it may be as large as the machine allows: its loading says if it is not."""
         loaded = self._loaded()
         return not loaded or sum(other.weights_bytes for other in loaded) + member.weights_bytes <= self._budget
 
-    async def _unload(self, member: Member) -> None:
+    async def _unload(self, member: ManagedModel) -> None:
         log.info("unloading %s to make room", member.names[0])
         assert member.runtime is not None, "it is ready"
         member.state = "unloading"
@@ -287,7 +287,7 @@ class Fleet:
                 member.state = "waiting"
                 await self._bring(member)
 
-    async def _measured(self, member: Member) -> int:
+    async def _measured(self, member: ManagedModel) -> int:
         """0 if it cannot be loaded: whoever asks for it will hear why."""
         try:
             return await self._measure(member.settings)
@@ -314,7 +314,7 @@ class Fleet:
         return all(finished)
 
 
-async def run_fleet_of(
+async def run_model_manager(
     settings: Sequence[Settings],
     aliases: Sequence[str],
     start: StartGraph,
@@ -322,7 +322,7 @@ async def run_fleet_of(
     budget_bytes: int,
     *,
     default_name: str,
-    task_status: trio.TaskStatus[Fleet],
+    task_status: trio.TaskStatus[ModelManager],
 ) -> None:
     """Load the first model, hand out the fleet, load what else fits; return when it was drained. `measure` tells what a
     model's weights will weigh; `default_name` is the model's whose settings name none. Raises `ModelUnusable`, and
@@ -330,10 +330,10 @@ async def run_fleet_of(
     require_names([one.model or default_name for one in settings], aliases)
     async with trio.open_nursery() as nursery:
         members = [
-            Member(one, names_of(one.model or default_name, aliases, default=place == 0))
+            ManagedModel(one, names_of(one.model or default_name, aliases, default=place == 0))
             for place, one in enumerate(settings)
         ]
-        fleet = Fleet(nursery, members, start, measure, budget_bytes)
+        fleet = ModelManager(nursery, members, start, measure, budget_bytes)
         await fleet.load(members[0])
         task_status.started(fleet)
         nursery.start_soon(fleet.load_what_fits)
@@ -341,7 +341,7 @@ async def run_fleet_of(
         nursery.cancel_scope.cancel()
 
 
-def model_not_found(model: str, listed: Sequence[Listed]) -> RequestFailed:
+def model_not_found(model: str, listed: Sequence[ModelEntry]) -> RequestFailed:
     served = ", ".join(repr(one.names[0]) for one in listed)
     said = f"the model {model!r} is not served here; {served} {'is' if len(listed) == 1 else 'are'}"
     return RequestFailed(Problem(404, said, "invalid_request_error", "model", "model_not_found"))

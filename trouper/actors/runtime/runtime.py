@@ -11,8 +11,8 @@ from trouper.actors.runtime.prompt_tokenizing import check_characters, is_short,
 from trouper.actors.runtime.submission import Submission, open_submission
 from trouper.actors.runtime.watches import Health, Watches
 from trouper.actors.runtime.worker_lanes import Lanes
-from trouper.protocol.batch import BatchFacts
-from trouper.protocol.health import ChannelFacts
+from trouper.protocol.batch import BatchStats
+from trouper.protocol.health import ChannelStats
 from trouper.protocol.model import ModelCard, Tokenizer
 from trouper.protocol.problems import DRAINING, Problem, RequestFailed, rank_lost
 from trouper.protocol.replies import Accepted, Failed
@@ -104,11 +104,11 @@ class Runtime:
         """What the actors last published. Never waits."""
         return self._watches.health(draining=self.draining)
 
-    def channels(self) -> tuple[ChannelFacts, ...]:
+    def channels(self) -> tuple[ChannelStats, ...]:
         """How full each one is at this moment."""
         return self._channels.facts()
 
-    def look(self) -> BatchFacts:
+    def look(self) -> BatchStats:
         """The batch, as it was after the last look. Nothing of it is made unless somebody looks, so look again: within
         two seconds, or it is forgotten."""
         self._watches.looked.publish(trio.current_time())

@@ -9,7 +9,7 @@ import attrs
 import trio
 
 from trouper.actors.scheduling.crash_attribution import UNEXPLAINED, Content, Verdict
-from trouper.protocol.health import ActorFacts
+from trouper.protocol.health import ActorStats
 from trouper.protocol.problems import ActorFailed
 from trouper.protocol.watch import Watch
 
@@ -62,7 +62,7 @@ class CrashCount:
 
 async def supervise(
     run: Callable[[], Awaitable[None]],
-    facts: Watch[ActorFacts],
+    facts: Watch[ActorStats],
     limit: RestartLimit,
     *,
     needed: bool,
@@ -89,7 +89,7 @@ async def supervise(
         raise ActorFailed(f"{name} crashed {len(crashes)} times within {limit.within_s:g} s, at last with {last}")
 
 
-def note_crash(cause: BaseException, facts: Watch[ActorFacts], judge: Judge) -> Verdict:
+def note_crash(cause: BaseException, facts: Watch[ActorStats], judge: Judge) -> Verdict:
     """Nothing here may keep the exception: its traceback holds frames of the engine, and with them all the rows' KV."""
     said = f"{type(cause).__name__}: {cause}"
     log.error("%s crashed: %s", facts.latest.name, said, exc_info=cause)

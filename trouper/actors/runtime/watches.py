@@ -8,8 +8,8 @@ from typing import Literal
 import attrs
 import trio
 
-from trouper.protocol.batch import NOTHING_SHOWN, BatchFacts
-from trouper.protocol.health import ActorFacts, DirectoryFacts, MemoryStatus, RanksFacts, SchedulerFacts
+from trouper.protocol.batch import NOTHING_SHOWN, BatchStats
+from trouper.protocol.health import ActorStats, DirectoryStats, MemoryStatus, RanksStats, SchedulerStats
 from trouper.protocol.settings import Settings
 from trouper.protocol.watch import Watch
 
@@ -26,19 +26,19 @@ class Health:
     status: Status
     detail: str
     """One line for a person when the status is not ok."""
-    scheduler: SchedulerFacts
+    scheduler: SchedulerStats
     memory: MemoryStatus
-    directory: DirectoryFacts
-    actors: tuple[ActorFacts, ...]
-    ranks: RanksFacts
+    directory: DirectoryStats
+    actors: tuple[ActorStats, ...]
+    ranks: RanksStats
 
     @property
     def ready(self) -> bool:
         return self.status == "ok"
 
 
-def _actor(name: str) -> Watch[ActorFacts]:
-    return Watch(ActorFacts(name=name))
+def _actor(name: str) -> Watch[ActorStats]:
+    return Watch(ActorStats(name=name))
 
 
 @attrs.frozen(eq=False)
@@ -46,17 +46,17 @@ class Watches:
     """One watch for each thing that one actor knows."""
 
     settings: Settings
-    facts: Watch[SchedulerFacts] = attrs.field(factory=lambda: Watch(SchedulerFacts()))
+    facts: Watch[SchedulerStats] = attrs.field(factory=lambda: Watch(SchedulerStats()))
     memory: Watch[MemoryStatus] = attrs.field(factory=lambda: Watch(MemoryStatus()))
-    directory: Watch[DirectoryFacts] = attrs.field(factory=lambda: Watch(DirectoryFacts()))
+    directory: Watch[DirectoryStats] = attrs.field(factory=lambda: Watch(DirectoryStats()))
     looked: Watch[float] = attrs.field(factory=lambda: Watch(-inf))
     """When somebody last looked at the batch; trio's time."""
-    batch: Watch[BatchFacts] = attrs.field(factory=lambda: Watch(NOTHING_SHOWN))
-    ranks: Watch[RanksFacts] = attrs.field(factory=lambda: Watch(RanksFacts()))
-    intake: Watch[ActorFacts] = attrs.field(factory=lambda: _actor("RequestIntake"))
-    group: Watch[ActorFacts] = attrs.field(factory=lambda: _actor("Scheduler+RankMirror+ModelStepper"))
-    janitor: Watch[ActorFacts] = attrs.field(factory=lambda: _actor("CacheJanitor"))
-    writer: Watch[ActorFacts] = attrs.field(factory=lambda: _actor("SSDWriter"))
+    batch: Watch[BatchStats] = attrs.field(factory=lambda: Watch(NOTHING_SHOWN))
+    ranks: Watch[RanksStats] = attrs.field(factory=lambda: Watch(RanksStats()))
+    intake: Watch[ActorStats] = attrs.field(factory=lambda: _actor("RequestIntake"))
+    group: Watch[ActorStats] = attrs.field(factory=lambda: _actor("Scheduler+RankMirror+ModelStepper"))
+    janitor: Watch[ActorStats] = attrs.field(factory=lambda: _actor("CacheJanitor"))
+    writer: Watch[ActorStats] = attrs.field(factory=lambda: _actor("SSDWriter"))
 
     def health(self, *, draining: bool) -> Health:
         status, detail = self._status(draining=draining)

@@ -15,7 +15,7 @@ import attrs
 from trouper.actors.scheduling.prefix_cache import Found, PrefixCache, Saving
 from trouper.actors.scheduling.prefix_tree import Node
 from trouper.protocol.blocks import Payload
-from trouper.protocol.health import DirectoryFacts
+from trouper.protocol.health import DirectoryStats
 from trouper.protocol.plans import BlockId, Load
 from trouper.protocol.watch import Watch
 from trouper.protocol.work import (
@@ -91,7 +91,7 @@ class DiskTier:
     def __init__(
         self,
         send: Callable[[DiskOrder], bool],
-        directory: Watch[DirectoryFacts],
+        directory: Watch[DirectoryStats],
         known: Callable[[], object],
         cache: PrefixCache,
         clock: Callable[[], float],

@@ -44,7 +44,7 @@ class Sizers:
 
 
 @attrs.define
-class Pace:
+class PrefillBudget:
     """`busy`: a step also decodes, so somebody waits for it."""
 
     _stall_s: float

@@ -14,7 +14,7 @@ import attrs
 
 from trouper.actors.scheduling.prefix_tree import Chain, Index, Match, Node, Sizes, common
 from trouper.actors.scheduling.sequence import Row
-from trouper.protocol.health import CacheFacts
+from trouper.protocol.health import CacheStats
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.model import ModelCard
 from trouper.protocol.plans import BlockId, Load, Restore, RowId, Store
@@ -83,7 +83,7 @@ class Saving:
 class PrefixCache:
     """The index, and the live rows' places in it."""
 
-    def __init__(self, index: Index, layout: KvLayout, snapshot_tokens: int, facts: CacheFacts) -> None:
+    def __init__(self, index: Index, layout: KvLayout, snapshot_tokens: int, facts: CacheStats) -> None:
         self._index = index
         self._enabled = layout.cached and index.sizes.capacity_bytes > 0
         self._by_snapshot = layout.needs_snapshots
@@ -99,7 +99,7 @@ class PrefixCache:
         self._count = facts
 
     @classmethod
-    def of(cls, card: ModelCard, namespace_hex: str, settings: Settings, facts: CacheFacts) -> PrefixCache:
+    def of(cls, card: ModelCard, namespace_hex: str, settings: Settings, facts: CacheStats) -> PrefixCache:
         """For a model, with nothing in it. The counters go on from `facts`."""
         sizes = Sizes(
             block_size=settings.block_size,
@@ -450,7 +450,7 @@ class PrefixCache:
         """Under memory pressure what may be needed makes room for what is."""
         self._index.shrink(excess_bytes)
 
-    def facts(self) -> CacheFacts:
+    def facts(self) -> CacheStats:
         index = self._index
         return attrs.evolve(
             self._count,

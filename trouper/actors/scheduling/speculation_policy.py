@@ -13,7 +13,7 @@ import attrs
 import numpy as np
 
 from trouper.actors.scheduling.draft_costs import Costs, size_of
-from trouper.protocol.health import SpeculationFacts
+from trouper.protocol.health import SpeculationStats
 from trouper.protocol.plans import Plan, RowId, Stepped
 
 WATCH_EVERY = 8
@@ -97,7 +97,7 @@ class Drafter(Protocol):
 class Speculation:
     """Decides for each plan who drafts how much; learns from each answer."""
 
-    def __init__(self, most: int, least: int, facts: SpeculationFacts) -> None:
+    def __init__(self, most: int, least: int, facts: SpeculationStats) -> None:
         """At most `most` tokens a draft; a match of `least` tokens is worth a try. Counters go on from `facts`."""
         self._sizes = sorted({min(1 << power, most) for power in range(most.bit_length() + 1)})
         self._least = least

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import attrs
 
-from trouper.protocol.health import SchedulerFacts
+from trouper.protocol.health import SchedulerStats
 from trouper.protocol.histogram import Histogram
 
 
 @attrs.define
-class Pulse:
+class StepStatistics:
     """Who decodes does so in every step. So the pause between two tokens is that between two results, and it is the same
     for all the rows that decoded in both."""
 
@@ -19,7 +19,7 @@ class Pulse:
     """When the last step was answered, if it gave tokens."""
 
     @classmethod
-    def of(cls, facts: SchedulerFacts) -> Pulse:
+    def of(cls, facts: SchedulerStats) -> StepStatistics:
         """Goes on counting where a scheduler before it crashed."""
         return cls(facts.gaps, facts.step_tokens)
 

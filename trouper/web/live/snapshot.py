@@ -7,16 +7,16 @@ from typing import Any
 
 import attrs
 
-from trouper.actors.runtime.model_manager import Listed
+from trouper.actors.runtime.model_manager import ModelEntry
 from trouper.actors.runtime.runtime import Runtime
-from trouper.protocol.batch import BatchFacts
-from trouper.protocol.health import SchedulerFacts
+from trouper.protocol.batch import BatchStats
+from trouper.protocol.health import SchedulerStats
 from trouper.web.http.request_schema import COUNT, OBJECT, TEXT, Json, array, nullable
 
 NUMBER: Json = {"type": "number"}
 APART = ("cache", "speculation", "gaps", "step_tokens")
 """Of what the scheduler publishes: told beside it, and histograms, which are for /metrics."""
-COUNTERS = tuple(field.name for field in attrs.fields(SchedulerFacts) if field.name not in APART)
+COUNTERS = tuple(field.name for field in attrs.fields(SchedulerStats) if field.name not in APART)
 
 
 def told(properties: Json, *optional: str) -> Json:
@@ -87,14 +87,14 @@ class NewGaps:
 
     told: int | None = None
 
-    def of(self, batch: BatchFacts) -> tuple[float, ...]:
+    def of(self, batch: BatchStats) -> tuple[float, ...]:
         """Those since the last time; none the first time, for they may be old."""
         new = 0 if self.told is None else batch.gap_count - self.told
         self.told = batch.gap_count
         return batch.gaps_s[-new:] if new > 0 else ()
 
 
-def model_body(listed: Listed, gaps: NewGaps) -> dict[str, Any]:
+def model_body(listed: ModelEntry, gaps: NewGaps) -> dict[str, Any]:
     """With all that is known of it, if it is loaded; else with why it could not be, if that was so."""
     body: dict[str, Any] = {"name": listed.names[0], "state": listed.state}
     if listed.runtime is not None:
@@ -136,7 +136,7 @@ def _card(runtime: Runtime) -> dict[str, Any]:
     }
 
 
-def _batch(batch: BatchFacts, gaps: NewGaps) -> dict[str, Any]:
+def _batch(batch: BatchStats, gaps: NewGaps) -> dict[str, Any]:
     new = gaps.of(batch)
     return {
         "at": batch.at,

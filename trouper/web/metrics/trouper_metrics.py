@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import trio
 
 from trouper.protocol.capabilities import FEATURES
-from trouper.protocol.health import ChannelFacts, RankFacts
+from trouper.protocol.health import ChannelStats, RankStats
 from trouper.web.metrics.metric import Kind, Labelled, Seen, Told
 from trouper.web.metrics.request_metrics import Counts
 
@@ -32,14 +32,14 @@ def _recovery(kind: Kind, name: str, fact: str, help: str) -> Told[Seen]:
     return Told(kind, name, help, lambda seen: int(getattr(seen.health.scheduler.recovery, fact)))
 
 
-def _channel(kind: Kind, name: str, of: Callable[[ChannelFacts], float], help: str) -> Told[Seen]:
+def _channel(kind: Kind, name: str, of: Callable[[ChannelStats], float], help: str) -> Told[Seen]:
     def values(seen: Seen) -> Iterable[Labelled]:
         return [((one.name,), of(one)) for one in seen.channels]
 
     return Told(kind, name, help, values, ("channel",))
 
 
-def _rank(name: str, of: Callable[[RankFacts, int], float], help: str) -> Told[Seen]:
+def _rank(name: str, of: Callable[[RankStats, int], float], help: str) -> Told[Seen]:
     def values(seen: Seen) -> Iterable[Labelled]:
         ranks = seen.health.ranks.ranks
         newest = max((one.step for one in ranks), default=-1)
@@ -48,7 +48,7 @@ def _rank(name: str, of: Callable[[RankFacts, int], float], help: str) -> Told[S
     return Told("gauge", name, help, values, ("rank",))
 
 
-def _silent_s(one: RankFacts, _: int) -> float:
+def _silent_s(one: RankStats, _: int) -> float:
     return max(0.0, trio.current_time() - one.heard_at) if one.rank else 0.0
 
 
