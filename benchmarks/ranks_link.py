@@ -47,7 +47,7 @@ class Link:
 
     def send(self, bare: Plan) -> None:
         plan = attrs.evolve(bare, digest=self.ledger.digest())
-        self.ledger.follow(plan)
+        self.ledger.predict(plan)
         received = decode(encode(plan)[4:])
         assert isinstance(received, Plan), "a plan is a plan"
         self.plan = received
@@ -87,7 +87,7 @@ def main() -> None:
 
     def step() -> Stepped:
         stepped = engine.collect(engine.launch(link.plan))
-        ledger.take(stepped)
+        ledger.correct(stepped)
         return stepped
 
     link.send(Plan(0, admit=admit, prefill=tuple(Chunk(row, PROMPT) for row in rows)))

@@ -17,7 +17,7 @@ from trouper.protocol.version import VERSION
 
 if TYPE_CHECKING:
     from trouper.actors.runtime.answer import Answer
-    from trouper.actors.runtime.model_manager import ModelManager, Lease, ModelEntry
+    from trouper.actors.runtime.model_manager import Lease, ModelEntry, ModelManager
     from trouper.actors.runtime.runtime import Runtime
     from trouper.actors.runtime.watches import Health
     from trouper.protocol.batch import BatchStats

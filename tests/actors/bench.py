@@ -91,9 +91,9 @@ class Bench:
     admitted: trio.MemorySendChannel[Admitted]
     plans: trio.MemoryReceiveChannel[Plan]
     results: trio.MemorySendChannel[Stepped]
-    facts: Watch[SchedulerStats]
+    stats: Watch[SchedulerStats]
     memory: Watch[MemoryStatus]
-    looked: Watch[float]
+    last_viewed_at: Watch[float]
     batch: Watch[BatchStats]
     opened: Opened
     ended: trio.Event = attrs.field(factory=trio.Event)
@@ -150,7 +150,7 @@ class Bench:
 
 @asynccontextmanager
 async def scheduling(
-    opened: Opened, facts: Watch[SchedulerStats] | None = None, told: ModelCard | None = None, **more: Any
+    opened: Opened, stats: Watch[SchedulerStats] | None = None, told: ModelCard | None = None, **more: Any
 ) -> AsyncIterator[Bench]:
     """At the end the scheduler is cancelled, unless it ended before. `facts`: those of one that crashed. `told`: of the
     model."""
@@ -158,14 +158,14 @@ async def scheduling(
     admitted, admitted_in = channels.open("admitted")
     plans, plans_in = channels.open("plans")
     results, results_in = channels.open("results")
-    looked, batch = Watch(-inf), Watch(NOTHING_SHOWN)
-    facts, memory = facts or Watch(SchedulerStats()), Watch(MemoryStatus())
+    last_viewed_at, batch = Watch(-inf), Watch(NOTHING_SHOWN)
+    stats, memory = stats or Watch(SchedulerStats()), Watch(MemoryStatus())
     orders, orders_in = channels.open("orders")
     edges = SchedulerEdges(
-        admitted=admitted_in, plans=plans, results=results_in, orders=orders, facts=facts, memory=memory,
-        directory=Watch(DirectoryStats()), looked=looked, batch=batch, disk_known=trio.Event(),
+        admitted=admitted_in, plans=plans, results=results_in, orders=orders, stats=stats, memory=memory,
+        directory=Watch(DirectoryStats()), last_viewed_at=last_viewed_at, batch=batch, disk_known=trio.Event(),
     )  # fmt: skip
-    bench = Bench(admitted, plans_in, results, facts, memory, looked, batch, opened)
+    bench = Bench(admitted, plans_in, results, stats, memory, last_viewed_at, batch, opened)
 
     async def actor() -> None:
         try:

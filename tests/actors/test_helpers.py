@@ -85,23 +85,23 @@ async def test_f25_memory_is_not_asked_back_for_ever(autojump_clock: MockClock, 
 # -- SSDWriter ---------------------------------------------------------------------------------------
 
 
-async def carry_out(path: Path | None, facts: Watch[DirectoryStats], orders: int = 1) -> DirectoryStats:
+async def carry_out(path: Path | None, stats: Watch[DirectoryStats], orders: int = 1) -> DirectoryStats:
     send, receive = trio.open_memory_channel[DiskOrder](orders)
     for _ in range(orders):
         send.send_nowait(Sweep(86400))
     send.close()
     news, news_in = trio.open_memory_channel[DiskNews](16)
     with news, news_in:
-        edges = WriterEdges(receive, news, facts, Watch(SchedulerStats()))
+        edges = WriterEdges(receive, news, stats, Watch(SchedulerStats()))
         await write_to_disk(edges, path, "fa4e" * 16, Settings())
-    return facts.latest
+    return stats.latest
 
 
 async def test_the_writer_owns_and_measures_its_directory(tmp_path: Path) -> None:
-    facts = await carry_out(tmp_path / "blocks", Watch(DirectoryStats()))
-    assert facts.attached
-    assert (facts.path, facts.files, facts.reason) == (str(tmp_path / "blocks"), 0, "")
-    assert facts.free_disk_bytes > 0
+    stats = await carry_out(tmp_path / "blocks", Watch(DirectoryStats()))
+    assert stats.attached
+    assert (stats.path, stats.files, stats.reason) == (str(tmp_path / "blocks"), 0, "")
+    assert stats.free_disk_bytes > 0
 
 
 async def test_a_sick_disk_detaches_and_comes_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -119,8 +119,8 @@ async def test_a_sick_disk_detaches_and_comes_back(tmp_path: Path, caplog: pytes
 
 
 async def test_no_ssd_takes_orders_and_touches_nothing(tmp_path: Path) -> None:
-    facts = await carry_out(None, Watch(DirectoryStats()), orders=3)
-    assert (facts.attached, facts.reason) == (False, "--no-ssd")
+    stats = await carry_out(None, Watch(DirectoryStats()), orders=3)
+    assert (stats.attached, stats.reason) == (False, "--no-ssd")
 
 
 # -- RankMirror and ModelStepper ---------------------------------------------------------------------

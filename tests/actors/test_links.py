@@ -69,7 +69,7 @@ async def test_who_has_not_the_secret_is_not_let_in(autojump_clock: MockClock) -
         ours, _ = memory_stream_pair()
         await leader.attend(ours)  # It says nothing, and is not waited for.
         assert not leader.lost.is_set()
-        assert leader.facts.latest.ranks[1:] == ()
+        assert leader.stats.latest.ranks[1:] == ()
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ async def test_readiness_waits_for_all_and_keeps_to_the_least(autojump_clock: Mo
         assert model.card.cache_bytes == 7
         await link.send(Heartbeat(5, MemoryStats(active_bytes=9, spare_bytes=0, limit_bytes=10)))
         await trio.sleep(1)
-        assert [(rank.state, rank.step) for rank in leader.facts.latest.ranks] == [("ready", -1), ("ready", 5)]
+        assert [(rank.state, rank.step) for rank in leader.stats.latest.ranks] == [("ready", -1), ("ready", 5)]
         own = MemoryStats(active_bytes=1, spare_bytes=0, limit_bytes=10)
         assert leader.memory(own).active_bytes == 9, "the fullest rank is everybody's bound"
 

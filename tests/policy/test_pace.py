@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trouper import Settings
-from trouper.actors.scheduling.chunk_sizer import IDLE_STEP_S, LEAST_BUSY_TOKENS
+from trouper.actors.scheduling.chunk_sizer import IDLE_STEP_S, MIN_BUSY_TOKENS
 from trouper.actors.scheduling.prefill_budget import AIM, REST, PrefillBudget
 from trouper.protocol.plans import Chunk, Plan, RowId, Stepped
 
@@ -46,7 +46,7 @@ def test_while_nobody_decodes_steps_are_long(token_s: float) -> None:
     assert IDLE_STEP_S / 2 <= took <= IDLE_STEP_S * 1.01
     busy = one.budget(10**9, busy=True)
     assert busy * token_s <= STALL_MS / 1000 * AIM, "a stream that begins now is not made to wait so long"
-    assert busy > LEAST_BUSY_TOKENS, "what idle steps took is a first guess"
+    assert busy > MIN_BUSY_TOKENS, "what idle steps took is a first guess"
 
 
 def test_a_guess_counts_only_until_something_was_measured() -> None:
@@ -74,7 +74,7 @@ def test_where_decoding_alone_is_slow_prefill_may_take_as_long_again() -> None:
     """Else a prompt beside a large batch would get a few tokens a step, and its client wait for minutes."""
     slow, took = settled(0.3, 0.001, busy=True)
     assert 0.5 * 0.6 <= took <= 0.61
-    assert slow.budget(10**9, busy=True) > 4 * LEAST_BUSY_TOKENS
+    assert slow.budget(10**9, busy=True) > 4 * MIN_BUSY_TOKENS
 
 
 def test_the_rate_follows_the_device() -> None:

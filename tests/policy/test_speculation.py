@@ -185,7 +185,7 @@ def test_who_repeats_nothing_is_never_asked_for_drafts() -> None:
     batch.run(1000)
     assert batch.drafting == 0
     assert batch.watched == 1000 // WATCH_EVERY
-    assert batch.policy.facts.parked_s > 900
+    assert batch.policy.stats.parked_s > 900
 
 
 def test_one_row_that_copies_among_many_does_not_slow_them() -> None:
@@ -199,7 +199,7 @@ def test_wrong_drafts_end_by_themselves_and_evidence_begins_them_again() -> None
     batch = Simulated.of(device(0, 0.05), [(1, 0)])
     batch.run(300)
     assert batch.drafting < 60
-    assert batch.rows[0].record is not None and batch.rows[0].record.needs > 3
+    assert batch.rows[0].record is not None and batch.rows[0].record.required_match > 3
     batch.rows[0].right = 1
     before = batch.drafting
     batch.rows[0].record.repeats(64)
@@ -212,7 +212,7 @@ def test_a_slow_moment_is_not_for_ever() -> None:
     batch.run(20)
     cheap, batch.cost = batch.cost, device(0, 0.02, 50)
     batch.run(200)
-    assert batch.policy.facts.parked_s > 100
+    assert batch.policy.stats.parked_s > 100
     batch.cost = cheap
     batch.run(20_000)
     before = batch.drafting

@@ -85,7 +85,7 @@ class Weather:
             snapshot_tokens=pick((16, 64)),
             no_ssd=True,
         )
-        forgiving = RestartLimit(most=10**6, pause_s=0.01)
+        forgiving = RestartLimit(max_crashes=10**6, pause_s=0.01)
         return cls(
             settings=settings,
             limit=pick((forgiving, forgiving, forgiving, RestartLimit())),

@@ -66,10 +66,10 @@ class SchedulerEdges:
     plans: trio.MemorySendChannel[Plan]
     results: trio.MemoryReceiveChannel[Stepped]
     orders: trio.MemorySendChannel[DiskOrder]
-    facts: Watch[SchedulerStats]
+    stats: Watch[SchedulerStats]
     memory: Watch[MemoryStatus]
     directory: Watch[DirectoryStats]
-    looked: Watch[float]
+    last_viewed_at: Watch[float]
     batch: Watch[BatchStats]
     ranks: Watch[RanksStats] = attrs.field(factory=lambda: Watch(RanksStats()))
     disk_known: trio.Event
@@ -87,7 +87,7 @@ class Waiting:
     """When it came; trio's time."""
     row: Row | None = None
     """The row that the request had before it left the engine; it resumes."""
-    leader: Row | None = None
+    primary: Row | None = None
     """It continues what this row prefills,"""
     until: int = 0
     """up to so many tokens."""
@@ -102,7 +102,9 @@ class Waiting:
     def waits(self) -> bool:
         if self.ticket is not None and not self.ticket.done:
             return True
-        return self.leader is not None and self.leader.node is not None and self.leader.kv_tokens < self.until
+        return (
+            self.primary is not None and self.primary.node is not None and self.primary.num_computed_tokens < self.until
+        )
 
 
 async def schedule(
@@ -140,18 +142,18 @@ class Scheduler:
         self._tokenizer = model.tokenizer
         self._pooling = model.card.embedding.pooling if model.card.embedding else None
         self._settings = settings
-        self._cache = PrefixCache.of(model.card, namespace, settings, edges.facts.latest.cache)
+        self._cache = PrefixCache.of(model.card, namespace, settings, edges.stats.latest.cache)
         self._disk = DiskTier(
             partial(offer, edges.orders), edges.directory, edges.disk_known.set, self._cache, trio.current_time
         )
         self._cache.saves = settings.blocks_dir is not None
-        facts = attrs.evolve(edges.facts.latest.speculation, reason=model.card.no_drafts)
+        stats = attrs.evolve(edges.stats.latest.speculation, reason=model.card.no_drafts)
         self._drafts = settings.speculation
         """What rows do of which nobody says anything."""
         if self._drafts == "auto":
             self._drafts = "ngram" if model.card.drafts_by_default else "off"
-        self._speculation = Speculation(settings.spec_draft_tokens, settings.spec_ngram_min, facts)
-        self._showing = BatchView(edges.looked, edges.batch)
+        self._speculation = Speculation(settings.spec_draft_tokens, settings.spec_ngram_min, stats)
+        self._batch_view = BatchView(edges.last_viewed_at, edges.batch)
         self._loads: list[Load] = []
         """What the next plan loads."""
         self._waiting: deque[Waiting] = deque()
@@ -160,7 +162,7 @@ class Scheduler:
         """Rows that the next plan drops."""
         self._left: dict[RowId, Row] = {}
         """Rows that were removed, until the plan that drops them is answered."""
-        self._withdrawn: set[RowId] = set()
+        self._aborted: set[RowId] = set()
         """Rows in `_left` whose client left. Should the engine crash by one of them, it is tried all the same."""
         self._at_hand: Row | None = None
         """The row whose own token is handled: should that crash, it cannot go on from there."""
@@ -171,11 +173,11 @@ class Scheduler:
         self._ids = count()
         self._steps = count()
         self._open = not self._recovery.closed
-        self._pace = PrefillBudget.of(settings)
+        self._prefill_budget = PrefillBudget.of(settings)
         self._memory_seen = edges.memory.latest
         self._releases_seen = edges.memory.latest.releases
-        self._count = attrs.evolve(edges.facts.latest, stalled_since=None)
-        self._pulse = StepStatistics.of(edges.facts.latest)
+        self._count = attrs.evolve(edges.stats.latest, stalled_since=None)
+        self._step_statistics = StepStatistics.of(edges.stats.latest)
 
     async def run(self) -> None:
         self._take_up()
@@ -183,7 +185,7 @@ class Scheduler:
             await self._prove_engine()
         while True:
             self._take_requests()
-            self._drop_withdrawn()
+            self._drop_aborted()
             self._send_plans()
             self._publish()
             if self._unanswered:
@@ -199,7 +201,7 @@ class Scheduler:
         """Requests that a scheduler before this one had. Those whose content was convicted are refused."""
         for carried in self._recovery.take_up():
             admitted, row = carried.admitted, carried.row
-            produced = row.produced if row is not None else 0
+            produced = row.num_output_tokens if row is not None else 0
             if self._blame.condemns(carried.standing, produced, trio.current_time()):
                 self._refuse(admitted, carried.standing)
                 continue
@@ -246,10 +248,13 @@ class Scheduler:
         if not self._carries:
             self.fail_all(self.last_words())
             return
-        self._keep_withdrawn()
+        self._keep_aborted()
         involved, certain = self._involved(), False
         if (hand := self._at_hand) is not None:
-            involved, certain = (Involved(hand.standing, True, hand.produced, hand.planned),), True
+            involved, certain = (
+                (Involved(hand.standing, True, hand.num_output_tokens, hand.num_scheduled_tokens),),
+                True,
+            )
             self._rows.pop(hand.id, None)
             self._blame.quarantine.add(hand.standing.content, trio.current_time())
             self._refuse(hand.admitted, hand.standing)
@@ -261,14 +266,14 @@ class Scheduler:
         self._add(requests_errored=self._recovery.hand_over(left))
         self._publish()
 
-    def _keep_withdrawn(self) -> None:
+    def _keep_aborted(self) -> None:
         """Rows whose client left are tried if the crash may have been theirs; the others end."""
         unanswered = {row for plan in self._unanswered for row in plan.rows}
-        for row in [self._left[name] for name in self._withdrawn]:
+        for row in [self._left[name] for name in self._aborted]:
             if row.id in unanswered:
                 self._rows[row.id] = self._left.pop(row.id)
             else:
-                self._end_withdrawn(row)
+                self._end_aborted(row)
 
     def _involved(self) -> tuple[Involved, ...]:
         """Rows of the plans that are not answered: the crash was in one of them, and it cannot be known in which."""
@@ -279,7 +284,10 @@ class Scheduler:
         rows = self._left | self._rows
         return tuple(
             Involved(
-                row.standing, name in fresh or row.produced - row.resumed < 2, row.produced, row.planned + row.hoped
+                row.standing,
+                name in fresh or row.num_output_tokens - row.num_resumed_tokens < 2,
+                row.num_output_tokens,
+                row.num_scheduled_tokens + row.num_draft_tokens,
             )
             for name, row in rows.items()
             if name in named
@@ -344,31 +352,31 @@ class Scheduler:
         chain = self._cache.chain(tokens, submission.request.cache_salt)
         self._waiting.append(Waiting(admitted, standing, chain, now))
 
-    def _drop_withdrawn(self) -> None:
+    def _drop_aborted(self) -> None:
         """Whoever closed the reply channel is gone within one step, queued, prefilling or decoding (D4). Only a suspect is
         tried to its end: else a client that leaves early could crash the engine as often as it likes."""
-        gone = [one for one in self._waiting if one.submission.withdrawn and not one.standing.suspect]
-        for waiting in gone:
+        aborted = [one for one in self._waiting if one.submission.aborted and not one.standing.suspect]
+        for waiting in aborted:
             self._waiting.remove(waiting)
             waiting.submission.replies.close()
             if waiting.ticket is not None:
                 self._disk.forget(waiting.ticket)
-        if gone:
-            self._add(requests_withdrawn=len(gone))
-        for row in [row for row in self._rows.values() if row.withdrawn and not row.standing.suspect]:
+        if aborted:
+            self._add(requests_withdrawn=len(aborted))
+        for row in [row for row in self._rows.values() if row.aborted and not row.standing.suspect]:
             self._take_out(row)
-            self._withdrawn.add(row.id)
+            self._aborted.add(row.id)
 
     def _dropped(self, row_id: RowId) -> None:
         """The engine has forgotten a row, and nothing of it is in flight."""
         row = self._left.pop(row_id, None)
         if row is not None and row.standing.suspect:
             self._blame.passed(row.standing, trio.current_time())
-        if row is not None and row_id in self._withdrawn:
-            self._end_withdrawn(row)
+        if row is not None and row_id in self._aborted:
+            self._end_aborted(row)
 
-    def _end_withdrawn(self, row: Row) -> None:
-        self._withdrawn.remove(row.id)
+    def _end_aborted(self, row: Row) -> None:
+        self._aborted.remove(row.id)
         row.admitted.submission.replies.close()
         self._add(requests_withdrawn=1)
 
@@ -397,8 +405,8 @@ class Scheduler:
 
     def fail_all(self, problem: Problem) -> None:
         """Exactly one terminal event for everybody who is still here."""
-        for gone in [self._left[name] for name in self._withdrawn]:
-            self._end_withdrawn(gone)
+        for aborted in [self._left[name] for name in self._aborted]:
+            self._end_aborted(aborted)
         self._left |= self._rows
         left = [row.admitted.submission for row in self._rows.values()] + [w.submission for w in self._waiting]
         for submission in left:
@@ -438,14 +446,14 @@ class Scheduler:
         decoding = [row for row in self._rows.values() if row.wants_token]
         chunks = self._chunks(busy=bool(decoding))
         drafts, watch = self._speculation.allow(decoding)
-        for row, hoped in zip(decoding, drafts, strict=False):
-            row.hoped += hoped
+        for row, num_draft_tokens in zip(decoding, drafts, strict=False):
+            row.num_draft_tokens += num_draft_tokens
         for row in decoding:
-            row.planned += 1
+            row.num_scheduled_tokens += 1
         for chunk in chunks:
             self._plan_chunk(chunk)
         for row in self._rows.values():
-            if row.planned >= row.admitted.max_tokens:
+            if row.num_scheduled_tokens >= row.admitted.max_tokens:
                 self._drop(row)
         evicted = self._cache.freed()
         persist, persist_as = self._disk.pick()
@@ -468,7 +476,7 @@ class Scheduler:
         return tuple(stores)
 
     def _admit(self) -> tuple[Admit, ...]:
-        prefilling = sum(row.unplanned > 0 for row in self._rows.values())
+        prefilling = sum(row.num_unscheduled_tokens > 0 for row in self._rows.values())
         pressure = self._edges.memory.latest.under_pressure
         held = sum(not row.dropped for row in self._rows.values())
         free = free_rows(held, prefilling, self._settings.rows, self._settings.prefill_batch_size, pressure)
@@ -499,7 +507,7 @@ class Scheduler:
     def _look(self, waiting: Waiting) -> Found | None:
         """None while it is faster to let another row compute the same; whoever comes later may overtake it."""
         request = waiting.submission.request
-        begun = waiting.row is not None and waiting.row.produced > 0
+        begun = waiting.row is not None and waiting.row.num_output_tokens > 0
         if (request.prompt_logprobs is not None and not begun) or request.embed:
             return self._cache.nothing(waiting.chain)
         if waiting.waits:
@@ -507,20 +515,20 @@ class Scheduler:
         found = self._cache.look(waiting.chain)
         if waiting.ticket is None and found.missing_tokens > found.gain and not waiting.standing.suspect:
             # While a suspect waits nobody else runs, so it does not wait for a disk, which may hang.
-            waiting.ticket = self._disk.load(found, self._pace.prefill_rate)
+            waiting.ticket = self._disk.load(found, self._prefill_budget.prefill_rate)
             if waiting.ticket is not None:
                 return None
-        if found.leader is None or found.gain < self._worth_waiting():
+        if found.primary is None or found.gain < self._worth_waiting():
             return found
-        if waiting.leader is None:
+        if waiting.primary is None:
             self._cache.waits()
-        waiting.leader, waiting.until = found.leader, found.until
+        waiting.primary, waiting.until = found.primary, found.until
         self._cache.wait_for(found)
         return None
 
     def _worth_waiting(self) -> int:
         """Tokens whose prefill takes as long as the step that waiting may cost."""
-        return max(self._settings.block_size, int(self._pace.decode_s * self._pace.prefill_rate))
+        return max(self._settings.block_size, int(self._prefill_budget.decode_s * self._prefill_budget.prefill_rate))
 
     def _enter(self, waiting: Waiting, found: Found) -> Admit:
         admitted, row_id = waiting.admitted, RowId(next(self._ids))
@@ -532,11 +540,11 @@ class Scheduler:
         self._rows[row.id] = row
         # What is embedded once is hardly ever continued: its blocks would only take others' place.
         restore = None if admitted.submission.request.embed else self._cache.enter(row, found)
-        row.unplanned -= found.tokens
+        row.num_unscheduled_tokens -= found.tokens
         if waiting.row is None:
             read = 0 if waiting.ticket is None else waiting.ticket.read_tokens
             row.start(found.tokens, min(read, found.tokens), trio.current_time())
-            self._add(total_cached_tokens=found.tokens, total_prompt_tokens=row.prompt_tokens)
+            self._add(total_cached_tokens=found.tokens, total_prompt_tokens=row.num_prompt_tokens)
         return self._admission(row, restore)
 
     def _admission(self, row: Row, restore: Restore | None) -> Admit:
@@ -545,15 +553,15 @@ class Scheduler:
         return Admit(
             row.id, prompt, request.sampling, request.logprobs, restore,
             request.grammar, request.min_tokens, tuple(sorted(row.ends)) if request.min_tokens else (),
-            None if row.resumed else request.prompt_logprobs, row.admitted.thinking,
-            self._pooling if request.embed else None, row.record is not None, row.resumed,
+            None if row.num_resumed_tokens else request.prompt_logprobs, row.admitted.thinking,
+            self._pooling if request.embed else None, row.record is not None, row.num_resumed_tokens,
         )  # fmt: skip
 
     def _record(self, admitted: Admitted) -> Record | None:
         """None for a row that never drafts."""
         request = admitted.submission.request
         wanted = (request.speculation or self._drafts) == "ngram"
-        return self._speculation.record() if wanted and not (request.embed or self._speculation.facts.reason) else None
+        return self._speculation.record() if wanted and not (request.embed or self._speculation.stats.reason) else None
 
     def _relieve_pressure(self) -> None:
         """What is cached makes room for what is needed, once for each look of the janitor."""
@@ -563,20 +571,20 @@ class Scheduler:
         self._memory_seen = memory
 
     def _chunks(self, *, busy: bool) -> tuple[Chunk, ...]:
-        prefilling = [row for row in self._rows.values() if row.unplanned > 0]
+        prefilling = [row for row in self._rows.values() if row.num_unscheduled_tokens > 0]
         if not prefilling:
             return ()
-        work = self._pace.turn({row.work for row in prefilling})
+        work = self._prefill_budget.turn({row.work for row in prefilling})
         remaining = [(row.id, row.next_chunk) for row in prefilling if row.work == work]
-        self._pace.plan(work)
-        budget = self._pace.budget(sum(tokens for _, tokens in remaining), busy=busy, work=work)
+        self._prefill_budget.plan(work)
+        budget = self._prefill_budget.budget(sum(tokens for _, tokens in remaining), busy=busy, work=work)
         return share_chunks(remaining, budget, self._settings.prefill_step_size)
 
     def _plan_chunk(self, chunk: Chunk) -> None:
         row = self._rows[chunk.row]
-        row.unplanned -= chunk.tokens
-        if row.unplanned == 0:
-            row.planned = row.resumed + 1
+        row.num_unscheduled_tokens -= chunk.tokens
+        if row.num_unscheduled_tokens == 0:
+            row.num_scheduled_tokens = row.num_resumed_tokens + 1
         self._due[row.id] = row
 
     def _release_memory(self) -> bool:
@@ -606,7 +614,7 @@ class Scheduler:
         self._count = attrs.evolve(self._count, stalled_since=None)
         for dropped in plan.drop:
             self._dropped(dropped)
-        self._pace.answered(plan, stepped)
+        self._prefill_budget.answered(plan, stepped)
         self._disk.persisted(stepped.persisted)
         self._learn(plan, stepped)
         for row_id, at in stepped.prompt_logprobs:
@@ -622,9 +630,9 @@ class Scheduler:
                 )
         now, decoding = trio.current_time(), sum(map(self._rows.__contains__, plan.decode))
         committed = self._commit(stepped, now)
-        self._showing.stepped(decoded=bool(plan.decode), produced=bool(stepped.rows))
+        self._batch_view.stepped(decoded=bool(plan.decode), produced=bool(stepped.rows))
         prefilled = sum(chunk.tokens for chunk in plan.prefill)
-        self._pulse.stepped(now, decoding=decoding, produced=bool(stepped.rows), tokens=committed + prefilled)
+        self._step_statistics.stepped(now, decoding=decoding, produced=bool(stepped.rows), tokens=committed + prefilled)
         self._add(steps=int(plan.has_work), tokens_generated=committed, total_prefill_tokens=prefilled)
 
     def _commit(self, stepped: Stepped, now: float) -> int:
@@ -642,7 +650,7 @@ class Scheduler:
                 self._count_draft(row)
             before = row
             self._at_hand = row
-            finished = row.take(token, logprobs[row_id].pop(0) if row_id in logprobs else None, now)
+            finished = row.append_token(token, logprobs[row_id].pop(0) if row_id in logprobs else None, now)
             if finished is not None:
                 row.admitted.submission.reply(finished)
             self._at_hand = None
@@ -652,21 +660,21 @@ class Scheduler:
                 continue
             if self._cache.wants_storing(row):
                 self._due[row_id] = row
-            if row.standing.suspect and row.produced >= row.standing.passes_at:
+            if row.standing.suspect and row.num_output_tokens >= row.standing.passes_at:
                 self._pass(row)
         return committed
 
     def _count_draft(self, row: Row) -> None:
         """One was right: a token that no plan counted on. So the last one may be on its way already."""
-        row.planned += 1
-        if row.planned >= row.admitted.max_tokens:
+        row.num_scheduled_tokens += 1
+        if row.num_scheduled_tokens >= row.admitted.max_tokens:
             self._drop(row)
 
     def _learn(self, plan: Plan, stepped: Stepped) -> None:
         """What drafts came to."""
-        for row_id, hoped in zip(plan.decode, plan.drafts, strict=False):
+        for row_id, num_draft_tokens in zip(plan.decode, plan.drafts, strict=False):
             if row_id in self._rows:
-                self._rows[row_id].hoped -= hoped
+                self._rows[row_id].num_draft_tokens -= num_draft_tokens
         self._speculation.answered(plan, stepped, self._rows)
 
     def _finish_embedding(self, row: Row, vector: bytes) -> None:
@@ -689,17 +697,17 @@ class Scheduler:
     def _publish(self) -> None:
         self._count = attrs.evolve(
             self._count,
-            cache=self._cache.facts(),
+            cache=self._cache.stats(),
             active_sequences=len(self._rows),
             queued_requests=len(self._waiting),
-            gaps=self._pulse.gaps,
-            step_tokens=self._pulse.step_tokens,
-            speculation=self._speculation.facts,
+            inter_token_latency=self._step_statistics.inter_token_latency,
+            step_tokens=self._step_statistics.step_tokens,
+            speculation=self._speculation.stats,
             recovery=self._recovery.look(trio.current_time()),
-            prefilling_sequences=sum(row.unplanned > 0 for row in self._rows.values()),
+            prefilling_sequences=sum(row.num_unscheduled_tokens > 0 for row in self._rows.values()),
         )
-        self._edges.facts.publish(self._count)
-        self._showing.show(self._rows.values())
+        self._edges.stats.publish(self._count)
+        self._batch_view.show(self._rows.values())
 
 
 def grammar_failed(request: Generate, reason: str) -> Problem:

@@ -74,12 +74,12 @@ class FollowerDisk:
         """More could not become blocks at the same time."""
 
     @property
-    def facts(self) -> DirectoryStats | None:
+    def stats(self) -> DirectoryStats | None:
         """None until somebody has looked."""
-        facts = self.directory.latest
-        if not (facts.attached or facts.reason):
+        stats = self.directory.latest
+        if not (stats.attached or stats.reason):
             return None
-        return attrs.evolve(facts, shed_writes=facts.shed_writes + self._shed)
+        return attrs.evolve(stats, shed_writes=stats.shed_writes + self._shed)
 
     async def run(self) -> None:
         """Until `close`, and then for what was ordered before. Without its disk the rank goes on: this never raises."""

@@ -131,8 +131,8 @@ class LeaderDisk:
                         await self._tell(Loaded(order.ticket, (), 0, 0.0))
                         continue
                     case Read():
-                        asked = self._leader.fetch(Fetch(order.ticket, order.wanted))
-                        self._gatherings[order.ticket] = Gathering({0, *asked})
+                        ranks = self._leader.fetch(Fetch(order.ticket, order.wanted))
+                        self._gatherings[order.ticket] = Gathering({0, *ranks})
                         gathering.start_soon(self._gather, order)
                     case Write():
                         await self._forget_old()
@@ -189,17 +189,17 @@ class LeaderDisk:
             gathering.answer(0, loaded.seconds)
 
     async def _hear_followers(self) -> None:
-        async for rank, told in self._leader.disks:
-            match told:
+        async for rank, report in self._leader.disks:
+            match report:
                 case Fetched():
-                    self._take_followers(rank, told)
+                    self._take_followers(rank, report)
                 case WriteDone(keys=keys, refused=refused):
                     await self._written(rank, keys, refused=refused)
                 case Missing(keys=keys):
                     await self._tell(Gone(keys))
                 case DirectoryStats():
                     self._publish()
-                    if all(facts is not None for facts in self._leader.directories().values()):
+                    if all(stats is not None for stats in self._leader.directories().values()):
                         self._all_known.set()
 
     def _take_followers(self, rank: int, fetched: Fetched) -> None:
@@ -237,20 +237,20 @@ class LeaderDisk:
     # -- facts -----------------------------------------------------------------------------------
 
     def _publish(self) -> None:
-        facts = attrs.evolve(self._own.latest, lacking=self._lacking)
-        if facts.attached and (reason := self._why_not()):
-            facts = attrs.evolve(facts, attached=False, reason=reason)
-        self._edges.facts.publish(facts)
+        stats = attrs.evolve(self._own.latest, lacking=self._lacking)
+        if stats.attached and (reason := self._why_not()):
+            stats = attrs.evolve(stats, attached=False, reason=reason)
+        self._edges.stats.publish(stats)
 
     def _why_not(self) -> str:
         """What a follower cannot read, rank 0 need not."""
         if self._silent:
             return f"{_named(self._silent[0])}: its disk did not answer"
-        for rank, facts in self._leader.directories().items():
-            if facts is None:
+        for rank, stats in self._leader.directories().items():
+            if stats is None:
                 return f"{_named(rank)} has not looked at its directory yet"
-            if not facts.attached:
-                return f"{_named(rank)}: {facts.reason}"
+            if not stats.attached:
+                return f"{_named(rank)}: {stats.reason}"
         return ""
 
 

@@ -1,4 +1,4 @@
-"""What the actors publish, gathered for whoever looks."""
+"""All watches of one graph, and the health derived from them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from trouper.protocol.settings import Settings
 from trouper.protocol.watch import Watch
 
 STUCK_FACTOR = 10
-"""A step this many times longer than --stall-timeout-s is taken for a dead device."""
+"""Multiple of --stall-timeout-s after which a step means that the device is dead."""
 
 Status = Literal["ok", "restarting", "stalled", "stuck", "draining", "failed", "lost"]
 
 
 @attrs.frozen(kw_only=True)
 class Health:
-    """All that the actors publish, at one moment."""
+    """Everything that the actors publish, at one moment."""
 
     status: Status
     detail: str
@@ -46,11 +46,11 @@ class Watches:
     """One watch for each thing that one actor knows."""
 
     settings: Settings
-    facts: Watch[SchedulerStats] = attrs.field(factory=lambda: Watch(SchedulerStats()))
+    stats: Watch[SchedulerStats] = attrs.field(factory=lambda: Watch(SchedulerStats()))
     memory: Watch[MemoryStatus] = attrs.field(factory=lambda: Watch(MemoryStatus()))
     directory: Watch[DirectoryStats] = attrs.field(factory=lambda: Watch(DirectoryStats()))
-    looked: Watch[float] = attrs.field(factory=lambda: Watch(-inf))
-    """When somebody last looked at the batch; trio's time."""
+    last_viewed_at: Watch[float] = attrs.field(factory=lambda: Watch(-inf))
+    """Time at which the batch was last viewed, on trio's clock."""
     batch: Watch[BatchStats] = attrs.field(factory=lambda: Watch(NOTHING_SHOWN))
     ranks: Watch[RanksStats] = attrs.field(factory=lambda: Watch(RanksStats()))
     intake: Watch[ActorStats] = attrs.field(factory=lambda: _actor("RequestIntake"))
@@ -63,7 +63,7 @@ class Watches:
         return Health(
             status=status,
             detail=detail,
-            scheduler=self.facts.latest,
+            scheduler=self.stats.latest,
             memory=self.memory.latest,
             directory=self.directory.latest,
             actors=tuple(watch.latest for watch in (self.intake, self.group, self.janitor, self.writer)),
@@ -71,8 +71,8 @@ class Watches:
         )
 
     def _status(self, *, draining: bool) -> tuple[Status, str]:
-        """Readiness is progress (D11, F27)."""
-        group, since = self.group.latest, self.facts.latest.stalled_since
+        """Status and its detail. The server is ready while the engine makes progress (D11, F27)."""
+        group, since = self.group.latest, self.stats.latest.stalled_since
         if self.ranks.latest.lost:
             return "lost", self.ranks.latest.lost
         if draining:

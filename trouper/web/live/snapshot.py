@@ -14,7 +14,7 @@ from trouper.protocol.health import SchedulerStats
 from trouper.web.http.request_schema import COUNT, OBJECT, TEXT, Json, array, nullable
 
 NUMBER: Json = {"type": "number"}
-APART = ("cache", "speculation", "gaps", "step_tokens")
+APART = ("cache", "speculation", "inter_token_latency", "step_tokens")
 """Of what the scheduler publishes: told beside it, and histograms, which are for /metrics."""
 COUNTERS = tuple(field.name for field in attrs.fields(SchedulerStats) if field.name not in APART)
 
@@ -89,9 +89,9 @@ class NewGaps:
 
     def of(self, batch: BatchStats) -> tuple[float, ...]:
         """Those since the last time; none the first time, for they may be old."""
-        new = 0 if self.told is None else batch.gap_count - self.told
-        self.told = batch.gap_count
-        return batch.gaps_s[-new:] if new > 0 else ()
+        new = 0 if self.told is None else batch.inter_token_latency_count - self.told
+        self.told = batch.inter_token_latency_count
+        return batch.inter_token_latencies_s[-new:] if new > 0 else ()
 
 
 def model_body(listed: ModelEntry, gaps: NewGaps) -> dict[str, Any]:
