@@ -1,5 +1,5 @@
-"""Scheduler. Waits on admitted requests when idle, and on the plan that is owed when busy; owns rows, fairness and
-stop conditions."""
+"""The Scheduler actor. It waits on admitted requests when idle, and on the result of the oldest plan when busy; it owns rows,
+fairness and stop conditions."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ log = logging.getLogger("trouper.scheduler")
 
 
 GATHER_AT_MOST_S = 0.05
-"""However steadily requests come."""
+"""Maximum time for which a burst is gathered, however steadily requests arrive."""
 FLUSH_S = 5.0
 """At the end, for what is on its way to the disk."""
 
@@ -84,15 +84,15 @@ class Waiting:
     standing: Standing
     chain: Chain
     since: float
-    """When it came; trio's time."""
+    """Time of arrival, on trio's clock."""
     row: Row | None = None
     """The row that the request had before it left the engine; it resumes."""
     primary: Row | None = None
-    """It continues what this row prefills,"""
+    """Row that prefills tokens of this request's prompt; the request waits for it."""
     until: int = 0
-    """up to so many tokens."""
+    """Number of tokens up to which the primary must have prefilled."""
     ticket: Ticket | None = None
-    """What it asked for from disk. It asks once."""
+    """Read from disk for this request. It is ordered at most once."""
 
     @property
     def submission(self) -> Submission:
@@ -296,7 +296,7 @@ class Scheduler:
     # -- requests --------------------------------------------------------------------------------
 
     def _take_requests(self) -> None:
-        """All that wait in the inbox, so that whoever sends never waits long."""
+        """Take all messages of the inbox, so that its senders never wait long."""
         while True:
             try:
                 self._hear(self._edges.admitted.receive_nowait())
@@ -316,8 +316,8 @@ class Scheduler:
                 self._loads += self._disk.hear(message)
 
     async def _next_request(self) -> None:
-        """Wait for one, then for those that come on its heels: prompts that begin together prefill at full speed, while
-        one that came a moment late would have to prefill beside the others' streams."""
+        """Wait for a request, then up to GATHER_AT_MOST_S for more: prompts that begin together prefill at full speed, while a late
+        one would prefill beside the others' streams."""
         await self._receive_by(float("inf"))
         gap_s, end = self._settings.gather_ms / 1000, trio.current_time() + GATHER_AT_MOST_S
         while 0 < len(self._waiting) < self._settings.rows and gap_s > 0:
@@ -353,8 +353,8 @@ class Scheduler:
         self._waiting.append(Waiting(admitted, standing, chain, now))
 
     def _drop_aborted(self) -> None:
-        """Whoever closed the reply channel is gone within one step, queued, prefilling or decoding (D4). Only a suspect is
-        tried to its end: else a client that leaves early could crash the engine as often as it likes."""
+        """Abort requests whose client closed the reply channel, be they queued, prefilling or decoding (D4). A suspect is tried to
+        its end: otherwise a client that aborts early could crash the engine as often as it likes."""
         aborted = [one for one in self._waiting if one.submission.aborted and not one.standing.suspect]
         for waiting in aborted:
             self._waiting.remove(waiting)
@@ -404,7 +404,7 @@ class Scheduler:
         return Problem(status, said, "server_error", None, "engine_stopped", retry_s)
 
     def fail_all(self, problem: Problem) -> None:
-        """Exactly one terminal event for everybody who is still here."""
+        """Send exactly one terminal event to every remaining request."""
         for aborted in [self._left[name] for name in self._aborted]:
             self._end_aborted(aborted)
         self._left |= self._rows
@@ -436,8 +436,14 @@ class Scheduler:
         self._unanswered.append(plan)
 
     def _compose(self) -> Plan:
-        """One step: whoever can decode does, and prefill gets what the stall bound leaves. A row whose last token is
-        planned here leaves the engine with the next plan, before that token is read."""
+        """Compose the plan of one step: every row that can decode does, and prefill gets what the stall bound leaves.
+
+        The order matters. Memory pressure is relieved first, so that eviction precedes any use of the cache. Stores follow,
+        before admission: room that they make is not promised to a row yet, and rows that leave are stored before they are
+        dropped. Then rows are admitted, so that they prefill in this step. Drafts are decided before the plan counts the
+        decoding rows' tokens. A row whose last token is scheduled here is dropped by the next plan, before that token is
+        read. Evictions are collected last, since all earlier steps may evict.
+        """
         self._relieve_pressure()
         loads, self._loads = tuple(self._loads), []
         stores = self._stores()
@@ -505,7 +511,13 @@ class Scheduler:
         )
 
     def _look(self, waiting: Waiting) -> Found | None:
-        """None while it is faster to let another row compute the same; whoever comes later may overtake it."""
+        """Look a waiting request up in the cache. None while it waits; later requests may overtake it.
+
+        Admission has a fixed order. A request that is scored or embedded needs its whole prompt, so it bypasses the cache. A
+        request that already waits for a primary or the disk keeps waiting. Then the tree is matched; if more tokens are only
+        on disk than a primary computes, the disk is asked, once. Only then the request may wait for a primary, if that
+        saves more than it costs. In all other cases it is admitted with what was found.
+        """
         request = waiting.submission.request
         begun = waiting.row is not None and waiting.row.num_output_tokens > 0
         if (request.prompt_logprobs is not None and not begun) or request.embed:
@@ -671,7 +683,7 @@ class Scheduler:
             self._drop(row)
 
     def _learn(self, plan: Plan, stepped: Stepped) -> None:
-        """What drafts came to."""
+        """Learn from the results of drafts."""
         for row_id, num_draft_tokens in zip(plan.decode, plan.drafts, strict=False):
             if row_id in self._rows:
                 self._rows[row_id].num_draft_tokens -= num_draft_tokens

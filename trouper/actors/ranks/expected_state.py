@@ -117,7 +117,7 @@ class ExpectedState:
         return self._last[1]
 
     def _prefill(self, chunk: Chunk) -> None:
-        """Apply a chunk. A row decodes from the last token of its prompt on."""
+        """Apply a chunk. After the last token of its prompt a row decodes."""
         index = self._indices[chunk.row]
         self._lengths[index] += chunk.tokens
         self._unscheduled[chunk.row] -= chunk.tokens
