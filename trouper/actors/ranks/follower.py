@@ -40,10 +40,10 @@ from trouper.protocol.wire import VERSION, encode
 
 log = logging.getLogger("trouper.ranks")
 PLANS_AHEAD = 64
-"""Plans that wait for a follower's engine. Those without work need no collective, so rank 0 may be some ahead."""
+"""Maximum number of plans that wait for a follower's engine. Plans without work need no collective, so rank 0 may be ahead."""
 LAST_WORDS_S = 1.0
 LAST_WRITES_S = 2.0
-"""At the end, for what is on its way to the disk."""
+"""Maximum wait at the end for writes in flight to the disk."""
 OUTBOX = 1024
 
 
@@ -54,22 +54,22 @@ class Follower:
         self.joined = trio.Event()
         self.ended = trio.Event()
         self.reason = ""
-        """Why it ended; "" when rank 0 has said that it may."""
+        """Reason why the follower ended; "" after a regular end."""
         self.unusable = False
-        """A second try would end in the same way."""
+        """Whether a second try would fail in the same way."""
         self.linked = False
-        """Rank 0 decides when it ends."""
+        """Whether the follower is connected, so that rank 0 decides when it ends."""
         self._settings, self._engine, self._heartbeat_s = settings, engine, heartbeat_s
         self._outbox, self._frames = trio.open_memory_channel[bytes](OUTBOX)
         self._step = -1
         self._sent = trio.Event()
         self._disk: FollowerDisk | None = None
-        """Once the model is loaded."""
+        """The disk of this rank; None until the model is loaded."""
         self._reported_directory: DirectoryStats | None = None
         self._tokenizer: Tokenizer | None = None
 
     def say(self, level: int, text: str) -> bool:
-        """A log record for rank 0's terminal. False where there is nobody to hear it."""
+        """Send a log record to rank 0's terminal. False if rank 0 is not connected."""
         return self.linked and self._post(LogRecord(level, text))
 
     async def run(self) -> None:
@@ -96,7 +96,7 @@ class Follower:
             raise self._end(f"a rank was lost while they met: {error}") from error
 
     async def meet(self, stream: trio.abc.Stream, joined: Joined) -> Link:
-        """Prove the secret and say who we are."""
+        """Authenticate to rank 0 and send `Hello`."""
         link = await Link.proved(stream, Invitation.decode(joined.invitation).secret, "follower")
         await link.send(Hello(joined.rank, joined.size, VERSION, flags_of(self._settings)))
         return link

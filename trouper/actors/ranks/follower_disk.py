@@ -39,7 +39,7 @@ from trouper.protocol.work import (
 ORDERS = 64
 NEWS = 16
 Keys = tuple[bytes, ...]
-"""Of a run's pieces."""
+"""Keys of a run's pieces."""
 
 
 class FollowerDisk:
@@ -61,21 +61,21 @@ class FollowerDisk:
         self._scheduler = Watch(SchedulerStats())
         self._tidying = trio.CancelScope()
         self.ended = trio.Event()
-        """The last order was carried out."""
+        """Set when the last order was carried out."""
         self._runs: dict[int, Run] = {}
-        """What the engine is to give back, by the step that asks for it."""
+        """Runs whose bytes the engine returns, by the step that requests them."""
         self._underway: dict[Keys, int] = {}
-        """Bytes of runs that are to be written."""
+        """Bytes of runs that wait to be written."""
         self._shed = 0
         self._held: dict[int, tuple[Piece, ...] | None] = {}
-        """What was read for a ticket that no plan has settled; None while it is being read."""
+        """Pieces that were read, by ticket, until a plan settles it; None while they are being read."""
         self._held_bytes = 0
         self._room = card.cache_bytes if settings.cache_memory is None else settings.cache_memory
         """More could not become blocks at the same time."""
 
     @property
     def stats(self) -> DirectoryStats | None:
-        """None until somebody has looked."""
+        """Statistics of the directory; None until it has been read."""
         stats = self.directory.latest
         if not (stats.attached or stats.reason):
             return None
@@ -98,7 +98,7 @@ class FollowerDisk:
             beside.cancel_scope.cancel(reason="the last order was carried out")
 
     def close(self) -> None:
-        """No plan comes any more."""
+        """Stop after the orders so far: no more plans arrive."""
         self._tidying.cancel(reason="no plan comes any more")
         self._orders.close()
 
@@ -138,7 +138,7 @@ class FollowerDisk:
             self._keep(Loaded(fetch.ticket, (), 0, 0.0))
 
     def replay(self, plan: Plan) -> Plan:
-        """As rank 0's engine has it, but with this rank's bytes."""
+        """The plan of rank 0 with this rank's bytes."""
         if plan.load:
             plan = attrs.evolve(plan, load=tuple(map(self._own, plan.load)))
         for ticket in plan.settled:
@@ -191,7 +191,7 @@ class FollowerDisk:
                     pass
 
     def _keep(self, loaded: Loaded) -> None:
-        """As much as there is room for, and say how much that is."""
+        """Hold as many pieces as there is room for, and report their number."""
         if self._held.get(loaded.ticket, ()) is not None:  # Settled meanwhile, since rank 0 did not wait; or given up.
             return
         kept: list[Piece] = []

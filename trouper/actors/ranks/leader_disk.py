@@ -24,15 +24,15 @@ from trouper.protocol.work import Catalogue, DiskNews, DiskOrder, Gone, Loaded, 
 
 log = logging.getLogger("trouper.writer")
 ANSWER_S = 10.0
-"""For a rank's answer, besides the time that the bytes take"""
+"""Time limit for a rank's answer, besides the time of the transfer."""
 SLOWEST_BYTES_PER_S = 50e6
-"""from a disk that is worth asking at all."""
+"""Speed of the slowest disk that is worth a read, which limits the time of the transfer."""
 PAUSE_S = 60.0
-"""A rank that did not answer is not asked for so long."""
+"""Time for which a rank that did not answer is not asked again."""
 WRITTEN_S = 600.0
-"""For a rank's answer to a write: they rest while rows decode."""
+"""Time limit for a rank's answer to a write. Writers rest while rows decode."""
 KNOWN_S = 5.0
-"""At the start, for the others' first look at their directories."""
+"""Maximum wait at the start until all followers have read their directories."""
 ORDERS = 64
 """On their way to the own writer: followers must not hear of a read only when it has done what is before that."""
 
@@ -46,9 +46,9 @@ class Gathering:
     pieces: tuple[Piece, ...] = ()
     nbytes: int = 0
     seconds: float = 0.0
-    """Of the slowest."""
+    """Duration of the slowest rank's read."""
     shortest: int | None = None
-    """What every follower has that has answered."""
+    """Number of pieces that every follower with an answer has."""
     complete: trio.Event = attrs.field(factory=trio.Event)
 
     def answer(self, rank: int, seconds: float) -> None:
@@ -70,7 +70,7 @@ class Writing:
     since: float
     refused: bool = False
     nbytes: int | None = None
-    """None: rank 0 was not ordered to."""
+    """Bytes of rank 0's own write; None if rank 0 has no such order."""
 
 
 class LeaderDisk:
