@@ -47,12 +47,12 @@ log = logging.getLogger("trouper.scheduler")
 GATHER_AT_MOST_S = 0.05
 """Maximum time for which a burst is gathered, however steadily requests arrive."""
 FLUSH_S = 5.0
-"""At the end, for what is on its way to the disk."""
+"""Maximum wait at the end for writes in flight to the disk."""
 
 
 @attrs.frozen
 class NoMoreRequests:
-    """From RequestIntake, when it ends. The inbox stays open for news of the disk."""
+    """Message of RequestIntake when it ends. The inbox stays open for news of the disk."""
 
 
 Inbox = Admitted | NoMoreRequests | DiskNews
@@ -149,13 +149,13 @@ class Scheduler:
         self._cache.saves = settings.blocks_dir is not None
         stats = attrs.evolve(edges.stats.latest.speculation, reason=model.card.no_drafts)
         self._drafts = settings.speculation
-        """What rows do of which nobody says anything."""
+        """Speculation default for requests that do not set it."""
         if self._drafts == "auto":
             self._drafts = "ngram" if model.card.drafts_by_default else "off"
         self._speculation = Speculation(settings.spec_draft_tokens, settings.spec_ngram_min, stats)
         self._batch_view = BatchView(edges.last_viewed_at, edges.batch)
         self._loads: list[Load] = []
-        """What the next plan loads."""
+        """Loads of the next plan."""
         self._waiting: deque[Waiting] = deque()
         self._rows: dict[RowId, Row] = {}
         self._leaving: list[Row] = []
@@ -396,7 +396,7 @@ class Scheduler:
             self._leaving.append(row)
 
     def last_words(self) -> Problem:
-        """For those who are left when the actor ends: 503 if the server is leaving, 500 if the engine crashed."""
+        """Problem of the remaining requests when the actor ends: 503 if the server is leaving, 500 if the engine crashed."""
         if lost := self._edges.ranks.latest.lost:
             return rank_lost(lost)
         said = "the engine stopped before the answer was complete"
@@ -576,7 +576,7 @@ class Scheduler:
         return self._speculation.record() if wanted and not (request.embed or self._speculation.stats.reason) else None
 
     def _relieve_pressure(self) -> None:
-        """What is cached makes room for what is needed, once for each look of the janitor."""
+        """Evict cached blocks under memory pressure, once for each measurement of the janitor."""
         memory = self._edges.memory.latest
         if memory.under_pressure and memory is not self._memory_seen:
             self._cache.shrink(int(memory.active_bytes - memory.limit_bytes * self._settings.memory_fraction))

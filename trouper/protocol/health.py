@@ -173,7 +173,7 @@ class ChannelStats:
     target: str
     capacity: int
     policy: str
-    """What a sender does when the channel is full: blocks, never full, sheds."""
+    """Effect of a full channel on its sender: blocks, never full, sheds."""
     used: int
     peak: int
     """Largest number of messages that an arriving request or a reader of these statistics found in the channel."""

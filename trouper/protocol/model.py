@@ -88,7 +88,7 @@ class ModelCard:
     """Bytes of the weights on this rank."""
     device: str
     capabilities: Capabilities = EVERYTHING
-    """What rows may do."""
+    """Capabilities of the model's rows."""
     self_check: SelfCheck = UNCHECKED
     """How the capabilities were found."""
     kv: KvLayout = KvLayout(cached=False)

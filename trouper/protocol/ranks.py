@@ -20,7 +20,7 @@ import xxhash
 
 @attrs.frozen
 class Joined:
-    """This process's rank in the group. `invitation`: the bytes that rank 0 sent to all ranks through the group itself."""
+    """Rank of this process in the group. `invitation`: the bytes that rank 0 sent to all ranks through the group itself."""
 
     rank: int = 0
     size: int = 1

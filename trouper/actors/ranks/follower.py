@@ -244,7 +244,7 @@ class Follower:
         return Heartbeat(self._step, self._engine.memory(), self._disk.stats if self._disk is not None else None)
 
     def _report_directory(self) -> None:
-        """At once, where it matters: rank 0 waits for the first look, and asks nothing of a disk that is off."""
+        """Report a changed directory at once: rank 0 waits for the first report, and orders nothing of a detached disk."""
         assert self._disk is not None
         stats, before = self._disk.stats, self._reported_directory
         if stats is not None and (before is None or (stats.attached, stats.reason) != (before.attached, before.reason)):
@@ -259,7 +259,7 @@ class Follower:
         return True
 
     async def _last_words(self, message: Message) -> None:
-        """They must be out before the process ends."""
+        """Send the last message, which must leave before the process ends."""
         self._post(message)
         self._outbox.close()
         with trio.move_on_after(LAST_WORDS_S, shield=True):

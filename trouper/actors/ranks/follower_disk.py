@@ -132,7 +132,7 @@ class FollowerDisk:
     # -- what rank 0 says ------------------------------------------------------------------------
 
     def fetch(self, fetch: Fetch) -> None:
-        """It is answered by `Fetched`, unless rank 0 settles it before."""
+        """Read pieces for rank 0. The answer is `Fetched`, unless rank 0 settles the ticket before."""
         self._held[fetch.ticket] = None
         if not self._order(Read(fetch.ticket, fetch.wanted)):
             self._keep(Loaded(fetch.ticket, (), 0, 0.0))

@@ -52,11 +52,12 @@ LEAVING_S = 5.0
 OUTBOX = 256
 """Messages on their way to one follower. More are not owed to anybody who still reads."""
 DISK_NEWS = 1024
-"""What followers have told of their disks and nobody has heard yet. More is not heard: then nobody waits for it, either."""
+"""Maximum number of unread reports of followers about their disks. More are dropped; then no request waits for them, either."""
 MAY_DIFFER = ("model", "adapter_path", "ssd_cache_dir", "control_host")
 """Settings that are a matter of the machine: what lies behind them is compared by its content."""
 SAME_OF_CARDS = ("architecture", "vocab_size", "context_length", "dtype", "batching", "kv")
-"""Of the files that they were loaded from the engines have agreed by then; a fingerprint is of one rank's part."""
+"""Fields of the model cards that must be equal. The engines have already agreed on the files that they loaded, and a fingerprint
+is that of one rank's shard."""
 
 
 class RankLost(Exception):
@@ -343,7 +344,7 @@ class Leader:
             self._end_connection(follower, "its connection ended")
 
     def memory(self, own: MemoryStats) -> MemoryStats:
-        """Of the rank that has least left: what it has no room for nobody can compute."""
+        """Memory of the rank that has least left, since no rank can compute what that one has no room for."""
         known = [own, *(follower.memory for follower in self._followers.values() if follower.memory is not None)]
         return max(known, key=lambda stats: stats.active_bytes / stats.limit_bytes)
 

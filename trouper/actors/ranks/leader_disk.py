@@ -84,7 +84,7 @@ class LeaderDisk:
         """Followers (or rank 0) that have not answered lately."""
         self._gatherings: dict[int, Gathering] = {}
         self._writings: dict[tuple[bytes, ...], Writing] = {}
-        """By the keys of their pieces."""
+        """Writes by the keys of their pieces."""
         self._lacking = 0
 
     async def run(self) -> None:
@@ -218,7 +218,7 @@ class LeaderDisk:
         return self._writings[keys]
 
     async def _written(self, rank: int, keys: tuple[bytes, ...], *, refused: bool) -> None:
-        """By one rank. It is on disk when it is on everybody's."""
+        """Take one rank's answer to a write. A run counts as written when every rank has written it."""
         writing = self._writing(keys)
         writing.missing.discard(rank)
         writing.refused |= refused
@@ -227,7 +227,7 @@ class LeaderDisk:
             await self._tell(Written(keys, writing.nbytes or 0, writing.refused))
 
     async def _forget_old(self) -> None:
-        """What somebody never answered, and what rank 0 never wrote."""
+        """Give up writes that a rank did not answer, or that rank 0 never ordered, within WRITTEN_S."""
         since = trio.current_time() - WRITTEN_S
         for keys, writing in [(keys, one) for keys, one in self._writings.items() if one.since < since]:
             del self._writings[keys]
@@ -243,7 +243,7 @@ class LeaderDisk:
         self._edges.stats.publish(stats)
 
     def _why_not(self) -> str:
-        """What a follower cannot read, rank 0 need not."""
+        """Reason why the disk tier is off; "" if it is on. Rank 0 need not read what a follower cannot."""
         if self._silent:
             return f"{_named(self._silent[0])}: its disk did not answer"
         for rank, stats in self._leader.directories().items():

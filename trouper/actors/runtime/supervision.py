@@ -23,7 +23,7 @@ ENDS_OF_CHANNELS = (trio.EndOfChannel, trio.BrokenResourceError, trio.ClosedReso
 
 @attrs.frozen
 class RestartLimit:
-    """At most `most` crashes in `within_s`; each restart waits twice as long as the one before."""
+    """Limit of restarts: at most `max_crashes` crashes in `within_s`; each restart waits twice as long as the one before."""
 
     max_crashes: int = 3
     within_s: float = 60.0
