@@ -43,7 +43,7 @@ __all__ = [
 ]  # fmt: skip
 _HOMES = {
     "trouper.actors.runtime.answer": ("Answer",),
-    "trouper.actors.runtime.model_manager": ("ModelManager", "Lease", "ModelEntry"),
+    "trouper.actors.runtime.model_manager": ("Lease", "ModelEntry", "ModelManager"),
     "trouper.actors.runtime.runtime": ("Runtime",),
     "trouper.actors.runtime.watches": ("Health",),
     "trouper.protocol.batch": ("BatchStats",),
