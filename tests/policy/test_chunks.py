@@ -11,7 +11,7 @@ from trouper.protocol.plans import RowId
 COSTS = st.floats(1e-6, 0.01)
 
 
-@given(fixed_s=st.floats(0, 0.15), per_token_s=COSTS, max_tokens=st.integers(1, 4096))
+@given(fixed_s=st.floats(0, 0.15), per_token_s=COSTS, most=st.integers(1, 4096))
 def test_d6_the_stall_bound_is_met_and_nearly_used(fixed_s: float, per_token_s: float, most: int) -> None:
     """For any device whose step costs something fixed (decode, launch) and something per token."""
     sizer = ChunkSizer(0.2, most)

@@ -3,7 +3,7 @@
     edge --requests--> RequestIntake --admitted--> Scheduler --plans--> RankMirror --mirrored--> ModelStepper
                                                        ^----------------results-------------------'
     Scheduler, CacheJanitor --orders--> SSDWriter --admitted (news)--> Scheduler
-    watches: facts, batch, memory, directory, actors (latest value, nobody waits)
+    watches: stats, batch, memory, directory, actors (latest value, nobody waits)
 
 Blocking sends point inwards (requests, admitted); outward edges have room by contract; the rest sheds.
 """
