@@ -24,9 +24,9 @@ from tests.fakes import FakeEngine
 from trouper import Generate, Runtime, Settings, TokenPrompt, run_runtime
 from trouper.actors.runtime.answer import Answer
 from trouper.actors.runtime.model_manager import OneModel
-from trouper.actors.scheduling.step_statistics import Pulse
+from trouper.actors.scheduling.step_statistics import StepStatistics
 from trouper.cli.log_setup import JsonLines, name_request
-from trouper.protocol.health import SchedulerFacts
+from trouper.protocol.health import SchedulerStats
 from trouper.protocol.record import RequestRecord
 from trouper.web.metrics.collector import FamilyCollector, Metrics
 from trouper.web.observability.access_log import log_record
@@ -68,7 +68,7 @@ async def streamed(runtime: Runtime, streams: int, tokens: int, *, observed: boo
     """Seconds."""
     with ExitStack() as stack:
         if not observed:
-            stack.enter_context(patch.object(Pulse, "stepped", lambda *_, **__: None))
+            stack.enter_context(patch.object(StepStatistics, "stepped", lambda *_, **__: None))
             stack.enter_context(patch.object(Answer, "_date", lambda *_: None))
         told: list[RequestRecord] = []
         began = time.thread_time()
@@ -86,7 +86,7 @@ async def stream(runtime: Runtime, number: int, tokens: int, told: list[RequestR
 
 
 def tell_step(rows: int) -> None:
-    pulse, now = Pulse.of(SchedulerFacts()), 0.0
+    pulse, now = StepStatistics.of(SchedulerStats()), 0.0
 
     def step() -> None:
         nonlocal now

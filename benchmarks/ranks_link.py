@@ -18,7 +18,7 @@ import attrs
 import numpy as np
 import trio
 
-from trouper.actors.ranks.expected_state import Ledger
+from trouper.actors.ranks.expected_state import ExpectedState
 from trouper.engine.loading.model_loading import load
 from trouper.engine.step import StepEngine
 from trouper.protocol.plans import Admit, Chunk, Plan, RowId, Stepped
@@ -41,13 +41,13 @@ def cpu_ms(work: Callable[[], object], times: int = 1) -> float:
 class Link:
     """One step's part of RankMirror, on both sides."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: ExpectedState) -> None:
         self.ledger = ledger
         self.plan = Plan(0)
 
     def send(self, bare: Plan) -> None:
         plan = attrs.evolve(bare, digest=self.ledger.digest())
-        self.ledger.follow(plan)
+        self.ledger.predict(plan)
         received = decode(encode(plan)[4:])
         assert isinstance(received, Plan), "a plan is a plan"
         self.plan = received
@@ -78,7 +78,7 @@ async def _echo(listener: trio.SocketListener) -> None:
 def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 8
     loaded = load(Settings(no_ssd=True), lambda _: None)
-    engine, ledger = StepEngine(loaded.model, loaded.card.vocab_size), Ledger()
+    engine, ledger = StepEngine(loaded.model, loaded.card.vocab_size), ExpectedState()
     link, rows = Link(ledger), tuple(RowId(row) for row in range(count))
     random = np.random.RandomState(0)
     admit = tuple(
@@ -87,7 +87,7 @@ def main() -> None:
 
     def step() -> Stepped:
         stepped = engine.collect(engine.launch(link.plan))
-        ledger.take(stepped)
+        ledger.correct(stepped)
         return stepped
 
     link.send(Plan(0, admit=admit, prefill=tuple(Chunk(row, PROMPT) for row in rows)))

@@ -14,7 +14,7 @@ from tests.fake_digests import Diary, Held
 from trouper.protocol.blocks import Payload, Tensor
 from trouper.protocol.grammar import Grammar
 from trouper.protocol.kv import KvLayout
-from trouper.protocol.model import EmbeddingFacts, LoadedModel, MemoryFacts, ModelCard
+from trouper.protocol.model import EmbeddingLayout, LoadedModel, MemoryStats, ModelCard
 from trouper.protocol.plans import Admit, BlockId, Chunk, Plan, Restore, RowId, Stepped, Store
 from trouper.protocol.problems import bad_request
 from trouper.protocol.ranks import Joined
@@ -129,7 +129,7 @@ def card(context_length: int = 4096, kv: KvLayout = CUTTABLE) -> ModelCard:
     return ModelCard(
         id="fake", created=1_700_000_000, context_length=context_length, vocab_size=EOS + 1, architecture="fake",
         dtype="float32", weights_bytes=0, device="simulated", kv=kv, cache_bytes=1_000_000,
-        fingerprint="fa4e", embedding=EmbeddingFacts(DIMENSIONS, "mean"),
+        fingerprint="fa4e", embedding=EmbeddingLayout(DIMENSIONS, "mean"),
     )  # fmt: skip
 
 
@@ -152,7 +152,7 @@ class FakeEngine:
     guess: Guess = nothing
     tokenizer: ByteTokenizer = attrs.field(factory=ByteTokenizer)
     rows: dict[RowId, FakeRow] = attrs.field(factory=dict)
-    facts: MemoryFacts = attrs.field(factory=lambda: MemoryFacts(active_bytes=0, spare_bytes=0, limit_bytes=1))
+    stats: MemoryStats = attrs.field(factory=lambda: MemoryStats(active_bytes=0, spare_bytes=0, limit_bytes=1))
     plans_seen: list[Plan] = attrs.field(factory=list)
     kv: KvLayout = CUTTABLE
     blocks: dict[BlockId, Tokens] = attrs.field(factory=dict)
@@ -173,8 +173,8 @@ class FakeEngine:
     async def load(self) -> LoadedModel:
         return LoadedModel(card(kv=self.kv), self.tokenizer)
 
-    def memory(self) -> MemoryFacts:
-        return self.facts
+    def memory(self) -> MemoryStats:
+        return self.stats
 
     async def step(self, plans: trio.MemoryReceiveChannel[Plan], results: trio.MemorySendChannel[Stepped]) -> None:
         self._forget()

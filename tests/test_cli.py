@@ -24,7 +24,7 @@ from rich.console import Console
 
 from tests.families import save
 from trouper import ModelUnusable, ServerSettings, Settings, SettingsInvalid, cli
-from trouper.actors.runtime.model_manager import Listed
+from trouper.actors.runtime.model_manager import ModelEntry
 from trouper.cli import server_process
 from trouper.cli.client import Where, client_of
 from trouper.cli.commands import serve as serve_command
@@ -192,7 +192,7 @@ class Stage:
         finally:
             self.events.append("fleet ended")
 
-    def listed(self) -> list[Listed]:
+    def listed(self) -> list[ModelEntry]:
         return []
 
     async def drain(self, timeout_s: float) -> bool:

@@ -15,7 +15,7 @@ from trio.testing import wait_all_tasks_blocked
 from tests.families import prompts, reference, save
 from trouper import Generate, Runtime, Sampling, Settings, TokenPrompt, run_runtime
 from trouper.engine.loading.model_loading import load
-from trouper.protocol.health import DirectoryFacts
+from trouper.protocol.health import DirectoryStats
 from trouper.storage import cache_fingerprint
 
 PROMPT = prompts((100,))[0]
@@ -69,7 +69,7 @@ async def ask(model: Path, directory: Path) -> Heard:
     return Heard(tokens, hits, known.blocks)
 
 
-async def looked_through(runtime: Runtime) -> DirectoryFacts:
+async def looked_through(runtime: Runtime) -> DirectoryStats:
     """... and the scheduler has heard of it."""
     while not (seen := runtime.health().directory).attached or (seen.files and not seen.inspected):  # noqa: ASYNC110
         await trio.sleep(0.01)

@@ -17,15 +17,15 @@ from trouper.protocol.version import VERSION
 
 if TYPE_CHECKING:
     from trouper.actors.runtime.answer import Answer
-    from trouper.actors.runtime.model_manager import Fleet, Lease, Listed
+    from trouper.actors.runtime.model_manager import Lease, ModelEntry, ModelManager
     from trouper.actors.runtime.runtime import Runtime
     from trouper.actors.runtime.watches import Health
-    from trouper.protocol.batch import BatchFacts
+    from trouper.protocol.batch import BatchStats
     from trouper.protocol.capabilities import Capabilities, SelfCheck
     from trouper.protocol.grammar import Grammar
-    from trouper.protocol.health import ChannelFacts
+    from trouper.protocol.health import ChannelStats
     from trouper.protocol.loading import Loading, LoadWatch
-    from trouper.protocol.model import Engine, MemoryFacts, ModelCard, Tokenizer
+    from trouper.protocol.model import Engine, MemoryStats, ModelCard, Tokenizer
     from trouper.protocol.problems import ModelUnusable, Problem, RequestFailed, SettingsInvalid
     from trouper.protocol.replies import Accepted, Delta, Embedded, Failed, Finished, Scored, Started, TokenLogprobs
     from trouper.protocol.requests import ChatPrompt, Generate, TextPrompt, Timeouts, TokenPrompt
@@ -35,24 +35,24 @@ if TYPE_CHECKING:
 
 __version__ = VERSION
 __all__ = [
-    "Accepted", "Answer", "BatchFacts", "ByteSize", "Capabilities", "ChannelFacts", "ChatPrompt", "Delta", "Embedded", "Engine",
-    "Failed", "Finished", "Fleet", "Generate", "Grammar", "Health", "Lease", "Listed", "LoadWatch", "Loading",
-    "MemoryFacts", "ModelCard", "ModelUnusable", "Problem", "RequestFailed", "Runtime", "Sampling", "Scored", "SelfCheck",
-    "ServerSettings", "Settings", "SettingsInvalid", "Started", "TextPrompt", "Timeouts", "TokenLogprobs",
-    "TokenPrompt", "Tokenizer", "run_fleet", "run_runtime",
+    "Accepted", "Answer", "BatchStats", "ByteSize", "Capabilities", "ChannelStats", "ChatPrompt", "Delta", "Embedded",
+    "Engine", "Failed", "Finished", "Generate", "Grammar", "Health", "Lease", "LoadWatch", "Loading", "MemoryStats",
+    "ModelCard", "ModelEntry", "ModelManager", "ModelUnusable", "Problem", "RequestFailed", "Runtime", "Sampling",
+    "Scored", "SelfCheck", "ServerSettings", "Settings", "SettingsInvalid", "Started", "TextPrompt", "Timeouts",
+    "TokenLogprobs", "TokenPrompt", "Tokenizer", "run_fleet", "run_runtime",
 ]  # fmt: skip
 _HOMES = {
     "trouper.actors.runtime.answer": ("Answer",),
-    "trouper.actors.runtime.model_manager": ("Fleet", "Lease", "Listed"),
+    "trouper.actors.runtime.model_manager": ("Lease", "ModelEntry", "ModelManager"),
     "trouper.actors.runtime.runtime": ("Runtime",),
     "trouper.actors.runtime.watches": ("Health",),
-    "trouper.protocol.batch": ("BatchFacts",),
+    "trouper.protocol.batch": ("BatchStats",),
     "trouper.protocol.capabilities": ("Capabilities", "SelfCheck"),
     "trouper.protocol.problems": ("ModelUnusable", "Problem", "RequestFailed", "SettingsInvalid"),
     "trouper.protocol.grammar": ("Grammar",),
-    "trouper.protocol.health": ("ChannelFacts",),
+    "trouper.protocol.health": ("ChannelStats",),
     "trouper.protocol.loading": ("Loading", "LoadWatch"),
-    "trouper.protocol.model": ("Engine", "MemoryFacts", "ModelCard", "Tokenizer"),
+    "trouper.protocol.model": ("Engine", "MemoryStats", "ModelCard", "Tokenizer"),
     "trouper.protocol.replies": (
         "Accepted",
         "Delta",
@@ -69,6 +69,14 @@ _HOMES = {
     "trouper.run": ("run_fleet", "run_runtime"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_FORMER_NAMES = {
+    "BatchFacts": "BatchStats",
+    "ChannelFacts": "ChannelStats",
+    "Fleet": "ModelManager",
+    "Listed": "ModelEntry",
+    "MemoryFacts": "MemoryStats",
+}
+"""Names of earlier versions. They can still be imported, and are not listed."""
 
 
 if not TYPE_CHECKING:  # To a checker every name would exist.
@@ -76,9 +84,10 @@ if not TYPE_CHECKING:  # To a checker every name would exist.
     def __getattr__(name: str) -> Any:
         """A public name is imported when it is first asked for (PEP 562): the whole takes a second, which the help of a
         command and each completion in a shell would wait for."""
-        if name not in _HOME_OF:
+        current = _FORMER_NAMES.get(name, name)
+        if current not in _HOME_OF:
             raise AttributeError(f"module 'trouper' has no attribute {name!r}")
-        found = globals()[name] = getattr(import_module(_HOME_OF[name]), name)
+        found = globals()[name] = getattr(import_module(_HOME_OF[current]), current)
         return found
 
 

@@ -9,7 +9,7 @@ import trio
 
 from trouper.actors.graph import run_graph
 from trouper.actors.ranks.leader import Leader
-from trouper.actors.runtime.model_manager import Fleet, run_fleet_of
+from trouper.actors.runtime.model_manager import ModelManager, run_model_manager
 from trouper.actors.runtime.runtime import Runtime
 from trouper.protocol.loading import LoadWatch, nobody_watches
 from trouper.protocol.model import Engine
@@ -40,10 +40,10 @@ async def run_fleet(
     *,
     watch: LoadWatch = nobody_watches,
     ranks: Leader | None = None,
-    task_status: trio.TaskStatus[Fleet] = trio.TASK_STATUS_IGNORED,
+    task_status: trio.TaskStatus[ModelManager] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Run a runtime for each of several models; `nursery.start` returns the `Fleet` once the first is loaded. Ends after
-    `Fleet.drain`. `watch` hears, on a thread, how far the loading of each has come. `ranks`: this is rank 0 of several
+    """Run a runtime for each of several models; `nursery.start` returns the `ModelManager` once the first is loaded. Ends after
+    `ModelManager.drain`. `watch` hears, on a thread, how far the loading of each has come. `ranks`: this is rank 0 of several
     processes that have the one model together. Raises `ModelUnusable`, if the first cannot be loaded, and
     `SettingsInvalid` for a name in `server` without effect."""
     from trouper.engine.host import MlxEngine, weights_room
@@ -56,5 +56,5 @@ async def run_fleet(
         return await trio.to_thread.run_sync(weights_bytes, one)
 
     room = weights_room() if server.model_memory is None else server.model_memory
-    run = partial(run_fleet_of, settings, server.served_model_name, start, measure, room, default_name=EMBEDDED)
+    run = partial(run_model_manager, settings, server.served_model_name, start, measure, room, default_name=EMBEDDED)
     await run(task_status=task_status)

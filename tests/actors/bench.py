@@ -21,8 +21,8 @@ from trouper.actors.runtime.submission import Submission, open_submission
 from trouper.actors.scheduler import SchedulerEdges, schedule
 from trouper.actors.scheduling.admitted import Admitted
 from trouper.actors.scheduling.core import CoreWatches
-from trouper.protocol.batch import NOTHING_SHOWN, BatchFacts
-from trouper.protocol.health import DirectoryFacts, MemoryStatus, SchedulerFacts
+from trouper.protocol.batch import NOTHING_SHOWN, BatchStats
+from trouper.protocol.health import DirectoryStats, MemoryStatus, SchedulerStats
 from trouper.protocol.model import LoadedModel, ModelCard
 from trouper.protocol.plans import PLANS_IN_FLIGHT, Plan, RowId, Stepped
 from trouper.protocol.replies import Failed, Finished, Reply
@@ -92,10 +92,10 @@ class Bench:
     admitted: trio.MemorySendChannel[Admitted]
     plans: trio.MemoryReceiveChannel[Plan]
     results: trio.MemorySendChannel[Stepped]
-    facts: Watch[SchedulerFacts]
+    stats: Watch[SchedulerStats]
     memory: Watch[MemoryStatus]
-    looked: Watch[float]
-    batch: Watch[BatchFacts]
+    last_viewed_at: Watch[float]
+    batch: Watch[BatchStats]
     opened: Opened
     ended: trio.Event = attrs.field(factory=trio.Event)
     unanswered: list[Plan] = attrs.field(factory=list)
@@ -151,7 +151,7 @@ class Bench:
 
 @asynccontextmanager
 async def scheduling(
-    opened: Opened, facts: Watch[SchedulerFacts] | None = None, told: ModelCard | None = None, **more: Any
+    opened: Opened, stats: Watch[SchedulerStats] | None = None, told: ModelCard | None = None, **more: Any
 ) -> AsyncIterator[Bench]:
     """At the end the scheduler is cancelled, unless it ended before. `facts`: those of one that crashed. `told`: of the
     model."""
@@ -159,16 +159,16 @@ async def scheduling(
     admitted, admitted_in = channels.open("admitted")
     plans, plans_in = channels.open("plans")
     results, results_in = channels.open("results")
-    looked, batch = Watch(-inf), Watch(NOTHING_SHOWN)
-    facts, memory = facts or Watch(SchedulerFacts()), Watch(MemoryStatus())
+    last_viewed_at, batch = Watch(-inf), Watch(NOTHING_SHOWN)
+    stats, memory = stats or Watch(SchedulerStats()), Watch(MemoryStatus())
     orders, orders_in = channels.open("orders")
     edges = SchedulerEdges(
         admitted=admitted_in, plans=plans, results=results_in, orders=orders, disk_known=trio.Event(),
         watches=CoreWatches(
-            facts=facts, memory=memory, directory=Watch(DirectoryFacts()), looked=looked, batch=batch
+            stats=stats, memory=memory, directory=Watch(DirectoryStats()), last_viewed_at=last_viewed_at, batch=batch
         ),
     )  # fmt: skip
-    bench = Bench(admitted, plans_in, results, facts, memory, looked, batch, opened)
+    bench = Bench(admitted, plans_in, results, stats, memory, last_viewed_at, batch, opened)
 
     async def actor() -> None:
         try:

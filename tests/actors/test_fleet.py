@@ -12,9 +12,18 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.fakes import EngineDied, FakeEngine, card
-from trouper import Fleet, Generate, ModelUnusable, RequestFailed, Runtime, Settings, SettingsInvalid, TokenPrompt
+from trouper import (
+    Generate,
+    ModelManager,
+    ModelUnusable,
+    RequestFailed,
+    Runtime,
+    Settings,
+    SettingsInvalid,
+    TokenPrompt,
+)
 from trouper.actors.graph import run_graph
-from trouper.actors.runtime.model_manager import RETRY_S, run_fleet_of
+from trouper.actors.runtime.model_manager import RETRY_S, run_model_manager
 from trouper.protocol.model import LoadedModel
 from trouper.protocol.names import names_of
 from trouper.protocol.plans import Plan
@@ -58,7 +67,7 @@ class World:
 @asynccontextmanager
 async def fleet_of(
     *models: str, room: int = 70, aliases: tuple[str, ...] = (), world: World | None = None, **settings: float
-) -> AsyncIterator[tuple[Fleet, World]]:
+) -> AsyncIterator[tuple[ModelManager, World]]:
     if world is None:
         world = World()
         world.may_load.set()
@@ -67,15 +76,15 @@ async def fleet_of(
     async def measure(one: Settings) -> int:
         return WEIGHTS[one.model or ""]
 
-    run = partial(run_fleet_of, each, aliases, world.start, measure, room, default_name="none")
+    run = partial(run_model_manager, each, aliases, world.start, measure, room, default_name="none")
     async with trio.open_nursery() as nursery:
-        start: Fleet = await nursery.start(lambda *, task_status: run(task_status=task_status))
+        start: ModelManager = await nursery.start(lambda *, task_status: run(task_status=task_status))
         await wait_all_tasks_blocked()
         yield start, world
         assert await start.drain(5)
 
 
-def states(fleet: Fleet) -> list[str]:
+def states(fleet: ModelManager) -> list[str]:
     return [one.state for one in fleet.listed()]
 
 

@@ -17,8 +17,8 @@ from trouper.actors.cache_janitor import SWEEP_EVERY_S, keep_tidy
 from trouper.actors.model_stepper import step_model
 from trouper.actors.rank_mirror import mirror_plans
 from trouper.actors.ssd_writer import WriterEdges, write_to_disk
-from trouper.protocol.health import DirectoryFacts, MemoryStatus, SchedulerFacts
-from trouper.protocol.model import MemoryFacts
+from trouper.protocol.health import DirectoryStats, MemoryStatus, SchedulerStats
+from trouper.protocol.model import MemoryStats
 from trouper.protocol.plans import PLANS_IN_FLIGHT, Plan, Stepped
 from trouper.protocol.watch import Watch
 from trouper.protocol.work import DiskNews, DiskOrder, Sweep
@@ -27,10 +27,10 @@ from trouper.protocol.work import DiskNews, DiskOrder, Sweep
 
 
 def start_janitor(
-    nursery: trio.Nursery, look: Callable[[], MemoryFacts], room: int = 1
+    nursery: trio.Nursery, look: Callable[[], MemoryStats], room: int = 1
 ) -> tuple[Watch[MemoryStatus], trio.MemoryReceiveChannel[DiskOrder]]:
     orders, orders_in = trio.open_memory_channel[DiskOrder](room)
-    memory, busy = Watch(MemoryStatus()), Watch(SchedulerFacts(active_sequences=1))
+    memory, busy = Watch(MemoryStatus()), Watch(SchedulerStats(active_sequences=1))
     nursery.start_soon(keep_tidy, orders, look, memory, busy, Settings(janitor_interval_s=5, ssd_ttl_days=2))
     return memory, orders_in
 
@@ -38,9 +38,9 @@ def start_janitor(
 async def test_the_janitor_looks_often_and_sweeps_seldom(autojump_clock: MockClock) -> None:
     looked = []
 
-    def look() -> MemoryFacts:
+    def look() -> MemoryStats:
         looked.append(trio.current_time())
-        return MemoryFacts(active_bytes=95, spare_bytes=0, limit_bytes=100)
+        return MemoryStats(active_bytes=95, spare_bytes=0, limit_bytes=100)
 
     async with trio.open_nursery() as nursery:
         memory, sweeps = start_janitor(nursery, look, room=10)
@@ -54,7 +54,7 @@ async def test_the_janitor_looks_often_and_sweeps_seldom(autojump_clock: MockClo
 
 async def test_a_full_channel_to_the_writer_sheds(autojump_clock: MockClock) -> None:
     async with trio.open_nursery() as nursery:
-        _, sweeps = start_janitor(nursery, lambda: MemoryFacts(active_bytes=0, spare_bytes=0, limit_bytes=1))
+        _, sweeps = start_janitor(nursery, lambda: MemoryStats(active_bytes=0, spare_bytes=0, limit_bytes=1))
         await trio.sleep(10 * SWEEP_EVERY_S)
         assert sweeps.statistics().current_buffer_used == 1
         nursery.cancel_scope.cancel(reason="the test is over")
@@ -67,8 +67,8 @@ async def test_a_full_channel_to_the_writer_sheds(autojump_clock: MockClock) -> 
 async def test_f25_memory_is_not_asked_back_for_ever(autojump_clock: MockClock, given_back: str, asks: int) -> None:
     spare = 10
 
-    def look() -> MemoryFacts:
-        return MemoryFacts(active_bytes=95, spare_bytes=spare, limit_bytes=100)
+    def look() -> MemoryStats:
+        return MemoryStats(active_bytes=95, spare_bytes=spare, limit_bytes=100)
 
     async with trio.open_nursery() as nursery:
         memory, _ = start_janitor(nursery, look)
@@ -85,29 +85,29 @@ async def test_f25_memory_is_not_asked_back_for_ever(autojump_clock: MockClock, 
 # -- SSDWriter ---------------------------------------------------------------------------------------
 
 
-async def carry_out(path: Path | None, facts: Watch[DirectoryFacts], orders: int = 1) -> DirectoryFacts:
+async def carry_out(path: Path | None, stats: Watch[DirectoryStats], orders: int = 1) -> DirectoryStats:
     send, receive = trio.open_memory_channel[DiskOrder](orders)
     for _ in range(orders):
         send.send_nowait(Sweep(86400))
     send.close()
     news, news_in = trio.open_memory_channel[DiskNews](16)
     with news, news_in:
-        edges = WriterEdges(receive, news, facts, Watch(SchedulerFacts()))
+        edges = WriterEdges(receive, news, stats, Watch(SchedulerStats()))
         await write_to_disk(edges, path, "fa4e" * 16, Settings())
-    return facts.latest
+    return stats.latest
 
 
 async def test_the_writer_owns_and_measures_its_directory(tmp_path: Path) -> None:
-    facts = await carry_out(tmp_path / "blocks", Watch(DirectoryFacts()))
-    assert facts.attached
-    assert (facts.path, facts.files, facts.reason) == (str(tmp_path / "blocks"), 0, "")
-    assert facts.free_disk_bytes > 0
+    stats = await carry_out(tmp_path / "blocks", Watch(DirectoryStats()))
+    assert stats.attached
+    assert (stats.path, stats.files, stats.reason) == (str(tmp_path / "blocks"), 0, "")
+    assert stats.free_disk_bytes > 0
 
 
 async def test_a_sick_disk_detaches_and_comes_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "blocks"
     path.write_text("a file where the directory should be")
-    watch = Watch(DirectoryFacts())
+    watch = Watch(DirectoryStats())
     with caplog.at_level(logging.WARNING):
         sick = await carry_out(path, watch, orders=3)
     assert not sick.attached
@@ -119,8 +119,8 @@ async def test_a_sick_disk_detaches_and_comes_back(tmp_path: Path, caplog: pytes
 
 
 async def test_no_ssd_takes_orders_and_touches_nothing(tmp_path: Path) -> None:
-    facts = await carry_out(None, Watch(DirectoryFacts()), orders=3)
-    assert (facts.attached, facts.reason) == (False, "--no-ssd")
+    stats = await carry_out(None, Watch(DirectoryStats()), orders=3)
+    assert (stats.attached, stats.reason) == (False, "--no-ssd")
 
 
 # -- RankMirror and ModelStepper ---------------------------------------------------------------------

@@ -17,8 +17,8 @@ from trouper.actors.ranks.leader import Leader, RankLost, flags_of
 from trouper.actors.ranks.rank_link import Invitation, Link, LinkFailed
 from trouper.protocol.blocks import Tensor
 from trouper.protocol.grammar import Grammar
-from trouper.protocol.link import Beat, Compile, Compiled, Hello, Leave, Ready, Refused, Said, Unable
-from trouper.protocol.model import LoadedModel, MemoryFacts
+from trouper.protocol.link import Compile, Compiled, Heartbeat, Hello, Leave, LoadFailed, LogRecord, Ready, Refused
+from trouper.protocol.model import LoadedModel, MemoryStats
 from trouper.protocol.plans import BlockId, Load, Plan, RowId, Stepped
 from trouper.protocol.problems import Problem, RequestFailed
 from trouper.protocol.ranks import Joined
@@ -69,7 +69,7 @@ async def test_who_has_not_the_secret_is_not_let_in(autojump_clock: MockClock) -
         ours, _ = memory_stream_pair()
         await leader.attend(ours)  # It says nothing, and is not waited for.
         assert not leader.lost.is_set()
-        assert leader.facts.latest.ranks[1:] == ()
+        assert leader.stats.latest.ranks[1:] == ()
 
 
 @pytest.mark.parametrize(
@@ -96,14 +96,14 @@ async def test_readiness_waits_for_all_and_keeps_to_the_least(autojump_clock: Mo
     async with leading() as (leader, nursery, invitation):
         link = await attended(leader, nursery, invitation, hello())
         await leader.gather(2)
-        await link.send(Said(30, "half of it is there"))
+        await link.send(LogRecord(30, "half of it is there"))
         await link.send(Ready(attrs.evolve(card(), cache_bytes=7)))
         model = await leader.all_ready(LoadedModel(card(), FakeEngine().tokenizer))
         assert model.card.cache_bytes == 7
-        await link.send(Beat(5, MemoryFacts(active_bytes=9, spare_bytes=0, limit_bytes=10)))
+        await link.send(Heartbeat(5, MemoryStats(active_bytes=9, spare_bytes=0, limit_bytes=10)))
         await trio.sleep(1)
-        assert [(rank.state, rank.step) for rank in leader.facts.latest.ranks] == [("ready", -1), ("ready", 5)]
-        own = MemoryFacts(active_bytes=1, spare_bytes=0, limit_bytes=10)
+        assert [(rank.state, rank.step) for rank in leader.stats.latest.ranks] == [("ready", -1), ("ready", 5)]
+        own = MemoryStats(active_bytes=1, spare_bytes=0, limit_bytes=10)
         assert leader.memory(own).active_bytes == 9, "the fullest rank is everybody's bound"
 
 
@@ -111,7 +111,7 @@ async def test_a_model_that_one_rank_cannot_load_ends_all_with_its_reason(autoju
     async with leading() as (leader, nursery, invitation):
         link = await attended(leader, nursery, invitation, hello())
         await leader.gather(2)
-        await link.send(Unable("there is no config.json"))
+        await link.send(LoadFailed("there is no config.json"))
         with pytest.raises(RankLost, match=r"rank 1: there is no config\.json"):
             await leader.all_ready(LoadedModel(card(), FakeEngine().tokenizer))
         assert leader.unusable
@@ -121,7 +121,7 @@ async def test_f27_silence_is_a_loss(autojump_clock: MockClock) -> None:
     async with leading() as (leader, nursery, invitation):
         link = await attended(leader, nursery, invitation, hello())
         for _ in range(10):
-            await link.send(Beat())
+            await link.send(Heartbeat())
             await trio.sleep(0.5)
         assert not leader.lost.is_set()
         await leader.lost.wait()
@@ -134,7 +134,7 @@ async def test_f27_a_step_that_never_ends_is_named_with_who_is_behind(autojump_c
 
         async def live() -> None:
             while True:
-                await link.send(Beat(3))
+                await link.send(Heartbeat(3))
                 await trio.sleep(0.5)
 
         nursery.start_soon(live)
@@ -159,10 +159,10 @@ async def test_d12_a_follower_that_does_not_read_is_lost(autojump_clock: MockClo
         ours.send_stream.send_all_hook = trio.sleep_forever
         for step in range(3):
             leader.tell(Plan(step))
-            await link.send(Beat())
+            await link.send(Heartbeat())
         with trio.move_on_after(3):
             while True:
-                await link.send(Beat())
+                await link.send(Heartbeat())
                 await trio.sleep(0.5)
         nursery.start_soon(_beat, link)
         await leader.lost.wait()
@@ -171,7 +171,7 @@ async def test_d12_a_follower_that_does_not_read_is_lost(autojump_clock: MockClo
 
 async def _beat(link: Link) -> None:
     while True:
-        await link.send(Beat())
+        await link.send(Heartbeat())
         await trio.sleep(0.5)
 
 
@@ -181,7 +181,7 @@ async def test_f27_whoever_is_lost_the_others_hear_of_it(autojump_clock: MockClo
         link = await attended(leader, nursery, invitation, hello())
         await leader.gather(2)
         leader.lose("rank 2: its connection ended")
-        while isinstance(said := await link.receive(), Beat):
+        while isinstance(said := await link.receive(), Heartbeat):
             pass
         assert said == Leave("rank 2: its connection ended")
 
@@ -244,7 +244,7 @@ async def test_f27_a_follower_whose_leader_has_gone_ends(autojump_clock: MockClo
 
     async def lead(link: Link) -> None:
         assert isinstance(await link.receive(), Hello)
-        assert isinstance(await link.receive(), Beat | Ready)
+        assert isinstance(await link.receive(), Heartbeat | Ready)
 
     follower = await lost(lead)
     assert follower.ended.is_set()
@@ -278,7 +278,7 @@ async def test_what_a_plan_loads_travels_without_its_bytes(autojump_clock: MockC
         link = await attended(leader, nursery, invitation, hello())
         await leader.gather(2)
         leader.tell(Plan(1, load=(load,)))
-        while isinstance(message := await link.receive(), Beat):
+        while isinstance(message := await link.receive(), Heartbeat):
             pass
         assert message == Plan(1, load=(attrs.evolve(load, payload=()),))
 
@@ -322,7 +322,7 @@ async def spread_to(leader: Leader, link: Link, *answers: Compiled) -> list[Prob
         for answer in answers:
             await link.send(answer)
         for _ in range(100):
-            await link.send(Beat())
+            await link.send(Heartbeat())
             await trio.sleep(0.5)
     return problems
 

@@ -20,8 +20,8 @@ from trouper.actors.ranks.leader import Leader, flags_of
 from trouper.actors.ranks.leader_disk import ANSWER_S, PAUSE_S, LeaderDisk
 from trouper.actors.ranks.rank_link import Invitation, Link
 from trouper.actors.ssd_writer import WriterEdges
-from trouper.protocol.health import DirectoryFacts, SchedulerFacts
-from trouper.protocol.link import Beat, Fetch, Fetched, Hello, Kept, Lacks, Message
+from trouper.protocol.health import DirectoryStats, SchedulerStats
+from trouper.protocol.link import Fetch, Fetched, Heartbeat, Hello, Message, Missing, WriteDone
 from trouper.protocol.plans import BlockId, Load, Plan, RowId, Stepped
 from trouper.protocol.settings import ByteSize, Settings
 from trouper.protocol.watch import Watch
@@ -33,7 +33,7 @@ WANTED = tuple(NamedPiece(one.key, one.tokens, payload=True, snapshot=False) for
 NAMES = Run(ROOT, tuple(NamedPiece(one.key, one.tokens, True, one.snapshot is not None) for one in PIECES))
 KEYS = tuple(one.key for one in PIECES)
 PAYLOADS = tuple(part for one in PIECES for part in (one.payload, one.snapshot) if part is not None)
-WELL, SICK = DirectoryFacts(attached=True), DirectoryFacts(reason="No space left on device")
+WELL, SICK = DirectoryStats(attached=True), DirectoryStats(reason="No space left on device")
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ class OwnWriter:
 
     async def write(self, edges: WriterEdges, *_: Any) -> None:
         self.edges = edges
-        edges.facts.publish(WELL)
+        edges.stats.publish(WELL)
         async for order in edges.orders:
             self.orders.append(order)
 
@@ -72,14 +72,14 @@ class Group:
     links: list[Link]
     orders: trio.MemorySendChannel[DiskOrder]
     news: trio.MemoryReceiveChannel[DiskNews]
-    facts: Watch[DirectoryFacts]
+    stats: Watch[DirectoryStats]
 
     async def tell(self, rank: int, message: Message) -> None:
         await self.links[rank - 1].send(message)
 
-    async def beat(self, *directories: DirectoryFacts) -> None:
-        for rank, facts in enumerate(directories, 1):
-            await self.tell(rank, Beat(0, None, facts))
+    async def beat(self, *directories: DirectoryStats) -> None:
+        for rank, stats in enumerate(directories, 1):
+            await self.tell(rank, Heartbeat(0, None, stats))
         await wait_all_tasks_blocked()
 
     async def ask(self, ticket: int) -> list[Message]:
@@ -88,7 +88,7 @@ class Group:
         return [await self._heard(link) for link in self.links]
 
     async def _heard(self, link: Link) -> Message:
-        while isinstance(message := await link.receive(), Beat):
+        while isinstance(message := await link.receive(), Heartbeat):
             pass
         return message
 
@@ -102,7 +102,7 @@ async def two_followers(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Group]
     invitation = Invitation.decode(leader.invite("here", 1))
     orders, orders_in = trio.open_memory_channel[DiskOrder](16)
     news, news_in = trio.open_memory_channel[DiskNews](16)
-    facts = Watch(DirectoryFacts())
+    stats = Watch(DirectoryStats())
     async with trio.open_nursery() as nursery:
         links = []
         for rank in (1, 2):
@@ -112,8 +112,8 @@ async def two_followers(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Group]
             await link.send(Hello(rank, 3, VERSION, flags_of(settings)))
             links.append(link)
         await leader.gather(3)
-        disk = LeaderDisk(WriterEdges(orders_in, news, facts, Watch(SchedulerFacts())), leader, card(), settings)
-        group = Group(own, disk, leader, links, orders, news_in, facts)
+        disk = LeaderDisk(WriterEdges(orders_in, news, stats, Watch(SchedulerStats())), leader, card(), settings)
+        group = Group(own, disk, leader, links, orders, news_in, stats)
         nursery.start_soon(disk.run)
         await group.beat(WELL, WELL)
         yield group
@@ -137,7 +137,7 @@ async def test_a_read_is_what_every_rank_has_at_the_pace_of_the_slowest(
         assert isinstance(loaded, Loaded)
         assert (loaded.ticket, loaded.seconds, loaded.held) == (7, 0.3, True)
         assert same(loaded.pieces, PIECES[:everywhere])
-        assert group.facts.latest.lacking == 4 - everywhere
+        assert group.stats.latest.lacking == 4 - everywhere
 
 
 async def test_a_disk_that_does_not_answer_counts_as_nothing_and_is_not_asked_for_a_while(
@@ -151,12 +151,12 @@ async def test_a_disk_that_does_not_answer_counts_as_nothing_and_is_not_asked_fo
         await group.tell(1, Fetched(7, 4, 0.2))
         assert_nothing(await group.news.receive(), 7, held=True)
         assert ANSWER_S <= trio.current_time() - began <= ANSWER_S + 1
-        assert (group.facts.latest.attached, group.facts.latest.reason) == (False, "rank 2: its disk did not answer")
+        assert (group.stats.latest.attached, group.stats.latest.reason) == (False, "rank 2: its disk did not answer")
         await group.orders.send(Read(8, WANTED))
         assert_nothing(await group.news.receive(), 8, held=False)
         await group.tell(2, Fetched(7, 4, 30.0))
         await trio.sleep(PAUSE_S + 1)
-        assert group.facts.latest.attached
+        assert group.stats.latest.attached
         assert await group.ask(9) == [Fetch(9, WANTED)] * 2
 
 
@@ -164,11 +164,11 @@ async def test_the_tier_rests_while_one_rank_s_disk_is_off(
     monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
     async with two_followers(monkeypatch) as group:
-        assert group.facts.latest.attached
+        assert group.stats.latest.attached
         await group.beat(WELL, SICK)
-        assert (group.facts.latest.attached, group.facts.latest.reason) == (False, "rank 2: No space left on device")
+        assert (group.stats.latest.attached, group.stats.latest.reason) == (False, "rank 2: No space left on device")
         await group.beat(WELL, WELL)
-        assert (group.facts.latest.attached, group.facts.latest.reason) == (True, "")
+        assert (group.stats.latest.attached, group.stats.latest.reason) == (True, "")
 
 
 async def test_what_one_rank_could_not_write_is_on_no_disk(
@@ -177,16 +177,16 @@ async def test_what_one_rank_could_not_write_is_on_no_disk(
     """Else rank 0 would read it in vain each time. A follower may be ahead of rank 0, or behind."""
     async with two_followers(monkeypatch) as group:
         for refused in (False, True):
-            await group.tell(1, Kept(KEYS))
+            await group.tell(1, WriteDone(KEYS))
             await wait_all_tasks_blocked()
             await group.orders.send(write := Write(ROOT, PIECES))
             await group.own.say(Written(KEYS, write.nbytes))
             await wait_all_tasks_blocked()
             with pytest.raises(trio.WouldBlock):
                 group.news.receive_nowait()
-            await group.tell(2, Kept(KEYS, refused))
+            await group.tell(2, WriteDone(KEYS, refused))
             assert await group.news.receive() == Written(KEYS, write.nbytes, refused)
-        await group.tell(1, Lacks(KEYS[:1]))
+        await group.tell(1, Missing(KEYS[:1]))
         assert await group.news.receive() == Gone(KEYS[:1])
 
 
@@ -257,7 +257,7 @@ def shards(plan: Plan) -> list[Piece]:
 async def test_it_writes_what_its_own_engine_gives_and_loads_its_own(tmp_path: Path) -> None:
     """Until the ticket is settled it keeps what it has read."""
     async with a_follower(tmp_path / "blocks") as follower:
-        assert await follower.keep() == Kept(KEYS)
+        assert await follower.keep() == WriteDone(KEYS)
         follower.disk.fetch(Fetch(3, WANTED))
         fetched = await follower.told.receive()
         assert isinstance(fetched, Fetched)
@@ -267,8 +267,8 @@ async def test_it_writes_what_its_own_engine_gives_and_loads_its_own(tmp_path: P
         assert follower.disk._held_bytes > 0
         assert same(shards(follower.plan(3, load=loads(3), settled=(3,))), PIECES)
         assert follower.disk._held_bytes == 0
-        assert follower.disk.facts is not None
-        assert (follower.disk.facts.attached, follower.disk.facts.read_files) == (True, 1)
+        assert follower.disk.stats is not None
+        assert (follower.disk.stats.attached, follower.disk.stats.read_files) == (True, 1)
 
 
 async def test_f9_what_was_written_for_other_weights_is_not_there(tmp_path: Path) -> None:
@@ -313,10 +313,10 @@ async def test_a_sick_disk_answers_nothing_at_once(tmp_path: Path) -> None:
     async with a_follower(path) as follower:
         follower.disk.fetch(Fetch(3, WANTED))
         assert await follower.told.receive() == Fetched(3, 0, 0.0)
-        assert await follower.keep() == Kept(KEYS, refused=True)
-        assert follower.disk.facts is not None
-        assert not follower.disk.facts.attached
-        assert follower.disk.facts.reason
+        assert await follower.keep() == WriteDone(KEYS, refused=True)
+        assert follower.disk.stats is not None
+        assert not follower.disk.stats.attached
+        assert follower.disk.stats.reason
 
 
 async def test_a_writer_that_crashes_for_good_leaves_the_rank_without_a_disk(
@@ -331,9 +331,9 @@ async def test_a_writer_that_crashes_for_good_leaves_the_rank_without_a_disk(
         for ticket in range(6):
             follower.disk.fetch(Fetch(ticket, WANTED))
             assert await follower.told.receive() == Fetched(ticket, 0, 0.0)
-        assert await follower.keep() == Kept(KEYS, refused=True)
-        assert follower.disk.facts is not None
-        assert follower.disk.facts.reason == "its writer has crashed too often: ZeroDivisionError: a bug in the writer"
+        assert await follower.keep() == WriteDone(KEYS, refused=True)
+        assert follower.disk.stats is not None
+        assert follower.disk.stats.reason == "its writer has crashed too often: ZeroDivisionError: a bug in the writer"
 
 
 async def test_writes_rest_while_rows_decode(tmp_path: Path) -> None:

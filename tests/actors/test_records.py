@@ -43,7 +43,7 @@ async def test_a_whole_answer(autojump_clock: MockClock, told: Told) -> None:
         second.close()
     one, other = told
     assert (one.reason, one.code, one.prompt_tokens, one.generated_tokens, one.max_tokens) == ("length", "", 4, 5, 5)
-    assert (one.queue_s, one.decode_s, one.token_s) == (0, 4 * STEP_S, STEP_S)
+    assert (one.queue_s, one.decode_s, one.mean_inter_token_latency_s) == (0, 4 * STEP_S, STEP_S)
     assert one.prefill_s == one.first_token_s
     assert one.prefill_s is not None
     assert one.inference_s == one.prefill_s + 4 * STEP_S

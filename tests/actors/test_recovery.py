@@ -13,7 +13,7 @@ from trio.testing import MockClock
 from tests.actors.bench import Opened, code, generate, heard, running, scheduling
 from tests.fakes import PROOF, UNCUTTABLE, Dies, FakeEngine, FakeRow
 from trouper import Answer, RequestFailed, Runtime, Settings, TokenPrompt, run_runtime
-from trouper.protocol.health import RecoveryFacts
+from trouper.protocol.health import RecoveryStats
 from trouper.protocol.plans import Plan
 
 pytestmark = pytest.mark.usefixtures("opened", "autojump_clock")
@@ -52,7 +52,7 @@ def bad(rows: Sequence[FakeRow]) -> bool:
     return any(row.prompt[:3] == BAD for row in rows)
 
 
-def recovery_of(runtime: Runtime) -> RecoveryFacts:
+def recovery_of(runtime: Runtime) -> RecoveryStats:
     return runtime.health().scheduler.recovery
 
 
@@ -66,8 +66,8 @@ async def test_the_rest_goes_on_and_the_same_content_never_reaches_the_engine_ag
                 await tokens_of(await runtime.submit(generate(prompt=TokenPrompt((*BAD, 1)))))
             assert (failed.value.problem.status, failed.value.problem.code) == (422, "request_crashes_engine")
         assert [len(await tokens_of(stream)) for stream in streams] == [59] * 5
-        facts = recovery_of(runtime)
-        assert (facts.crashes, facts.convicted, facts.quarantined, facts.refused) == (2, 1, 1, 3)
+        stats = recovery_of(runtime)
+        assert (stats.crashes, stats.convicted, stats.quarantined, stats.refused) == (2, 1, 1, 3)
         assert runtime.health().scheduler.requests_errored == 3
 
 
@@ -183,9 +183,9 @@ async def test_two_that_cannot_run_together_run_one_after_another() -> None:
     async with running(engine) as runtime:
         answers = [await runtime.submit(generate(str(n), tokens=n + 2, max_tokens=30)) for n in range(6)]
         assert [len(await tokens_of(answer)) for answer in answers] == [30] * 6
-        facts = recovery_of(runtime)
-        assert facts.apart
-        assert (facts.convicted, facts.refused) == (0, 0)
+        stats = recovery_of(runtime)
+        assert stats.apart
+        assert (stats.convicted, stats.refused) == (0, 0)
         assert runtime.health().ready
 
 
@@ -198,8 +198,8 @@ async def test_one_that_bears_no_company_runs_alone_and_the_others_together() ->
             await other.next()
         odd = await runtime.submit(generate("odd", prompt=TokenPrompt((9, 9)), max_tokens=5))
         assert [len(await tokens_of(answer)) for answer in (odd, *others)] == [5, 79, 79, 79]
-        facts = recovery_of(runtime)
-        assert (facts.crashes, facts.convicted, facts.apart) == (2, 0, False)
+        stats = recovery_of(runtime)
+        assert (stats.crashes, stats.convicted, stats.apart) == (2, 0, False)
         again = await runtime.submit(generate("odd", prompt=TokenPrompt((9, 9)), max_tokens=5))
         other = await runtime.submit(generate(max_tokens=5))
         assert len(await tokens_of(again)) == len(await tokens_of(other)) == 5
@@ -232,8 +232,8 @@ async def test_a_drain_that_runs_out_while_there_is_no_scheduler_answers_everybo
         assert runtime.health().status == "restarting"
         assert not await runtime.drain(0.01)
         assert await problem_of(answer) == "engine_stopped"
-        facts = runtime.health().scheduler
-        assert (facts.total_requests, facts.requests_errored, facts.active_sequences) == (1, 1, 0)
+        stats = runtime.health().scheduler
+        assert (stats.total_requests, stats.requests_errored, stats.active_sequences) == (1, 1, 0)
 
 
 async def test_the_engine_is_tried_before_any_request_is(autojump_clock: MockClock) -> None:

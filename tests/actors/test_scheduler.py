@@ -115,7 +115,7 @@ async def test_d4_a_withdrawn_row_is_dropped_with_the_next_plan(opened: Opened) 
         assert row in second.decode, "the step in flight still has it; its token goes nowhere"
         await bench.play()
         assert heard(stays)[-1] == Finished("length", 4)
-        assert bench.facts.latest.requests_withdrawn == 1
+        assert bench.stats.latest.requests_withdrawn == 1
 
 
 async def test_d4_a_queued_request_that_leaves_never_reaches_the_engine(opened: Opened) -> None:
@@ -125,7 +125,7 @@ async def test_d4_a_queued_request_that_leaves_never_reaches_the_engine(opened: 
         queued.close()
         plans = await bench.play()
         assert sum(len(plan.admit) for plan in plans) == 1
-        assert bench.facts.latest.requests_withdrawn == 1
+        assert bench.stats.latest.requests_withdrawn == 1
 
 
 async def test_r11_a_full_queue_is_429_with_retry_after(opened: Opened) -> None:
@@ -138,10 +138,10 @@ async def test_r11_a_full_queue_is_429_with_retry_after(opened: Opened) -> None:
         assert isinstance(said[-1], Failed)
         assert (said[-1].problem.status, said[-1].problem.code) == (429, "queue_full")
         assert said[-1].problem.retry_after_s
-        assert (bench.facts.latest.active_sequences, bench.facts.latest.queued_requests) == (2, 3)
+        assert (bench.stats.latest.active_sequences, bench.stats.latest.queued_requests) == (2, 3)
         await bench.play()
-        facts = bench.facts.latest
-        assert (facts.total_requests, facts.requests_completed, facts.requests_errored) == (7, 5, 2)
+        stats = bench.stats.latest
+        assert (stats.total_requests, stats.requests_completed, stats.requests_errored) == (7, 5, 2)
 
 
 async def test_a_queue_of_nobody_still_fills_the_batch(opened: Opened) -> None:
@@ -175,7 +175,7 @@ async def test_f16_eos_ends_the_row_and_the_token_in_flight_goes_nowhere(opened:
         answer = await bench.ask(max_tokens=50)
         await bench.play(token=EOS)
         assert heard(answer)[2:] == [Delta("", (EOS,)), Finished("stop", 1)]
-        assert bench.facts.latest.tokens_generated == 1
+        assert bench.stats.latest.tokens_generated == 1
 
 
 async def test_d11_f27_a_late_step_is_published_and_taken_back(opened: Opened, autojump_clock: trio.abc.Clock) -> None:
@@ -183,9 +183,9 @@ async def test_d11_f27_a_late_step_is_published_and_taken_back(opened: Opened, a
         await bench.ask()
         began = trio.current_time()
         await trio.sleep(5.1)
-        assert bench.facts.latest.stalled_since == began
+        assert bench.stats.latest.stalled_since == began
         await bench.play()
-        assert bench.facts.latest.stalled_since is None
+        assert bench.stats.latest.stalled_since is None
 
 
 async def test_f18_a_stuck_device_fails_everyone_and_forgets_no_row(
@@ -210,8 +210,8 @@ async def test_a_cancelled_scheduler_ends_every_answer_once(opened: Opened) -> N
         await bench.new_plans()
         await bench.answer()
     assert [code(heard(answer)) for answer in answers] == ["engine_stopped"] * 3
-    facts = bench.facts.latest
-    assert (facts.active_sequences, facts.queued_requests, facts.requests_errored) == (0, 0, 3)
+    stats = bench.stats.latest
+    assert (stats.active_sequences, stats.queued_requests, stats.requests_errored) == (0, 0, 3)
 
 
 @pytest.mark.parametrize(("leaving", "status"), [(False, 500), (True, 503)])
@@ -243,7 +243,7 @@ async def test_a_row_whose_grammar_gave_up_is_told_and_dropped(opened: Opened) -
         assert not ends(heard(beside))
         await bench.play()
         assert isinstance(heard(beside)[-1], Finished)
-        assert bench.facts.latest.requests_errored == 1
+        assert bench.stats.latest.requests_errored == 1
 
 
 @pytest.mark.parametrize(("least", "ends"), [(3, {98, EOS}), (0, set[int]())])
@@ -278,8 +278,8 @@ async def test_counters_survive_a_restart_but_not_the_stall(opened: Opened, auto
     async with scheduling(opened, stall_timeout_s=1) as crashed:
         answer = await crashed.ask()
         await trio.sleep(2)
-        assert crashed.facts.latest.stalled_since is not None
+        assert crashed.stats.latest.stalled_since is not None
     assert code(heard(answer)) == "engine_stopped"
-    async with scheduling(opened, facts=crashed.facts) as restarted:
-        assert restarted.facts.latest.stalled_since is None
-        assert restarted.facts.latest.requests_errored == 1
+    async with scheduling(opened, stats=crashed.stats) as restarted:
+        assert restarted.stats.latest.stalled_since is None
+        assert restarted.stats.latest.requests_errored == 1

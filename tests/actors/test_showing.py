@@ -8,13 +8,13 @@ from trio.testing import MockClock
 from tests.actors.bench import Bench, Opened, generate, running, scheduling
 from tests.fakes import FakeEngine
 from trouper.actors.graph import CHANNELS
-from trouper.actors.scheduling.batch_view import LOOK_S
-from trouper.protocol.batch import NOTHING_SHOWN, RowFacts
+from trouper.actors.scheduling.batch_view import VIEW_S
+from trouper.protocol.batch import NOTHING_SHOWN, RowStats
 from trouper.protocol.plans import Plan
 
 
 def look(bench: Bench) -> None:
-    bench.looked.publish(trio.current_time())
+    bench.last_viewed_at.publish(trio.current_time())
 
 
 async def steps(bench: Bench, count: int, seconds: float = 0.1) -> None:
@@ -32,7 +32,7 @@ async def test_nothing_is_made_while_nobody_looks(opened: Opened, autojump_clock
         look(bench)
         await steps(bench, 1)
         assert bench.batch.latest.rows
-        assert bench.batch.latest.gap_count == 0, "gaps of which nobody heard were not counted"
+        assert bench.batch.latest.inter_token_latency_count == 0, "gaps of which nobody heard were not counted"
 
 
 async def test_a_look_is_answered_once_however_many_steps_follow(opened: Opened, autojump_clock: MockClock) -> None:
@@ -53,7 +53,7 @@ async def test_a_look_that_is_not_repeated_is_forgotten(opened: Opened, autojump
         await bench.ask(max_tokens=100)
         look(bench)
         await steps(bench, 1)
-        await steps(bench, 1, LOOK_S)
+        await steps(bench, 1, VIEW_S)
         assert bench.batch.latest is NOTHING_SHOWN
 
 
@@ -62,7 +62,7 @@ async def test_one_that_came_while_nothing_ran_is_no_look_at_what_runs_later(
 ) -> None:
     async with scheduling(opened) as bench:
         look(bench)
-        await trio.sleep(2 * LOOK_S)
+        await trio.sleep(2 * VIEW_S)
         await bench.ask(max_tokens=100)
         await steps(bench, 3)
         assert bench.batch.latest is NOTHING_SHOWN
@@ -75,7 +75,7 @@ async def test_a_row_is_shown_as_it_is(opened: Opened, autojump_clock: MockClock
         look(bench)
         await steps(bench, 1)
         [row] = bench.batch.latest.rows
-        assert row == RowFacts(
+        assert row == RowStats(
             row=0, request_id="long", prompt_tokens=60, cached_tokens=0, prefilled_tokens=row.prefilled_tokens,
             generated_tokens=0, max_tokens=9, since=1.0, first_token_at=None,
         )  # fmt: skip
@@ -106,7 +106,7 @@ async def test_gaps_are_those_between_tokens_of_running_streams(opened: Opened, 
         look(bench)
         await bench.ask(max_tokens=4)
         await steps(bench, 1)
-        assert bench.batch.latest.gaps_s == (), "a first token is not between two"
+        assert bench.batch.latest.inter_token_latencies_s == (), "a first token is not between two"
         look(bench)
         await steps(bench, 3, 0.25)
         look(bench)
@@ -116,8 +116,8 @@ async def test_gaps_are_those_between_tokens_of_running_streams(opened: Opened, 
         await bench.ask(max_tokens=2)
         await steps(bench, 2, 0.5)
         shown = bench.batch.latest
-        assert [round(gap, 3) for gap in shown.gaps_s] == [0.25, 0.25, 0.25, 0.5], "resting is no gap"
-        assert shown.gap_count == 4
+        assert [round(gap, 3) for gap in shown.inter_token_latencies_s] == [0.25, 0.25, 0.25, 0.5], "resting is no gap"
+        assert shown.inter_token_latency_count == 4
 
 
 async def test_when_the_rows_end_none_is_shown(opened: Opened, autojump_clock: MockClock) -> None:
@@ -141,10 +141,10 @@ async def test_channels_tell_how_full_they_are(opened: Opened, autojump_clock: M
     async with running(FakeEngine(before_step=held)) as runtime:
         with await runtime.submit(generate(max_tokens=50)) as answer:
             await trio.sleep(1)
-            facts = {channel.name: channel for channel in runtime.channels()}
-            assert set(facts) == set(CHANNELS) - {"answers"}, "which only several ranks have"
-            assert facts["mirrored"].used == 1, "one plan is being answered, the next one waits"
-            assert (facts["orders"].capacity, facts["orders"].policy) == (64, "sheds")
+            stats = {channel.name: channel for channel in runtime.channels()}
+            assert set(stats) == set(CHANNELS) - {"answers"}, "which only several ranks have"
+            assert stats["mirrored"].used == 1, "one plan is being answered, the next one waits"
+            assert (stats["orders"].capacity, stats["orders"].policy) == (64, "sheds")
             hold.set()
             await answer.next()
         await trio.sleep(1)

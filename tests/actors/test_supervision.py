@@ -17,8 +17,8 @@ from tests.fakes import FakeEngine
 from trouper import Answer, RequestFailed, Settings, run_runtime
 from trouper.actors.runtime.supervision import CrashCount, RestartLimit, innermost, supervise
 from trouper.actors.scheduling.crash_attribution import UNEXPLAINED, Content, Verdict
-from trouper.protocol.health import ActorFacts
-from trouper.protocol.model import MemoryFacts
+from trouper.protocol.health import ActorStats
+from trouper.protocol.model import MemoryStats
 from trouper.protocol.plans import Plan
 from trouper.protocol.problems import ActorFailed
 from trouper.protocol.watch import Watch
@@ -43,42 +43,42 @@ class Fragile:
 
 
 async def test_what_ends_by_itself_is_not_started_again(autojump_clock: MockClock) -> None:
-    actor, facts = Fragile([]), Watch(ActorFacts(name="it"))
-    await supervise(actor.run, facts, RestartLimit(), needed=True)
-    assert (len(actor.starts), facts.latest.state, facts.latest.restarts) == (1, "stopped", 0)
+    actor, stats = Fragile([]), Watch(ActorStats(name="it"))
+    await supervise(actor.run, stats, RestartLimit(), needed=True)
+    assert (len(actor.starts), stats.latest.state, stats.latest.restarts) == (1, "stopped", 0)
 
 
 async def test_each_restart_waits_twice_as_long(autojump_clock: MockClock) -> None:
-    actor, facts = Fragile([0, 0, 0]), Watch(ActorFacts(name="it"))
-    await supervise(actor.run, facts, RestartLimit(most=3, pause_s=1), needed=True)
+    actor, stats = Fragile([0, 0, 0]), Watch(ActorStats(name="it"))
+    await supervise(actor.run, stats, RestartLimit(max_crashes=3, pause_s=1), needed=True)
     assert actor.starts == [0, 1, 3, 7]
-    assert (facts.latest.restarts, facts.latest.last_error) == (3, "Crash: boom")
+    assert (stats.latest.restarts, stats.latest.last_error) == (3, "Crash: boom")
 
 
 async def test_a_fourth_crash_within_a_minute_goes_up(autojump_clock: MockClock) -> None:
-    actor, facts = Fragile([0] * 9), Watch(ActorFacts(name="it"))
+    actor, stats = Fragile([0] * 9), Watch(ActorStats(name="it"))
     with pytest.raises(ActorFailed, match="it crashed 4 times within 60 s, at last with Crash: boom"):
-        await supervise(actor.run, facts, RestartLimit(), needed=True)
-    assert (len(actor.starts), facts.latest.state) == (4, "failed")
+        await supervise(actor.run, stats, RestartLimit(), needed=True)
+    assert (len(actor.starts), stats.latest.state) == (4, "failed")
 
 
 async def test_what_the_server_can_do_without_ends_degraded_and_says_so(autojump_clock: MockClock) -> None:
-    actor, facts = Fragile([0] * 9), Watch(ActorFacts(name="it"))
-    await supervise(actor.run, facts, RestartLimit(), needed=False)
-    assert (len(actor.starts), facts.latest.state, facts.latest.last_error) == (4, "degraded", "Crash: boom")
+    actor, stats = Fragile([0] * 9), Watch(ActorStats(name="it"))
+    await supervise(actor.run, stats, RestartLimit(), needed=False)
+    assert (len(actor.starts), stats.latest.state, stats.latest.last_error) == (4, "degraded", "Crash: boom")
 
 
 async def test_crashes_far_apart_are_forgiven(autojump_clock: MockClock) -> None:
-    actor, facts = Fragile([30] * 9), Watch(ActorFacts(name="it"))
-    await supervise(actor.run, facts, RestartLimit(), needed=True)
-    assert (len(actor.starts), facts.latest.state) == (10, "stopped")
+    actor, stats = Fragile([30] * 9), Watch(ActorStats(name="it"))
+    await supervise(actor.run, stats, RestartLimit(), needed=True)
+    assert (len(actor.starts), stats.latest.state) == (10, "stopped")
 
 
 async def test_a_cancel_is_not_a_crash(autojump_clock: MockClock) -> None:
-    facts = Watch(ActorFacts(name="it"))
+    stats = Watch(ActorStats(name="it"))
     with trio.move_on_after(1):
-        await supervise(trio.sleep_forever, facts, RestartLimit(), needed=True)
-    assert (facts.latest.state, facts.latest.restarts) == ("running", 0)
+        await supervise(trio.sleep_forever, stats, RestartLimit(), needed=True)
+    assert (stats.latest.state, stats.latest.restarts) == ("running", 0)
 
 
 def test_the_innermost_error_names_the_cause() -> None:
@@ -91,7 +91,7 @@ def test_the_innermost_error_names_the_cause() -> None:
 
 def test_a_crash_that_was_explained_does_not_count_any_more() -> None:
     one, other = Content(b"one"), Content(b"other")
-    count = CrashCount(RestartLimit(most=1))
+    count = CrashCount(RestartLimit(max_crashes=1))
     for at in range(10):
         count.add(Verdict(suspects=frozenset({one, other})), at)
         assert not count.too_many
@@ -125,21 +125,21 @@ async def test_a_crash_is_not_kept_while_the_next_one_runs(autojump_clock: MockC
 
     logging.disable(logging.CRITICAL)  # What pytest captures keeps it, too.
     try:
-        await supervise(run, Watch(ActorFacts(name="it")), RestartLimit(), needed=True)
+        await supervise(run, Watch(ActorStats(name="it")), RestartLimit(), needed=True)
     finally:
         logging.disable(logging.NOTSET)
     assert kept == [None]
 
 
 async def test_whoever_judges_decides_what_counts(autojump_clock: MockClock) -> None:
-    actor, facts = Fragile([0] * 9), Watch(ActorFacts(name="it"))
+    actor, stats = Fragile([0] * 9), Watch(ActorStats(name="it"))
     judged: list[BaseException] = []
 
     def judge(crash: BaseException) -> Verdict:
         judged.append(crash)
         return Verdict(counts=False)
 
-    await supervise(actor.run, facts, RestartLimit(pause_s=1), needed=True, judge=judge)
+    await supervise(actor.run, stats, RestartLimit(pause_s=1), needed=True, judge=judge)
     assert actor.starts == list(range(10)), "and the pause does not grow"
     assert [str(crash) for crash in judged] == ["boom"] * 9
 
@@ -185,9 +185,9 @@ async def test_r13_after_a_crash_every_answer_goes_on(opened: Opened, autojump_c
             watching.cancel_scope.cancel()
         assert statuses == {"ok", "restarting"}
         assert runtime.health().ready
-        facts = runtime.health().scheduler
-        assert (facts.recovery.crashes, facts.recovery.resumed, facts.recovery.convicted) == (1, 8, 0)
-        assert (facts.requests_completed, facts.requests_errored) == (8, 0)
+        stats = runtime.health().scheduler
+        assert (stats.recovery.crashes, stats.recovery.resumed, stats.recovery.convicted) == (1, 8, 0)
+        assert (stats.requests_completed, stats.requests_errored) == (8, 0)
         assert runtime.health().actors[1].restarts == 1
 
 
@@ -212,8 +212,8 @@ async def test_a_device_that_is_gone_ends_the_runtime_and_blames_nobody(
                 problems.append(failed.value.problem.code)
     assert up.group_contains(ActorFailed, match="crashed 4 times within 60 s, at last with Crash: the device died")
     assert problems == ["engine_stopped"] * 4 + ["draining"]
-    facts = runtime.health().scheduler
-    assert (facts.recovery.convicted, facts.requests_errored) == (0, 4)
+    stats = runtime.health().scheduler
+    assert (stats.recovery.convicted, stats.requests_errored) == (0, 4)
 
 
 async def test_a_janitor_that_crashed_is_back_and_the_writer_still_hears_it(
@@ -223,7 +223,7 @@ async def test_a_janitor_that_crashed_is_back_and_the_writer_still_hears_it(
     looks = iter(range(10**9))
 
     class Engine(FakeEngine):
-        def memory(self) -> MemoryFacts:
+        def memory(self) -> MemoryStats:
             if next(looks) == 3:
                 raise Crash("no memory facts today")
             return super().memory()
@@ -237,7 +237,7 @@ async def test_a_janitor_that_crashed_is_back_and_the_writer_still_hears_it(
 
 async def test_without_its_janitor_the_server_goes_on(opened: Opened, autojump_clock: MockClock) -> None:
     class Engine(FakeEngine):
-        def memory(self) -> MemoryFacts:
+        def memory(self) -> MemoryStats:
             raise Crash("never")
 
     async with running(Engine()) as runtime:

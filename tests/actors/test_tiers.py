@@ -17,7 +17,7 @@ from trouper.actors.scheduling.disk_tier import BACKLOG_BYTES, RUN_BYTES, DiskTi
 from trouper.actors.scheduling.prefix_cache import Found
 from trouper.actors.scheduling.prefix_tree import token_bytes
 from trouper.protocol.blocks import Payload, Tensor
-from trouper.protocol.health import DirectoryFacts
+from trouper.protocol.health import DirectoryStats
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.plans import RowId
 from trouper.protocol.settings import ByteSize
@@ -38,7 +38,7 @@ def autojump_clock() -> MockClock:
 class Bench:
     played: Played
     tier: DiskTier
-    directory: Watch[DirectoryFacts]
+    directory: Watch[DirectoryStats]
     orders: trio.MemoryReceiveChannel[DiskOrder]
 
     def ordered(self) -> list[DiskOrder]:
@@ -60,7 +60,7 @@ def tier(capacity: int = 100, *, attached: bool = True) -> Iterator[Bench]:
     played.cache.saves = True
     played.begin(TEXT)
     played.leave(RowId(0))
-    directory = Watch(DirectoryFacts(attached=attached))
+    directory = Watch(DirectoryStats(attached=attached))
     orders, taken = trio.open_memory_channel[DiskOrder](capacity)
     with orders, taken:
         bench = Bench(
@@ -127,11 +127,11 @@ async def test_what_was_asked_of_the_engine_is_written() -> None:
 async def test_a_disk_that_is_off_is_asked_for_nothing() -> None:
     with tier() as bench:
         on_disk(bench)
-        bench.directory.publish(DirectoryFacts(attached=False))
+        bench.directory.publish(DirectoryStats(attached=False))
         assert bench.tier.load(bench.look(), 0.0) is None
         assert bench.tier.pick() == ((), None)
         assert bench.ordered() == []
-        bench.directory.publish(DirectoryFacts(attached=True))
+        bench.directory.publish(DirectoryStats(attached=True))
         assert bench.tier.load(bench.look(), 0.0) is not None
         [order] = bench.ordered()
         assert isinstance(order, Read) and b"".join(one.tokens for one in order.wanted) == token_bytes(TEXT)

@@ -17,7 +17,7 @@ from tests.storage.making import NAMESPACE, ROOT, chain, piece, same
 from trouper import Settings
 from trouper.actors import ssd_writer
 from trouper.actors.ssd_writer import HOUR_S, INSPECTED_AT_ONCE, REST, WriterEdges, write_to_disk
-from trouper.protocol.health import DirectoryFacts, SchedulerFacts
+from trouper.protocol.health import DirectoryStats, SchedulerStats
 from trouper.protocol.settings import ByteSize
 from trouper.protocol.watch import Watch
 from trouper.protocol.work import (
@@ -56,8 +56,8 @@ class Bench:
     path: Path
     orders: trio.MemorySendChannel[DiskOrder]
     heard: trio.MemoryReceiveChannel[DiskNews]
-    facts: Watch[DirectoryFacts]
-    scheduler: Watch[SchedulerFacts]
+    stats: Watch[DirectoryStats]
+    scheduler: Watch[SchedulerStats]
 
     async def tell(self, *orders: DiskOrder) -> list[DiskNews]:
         """All that comes of these, in order."""
@@ -89,9 +89,9 @@ async def writing(path: Path, monkeypatch: pytest.MonkeyPatch, **more: Any) -> A
     monkeypatch.setattr(ssd_writer, "_in_thread", in_thread)
     orders, taken = trio.open_memory_channel[DiskOrder](100)
     news, heard = trio.open_memory_channel[DiskNews](100)
-    bench = Bench(path, orders, heard, Watch(DirectoryFacts()), Watch(SchedulerFacts()))
+    bench = Bench(path, orders, heard, Watch(DirectoryStats()), Watch(SchedulerStats()))
     with news, heard, taken:
-        edges = WriterEdges(taken, news, bench.facts, bench.scheduler)
+        edges = WriterEdges(taken, news, bench.stats, bench.scheduler)
         async with trio.open_nursery() as nursery:
             with orders:
                 nursery.start_soon(write_to_disk, edges, path, NAMESPACE, Settings(**more))
@@ -136,7 +136,7 @@ async def test_writes_rest_while_rows_decode_and_nothing_else_does(
 ) -> None:
     async with writing(tmp_path, monkeypatch) as bench:
         await bench.tell(Announce())
-        bench.scheduler.publish(SchedulerFacts(active_sequences=rows))
+        bench.scheduler.publish(SchedulerStats(active_sequences=rows))
         began = trio.current_time()
         for order in (write(A), write(B)):
             bench.orders.send_nowait(order)
@@ -168,7 +168,7 @@ async def test_a_disk_has_only_so_many_writes_an_hour(
         await bench.tell(Announce())
         told = await bench.tell(write(A), write(B))
         assert told == [Written(keys(A), size), Written(keys(B), size, refused=True)]
-        assert bench.facts.latest.shed_writes == 1
+        assert bench.stats.latest.shed_writes == 1
         await trio.sleep(HOUR_S)
         assert await bench.tell(write(B)) == [Written(keys(B), size)]
         assert len(bench.files()) == 2
@@ -187,7 +187,7 @@ async def test_a_damaged_file_is_a_miss_and_gone(
         loaded = [one for one in told if isinstance(one, Loaded)]
         assert [(one.ticket, keys([*one.pieces])) for one in loaded] == [(1, ()), (2, keys(B))]
         assert not spoilt.exists() and len(bench.files()) == 1
-        assert bench.facts.latest.damaged == 1
+        assert bench.stats.latest.damaged == 1
         assert said(await bench.tell(read(3, A))) == [nothing(3)]
 
 
@@ -229,10 +229,10 @@ async def test_a_sick_disk_answers_at_once_and_is_tried_again_with_the_next_swee
         assert said(await bench.tell(read(1, A), write(A))) == refused
         path.unlink()
         assert said(await bench.tell(read(1, A), write(A))) == refused, "requests do not try it"
-        attached = [bench.facts.latest.attached]
+        attached = [bench.stats.latest.attached]
         assert not path.exists()
         assert Catalogue((), whole=True) in await bench.tell(Sweep(WEEK_S))
-        assert [*attached, bench.facts.latest.attached] == [False, True]
+        assert [*attached, bench.stats.latest.attached] == [False, True]
         assert await bench.tell(write(A)) == [Written(keys(A), write(A).nbytes)]
 
 
@@ -264,7 +264,7 @@ async def test_each_file_is_inspected_in_its_turn(
         await wait_all_tasks_blocked()
         assert {key for one in told if isinstance(one, Gone) for key in one.keys} == {one[0].key for one in many}
         assert not bench.files()
-        assert bench.facts.latest.inspected == len(many)
+        assert bench.stats.latest.inspected == len(many)
 
 
 async def test_one_round_of_inspections_reads_each_file_once(

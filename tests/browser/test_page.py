@@ -12,7 +12,7 @@ from tests.browser.driver import Browser
 from tests.browser.page import SAID, Page, says, shown, slowly, streams
 from tests.fakes import FakeEngine
 from tests.web.serving import eventually, exchange, post, serving, serving_fleet
-from trouper.actors.runtime.model_manager import Listed
+from trouper.actors.runtime.model_manager import ModelEntry
 from trouper.web.live import feed
 from trouper.web.live.snapshot import NewGaps, model_body
 
@@ -285,7 +285,7 @@ async def test_the_model_on_show_is_unloaded_and_a_page_opens_on_one_that_is_not
 
 
 async def test_why_a_model_could_not_be_loaded_is_said(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
-    def failed(listed: Listed, gaps: NewGaps) -> dict[str, Any]:
+    def failed(listed: ModelEntry, gaps: NewGaps) -> dict[str, Any]:
         body = model_body(listed, gaps)
         return body if listed.runtime else body | {"problem": "no weights"}
 

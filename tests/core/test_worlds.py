@@ -29,7 +29,7 @@ def test_the_worlds_have_everything_in_them() -> None:
     for seed in range(60):
         world = CoreWorld(seed)
         world.play()
-        facts = world.watches.facts.latest
+        facts = world.watches.stats.latest
         seen.update(
             completed=facts.requests_completed,
             refused=facts.requests_errored,
@@ -74,7 +74,7 @@ def never_unpins(index: Index, node: Any) -> None:
 
 
 def a_token_too_many(core: Core, row: Row) -> None:
-    row.planned += 2
+    row.num_scheduled_tokens += 2
 
 
 def forgets_the_row(core: Core, row_id: Any) -> None:

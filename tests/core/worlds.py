@@ -14,8 +14,8 @@ from tests.fakes import CUTTABLE, UNCUTTABLE, ByteTokenizer, FakeEngine, card, l
 from trouper.actors.scheduling.admitted import Admitted
 from trouper.actors.scheduling.core import Core, CoreWatches, DiskSeam
 from trouper.actors.scheduling.prefix_tree import NODE_COST
-from trouper.protocol.batch import NOTHING_SHOWN, BatchFacts
-from trouper.protocol.health import DirectoryFacts, MemoryStatus, SchedulerFacts
+from trouper.protocol.batch import NOTHING_SHOWN, BatchStats
+from trouper.protocol.health import DirectoryStats, MemoryStatus, SchedulerStats
 from trouper.protocol.model import LoadedModel
 from trouper.protocol.plans import PLANS_IN_FLIGHT, Plan, Stepped
 from trouper.protocol.problems import Problem
@@ -36,7 +36,7 @@ class RecordingClient:
 
     request: Generate
     prompt: tuple[int, ...]
-    withdrawn: bool = False
+    aborted: bool = False
     tokens: list[int] = attrs.field(factory=list)
     terminal: list[Finished | Failed] = attrs.field(factory=list)
     closed: bool = False
@@ -51,7 +51,7 @@ class RecordingClient:
             self.tokens += event.tokens
         elif isinstance(event, Finished | Failed):
             self.terminal.append(event)
-        return not self.withdrawn
+        return not self.aborted
 
     def fail(self, problem: Problem) -> None:
         self.reply(Failed(problem))
@@ -64,7 +64,7 @@ class RecordingClient:
     def check(self, max_tokens: int) -> None:
         """After the world's end: one terminal event, unless the client left, and the tokens of its prompt."""
         assert self.closed, "never closed"
-        assert len(self.terminal) == (0 if self.withdrawn and not self.terminal else 1), "no terminal event"
+        assert len(self.terminal) == (0 if self.aborted and not self.terminal else 1), "no terminal event"
         assert self.tokens == [letters(key_of(self.prompt), at) for at in range(len(self.tokens))]
         if self.terminal and isinstance(self.terminal[0], Finished):
             assert len(self.tokens) == max_tokens == self.terminal[0].completion_tokens
@@ -92,11 +92,11 @@ class CoreWorld:
         kv = dice.choice((CUTTABLE, UNCUTTABLE))
         self.engine = FakeEngine(kv=kv, guess=self._guess if dice.random() < 0.6 else lambda _key, _at: (0, 0))
         self.watches = CoreWatches(
-            facts=Watch(SchedulerFacts()),
+            stats=Watch(SchedulerStats()),
             memory=Watch(MemoryStatus(limit_bytes=100)),
-            directory=Watch(DirectoryFacts(attached=not self.settings.no_ssd)),
-            looked=Watch(float("-inf")),
-            batch=Watch[BatchFacts](NOTHING_SHOWN),
+            directory=Watch(DirectoryStats(attached=not self.settings.no_ssd)),
+            last_viewed_at=Watch(float("-inf")),
+            batch=Watch[BatchStats](NOTHING_SHOWN),
         )
         model = LoadedModel(card(kv=kv), ByteTokenizer())
         disk = DiskSeam(send=self._order, known=lambda: None)
@@ -152,7 +152,7 @@ class CoreWorld:
 
     def leave(self) -> None:
         if self.clients and self.dice.random() < 0.4:
-            self.dice.choice(self.clients)[0].withdrawn = True
+            self.dice.choice(self.clients)[0].aborted = True
 
     def press(self) -> None:
         active = self.dice.choice((10, 10, 95, 200))
@@ -198,7 +198,7 @@ class CoreWorld:
         """One turn of the Scheduler's loop; False when nothing is left to do."""
         core = self.core
         self.now += 0.01
-        core.drop_withdrawn(self.now)
+        core.drop_aborted(self.now)
         while (plan := core.schedule(self.now)) is not None:
             self.in_flight.append((plan, self.engine._compute(plan, 0.01)))
             if not plan.has_work:
@@ -220,9 +220,13 @@ class CoreWorld:
         assert not core._rows.keys() & core._left.keys(), "a row is here and gone"
         assert len(core._rows) <= self.settings.rows + sum(row.dropped for row in core._rows.values()), "too many rows"
         for row in core._rows.values():
-            assert 0 <= row.produced <= row.planned <= row.admitted.max_tokens, "tokens beyond those planned"
-            assert row.unplanned >= 0, "more was prefilled than there is"
-            assert not row.prefilling or row.planned <= row.resumed, "it decodes before its prompt is there"
+            assert 0 <= row.num_output_tokens <= row.num_scheduled_tokens <= row.admitted.max_tokens, (
+                "tokens beyond those planned"
+            )
+            assert row.num_unscheduled_tokens >= 0, "more was prefilled than there is"
+            assert not row.prefilling or row.num_scheduled_tokens <= row.num_resumed_tokens, (
+                "it decodes before its prompt is there"
+            )
         waiting = [id(one.admitted) for one in core._waiting]
         assert len(waiting) == len(set(waiting)), "a request waits twice"
         assert not {*waiting} & {id(row.admitted) for row in core._rows.values()}, "a request waits and has a row"

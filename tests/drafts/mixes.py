@@ -29,7 +29,7 @@ from trouper.actors.scheduling.speculation_policy import Speculation
 from trouper.engine import host
 from trouper.engine.spec_decode.prompt_lookup import Drafting
 from trouper.engine.step import Launched, StepEngine
-from trouper.protocol.health import SchedulerFacts, SpeculationFacts
+from trouper.protocol.health import SchedulerStats, SpeculationStats
 from trouper.protocol.plans import Plan
 
 ROWS = 9
@@ -146,7 +146,7 @@ class Wanted:
 @attrs.frozen
 class Played:
     heard: list[tuple[str, Heard]]
-    facts: SchedulerFacts
+    facts: SchedulerStats
     held: Held
 
 
@@ -183,7 +183,7 @@ async def assert_the_same(path: str, mix: Mix, wanted: Wanted, played: Played) -
     assert held.stored == facts.cache.blocks + facts.cache.snapshots
 
 
-async def play(directory: Path, name: str, seed: int) -> SpeculationFacts:
+async def play(directory: Path, name: str, seed: int) -> SpeculationStats:
     """Raises where anything differs from the same without drafts, alone. Models are saved in the directory."""
     mix = Mix.of(name, seed)
     path = saved(name, directory, mix.settings["kv_bits"])

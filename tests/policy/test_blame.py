@@ -15,7 +15,7 @@ from trouper.actors.runtime.submission import open_submission
 from trouper.actors.scheduling.admitted import Admitted
 from trouper.actors.scheduling.crash_attribution import (
     APART_S,
-    MOST_APART_S,
+    MAX_APART_S,
     QUARANTINE_S,
     SUSPICION_S,
     Blame,
@@ -206,7 +206,7 @@ def test_rows_are_apart_longer_each_time_and_another_cause_begins_anew() -> None
         end = blame._apart_until
         lasted.append(end - now)
         now = end + 1
-    assert lasted == [min(APART_S * 2**n, MOST_APART_S) for n in range(10)]
+    assert lasted == [min(APART_S * 2**n, MAX_APART_S) for n in range(10)]
     assert blame.crashed(ELSEWHERE, rows(one, other), now).counts
     forgotten = Blame()
     in_company(forgotten, 0, one, other)

@@ -19,7 +19,7 @@ def test_d6_the_stall_bound_is_met_and_nearly_used(fixed_s: float, per_token_s: 
         sizer.measured(sizer.tokens, fixed_s + per_token_s * sizer.tokens)
         assert 1 <= sizer.tokens <= most
     settled = fixed_s + per_token_s * sizer.tokens
-    assert settled <= 0.2 * 1.01 or sizer.tokens == sizer.least
+    assert settled <= 0.2 * 1.01 or sizer.tokens == sizer.min_tokens
     one_more = sizer.tokens / (sizer.tokens + 1)
     assert sizer.tokens == most or settled >= 0.2 * 0.9 * one_more * 0.999, "nine tenths of the bound, up to one token"
 
@@ -40,7 +40,7 @@ def test_it_follows_a_device_that_changes_its_speed(before_s: float, after_s: fl
     sizer = ChunkSizer(0.2, 4096)
     for per_token_s in [before_s] * 50 + [after_s] * 50:
         sizer.measured(sizer.tokens, per_token_s * sizer.tokens)
-    assert after_s * sizer.tokens <= 0.2 * 1.01 or sizer.tokens == sizer.least
+    assert after_s * sizer.tokens <= 0.2 * 1.01 or sizer.tokens == sizer.min_tokens
     assert sizer.tokens >= min(4096, int(0.2 / after_s * 0.5))
 
 
@@ -85,14 +85,14 @@ def test_r1_every_prompt_gets_on(wanted: list[int], budget: int, most: int) -> N
 
 @given(REMAINING, st.integers(0, 4096))
 def test_the_whole_budget_is_used(wanted: list[int], budget: int) -> None:
-    chunks = share_chunks([(RowId(n), tokens) for n, tokens in enumerate(wanted)], budget, most=4096)
+    chunks = share_chunks([(RowId(n), tokens) for n, tokens in enumerate(wanted)], budget, max_tokens=4096)
     assert sum(chunk.tokens for chunk in chunks) == min(max(budget, len(wanted)), sum(wanted))
 
 
 @given(REMAINING, st.integers(0, 4096))
 def test_a_short_prompt_does_not_wait_behind_a_long_one(wanted: list[int], budget: int) -> None:
     """Whoever gets less than another has got all that it wanted, up to rounding."""
-    chunks = share_chunks([(RowId(n), tokens) for n, tokens in enumerate(wanted)], budget, most=4096)
+    chunks = share_chunks([(RowId(n), tokens) for n, tokens in enumerate(wanted)], budget, max_tokens=4096)
     largest = max(chunk.tokens for chunk in chunks)
     for chunk, tokens in zip(chunks, wanted, strict=True):
         assert chunk.tokens == tokens or chunk.tokens >= largest - 1

@@ -5,16 +5,16 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trouper.actors.cache_janitor import MOST_KEPT, ProcessMemory, judge
+from trouper.actors.cache_janitor import MAX_KEPT, ProcessMemory, judge
 from trouper.protocol.health import MemoryStatus
-from trouper.protocol.model import MemoryFacts
+from trouper.protocol.model import MemoryStats
 
 GIB = 2**30
 SIZES = st.integers(0, 200 * GIB)
 
 
-def memory(active: int, spare: int, limit: int = 100) -> MemoryFacts:
-    return MemoryFacts(active_bytes=active, spare_bytes=spare, limit_bytes=limit)
+def memory(active: int, spare: int, limit: int = 100) -> MemoryStats:
+    return MemoryStats(active_bytes=active, spare_bytes=spare, limit_bytes=limit)
 
 
 @given(SIZES, SIZES, st.integers(1, 512 * GIB), st.floats(0.05, 1))
@@ -79,7 +79,7 @@ class TestProcessMemory:
         assert self.played((100, 1), (180, 1), (140, 20), (140, 1)) == [False, True, False, True]
 
     def test_little_is_left_alone(self) -> None:
-        assert not any(self.played((100, 1), (int(100 * MOST_KEPT), 1)))
+        assert not any(self.played((100, 1), (int(100 * MAX_KEPT), 1)))
 
     def test_a_process_that_has_less_than_before_has_settled(self) -> None:
         assert self.played((100, 1), (50, 1), (60, 1)) == [False, False, True]

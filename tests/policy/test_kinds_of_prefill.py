@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from trouper import Settings
 from trouper.actors.scheduling.chunk_sizer import FIRST_CHUNK_TOKENS
-from trouper.actors.scheduling.prefill_budget import AIM, WORKS, Pace, Work
+from trouper.actors.scheduling.prefill_budget import AIM, WORKS, PrefillBudget, Work
 from trouper.protocol.plans import Chunk, Plan, RowId, Stepped
 
 ROW = RowId(1)
 STALL_S = 0.3
 
 
-def pace() -> Pace:
-    return Pace.of(Settings(decode_stall_ms=STALL_S * 1000))
+def pace() -> PrefillBudget:
+    return PrefillBudget.of(Settings(decode_stall_ms=STALL_S * 1000))
 
 
 def play(
-    one: Pace, work: Work, seconds_a_token: float, steps: int = 30, *, busy: bool = True
+    one: PrefillBudget, work: Work, seconds_a_token: float, steps: int = 30, *, busy: bool = True
 ) -> list[tuple[int, float]]:
     """Tokens and seconds of each step of a long prompt."""
     played = []

@@ -5,24 +5,24 @@ from __future__ import annotations
 import pytest
 
 from trouper import Settings
-from trouper.actors.scheduling.chunk_sizer import IDLE_STEP_S, LEAST_BUSY_TOKENS
-from trouper.actors.scheduling.prefill_budget import AIM, REST, Pace
+from trouper.actors.scheduling.chunk_sizer import IDLE_STEP_S, MIN_BUSY_TOKENS
+from trouper.actors.scheduling.prefill_budget import AIM, REST, PrefillBudget
 from trouper.protocol.plans import Chunk, Plan, RowId, Stepped
 
 STALL_MS = 200.0
 ROW = RowId(1)
 
 
-def pace(**more: float) -> Pace:
-    return Pace.of(Settings(decode_stall_ms=STALL_MS, **more))  # type: ignore[arg-type]
+def pace(**more: float) -> PrefillBudget:
+    return PrefillBudget.of(Settings(decode_stall_ms=STALL_MS, **more))  # type: ignore[arg-type]
 
 
-def step(pace: Pace, seconds: float, *, prefilled: int = 0, decodes: bool = False) -> None:
+def step(pace: PrefillBudget, seconds: float, *, prefilled: int = 0, decodes: bool = False) -> None:
     plan = Plan(0, decode=(ROW,) if decodes else (), prefill=(Chunk(RowId(2), prefilled),) if prefilled else ())
     pace.answered(plan, Stepped(0, seconds=seconds))
 
 
-def settled(fixed_s: float, token_s: float, *, busy: bool, steps: int = 60) -> tuple[Pace, float]:
+def settled(fixed_s: float, token_s: float, *, busy: bool, steps: int = 60) -> tuple[PrefillBudget, float]:
     """After many steps on a device of this speed; and how long the last one took."""
     one, took = pace(), 0.0
     for _ in range(steps):
@@ -46,7 +46,7 @@ def test_while_nobody_decodes_steps_are_long(token_s: float) -> None:
     assert IDLE_STEP_S / 2 <= took <= IDLE_STEP_S * 1.01
     busy = one.budget(10**9, busy=True)
     assert busy * token_s <= STALL_MS / 1000 * AIM, "a stream that begins now is not made to wait so long"
-    assert busy > LEAST_BUSY_TOKENS, "what idle steps took is a first guess"
+    assert busy > MIN_BUSY_TOKENS, "what idle steps took is a first guess"
 
 
 def test_a_guess_counts_only_until_something_was_measured() -> None:
@@ -74,7 +74,7 @@ def test_where_decoding_alone_is_slow_prefill_may_take_as_long_again() -> None:
     """Else a prompt beside a large batch would get a few tokens a step, and its client wait for minutes."""
     slow, took = settled(0.3, 0.001, busy=True)
     assert 0.5 * 0.6 <= took <= 0.61
-    assert slow.budget(10**9, busy=True) > 4 * LEAST_BUSY_TOKENS
+    assert slow.budget(10**9, busy=True) > 4 * MIN_BUSY_TOKENS
 
 
 def test_the_rate_follows_the_device() -> None:

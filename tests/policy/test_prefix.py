@@ -19,7 +19,7 @@ from trouper.actors.scheduling.prefix_cache import Found, PrefixCache, cache_nam
 from trouper.actors.scheduling.prefix_tree import token_bytes
 from trouper.actors.scheduling.sequence import Row
 from trouper.protocol.blocks import Tensor
-from trouper.protocol.health import CacheFacts
+from trouper.protocol.health import CacheStats
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.model import ModelCard
 from trouper.protocol.plans import BlockId, Restore, RowId, Store
@@ -75,7 +75,7 @@ class Played:
     @classmethod
     def of(cls, kv: KvLayout = CUTTABLE, **more: Any) -> Played:
         given = Settings(**{"block_size": 4, **more})
-        return cls(PrefixCache.of(card(kv=kv), NAMESPACE, given, CacheFacts()))
+        return cls(PrefixCache.of(card(kv=kv), NAMESPACE, given, CacheStats()))
 
     def begin(self, tokens: Tokens, salt: str = "", *, prefill: bool = True) -> Found:
         """A row enters; what was found is checked against its prompt."""
@@ -90,9 +90,9 @@ class Played:
         self.rows[row.id] = row
         assert found.tokens < len(tokens), "the last token's logits are wanted"
         assert self._restored(restore) == tokens[: found.tokens]
-        row.unplanned -= found.tokens
+        row.num_unscheduled_tokens -= found.tokens
         if prefill:
-            row.unplanned, row.planned = 0, 1
+            row.num_unscheduled_tokens, row.num_scheduled_tokens = 0, 1
             self._store(self.cache.computed(row))
         self._evict()
         return found
@@ -106,12 +106,12 @@ class Played:
         """More of its answer, each token read before the next is planned."""
         one = self.rows[row]
         for token in tokens:
-            one.planned = one.produced + 1
-            one.take(token, None)
+            one.num_scheduled_tokens = one.num_output_tokens + 1
+            one.append_token(token, None)
 
     def _kv(self, row: RowId) -> Tokens:
         one = self.rows[row]
-        data = one.chain.part(0, one.kv_tokens)
+        data = one.chain.part(0, one.num_computed_tokens)
         return tuple(int.from_bytes(data[at : at + 4], "big") for at in range(0, len(data), 4))
 
     def _restored(self, restore: Restore | None) -> Tokens:
@@ -174,10 +174,10 @@ def test_who_prefills_is_waited_for_as_far_as_its_prompt_goes() -> None:
     played.begin((1,) * 30, prefill=False)
     found = played.cache.look(played.cache.chain(token_bytes((1,) * 40), ""))
     assert (found.tokens, found.until, found.gain) == (0, 29, 29)
-    assert found.leader is played.rows[RowId(0)]
+    assert found.primary is played.rows[RowId(0)]
     played.cache.wait_for(found)
-    assert found.leader.next_chunk == 29, "it pauses where they part"
-    assert played.begin((2,) * 30).leader is None
+    assert found.primary.next_chunk == 29, "it pauses where they part"
+    assert played.begin((2,) * 30).primary is None
 
 
 def test_without_memory_nothing_is_kept_or_found() -> None:
@@ -185,7 +185,7 @@ def test_without_memory_nothing_is_kept_or_found() -> None:
         for _ in range(2):
             assert played.begin((1,) * 30).tokens == 0
         played.leave(RowId(0))
-        assert not played.blocks and played.cache.facts().reason
+        assert not played.blocks and played.cache.stats().reason
 
 
 # -- the disk ----------------------------------------------------------------------------------------
@@ -261,8 +261,8 @@ def test_where_a_snapshot_is_wanted_a_chunk_ends() -> None:
     played.cache.enter(row, played.cache.look(row.chain))
     ends = []
     while row.prefilling:
-        ends.append(row.kv_tokens + row.next_chunk)
-        row.unplanned -= row.next_chunk
-        if not row.unplanned:
-            row.planned = 1
+        ends.append(row.num_computed_tokens + row.next_chunk)
+        row.num_unscheduled_tokens -= row.next_chunk
+        if not row.num_unscheduled_tokens:
+            row.num_scheduled_tokens = 1
     assert ends == [30, 40, 80, 99, 100]

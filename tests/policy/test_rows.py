@@ -29,7 +29,7 @@ def a_row(max_tokens: int = 100, **more: Any) -> tuple[Row, Replies]:
 
 def take(row: Row, tokens: list[int]) -> Finished | None:
     for token in tokens:
-        if (finished := row.take(token, None)) is not None:
+        if (finished := row.append_token(token, None)) is not None:
             return finished
     return None
 
@@ -92,21 +92,21 @@ def test_a_stop_string_ends_nothing_before_min_tokens() -> None:
 def test_kv_is_what_plans_have_run() -> None:
     """A prompt chunk by chunk, then one token less than were planned: the newest was not fed yet."""
     row, _ = a_row()
-    seen = [row.kv_tokens]
+    seen = [row.num_computed_tokens]
     for left in (2, 0):
-        row.unplanned = left
-        row.planned = int(not left)
-        seen.append(row.kv_tokens)
+        row.num_unscheduled_tokens = left
+        row.num_scheduled_tokens = int(not left)
+        seen.append(row.num_computed_tokens)
     for _ in range(3):
-        row.planned += 1
-        seen.append(row.kv_tokens)
+        row.num_scheduled_tokens += 1
+        seen.append(row.num_computed_tokens)
     assert seen == [0, 1, 3, 4, 5, 6]
 
 
 def test_logprobs_travel_with_their_token() -> None:
     row, answer = a_row()
     for token in (97, 98, EOS):
-        row.take(token, TokenLogprobs(token, -0.5))
+        row.append_token(token, TokenLogprobs(token, -0.5))
     assert [[one.token for one in delta.logprobs] for delta in spoken(answer)] == [[97], [98], []]
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from trouper.actors.scheduling.draft_costs import bucket_of, size_of
 from trouper.actors.scheduling.speculation_policy import WATCH_EVERY, Record, Speculation, by_place
-from trouper.protocol.health import SpeculationFacts
+from trouper.protocol.health import SpeculationStats
 from trouper.protocol.plans import Chunk, Plan, RowId, Stepped
 
 MOST = 16
@@ -79,7 +79,7 @@ class Simulated:
 
     @classmethod
     def of(cls, cost: Cost, kinds: Sequence[tuple[float, float]], noise: float = 0.0) -> Simulated:
-        policy = Speculation(MOST, 3, SpeculationFacts())
+        policy = Speculation(MOST, 3, SpeculationStats())
         rows = [SimRow(policy.record(), repeats, right) for repeats, right in kinds]
         return cls(cost, rows, policy, random.Random(7), noise)
 
@@ -185,7 +185,7 @@ def test_who_repeats_nothing_is_never_asked_for_drafts() -> None:
     batch.run(1000)
     assert batch.drafting == 0
     assert batch.watched == 1000 // WATCH_EVERY
-    assert batch.policy.facts.parked_s > 900
+    assert batch.policy.stats.parked_s > 900
 
 
 def test_one_row_that_copies_among_many_does_not_slow_them() -> None:
@@ -199,7 +199,7 @@ def test_wrong_drafts_end_by_themselves_and_evidence_begins_them_again() -> None
     batch = Simulated.of(device(0, 0.05), [(1, 0)])
     batch.run(300)
     assert batch.drafting < 60
-    assert batch.rows[0].record is not None and batch.rows[0].record.needs > 3
+    assert batch.rows[0].record is not None and batch.rows[0].record.required_match > 3
     batch.rows[0].right = 1
     before = batch.drafting
     batch.rows[0].record.repeats(64)
@@ -212,7 +212,7 @@ def test_a_slow_moment_is_not_for_ever() -> None:
     batch.run(20)
     cheap, batch.cost = batch.cost, device(0, 0.02, 50)
     batch.run(200)
-    assert batch.policy.facts.parked_s > 100
+    assert batch.policy.stats.parked_s > 100
     batch.cost = cheap
     batch.run(20_000)
     before = batch.drafting
@@ -240,7 +240,7 @@ def test_rows_that_may_not_draft_are_left_alone() -> None:
 
 
 def test_steps_that_prefill_too_are_no_measure() -> None:
-    policy = Speculation(MOST, 3, SpeculationFacts())
+    policy = Speculation(MOST, 3, SpeculationStats())
     row = SimRow(policy.record(), 1, 1)
     for step in range(9):
         plan = Plan(step, decode=(RowId(0),), prefill=(Chunk(RowId(1), 5),))

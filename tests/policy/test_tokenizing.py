@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from tests.fakes import ByteTokenizer, card
 from trouper import ChatPrompt, RequestFailed, Settings, TextPrompt, TokenPrompt
 from trouper.actors.runtime.prompt_tokenizing import (
-    LEAST_CHARACTERS,
     LONG_TEXT,
+    MIN_CHARACTERS,
     PROBED_CHARACTERS,
     check_length,
     is_short,
-    most_tokens,
+    max_prompt_tokens_of,
     tokens_of,
 )  # fmt: skip
 
@@ -52,8 +52,8 @@ def test_what_so_many_tokens_cannot_stand_for_is_not_tokenized_at_all() -> None:
 
 def test_a_tokenizer_may_drop_some_of_a_text() -> None:
     """Its longest token is a byte, and yet a text may be longer than one for each."""
-    check_length("x" * (10 * LEAST_CHARACTERS), ByteTokenizer(), 10, "prompt")
-    refusal("x" * (10 * LEAST_CHARACTERS + 1), 10, ByteTokenizer())
+    check_length("x" * (10 * MIN_CHARACTERS), ByteTokenizer(), 10, "prompt")
+    refusal("x" * (10 * MIN_CHARACTERS + 1), 10, ByteTokenizer())
 
 
 def test_of_a_text_that_is_likely_too_long_only_the_beginning_is_tokenized() -> None:
@@ -89,7 +89,7 @@ def test_which_prompts_are_tokenized_at_once(prompt: Any, short: bool) -> None:
 
 def test_a_prompts_room_is_the_least_of_all_bounds() -> None:
     for settings, most in ((Settings(), 4096), (Settings(max_kv_size=100), 100), (Settings(max_prompt_tokens=50), 50)):
-        assert most_tokens(card(), settings) == most
+        assert max_prompt_tokens_of(card(), settings) == most
 
 
 def test_a_template_that_gives_text_is_bounded_by_it() -> None:

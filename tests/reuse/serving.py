@@ -25,7 +25,7 @@ from trouper.engine import host
 from trouper.engine.kv.kv_layout import kv_layout
 from trouper.engine.kv.quantized_kv import PLAIN
 from trouper.engine.step import Launched, StepEngine
-from trouper.protocol.health import DirectoryFacts, SchedulerFacts
+from trouper.protocol.health import DirectoryStats, SchedulerStats
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.plans import Plan
 from trouper.protocol.replies import TokenLogprobs
@@ -106,11 +106,11 @@ class Served:
     runtime: Runtime
 
     @property
-    def facts(self) -> SchedulerFacts:
+    def facts(self) -> SchedulerStats:
         return self.runtime.health().scheduler
 
     @property
-    def directory(self) -> DirectoryFacts:
+    def directory(self) -> DirectoryStats:
         return self.runtime.health().directory
 
     async def submit(self, ask: Ask) -> Answer:

@@ -14,7 +14,7 @@ from tests.storage.making import NAMESPACE, ROOT, chain, same
 from trouper import RequestFailed, Settings
 from trouper.actors.ssd_writer import WriterEdges, write_to_disk
 from trouper.engine.step import StepEngine
-from trouper.protocol.health import DirectoryFacts, SchedulerFacts
+from trouper.protocol.health import DirectoryStats, SchedulerStats
 from trouper.protocol.plans import Plan
 from trouper.protocol.watch import Watch
 from trouper.protocol.work import (
@@ -71,7 +71,7 @@ async def news_of(path: Path, *orders: DiskOrder) -> list[DiskNews]:
     """All that the writer says to these."""
     ordered, orders_in = trio.open_memory_channel[DiskOrder](10)
     told, news = trio.open_memory_channel[DiskNews](10)
-    edges = WriterEdges(orders_in, told, Watch(DirectoryFacts()), Watch(SchedulerFacts()))
+    edges = WriterEdges(orders_in, told, Watch(DirectoryStats()), Watch(SchedulerStats()))
     for order in orders:
         ordered.send_nowait(order)
     ordered.close()

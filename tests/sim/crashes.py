@@ -61,15 +61,15 @@ class CrashWorld(World):
         for client in self.clients:
             self._check_fate(client)
         guilty = {client.request.prompt for client in self.clients if self._is_guilty(client)}
-        facts = runtime.health().scheduler.recovery
-        assert facts.crashes == self.engine.crashes["group"] == runtime.health().actors[1].restarts
+        stats = runtime.health().scheduler.recovery
+        assert stats.crashes == self.engine.crashes["group"] == runtime.health().actors[1].restarts
         if self.fault in ("a prompt", "a place in an answer"):
-            assert facts.convicted <= 4 * len(guilty)
-            assert facts.crashes <= 2 * facts.convicted + len(guilty), (
+            assert stats.convicted <= 4 * len(guilty)
+            assert stats.crashes <= 2 * stats.convicted + len(guilty), (
                 "each is tried after one crash, and convicted by one"
             )
         else:
-            assert facts.convicted == 0, "alone nobody crashes it"
+            assert stats.convicted == 0, "alone nobody crashes it"
 
     def _is_guilty(self, client: Client) -> bool:
         assert isinstance(client.request.prompt, TokenPrompt)

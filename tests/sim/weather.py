@@ -12,7 +12,7 @@ import trio
 from tests.fakes import CUTTABLE, EOS, UNCUTTABLE, ByteTokenizer, FakeEngine
 from trouper.actors.runtime.supervision import RestartLimit
 from trouper.protocol.kv import KvLayout
-from trouper.protocol.model import MemoryFacts
+from trouper.protocol.model import MemoryStats
 from trouper.protocol.plans import Plan
 from trouper.protocol.settings import ByteSize, Settings
 
@@ -85,7 +85,7 @@ class Weather:
             snapshot_tokens=pick((16, 64)),
             no_ssd=True,
         )
-        forgiving = RestartLimit(most=10**6, pause_s=0.01)
+        forgiving = RestartLimit(max_crashes=10**6, pause_s=0.01)
         return cls(
             settings=settings,
             limit=pick((forgiving, forgiving, forgiving, RestartLimit())),
@@ -134,9 +134,9 @@ class SimEngine(FakeEngine):
         tokens = 1 + drawn % 8 if drawn % 97 < 97 * self._weather.repeats else 0
         return tokens, (0, tokens, drawn % (tokens + 1))[drawn % 3]
 
-    def memory(self) -> MemoryFacts:
+    def memory(self) -> MemoryStats:
         if self._chance.random() < self._weather.janitor_crash:
             self.crashes["janitor"] += 1
             raise SimulatedCrash("the device does not say")
         used = 95 if self._chance.random() < self._weather.pressure else 50
-        return MemoryFacts(active_bytes=used, spare_bytes=self._chance.randrange(10), limit_bytes=100)
+        return MemoryStats(active_bytes=used, spare_bytes=self._chance.randrange(10), limit_bytes=100)

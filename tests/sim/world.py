@@ -22,7 +22,7 @@ from trouper.actors.runtime import runtime as runtime_module
 from trouper.actors.runtime.submission import Submission, open_submission
 from trouper.actors.scheduling import core as core_module
 from trouper.actors.scheduling.speculation_policy import Drafter, Speculation
-from trouper.protocol.health import SpeculationFacts
+from trouper.protocol.health import SpeculationStats
 from trouper.protocol.problems import ActorFailed
 from trouper.protocol.replies import Failed, Finished, Reply
 
@@ -46,7 +46,7 @@ class World:
     clients: list[Client]
     trace: list[Any]
     submissions: list[Submission] = attrs.field(factory=list)
-    drafts: SpeculationFacts = attrs.field(factory=SpeculationFacts)
+    drafts: SpeculationStats = attrs.field(factory=SpeculationStats)
     whole: bool = False
     """Everybody was answered before the graph ended."""
     died: bool = False
@@ -102,15 +102,15 @@ class World:
         for submission in self.submissions:
             state = submission.replies.statistics()
             assert (state.open_send_channels, state.open_receive_channels) == (0, 0), submission
-        facts = runtime.health().scheduler
-        assert (facts.active_sequences, facts.queued_requests, facts.prefilling_sequences) == (0, 0, 0), facts
+        stats = runtime.health().scheduler
+        assert (stats.active_sequences, stats.queued_requests, stats.prefilling_sequences) == (0, 0, 0), stats
         if self.whole and not self.died and not self.engine.crashes:
-            assert self.engine.held == (facts.cache.blocks, facts.cache.snapshots), facts.cache
-        assert facts.cache.bytes <= facts.cache.capacity_bytes
-        self.drafts = facts.speculation
+            assert self.engine.held == (stats.cache.blocks, stats.cache.snapshots), stats.cache
+        assert stats.cache.bytes <= stats.cache.capacity_bytes
+        self.drafts = stats.speculation
         assert self.drafts.accepted == sum(self.drafts.accepted_at) <= self.drafts.drafted
-        ended = facts.requests_completed + facts.requests_errored + facts.requests_withdrawn
-        assert facts.total_requests == ended, facts
+        ended = stats.requests_completed + stats.requests_errored + stats.requests_withdrawn
+        assert stats.total_requests == ended, stats
         intake, group, janitor, writer = (actor.restarts for actor in runtime.health().actors)
         assert (intake, group) == (0, self.engine.crashes["group"])
         assert (janitor, writer) == (self.engine.crashes["janitor"], 0)

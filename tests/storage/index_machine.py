@@ -244,7 +244,7 @@ class IndexMachine(RuleBasedStateMachine):
             children = list(node.children)
             assert [child.tokens for child in children] == sorted(child.tokens for child in children)
             assert all(child.parent is node for child in children)
-            assert node.below == sum(child.held for child in children)
+            assert node.resident_children == sum(child.is_resident for child in children)
 
 
 def numbers(tokens: bytes) -> Tokens:

@@ -299,7 +299,7 @@ def test_candidates_for_eviction_are_bounded_by_what_is_held() -> None:
     for _ in range(1000):
         index.pin(node)
         index.unpin(node)
-    assert len(index._old) < 100
+    assert len(index._eviction_heap) < 100
 
 
 # -- the machine ---------------------------------------------------------------------------------
@@ -323,7 +323,7 @@ def test_it_is_what_dictionaries_promise() -> None:
 
 class IgnoresPins(Index):
     def _evictable(self, node: Node) -> bool:
-        return node.block is not None and not node.below
+        return node.block is not None and not node.resident_children
 
 
 class EvictsUnderItsFeet(Index):
@@ -352,8 +352,8 @@ class KeepsEmptyNodes(Index):
         pass
 
 
-class KnowsNoOrphans(Index):
-    def _reunite(self, node: Node) -> None:
+class LinksNoPendingNodes(Index):
+    def _link_pending(self, node: Node) -> None:
         pass
 
 
@@ -373,7 +373,7 @@ class MostRecentlyUsedFirst(Index):
         ForgetsToFree,
         BelievesInADiskThatIsGone,
         KeepsEmptyNodes,
-        KnowsNoOrphans,
+        LinksNoPendingNodes,
         MostRecentlyUsedFirst,
     ],
 )

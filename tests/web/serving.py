@@ -14,7 +14,7 @@ import psutil
 import trio
 
 from tests.fakes import FakeEngine
-from trouper import Fleet, Runtime, ServerSettings, Settings, run_runtime
+from trouper import ModelManager, Runtime, ServerSettings, Settings, run_runtime
 from trouper.web.observability.request_log import RequestObserver
 from trouper.web.server import serve_http
 
@@ -85,7 +85,7 @@ async def serving(
 
 
 @asynccontextmanager
-async def serving_fleet(fleet: Fleet) -> AsyncIterator[int]:
+async def serving_fleet(fleet: ModelManager) -> AsyncIterator[int]:
     """The port at which `fleet` is served."""
     shutdown = trio.Event()
     async with trio.open_nursery() as nursery:

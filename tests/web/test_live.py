@@ -19,7 +19,7 @@ from tests.fakes import FakeEngine
 from tests.web.serving import PATIENCE_S, Served, eventually, exchange, get, pace, post, serving
 from tests.web.test_openapi import data_of, described, validator
 from trouper import Runtime
-from trouper.actors.runtime.model_manager import Lease, Listed, OneModel
+from trouper.actors.runtime.model_manager import Lease, ModelEntry, OneModel
 from trouper.protocol.batch import NOTHING_SHOWN
 from trouper.protocol.plans import Plan
 from trouper.protocol.record import RequestRecord
@@ -186,8 +186,8 @@ class Two:
     def finished(self) -> trio.Event:
         return self.runtime.finished
 
-    def listed(self) -> Sequence[Listed]:
-        return Listed(("big",), "ready", self.runtime), Listed(("small",), "unloaded", None)
+    def listed(self) -> Sequence[ModelEntry]:
+        return ModelEntry(("big",), "ready", self.runtime), ModelEntry(("small",), "unloaded", None)
 
     async def lease(self, name: str | None) -> Lease:
         raise NotImplementedError

@@ -25,7 +25,7 @@ from tests.web.serving import (
     serving,
 )
 from trouper.actors.runtime.model_manager import OneModel
-from trouper.protocol.health import RankFacts, RanksFacts
+from trouper.protocol.health import RanksStats, RankStats
 from trouper.protocol.histogram import Histogram
 from trouper.protocol.record import RequestRecord
 from trouper.web.metrics.collector import ALL, LOADED, Metrics
@@ -278,10 +278,10 @@ def a_record(model: str) -> RequestRecord:
 
 
 async def test_ranks_tell_who_takes_part_and_who_is_behind() -> None:
-    ranks = RanksFacts(
+    ranks = RanksStats(
         ranks=(
-            RankFacts(rank=0, state="ready", step=9),
-            RankFacts(rank=1, state="lost", step=7, heard_at=trio.current_time() - 60),
+            RankStats(rank=0, state="ready", step=9),
+            RankStats(rank=1, state="lost", step=7, heard_at=trio.current_time() - 60),
         )
     )
     async with serving() as served:

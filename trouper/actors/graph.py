@@ -3,7 +3,7 @@
     edge --requests--> RequestIntake --admitted--> Scheduler --plans--> RankMirror --mirrored--> ModelStepper
                                                        ^----------------results-------------------'
     Scheduler, CacheJanitor --orders--> SSDWriter --admitted (news)--> Scheduler
-    watches: facts, batch, memory, directory, actors (latest value, nobody waits)
+    watches: stats, batch, memory, directory, actors (latest value, nobody waits)
 
 Blocking sends point inwards (requests, admitted); outward edges have room by contract; the rest sheds.
 """
@@ -36,17 +36,17 @@ from trouper.actors.scheduling.crash_attribution import Verdict
 from trouper.actors.scheduling.crash_recovery import Recovery
 from trouper.actors.scheduling.prefix_cache import cache_namespace
 from trouper.actors.ssd_writer import WriterEdges, directory_for, write_to_disk
-from trouper.protocol.model import Engine, LoadedModel, MemoryFacts
+from trouper.protocol.model import Engine, LoadedModel, MemoryStats
 from trouper.protocol.plans import PLANS_IN_FLIGHT
 from trouper.protocol.problems import DRAINING, ModelUnusable, Problem, SettingsInvalid, rank_lost
 from trouper.protocol.settings import ByteSize, Settings
 
 DISK_KNOWN_S = 10.0
-"""At the start, for the catalogue of the disk."""
+"""Maximum wait at the start for the catalogue of the disk."""
 LAST_WRITES_S = 5.0
-"""At the end, for what is on its way to the disk."""
+"""Maximum wait at the end for writes in flight to the disk."""
 LAST_WORDS_S = 1.0
-"""When a rank is lost, for what clients and the other ranks are told of it."""
+"""Time for the last messages to clients and other ranks after a rank is lost."""
 log = logging.getLogger("trouper.graph")
 T = TypeVar("T")
 
@@ -72,7 +72,7 @@ async def run_graph(
     task_status: trio.TaskStatus[Runtime] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Load the model, start the actors, hand out the `Runtime`; return when it was drained. Raises `ModelUnusable`.
-    `graphs`: so many share the memory for cached blocks. `ranks`: this is rank 0 of a group. Raises `RankLost` when one is
+    `graphs`: number of graphs that share the memory for cached blocks. `ranks`: this is rank 0 of a group. Raises `RankLost` when one is
     lost, a moment after everybody was answered; or never, if the engine waits for that rank: look at `ranks.lost`."""
     async with trio.open_nursery() as thread:
         await thread.start(engine.run)
@@ -91,7 +91,7 @@ async def run_graph(
 
 
 async def _gathered(nursery: trio.Nursery, engine: Engine, ranks: Leader) -> Leader | None:
-    """All ranks have met; None if this one is alone after all. Raises `SettingsInvalid`."""
+    """Wait until all ranks have joined. None if this rank turns out to be the only one. Raises `SettingsInvalid`."""
     running = trio.CancelScope()
 
     async def run(*, task_status: trio.TaskStatus[bytes]) -> None:
@@ -112,8 +112,8 @@ async def _gathered(nursery: trio.Nursery, engine: Engine, ranks: Leader) -> Lea
 
 
 async def _or_lost(work: Awaitable[T], ranks: Leader) -> T:
-    """What ranks do together before there is anything to serve. Where one is lost the others' collective fails, too; then
-    raises `RankLost`, which says whose loss it is."""
+    """Await work that all ranks do together before requests are served. Where one rank is lost, the collective of the others
+    fails, too; then `RankLost` is raised, which names the lost rank."""
     try:
         return await work
     except (ModelUnusable, SettingsInvalid):
@@ -125,7 +125,7 @@ async def _or_lost(work: Awaitable[T], ranks: Leader) -> T:
 
 
 async def _part(ranks: Leader) -> None:
-    """Raises `RankLost`."""
+    """End the group of ranks. Raises `RankLost` if a rank was lost."""
     if ranks.lost.is_set():
         await trio.sleep(LAST_WORDS_S)
         raise RankLost(ranks.reason)
@@ -133,7 +133,14 @@ async def _part(ranks: Leader) -> None:
 
 
 class Graph:
-    """The actors of one model. What outlives a crash of any of them is opened and closed here."""
+    """The actors of one model. Channels that outlive a crash of an actor are opened and closed here.
+
+    The shutdown has a fixed order. `Runtime.drain` closes `requests`; the intake ends after the last one and sends
+    `NoMoreRequests`; the scheduler ends when no request is left, and its end closes `plans`, so that the mirror and the stepper
+    end after the last plan. Only when these actors have ended, the undelivered requests are answered: before, an actor could
+    still own them. Then the janitor is cancelled, since it would order new work of the writer. Then `orders` is closed, and
+    the writer ends after its last order, within LAST_WRITES_S. `finished` is set last.
+    """
 
     def __init__(self, settings: Settings, engine: Engine, model: LoadedModel, ranks: Leader | None) -> None:
         self._settings, self._engine, self._model, self._ranks = settings, engine, model, ranks
@@ -141,7 +148,7 @@ class Graph:
         self._requests, self._requests_in = self._channels.open("requests")
         self._admitted, self._admitted_in = self._channels.open("admitted")
         self._orders, self._orders_in = self._channels.open("orders")
-        self._watches = Watches(settings) if ranks is None else Watches(settings, ranks=ranks.facts)
+        self._watches = Watches(settings) if ranks is None else Watches(settings, ranks=ranks.stats)
         self._recovery = Recovery()
         self._scope = trio.CancelScope()
         self._disk_known = trio.Event()
@@ -152,10 +159,10 @@ class Graph:
 
     async def run(self, limit: RestartLimit, task_status: trio.TaskStatus[Runtime]) -> None:
         watches = self._watches
-        janitor = partial(keep_tidy, self._orders, self._memory, watches.memory, watches.facts, self._settings)
+        janitor = partial(keep_tidy, self._orders, self._memory, watches.memory, watches.stats, self._settings)
         try:
-            async with trio.open_nursery() as beside:
-                beside.start_soon(self._end_when_lost)
+            async with trio.open_nursery() as background:
+                background.start_soon(self._end_when_lost)
                 with self._scope:
                     async with trio.open_nursery() as helpers:
                         tidying: trio.CancelScope = await helpers.start(
@@ -174,7 +181,7 @@ class Graph:
                         tidying.cancel()
                         self._orders.close()  # The writer ends after the last order.
                         helpers.cancel_scope.deadline = trio.current_time() + LAST_WRITES_S
-                beside.cancel_scope.cancel()
+                background.cancel_scope.cancel()
         finally:
             self._close()
             self._runtime.finished.set()
@@ -186,7 +193,7 @@ class Graph:
 
     def _writer(self) -> Callable[[], Awaitable[None]]:
         card, settings = self._model.card, self._settings
-        edges = WriterEdges(self._orders_in, self._admitted, self._watches.directory, self._watches.facts)
+        edges = WriterEdges(self._orders_in, self._admitted, self._watches.directory, self._watches.stats)
         if self._ranks is not None:
             return LeaderDisk(edges, self._ranks, card, settings).run
         return partial(write_to_disk, edges, directory_for(card, settings), self._namespace, settings)
@@ -208,11 +215,11 @@ class Graph:
         return verdict
 
     def _tell_facts(self, errored: int = 0) -> None:
-        """While there is no scheduler."""
-        facts = self._watches.facts.latest
+        """Publish statistics while there is no scheduler."""
+        stats = self._watches.stats.latest
         recovery = self._recovery.look(trio.current_time())
-        errored += facts.requests_errored
-        self._watches.facts.publish(attrs.evolve(facts, recovery=recovery, requests_errored=errored))
+        errored += stats.requests_errored
+        self._watches.stats.publish(attrs.evolve(stats, recovery=recovery, requests_errored=errored))
 
     async def _step_together(self) -> None:
         watches = self._watches
@@ -227,7 +234,7 @@ class Graph:
         edges = SchedulerEdges(
             admitted=self._admitted_in, plans=plans, results=results_in, orders=self._orders, disk_known=self._disk_known,
             watches=CoreWatches(
-                facts=watches.facts, memory=watches.memory, directory=watches.directory, looked=watches.looked,
+                stats=watches.stats, memory=watches.memory, directory=watches.directory, last_viewed_at=watches.last_viewed_at,
                 batch=watches.batch, ranks=watches.ranks,
             ),
         )  # fmt: skip
@@ -237,12 +244,12 @@ class Graph:
             together.start_soon(mirror)
             together.start_soon(step_model, mirrored_in, answers, self._engine, crashed)
 
-    def _memory(self) -> MemoryFacts:
+    def _memory(self) -> MemoryStats:
         own = self._engine.memory()
         return own if self._ranks is None else self._ranks.memory(own)
 
     async def _end_when_lost(self) -> None:
-        """The engine may wait for a lost rank for ever, so that the graph's own end does not come."""
+        """End the graph when a rank is lost, since the engine may wait for that rank for ever."""
         if self._ranks is not None:
             await self._ranks.lost.wait()
             self._runtime.draining = True
@@ -251,7 +258,7 @@ class Graph:
             self._close()
 
     def _close(self) -> None:
-        """Whoever is left is answered."""
+        """Close all channels and answer the remaining requests."""
         self._runtime.draining = True
         for channel in (self._requests, self._orders, self._orders_in, self._admitted):
             channel.close()
@@ -271,7 +278,7 @@ def _answer_undelivered(
     admitted: trio.MemoryReceiveChannel[Inbox],
     problem: Problem = DRAINING,
 ) -> None:
-    """What still lies in a channel when the graph ends belongs to nobody else (rule 7)."""
+    """Answer the requests that are still in a channel when the graph ends: no actor owns them (rule 7)."""
     with requests, admitted:
         for channel in (requests, admitted):
             while True:

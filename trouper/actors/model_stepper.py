@@ -1,4 +1,4 @@
-"""ModelStepper. Waits on plans; owns the model, the live KV, every lazy array and one OS thread for life."""
+"""The ModelStepper actor. It waits on plans, and owns the model, the live KV, every lazy array and one OS thread for life."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ async def step_model(
     engine: Engine,
     crashed: Callable[[Exception], Awaitable[None]] | None = None,
 ) -> None:
-    """Answer every plan until they end. What the engine raises is this actor's crash; a restart begins with no rows.
-    `crashed` hears of it before anybody sees that the results have ended."""
+    """Answer every plan until the channel ends. An exception of the engine is a crash of this actor; a restart begins with no
+    rows. `crashed` is awaited before the end of `results` becomes visible."""
     with mirrored, results:
         try:
             await engine.step(mirrored, results)

@@ -1,7 +1,9 @@
-"""RankMirror. Waits on plans, and with several ranks on the engine's answers; owns the control links to the other ranks.
+"""The RankMirror actor. It waits on plans, and with several ranks on the engine's answers; it owns the control links to the
+other ranks.
 
-At one rank it is the identity. Rank 0's adds to each plan the state that it expects, repeats it to the followers and keeps
-the ledger by the answers, which it passes on. A follower's is in `following.py`.
+With one rank it passes plans on unchanged. With several, rank 0's mirror adds the expected state to each plan, sends the plan
+to the followers, corrects the expected state by the answers, and passes the answers on. `ranks/follower.py` is the
+followers' counterpart.
 """
 
 from __future__ import annotations
@@ -11,13 +13,13 @@ from contextlib import suppress
 import attrs
 import trio
 
-from trouper.actors.ranks.expected_state import Ledger
+from trouper.actors.ranks.expected_state import ExpectedState
 from trouper.actors.ranks.leader import Leader
 from trouper.protocol.plans import Plan, Stepped
 
 
 async def mirror_plans(plans: trio.MemoryReceiveChannel[Plan], mirrored: trio.MemorySendChannel[Plan]) -> None:
-    """Repeat each plan, in order. `mirrored` has the room of `plans`, so a full channel is a bug, not a wait."""
+    """Pass each plan on, in order. `mirrored` has the room of `plans`, so a full channel is a bug, not a wait."""
     with mirrored:
         async for plan in plans:
             mirrored.send_nowait(plan)
@@ -25,7 +27,7 @@ async def mirror_plans(plans: trio.MemoryReceiveChannel[Plan], mirrored: trio.Me
 
 @attrs.frozen(eq=False)
 class MirrorEdges:
-    """The channels of rank 0's mirror, when there are others."""
+    """Channels of rank 0's mirror in a group of several ranks."""
 
     plans: trio.MemoryReceiveChannel[Plan]
     mirrored: trio.MemorySendChannel[Plan]
@@ -34,24 +36,24 @@ class MirrorEdges:
 
 
 async def lead_ranks(edges: MirrorEdges, leader: Leader) -> None:
-    """The actor. Ends when the plans end and all are answered. Between a plan's copies there is no checkpoint: either all
-    ranks get it, or none."""
-    ledger = Ledger()
+    """Run the actor. It ends when the plans end and all are answered. There is no checkpoint between the copies of a plan: either
+    all ranks get it, or none."""
+    expected = ExpectedState()
     with edges.plans, edges.results:
         async with trio.open_nursery() as both:
-            both.start_soon(_take_answers, edges, ledger, leader)
+            both.start_soon(_take_answers, edges, expected, leader)
             with edges.mirrored:
                 async for bare in edges.plans:
-                    plan = attrs.evolve(bare, digest=ledger.digest())
-                    ledger.follow(plan)
+                    plan = attrs.evolve(bare, digest=expected.digest())
+                    expected.predict(plan)
                     leader.tell(plan)
                     edges.mirrored.send_nowait(plan)
 
 
-async def _take_answers(edges: MirrorEdges, ledger: Ledger, leader: Leader) -> None:
+async def _take_answers(edges: MirrorEdges, expected: ExpectedState, leader: Leader) -> None:
     with edges.answers:
         async for stepped in edges.answers:
-            ledger.take(stepped)
+            expected.correct(stepped)
             leader.answered(stepped)
-            with suppress(trio.BrokenResourceError):  # The scheduler has left: nobody is owed it.
+            with suppress(trio.BrokenResourceError):  # The scheduler has ended and needs no answer.
                 edges.results.send_nowait(stepped)

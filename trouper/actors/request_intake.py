@@ -1,4 +1,4 @@
-"""RequestIntake. Waits on requests from the edge; owns validation against the model, tokenizing and the compiling of grammars.
+"""The RequestIntake actor. It waits on requests from the edge, and owns validation against the model, tokenizing and the compiling of grammars.
 
 Short requests are prepared at once, in the order of arrival. Longer ones (a long text, any grammar) are prepared on worker threads and
 may be overtaken, so that nobody waits for another client's long prompt. There are two lanes of threads, so that a tenth of a second of
@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import trio
 
-from trouper.actors.runtime.prompt_tokenizing import check_text, is_short, most_tokens, tokens_of
+from trouper.actors.runtime.prompt_tokenizing import check_text, is_short, max_prompt_tokens_of, tokens_of
 from trouper.actors.runtime.submission import Submission
 from trouper.actors.runtime.worker_lanes import Lane, Lanes
 from trouper.actors.scheduling.admitted import Admitted
@@ -39,8 +39,8 @@ async def take_in_requests(
     settings: Settings,
     spread: Spread | None = None,
 ) -> None:
-    """The actor. Ends when the edge closes `requests` and all that came is passed on; the requests in hand are always answered.
-    `spread` brings a grammar to other ranks."""
+    """Run the actor. It ends when the edge closes `requests` and all requests are passed on; requests in preparation are always
+    answered. `spread` sends a grammar to the other ranks."""
     intake = Intake(admitted, model, settings, spread)
     async with trio.open_nursery() as nursery:
         async for submission in requests:
@@ -84,11 +84,11 @@ class Intake:
             await self._pass_on(submission, message)
 
     async def _prepared(self, submission: Submission, lane: Lane | None) -> Admitted | None:
-        """None for a client that left while it waited for its turn. Raises `RequestFailed`."""
+        """Prepare a request in its lane. None if it was aborted while it waited for its turn. Raises `RequestFailed`."""
         if lane is None:
             return prepare(submission, self._model, self._settings)
         async with self._lanes.turn(lane):
-            if submission.withdrawn:
+            if submission.aborted:
                 return None
             message = await self._lanes.run(prepare, submission, self._model, self._settings)
             if self._spread is not None and submission.request.grammar is not None:
@@ -107,14 +107,15 @@ class Intake:
 
 
 def _give_up(submission: Submission, crash: BaseException) -> None:
-    """A crash here concerns one request alone, and nothing of it is left. With 422 clients do not send it again."""
+    """Answer a request whose preparation crashed. The crash concerns one request alone and leaves nothing behind. Clients do not
+    repeat a request after a 422."""
     log.error("request %s could not be prepared: %s", submission.request.request_id, cause_of(crash))
     problem = Problem(422, "the request could not be prepared", "invalid_request_error", None, "intake_failed")
     submission.fail(problem)
 
 
 def lane_of(request: Generate) -> Lane | None:
-    """The lane in which a request is prepared; None: at once, on the event loop."""
+    """Lane in which a request is prepared; None: at once, on the event loop."""
     prompt, grammar = request.prompt, request.grammar
     if grammar is None and is_short(prompt):
         return None
@@ -123,11 +124,11 @@ def lane_of(request: Generate) -> Lane | None:
 
 
 def prepare(submission: Submission, model: LoadedModel, settings: Settings) -> Admitted:
-    """Check, tokenize and compile. For any thread. Raises `RequestFailed` (400) naming the parameter."""
+    """Check a request, tokenize its prompt and compile its grammar. Safe on any thread. Raises `RequestFailed` (400) naming the parameter."""
     request, tokenizer = submission.request, model.tokenizer
     check_text(request.cache_salt, "cache_salt")
     check_model(request, model)
-    prompt = tokens_of(request.prompt, tokenizer, most_tokens(model.card, settings))
+    prompt = tokens_of(request.prompt, tokenizer, max_prompt_tokens_of(model.card, settings))
     most = room(request, len(prompt), model.card.context_length, settings)
     check_tokens(request, prompt, model.card.vocab_size)
     compiled = compiled_grammar(request.grammar, tokenizer, settings.grammar_timeout_s)
@@ -135,7 +136,7 @@ def prepare(submission: Submission, model: LoadedModel, settings: Settings) -> A
 
 
 def check_model(request: Generate, model: LoadedModel) -> None:
-    """Check that the model supports what is asked. Raises `RequestFailed` (400)."""
+    """Check that the model supports the request. Raises `RequestFailed` (400)."""
     if request.embed and model.card.embedding is None:
         raise bad_request("this model gives no embeddings", "model", "embeddings_not_supported")
     if request.speculation == "ngram" and model.card.no_drafts:
@@ -147,17 +148,17 @@ def check_model(request: Generate, model: LoadedModel) -> None:
 
 
 def compiled_grammar(grammar: Grammar | None, tokenizer: Tokenizer, timeout_s: float) -> object:
-    """Raises `RequestFailed` (400)."""
+    """Compile a grammar for the engine. Raises `RequestFailed` (400)."""
     if grammar is None:
         return None
     if len(grammar.source) > MAX_SOURCE:
-        said = f"{grammar.param} has {len(grammar.source)} characters as a grammar, more than {MAX_SOURCE}: make it smaller"
-        raise bad_request(said, grammar.param, "invalid_grammar")
+        message = f"{grammar.param} has {len(grammar.source)} characters as a grammar, more than {MAX_SOURCE}: make it smaller"
+        raise bad_request(message, grammar.param, "invalid_grammar")
     return tokenizer.compile_grammar(grammar, timeout_s)
 
 
 def thinking_limit(request: Generate, prompt: Sequence[int], tokenizer: Tokenizer) -> ThinkingLimit | None:
-    """None where nothing bounds it, or the model does not think."""
+    """Limit on the reasoning of a request; None without a bound, or for a model that does not reason."""
     if request.thinking_tokens is None or request.grammar is not None or tokenizer.thinking is None:
         return None
     start, end = (tokenizer.marker_tokens(marker) for marker in tokenizer.thinking)
@@ -165,7 +166,7 @@ def thinking_limit(request: Generate, prompt: Sequence[int], tokenizer: Tokenize
 
 
 def thinks_already(prompt: Sequence[int], tokenizer: Tokenizer) -> bool:
-    """Whether the prompt ends inside of thinking: some templates open it."""
+    """Whether the prompt ends inside a reasoning section, which some templates open."""
     if tokenizer.thinking is None:
         return False
     start, end = tokenizer.thinking
@@ -182,7 +183,7 @@ def check_tokens(request: Generate, prompt: tuple[int, ...], vocab_size: int) ->
 
 
 def room(request: Generate, prompt_tokens: int, context_length: int, settings: Settings) -> int:
-    """How many tokens the answer may have."""
+    """Maximum number of tokens of the answer. Raises `RequestFailed` (400) if the context has no room for it."""
     if not prompt_tokens:
         raise bad_request("the prompt is empty; send at least one token", "prompt", "empty_prompt")
     if prompt_tokens > settings.max_prompt_tokens:

@@ -82,7 +82,7 @@ class Scheduler:
             await self._prove_engine()
         while True:
             self._take_requests()
-            core.drop_withdrawn(trio.current_time())
+            core.drop_aborted(trio.current_time())
             self._send_plans()
             core.publish()
             if core.plans_in_flight:

@@ -1,8 +1,8 @@
-"""SSDWriter. Waits on orders; owns the cache directory. Nobody else writes, removes or measures there.
+"""The SSDWriter actor. It waits on orders, and owns the cache directory: no other actor writes, removes or measures there.
 
-Requests that wait for a read go before writes, and writes yield to decoding: after each one it rests
-so long that they take a small part of the machine. A sick disk detaches the tier and is tried again at
-the next sweep or inspection; it never costs a token.
+Reads precede writes, since requests wait for them. Writes yield to decoding: after each write the actor rests so long that
+writes take a small part of the machine. A faulty disk detaches the tier and is tried again at the next sweep or inspection;
+it never costs a token.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import attrs
 import trio
 
-from trouper.protocol.health import DirectoryFacts, SchedulerFacts
+from trouper.protocol.health import DirectoryStats, SchedulerStats
 from trouper.protocol.model import ModelCard
 from trouper.protocol.settings import Settings
 from trouper.protocol.watch import Watch
@@ -47,42 +47,43 @@ log = logging.getLogger("trouper.writer")
 T = TypeVar("T")
 
 REST = 30.0
-"""Between two writes while rows decode, in times of what the last one took: about 3 % of one core."""
+"""Rest between two writes while rows decode, as a multiple of the last write's duration: about 3 % of one core."""
 PIECES_A_MESSAGE = 1000
+"""Maximum number of pieces in one `Catalogue`."""
 INSPECTED_AT_ONCE = 4
-"""Files."""
+"""Maximum number of files that one `Inspect` verifies."""
 HOUR_S = 3600.0
 
 
 @attrs.frozen(eq=False)
 class WriterEdges:
-    """The channels and watches of the writer. They outlive a crash, so the graph closes them."""
+    """Channels and watches of the writer. They outlive a crash, so the graph closes them."""
 
     orders: trio.MemoryReceiveChannel[DiskOrder]
     news: trio.MemorySendChannel[DiskNews]
-    facts: Watch[DirectoryFacts]
-    scheduler: Watch[SchedulerFacts]
+    stats: Watch[DirectoryStats]
+    scheduler: Watch[SchedulerStats]
 
 
 async def write_to_disk(edges: WriterEdges, path: Path | None, namespace: str, settings: Settings) -> None:
-    """The actor. `path` None: no SSD tier, orders are taken and refused. Ends when the orders end, after the last."""
+    """Run the actor. `path` None: there is no SSD tier, and orders are refused. The actor ends after the last order."""
     if path is None:
-        edges.facts.publish(DirectoryFacts(reason="--no-ssd"))
+        edges.stats.publish(DirectoryStats(reason="--no-ssd"))
     await SSDWriter(edges, path, namespace, settings).run()
 
 
 @attrs.frozen
-class Place:
-    """Where a piece lies."""
+class PieceLocation:
+    """Location of a piece: its run, and its number in it."""
 
     run: str
     number: int
     snapshot: bool = False
-    """Its snapshot does, too."""
+    """Whether the run has the piece's snapshot, too."""
 
 
 def directory_for(card: ModelCard, settings: Settings) -> Path | None:
-    """Where this model's blocks are kept; None: nowhere."""
+    """Cache directory of this model's blocks; None: they are not stored on disk."""
     kept = card.fingerprint and card.kv.cached and settings.cache_memory != 0
     return settings.blocks_dir if kept else None
 
@@ -94,7 +95,7 @@ class SSDWriter:
         self._edges, self._settings = edges, settings
         self._path, self._namespace = path, namespace
         self._store: RunStore | None = None
-        self._places: dict[bytes, Place] = {}
+        self._locations: dict[bytes, PieceLocation] = {}
         self._orders: deque[DiskOrder] = deque()
         self._open = True
         self._rests_until = 0.0
@@ -125,11 +126,11 @@ class SSDWriter:
                 self._open = False
 
     def _next(self) -> DiskOrder | None:
-        """Whoever waits for a read goes first; writes may have to rest."""
+        """Next order: reads first, then the oldest order, unless that is a write and the writer rests."""
         resting = self._open and trio.current_time() < self._rests_until
-        for place, order in enumerate(self._orders):
+        for index, order in enumerate(self._orders):
             if isinstance(order, Read):
-                del self._orders[place]
+                del self._orders[index]
                 return order
         if not self._orders or (resting and isinstance(self._orders[0], Write)):
             return None
@@ -163,7 +164,7 @@ class SSDWriter:
             await self._refuse(order, sick)
 
     async def _refuse(self, order: DiskOrder, sick: OSError) -> None:
-        """A request or a block never waits for a disk that does not work."""
+        """Answer an order that the disk failed, since neither a request nor a block may wait for a faulty disk."""
         if self._path is not None:
             self._detach(self._path, sick)
         match order:
@@ -177,16 +178,17 @@ class SSDWriter:
     # -- the directory ---------------------------------------------------------------------------
 
     async def _attached(self, path: Path, *, again: bool) -> RunStore:
-        """The store. After a fault only the janitor's orders try the disk again; then the scheduler is told anew."""
+        """The store, opened if necessary. After a fault only the janitor's orders try the disk again; then the catalogue is announced
+        to the scheduler again."""
         if self._store is not None:
             return self._store
-        sick = self._edges.facts.latest.reason
+        sick = self._edges.stats.latest.reason
         if sick and not again:
             raise OSError(errno.ENODEV, sick)
         store = RunStore(path, self._namespace)
         await _in_thread(lambda: _look(store))
         self._store = store
-        self._places.clear()
+        self._locations.clear()
         for run in store.runs:
             self._note(run)
         self._publish(path=str(path), attached=True, reason="", damaged=sum(store.damaged.values()))
@@ -196,30 +198,30 @@ class SSDWriter:
         return store
 
     def _detach(self, path: Path, sick: OSError) -> None:
-        facts = self._edges.facts.latest
-        if facts.attached or not facts.reason:
+        stats = self._edges.stats.latest
+        if stats.attached or not stats.reason:
             log.warning("the cache directory %s is not usable (%s); going on without it", path, sick)
         self._store = None
-        self._edges.facts.publish(attrs.evolve(facts, path=str(path), attached=False, reason=str(sick)))
+        self._edges.stats.publish(attrs.evolve(stats, path=str(path), attached=False, reason=str(sick)))
 
     def _note(self, run: RunInfo) -> None:
-        """A piece may lie in several runs: where its snapshot is, it is whole."""
+        """Record the locations of a run's pieces. A piece may be in several runs; the one with its snapshot is preferred."""
         for number, piece in enumerate(run.pieces):
-            before, snapshot = self._places.get(piece.key), piece.snapshot_bytes is not None
-            if snapshot or before is None or not before.snapshot:
-                self._places[piece.key] = Place(run.name, number, snapshot)
+            known, snapshot = self._locations.get(piece.key), piece.snapshot_bytes is not None
+            if snapshot or known is None or not known.snapshot:
+                self._locations[piece.key] = PieceLocation(run.name, number, snapshot)
 
     def _publish(self, **more: Any) -> None:
-        facts = self._edges.facts.latest
+        stats = self._edges.stats.latest
         if self._store is not None:
-            facts = attrs.evolve(
-                facts, files=len(self._store.runs), blocks=len(self._places), bytes=self._store.total_bytes
+            stats = attrs.evolve(
+                stats, files=len(self._store.runs), blocks=len(self._locations), bytes=self._store.total_bytes
             )
-        self._edges.facts.publish(attrs.evolve(facts, **more))
+        self._edges.stats.publish(attrs.evolve(stats, **more))
 
     def _count(self, **more: int) -> None:
-        facts = self._edges.facts.latest
-        self._publish(**{name: getattr(facts, name) + n for name, n in more.items()})
+        stats = self._edges.stats.latest
+        self._publish(**{name: getattr(stats, name) + n for name, n in more.items()})
 
     async def _sweep(self, store: RunStore, ttl_s: float) -> None:
         assert self._path is not None
@@ -233,14 +235,14 @@ class SSDWriter:
             store.save_catalogue()
             return measured, [*changes.vanished, *room.removed], changes.appeared, sum(store.damaged.values())
 
-        measured, gone, appeared, damaged = await _in_thread(work)
-        swept = self._edges.facts.latest.swept_files + measured.swept_files
-        await self._lost(gone)
+        measured, removed_runs, appeared, damaged = await _in_thread(work)
+        swept = self._edges.stats.latest.swept_files + measured.swept_files
+        await self._lost(removed_runs)
         await self._announce(appeared)
         self._publish(free_disk_bytes=measured.free_disk_bytes, swept_files=swept, damaged=damaged)
 
     async def _inspect(self, store: RunStore) -> None:
-        """A few files at a time, each once until all have had their turn."""
+        """Verify a few files. Each file is verified once before any is verified again."""
         names = list(islice((run.name for run in store.runs if run.name not in self._inspected), INSPECTED_AT_ONCE))
         if not names:
             self._inspected.clear()
@@ -252,16 +254,16 @@ class SSDWriter:
                 await self._discard(store, damaged)
             self._count(inspected=1)
 
-    # -- telling the scheduler -------------------------------------------------------------------
+    # -- news for the scheduler -------------------------------------------------------------------
 
     async def _tell(self, news: DiskNews) -> None:
         try:
             await self._edges.news.send(news)
-        except trio.BrokenResourceError:  # It has left, and needs no news.
+        except trio.BrokenResourceError:  # The scheduler has ended and needs no news.
             return
 
     async def _announce(self, runs: Sequence[RunInfo], *, whole: bool = False) -> None:
-        """`runs`: what one continues before it. `whole`: it is all that there is."""
+        """Announce runs, each after the one that it continues. `whole`: the runs are the complete catalogue."""
         known = [
             KnownPiece(parent, piece.key, piece.tokens, piece.payload_bytes > 0, piece.snapshot_bytes is not None)
             for run in runs
@@ -280,15 +282,15 @@ class SSDWriter:
             piece.key
             for run in runs
             for piece in run.pieces
-            if (place := self._places.get(piece.key)) is not None and place.run == run.name
+            if (location := self._locations.get(piece.key)) is not None and location.run == run.name
         )
         for key in keys:
-            del self._places[key]
+            del self._locations[key]
         if keys:
             await self._tell(Gone(keys))
 
     async def _discard(self, store: RunStore, damaged: Damaged) -> None:
-        """A damaged file is a counted miss, and gone (never wrong text, never a crash)."""
+        """Remove a damaged file and count a miss: damage never leads to wrong text or a crash."""
         if damaged.reason != "vanished":
             log.warning("removed a damaged file of the cache: %s", damaged)
         self._count(damaged=1)
@@ -322,7 +324,7 @@ class SSDWriter:
         await self._tell(Written(tuple(piece.key for piece in order.pieces), order.nbytes))
 
     def _within_budget(self, nbytes: int) -> bool:
-        """Of this hour: a disk has only so many writes in it."""
+        """Whether a write fits the budget of the current hour, which limits the wear of the disk."""
         now = trio.current_time()
         if now - self._hour_began >= HOUR_S:
             self._hour_began, self._hour_bytes = now, 0
@@ -346,23 +348,23 @@ class SSDWriter:
         nbytes = sum(piece.nbytes for piece in pieces)
         await self._tell(Loaded(order.ticket, tuple(pieces), nbytes, trio.current_time() - began))
         self._count(read_files=1, read_bytes=nbytes)
-        names = {self._places[piece.key].run for piece in pieces if piece.key in self._places}
+        names = {self._locations[piece.key].run for piece in pieces if piece.key in self._locations}
         await _in_thread(partial(store.touch, names))
 
     def _by_run(self, wanted: Sequence[NamedPiece]) -> list[tuple[str, list[PieceRequest]]]:
         """In order, up to the first that is nowhere."""
         groups: list[tuple[str, list[PieceRequest]]] = []
         for piece in wanted:
-            place = self._places.get(piece.key)
-            if place is None or (piece.snapshot and not place.snapshot):
+            location = self._locations.get(piece.key)
+            if location is None or (piece.snapshot and not location.snapshot):
                 break
-            if not groups or groups[-1][0] != place.run:
-                groups.append((place.run, []))
-            groups[-1][1].append(PieceRequest(place.number, piece.key, piece.tokens, piece.payload, piece.snapshot))
+            if not groups or groups[-1][0] != location.run:
+                groups.append((location.run, []))
+            groups[-1][1].append(PieceRequest(location.number, piece.key, piece.tokens, piece.payload, piece.snapshot))
         return groups
 
     async def _finish(self) -> None:
-        """The next start need not open every file."""
+        """Save the catalogue, so that the next start need not open every file."""
         if self._store is not None:
             try:
                 await _in_thread(self._store.save_catalogue)

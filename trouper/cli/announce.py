@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 import click
 
-from trouper.actors.runtime.model_manager import Fleet
+from trouper.actors.runtime.model_manager import ModelManager
 from trouper.cli.exits import forget_stdout
 
 KEY_VARIABLE = "TROUPER_API_KEY"
 
 
-def announce(url: str, fleet: Fleet, keyed: bool) -> None:
+def announce(url: str, fleet: ModelManager, keyed: bool) -> None:
     """Print to stdout. If nobody reads it (`| head -1`, a full disk, `>&-`), the server goes on."""
     try:
         for line in lines_of(url, fleet, keyed):
@@ -23,7 +23,7 @@ def announce(url: str, fleet: Fleet, keyed: bool) -> None:
         forget_stdout()
 
 
-def lines_of(url: str, fleet: Fleet, keyed: bool) -> Iterator[str]:
+def lines_of(url: str, fleet: ModelManager, keyed: bool) -> Iterator[str]:
     """Return the lines. The first is for programs, too: it ends in `is ready at URL/v1`."""
     first, *others = fleet.listed()
     assert first.runtime is not None, "the first model is loaded before the server starts"

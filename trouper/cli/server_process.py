@@ -14,7 +14,7 @@ from functools import partial
 import trio
 from rich.console import Console
 
-from trouper import Fleet, ServerSettings, Settings, run_fleet
+from trouper import ModelManager, ServerSettings, Settings, run_fleet
 from trouper.actors.ranks.leader import Leader
 from trouper.cli.address import cannot_listen, require_address
 from trouper.cli.announce import announce
@@ -54,7 +54,7 @@ async def run(
             async with trio.open_nursery() as nursery:
                 with loading, shown(console) as watch:
                     start = partial(run_fleet, settings, server_settings, watch=watch, ranks=ranks)
-                    fleet: Fleet = await nursery.start(start)
+                    fleet: ModelManager = await nursery.start(start)
                 over.set()
                 if not loading.cancelled_caught:
                     watching.start_soon(_watch_device, fleet)
@@ -82,7 +82,7 @@ async def _watch_loading(leaving: trio.Event, over: trio.Event) -> None:
     end_at_once(0)
 
 
-async def _watch_device(fleet: Fleet) -> None:
+async def _watch_device(fleet: ModelManager) -> None:
     """End the process when a device is given up (F18, F27). A thread inside the device cannot be cancelled; clients
     have had their errors by then, so those get a moment to be sent."""
     while (detail := _stuck(fleet)) is None:  # noqa: ASYNC110 - health is looked at; it does not announce itself.
@@ -92,7 +92,7 @@ async def _watch_device(fleet: Fleet) -> None:
     end_at_once(DEVICE_STUCK)
 
 
-def _stuck(fleet: Fleet) -> str | None:
+def _stuck(fleet: ModelManager) -> str | None:
     """Return the detail of the model whose device is given up."""
     healths = [entry.runtime.health() for entry in fleet.listed() if entry.runtime is not None]
     return next((health.detail for health in healths if health.status == "stuck"), None)
@@ -100,7 +100,7 @@ def _stuck(fleet: Fleet) -> str | None:
 
 async def _serve(
     nursery: trio.Nursery,
-    fleet: Fleet,
+    fleet: ModelManager,
     settings: ServerSettings,
     leaving: trio.Event,
     observers: Sequence[RequestObserver],

@@ -22,7 +22,7 @@ from trouper.engine.spec_decode.prompt_lookup import Drafting
 from trouper.engine.step import Launched, StepEngine
 from trouper.engine.warm_up import warm_up
 from trouper.protocol.loading import LoadWatch, nobody_watches
-from trouper.protocol.model import LoadedModel, MemoryFacts
+from trouper.protocol.model import LoadedModel, MemoryStats
 from trouper.protocol.plans import Plan, Stepped
 from trouper.protocol.ranks import Joined
 from trouper.protocol.settings import Settings
@@ -108,7 +108,7 @@ class MlxEngine:
     async def step(self, plans: trio.MemoryReceiveChannel[Plan], results: trio.MemorySendChannel[Stepped]) -> None:
         await self._on_thread(lambda: self._session(plans, results))
 
-    def memory(self) -> MemoryFacts:
+    def memory(self) -> MemoryStats:
         return memory_stats(self._group.sharers)
 
     async def _on_thread(self, work: Callable[[], T]) -> T:

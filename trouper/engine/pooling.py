@@ -11,7 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
-from trouper.protocol.model import EmbeddingFacts
+from trouper.protocol.model import EmbeddingLayout
 from trouper.protocol.plans import Pooling
 
 POOLING_FILE = Path("1_Pooling") / "config.json"
@@ -46,13 +46,13 @@ def _gives_hidden(body: nn.Module, model: nn.Module) -> bool:
     )
 
 
-def embedding_of(model: nn.Module, directory: Path) -> EmbeddingFacts | None:
+def embedding_of(model: nn.Module, directory: Path) -> EmbeddingLayout | None:
     """Describe the model's embeddings. None: the model gives none."""
     body = body_of(model)
     if body is None:
         return None
     hidden = body(mx.array([[0]]), cache=make_prompt_cache(model))
-    return EmbeddingFacts(int(hidden.shape[-1]), pooling_of(directory))
+    return EmbeddingLayout(int(hidden.shape[-1]), pooling_of(directory))
 
 
 def pooling_of(directory: Path) -> Pooling:

@@ -1,1 +1,1 @@
-"""What travels: messages, plans, requests, replies, settings. Imports nothing of ours."""
+"""Data that travels between packages: messages, plans, requests, replies, settings. Imports nothing of ours."""

@@ -1,4 +1,4 @@
-"""The batch as somebody who looks sees it. Made only while somebody does."""
+"""A view of the running batch. The scheduler makes it only while somebody views it."""
 
 from __future__ import annotations
 
@@ -6,34 +6,34 @@ import attrs
 
 
 @attrs.frozen(kw_only=True)
-class RowFacts:
-    """One row at one moment. Times are trio's."""
+class RowStats:
+    """One row of the batch at one moment. Times are those of trio's clock."""
 
     row: int
     request_id: str
     prompt_tokens: int
     cached_tokens: int
-    """Of the prompt, so many were not computed."""
+    """Prompt tokens that came from the cache and were not computed."""
     prefilled_tokens: int
-    """Of the prompt, so many are there or on their way, cached ones among them."""
+    """Prompt tokens that are computed, cached or scheduled."""
     generated_tokens: int
     max_tokens: int
     since: float
-    """When it got its row."""
+    """Time at which the request got its row."""
     first_token_at: float | None
-    """When it began to decode."""
+    """Time of the first output token; None during prefill."""
 
 
 @attrs.frozen(kw_only=True)
-class BatchFacts:
-    """All rows, and the last pauses of their streams."""
+class BatchStats:
+    """All rows of the batch, and the latest inter-token latencies of its streams."""
 
     at: float = 0.0
-    rows: tuple[RowFacts, ...] = ()
-    gaps_s: tuple[float, ...] = ()
-    """Between one step's tokens and the next one's, as the running streams felt it; the latest is last."""
-    gap_count: int = 0
-    """Of all gaps so far, so that whoever looks again knows which are new."""
+    rows: tuple[RowStats, ...] = ()
+    inter_token_latencies_s: tuple[float, ...] = ()
+    """Seconds between the tokens of two successive steps, as the running streams saw them; the latest is last."""
+    inter_token_latency_count: int = 0
+    """Number of all latencies so far, so that a viewer who reads the view again knows which are new."""
 
 
-NOTHING_SHOWN = BatchFacts()
+NOTHING_SHOWN = BatchStats()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import attrs
 
 TOKEN_BYTES = 4
-"""An int32."""
+"""Size of a token id: an int32."""
 
 
 @attrs.frozen(eq=False)
 class Tensor:
-    """Raw bytes, row-major. `dtype` is safetensors' name of it: F32, F16, BF16, U32, U8."""
+    """An array as raw bytes, row-major. `dtype` is the name that safetensors gives it: F32, F16, BF16, U32, U8."""
 
     dtype: str
     shape: tuple[int, ...]

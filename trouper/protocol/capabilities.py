@@ -1,4 +1,4 @@
-"""What rows of a model may do, and what the self-check found of it."""
+"""Capabilities of a model's rows, and what the self-check found about them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import attrs
 
 Feature = Literal["batch", "prefill_together", "restore", "drafts"]
 FEATURES: tuple[Feature, ...] = ("batch", "prefill_together", "restore", "drafts")
-"""From the one that the others need to the cheapest one to lose."""
+"""Features in order: the first is needed by the others, the last is the cheapest to lose."""
 
 
 @attrs.frozen(kw_only=True)
 class Capabilities:
-    """Each field is the reason why rows may not; "" means that they may.
+    """Features of a model's rows. Each field is the reason why a feature is off; "" means that it is on.
 
     batch: rows share a forward pass. prefill_together: prompts of different lengths share a padded pass, and a row without
     KV decodes beside others. restore: KV and state come back from cached blocks. drafts: drafted tokens are verified, and
@@ -34,7 +34,7 @@ class Capabilities:
         return not getattr(self, feature)
 
     def without(self, feature: Feature, reason: str) -> Self:
-        """The first reason stays."""
+        """Turn a feature off. A reason that is there already stays."""
         return self if getattr(self, feature) else attrs.evolve(self, **{feature: reason})
 
     @property
@@ -57,14 +57,14 @@ SelfCheckMode = Literal["off", "fast", "full"]
 
 @attrs.frozen(kw_only=True)
 class SelfCheck:
-    """How the capabilities were found."""
+    """How the capabilities of a model were found."""
 
     mode: SelfCheckMode = "off"
-    """off: guessed from the types of the model's caches."""
+    """Mode of the check. off: capabilities are guessed from the types of the model's caches."""
     checked: str = ""
-    """The models that were run, for a person."""
+    """Models that the check ran, as text for a person."""
     seconds: float = 0.0
-    """How long the check took; of a remembered one, when it was made."""
+    """Duration of the check. For a remembered result it is the duration of the original check."""
     remembered: bool = False
     """The result is from an earlier start with the same weights, settings, versions and device."""
 

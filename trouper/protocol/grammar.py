@@ -1,4 +1,4 @@
-"""What an answer must look like."""
+"""Grammars: the form that an answer must have."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ MAX_SOURCE = 256 * 1024
 
 @attrs.frozen
 class Grammar:
-    """`source`: a JSON Schema or a JSON array of strings as JSON text, a regular expression, or a Lark grammar."""
+    """A grammar that constrains an answer. `source`: a JSON Schema or a JSON array of strings as JSON text, a regular expression, or a Lark grammar."""
 
     kind: GrammarKind
     source: str = ""
     param: str = "response_format"
-    """The request's parameter that asked for it; an error names it."""
+    """Request parameter that asked for the grammar; an error names it."""

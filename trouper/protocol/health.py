@@ -1,4 +1,4 @@
-"""What the actors publish about themselves: frozen snapshots, the newest replaces the last."""
+"""Statistics that the actors publish about themselves: frozen snapshots, of which the newest replaces the last."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import attrs
 
 from trouper.protocol.histogram import Histogram
 
-NO_GAPS = Histogram.of(
+NO_LATENCIES = Histogram.of(
     0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0
 )
-"""vLLM's buckets, so that its dashboards fit."""
-NO_STEPS = Histogram.of(1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+"""Empty histogram of inter-token latencies. The buckets are vLLM's, so that its dashboards fit."""
+NO_STEP_TOKENS = Histogram.of(1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 @attrs.frozen(kw_only=True)
-class CacheFacts:
+class CacheStats:
     """The prefix cache: counters since the server started, and what it holds now."""
 
     hits_block: int = 0
-    """Full blocks of prompts that were there."""
+    """Full blocks of prompts that were in the cache."""
     hits_sequence: int = 0
-    """Prompts that used more than full blocks: part of one, or what a live row had."""
+    """Prompts that reused more than full blocks: part of a block, or the KV of a live row."""
     hits_disk: int = 0
     """Blocks of prompts that came from disk."""
     misses: int = 0
@@ -30,9 +30,9 @@ class CacheFacts:
     waited: int = 0
     """Requests that waited for another one's prefill instead of computing the same."""
     queried_tokens: int = 0
-    """Of prompts that were looked up,"""
+    """Prompt tokens that were looked up in the cache."""
     hit_tokens: int = 0
-    """and of these, those that need not be computed."""
+    """Prompt tokens that were found in the cache and need not be computed."""
     blocks: int = 0
     snapshots: int = 0
     bytes: int = 0
@@ -41,51 +41,51 @@ class CacheFacts:
     evicted_blocks: int = 0
     evicted_snapshots: int = 0
     refused: int = 0
-    """Blocks and snapshots that were not kept, since all others were in use."""
+    """Blocks and snapshots that were not stored, since all others were in use."""
     collisions: int = 0
     reason: str = ""
-    """Why nothing is cached, if nothing is."""
+    """Reason why nothing is cached; "" if the cache is on."""
 
 
 @attrs.frozen(kw_only=True)
-class SpeculationFacts:
-    """Drafts: counters since the server started."""
+class SpeculationStats:
+    """Speculative decoding: counters since the server started."""
 
     steps: int = 0
-    """That verified drafts of any row."""
+    """Steps that verified drafts of any row."""
     drafts: int = 0
-    """One for each row and step."""
+    """Drafts that were verified, one for each row and step."""
     drafted: int = 0
-    """Tokens,"""
+    """Tokens that were drafted."""
     accepted: int = 0
-    """and of these, those that were right."""
+    """Drafted tokens that were accepted."""
     accepted_at: tuple[int, ...] = ()
-    """How often a draft's first token was right, its second, and so on."""
+    """How often the first token of a draft was accepted, the second, and so on."""
     parked_s: float = 0.0
-    """Seconds of steps in which rows decoded that may draft, and none was to."""
+    """Seconds of steps in which rows that may draft decoded without drafting."""
     reason: str = ""
-    """Why no row drafts, if none can."""
+    """Reason why no row can draft; "" if rows can."""
 
 
 @attrs.frozen(kw_only=True)
-class RecoveryFacts:
+class RecoveryStats:
     """Crashes of the engine: counters since the server started, and what holds now."""
 
     crashes: int = 0
     resumed: int = 0
-    """Requests that had a row when the engine crashed, and were taken up again after the restart."""
+    """Requests that had a row when the engine crashed and resumed after the restart."""
     convicted: int = 0
-    """Contents that made the engine crash alone."""
+    """Contents that made the engine crash while they ran alone."""
     refused: int = 0
-    """Requests that were refused since the same content made the engine crash before."""
+    """Requests that were refused because the same content had made the engine crash."""
     quarantined: int = 0
     """Contents that are refused at present."""
     apart: bool = False
-    """All rows run alone at present: together they made the engine crash, and each alone did not."""
+    """Whether all rows run alone at present, because together they made the engine crash and each alone did not."""
 
 
 @attrs.frozen(kw_only=True)
-class SchedulerFacts:
+class SchedulerStats:
     """Counters since the server started (they survive a restart of the engine group) and gauges of now."""
 
     active_sequences: int = 0
@@ -99,36 +99,36 @@ class SchedulerFacts:
     requests_withdrawn: int = 0
     total_requests: int = 0
     total_prompt_tokens: int = 0
-    """Of rows, cached ones among them."""
+    """Prompt tokens of all rows, including cached ones."""
     steps: int = 0
     stalls: int = 0
     """Steps that took longer than --stall-timeout-s."""
-    gaps: Histogram = NO_GAPS
-    """Seconds between two tokens of a row."""
-    step_tokens: Histogram = NO_STEPS
+    inter_token_latency: Histogram = NO_LATENCIES
+    """Seconds between two output tokens of a row."""
+    step_tokens: Histogram = NO_STEP_TOKENS
     """Tokens that a step prefilled and decoded."""
-    cache: CacheFacts = attrs.field(factory=CacheFacts)
-    speculation: SpeculationFacts = attrs.field(factory=SpeculationFacts)
-    recovery: RecoveryFacts = attrs.field(factory=RecoveryFacts)
+    cache: CacheStats = attrs.field(factory=CacheStats)
+    speculation: SpeculationStats = attrs.field(factory=SpeculationStats)
+    recovery: RecoveryStats = attrs.field(factory=RecoveryStats)
     stalled_since: float | None = None
     """trio.current_time() of the plan that has been unanswered for too long."""
 
 
 @attrs.frozen(kw_only=True)
 class MemoryStatus:
-    """What CacheJanitor last saw."""
+    """Memory of the device, as CacheJanitor last read it."""
 
     active_bytes: int = 0
     spare_bytes: int = 0
     limit_bytes: int = 0
     under_pressure: bool = False
     releases: int = 0
-    """How often spare buffers were given back."""
+    """How often spare buffers were released to the system."""
 
 
 @attrs.frozen(kw_only=True)
-class DirectoryFacts:
-    """What SSDWriter knows of the cache directory."""
+class DirectoryStats:
+    """The cache directory: counters and gauges of SSDWriter."""
 
     path: str = ""
     files: int = 0
@@ -140,32 +140,32 @@ class DirectoryFacts:
     written_files: int = 0
     written_bytes: int = 0
     shed_writes: int = 0
-    """Runs of blocks that were not written: no room, budget spent, sick disk."""
+    """Runs of blocks that were not written: no room, write budget spent, or a faulty disk."""
     read_files: int = 0
     read_bytes: int = 0
     damaged: int = 0
-    """Files that were removed since they could not be trusted."""
+    """Files that were removed because their content was damaged."""
     lacking: int = 0
-    """With several ranks: blocks and snapshots that rank 0 has read and another rank had not."""
+    """Blocks and snapshots that rank 0 read and another rank did not have; 0 with a single rank."""
     inspected: int = 0
     attached: bool = False
     reason: str = ""
-    """Why the directory is not in use, if it is not."""
+    """Reason why the directory is not in use; "" if it is."""
 
 
 @attrs.frozen(kw_only=True)
-class ActorFacts:
-    """What supervision knows of one actor or group."""
+class ActorStats:
+    """State of one supervised actor or group."""
 
     name: str
     state: str = "starting"
-    """starting, running, restarting, degraded, stopped."""
+    """One of: starting, running, restarting, degraded, failed, stopped."""
     restarts: int = 0
     last_error: str = ""
 
 
 @attrs.frozen(kw_only=True)
-class ChannelFacts:
+class ChannelStats:
     """A channel of the graph at one moment."""
 
     name: str
@@ -173,10 +173,10 @@ class ChannelFacts:
     target: str
     capacity: int
     policy: str
-    """What becomes of a message when it is full: blocks, never full, sheds."""
+    """Effect of a full channel on its sender: blocks, never full, sheds."""
     used: int
     peak: int
-    """The most that an arriving request, or anybody who looked, found in it."""
+    """Largest number of messages that an arriving request or a reader of these statistics found in the channel."""
     senders_waiting: int
 
 
@@ -184,23 +184,23 @@ RankState = Literal["joining", "loading", "ready", "lost", "left"]
 
 
 @attrs.frozen(kw_only=True)
-class RankFacts:
+class RankStats:
     """One rank, as rank 0 knows it."""
 
     rank: int
     state: RankState = "joining"
     step: int = -1
-    """The last that it has answered."""
+    """Last step that the rank has answered."""
     heard_at: float = 0.0
-    """trio.current_time() of its last sign of life; rank 0's own is now."""
-    directory: DirectoryFacts | None = None
-    """Of a follower: its own part of the cache on disk."""
+    """trio.current_time() of the last message from the rank; for rank 0 itself, the present."""
+    directory: DirectoryStats | None = None
+    """A follower's own cache directory; None for rank 0."""
 
 
 @attrs.frozen(kw_only=True)
-class RanksFacts:
-    """The group; nothing of it when there is only one rank."""
+class RanksStats:
+    """The group of ranks; empty with a single rank."""
 
-    ranks: tuple[RankFacts, ...] = ()
+    ranks: tuple[RankStats, ...] = ()
     lost: str = ""
-    """Why the group ends, once it does."""
+    """Reason why the group ended; "" while it runs."""

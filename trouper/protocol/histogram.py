@@ -1,4 +1,4 @@
-"""Counts of values by size, as Prometheus has them. Frozen, so that a watch can hold one."""
+"""Histograms as Prometheus defines them. They are frozen, so that a watch can hold one."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import attrs
 
 @attrs.frozen
 class Histogram:
-    """`counts` has one place for each bound (values up to it, and above the one before) and one for what is above all."""
+    """Counts of values by size. `counts` has one entry for each bound (values up to it, and above the one before) and one for what is above all."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
     total: float = 0.0
-    """All values, added up."""
+    """Sum of all values."""
 
     @classmethod
     def of(cls, *bounds: float) -> Histogram:
         return cls(bounds, (0,) * (len(bounds) + 1))
 
     def with_value(self, value: float, times: int = 1) -> Histogram:
-        """`times`: so many that are all alike cost what one does."""
+        """Add a value `times` times, at the cost of adding it once."""
         counts = list(self.counts)
         counts[bisect_left(self.bounds, value)] += times
         return Histogram(self.bounds, tuple(counts), self.total + value * times)
@@ -34,5 +34,5 @@ class Histogram:
 
     @property
     def buckets(self) -> list[tuple[float, int]]:
-        """(bound, values up to it); the last bound is infinite."""
+        """Cumulative buckets (bound, number of values up to it); the last bound is infinite."""
         return list(zip((*self.bounds, inf), accumulate(self.counts), strict=True))

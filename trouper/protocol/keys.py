@@ -11,8 +11,8 @@ FILE_FLAG = "--api-key-file"
 
 
 def sendable(key: str, flag: str, file: Path | None = None) -> str:
-    """The key without blanks around it, which a header does not keep. Raises `SettingsInvalid`, which does not tell the
-    key, if it is empty or not every client can send it: other than printable ASCII is read differently by each."""
+    """Strip the blanks around a key, which a header does not keep. Raises `SettingsInvalid`, whose message does not contain
+    the key, if the key is empty or not printable ASCII: clients encode other characters differently."""
     key = key.strip()
     if not key:
         raise SettingsInvalid(f"{flag} is empty; give a key, or leave the flag out", flag)
@@ -25,7 +25,7 @@ def sendable(key: str, flag: str, file: Path | None = None) -> str:
 
 
 def keys_in(path: Path) -> Iterator[str]:
-    """One a line. Raises `SettingsInvalid` if it cannot be read, and at a key that cannot be sent."""
+    """Read the keys of a file, one a line. Raises `SettingsInvalid` if the file cannot be read, or for a key that cannot be sent."""
     try:
         lines = path.read_text("utf-8").splitlines()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What a model's KV weighs, and whether it can be kept beyond its row."""
+"""Size of a model's KV, and whether it can be cached beyond the life of its row."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import attrs
 
 @attrs.frozen(kw_only=True)
 class KvLayout:
-    """What the cache must know of a model before it stores anything."""
+    """Properties of a model's KV that the prefix cache depends on."""
 
     cached: bool = True
-    """False: rows of this model cannot be stored; every prompt is computed."""
+    """Whether KV of this model can be cached. If not, every prompt is computed."""
     token_bytes: int = 0
-    """Of one token in a block: all layers that can be cut at a token."""
+    """Bytes of one token in a block, over all layers that can be cut at a token."""
     snapshot_bytes: int = 0
-    """Of one snapshot, at most. 0: the model needs none and can be continued at any token."""
+    """Maximum bytes of one snapshot. 0: the model needs no snapshots and can be continued at any token."""
     description: str = ""
     """One line for a person."""
 

@@ -1,37 +1,44 @@
-"""What rank 0 and a follower tell each other on the control link, besides plans."""
+"""Messages between rank 0 and a follower on the control link, besides plans.
+
+The handshake has a fixed order, in which each step protects the next. A follower connects; both ends prove that they know
+the secret (`rank_link.Link.proved`), before either parses a message of the other. The follower sends `Hello`: rank 0
+compares the version of the wire and the flags, and answers a mismatch with `Refused`. Only then do heartbeats begin, which
+both ends need to detect a loss while the engines load. The follower loads its shard and sends `Ready` with its model card;
+rank 0 compares all cards, and sends the first `Plan` after the last `Ready`. `Leave` ends the connection.
+"""
 
 from __future__ import annotations
 
 import attrs
 
 from trouper.protocol.grammar import Grammar
-from trouper.protocol.health import DirectoryFacts
-from trouper.protocol.model import MemoryFacts, ModelCard
+from trouper.protocol.health import DirectoryStats
+from trouper.protocol.model import MemoryStats, ModelCard
 from trouper.protocol.plans import Plan
 from trouper.protocol.work import NamedPiece
 
 
 @attrs.frozen
 class Hello:
-    """A follower, after the secret was proved: who it is, and with which flags it was started."""
+    """A follower introduces itself after the proof of the secret: its rank, and the flags that it was started with."""
 
     rank: int
     size: int
     version: str
-    """Of the wire: `wire.VERSION`."""
+    """Version of the wire format: `wire.VERSION`."""
     flags: tuple[tuple[str, str], ...]
-    """Those that must be the same on all ranks, as text."""
+    """Flags that must be the same on all ranks, as text."""
 
 
 @attrs.frozen
 class Refused:
-    """Rank 0: this follower cannot be one. Both end."""
+    """Rank 0 refuses a follower. Both processes end."""
 
     reason: str
 
 
 @attrs.frozen
-class Said:
+class LogRecord:
     """A follower's log record, for rank 0's terminal."""
 
     level: int
@@ -46,25 +53,25 @@ class Ready:
 
 
 @attrs.frozen
-class Unable:
-    """A follower cannot start, and neither can a second try: its model is not usable."""
+class LoadFailed:
+    """A follower cannot load its model, and a second try would fail in the same way."""
 
     reason: str
 
 
 @attrs.frozen
-class Beat:
-    """A sign of life, every so often, both ways. `step`: the last that this rank has answered. `directory`: a follower's
-    own cache directory, once it has looked."""
+class Heartbeat:
+    """A sign of life, sent periodically in both directions. `step`: the last step that this rank has answered. `directory`: a
+    follower's own cache directory, once it has been read."""
 
     step: int = -1
-    memory: MemoryFacts | None = None
-    directory: DirectoryFacts | None = None
+    memory: MemoryStats | None = None
+    directory: DirectoryStats | None = None
 
 
 @attrs.frozen
-class Differs:
-    """A follower's state is not what a plan expects (`ranks.RankDiffers`). It did not launch the plan."""
+class StateMismatch:
+    """A follower's state is not what a plan expects (`ranks.RankDiffers`). The follower did not launch the plan."""
 
     step: int
     field: str
@@ -81,17 +88,18 @@ class Crashed:
 
 @attrs.frozen
 class Leave:
-    """Rank 0: no plan comes any more. A follower ends after the last one; or at once, if there is a reason: then the group
-    is lost, and its own engine may wait for whoever is."""
+    """Rank 0 sends no more plans. Without a reason, a follower ends after the last plan. With a reason the group is lost, and a
+    follower ends at once, since its engine may wait for the lost rank."""
 
     reason: str = ""
     unusable: bool = False
-    """A second try would be lost in the same way."""
+    """Whether a second try would fail in the same way."""
 
 
 @attrs.frozen
 class Fetch:
-    """Rank 0: bring your own of these into memory, in this order, and keep them until a plan settles the ticket."""
+    """Rank 0 asks each follower to read its own shards of these pieces, in this order, and to keep them in memory until a plan
+    settles the ticket."""
 
     ticket: int
     wanted: tuple[NamedPiece, ...]
@@ -99,7 +107,7 @@ class Fetch:
 
 @attrs.frozen
 class Fetched:
-    """A follower keeps the first so many `pieces` of what was wanted. `seconds`: what reading them took."""
+    """A follower holds the first `pieces` of the requested pieces. `seconds`: the duration of the read."""
 
     ticket: int
     pieces: int
@@ -108,7 +116,7 @@ class Fetched:
 
 @attrs.frozen
 class Compile:
-    """Rank 0: compile this grammar, beside the plans; a row that follows it is about to be admitted."""
+    """Rank 0 asks a follower to compile a grammar, concurrently with the plans; a row with this grammar is about to be admitted."""
 
     ticket: int
     grammar: Grammar
@@ -116,28 +124,28 @@ class Compile:
 
 @attrs.frozen
 class Compiled:
-    """A follower has compiled the grammar, or says why it cannot."""
+    """A follower has compiled the grammar, or reports in `fault` why it cannot."""
 
     ticket: int
     fault: str = ""
 
 
 @attrs.frozen
-class Kept:
-    """A follower has written its own part of a run of these keys, or could not."""
+class WriteDone:
+    """A follower has written its shard of the run with these keys, or has refused to."""
 
     keys: tuple[bytes, ...]
     refused: bool = False
 
 
 @attrs.frozen
-class Lacks:
-    """A follower does not have these on its disk any more."""
+class Missing:
+    """A follower no longer has the pieces with these keys on its disk."""
 
     keys: tuple[bytes, ...]
 
 
 Message = (
-    Hello | Refused | Said | Ready | Unable | Beat | Differs | Crashed | Leave | Fetch | Fetched | Kept | Lacks | Plan
+    Hello | Refused | LogRecord | Ready | LoadFailed | Heartbeat | StateMismatch | Crashed | Leave | Fetch | Fetched | WriteDone | Missing | Plan
     | Compile | Compiled
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""How far a model's loading has come, for whoever wants to see it."""
+"""Progress of loading a model."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ Unit = Literal["bytes", "steps"]
 
 @attrs.frozen
 class Loading:
-    """A moment of a stage that reads many bytes, or takes many steps. What need not be read is not counted as done."""
+    """Progress of one stage, in bytes or in steps. Bytes that need not be read do not count as done."""
 
     model: str
     stage: str
     done_bytes: int
-    """Steps, in a stage of steps."""
+    """Bytes that are done; in a stage of steps, steps."""
     total_bytes: int
     unit: Unit = "bytes"
 
 
 class LoadWatch(Protocol):
-    """Is told how far loading has come. Called on the engine's thread, some hundred times at most a second: it must not
+    """Callback for the progress of loading. The engine's thread calls it up to some hundred times a second, so it must not
     block."""
 
     def __call__(self, loading: Loading, /) -> None: ...
 
 
 def stage(watch: LoadWatch, model: str, name: str, unit: Unit = "bytes") -> Callable[[int, int], None]:
-    """`watch`, for whoever only knows how much is done and how much there is in all."""
+    """Bind `watch` to one stage of one model; the result takes the amounts (done, total)."""
     return lambda done, total: watch(Loading(model, name, done, total, unit))
 
 

@@ -1,4 +1,4 @@
-"""What the rest of the server knows of a loaded model."""
+"""Interface of a loaded model to the rest of the server."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Tokenizer(Protocol):
         """Bytes of the longest token."""
 
     def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
-        """The tokenizer's default. `special`: with the tokens that it puts around a text."""
+        """Encode a text. `special`: with the special tokens that the tokenizer adds by default."""
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> tuple[int, ...]:
         """The chat template's tokens, once (F1). Raises `RequestFailed` (400) if the template refuses."""
@@ -47,17 +47,18 @@ class Tokenizer(Protocol):
 
     @property
     def thinking(self) -> tuple[str, str] | None:
-        """What the model writes before and after it thinks; None if it does not."""
+        """Start and end markers of the model's reasoning; None if it has none."""
 
     def marker_tokens(self, marker: str) -> tuple[int, ...]:
-        """Of what stands before or after thinking, as the model writes it."""
+        """Tokens of a reasoning marker, as the model writes it."""
 
     @property
     def calling(self) -> tuple[str, str] | None:
-        """What the model writes before and after a call of a tool; None if it has not learnt to."""
+        """Start and end markers of a tool call; None if the model has not learnt to call tools."""
 
     def parse_calls(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-        """What stands between `calling` to (name, arguments as JSON) of each call. Raises `ValueError` and its like."""
+        """Parse the text between the markers of `calling` into (name, arguments as JSON) of each call. Raises `ValueError` and
+        similar exceptions."""
 
     def compile_grammar(self, grammar: Grammar, timeout_s: float) -> object:
         """Compile a grammar for the engine, which finds it for as long as the returned object is kept. For any thread. Raises
@@ -65,8 +66,8 @@ class Tokenizer(Protocol):
 
 
 @attrs.frozen
-class EmbeddingFacts:
-    """What vectors a model gives: of so many numbers, from the hidden states of all tokens, the last, or the first."""
+class EmbeddingLayout:
+    """Form of a model's embeddings: their dimensions, and the tokens whose hidden states are pooled."""
 
     dimensions: int
     pooling: Pooling
@@ -74,33 +75,34 @@ class EmbeddingFacts:
 
 @attrs.frozen(kw_only=True)
 class ModelCard:
-    """The facts of a loaded model."""
+    """Properties of a loaded model."""
 
     id: str
     created: int
-    """Unix seconds."""
+    """Time of creation, in Unix seconds."""
     context_length: int
     vocab_size: int
     architecture: str
     dtype: str
     weights_bytes: int
-    """On this rank."""
+    """Bytes of the weights on this rank."""
     device: str
     capabilities: Capabilities = EVERYTHING
-    """What rows may do."""
+    """Capabilities of the model's rows."""
     self_check: SelfCheck = UNCHECKED
-    """How that was found."""
+    """How the capabilities were found."""
     kv: KvLayout = KvLayout(cached=False)
     cache_bytes: int = 0
-    """What the device can spare for cached blocks, unless --cache-memory says otherwise."""
+    """Memory that the device can spare for cached blocks, unless --cache-memory sets it."""
     fingerprint: str = ""
-    """Of the weights' content, adapter, architecture and dtype, as hex; "" if nothing may be kept on disk."""
-    embedding: EmbeddingFacts | None = None
-    """None: it gives no embeddings."""
+    """Fingerprint of the weights' content, the adapter, the architecture and the dtype, as hex; "" if nothing may be stored on
+    disk."""
+    embedding: EmbeddingLayout | None = None
+    """Form of the embeddings; None if the model gives none."""
     ranks: int = 1
-    """Processes that compute it together."""
+    """Number of processes that compute the model together."""
     drafts_by_default: bool = True
-    """Whether rows of which nobody says anything draft, if they can."""
+    """Speculation default for requests that do not set it, where rows can draft."""
 
     @property
     def batching(self) -> str:
@@ -120,19 +122,19 @@ class LoadedModel:
 
 
 @attrs.frozen(kw_only=True)
-class MemoryFacts:
-    """Bytes, from the device itself (R14)."""
+class MemoryStats:
+    """Memory in bytes, as the device itself reports it (R14)."""
 
     active_bytes: int
     spare_bytes: int
-    """Held by the allocator for reuse."""
+    """Free buffers that the allocator keeps for reuse."""
     limit_bytes: int
     resident_bytes: int = 0
-    """Of the process, with what its heaps keep; 0 where nothing can be given back, or nothing is known."""
+    """Resident memory of the process, including free memory in its heaps; 0 where it is unknown or cannot be released."""
 
 
 class Engine(Protocol):
-    """What ModelStepper drives. The real one has an OS thread for life; the simulated one is async."""
+    """The engine that ModelStepper drives. The real engine owns one OS thread for life; the simulated one is async."""
 
     async def join(self, invitation: bytes) -> Joined:
         """Find the other ranks, before `load`. Rank 0's invitation becomes everybody's. Alone, this returns at once. Waits
@@ -145,7 +147,7 @@ class Engine(Protocol):
         """Answer plans until their channel ends, starting with no rows. May be called again after it raised. Raises
         `RankDiffers` before it launches a plan whose digest is not of its own state."""
 
-    def memory(self) -> MemoryFacts: ...
+    def memory(self) -> MemoryStats: ...
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Own the thread (or nothing) until cancelled."""

@@ -1,4 +1,4 @@
-"""What clients may call a model."""
+"""Names of models in the API."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from trouper.protocol.problems import SettingsInvalid
 
 EMBEDDED = "SmolLM2-135M-Instruct"
-"""The model without --model."""
+"""Model that is served without --model."""
 FLAG = "--served-model-name"
 
 
 def names_of(model: str, aliases: Sequence[str], *, default: bool) -> tuple[str, ...]:
-    """What clients may call `model`: aliases are NAME=MODEL, or NAME for the default model."""
+    """Names by which clients may address `model`. Aliases are NAME=MODEL, or NAME for the default model."""
     own = [name for name, meant in map(_parted, aliases) if meant == model or (default and not meant)]
     return tuple(dict.fromkeys([*own, model]))
 
@@ -36,6 +36,6 @@ def require_names(models: Sequence[str], aliases: Sequence[str]) -> None:
 
 
 def _parted(alias: str) -> tuple[str, str | None]:
-    """The name, and the model that it is for; None: the default."""
+    """Split an alias into the name and its model; None: the default model."""
     name, given, model = alias.partition("=")
     return name, model if given else None

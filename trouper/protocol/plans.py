@@ -22,31 +22,31 @@ from trouper.protocol.work import Run
 
 RowId = NewType("RowId", int)
 BlockId = NewType("BlockId", int)
-"""Names a stored block, or a stored snapshot. Never used again for another."""
+"""Id of a stored block or a stored snapshot. An id is never reused."""
 
 Pooling = Literal["mean", "last", "first"]
-"""Which tokens' hidden states make the vector of a prompt."""
+"""Tokens whose hidden states are pooled into the vector of a prompt."""
 PLANS_IN_FLIGHT = 2
-"""One that computes and one whose tokens are about to be read."""
+"""Maximum number of unanswered plans: one that the device computes, and one whose tokens are read next."""
 
 
 @attrs.frozen
 class Store:
-    """Copy what a live row's KV holds, before this plan changes anything. blocks[i] gets sizes[i] tokens, from `start` on."""
+    """Copy KV of a live row into blocks, before this plan changes anything. blocks[i] gets sizes[i] tokens, from `start` on."""
 
     row: RowId
     start: int
     sizes: tuple[int, ...]
     blocks: tuple[BlockId, ...]
     snapshot: BlockId | None = None
-    """A copy of rings and states as they are after start + sum(sizes) tokens: the row's length, or what it was two steps
-    with drafts ago."""
+    """Id of a copy of rings and states as of start + sum(sizes) tokens: the row's length, or its length two steps with drafts
+    ago."""
 
 
 @attrs.frozen
 class Restore:
-    """What of a new row's prompt need not be computed: `tokens` of it, from blocks (the last perhaps in part), then from
-    the KV of a live row."""
+    """The part of a new row's prompt that need not be computed: `tokens` tokens, from blocks (the last one possibly in part),
+    then from the KV of the live row `source`."""
 
     tokens: int
     blocks: tuple[BlockId, ...] = ()
@@ -56,8 +56,8 @@ class Restore:
 
 @attrs.frozen
 class Load:
-    """Bytes from disk become a block, or a snapshot. To other ranks no bytes travel: each takes its own, of what it has
-    read for `ticket` the piece at `place`, or that one's snapshot."""
+    """Bytes from disk become a block or a snapshot. No bytes travel to other ranks: each rank uses its own shard, which is the
+    piece at `place` (or the snapshot of that piece) of the read with this `ticket`."""
 
     block: BlockId
     payload: Payload
@@ -68,13 +68,14 @@ class Load:
 
 @attrs.frozen
 class ThinkingLimit:
-    """After so many `tokens` of thinking a row writes `end`. `start` and `end` are what thinking stands between."""
+    """Limit on a row's reasoning: after `tokens` tokens of it the row writes `end`. `start` and `end` are the markers around
+    reasoning."""
 
     tokens: int
     start: tuple[int, ...]
     end: tuple[int, ...]
     begun: bool = False
-    """The prompt has opened the thinking."""
+    """Whether the prompt already contains the start marker."""
 
 
 @attrs.frozen
@@ -89,23 +90,24 @@ class Admit:
     restore: Restore | None = None
     grammar: Grammar | None = None
     min_tokens: int = 0
-    """None of `ends` is sampled before so many tokens."""
+    """Minimum number of output tokens before any token of `ends` may be sampled."""
     ends: tuple[int, ...] = ()
     prompt_logprobs: int | None = None
-    """Answer each of its chunks with the log-probabilities of the prompt's tokens; then nothing is restored."""
+    """Number of most likely tokens for the log-probabilities of prompt tokens, which are answered chunk by chunk; then nothing
+    is restored. None: no such log-probabilities."""
     thinking: ThinkingLimit | None = None
     embed: Pooling | None = None
-    """No token is sampled: the prompt's vector comes with its last chunk, and the row waits to be dropped."""
+    """Pooling of the prompt's vector, which comes with the last chunk. No token is sampled, and the row waits to be dropped."""
     drafts: bool = False
-    """It may draft, so the engine remembers what stands where in its prompt and its answer."""
+    """Whether the row may draft, in which case the engine indexes the n-grams of its prompt and output."""
     num_output_tokens: int = 0
-    """Trailing tokens of `prompt` that the row has sampled already. They count as output for everything that tells prompt
-    and output apart: the position that keys the next draw, penalties, `min_tokens`, the grammar, the thinking limit."""
+    """Trailing tokens of `prompt` that the row has sampled already. They count as output wherever prompt and output are
+    distinguished: the position that keys the next draw, penalties, `min_tokens`, the grammar, the thinking limit."""
 
 
 @attrs.frozen
 class Chunk:
-    """Prefill this many more of the tokens in the row's `Admit.prompt`. With the last of them the row samples a token."""
+    """Prefill the next `tokens` tokens of the row's `Admit.prompt`. With the last token of the prompt the row samples a token."""
 
     row: RowId
     tokens: int
@@ -113,8 +115,12 @@ class Chunk:
 
 @attrs.frozen
 class Plan:
-    """One step. Order within it: evict, store, drop, load, admit, decode one token for each of `decode`, prefill the
-    chunks, persist."""
+    """One step of the engine.
+
+    The engine carries out its parts in this order: evict, store, drop, load, admit, decode one token for each row of
+    `decode`, prefill the chunks, persist. Evicted blocks make room for stored ones. A dropped row can be stored, since
+    stores precede drops. Loaded blocks can be restored by an admitted row, and stored ones, too.
+    """
 
     step: int
     drop: tuple[RowId, ...] = ()
@@ -122,24 +128,24 @@ class Plan:
     decode: tuple[RowId, ...] = ()
     prefill: tuple[Chunk, ...] = ()
     release_memory: bool = False
-    """Give the allocator's spare buffers back to the system before this step."""
+    """Whether to release the allocator's spare buffers to the system before this step."""
     evict: tuple[BlockId, ...] = ()
-    """Blocks and snapshots to forget."""
+    """Blocks and snapshots to free."""
     store: tuple[Store, ...] = ()
     load: tuple[Load, ...] = ()
     persist: tuple[BlockId, ...] = ()
-    """Blocks and snapshots whose bytes are wanted with the answer."""
+    """Blocks and snapshots whose bytes the answer returns."""
     persist_as: Run | None = None
-    """As what the disk will know them, so that each rank can write its own."""
+    """Keys under which the disk will store them, so that each rank can write its own shard."""
     settled: tuple[int, ...] = ()
-    """With several ranks: tickets of reads of which no later plan loads anything."""
+    """Tickets of reads of which no later plan loads anything. Only with several ranks."""
     drafts: tuple[int, ...] = ()
-    """For each of `decode`: how many tokens the engine may draft for it and verify in this step; () means none for all.
-    What it drafts follows from the row's tokens alone."""
+    """Maximum number of tokens to draft and verify in this step for each row of `decode`; () means no drafts. The drafted
+    tokens follow from the row's tokens alone."""
     watch: bool = False
-    """Say in `Stepped.matched` which rows repeat something."""
+    """Whether `Stepped.matched` reports the rows whose last tokens occurred before."""
     digest: Digest | None = None
-    """With several ranks: what the engine's state must be before it launches this. RankMirror adds it."""
+    """State that the engine must have before it launches this plan. RankMirror adds it when there are several ranks."""
 
     @property
     def has_work(self) -> bool:
@@ -147,17 +153,17 @@ class Plan:
 
     @property
     def fresh_rows(self) -> frozenset[RowId]:
-        """Rows that enter or prefill."""
+        """Rows that are admitted or prefill in this plan."""
         return frozenset([*(admit.row for admit in self.admit), *(chunk.row for chunk in self.prefill)])
 
     @property
     def rows(self) -> frozenset[RowId]:
-        """Rows that it computes something for, or brings in."""
+        """Rows that this plan admits, prefills or decodes."""
         return self.fresh_rows.union(self.decode)
 
     @property
     def changes(self) -> bool:
-        """Whether it does anything besides computing."""
+        """Whether this plan does anything besides computing tokens."""
         return bool(
             self.drop or self.admit or self.evict or self.store or self.load or self.persist or self.release_memory
             or self.settled
@@ -166,7 +172,7 @@ class Plan:
 
 @attrs.frozen
 class Stepped:
-    """What a plan produced: a token for each decoded row and for each row whose prompt ended in this step. A row whose
+    """The result of a plan: a token for each decoded row and for each row whose prompt ended in this step. A row whose
     drafts were accepted is named once for each of its tokens, in their order.
 
     `decode_s` and `prefill_s` are measured seconds of device time, as far as the device lets them
@@ -178,22 +184,23 @@ class Stepped:
     tokens: tuple[int, ...] = ()
     logprobs: tuple[tuple[RowId, TokenLogprobs], ...] = ()
     seconds: float = 0.0
-    """From launch, or from the end of the previous step if that was later, to this step's tokens."""
+    """Seconds from the launch, or from the end of the previous step if that was later, to this step's tokens."""
     persisted: tuple[Payload, ...] = ()
-    """One for each of the plan's `persist`, in order."""
+    """Bytes of each block and snapshot of the plan's `persist`, in order."""
     failed: tuple[tuple[RowId, str], ...] = ()
-    """Rows that cannot go on, and why: a grammar that became too complex."""
+    """Rows that cannot continue, each with the reason: a grammar that became too complex."""
     prompt_logprobs: tuple[tuple[RowId, TokenLogprobs], ...] = ()
-    """Of prompts' tokens, in order, for rows that asked."""
+    """Log-probabilities of prompt tokens, in order, for rows that requested them."""
     embedded: tuple[tuple[RowId, bytes], ...] = ()
     """Vectors of prompts that ended in this step, as little-endian float32."""
     drafted: tuple[tuple[RowId, int, int], ...] = ()
     """(row, tokens drafted, tokens of those accepted), for rows that had drafts."""
     matched: tuple[tuple[RowId, int], ...] = ()
-    """If the plan asked: (row, how many of its last tokens stand somewhere before, or were foretold by what stood there),
-    for rows that have something to draft."""
+    """If the plan has `watch`: (row, number of its last tokens that occurred before, or that such an occurrence predicted), for
+    rows that have something to draft."""
     order: int = 0
-    """With a digest in its plan: `ranks.sequence` of the rows in their slots, then how many of them decode, after this step
-    was launched."""
+    """`ranks.sequence` of the rows in their slots and of the number of decoding rows, after this step was launched. Only if the
+    plan has a digest."""
     tokens_hash: int = 0
-    """With a digest in its plan: `ranks.sequence` of this step's `rows` and `tokens`, before them the step before's hash."""
+    """`ranks.sequence` of this step's `rows` and `tokens`, seeded with the hash of the previous step. Only if the plan has a
+    digest."""

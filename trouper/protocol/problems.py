@@ -1,4 +1,4 @@
-"""What can go wrong for one request, in the four keys that OpenAI clients know."""
+"""Errors of one request, in the four keys that OpenAI clients know, and errors that end a model or the server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import attrs
 
 @attrs.frozen
 class Problem:
-    """Why a request failed. `status` is the HTTP status it would have before a response began."""
+    """Reason why a request failed. `status` is the HTTP status if no response has begun."""
 
     status: int
     message: str
@@ -21,7 +21,7 @@ DRAINING = Problem(503, "the server is shutting down", "server_error", None, "dr
 
 
 def rank_lost(reason: str) -> Problem:
-    """The group of ranks ends, and with it this process; whoever watches over it starts it again."""
+    """Problem for requests whose group of ranks ended. The process ends with it, and its supervisor starts it again."""
     return Problem(503, f"the server starts again: {reason}", "server_error", None, "rank_lost", 5)
 
 
@@ -34,8 +34,8 @@ class RequestFailed(Exception):
 
 
 class ModelUnusable(Exception):
-    """A model that cannot be loaded. The message is one line for a person: what, where, and the remedy, which may also be
-    given apart."""
+    """A model that cannot be loaded. The message is one line for a person: what, where, and the remedy, which may be passed as
+    a separate argument."""
 
     def __init__(self, message: str, remedy: str = "") -> None:
         super().__init__(f"{message}; {remedy}" if remedy else message)
@@ -43,11 +43,11 @@ class ModelUnusable(Exception):
 
 
 class ActorFailed(Exception):
-    """An actor that the server needs crashed too often, and everybody was answered. The message is one line for a person."""
+    """An actor that the server needs crashed too often, after all requests were answered. The message is one line for a person."""
 
 
 class SettingsInvalid(ValueError):
-    """A setting that cannot be. The message names the flag and the remedy; `flag` is the flag alone, where it is one."""
+    """A setting with an invalid value. The message names the flag and the remedy; `flag` is the flag alone, if there is one."""
 
     def __init__(self, message: str, flag: str | None = None) -> None:
         super().__init__(message)

@@ -1,11 +1,11 @@
-"""What the ranks of one model must agree on, and how it is found that they do not.
+"""State that the ranks of one model must agree on, and the detection of differences.
 
 Rank 0 decides, followers replay (F19): everything that a rank computes is a function of the ordered stream of plans.
 Tensors travel by `mx.distributed`, inside the engines; plans travel by TCP (`wire.py`), so that a rank that died, stalls
 or differs is found while the engines are blocked in a collective, which nobody can cancel.
 
-The hashes are made here, for those who foretell a state (RankMirror's ledger) and for those who have it (engines). They
-are of whole arrays: a step costs a few operations, however many rows it has.
+The hash functions are defined here, for RankMirror, which predicts the state, and for the engines, which have it. They hash
+whole arrays, so a step costs a few operations, however many rows it has.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import xxhash
 
 @attrs.frozen
 class Joined:
-    """This process's place in the group of ranks. `invitation`: what rank 0 gave everybody through the group itself."""
+    """Rank of this process in the group. `invitation`: the bytes that rank 0 sent to all ranks through the group itself."""
 
     rank: int = 0
     size: int = 1
@@ -33,32 +33,31 @@ class Joined:
 
 @attrs.frozen
 class Digest:
-    """What a rank's state must be when it is about to launch a plan, before anything that the plan changes; a hash for
-    each field, so that the first that differs can be named. `rows`, `lengths` and `blocks` are foretold by the plans, so
-    that a difference is found before the collective that it would hang; `order` and `tokens` are rank 0's own after step
-    `settled`."""
+    """The state that a rank must have before it launches a plan and applies its changes. Each field is a hash, so that the
+    first one that differs can be named. `rows`, `lengths` and `blocks` are predicted from the plans, so that a difference is
+    found before the collective that it would hang; `order` and `tokens` are rank 0's own after step `settled`."""
 
     rows: int
-    """`pairs` of the rows' ids and 1 for who decodes, 0 for who prefills (or was embedded)."""
+    """`pairs` of the rows' ids with 1 for a row that decodes, and 0 for one that prefills or was embedded."""
     lengths: int
-    """`pairs` of the rows' ids and the tokens in their KV. Of steps after `settled` a decoded row counts one token each,
-    although its drafts may have been accepted: what came of them nobody has told rank 0 yet."""
+    """`pairs` of the rows' ids and the tokens in their KV. For steps after `settled` a decoded row counts one token each, since
+    rank 0 does not know yet which drafts were accepted."""
     blocks: int
     """`members` of the ids of stored blocks and snapshots."""
     settled: int = -1
-    """The last step whose answer rank 0 had when it sent the plan; -1: none yet."""
+    """Last step whose answer rank 0 had when it sent the plan; -1: none yet."""
     order: int = 0
-    """Which row lies in which slot: `Stepped.order` of step `settled`."""
+    """Hash of the assignment of rows to slots: `Stepped.order` of step `settled`."""
     tokens: int = 0
-    """All tokens sampled so far: `Stepped.tokens_hash` of step `settled`."""
+    """Hash of all tokens sampled so far: `Stepped.tokens_hash` of step `settled`."""
 
 
 FIELDS = ("rows", "lengths", "blocks", "order", "tokens")
-"""In the order in which they are compared."""
+"""Fields in the order in which they are compared."""
 
 
 class RankDiffers(Exception):
-    """A rank's state is not what a plan expects. It did not launch the plan. The group ends."""
+    """A rank's state is not what a plan expects. The rank did not launch the plan, and the group ends."""
 
     def __init__(self, step: int, field: str, expected: int, found: int) -> None:
         super().__init__(
@@ -68,11 +67,12 @@ class RankDiffers(Exception):
 
 
 KEPT = 8
-"""Steps whose hashes a rank remembers: a plan is sent when at most two steps are unanswered."""
+"""Number of steps whose hashes a rank remembers. A plan is sent when at most two steps are unanswered."""
 
 
 def forget_old(steps: dict[int, Any]) -> None:
-    """By how many came since, not by their numbers: those that had nothing to do were never sent, so numbers jump."""
+    """Keep the last `KEPT` steps. Entries are counted, not compared by step number: numbers jump, because empty steps are never
+    sent."""
     while len(steps) > KEPT:
         del steps[next(iter(steps))]
 
@@ -95,27 +95,27 @@ def ids_of(numbers: Iterable[int]) -> Ids:
 
 
 def pairs(ids: Ids, values: np.ndarray[Any, Any]) -> int:
-    """Of (id, value) pairs, in whatever order they come."""
+    """Hash of (id, value) pairs, independent of their order."""
     return int(_mixed(_mixed(ids) + values.astype(np.uint64)).sum())
 
 
 def members(ids: Ids) -> int:
-    """Of a set of ids. Sums of disjoint sets are added modulo 2**64, so a set that changes is not hashed again."""
+    """Hash of a set of ids. Sums of disjoint sets are added modulo 2**64, so a set that changes is not hashed again."""
     return int(_mixed(ids).sum())
 
 
 def joined(known: int, ids: Iterable[int]) -> int:
-    """`members` of what had the hash `known` and now has these, too."""
+    """`members` of a set with the hash `known` after these ids were added."""
     return (known + members(ids_of(ids))) % 2**64
 
 
 def parted(known: int, ids: Iterable[int]) -> int:
-    """`members` of what had the hash `known` and has lost these."""
+    """`members` of a set with the hash `known` after these ids were removed."""
     return (known - members(ids_of(ids))) % 2**64
 
 
 def sequence(numbers: Iterable[int], before: int = 0) -> int:
-    """Of numbers in their order, after whatever had the hash `before`."""
+    """Hash of numbers in their order, appended to a sequence with the hash `before`."""
     return xxhash.xxh3_64_intdigest(np.fromiter(numbers, np.int64).tobytes(), before)
 
 

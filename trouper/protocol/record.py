@@ -1,5 +1,4 @@
-"""What became of one request, told once, when it is over: what histograms, log lines, traces and lists of recent
-requests are made of."""
+"""The record of one finished request, from which histograms, log lines, traces and lists of recent requests are made."""
 
 from __future__ import annotations
 
@@ -13,67 +12,67 @@ Reason = Literal["stop", "length", "abort", "error", "refused"]
 
 @attrs.frozen(kw_only=True)
 class RequestRecord:
-    """Times are seconds of the runtime's clock and are the scheduler's, so a client that reads slowly shifts none of them.
-    None: it did not come so far. Plus `unix_offset` they are Unix time."""
+    """Result and times of one request. Times are seconds of the runtime's clock and are the scheduler's, so a client that reads slowly shifts none of them.
+    None: the request did not get that far. Plus `unix_offset` they are Unix time."""
 
     request_id: str
-    """Further choices of one response have a number behind theirs: "id-1"."""
+    """Id of the request. Further choices of one response have a number appended: "id-1"."""
     model: str = ""
-    """As clients call it."""
+    """Name of the model as clients address it."""
     endpoint: str = ""
-    """The path that was asked, without the query."""
+    """Path of the HTTP request, without the query."""
     reason: Reason
     code: str = ""
-    """Of the problem that ended it, as in the response: "request_timeout"."""
+    """Code of the problem that ended the request, as in the response: "request_timeout"."""
     prompt_tokens: int = 0
-    """0 if it was refused before they were counted."""
+    """Tokens of the prompt; 0 if the request was refused before they were counted."""
     cached_tokens: int = 0
-    """Of the prompt's, those that were not computed,"""
+    """Prompt tokens that came from a cache and were not computed."""
     disk_tokens: int = 0
-    """and of these, those that were read from disk for it."""
+    """Cached tokens that were read from disk for this request."""
     generated_tokens: int = 0
     max_tokens: int = 0
     arrived_at: float
     admitted_at: float | None = None
-    """It got a row, and its prefill began."""
+    """Time at which the request got a row and its prefill began."""
     first_token_at: float | None = None
     last_token_at: float | None = None
     ended_at: float
     unix_offset: float = 0.0
     traceparent: str = ""
     tracestate: str = ""
-    """Headers of the request, by which its client knows it among others' work (W3C)."""
+    """Trace headers of the request (W3C), which join it to its client's trace."""
 
     @property
     def queue_s(self) -> float | None:
-        """From its arrival until it had a row."""
+        """Seconds from the arrival until the request got a row."""
         return _between(self.arrived_at, self.admitted_at)
 
     @property
     def done_at(self) -> float | None:
-        """Its last token, or the end of a complete answer that has none: an embedding."""
+        """Time of the last token, or the end of a complete answer without tokens: an embedding."""
         if self.last_token_at is None and self.reason in ("stop", "length"):
             return self.ended_at
         return self.last_token_at
 
     @property
     def prefill_s(self) -> float | None:
-        """From its row to its first token, or to its end if it is complete without one."""
+        """Seconds from admission to the first token, or to the end of a complete answer without tokens."""
         return _between(self.admitted_at, self.done_at if self.first_token_at is None else self.first_token_at)
 
     @property
     def decode_s(self) -> float | None:
-        """From its first token to its last."""
+        """Seconds from the first token to the last."""
         return _between(self.first_token_at, self.last_token_at)
 
     @property
     def first_token_s(self) -> float | None:
-        """From its arrival to its first token."""
+        """Seconds from the arrival to the first token."""
         return _between(self.arrived_at, self.first_token_at)
 
     @property
     def inference_s(self) -> float | None:
-        """From its row until it was done."""
+        """Seconds from admission until the answer was done."""
         return _between(self.admitted_at, self.done_at)
 
     @property
@@ -81,8 +80,8 @@ class RequestRecord:
         return self.ended_at - self.arrived_at
 
     @property
-    def token_s(self) -> float | None:
-        """Mean time between two tokens; None if there were not two."""
+    def mean_inter_token_latency_s(self) -> float | None:
+        """Mean inter-token latency in seconds; None with fewer than two tokens."""
         return (
             None if self.decode_s is None or self.generated_tokens < 2 else self.decode_s / (self.generated_tokens - 1)
         )

@@ -1,4 +1,4 @@
-"""What a client hears: Accepted, Started, Scored if it asked, any number of Deltas, then exactly one terminal event."""
+"""Replies to a client, in order: Accepted, Started, Scored if requested, any number of Deltas, then exactly one terminal event."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ FinishReason = Literal["stop", "length"]
 
 
 def when() -> float:
-    """A field: trio.current_time() when it was said. Two replies that say the same are equal."""
+    """Field for the trio.current_time() of a reply. It does not take part in comparisons."""
     return attrs.field(default=0.0, eq=False)
 
 
 @attrs.frozen
 class Accepted:
-    """The request was admitted to the queue. Before this nothing was promised (400, 429, 503 come instead)."""
+    """The request was admitted to the queue. A refusal (400, 429, 503) comes instead of this reply."""
 
     prompt_tokens: tuple[int, ...]
     max_tokens: int
@@ -26,8 +26,8 @@ class Accepted:
 
 @attrs.frozen
 class Started:
-    """The request left the queue and its prompt is being prefilled; so many tokens came from a cache, `disk_tokens` of
-    them from the disk."""
+    """The request left the queue and its prompt prefills. `cached_tokens` came from a cache, and `disk_tokens` of these from
+    the disk."""
 
     cached_tokens: int
     disk_tokens: int = 0
@@ -45,21 +45,21 @@ class TokenLogprobs:
 
 @attrs.frozen
 class Scored:
-    """The prompt's log-probabilities, for each token but the first. Before the first Delta, if asked for."""
+    """Log-probabilities of all prompt tokens but the first. Sent before the first Delta, if requested."""
 
     logprobs: tuple[TokenLogprobs, ...]
 
 
 @attrs.frozen
 class Embedded:
-    """The prompt as a vector of length one, little-endian float32. Instead of any Delta."""
+    """The prompt as a vector of length one, little-endian float32. Sent instead of any Delta."""
 
     vector: bytes
 
 
 @attrs.frozen
 class Delta:
-    """More of the answer. Text never splits a character, never holds a stop string or a part of one that matched.
+    """The next part of the answer. Text never splits a character, never holds a stop string or a part of one that matched.
 
     `tokens` are all tokens committed since the last Delta; their text may come in a later one.
     """
@@ -89,4 +89,5 @@ class Failed:
 
 Reply = Accepted | Started | Scored | Embedded | Delta | Finished | Failed
 REPLIES_BEYOND_TOKENS = 5
-"""Accepted, Started, Scored, a last Delta of held-back text, and the terminal event."""
+"""Number of replies besides one Delta a token: Accepted, Started, Scored, a last Delta of held-back text, and the terminal
+event."""

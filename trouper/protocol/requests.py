@@ -1,4 +1,4 @@
-"""What a client asks for: one prompt, one answer."""
+"""Requests of clients: one prompt and one answer each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trouper.protocol.grammar import Grammar
 from trouper.protocol.sampling import Sampling
 
 Speculation = Literal["ngram", "off"]
-"""How a row guesses its next tokens."""
+"""Method by which a row drafts its next tokens."""
 
 
 @attrs.frozen
@@ -41,7 +41,7 @@ Prompt = TextPrompt | TokenPrompt | ChatPrompt
 
 @attrs.frozen(kw_only=True)
 class Timeouts:
-    """Seconds; None is no limit. Each has its own error, so a client knows which one it met."""
+    """Time limits in seconds; None: no limit. Each has its own error, so that a client can tell which one was exceeded."""
 
     queue_s: float | None = None
     first_token_s: float | None = None
@@ -51,10 +51,10 @@ class Timeouts:
 
 @attrs.frozen(kw_only=True)
 class Generate:
-    """One prompt to answer. Several choices or prompts are several of these.
+    """A request to answer one prompt. Several choices or prompts are several requests.
 
-    `max_tokens` None means: what is left of the context. `seed` None in the request becomes a
-    drawn seed in `sampling` before this is made. `logprobs` None: none wanted; k: the sampled
+    `max_tokens` None means: the remaining context. `seed` None in the request becomes a
+    drawn seed in `sampling` before this is made. `logprobs` None: none requested; k: the sampled
     token's and the k most likely tokens' log-probabilities at each position.
     """
 
@@ -63,24 +63,25 @@ class Generate:
     sampling: Sampling = Sampling()
     max_tokens: int | None = None
     as_room_allows: bool = False
-    """More `max_tokens` than the context has room for mean all the room there is, instead of a refusal."""
+    """Whether a `max_tokens` beyond the context is reduced to the remaining context instead of refused."""
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     min_tokens: int = 0
-    """Before so many tokens nothing ends the answer: neither tokens (they are not sampled, unless a grammar leaves nothing
-    else) nor stop strings."""
+    """Minimum number of tokens before the answer may end, be it by a token (which is not sampled, unless a grammar allows
+    nothing else) or by a stop string."""
     grammar: Grammar | None = None
     embed: bool = False
-    """No answer, but the prompt as a vector: `Answer.embedding`. `max_tokens` is 1 then."""
+    """Whether to return the prompt as a vector, `Answer.embedding`, instead of an answer. `max_tokens` is 1 then."""
     logprobs: int | None = None
     prompt_logprobs: int | None = None
-    """The same for each token of the prompt but the first. The prompt is then computed whole, whatever is cached."""
+    """Log-probabilities, as with `logprobs`, for each token of the prompt but the first. The whole prompt is then computed,
+    whatever is cached."""
     thinking_tokens: int | None = None
-    """A model that thinks does so for at most so many tokens. Not with a grammar, which leaves no room for thinking."""
+    """Maximum number of reasoning tokens. No effect with a grammar, which leaves no room for reasoning."""
     speculation: Speculation | None = None
-    """Whether it may draft. None: as the settings say. It changes the time that an answer takes, never its tokens."""
+    """Speculation for this request; None: as in the settings. It changes the duration of an answer, never its tokens."""
     cache_salt: str = ""
-    """Prompts share what is cached only with those of the same salt."""
+    """Salt of the prefix cache. Prompts share cached blocks only with prompts of the same salt."""
     timeouts: Timeouts | None = None
-    """None: the runtime's own defaults."""
+    """Time limits of this request; None: the runtime's defaults."""

@@ -1,11 +1,12 @@
-"""How one row chooses its tokens."""
+"""Sampling parameters of one row."""
 
 from __future__ import annotations
 
 import attrs
 
 COLDEST = 1e-5
-"""Below, the strongest noise moves logits by 2e-4, which is what rounding does; and soon floats are too short to divide by."""
+"""Temperature below which sampling is greedy. There the strongest noise moves logits by 2e-4, as much as rounding does, and
+still smaller values leave the range in which floats can be divided by them."""
 
 
 @attrs.frozen(kw_only=True)

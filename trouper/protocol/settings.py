@@ -52,14 +52,14 @@ def setting(
     choices: Sequence[Any] | None = None,
     **more: Any,
 ) -> Any:
-    """One setting. `choices`: all that it may be. `more`: `secret` hides it when printed, `repeat` lets the flag be given
-    several times, `each` too, for several of all these settings, `directory` says that it names one."""
+    """Define one setting. `choices`: all valid values. `more`: `secret` hides the value when printed; `repeat` allows the flag
+    several times; `each` does too, and makes one `Settings` for each value; `directory` marks a path of a directory."""
     check = _one_of(choices) if choices else None if low is None else _within(low, high)
     return attrs.field(default=default, validator=check, metadata={"help": help, "choices": choices, **more})
 
 
 def size(default: Any, help: str) -> Any:
-    """A setting in bytes. Programs may give it as text, too."""
+    """Define a setting in bytes. Programs may also pass it as text."""
     convert = attrs.Converter(_bytes, takes_field=True)
     return attrs.field(default=default, validator=_within(0), converter=convert, metadata={"help": help})
 
@@ -72,8 +72,8 @@ def _bytes(value: Any, field: attrs.Attribute[Any]) -> ByteSize | None:
 
 
 def entries(read: Callable[[str], str], help: str) -> Any:
-    """A setting with several entries: given several times, or parted by commas. `read` raises `ValueError` for one that
-    cannot be."""
+    """Define a setting with several entries, from a repeated flag or separated by commas. `read` raises `ValueError` for an
+    invalid entry."""
 
     def convert(value: Any, field: attrs.Attribute[Any]) -> tuple[str, ...]:
         given = (value,) if isinstance(value, str) else value
@@ -88,7 +88,7 @@ def entries(read: Callable[[str], str], help: str) -> Any:
 
 
 class ByteSize(int):
-    """Bytes; as text also with a unit: 500MB, 4GB, 4GiB, 2T."""
+    """A number of bytes. As text it may have a unit: 500MB, 4GB, 4GiB, 2T."""
 
     def __new__(cls, value: int | str) -> Self:
         """Raises `ValueError`."""
@@ -108,7 +108,7 @@ class ByteSize(int):
 
 
 def default_cache_dir() -> Path:
-    """Where converted models and cached blocks live unless told otherwise."""
+    """Default directory of converted models and cached blocks."""
     import os
 
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trouper"
@@ -116,7 +116,7 @@ def default_cache_dir() -> Path:
 
 @attrs.frozen(kw_only=True)
 class Settings:
-    """The runtime: model, batch, cache, time. Enough to embed it without HTTP."""
+    """Settings of the runtime: model, batch, cache, time. They suffice to embed it without HTTP."""
 
     model: str | None = setting(
         None,
@@ -225,7 +225,7 @@ class Settings:
 
 @attrs.frozen(kw_only=True)
 class ServerSettings:
-    """The HTTP server."""
+    """Settings of the HTTP server."""
 
     host: str = setting("127.0.0.1", "Address to listen on. Anything but loopback needs --api-key or --allow-no-key.")
     port: int = setting(8000, "Port to listen on; 0 takes a free one.", 0, 65535)

@@ -1,4 +1,4 @@
-"""The latest value of something that one actor knows and others may look at."""
+"""Watches: the latest value that one actor publishes and others read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Watch(Generic[T]):
     """An outward edge that holds one value: a newer one replaces an older one.
 
     One actor publishes frozen values; anyone may look, and nobody waits. This is the best-effort
-    edge for facts (health, pressure): asking an actor a question would have to wait for its step.
+    edge for statistics (health, pressure): asking an actor a question would have to wait for its step.
     """
 
     latest: T
@@ -26,7 +26,7 @@ class Watch(Generic[T]):
 
 @attrs.define(eq=False)
 class Relayed(Watch[T]):
-    """A watch of which something else is made: whoever makes it is called after each value."""
+    """A watch that calls `changed` after each value, so that another value can be derived from it."""
 
     changed: Callable[[], None]
 

@@ -1,7 +1,7 @@
 """Messages between ranks as bytes: a length, then msgpack of the message's kind and its fields. No pickle (D14).
 
-What a class is made of is read from its annotations, so a new field is on the wire the moment it exists. Fields with their
-default's value do not travel: both ends have the same classes, or their `VERSION` differs.
+The fields of a class are read from its annotations, so a new field is on the wire as soon as it is declared. Fields with
+their default value are not sent: both ends have the same classes, or their `VERSION` differs.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from trouper.protocol.link import Message
 
 LENGTH = struct.Struct("!I")
 MOST_BYTES = 2**28
-"""Of one message. More is not from a rank."""
+"""Maximum size of one message. No rank sends a larger one."""
 KINDS: tuple[type, ...] = get_args(Message)
 
 
 class NotUnderstood(Exception):
-    """Bytes that are no message."""
+    """Bytes that cannot be decoded as a message."""
 
 
 def classes(kinds: tuple[type, ...]) -> list[type[attrs.AttrsInstance]]:
-    """These and all that their fields are made of."""
+    """The attrs classes of `kinds`, and those of their fields, recursively."""
     found: dict[type[attrs.AttrsInstance], None] = {}
     todo: list[Any] = list(kinds)
     while todo:
@@ -42,7 +42,7 @@ def classes(kinds: tuple[type, ...]) -> list[type[attrs.AttrsInstance]]:
 
 
 def described(kinds: tuple[type, ...]) -> str:
-    """Every class that can be in a message, with its fields and their types."""
+    """Description of every class that can occur in a message, with its fields, types and defaults."""
     return "\n".join(
         sorted(
             f"{cls.__name__}({', '.join(f'{field.name}: {field.type} = {field.default}' for field in attrs.fields(cls))})"
@@ -52,7 +52,7 @@ def described(kinds: tuple[type, ...]) -> str:
 
 
 VERSION = xxhash.xxh3_64_hexdigest(described(KINDS).encode())
-"""Of the classes: ranks of different versions do not talk."""
+"""Hash of the classes. Ranks of different versions refuse each other."""
 
 
 def _converter() -> cattrs.Converter:
@@ -68,23 +68,23 @@ _ENCODER, _DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder()
 
 
 def encode(message: Message) -> bytes:
-    """The whole frame."""
+    """Encode a message as a frame: its length, then its body."""
     kind = KINDS.index(type(message))
     body = _ENCODER.encode((kind, _CONVERTER.unstructure(message)))
     return LENGTH.pack(len(body)) + body
 
 
 def decode(body: bytes) -> Message:
-    """A frame without its length. Raises `NotUnderstood`."""
+    """Decode the body of a frame. Raises `NotUnderstood`."""
     try:
         kind, fields = _DECODER.decode(body)
         return cast(Message, _CONVERTER.structure(fields, KINDS[kind]))
-    except Exception as error:  # msgspec and cattrs raise what they like, TypeErrors and IndexErrors among it.
+    except Exception as error:  # msgspec and cattrs raise many types, including TypeError and IndexError.
         raise NotUnderstood(f"{len(body)} bytes are no message: {type(error).__name__}: {error}") from error
 
 
 def body_length(prefix: bytes) -> int:
-    """Raises `NotUnderstood`."""
+    """Decode the length of a body. Raises `NotUnderstood` if it is too large."""
     length: int = LENGTH.unpack(prefix)[0]
     if length > MOST_BYTES:
         raise NotUnderstood(f"a message of {length} bytes")

@@ -11,31 +11,31 @@ from trouper.protocol.blocks import TOKEN_BYTES, Payload
 
 @attrs.frozen
 class Sweep:
-    """Remove orphaned temporary files, and cached files unused for `ttl_s` seconds; keep the bounds; look what else has
-    changed; then measure the directory."""
+    """Order to remove orphaned temporary files and cached files unused for `ttl_s` seconds, to enforce the bounds, to detect
+    other changes, and then to measure the directory."""
 
     ttl_s: float
 
 
 @attrs.frozen
 class Inspect:
-    """Nothing else is to do: read some of what lies there and remove what is damaged."""
+    """Order for idle times: verify some of the files and remove damaged ones."""
 
 
 @attrs.frozen
 class Announce:
-    """Tell what is there, from the beginning: whoever asks knows nothing."""
+    """Order to announce the whole catalogue to a scheduler that knows nothing of it."""
 
 
 @attrs.frozen(eq=False)
 class Piece:
-    """A block, a snapshot, or both, of one node of the index."""
+    """The block, the snapshot, or both, of one node of the prefix tree."""
 
     key: bytes
     tokens: bytes
-    """int32, in the byte order of whoever wrote them: here they are only compared and counted."""
+    """Tokens as int32, in the byte order of their writer: here they are only compared and counted."""
     payload: Payload
-    """() if only the snapshot is here, or if the model keeps nothing for each token."""
+    """Bytes of the block; () if only the snapshot is present, or if the model keeps nothing for each token."""
     snapshot: Payload | None = None
 
     @property
@@ -45,7 +45,7 @@ class Piece:
 
 @attrs.frozen(eq=False)
 class Write:
-    """One chain's consecutive pieces; `parent` is the key of what the first one continues."""
+    """Order to write consecutive pieces of one chain. `parent` is the key of the node that the first piece continues."""
 
     parent: bytes
     pieces: tuple[Piece, ...]
@@ -57,7 +57,7 @@ class Write:
 
 @attrs.frozen
 class NamedPiece:
-    """A piece without its bytes, and which of its parts are meant."""
+    """A piece without its bytes, and which of its parts (block, snapshot) are requested."""
 
     key: bytes
     tokens: bytes
@@ -66,19 +66,19 @@ class NamedPiece:
 
     @property
     def payload_tokens(self) -> int:
-        """Whose KV is meant."""
+        """Number of tokens whose KV is requested."""
         return len(self.tokens) // TOKEN_BYTES if self.payload else 0
 
 
 @attrs.frozen
 class Run:
-    """What a `Write` will be, before its bytes are there."""
+    """A future `Write` whose bytes are not available yet."""
 
     parent: bytes
     pieces: tuple[NamedPiece, ...]
 
     def filled(self, payloads: Sequence[Payload]) -> Write:
-        """With each piece's payload and snapshot, as far as they are meant, in order."""
+        """Make the `Write` from the requested payloads and snapshots of the pieces, in order."""
         rest = iter(payloads)
         return Write(
             self.parent,
@@ -91,7 +91,7 @@ class Run:
 
 @attrs.frozen
 class Read:
-    """Bring these into memory, in this order."""
+    """Order to read these pieces into memory, in this order."""
 
     ticket: int
     wanted: tuple[NamedPiece, ...]
@@ -102,7 +102,7 @@ DiskOrder = Sweep | Inspect | Announce | Write | Read
 
 @attrs.frozen
 class KnownPiece:
-    """What lies on disk."""
+    """Entry of the catalogue: a piece on disk."""
 
     parent: bytes
     key: bytes
@@ -113,23 +113,23 @@ class KnownPiece:
 
 @attrs.frozen
 class Catalogue:
-    """These are there; what a piece continues comes before it."""
+    """News that these pieces are on disk. A piece comes after the one that it continues."""
 
     pieces: tuple[KnownPiece, ...]
     whole: bool = True
-    """No more follow."""
+    """Whether the catalogue is complete with this message."""
 
 
 @attrs.frozen
 class Gone:
-    """These are not there any more."""
+    """News that the pieces with these keys are no longer on disk."""
 
     keys: tuple[bytes, ...]
 
 
 @attrs.frozen
 class Written:
-    """An order to write was carried out, or `refused`: full, budget spent, or the disk is sick."""
+    """News that a write was carried out, or `refused`: no room, write budget spent, or a faulty disk."""
 
     keys: tuple[bytes, ...]
     nbytes: int
@@ -138,14 +138,14 @@ class Written:
 
 @attrs.frozen(eq=False)
 class Loaded:
-    """What was asked for, up to the first piece that could not be had."""
+    """Answer to a `Read`: the requested pieces up to the first one that could not be read."""
 
     ticket: int
     pieces: tuple[Piece, ...]
     nbytes: int
     seconds: float
     held: bool = False
-    """Other ranks keep theirs until a plan says that the ticket is settled."""
+    """Whether other ranks keep their pieces until a plan settles the ticket."""
 
 
 DiskNews = Catalogue | Gone | Written | Loaded

@@ -19,7 +19,7 @@ from quart.wrappers.response import ResponseBody
 
 from trouper import heap
 from trouper.actors.runtime.answer import Answer
-from trouper.actors.runtime.model_manager import Listed, Models, model_not_found
+from trouper.actors.runtime.model_manager import ModelEntry, Models, model_not_found
 from trouper.actors.runtime.runtime import Runtime
 from trouper.protocol.problems import RequestFailed
 from trouper.protocol.record import Reason, RequestRecord
@@ -88,7 +88,7 @@ def context_of(runtime: Runtime) -> int:
     return min(context_length, runtime.settings.max_kv_size or context_length)
 
 
-def listed_body(listed: Listed) -> dict[str, Any]:
+def listed_body(listed: ModelEntry) -> dict[str, Any]:
     """Format a model for GET /v1/models. Fields that are unknown before the model is loaded are left out."""
     body: dict[str, Any] = {"id": listed.names[0], "object": "model", "created": 0, "owned_by": "trouper"}
     if listed.runtime is not None:
@@ -201,7 +201,7 @@ class Service:
         )
         self.request_log.note(origin, record)
 
-    def listed(self, model: str) -> Listed:
+    def listed(self, model: str) -> ModelEntry:
         """Return the entry of a model. Raises `RequestFailed` (404)."""
         listed = self.models.listed()
         found = next((entry for entry in listed if model in entry.names), None)

@@ -12,24 +12,24 @@ import trio
 
 from trouper.actors.model_stepper import step_model
 from trouper.actors.ranks.follower_disk import FollowerDisk
-from trouper.actors.ranks.leader import BEAT_S, HELLO_S, LEAVING_S, RankLost, flags_of, send_beats
+from trouper.actors.ranks.leader import HEARTBEAT_S, HELLO_S, LEAVING_S, RankLost, flags_of, send_heartbeats
 from trouper.actors.ranks.rank_link import Invitation, Link, LinkFailed
 from trouper.actors.runtime.supervision import innermost
-from trouper.protocol.health import DirectoryFacts
+from trouper.protocol.health import DirectoryStats
 from trouper.protocol.link import (
-    Beat,
     Compile,
     Compiled,
     Crashed,
-    Differs,
     Fetch,
+    Heartbeat,
     Hello,
     Leave,
+    LoadFailed,
+    LogRecord,
     Message,
     Ready,
     Refused,
-    Said,
-    Unable,
+    StateMismatch,
 )
 from trouper.protocol.model import Engine, Tokenizer
 from trouper.protocol.plans import Plan, Stepped
@@ -40,37 +40,37 @@ from trouper.protocol.wire import VERSION, encode
 
 log = logging.getLogger("trouper.ranks")
 PLANS_AHEAD = 64
-"""Plans that wait for a follower's engine. Those without work need no collective, so rank 0 may be some ahead."""
+"""Maximum number of plans that wait for a follower's engine. Plans without work need no collective, so rank 0 may be ahead."""
 LAST_WORDS_S = 1.0
 LAST_WRITES_S = 2.0
-"""At the end, for what is on its way to the disk."""
+"""Maximum wait at the end for writes in flight to the disk."""
 OUTBOX = 1024
 
 
 class Follower:
     """The actor's state, and its end."""
 
-    def __init__(self, settings: Settings, engine: Engine, beat_s: float = BEAT_S) -> None:
+    def __init__(self, settings: Settings, engine: Engine, heartbeat_s: float = HEARTBEAT_S) -> None:
         self.joined = trio.Event()
         self.ended = trio.Event()
         self.reason = ""
-        """Why it ended; "" when rank 0 has said that it may."""
+        """Reason why the follower ended; "" after a regular end."""
         self.unusable = False
-        """A second try would end in the same way."""
+        """Whether a second try would fail in the same way."""
         self.linked = False
-        """Rank 0 decides when it ends."""
-        self._settings, self._engine, self._beat_s = settings, engine, beat_s
+        """Whether the follower is connected, so that rank 0 decides when it ends."""
+        self._settings, self._engine, self._heartbeat_s = settings, engine, heartbeat_s
         self._outbox, self._frames = trio.open_memory_channel[bytes](OUTBOX)
         self._step = -1
         self._sent = trio.Event()
         self._disk: FollowerDisk | None = None
-        """Once the model is loaded."""
-        self._disk_told: DirectoryFacts | None = None
+        """The disk of this rank; None until the model is loaded."""
+        self._reported_directory: DirectoryStats | None = None
         self._tokenizer: Tokenizer | None = None
 
     def say(self, level: int, text: str) -> bool:
-        """A log record for rank 0's terminal. False where there is nobody to hear it."""
-        return self.linked and self._post(Said(level, text))
+        """Send a log record to rank 0's terminal. False if rank 0 is not connected."""
+        return self.linked and self._post(LogRecord(level, text))
 
     async def run(self) -> None:
         """Join, load, follow. Returns when rank 0 leaves. Raises `RankLost` or `ModelUnusable`; `ended` is set before, since
@@ -96,7 +96,7 @@ class Follower:
             raise self._end(f"a rank was lost while they met: {error}") from error
 
     async def meet(self, stream: trio.abc.Stream, joined: Joined) -> Link:
-        """Prove the secret and say who we are."""
+        """Authenticate to rank 0 and send `Hello`."""
         link = await Link.proved(stream, Invitation.decode(joined.invitation).secret, "follower")
         await link.send(Hello(joined.rank, joined.size, VERSION, flags_of(self._settings)))
         return link
@@ -117,7 +117,7 @@ class Follower:
         results, answers = trio.open_memory_channel[Stepped](PLANS_AHEAD)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._send, link)
-            nursery.start_soon(send_beats, self._outbox, self._beat, self._beat_s)
+            nursery.start_soon(send_heartbeats, self._outbox, self._heartbeat, self._heartbeat_s)
             nursery.start_soon(self._hear, link, mirrored, nursery)
             nursery.start_soon(self._watch, link)
             nursery.start_soon(self._count, answers)
@@ -126,15 +126,15 @@ class Follower:
             except* RankDiffers as group:
                 one = innermost(group)
                 assert isinstance(one, RankDiffers)
-                await self._last_words(Differs(one.step, one.field, one.expected, one.found))
+                await self._last_words(StateMismatch(one.step, one.field, one.expected, one.found))
                 raise self._end(str(one)) from None
             except* ModelUnusable as group:
                 reason = str(innermost(group))
-                await self._last_words(Unable(reason))
+                await self._last_words(LoadFailed(reason))
                 raise self._end(reason, unusable=True) from None
             except* Exception as group:
                 crash = innermost(group)
-                with trio.move_on_after(self._beat_s):  # A collective that fails is only the consequence.
+                with trio.move_on_after(self._heartbeat_s):  # A collective that fails is only the consequence.
                     await self.ended.wait()
                 if self.ended.is_set():
                     raise RankLost(self.reason) from None
@@ -147,15 +147,15 @@ class Follower:
         self,
         plans: trio.MemoryReceiveChannel[Plan],
         results: trio.MemorySendChannel[Stepped],
-        beside: trio.Nursery,
+        background: trio.Nursery,
     ) -> None:
         """The disk lives beside: nobody waits for it when the engine has raised."""
         model = await self._engine.load()
         self._tokenizer = model.tokenizer
         disk = self._disk = FollowerDisk(
-            model.card, self._settings, self._engine.memory, self._post, self._tell_of_disk
+            model.card, self._settings, self._engine.memory, self._post, self._report_directory
         )
-        beside.start_soon(disk.run)
+        background.start_soon(disk.run)
         self._post(Ready(model.card))
         await step_model(plans, results, self._engine)
         with trio.move_on_after(LAST_WRITES_S):
@@ -163,7 +163,7 @@ class Follower:
 
     # -- the link --------------------------------------------------------------------------------
 
-    async def _hear(self, link: Link, mirrored: trio.MemorySendChannel[Plan], beside: trio.Nursery) -> None:
+    async def _hear(self, link: Link, mirrored: trio.MemorySendChannel[Plan], background: trio.Nursery) -> None:
         """Plans, until rank 0 leaves. When `mirrored` is full this waits, and rank 0 with it."""
         with mirrored:
             while True:
@@ -182,8 +182,8 @@ class Follower:
                         assert self._disk is not None, "a plan came before we were ready"
                         self._disk.fetch(message)
                     case Compile():
-                        beside.start_soon(self._compile, message)
-                    case Beat():
+                        background.start_soon(self._compile, message)
+                    case Heartbeat():
                         pass
                     case Leave(reason="", unusable=_):
                         break
@@ -224,7 +224,7 @@ class Follower:
         """Rank 0 is silent, or we were away ourselves, in which case what it said still lies here."""
         looked = trio.current_time()
         while True:
-            await trio.sleep(self._beat_s)
+            await trio.sleep(self._heartbeat_s)
             now, limit_s = trio.current_time(), self._settings.rank_timeout_s
             if now - looked > limit_s / 2:
                 link.heard_at = now
@@ -240,16 +240,16 @@ class Follower:
         if self._disk is not None:
             self._disk.close()
 
-    def _beat(self) -> Beat:
-        return Beat(self._step, self._engine.memory(), self._disk.facts if self._disk is not None else None)
+    def _heartbeat(self) -> Heartbeat:
+        return Heartbeat(self._step, self._engine.memory(), self._disk.stats if self._disk is not None else None)
 
-    def _tell_of_disk(self) -> None:
-        """At once, where it matters: rank 0 waits for the first look, and asks nothing of a disk that is off."""
+    def _report_directory(self) -> None:
+        """Report a changed directory at once: rank 0 waits for the first report, and orders nothing of a detached disk."""
         assert self._disk is not None
-        facts, before = self._disk.facts, self._disk_told
-        if facts is not None and (before is None or (facts.attached, facts.reason) != (before.attached, before.reason)):
-            self._disk_told = facts
-            self._post(self._beat())
+        stats, before = self._disk.stats, self._reported_directory
+        if stats is not None and (before is None or (stats.attached, stats.reason) != (before.attached, before.reason)):
+            self._reported_directory = stats
+            self._post(self._heartbeat())
 
     def _post(self, message: Message) -> bool:
         try:
@@ -259,12 +259,14 @@ class Follower:
         return True
 
     async def _last_words(self, message: Message) -> None:
-        """They must be out before the process ends."""
+        """Send the last message, which must leave before the process ends."""
         self._post(message)
         self._outbox.close()
         with trio.move_on_after(LAST_WORDS_S, shield=True):
             await self._sent.wait()
-            await trio.sleep(self._beat_s)  # Until they are read: a socket that is closed too early may forget them.
+            await trio.sleep(
+                self._heartbeat_s
+            )  # Until they are read: a socket that is closed too early may forget them.
 
     def _end(self, reason: str, *, unusable: bool = False) -> RankLost:
         if not self.ended.is_set():

@@ -17,9 +17,9 @@ from trouper.actors.runtime.supervision import RestartLimit, supervise
 from trouper.actors.scheduling.disk_tier import BACKLOG_BYTES
 from trouper.actors.scheduling.prefix_cache import cache_namespace
 from trouper.actors.ssd_writer import WriterEdges, directory_for, write_to_disk
-from trouper.protocol.health import ActorFacts, DirectoryFacts, MemoryStatus, SchedulerFacts
-from trouper.protocol.link import Fetch, Fetched, Kept, Lacks, Message
-from trouper.protocol.model import MemoryFacts, ModelCard
+from trouper.protocol.health import ActorStats, DirectoryStats, MemoryStatus, SchedulerStats
+from trouper.protocol.link import Fetch, Fetched, Message, Missing, WriteDone
+from trouper.protocol.model import MemoryStats, ModelCard
 from trouper.protocol.plans import Load, Plan, Stepped
 from trouper.protocol.settings import Settings
 from trouper.protocol.watch import Relayed, Watch
@@ -39,7 +39,7 @@ from trouper.protocol.work import (
 ORDERS = 64
 NEWS = 16
 Keys = tuple[bytes, ...]
-"""Of a run's pieces."""
+"""Keys of a run's pieces."""
 
 
 class FollowerDisk:
@@ -49,37 +49,37 @@ class FollowerDisk:
         self,
         card: ModelCard,
         settings: Settings,
-        look: Callable[[], MemoryFacts],
+        look: Callable[[], MemoryStats],
         tell: Callable[[Message], bool],
         changed: Callable[[], None],
     ) -> None:
         """`changed` is called when `facts` are others."""
-        self.directory = Relayed(DirectoryFacts(), changed)
+        self.directory = Relayed(DirectoryStats(), changed)
         self._card, self._settings, self._look, self._tell = card, settings, look, tell
         self._orders, self._orders_in = trio.open_memory_channel[DiskOrder](ORDERS)
         self._news, self._news_in = trio.open_memory_channel[DiskNews](NEWS)
-        self._scheduler = Watch(SchedulerFacts())
+        self._scheduler = Watch(SchedulerStats())
         self._tidying = trio.CancelScope()
         self.ended = trio.Event()
-        """The last order was carried out."""
+        """Set when the last order was carried out."""
         self._runs: dict[int, Run] = {}
-        """What the engine is to give back, by the step that asks for it."""
+        """Runs whose bytes the engine returns, by the step that requests them."""
         self._underway: dict[Keys, int] = {}
-        """Bytes of runs that are to be written."""
+        """Bytes of runs that wait to be written."""
         self._shed = 0
         self._held: dict[int, tuple[Piece, ...] | None] = {}
-        """What was read for a ticket that no plan has settled; None while it is being read."""
+        """Pieces that were read, by ticket, until a plan settles it; None while they are being read."""
         self._held_bytes = 0
         self._room = card.cache_bytes if settings.cache_memory is None else settings.cache_memory
         """More could not become blocks at the same time."""
 
     @property
-    def facts(self) -> DirectoryFacts | None:
-        """None until somebody has looked."""
-        facts = self.directory.latest
-        if not (facts.attached or facts.reason):
+    def stats(self) -> DirectoryStats | None:
+        """Statistics of the directory; None until it has been read."""
+        stats = self.directory.latest
+        if not (stats.attached or stats.reason):
             return None
-        return attrs.evolve(facts, shed_writes=facts.shed_writes + self._shed)
+        return attrs.evolve(stats, shed_writes=stats.shed_writes + self._shed)
 
     async def run(self) -> None:
         """Until `close`, and then for what was ordered before. Without its disk the rank goes on: this never raises."""
@@ -87,7 +87,7 @@ class FollowerDisk:
         async with trio.open_nursery() as beside:
             beside.start_soon(self._hear)
             beside.start_soon(self._tidy)
-            writer = Watch(ActorFacts(name="SSDWriter"))
+            writer = Watch(ActorStats(name="SSDWriter"))
             await supervise(self._write, writer, RestartLimit(), needed=False)
             self._orders_in.close()
             if writer.latest.state == "degraded":
@@ -98,14 +98,14 @@ class FollowerDisk:
             beside.cancel_scope.cancel(reason="the last order was carried out")
 
     def close(self) -> None:
-        """No plan comes any more."""
+        """Stop after the orders so far: no more plans arrive."""
         self._tidying.cancel(reason="no plan comes any more")
         self._orders.close()
 
     async def _tidy(self) -> None:
         janitor = partial(keep_tidy, self._orders, self._look, Watch(MemoryStatus()), self._scheduler, self._settings)
         with self._tidying:
-            await supervise(janitor, Watch(ActorFacts(name="CacheJanitor")), RestartLimit(), needed=False)
+            await supervise(janitor, Watch(ActorStats(name="CacheJanitor")), RestartLimit(), needed=False)
 
     async def _write(self) -> None:
         edges = WriterEdges(self._orders_in, self._news, self.directory, self._scheduler)
@@ -132,13 +132,13 @@ class FollowerDisk:
     # -- what rank 0 says ------------------------------------------------------------------------
 
     def fetch(self, fetch: Fetch) -> None:
-        """It is answered by `Fetched`, unless rank 0 settles it before."""
+        """Read pieces for rank 0. The answer is `Fetched`, unless rank 0 settles the ticket before."""
         self._held[fetch.ticket] = None
         if not self._order(Read(fetch.ticket, fetch.wanted)):
             self._keep(Loaded(fetch.ticket, (), 0, 0.0))
 
     def replay(self, plan: Plan) -> Plan:
-        """As rank 0's engine has it, but with this rank's bytes."""
+        """The plan of rank 0 with this rank's bytes."""
         if plan.load:
             plan = attrs.evolve(plan, load=tuple(map(self._own, plan.load)))
         for ticket in plan.settled:
@@ -148,7 +148,7 @@ class FollowerDisk:
         if plan.has_work != bool(
             self._scheduler.latest.active_sequences
         ):  # Then writes rest, and nothing is inspected.
-            self._scheduler.publish(SchedulerFacts(active_sequences=int(plan.has_work)))
+            self._scheduler.publish(SchedulerStats(active_sequences=int(plan.has_work)))
         return plan
 
     def _own(self, load: Load) -> Load:
@@ -170,11 +170,11 @@ class FollowerDisk:
             self._underway[keys] = write.nbytes
             return
         self._shed += 1
-        self._tell(Kept(keys, refused=True))
+        self._tell(WriteDone(keys, refused=True))
 
     def _written(self, keys: Keys, *, refused: bool) -> None:
         if self._underway.pop(keys, None) is not None:
-            self._tell(Kept(keys, refused))
+            self._tell(WriteDone(keys, refused))
 
     # -- what the disk says ----------------------------------------------------------------------
 
@@ -184,14 +184,14 @@ class FollowerDisk:
                 case Loaded():
                     self._keep(news)
                 case Gone(keys=keys):
-                    self._tell(Lacks(keys))
+                    self._tell(Missing(keys))
                 case Written(keys=keys, refused=refused):
                     self._written(keys, refused=refused)
                 case Catalogue():  # What there is rank 0 knows by its own.
                     pass
 
     def _keep(self, loaded: Loaded) -> None:
-        """As much as there is room for, and say how much that is."""
+        """Hold as many pieces as there is room for, and report their number."""
         if self._held.get(loaded.ticket, ()) is not None:  # Settled meanwhile, since rank 0 did not wait; or given up.
             return
         kept: list[Piece] = []

@@ -1,4 +1,4 @@
-"""Rank 0's end of the control links: who is there, what they say, and how it is known that one is lost.
+"""Rank 0's end of the control links: the connected followers, their messages, and the detection of a lost rank.
 
 A collective that never ends cannot be cancelled, so all that finds a loss runs beside the engine: a connection that ends,
 beats that stay out, a step that takes too long, a follower that says what is wrong with it. Whichever comes first is the
@@ -17,46 +17,47 @@ import trio
 
 from trouper.actors.ranks.grammar_broadcast import GrammarSpreader
 from trouper.actors.ranks.rank_link import Invitation, Link, LinkFailed
-from trouper.protocol.health import DirectoryFacts, RankFacts, RanksFacts, RankState
+from trouper.protocol.health import DirectoryStats, RanksStats, RankState, RankStats
 from trouper.protocol.link import (
-    Beat,
     Compile,
     Compiled,
     Crashed,
-    Differs,
     Fetch,
     Fetched,
+    Heartbeat,
     Hello,
-    Kept,
-    Lacks,
     Leave,
+    LoadFailed,
+    LogRecord,
+    Missing,
     Ready,
     Refused,
-    Said,
-    Unable,
+    StateMismatch,
+    WriteDone,
 )
-from trouper.protocol.model import LoadedModel, MemoryFacts, ModelCard
+from trouper.protocol.model import LoadedModel, MemoryStats, ModelCard
 from trouper.protocol.plans import Plan, Stepped
 from trouper.protocol.settings import Settings
 from trouper.protocol.watch import Watch
 from trouper.protocol.wire import VERSION, encode
 
 log = logging.getLogger("trouper.ranks")
-BEAT_S = 0.5
+HEARTBEAT_S = 0.5
 HELLO_S = 5.0
-"""For a connection to prove that it is of the group."""
+"""Time limit for a connection to authenticate."""
 COMING_S = 60.0
-"""For all followers to connect, once the group stands."""
+"""Time limit for all followers to connect, once the group is formed."""
 LEAVING_S = 5.0
-"""For followers to end after their last plan."""
+"""Time limit for followers to end after their last plan."""
 OUTBOX = 256
 """Messages on their way to one follower. More are not owed to anybody who still reads."""
 DISK_NEWS = 1024
-"""What followers have told of their disks and nobody has heard yet. More is not heard: then nobody waits for it, either."""
+"""Maximum number of unread reports of followers about their disks. More are dropped; then no request waits for them, either."""
 MAY_DIFFER = ("model", "adapter_path", "ssd_cache_dir", "control_host")
 """Settings that are a matter of the machine: what lies behind them is compared by its content."""
 SAME_OF_CARDS = ("architecture", "vocab_size", "context_length", "dtype", "batching", "kv")
-"""Of the files that they were loaded from the engines have agreed by then; a fingerprint is of one rank's part."""
+"""Fields of the model cards that must be equal. The engines have already agreed on the files that they loaded, and a fingerprint
+is that of one rank's shard."""
 
 
 class RankLost(Exception):
@@ -64,27 +65,27 @@ class RankLost(Exception):
 
 
 def flags_of(settings: Settings) -> tuple[tuple[str, str], ...]:
-    """What must be the same on all ranks."""
+    """Settings that must be the same on all ranks."""
     names = [field.name for field in attrs.fields(Settings) if field.name not in MAY_DIFFER]
     return tuple((name, str(getattr(settings, name))) for name in names)
 
 
 @attrs.define(eq=False)
-class Member:
-    """A follower."""
+class FollowerConnection:
+    """The connection of one follower, and its last reported state."""
 
     rank: int
     link: Link
     outbox: trio.MemorySendChannel[bytes]
     state: RankState = "loading"
     step: int = -1
-    memory: MemoryFacts | None = None
+    memory: MemoryStats | None = None
     card: ModelCard | None = None
-    directory: DirectoryFacts | None = None
+    directory: DirectoryStats | None = None
 
     @property
-    def facts(self) -> RankFacts:
-        return RankFacts(
+    def stats(self) -> RankStats:
+        return RankStats(
             rank=self.rank,
             state=self.state,
             step=self.step,
@@ -93,25 +94,25 @@ class Member:
         )
 
 
-DiskTold = Fetched | Kept | Lacks | DirectoryFacts
-"""What a follower tells of its disk."""
+DiskReport = Fetched | WriteDone | Missing | DirectoryStats
+"""Message of a follower about its disk."""
 
 
 class Leader:
     """The links of rank 0. `run` for its whole life; every other method may be called meanwhile."""
 
-    def __init__(self, settings: Settings, host: str = "127.0.0.1", beat_s: float = BEAT_S) -> None:
-        self.facts = Watch(RanksFacts())
+    def __init__(self, settings: Settings, host: str = "127.0.0.1", heartbeat_s: float = HEARTBEAT_S) -> None:
+        self.stats = Watch(RanksStats())
         self.joined = trio.Event()
         self.lost = trio.Event()
         self.unusable = False
         """A second try would be lost in the same way."""
         self.size = 1
-        self._settings, self._host, self._beat_s = settings, host, beat_s
+        self._settings, self._host, self._heartbeat_s = settings, host, heartbeat_s
         self._secret = b""
-        self._members: dict[int, Member] = {}
+        self._followers: dict[int, FollowerConnection] = {}
         self._changed = trio.Event()
-        self._disks, self.disks = trio.open_memory_channel[tuple[int, DiskTold]](DISK_NEWS)
+        self._disks, self.disks = trio.open_memory_channel[tuple[int, DiskReport]](DISK_NEWS)
         """(rank, what it tells), of a directory only whether it is in use."""
         self._unanswered: deque[tuple[Plan, float]] = deque()
         """Plans and when they, or the answer before theirs, came."""
@@ -120,8 +121,8 @@ class Leader:
 
     @property
     def reason(self) -> str:
-        """Why the group ends; "" while it does not."""
-        return self.facts.latest.lost
+        """Reason why the group ended; "" while it runs."""
+        return self.stats.latest.lost
 
     async def run(self, *, task_status: trio.TaskStatus[bytes] = trio.TASK_STATUS_IGNORED) -> None:
         """Listen; starts with the invitation. Raises OSError if that address is not ours."""
@@ -142,17 +143,17 @@ class Leader:
         if not self.lost.is_set():
             log.critical("the group of ranks ends: %s", reason)
             self.unusable = unusable
-            self.facts.publish(attrs.evolve(self.facts.latest, lost=reason))
+            self.stats.publish(attrs.evolve(self.stats.latest, lost=reason))
             self.lost.set()
-            for member in self._members.values():  # Else the others would only see that rank 0 has gone, too.
-                if member.state not in ("left", "lost"):
-                    self._post(member, encode(Leave(reason, unusable)))
+            for follower in self._followers.values():  # Else the others would only see that rank 0 has gone, too.
+                if follower.state not in ("left", "lost"):
+                    self._post(follower, encode(Leave(reason, unusable)))
             self._tell_change()
 
     async def crashed(self, error: BaseException) -> None:
         """Rank 0's own engine has raised, or what steers it. A collective that fails is only the consequence: the links say
         of what. Returns when the group is lost."""
-        with trio.move_on_after(BEAT_S):
+        with trio.move_on_after(HEARTBEAT_S):
             await self.lost.wait()
         if not self.lost.is_set():
             log.error("rank 0 crashed", exc_info=error)
@@ -165,23 +166,23 @@ class Leader:
         self.size = size
         self.joined.set()
         with trio.move_on_after(COMING_S):
-            await self._until(lambda: len(self._members) == size - 1)
+            await self._until(lambda: len(self._followers) == size - 1)
             return
-        missing = ", ".join(str(rank) for rank in range(1, size) if rank not in self._members)
+        missing = ", ".join(str(rank) for rank in range(1, size) if rank not in self._followers)
         self.lose(f"rank {missing} did not connect to {self._host} within {COMING_S:g} s; see --control-host")
 
     async def all_ready(self, model: LoadedModel) -> LoadedModel:
         """Wait until all have loaded the same. What is cached must fit everybody. Raises `RankLost`."""
-        await self._until(lambda: all(member.card is not None for member in self._members.values()))
-        cards = [member.card for member in self._members.values() if member.card is not None]
-        for member in self._members.values():
-            if member.card is not None and (difference := _difference(model.card, member.card)):
-                self.lose(f"rank {member.rank} {difference}", unusable=True)
+        await self._until(lambda: all(follower.card is not None for follower in self._followers.values()))
+        cards = [follower.card for follower in self._followers.values() if follower.card is not None]
+        for follower in self._followers.values():
+            if follower.card is not None and (difference := _difference(model.card, follower.card)):
+                self.lose(f"rank {follower.rank} {difference}", unusable=True)
         if self.lost.is_set():
             raise RankLost(self.reason)
         log.info("all %d ranks are ready", self.size)
-        least = min(card.cache_bytes for card in (model.card, *cards))
-        return attrs.evolve(model, card=attrs.evolve(model.card, cache_bytes=least))
+        cache_bytes = min(card.cache_bytes for card in (model.card, *cards))
+        return attrs.evolve(model, card=attrs.evolve(model.card, cache_bytes=cache_bytes))
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while not condition() and not self.lost.is_set():
@@ -195,14 +196,14 @@ class Leader:
     # -- a follower --------------------------------------------------------------------------------
 
     async def attend(self, stream: trio.abc.Stream) -> None:
-        """Everything that is to do with one connection, to its end."""
+        """Serve one connection to its end."""
         try:
             with trio.fail_after(HELLO_S):
                 link = await Link.proved(stream, self._secret, "leader")
                 hello = await link.receive()
         except (LinkFailed, trio.TooSlowError) as error:
-            said = "it was silent" if isinstance(error, trio.TooSlowError) else error
-            log.warning("a connection to the control link was refused: %s", said)
+            reason = "it was silent" if isinstance(error, trio.TooSlowError) else error
+            log.warning("a connection to the control link was refused: %s", reason)
             await trio.aclose_forcefully(stream)
             return
         try:
@@ -218,82 +219,84 @@ class Leader:
 
     async def _accompany(self, rank: int, link: Link) -> None:
         outbox, frames = trio.open_memory_channel[bytes](OUTBOX)
-        member = self._members[rank] = Member(rank, link, outbox)
+        follower = self._followers[rank] = FollowerConnection(rank, link, outbox)
         log.info("rank %d is here", rank)
         self._tell_change()
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._send, member, frames)
-                nursery.start_soon(send_beats, outbox, self._beat, self._beat_s)
+                nursery.start_soon(self._send, follower, frames)
+                nursery.start_soon(send_heartbeats, outbox, self._heartbeat, self._heartbeat_s)
                 try:
-                    await self._hear(member)
+                    await self._hear(follower)
                 except LinkFailed as failed:
-                    self._gone(member, str(failed))
+                    self._end_connection(follower, str(failed))
                 nursery.cancel_scope.cancel()
         finally:
             outbox.close()
             self._tell_change()
 
-    def _gone(self, member: Member, why: str) -> None:
-        leaves = member.state == "left"
-        member.state = "left" if leaves else "lost"
+    def _end_connection(self, follower: FollowerConnection, why: str) -> None:
+        leaves = follower.state == "left"
+        follower.state = "left" if leaves else "lost"
         if not leaves:
-            self.lose(f"rank {member.rank}: {why}")
+            self.lose(f"rank {follower.rank}: {why}")
 
-    async def _send(self, member: Member, frames: trio.MemoryReceiveChannel[bytes]) -> None:
+    async def _send(self, follower: FollowerConnection, frames: trio.MemoryReceiveChannel[bytes]) -> None:
         async for frame in frames:
             try:
                 with trio.fail_after(self._settings.rank_timeout_s):
-                    await member.link.send_frame(frame)
+                    await follower.link.send_frame(frame)
             except trio.TooSlowError:
-                self._gone(member, f"it has not read for {self._settings.rank_timeout_s:g} s (--rank-timeout-s)")
+                self._end_connection(
+                    follower, f"it has not read for {self._settings.rank_timeout_s:g} s (--rank-timeout-s)"
+                )
                 return
             except LinkFailed:  # What it said at the end may still lie here unread: whoever hears it says why.
                 return
 
-    async def _hear(self, member: Member) -> None:
+    async def _hear(self, follower: FollowerConnection) -> None:
         while True:
-            message = await member.link.receive()
+            message = await follower.link.receive()
             match message:
-                case Beat():
-                    self._take_beat(member, message)
-                case Fetched() | Kept() | Lacks():
-                    self._pass_on(member, message)
+                case Heartbeat():
+                    self._take_heartbeat(follower, message)
+                case Fetched() | WriteDone() | Missing():
+                    self._pass_on(follower, message)
                 case Compiled():
-                    self.grammars.heard(member.rank, message)
-                case Said(level=level, text=text):
-                    log.log(level, "rank %d: %s", member.rank, text)
+                    self.grammars.heard(follower.rank, message)
+                case LogRecord(level=level, text=text):
+                    log.log(level, "rank %d: %s", follower.rank, text)
                 case Ready(card=card):
-                    member.state, member.card = "ready", card
-                    log.info("rank %d is ready", member.rank)
+                    follower.state, follower.card = "ready", card
+                    log.info("rank %d is ready", follower.rank)
                     self._tell_change()
-                case Unable(reason=reason):
-                    self.lose(f"rank {member.rank}: {reason}", unusable=True)
+                case LoadFailed(reason=reason):
+                    self.lose(f"rank {follower.rank}: {reason}", unusable=True)
                 case Crashed(reason=reason):
-                    self.lose(f"rank {member.rank} crashed: {reason}")
-                case Differs():
+                    self.lose(f"rank {follower.rank} crashed: {reason}")
+                case StateMismatch():
                     self.lose(
-                        f"rank {member.rank} differs at step {message.step}: its {message.field} are not what the plan "
+                        f"rank {follower.rank} differs at step {message.step}: its {message.field} are not what the plan "
                         f"expects ({message.found:016x}, not {message.expected:016x})"
                     )
                 case _:
                     raise LinkFailed(f"it sent {type(message).__name__}, which is not for rank 0")
 
-    def _take_beat(self, member: Member, beat: Beat) -> None:
-        before, member.directory = member.directory, beat.directory
-        member.step, member.memory = beat.step, beat.memory
-        if beat.directory is not None and _in_use(beat.directory) != (before and _in_use(before)):
-            self._pass_on(member, beat.directory)
+    def _take_heartbeat(self, follower: FollowerConnection, heartbeat: Heartbeat) -> None:
+        before, follower.directory = follower.directory, heartbeat.directory
+        follower.step, follower.memory = heartbeat.step, heartbeat.memory
+        if heartbeat.directory is not None and _in_use(heartbeat.directory) != (before and _in_use(before)):
+            self._pass_on(follower, heartbeat.directory)
 
-    def _pass_on(self, member: Member, told: DiskTold) -> None:
+    def _pass_on(self, follower: FollowerConnection, news: DiskReport) -> None:
         with suppress(trio.WouldBlock, trio.BrokenResourceError):
-            self._disks.send_nowait((member.rank, told))
+            self._disks.send_nowait((follower.rank, news))
 
     def _fault(self, hello: Hello) -> str:
-        """Why it cannot be one of ours."""
+        """Reason why a follower cannot join the group; "" if it can."""
         if hello.version != VERSION:
             return f"rank {hello.rank} runs another version of Trouper: install the same on all machines"
-        if hello.rank in self._members:
+        if hello.rank in self._followers:
             return f"two processes are rank {hello.rank}"
         for (name, ours), (_, theirs) in zip(flags_of(self._settings), hello.flags, strict=True):
             if ours != theirs:
@@ -304,55 +307,55 @@ class Leader:
     # -- plans -----------------------------------------------------------------------------------
 
     def tell(self, plan: Plan) -> None:
-        """To every follower, in order. Never waits: whoever does not read is lost."""
+        """Send a plan to every follower, in order. Never waits: a follower that does not read is lost."""
         if plan.load:  # Each rank has its own shard of it.
             plan = attrs.evolve(plan, load=tuple(attrs.evolve(load, payload=()) for load in plan.load))
         self._unanswered.append((plan, trio.current_time()))
         self._tell_all(plan)
 
     def fetch(self, fetch: Fetch) -> frozenset[int]:
-        """To every follower, in order with the plans. Who is asked."""
+        """Send a `Fetch` to every follower, in order with the plans. Returns their ranks."""
         return self._tell_all(fetch)
 
-    def directories(self) -> dict[int, DirectoryFacts | None]:
+    def directories(self) -> dict[int, DirectoryStats | None]:
         """Every follower's, by its rank; None until it has looked."""
-        return {rank: member.directory for rank, member in sorted(self._members.items())}
+        return {rank: follower.directory for rank, follower in sorted(self._followers.items())}
 
     def _tell_all(self, message: Plan | Fetch | Compile) -> frozenset[int]:
-        """To whom."""
+        """Send a message to every follower. Returns their ranks."""
         frame = encode(message)
-        for member in self._members.values():
-            self._post(member, frame)
-        return frozenset(self._members)
+        for follower in self._followers.values():
+            self._post(follower, frame)
+        return frozenset(self._followers)
 
     def answered(self, stepped: Stepped) -> None:
-        """Rank 0 has done this step."""
+        """Record that rank 0 has completed a step."""
         self._answered = stepped.step
         self._unanswered.popleft()
         if self._unanswered:
             self._unanswered[0] = self._unanswered[0][0], trio.current_time()
 
-    def _post(self, member: Member, frame: bytes) -> None:
+    def _post(self, follower: FollowerConnection, frame: bytes) -> None:
         try:
-            member.outbox.send_nowait(frame)
+            follower.outbox.send_nowait(frame)
         except trio.WouldBlock:
-            self._gone(member, f"{OUTBOX} messages wait for it")
+            self._end_connection(follower, f"{OUTBOX} messages wait for it")
         except (trio.BrokenResourceError, trio.ClosedResourceError):
-            self._gone(member, "its connection ended")
+            self._end_connection(follower, "its connection ended")
 
-    def memory(self, own: MemoryFacts) -> MemoryFacts:
-        """Of the rank that has least left: what it has no room for nobody can compute."""
-        known = [own, *(member.memory for member in self._members.values() if member.memory is not None)]
-        return max(known, key=lambda facts: facts.active_bytes / facts.limit_bytes)
+    def memory(self, own: MemoryStats) -> MemoryStats:
+        """Memory of the rank that has least left, since no rank can compute what that one has no room for."""
+        known = [own, *(follower.memory for follower in self._followers.values() if follower.memory is not None)]
+        return max(known, key=lambda stats: stats.active_bytes / stats.limit_bytes)
 
     async def leave(self) -> None:
         """No plan comes any more: let followers end, and wait for them."""
-        for member in self._members.values():
-            if member.state == "ready":
-                member.state = "left"
-                self._post(member, encode(Leave()))
+        for follower in self._followers.values():
+            if follower.state == "ready":
+                follower.state = "left"
+                self._post(follower, encode(Leave()))
         with trio.move_on_after(LEAVING_S):
-            while any(member.outbox.statistics().open_receive_channels for member in self._members.values()):
+            while any(follower.outbox.statistics().open_receive_channels for follower in self._followers.values()):
                 await self._changed.wait()
 
     # -- watching --------------------------------------------------------------------------------
@@ -361,46 +364,48 @@ class Leader:
         """Look now and then who is silent, and whether the oldest plan is answered."""
         looked = trio.current_time()
         while not self.lost.is_set():
-            await trio.sleep(self._beat_s)
+            await trio.sleep(self._heartbeat_s)
             now = trio.current_time()
             if (
                 now - looked > self._settings.rank_timeout_s / 2
             ):  # We were away ourselves: what they said still lies here.
-                for member in self._members.values():
-                    member.link.heard_at = now
+                for follower in self._followers.values():
+                    follower.link.heard_at = now
             looked = now
             self._look(now)
             self._publish()
 
     def _look(self, now: float) -> None:
         timeout_s, limit_s = self._settings.rank_timeout_s, self._settings.collective_timeout_s
-        for member in self._members.values():
-            if member.state != "left" and now - member.link.heard_at > timeout_s:
-                self._gone(member, f"it has been silent for {timeout_s:g} s (--rank-timeout-s)")
+        for follower in self._followers.values():
+            if follower.state != "left" and now - follower.link.heard_at > timeout_s:
+                self._end_connection(follower, f"it has been silent for {timeout_s:g} s (--rank-timeout-s)")
         if self._unanswered and now - self._unanswered[0][1] > limit_s:
-            steps = ", ".join(f"rank {one.rank}: {one.step}" for one in self._facts().ranks)
+            steps = ", ".join(f"rank {one.rank}: {one.step}" for one in self._stats().ranks)
             step = self._unanswered[0][0].step
             self.lose(
                 f"step {step} has not ended for {limit_s:g} s (--collective-timeout-s); the last steps done: {steps}"
             )
 
-    def _beat(self) -> Beat:
-        return Beat(self._answered)
+    def _heartbeat(self) -> Heartbeat:
+        return Heartbeat(self._answered)
 
-    def _facts(self) -> RanksFacts:
-        own = RankFacts(rank=0, state="ready", step=self._answered, heard_at=trio.current_time())
-        ranks = sorted((member.facts for member in self._members.values()), key=lambda facts: facts.rank)
-        return RanksFacts(ranks=(own, *ranks), lost=self.reason)
+    def _stats(self) -> RanksStats:
+        own = RankStats(rank=0, state="ready", step=self._answered, heard_at=trio.current_time())
+        ranks = sorted((follower.stats for follower in self._followers.values()), key=lambda stats: stats.rank)
+        return RanksStats(ranks=(own, *ranks), lost=self.reason)
 
     def _publish(self) -> None:
-        self.facts.publish(self._facts())
+        self.stats.publish(self._stats())
 
 
-async def send_beats(outbox: trio.MemorySendChannel[bytes], beat: Callable[[], Beat], every_s: float) -> None:
-    """Signs of life. Where others wait to be sent, none is needed."""
+async def send_heartbeats(
+    outbox: trio.MemorySendChannel[bytes], heartbeat: Callable[[], Heartbeat], every_s: float
+) -> None:
+    """Send heartbeats periodically. A full outbox needs none, since its messages are signs of life, too."""
     while True:
         try:
-            outbox.send_nowait(encode(beat()))
+            outbox.send_nowait(encode(heartbeat()))
         except trio.WouldBlock:
             pass
         except (trio.BrokenResourceError, trio.ClosedResourceError):
@@ -408,7 +413,7 @@ async def send_beats(outbox: trio.MemorySendChannel[bytes], beat: Callable[[], B
         await trio.sleep(every_s)
 
 
-def _in_use(directory: DirectoryFacts) -> tuple[bool, str]:
+def _in_use(directory: DirectoryStats) -> tuple[bool, str]:
     return directory.attached, directory.reason
 
 

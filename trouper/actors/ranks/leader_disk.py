@@ -15,8 +15,8 @@ import trio
 from trouper.actors.ranks.leader import Leader
 from trouper.actors.scheduling.prefix_cache import cache_namespace
 from trouper.actors.ssd_writer import WriterEdges, directory_for, write_to_disk
-from trouper.protocol.health import DirectoryFacts
-from trouper.protocol.link import Fetch, Fetched, Kept, Lacks
+from trouper.protocol.health import DirectoryStats
+from trouper.protocol.link import Fetch, Fetched, Missing, WriteDone
 from trouper.protocol.model import ModelCard
 from trouper.protocol.settings import Settings
 from trouper.protocol.watch import Relayed
@@ -24,15 +24,15 @@ from trouper.protocol.work import Catalogue, DiskNews, DiskOrder, Gone, Loaded, 
 
 log = logging.getLogger("trouper.writer")
 ANSWER_S = 10.0
-"""For a rank's answer, besides the time that the bytes take"""
+"""Time limit for a rank's answer, besides the time of the transfer."""
 SLOWEST_BYTES_PER_S = 50e6
-"""from a disk that is worth asking at all."""
+"""Speed of the slowest disk that is worth a read, which limits the time of the transfer."""
 PAUSE_S = 60.0
-"""A rank that did not answer is not asked for so long."""
+"""Time for which a rank that did not answer is not asked again."""
 WRITTEN_S = 600.0
-"""For a rank's answer to a write: they rest while rows decode."""
+"""Time limit for a rank's answer to a write. Writers rest while rows decode."""
 KNOWN_S = 5.0
-"""At the start, for the others' first look at their directories."""
+"""Maximum wait at the start until all followers have read their directories."""
 ORDERS = 64
 """On their way to the own writer: followers must not hear of a read only when it has done what is before that."""
 
@@ -46,9 +46,9 @@ class Gathering:
     pieces: tuple[Piece, ...] = ()
     nbytes: int = 0
     seconds: float = 0.0
-    """Of the slowest."""
+    """Duration of the slowest rank's read."""
     shortest: int | None = None
-    """What every follower has that has answered."""
+    """Number of pieces that every follower with an answer has."""
     complete: trio.Event = attrs.field(factory=trio.Event)
 
     def answer(self, rank: int, seconds: float) -> None:
@@ -70,7 +70,7 @@ class Writing:
     since: float
     refused: bool = False
     nbytes: int | None = None
-    """None: rank 0 was not ordered to."""
+    """Bytes of rank 0's own write; None if rank 0 has no such order."""
 
 
 class LeaderDisk:
@@ -78,13 +78,13 @@ class LeaderDisk:
 
     def __init__(self, edges: WriterEdges, leader: Leader, card: ModelCard, settings: Settings) -> None:
         self._edges, self._leader, self._card, self._settings = edges, leader, card, settings
-        self._own = Relayed(DirectoryFacts(), self._publish)
+        self._own = Relayed(DirectoryStats(), self._publish)
         self._all_known = trio.Event()
         self._silent: list[int] = []
         """Followers (or rank 0) that have not answered lately."""
         self._gatherings: dict[int, Gathering] = {}
         self._writings: dict[tuple[bytes, ...], Writing] = {}
-        """By the keys of their pieces."""
+        """Writes by the keys of their pieces."""
         self._lacking = 0
 
     async def run(self) -> None:
@@ -131,8 +131,8 @@ class LeaderDisk:
                         await self._tell(Loaded(order.ticket, (), 0, 0.0))
                         continue
                     case Read():
-                        asked = self._leader.fetch(Fetch(order.ticket, order.wanted))
-                        self._gatherings[order.ticket] = Gathering({0, *asked})
+                        ranks = self._leader.fetch(Fetch(order.ticket, order.wanted))
+                        self._gatherings[order.ticket] = Gathering({0, *ranks})
                         gathering.start_soon(self._gather, order)
                     case Write():
                         await self._forget_old()
@@ -189,17 +189,17 @@ class LeaderDisk:
             gathering.answer(0, loaded.seconds)
 
     async def _hear_followers(self) -> None:
-        async for rank, told in self._leader.disks:
-            match told:
+        async for rank, report in self._leader.disks:
+            match report:
                 case Fetched():
-                    self._take_followers(rank, told)
-                case Kept(keys=keys, refused=refused):
+                    self._take_followers(rank, report)
+                case WriteDone(keys=keys, refused=refused):
                     await self._written(rank, keys, refused=refused)
-                case Lacks(keys=keys):
+                case Missing(keys=keys):
                     await self._tell(Gone(keys))
-                case DirectoryFacts():
+                case DirectoryStats():
                     self._publish()
-                    if all(facts is not None for facts in self._leader.directories().values()):
+                    if all(stats is not None for stats in self._leader.directories().values()):
                         self._all_known.set()
 
     def _take_followers(self, rank: int, fetched: Fetched) -> None:
@@ -218,7 +218,7 @@ class LeaderDisk:
         return self._writings[keys]
 
     async def _written(self, rank: int, keys: tuple[bytes, ...], *, refused: bool) -> None:
-        """By one rank. It is on disk when it is on everybody's."""
+        """Take one rank's answer to a write. A run counts as written when every rank has written it."""
         writing = self._writing(keys)
         writing.missing.discard(rank)
         writing.refused |= refused
@@ -227,7 +227,7 @@ class LeaderDisk:
             await self._tell(Written(keys, writing.nbytes or 0, writing.refused))
 
     async def _forget_old(self) -> None:
-        """What somebody never answered, and what rank 0 never wrote."""
+        """Give up writes that a rank did not answer, or that rank 0 never ordered, within WRITTEN_S."""
         since = trio.current_time() - WRITTEN_S
         for keys, writing in [(keys, one) for keys, one in self._writings.items() if one.since < since]:
             del self._writings[keys]
@@ -237,20 +237,20 @@ class LeaderDisk:
     # -- facts -----------------------------------------------------------------------------------
 
     def _publish(self) -> None:
-        facts = attrs.evolve(self._own.latest, lacking=self._lacking)
-        if facts.attached and (reason := self._why_not()):
-            facts = attrs.evolve(facts, attached=False, reason=reason)
-        self._edges.facts.publish(facts)
+        stats = attrs.evolve(self._own.latest, lacking=self._lacking)
+        if stats.attached and (reason := self._why_not()):
+            stats = attrs.evolve(stats, attached=False, reason=reason)
+        self._edges.stats.publish(stats)
 
     def _why_not(self) -> str:
-        """What a follower cannot read, rank 0 need not."""
+        """Reason why the disk tier is off; "" if it is on. Rank 0 need not read what a follower cannot."""
         if self._silent:
             return f"{_named(self._silent[0])}: its disk did not answer"
-        for rank, facts in self._leader.directories().items():
-            if facts is None:
+        for rank, stats in self._leader.directories().items():
+            if stats is None:
                 return f"{_named(rank)} has not looked at its directory yet"
-            if not facts.attached:
-                return f"{_named(rank)}: {facts.reason}"
+            if not stats.attached:
+                return f"{_named(rank)}: {stats.reason}"
         return ""
 
 

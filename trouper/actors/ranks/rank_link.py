@@ -30,7 +30,7 @@ class LinkFailed(Exception):
 
 @attrs.frozen
 class Invitation:
-    """How a follower finds rank 0, and the secret by which they know each other."""
+    """Address of rank 0, and the secret by which ranks authenticate each other."""
 
     host: str
     port: int
@@ -55,13 +55,13 @@ class Link:
 
     _stream: trio.abc.Stream
     heard_at: float = attrs.field(factory=trio.current_time)
-    """When the other end last said something."""
+    """Time of the last message from the other end."""
     _held: bytearray = attrs.field(factory=bytearray)
-    """Received, and not yet read."""
+    """Received bytes that were not read yet."""
 
     @classmethod
     async def proved(cls, stream: trio.abc.Stream, secret: bytes, role: Role) -> Self:
-        """Raises `LinkFailed` if the other end has not the secret. The caller owns the time that it takes."""
+        """Authenticate a stream. Raises `LinkFailed` if the other end does not have the secret. The caller limits the duration."""
         nonce = secrets.token_bytes(PROOF_BYTES)
         link = cls(stream)
         await link._write(nonce)
@@ -76,7 +76,7 @@ class Link:
         await self._write(encode(message))
 
     async def send_frame(self, frame: bytes) -> None:
-        """A message that was encoded once, for all."""
+        """Send a message that was encoded once for all followers. Raises `LinkFailed`."""
         await self._write(frame)
 
     async def receive(self) -> Message:

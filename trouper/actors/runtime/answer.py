@@ -1,4 +1,4 @@
-"""A client's end of one request: what it hears, its time limits, and what became of it in the end."""
+"""The client's end of one request: its replies, its time limits and its record."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def timed_out(kind: str, seconds: float, param: str) -> Problem:
 
 @attrs.define(eq=False)
 class Answer:
-    """The client's end of one request. Close it (or leave its `with`) to withdraw: the row is gone within one step.
+    """The client's end of one request. Closing it (or leaving its `with`) aborts the request: the row ends within one step.
 
-    Times out by itself: each phase (queue, prefill, between tokens) and the whole have their limit,
+    An answer enforces its own time limits: each phase (queue, prefill, between tokens) and the whole have their limit,
     and meeting one raises `RequestFailed` with its own code. The caller may add its own timeouts.
     """
 
@@ -50,33 +50,33 @@ class Answer:
     cached_tokens: int = 0
     completion_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    """There with the first Delta, if they were asked for."""
+    """Log-probabilities of the prompt, available with the first Delta, if requested."""
     embedding: bytes = b""
-    """There with the end, if it was asked for: little-endian float32."""
+    """Vector of the prompt as little-endian float32, available at the end, if requested."""
     finished: Finished | None = None
     admitted_at: float | None = None
     first_token_at: float | None = None
     last_token_at: float | None = None
-    """When the scheduler said so."""
+    """Time of the last token, as set by the scheduler."""
     problem: Problem | None = None
-    """That ended it."""
+    """Problem that ended the request."""
     _ended: Ended | None = None
     _disk_tokens: int = 0
     _unread_tokens: int = 0
-    """That came and that nobody read before it was closed."""
+    """Number of tokens that arrived and were not read before the answer was closed."""
     _cancelled: bool = False
     _kept: Reply | None = None
-    """A reply that `next_nowait` took and that was not a Delta."""
+    """A received reply that was not returned to the reader yet."""
     _phase: Literal["queue", "prefill", "decode"] = "queue"
     _phase_began: float = attrs.field(factory=trio.current_time)
 
     @property
     def queued(self) -> bool:
-        """It waits for a row, as far as was read."""
+        """Whether the request waits for a row, according to the replies that were read."""
         return self._phase == "queue"
 
     async def next(self) -> Delta | Finished:
-        """The next piece, or the end (again and again once it came). Raises `RequestFailed`. Safe to cancel."""
+        """The next Delta, or the end, which is returned again by further calls. Raises `RequestFailed`. Safe to cancel."""
         while self.finished is None:
             reply = await self.receive_reply()
             match reply:
@@ -103,7 +103,7 @@ class Answer:
         return self.finished
 
     def next_nowait(self) -> Delta | None:
-        """A Delta that already waits, else None; lets a writer put several into one write. Never a terminal event."""
+        """A Delta that already arrived, else None. It lets a writer combine several Deltas, and is never a terminal event."""
         if self._kept is None and self.finished is None:
             try:
                 self._kept = self._replies.receive_nowait()
@@ -127,7 +127,7 @@ class Answer:
         return piece
 
     def close(self) -> None:
-        """Withdraw. Synchronous, idempotent, cannot be lost."""
+        """Abort the request, if it has not ended. Synchronous and idempotent; an abort cannot be lost."""
         ended, self._ended = self._ended, None
         last = None if ended is None else self._unread()
         self._replies.close()
@@ -135,7 +135,7 @@ class Answer:
             ended(self._record(last))
 
     def cancel(self) -> None:
-        """Withdraw for somebody else: whoever reads the answer is told, with the code `cancelled`."""
+        """Abort the request from another task. The reader of the answer gets the code `cancelled`."""
         if self.finished is None:
             self._cancelled = True
             self.problem = self.problem or CANCELLED
@@ -166,7 +166,7 @@ class Answer:
         return RequestFailed(problem)
 
     def _unread(self) -> Finished | Failed | None:
-        """A reader that is behind, or that never began, does not make the answer shorter than it was."""
+        """Read the remaining replies for the record, so that a slow reader does not make the recorded answer shorter than it was."""
         last: Finished | Failed | None = None
         with suppress(trio.WouldBlock, trio.EndOfChannel, trio.ClosedResourceError):
             while True:
@@ -213,8 +213,8 @@ class Answer:
         self._phase, self._phase_began = phase, trio.current_time()
 
     async def receive_reply(self) -> Reply:
-        """The next reply. One that already came is not late, whatever its phase's limit says: a reader that dawdles
-        has not been kept waiting. Only the limit of the whole request counts then."""
+        """The next reply. A reply that has already arrived is not late: its reader was slow, and only the limit of the whole request
+        applies."""
         try:
             self._look()
             deadline, limit, kind, flag = self._limits()
@@ -239,7 +239,7 @@ class Answer:
                 self._kept = self._replies.receive_nowait()
 
     def _limits(self) -> tuple[float, float, str, str]:
-        """(deadline, seconds, code, flag) of whichever limit comes first."""
+        """The (deadline, seconds, code, flag) of the limit that comes first."""
         limits = self._timeouts
         whole = (self._began, limits.request_s, "request_timeout", "--request-timeout-s")
         in_phase = {

@@ -1,4 +1,4 @@
-"""The graph's channels: what each one promises, and how full it is for whoever looks."""
+"""The graph's channels: the contract of each, and how full it is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import attrs
 import trio
 
-from trouper.protocol.health import ChannelFacts
+from trouper.protocol.health import ChannelStats
 
 T = TypeVar("T")
 
@@ -24,7 +24,7 @@ class Edge:
 
 
 class Channels:
-    """Opened by name. Looking costs whoever looks, never a sender."""
+    """Channels, opened by name. Reading their statistics costs the reader, never a sender."""
 
     def __init__(self, edges: Mapping[str, Edge]) -> None:
         self._edges = edges
@@ -32,19 +32,19 @@ class Channels:
         self._peaks = dict.fromkeys(edges, 0)
 
     def open(self, name: str) -> tuple[trio.MemorySendChannel[Any], trio.MemoryReceiveChannel[Any]]:
-        """A new one replaces that of a group that crashed."""
+        """Open a channel. It replaces the channel of a group that crashed."""
         sending, receiving = trio.open_memory_channel[Any](self._edges[name].capacity)
         self._opened[name] = sending
         return sending, receiving
 
-    def facts(self) -> tuple[ChannelFacts, ...]:
+    def stats(self) -> tuple[ChannelStats, ...]:
         self.note_peaks()
         return tuple(
-            _facts(name, self._edges[name], opened, self._peaks[name]) for name, opened in self._opened.items()
+            _stats(name, self._edges[name], opened, self._peaks[name]) for name, opened in self._opened.items()
         )
 
     def note_peaks(self) -> None:
-        """For whoever brings a request, whom it costs some microseconds."""
+        """Record the current fill of all channels. It costs the submitter of a request some microseconds."""
         for name, opened in self._opened.items():
             self._peaks[name] = max(self._peaks[name], opened.statistics().current_buffer_used)
 
@@ -58,9 +58,9 @@ def offer(channel: trio.MemorySendChannel[T], message: T) -> bool:
     return True
 
 
-def _facts(name: str, edge: Edge, opened: trio.MemorySendChannel[Any], peak: int) -> ChannelFacts:
+def _stats(name: str, edge: Edge, opened: trio.MemorySendChannel[Any], peak: int) -> ChannelStats:
     state = opened.statistics()
-    return ChannelFacts(
+    return ChannelStats(
         name=name,
         source=edge.source,
         target=edge.target,

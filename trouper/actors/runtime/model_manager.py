@@ -1,7 +1,7 @@
-"""Several models at once: a graph of six actors for each one that is loaded, within a bound on their weights.
+"""The model manager serves several models: one graph of six actors for each loaded model, within a bound on their weights.
 
 Nothing is shared between the graphs, so one model's requests never wait in another's queue or batch. A model is
-loaded when it is first asked for, if need be after the least recently used idle ones were unloaded. Whoever uses a
+loaded when it is first requested, if necessary after the least recently used idle models were unloaded. Each user of a
 model holds a `Lease` on it, and a leased model is never unloaded: a request for one does not end another's.
 """
 
@@ -23,9 +23,9 @@ from trouper.protocol.settings import Settings
 
 log = logging.getLogger("trouper.fleet")
 UNLOAD_S = 5.0
-"""For what an idle graph still writes to its disk."""
+"""Maximum wait for an idle graph to finish its writes to disk."""
 RETRY_S = 60.0
-"""Until a model that could not be loaded is tried again: each try may cost another model its place."""
+"""Time until a model that could not be loaded is tried again, since each try may unload another model."""
 
 State = Literal["unloaded", "waiting", "loading", "ready", "unloading"]
 
@@ -45,51 +45,51 @@ class Lease:
     _give_back: Callable[[], None]
 
     def release(self) -> None:
-        """Once."""
+        """Release the lease. To be called once."""
         self._give_back()
 
 
 @attrs.frozen
-class Listed:
-    """A model that may be asked for. `runtime` is None while it is not loaded."""
+class ModelEntry:
+    """A model that clients may request. `runtime` is None while it is not loaded."""
 
     names: tuple[str, ...]
-    """The first is what it is called."""
+    """Names of the model. The first one is its id in the API."""
     state: State
     runtime: Runtime | None
     waiting: int = 0
-    """Requests that wait until it is loaded, or for room for it."""
+    """Number of requests that wait until the model is loaded."""
     problem: Problem | None = None
-    """Why it could not be loaded, the last time."""
+    """Problem of the last attempt to load the model."""
 
 
 class Models(Protocol):
-    """What the edge asks for models."""
+    """Interface by which the edge gets models."""
 
     @property
     def finished(self) -> trio.Event:
         """Set when all were drained."""
 
-    def listed(self) -> Sequence[Listed]:
-        """All that may be asked for, the default first."""
+    def listed(self) -> Sequence[ModelEntry]:
+        """All models that clients may request, the default first."""
 
     async def lease(self, name: str | None) -> Lease:
         """The model of that name, loaded; None: the default. Raises `RequestFailed` (404, 503)."""
 
 
 class OneModel:
-    """A runtime that somebody else started, as the only model. Raises `SettingsInvalid` for a name without effect."""
+    """A runtime that the caller started, as the only model. Raises `SettingsInvalid` for a name without effect."""
 
     def __init__(self, runtime: Runtime, aliases: Sequence[str] = ()) -> None:
         require_names((runtime.model.id,), aliases)
-        self._listed = Listed(names_of(runtime.model.id, aliases, default=True), "ready", runtime)
+        self._listed = ModelEntry(names_of(runtime.model.id, aliases, default=True), "ready", runtime)
         self._runtime = runtime
 
     @property
     def finished(self) -> trio.Event:
         return self._runtime.finished
 
-    def listed(self) -> Sequence[Listed]:
+    def listed(self) -> Sequence[ModelEntry]:
         return (self._listed,)
 
     async def lease(self, name: str | None) -> Lease:
@@ -99,8 +99,8 @@ class OneModel:
 
 
 @attrs.define(eq=False)
-class Member:
-    """A model of the fleet."""
+class ManagedModel:
+    """State of one model in the model manager."""
 
     settings: Settings
     names: tuple[str, ...]
@@ -108,25 +108,25 @@ class Member:
     runtime: Runtime | None = None
     weights_bytes: int = 0
     leases: int = 0
-    """Also of those who wait for it,"""
+    """Number of leases, including those of waiting requests."""
     waiting: int = 0
-    """and of these alone."""
+    """Number of requests that wait for the model."""
     used_at: float = 0.0
     problem: Problem | None = None
-    """Why it could not be loaded, the last time,"""
+    """Problem of the last attempt to load the model."""
     unusable_until: float = -inf
-    """and until when nobody tries again."""
-    gone: trio.Event = attrs.field(factory=trio.Event)
-    """Its graph has ended."""
+    """Time until which the model is not loaded again."""
+    ended: trio.Event = attrs.field(factory=trio.Event)
+    """Set when the model's graph has ended."""
 
 
-class Fleet:
+class ModelManager:
     """Implements `Models`. Its graphs live in the nursery of `run`."""
 
     def __init__(
         self,
         nursery: trio.Nursery,
-        members: Sequence[Member],
+        members: Sequence[ManagedModel],
         start: StartGraph,
         measure: Callable[[Settings], Awaitable[int]],
         budget_bytes: int,
@@ -138,8 +138,11 @@ class Fleet:
         self.draining = False
         self.finished = trio.Event()
 
-    def listed(self) -> Sequence[Listed]:
-        return tuple(Listed(one.names, one.state, one.runtime, one.waiting, one.problem) for one in self._members)
+    def listed(self) -> Sequence[ModelEntry]:
+        return tuple(
+            ModelEntry(member.names, member.state, member.runtime, member.waiting, member.problem)
+            for member in self._members
+        )
 
     async def lease(self, name: str | None) -> Lease:
         """Waits while the model is loaded, or while there is no room for it (--queue-timeout-s)."""
@@ -156,7 +159,7 @@ class Fleet:
         assert member.runtime is not None, "it is ready"
         return Lease(member.names[0], member.runtime, lambda: self._release(member))
 
-    async def _wait_until_ready(self, member: Member) -> None:
+    async def _wait_until_ready(self, member: ManagedModel) -> None:
         self._refuse_if_draining()
         while member.state != "ready":
             self._ask_for(member)
@@ -169,7 +172,7 @@ class Fleet:
         if self.draining:
             raise RequestFailed(DRAINING)
 
-    def _find(self, name: str | None) -> Member:
+    def _find(self, name: str | None) -> ManagedModel:
         if name is None:
             return self._members[0]
         found = next((member for member in self._members if name in member.names), None)
@@ -177,7 +180,7 @@ class Fleet:
             raise model_not_found(name, self.listed())
         return found
 
-    def _release(self, member: Member) -> None:
+    def _release(self, member: ManagedModel) -> None:
         member.leases -= 1
         member.used_at = trio.current_time()
         self._tell()
@@ -188,9 +191,9 @@ class Fleet:
 
     # -- loading ---------------------------------------------------------------------------------
 
-    def _ask_for(self, member: Member) -> None:
-        """In a task of its own: a client that does not want to wait any longer does not end it. Raises what was wrong
-        the last time if that was a moment ago."""
+    def _ask_for(self, member: ManagedModel) -> None:
+        """Start loading in a separate task, which continues when the client aborts. Raises the problem of the last attempt if that
+        was recent."""
         if member.state != "unloaded":
             return
         if member.problem is not None and trio.current_time() < member.unusable_until:
@@ -198,7 +201,7 @@ class Fleet:
         member.state, member.problem = "waiting", None
         self._nursery.start_soon(self._bring, member)
 
-    async def _bring(self, member: Member) -> None:
+    async def _bring(self, member: ManagedModel) -> None:
         try:
             await self.load(member)
         except ModelUnusable as unusable:
@@ -212,19 +215,19 @@ class Fleet:
                 member.state = "unloaded"
             self._tell()
 
-    async def load(self, member: Member) -> None:
-        """One at a time. Raises `ModelUnusable`, or `RequestFailed` (503) if there is no room for it."""
+    async def load(self, member: ManagedModel) -> None:
+        """Load a model; one at a time. Raises `ModelUnusable`, or `RequestFailed` (503) if there is no room for it."""
         async with self._loader:
             if len(self._members) > 1:
                 member.weights_bytes = await self._measure(member.settings)
                 await self._make_room(member)
-            member.state, member.gone = "loading", trio.Event()
+            member.state, member.ended = "loading", trio.Event()
             member.runtime = await self._started(member)
             member.weights_bytes = member.runtime.model.weights_bytes
             member.names = tuple(dict.fromkeys([*member.names, member.runtime.model.id]))
             member.state, member.used_at = "ready", trio.current_time()
 
-    async def _started(self, member: Member) -> Runtime:
+    async def _started(self, member: ManagedModel) -> Runtime:
         try:
             runtime: Runtime = await self._nursery.start(self._run, member)
         except BaseExceptionGroup as group:
@@ -234,8 +237,8 @@ class Fleet:
             raise _first(unusable) from None
         return runtime
 
-    async def _run(self, member: Member, *, task_status: trio.TaskStatus[Runtime]) -> None:
-        """Raises `ActorFailed` if it is the only model: then nothing is left to serve."""
+    async def _run(self, member: ManagedModel, *, task_status: trio.TaskStatus[Runtime]) -> None:
+        """Run the graph of a model. Raises `ActorFailed` if it is the only model, since then nothing is left to serve."""
         try:
             await self._start(member.settings, task_status=task_status)
         except* ActorFailed as failed:
@@ -246,11 +249,11 @@ class Fleet:
             member.unusable_until = trio.current_time() + RETRY_S
         finally:
             member.state, member.runtime = "unloaded", None
-            member.gone.set()
+            member.ended.set()
             self._tell()
 
-    async def _make_room(self, member: Member) -> None:
-        """Raises `RequestFailed` (503) when the others were in use all the time that a request may wait."""
+    async def _make_room(self, member: ManagedModel) -> None:
+        """Unload idle models until `member` fits. Raises `RequestFailed` (503) when the others were in use for --queue-timeout-s."""
         limit_s = member.settings.queue_timeout_s or float("inf")
         with trio.move_on_after(limit_s):
             while not self._fits(member):
@@ -260,35 +263,37 @@ class Fleet:
                 else:
                     await self._changed.wait()
             return
-        said = f"{member.names[0]} is not loaded, and the other models were in use for {limit_s:g} s (--model-memory)"
-        raise RequestFailed(Problem(503, said, "server_error", "model", "no_memory_for_model", 5))
+        message = (
+            f"{member.names[0]} is not loaded, and the other models were in use for {limit_s:g} s (--model-memory)"
+        )
+        raise RequestFailed(Problem(503, message, "server_error", "model", "no_memory_for_model", 5))
 
-    def _loaded(self) -> list[Member]:
+    def _loaded(self) -> list[ManagedModel]:
         return [member for member in self._members if member.state == "ready"]
 
-    def _fits(self, member: Member) -> bool:
-        """Alone it may be as large as the machine allows: its loading says if it is not."""
+    def _fits(self, member: ManagedModel) -> bool:
+        """Whether a model fits beside the loaded ones. A single model may be of any size; loading fails if the machine has no room."""
         loaded = self._loaded()
         return not loaded or sum(other.weights_bytes for other in loaded) + member.weights_bytes <= self._budget
 
-    async def _unload(self, member: Member) -> None:
+    async def _unload(self, member: ManagedModel) -> None:
         log.info("unloading %s to make room", member.names[0])
         assert member.runtime is not None, "it is ready"
         member.state = "unloading"
         await member.runtime.drain(UNLOAD_S)
-        await member.gone.wait()
+        await member.ended.wait()
         self._tell()
 
     async def load_what_fits(self) -> None:
-        """The models behind the first, in their order, as long as none would have to go for them."""
+        """Load the models after the first, in order, as long as no other must be unloaded for them."""
         for member in self._members[1:]:
             member.weights_bytes = await self._measured(member)
             if member.state == "unloaded" and member.weights_bytes and self._fits(member):
                 member.state = "waiting"
                 await self._bring(member)
 
-    async def _measured(self, member: Member) -> int:
-        """0 if it cannot be loaded: whoever asks for it will hear why."""
+    async def _measured(self, member: ManagedModel) -> int:
+        """Bytes of a model's weights; 0 if it cannot be loaded, in which case a request for it gets the reason."""
         try:
             return await self._measure(member.settings)
         except ModelUnusable as unusable:
@@ -298,23 +303,23 @@ class Fleet:
     # -- the end ---------------------------------------------------------------------------------
 
     async def drain(self, timeout_s: float) -> bool:
-        """As `Runtime.drain`, for all of them."""
+        """Drain all models, each with `Runtime.drain`."""
         self.draining = True
         self._tell()
         finished = []
 
-        async def one(runtime: Runtime) -> None:
+        async def drain_graph(runtime: Runtime) -> None:
             finished.append(await runtime.drain(timeout_s))
 
         async with trio.open_nursery() as nursery:
             for member in self._members:
                 if member.runtime is not None:
-                    nursery.start_soon(one, member.runtime)
+                    nursery.start_soon(drain_graph, member.runtime)
         self.finished.set()
         return all(finished)
 
 
-async def run_fleet_of(
+async def run_model_manager(
     settings: Sequence[Settings],
     aliases: Sequence[str],
     start: StartGraph,
@@ -322,29 +327,29 @@ async def run_fleet_of(
     budget_bytes: int,
     *,
     default_name: str,
-    task_status: trio.TaskStatus[Fleet],
+    task_status: trio.TaskStatus[ModelManager],
 ) -> None:
-    """Load the first model, hand out the fleet, load what else fits; return when it was drained. `measure` tells what a
-    model's weights will weigh; `default_name` is the model's whose settings name none. Raises `ModelUnusable`, and
+    """Load the first model, hand out the model manager, load the others that fit; return when it was drained. `measure`
+    returns the bytes of a model's weights; `default_name` is the name of the model whose settings name none. Raises `ModelUnusable`, and
     `SettingsInvalid` for a name without effect."""
-    require_names([one.model or default_name for one in settings], aliases)
+    require_names([member.model or default_name for member in settings], aliases)
     async with trio.open_nursery() as nursery:
         members = [
-            Member(one, names_of(one.model or default_name, aliases, default=place == 0))
-            for place, one in enumerate(settings)
+            ManagedModel(member, names_of(member.model or default_name, aliases, default=place == 0))
+            for place, member in enumerate(settings)
         ]
-        fleet = Fleet(nursery, members, start, measure, budget_bytes)
-        await fleet.load(members[0])
-        task_status.started(fleet)
-        nursery.start_soon(fleet.load_what_fits)
-        await fleet.finished.wait()
+        manager = ModelManager(nursery, members, start, measure, budget_bytes)
+        await manager.load(members[0])
+        task_status.started(manager)
+        nursery.start_soon(manager.load_what_fits)
+        await manager.finished.wait()
         nursery.cancel_scope.cancel()
 
 
-def model_not_found(model: str, listed: Sequence[Listed]) -> RequestFailed:
-    served = ", ".join(repr(one.names[0]) for one in listed)
-    said = f"the model {model!r} is not served here; {served} {'is' if len(listed) == 1 else 'are'}"
-    return RequestFailed(Problem(404, said, "invalid_request_error", "model", "model_not_found"))
+def model_not_found(model: str, listed: Sequence[ModelEntry]) -> RequestFailed:
+    served = ", ".join(repr(member.names[0]) for member in listed)
+    message = f"the model {model!r} is not served here; {served} {'is' if len(listed) == 1 else 'are'}"
+    return RequestFailed(Problem(404, message, "invalid_request_error", "model", "model_not_found"))
 
 
 def _first(group: BaseExceptionGroup[ModelUnusable]) -> ModelUnusable:

@@ -12,7 +12,7 @@ from trouper.protocol.settings import Settings
 
 LONG_TEXT = 20_000
 """Characters and other parts of a prompt beyond which tokenizing leaves the event loop: about 5 ms of it."""
-LEAST_CHARACTERS = 16
+MIN_CHARACTERS = 16
 """Lower bound of the characters that one token may cover, whatever the vocabulary says."""
 PROBED_CHARACTERS = 8
 """Characters per available token in the probe: the beginning of a long text, tokenized to see whether the whole can fit. English has
@@ -22,15 +22,15 @@ PROBE_MARGIN = 1.02
 Check = Callable[[str, Tokenizer, int, str], None]
 
 
-def most_tokens(card: ModelCard, settings: Settings) -> int:
+def max_prompt_tokens_of(card: ModelCard, settings: Settings) -> int:
     """Upper bound of a prompt's tokens."""
     return min(card.context_length, settings.max_kv_size or card.context_length, settings.max_prompt_tokens)
 
 
-def most_characters(tokens: int, tokenizer: Tokenizer) -> int:
+def max_characters(tokens: int, tokenizer: Tokenizer) -> int:
     """Upper bound of the characters that this many tokens cover. Twice the longest token, since some tokenizers drop the blanks between
     words."""
-    return tokens * max(2 * tokenizer.longest_token, LEAST_CHARACTERS)
+    return tokens * max(2 * tokenizer.longest_token, MIN_CHARACTERS)
 
 
 def is_short(prompt: Prompt) -> bool:
@@ -85,7 +85,7 @@ def check_length(text: str, tokenizer: Tokenizer, most: int, param: str) -> None
 
 def check_characters(text: str, tokenizer: Tokenizer, most: int, param: str) -> None:
     """Raises `RequestFailed` (400) for more than `most` tokens can stand for."""
-    bound = most_characters(most, tokenizer)
+    bound = max_characters(most, tokenizer)
     if len(text) > bound:
         raise _too_long(
             f"it has {len(text)} characters, more than the {bound} that so many tokens can stand for", most, param
@@ -93,8 +93,8 @@ def check_characters(text: str, tokenizer: Tokenizer, most: int, param: str) -> 
 
 
 def _too_long(how: str, most: int, param: str) -> RequestFailed:
-    said = f"the prompt may have {most} tokens (the model's context, --max-prompt-tokens, --max-kv-size), and {how}: shorten it"
-    return bad_request(said, param, "context_length_exceeded")
+    message = f"the prompt may have {most} tokens (the model's context, --max-prompt-tokens, --max-kv-size), and {how}: shorten it"
+    return bad_request(message, param, "context_length_exceeded")
 
 
 def check_text(value: object, param: str) -> None:

@@ -1,4 +1,4 @@
-"""The edge of the runtime: submit a request, hear its answer. No HTTP, no MLX."""
+"""The edge of the runtime: submit a request, read its answer. No HTTP, no MLX."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from trouper.actors.runtime.prompt_tokenizing import check_characters, is_short,
 from trouper.actors.runtime.submission import Submission, open_submission
 from trouper.actors.runtime.watches import Health, Watches
 from trouper.actors.runtime.worker_lanes import Lanes
-from trouper.protocol.batch import BatchFacts
-from trouper.protocol.health import ChannelFacts
+from trouper.protocol.batch import BatchStats
+from trouper.protocol.health import ChannelStats
 from trouper.protocol.model import ModelCard, Tokenizer
 from trouper.protocol.problems import DRAINING, Problem, RequestFailed, rank_lost
 from trouper.protocol.replies import Accepted, Failed
@@ -22,7 +22,7 @@ from trouper.protocol.settings import Settings
 
 @attrs.define(eq=False)
 class Runtime:
-    """A running graph, as its clients see it."""
+    """Client interface of a running graph."""
 
     settings: Settings
     model: ModelCard
@@ -35,7 +35,7 @@ class Runtime:
     """Set when every actor has ended."""
     draining: bool = False
     _lanes: Lanes = attrs.field(factory=Lanes)
-    """Threads for prompts whose tokens are only counted."""
+    """Threads for prompts that are tokenized without being answered."""
 
     async def submit(self, request: Generate, ended: Ended | None = None) -> Answer:
         """Admit a request. Returns once it is in the queue; raises `RequestFailed` (400, 429, 503) before that. `ended` is
@@ -78,7 +78,7 @@ class Runtime:
             return await self._lanes.run(tokens_of, prompt, self.tokenizer, most, check_characters)
 
     async def _deliver(self, submission: Submission, answer: Answer) -> None:
-        """Undelivered, it is still ours to close. A full inbox means that intake itself is behind."""
+        """Send a submission to the intake. An undelivered one is closed here. A full inbox means that the intake is behind."""
         deadline, limit, kind, flag = answer._limits()
         try:
             if self.draining:
@@ -101,17 +101,17 @@ class Runtime:
         return rank_lost(lost) if lost else DRAINING
 
     def health(self) -> Health:
-        """What the actors last published. Never waits."""
+        """Health from the values that the actors last published. Never waits."""
         return self._watches.health(draining=self.draining)
 
-    def channels(self) -> tuple[ChannelFacts, ...]:
-        """How full each one is at this moment."""
-        return self._channels.facts()
+    def channels(self) -> tuple[ChannelStats, ...]:
+        """Current fill of each channel."""
+        return self._channels.stats()
 
-    def look(self) -> BatchFacts:
-        """The batch, as it was after the last look. Nothing of it is made unless somebody looks, so look again: within
-        two seconds, or it is forgotten."""
-        self._watches.looked.publish(trio.current_time())
+    def look(self) -> BatchStats:
+        """The batch as of the last view. A view is only made while there is a viewer, so call this again within two seconds, or the
+        view is dropped."""
+        self._watches.last_viewed_at.publish(trio.current_time())
         return self._watches.batch.latest
 
     async def drain(self, timeout_s: float) -> bool:

@@ -1,4 +1,4 @@
-"""A request on its way, with the one place its replies may go. Closing that place withdraws it."""
+"""A request in flight, with the channel of its replies. A client aborts the request by closing that channel."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from trouper.protocol.settings import Settings
 
 @attrs.frozen(eq=False)
 class Submission:
-    """Owned by whoever holds it; the owner sends exactly one terminal event, then closes."""
+    """A request and the sending end of its replies. The actor that holds it is its owner: it sends exactly one terminal event,
+    then closes the channel."""
 
     request: Generate
     replies: trio.MemorySendChannel[Reply]
 
     @property
-    def withdrawn(self) -> bool:
+    def aborted(self) -> bool:
         return self.replies.statistics().open_receive_channels == 0
 
     def reply(self, event: Reply) -> bool:
-        """False once nobody listens. Never blocks: the channel holds a whole answer, or it is a bug (WouldBlock)."""
+        """Send a reply. False once the request is aborted. Never blocks: the channel has room for a whole answer, and WouldBlock is a
+        bug."""
         try:
             self.replies.send_nowait(event)
         except trio.BrokenResourceError:
@@ -34,7 +36,7 @@ class Submission:
         self.reply(Accepted(prompt, max_tokens))
 
     def end(self, event: Reply) -> None:
-        """The terminal event, then the close. Synchronous, so it runs whole even in cancelled cleanup."""
+        """Send the terminal event, then close. Synchronous, so that it completes even in cancelled cleanup."""
         self.reply(event)
         self.replies.close()
 
@@ -47,7 +49,7 @@ class Submission:
 
 
 def open_submission(request: Generate, settings: Settings) -> tuple[Submission, trio.MemoryReceiveChannel[Reply]]:
-    """The capacity is a contract: at most one Delta a token, and what frames them."""
+    """Open a submission. The capacity of its channel is a contract: at most one Delta a token, and the other replies."""
     most = request.max_tokens or settings.max_kv_size or 2**31
     replies, answer = trio.open_memory_channel[Reply](most + REPLIES_BEYOND_TOKENS)
     return Submission(request, replies), answer

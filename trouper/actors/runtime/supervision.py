@@ -1,4 +1,4 @@
-"""Restarting what crashed, within limits."""
+"""Supervision: restarts of crashed actors, within limits."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import attrs
 import trio
 
 from trouper.actors.scheduling.crash_attribution import UNEXPLAINED, Content, Verdict
-from trouper.protocol.health import ActorFacts
+from trouper.protocol.health import ActorStats
 from trouper.protocol.problems import ActorFailed
 from trouper.protocol.watch import Watch
 
 log = logging.getLogger("trouper.supervision")
 
 Judge = Callable[[BaseException], Verdict]
-"""What a crash means for the limit."""
+"""Function that decides the effect of a crash on the limit."""
 ENDS_OF_CHANNELS = (trio.EndOfChannel, trio.BrokenResourceError, trio.ClosedResourceError)
-"""What the crash of one actor looks like to the others of its group."""
+"""Exceptions by which the other actors of a group observe the crash of one."""
 
 
 @attrs.frozen
 class RestartLimit:
-    """At most `most` crashes in `within_s`; each restart waits twice as long as the one before."""
+    """Limit of restarts: at most `max_crashes` crashes in `within_s`; each restart waits twice as long as the one before."""
 
-    most: int = 3
+    max_crashes: int = 3
     within_s: float = 60.0
     pause_s: float = 0.25
 
@@ -33,7 +33,7 @@ class RestartLimit:
 @attrs.define
 class CrashCount:
     """The crashes that count towards a limit. A crash is explained, and does not count any more, when one of its suspects is
-    convicted: then it cannot come again, since that content is refused. Pure."""
+    convicted: then it cannot recur, since that content is refused. Pure."""
 
     limit: RestartLimit
     _counted: list[tuple[float, frozenset[Content]]] = attrs.field(factory=list)
@@ -49,11 +49,11 @@ class CrashCount:
 
     @property
     def too_many(self) -> bool:
-        return len(self._counted) > self.limit.most
+        return len(self._counted) > self.limit.max_crashes
 
     @property
     def pause_s(self) -> float:
-        """Before the next start."""
+        """Pause before the next start, in seconds."""
         return self.limit.pause_s * 2.0 ** max(0, len(self._counted) - 1)
 
     def __len__(self) -> int:
@@ -62,44 +62,44 @@ class CrashCount:
 
 async def supervise(
     run: Callable[[], Awaitable[None]],
-    facts: Watch[ActorFacts],
+    stats: Watch[ActorStats],
     limit: RestartLimit,
     *,
     needed: bool,
     judge: Judge = lambda _: UNEXPLAINED,
 ) -> None:
-    """Run until it returns. Too many crashes end it: raises `ActorFailed` if it is `needed`; otherwise the server goes on
-    without it, degraded and saying so."""
+    """Run an actor until it returns, and restart it after a crash. After too many crashes `ActorFailed` is raised if the actor is
+    `needed`; otherwise the server continues without it, in the state "degraded"."""
     crashes = CrashCount(limit)
     while True:
-        facts.publish(attrs.evolve(facts.latest, state="running"))
+        stats.publish(attrs.evolve(stats.latest, state="running"))
         try:
             await run()
         except* Exception as group:  # noqa: BLE001 - supervision is what a crash ends in.
-            crashes.add(note_crash(innermost(group), facts, judge), trio.current_time())
+            crashes.add(note_crash(innermost(group), stats, judge), trio.current_time())
         else:
-            facts.publish(attrs.evolve(facts.latest, state="stopped"))
+            stats.publish(attrs.evolve(stats.latest, state="stopped"))
             return
         if crashes.too_many:
             break
         await trio.sleep(crashes.pause_s)
-    facts.publish(attrs.evolve(facts.latest, state="failed" if needed else "degraded"))
+    stats.publish(attrs.evolve(stats.latest, state="failed" if needed else "degraded"))
     if needed:
-        last, name = facts.latest.last_error, facts.latest.name
+        last, name = stats.latest.last_error, stats.latest.name
         raise ActorFailed(f"{name} crashed {len(crashes)} times within {limit.within_s:g} s, at last with {last}")
 
 
-def note_crash(cause: BaseException, facts: Watch[ActorFacts], judge: Judge) -> Verdict:
-    """Nothing here may keep the exception: its traceback holds frames of the engine, and with them all the rows' KV."""
-    said = f"{type(cause).__name__}: {cause}"
-    log.error("%s crashed: %s", facts.latest.name, said, exc_info=cause)
-    facts.publish(attrs.evolve(facts.latest, state="restarting", restarts=facts.latest.restarts + 1, last_error=said))
+def note_crash(cause: BaseException, stats: Watch[ActorStats], judge: Judge) -> Verdict:
+    """Log and publish a crash. Nothing may keep a reference to the exception: its traceback holds frames of the engine, and with them all the rows' KV."""
+    text = f"{type(cause).__name__}: {cause}"
+    log.error("%s crashed: %s", stats.latest.name, text, exc_info=cause)
+    stats.publish(attrs.evolve(stats.latest, state="restarting", restarts=stats.latest.restarts + 1, last_error=text))
     return judge(cause)
 
 
 def innermost(error: BaseException) -> BaseException:
-    """The first real exception inside nested groups; not an end of a channel, if there is anything else: that is how the
-    others hear of it."""
+    """The first real exception inside nested groups; not the end of a channel, if there is another one, since that is how
+    the other actors observe the crash."""
     leaves = list(_leaves(error))
     return next((leaf for leaf in leaves if not isinstance(leaf, ENDS_OF_CHANNELS)), leaves[0])
 

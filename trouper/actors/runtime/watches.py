@@ -1,4 +1,4 @@
-"""What the actors publish, gathered for whoever looks."""
+"""All watches of one graph, and the health derived from them."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from typing import Literal
 import attrs
 import trio
 
-from trouper.protocol.batch import NOTHING_SHOWN, BatchFacts
-from trouper.protocol.health import ActorFacts, DirectoryFacts, MemoryStatus, RanksFacts, SchedulerFacts
+from trouper.protocol.batch import NOTHING_SHOWN, BatchStats
+from trouper.protocol.health import ActorStats, DirectoryStats, MemoryStatus, RanksStats, SchedulerStats
 from trouper.protocol.settings import Settings
 from trouper.protocol.watch import Watch
 
 STUCK_FACTOR = 10
-"""A step this many times longer than --stall-timeout-s is taken for a dead device."""
+"""Multiple of --stall-timeout-s after which a step means that the device is dead."""
 
 Status = Literal["ok", "restarting", "stalled", "stuck", "draining", "failed", "lost"]
 
 
 @attrs.frozen(kw_only=True)
 class Health:
-    """All that the actors publish, at one moment."""
+    """Everything that the actors publish, at one moment."""
 
     status: Status
     detail: str
     """One line for a person when the status is not ok."""
-    scheduler: SchedulerFacts
+    scheduler: SchedulerStats
     memory: MemoryStatus
-    directory: DirectoryFacts
-    actors: tuple[ActorFacts, ...]
-    ranks: RanksFacts
+    directory: DirectoryStats
+    actors: tuple[ActorStats, ...]
+    ranks: RanksStats
 
     @property
     def ready(self) -> bool:
         return self.status == "ok"
 
 
-def _actor(name: str) -> Watch[ActorFacts]:
-    return Watch(ActorFacts(name=name))
+def _actor(name: str) -> Watch[ActorStats]:
+    return Watch(ActorStats(name=name))
 
 
 @attrs.frozen(eq=False)
@@ -46,24 +46,24 @@ class Watches:
     """One watch for each thing that one actor knows."""
 
     settings: Settings
-    facts: Watch[SchedulerFacts] = attrs.field(factory=lambda: Watch(SchedulerFacts()))
+    stats: Watch[SchedulerStats] = attrs.field(factory=lambda: Watch(SchedulerStats()))
     memory: Watch[MemoryStatus] = attrs.field(factory=lambda: Watch(MemoryStatus()))
-    directory: Watch[DirectoryFacts] = attrs.field(factory=lambda: Watch(DirectoryFacts()))
-    looked: Watch[float] = attrs.field(factory=lambda: Watch(-inf))
-    """When somebody last looked at the batch; trio's time."""
-    batch: Watch[BatchFacts] = attrs.field(factory=lambda: Watch(NOTHING_SHOWN))
-    ranks: Watch[RanksFacts] = attrs.field(factory=lambda: Watch(RanksFacts()))
-    intake: Watch[ActorFacts] = attrs.field(factory=lambda: _actor("RequestIntake"))
-    group: Watch[ActorFacts] = attrs.field(factory=lambda: _actor("Scheduler+RankMirror+ModelStepper"))
-    janitor: Watch[ActorFacts] = attrs.field(factory=lambda: _actor("CacheJanitor"))
-    writer: Watch[ActorFacts] = attrs.field(factory=lambda: _actor("SSDWriter"))
+    directory: Watch[DirectoryStats] = attrs.field(factory=lambda: Watch(DirectoryStats()))
+    last_viewed_at: Watch[float] = attrs.field(factory=lambda: Watch(-inf))
+    """Time at which the batch was last viewed, on trio's clock."""
+    batch: Watch[BatchStats] = attrs.field(factory=lambda: Watch(NOTHING_SHOWN))
+    ranks: Watch[RanksStats] = attrs.field(factory=lambda: Watch(RanksStats()))
+    intake: Watch[ActorStats] = attrs.field(factory=lambda: _actor("RequestIntake"))
+    group: Watch[ActorStats] = attrs.field(factory=lambda: _actor("Scheduler+RankMirror+ModelStepper"))
+    janitor: Watch[ActorStats] = attrs.field(factory=lambda: _actor("CacheJanitor"))
+    writer: Watch[ActorStats] = attrs.field(factory=lambda: _actor("SSDWriter"))
 
     def health(self, *, draining: bool) -> Health:
         status, detail = self._status(draining=draining)
         return Health(
             status=status,
             detail=detail,
-            scheduler=self.facts.latest,
+            scheduler=self.stats.latest,
             memory=self.memory.latest,
             directory=self.directory.latest,
             actors=tuple(watch.latest for watch in (self.intake, self.group, self.janitor, self.writer)),
@@ -71,8 +71,8 @@ class Watches:
         )
 
     def _status(self, *, draining: bool) -> tuple[Status, str]:
-        """Readiness is progress (D11, F27)."""
-        group, since = self.group.latest, self.facts.latest.stalled_since
+        """Status and its detail. The server is ready while the engine makes progress (D11, F27)."""
+        group, since = self.group.latest, self.stats.latest.stalled_since
         if self.ranks.latest.lost:
             return "lost", self.ranks.latest.lost
         if draining:

@@ -10,7 +10,7 @@ import trio
 
 Lane = Literal["quick", "slow"]
 AT_ONCE: dict[Lane, int] = {"quick": 2, "slow": 2}
-"""Threads of each lane. Each takes a core from the engine, where that computes on the CPU."""
+"""Number of threads of each lane. Each thread takes a core from an engine that computes on the CPU."""
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
 
@@ -19,12 +19,12 @@ class Lanes:
     """The two lanes of one model. Each is first come, first served."""
 
     def __init__(self) -> None:
-        self._turns = {lane: trio.CapacityLimiter(most) for lane, most in AT_ONCE.items()}
+        self._turns = {lane: trio.CapacityLimiter(threads) for lane, threads in AT_ONCE.items()}
         self._threads = trio.CapacityLimiter(sum(AT_ONCE.values()))
 
     @property
     def waiting(self) -> int:
-        """Tasks that wait for a turn, in all lanes."""
+        """Number of tasks that wait for a turn, in both lanes."""
         return sum(turns.statistics().tasks_waiting for turns in self._turns.values())
 
     @asynccontextmanager

@@ -19,7 +19,7 @@ class Client(Protocol):
     def request(self) -> Generate: ...
 
     @property
-    def withdrawn(self) -> bool:
+    def aborted(self) -> bool:
         """Whether nobody listens any more."""
 
     def accept(self, prompt: tuple[int, ...], max_tokens: int) -> None: ...

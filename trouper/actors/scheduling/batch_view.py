@@ -1,4 +1,4 @@
-"""What the scheduler shows of its batch, and when. It costs two comparisons a step while nobody looks."""
+"""The batch view: a snapshot of the batch for viewers. It costs two comparisons a step while there is no viewer."""
 
 from __future__ import annotations
 
@@ -9,69 +9,73 @@ from math import inf
 import attrs
 
 from trouper.actors.scheduling.sequence import Row
-from trouper.protocol.batch import NOTHING_SHOWN, BatchFacts, RowFacts
+from trouper.protocol.batch import NOTHING_SHOWN, BatchStats, RowStats
 from trouper.protocol.watch import Watch
 
-LOOK_S = 2.0
-"""A look holds for so long; whoever goes on looking looks again before."""
-GAPS_KEPT = 512
-"""Steps between two looks, at most: of more the last are shown."""
+VIEW_S = 2.0
+"""Time for which one view keeps the snapshot current. A viewer views again before it has passed."""
+LATENCIES_KEPT = 512
+"""Maximum number of inter-token latencies that are kept; of more, the last ones."""
 
 
 @attrs.define(eq=False)
-class Showing:
-    """Each look is answered once, after the step at hand: rows are copied as often as somebody looks, however fast the
-    steps are."""
+class BatchView:
+    """Answers each view once, after the current step: rows are copied as often as a viewer views them, however fast the steps are."""
 
-    _looked: Watch[float]
-    _batch: Watch[BatchFacts]
+    _last_viewed_at: Watch[float]
+    _batch: Watch[BatchStats]
     _answered: float = -inf
-    """The look that was answered last."""
-    _gaps: deque[float] = attrs.field(factory=lambda: deque(maxlen=GAPS_KEPT))
-    _gap_count: int = 0
+    """Time of the view that was answered last."""
+    _latencies: deque[float] = attrs.field(factory=lambda: deque(maxlen=LATENCIES_KEPT))
+    _latency_count: int = 0
     _tokens_at: float | None = None
-    """When a step that was looked at last gave tokens."""
+    """Time of the last step with tokens that was observed for a viewer."""
 
     @property
     def _watched(self) -> bool:
-        """False for nearly all of a server's life."""
-        return self._batch.latest is not NOTHING_SHOWN or self._looked.latest > self._answered
+        """Whether there is a viewer. It is False for nearly all of a server's life."""
+        return self._batch.latest is not NOTHING_SHOWN or self._last_viewed_at.latest > self._answered
 
     def stepped(self, now: float, *, decoded: bool, produced: bool) -> None:
-        """A step's tokens were committed. `decoded`: there were streams that had waited for them."""
+        """Observe a step whose tokens were committed. `decoded`: whether rows decoded in it."""
         if not self._watched:
             self._tokens_at = None
             return
         if decoded and self._tokens_at is not None:
-            self._gaps.append(now - self._tokens_at)
-            self._gap_count += 1
+            self._latencies.append(now - self._tokens_at)
+            self._latency_count += 1
         if produced:
             self._tokens_at = now
 
     def show(self, rows: Collection[Row], now: float) -> None:
-        """After each step, and before resting."""
+        """Publish the view if one is due. Called after each step, and before the scheduler becomes idle."""
         if not self._watched:
             return
-        look, asked = self._looked.latest, self._looked.latest > self._answered
+        look, asked = self._last_viewed_at.latest, self._last_viewed_at.latest > self._answered
         self._answered = look
-        if now - look > LOOK_S:
+        if now - look > VIEW_S:
             self._batch.publish(NOTHING_SHOWN)
-        elif asked or (self._batch.latest.rows and not rows):  # Resting, it would show rows that are no more.
-            self._batch.publish(self._facts(rows, now))
+        elif asked or (self._batch.latest.rows and not rows):  # An idle scheduler would leave ended rows in the view.
+            self._batch.publish(self._stats(rows, now))
 
-    def _facts(self, rows: Collection[Row], now: float) -> BatchFacts:
-        shown = tuple(map(_facts_of, rows))
-        return BatchFacts(at=now, rows=shown, gaps_s=tuple(self._gaps), gap_count=self._gap_count)
+    def _stats(self, rows: Collection[Row], now: float) -> BatchStats:
+        shown = tuple(map(_stats_of, rows))
+        return BatchStats(
+            at=now,
+            rows=shown,
+            inter_token_latencies_s=tuple(self._latencies),
+            inter_token_latency_count=self._latency_count,
+        )
 
 
-def _facts_of(row: Row) -> RowFacts:
-    return RowFacts(
+def _stats_of(row: Row) -> RowStats:
+    return RowStats(
         row=row.id,
         request_id=row.admitted.submission.request.request_id,
-        prompt_tokens=row.prompt_tokens,
-        cached_tokens=row.cached_tokens,
-        prefilled_tokens=min(row.prompt_tokens, row.prefill_tokens - row.unplanned),
-        generated_tokens=row.produced,
+        prompt_tokens=row.num_prompt_tokens,
+        cached_tokens=row.num_cached_tokens,
+        prefilled_tokens=min(row.num_prompt_tokens, row.num_prefill_tokens - row.num_unscheduled_tokens),
+        generated_tokens=row.num_output_tokens,
         max_tokens=row.admitted.max_tokens,
         since=row.since,
         first_token_at=row.first_token_at,

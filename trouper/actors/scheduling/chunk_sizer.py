@@ -1,4 +1,4 @@
-"""Scheduling policy: pure, so that it is tested without a clock."""
+"""Sizes of prefill chunks. Pure, so that the policy is tested without a clock."""
 
 from __future__ import annotations
 
@@ -12,53 +12,55 @@ IDLE_STEP_S = 0.5
 """Length of a prefill step when no stream waits: long enough to be efficient, short enough that a newcomer, a
 withdrawal or a shutdown is seen soon."""
 FIRST_CHUNK_TOKENS = 16
-"""Before anything was measured. It grows fourfold a step, so a fast device is not held back for long."""
-LEAST_BUSY_TOKENS = 16
-"""On CPU 16 tokens beside decode cost 1.4 decode steps, and fewer hardly less: below, only the number of steps grows."""
-LEAST_IDLE_TOKENS = 64
-"""Nobody waits for a prefill-only step, and smaller ones pay the weights' memory traffic again and again."""
+"""Chunk size before any measurement. It grows up to fourfold a step, so a fast device is not held back for long."""
+MIN_BUSY_TOKENS = 16
+"""Minimum chunk of a step that also decodes. On CPU 16 tokens beside decode cost 1.4 decode steps, and fewer tokens hardly
+less: a smaller chunk only increases the number of steps."""
+MIN_IDLE_TOKENS = 64
+"""Minimum chunk of a step that only prefills. No stream waits for such a step, and each smaller one would pay the weights'
+memory traffic again."""
 
 SURPRISING = 3.0
-"""A step that takes so many times as long as one that prefilled about as much says something of the machine, not of the
-chunk: a device that prepares a new shape, a busy moment. Once; twice in a row it is believed. Without that one slow step made
-chunks so small that each was of a new shape, and slow for that."""
+"""Factor over the duration of a step with about as many prefill tokens, from which a measurement is ignored: it reflects the
+machine (a device that compiles a new shape, a busy moment), not the chunk. A second such step in a row is accepted. Without
+this rule one slow step made chunks so small that each had a new shape, and was slow for that reason."""
 
 
 @attrs.define
 class ChunkSizer:
-    """How many prompt tokens one step may prefill so that it ends within `target_s`.
+    """Number of prompt tokens that one step may prefill so that it ends within `target_s`.
 
     A controller, not a model: cost depends on the device, the context and the batch, and drifts.
-    It shrinks while steps are too long and grows while they are short.
+    The chunk shrinks while steps are too long and grows while they are short.
     """
 
     target_s: float
-    most: int
+    max_tokens: int
     tokens: int = FIRST_CHUNK_TOKENS
-    least: int = LEAST_BUSY_TOKENS
+    min_tokens: int = MIN_BUSY_TOKENS
     _measured: bool = False
     _seen: tuple[int, float] = (0, 0.0)
-    """Tokens and seconds of the last step that was believed."""
+    """Tokens and seconds of the last accepted step."""
     _surprised: bool = False
 
     def __attrs_post_init__(self) -> None:
-        self.tokens, self.least = min(self.tokens, self.most), min(self.least, self.most)
+        self.tokens, self.min_tokens = min(self.tokens, self.max_tokens), min(self.min_tokens, self.max_tokens)
 
     def expect(self, tokens: int) -> None:
-        """A guess, from other steps, that counts until one was measured."""
+        """Set an estimate from other steps, which holds until the first measurement."""
         if not self._measured:
-            self.tokens = max(self.least, min(self.most, tokens))
+            self.tokens = max(self.min_tokens, min(self.max_tokens, tokens))
 
     def measured(self, tokens: int, seconds: float) -> None:
-        """A step that prefilled so many tokens took so long (decode included)."""
+        """Learn from a step that prefilled `tokens` tokens in `seconds`, decode included."""
         if seconds <= 0 or tokens <= 0 or self._surprising(tokens, seconds):
             return
         self._measured, self._seen = True, (tokens, seconds)
         ratio = self.target_s / seconds
         if ratio < 1:  # A remainder of a prompt, or noise, says little about the whole chunk: halve at most.
-            self.tokens = max(self.least, min(self.tokens, int(max(tokens, self.tokens) * max(ratio, 0.5))))
+            self.tokens = max(self.min_tokens, min(self.tokens, int(max(tokens, self.tokens) * max(ratio, 0.5))))
         elif tokens >= self.tokens:
-            self.tokens = max(self.tokens, min(self.most, int(tokens * min(ratio * 0.9, 4.0))))
+            self.tokens = max(self.tokens, min(self.max_tokens, int(tokens * min(ratio * 0.9, 4.0))))
 
     def _surprising(self, tokens: int, seconds: float) -> bool:
         seen_tokens, seen_s = self._seen
@@ -66,23 +68,23 @@ class ChunkSizer:
         return self._surprised
 
 
-def share_chunks(remaining: Sequence[tuple[RowId, int]], budget: int, most: int) -> tuple[Chunk, ...]:
-    """Split `budget` tokens among prefilling rows: equal parts, what a short prompt leaves goes to the others.
+def share_chunks(remaining: Sequence[tuple[RowId, int]], budget: int, max_tokens: int) -> tuple[Chunk, ...]:
+    """Split `budget` tokens among prefilling rows: equal shares; a short prompt leaves the rest of its share to the others.
 
     Equal parts keep a short prompt from waiting behind a long one, and pad least when they run
-    together. Every row gets at least one token, so none starves. `remaining`: rows oldest first.
+    together. Every row gets at least one token, so none starves. `remaining`: rows and their remaining tokens, oldest row first.
     """
     chunks: dict[RowId, int] = {}
     left = max(budget, len(remaining))
-    for place, (row, wanted) in enumerate(sorted(remaining, key=lambda pair: pair[1])):
-        share = max(1, left // (len(remaining) - place))
-        chunks[row] = min(wanted, share, most)
+    for index, (row, requested) in enumerate(sorted(remaining, key=lambda pair: pair[1])):
+        share = max(1, left // (len(remaining) - index))
+        chunks[row] = min(requested, share, max_tokens)
         left -= chunks[row]
     return tuple(Chunk(row, chunks[row]) for row, _ in remaining)
 
 
 def free_rows(admitted: int, prefilling: int, rows: int, prefill_rows: int, under_pressure: bool) -> int:
-    """How many queued requests may enter now. Under memory pressure only an empty batch takes one, to make progress."""
+    """Number of queued requests that may be admitted now. Under memory pressure only an empty batch takes one, to make progress."""
     if under_pressure:
         return 1 if admitted == 0 else 0
     return max(0, min(rows - admitted, prefill_rows - prefilling))

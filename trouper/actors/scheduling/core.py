@@ -1,7 +1,7 @@
 """The core of the scheduler: it decides, and neither waits nor sends. No Trio, no MLX.
 
 `schedule(now)` composes the next plan, `update(stepped, now)` takes the answer of the oldest plan that has none. Between the two the
-caller brings requests (`enqueue`), news of the disk (`hear`) and the end of requests (`close`), and calls `drop_withdrawn`. What
+caller brings requests (`enqueue`), news of the disk (`hear`) and the end of requests (`close`), and calls `drop_aborted`. What
 clients hear goes through their `Client`, which never blocks. Time is what the caller says.
 """
 
@@ -16,20 +16,20 @@ import attrs
 import numpy as np
 
 from trouper.actors.scheduling.admitted import Admitted, Client
-from trouper.actors.scheduling.batch_view import Showing
+from trouper.actors.scheduling.batch_view import BatchView
 from trouper.actors.scheduling.chunk_sizer import free_rows, share_chunks
 from trouper.actors.scheduling.crash_attribution import Involved, Standing
 from trouper.actors.scheduling.crash_isolation import may_enter
 from trouper.actors.scheduling.crash_recovery import Carried, LeftBehind, Recovery, crashes_engine
 from trouper.actors.scheduling.disk_tier import DiskTier, Ticket
-from trouper.actors.scheduling.prefill_budget import Pace
+from trouper.actors.scheduling.prefill_budget import PrefillBudget
 from trouper.actors.scheduling.prefix_cache import Found, PrefixCache
 from trouper.actors.scheduling.prefix_tree import Chain, token_bytes
 from trouper.actors.scheduling.sequence import Row
 from trouper.actors.scheduling.speculation_policy import Record, Speculation
-from trouper.actors.scheduling.step_statistics import Pulse
-from trouper.protocol.batch import BatchFacts
-from trouper.protocol.health import DirectoryFacts, MemoryStatus, RanksFacts, SchedulerFacts
+from trouper.actors.scheduling.step_statistics import StepStatistics
+from trouper.protocol.batch import BatchStats
+from trouper.protocol.health import DirectoryStats, MemoryStatus, RanksStats, SchedulerStats
 from trouper.protocol.model import LoadedModel
 from trouper.protocol.plans import PLANS_IN_FLIGHT, Admit, Chunk, Load, Plan, Restore, RowId, Stepped, Store
 from trouper.protocol.problems import Problem, queue_full, rank_lost
@@ -47,12 +47,12 @@ log = logging.getLogger("trouper.scheduler")
 class CoreWatches:
     """What the core publishes, and what it looks at. A watch holds the latest value; looking at it never blocks."""
 
-    facts: Watch[SchedulerFacts]
+    stats: Watch[SchedulerStats]
     memory: Watch[MemoryStatus]
-    directory: Watch[DirectoryFacts]
-    looked: Watch[float]
-    batch: Watch[BatchFacts]
-    ranks: Watch[RanksFacts] = attrs.field(factory=lambda: Watch(RanksFacts()))
+    directory: Watch[DirectoryStats]
+    last_viewed_at: Watch[float]
+    batch: Watch[BatchStats]
+    ranks: Watch[RanksStats] = attrs.field(factory=lambda: Watch(RanksStats()))
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -72,15 +72,15 @@ class Waiting:
     standing: Standing
     chain: Chain
     since: float
-    """When it came; trio's time."""
+    """Time of arrival, on trio's clock."""
     row: Row | None = None
     """The row that the request had before it left the engine; it resumes."""
-    leader: Row | None = None
-    """It continues what this row prefills,"""
+    primary: Row | None = None
+    """Row that prefills tokens of this request's prompt; the request waits for it."""
     until: int = 0
-    """up to so many tokens."""
+    """Number of tokens up to which the primary must have prefilled."""
     ticket: Ticket | None = None
-    """What it asked for from disk. It asks once."""
+    """Read from disk for this request. It is ordered at most once."""
 
     @property
     def submission(self) -> Client:
@@ -90,7 +90,9 @@ class Waiting:
     def waits(self) -> bool:
         if self.ticket is not None and not self.ticket.done:
             return True
-        return self.leader is not None and self.leader.node is not None and self.leader.kv_tokens < self.until
+        return (
+            self.primary is not None and self.primary.node is not None and self.primary.num_computed_tokens < self.until
+        )
 
 
 class Core:
@@ -116,25 +118,25 @@ class Core:
         self._tokenizer = model.tokenizer
         self._pooling = model.card.embedding.pooling if model.card.embedding else None
         self._settings = settings
-        self._cache = PrefixCache.of(model.card, namespace, settings, watches.facts.latest.cache)
+        self._cache = PrefixCache.of(model.card, namespace, settings, watches.stats.latest.cache)
         self._disk = DiskTier(disk.send, watches.directory, disk.known, self._cache, lambda: self._now)
         self._cache.saves = settings.blocks_dir is not None
-        facts = attrs.evolve(watches.facts.latest.speculation, reason=model.card.no_drafts)
+        facts = attrs.evolve(watches.stats.latest.speculation, reason=model.card.no_drafts)
         self._drafts = settings.speculation
-        """What rows do of which nobody says anything."""
+        """Speculation default for requests that do not set it."""
         if self._drafts == "auto":
             self._drafts = "ngram" if model.card.drafts_by_default else "off"
         self._speculation = Speculation(settings.spec_draft_tokens, settings.spec_ngram_min, facts)
-        self._showing = Showing(watches.looked, watches.batch)
+        self._batch_view = BatchView(watches.last_viewed_at, watches.batch)
         self._loads: list[Load] = []
-        """What the next plan loads."""
+        """Loads of the next plan."""
         self._waiting: deque[Waiting] = deque()
         self._rows: dict[RowId, Row] = {}
         self._leaving: list[Row] = []
         """Rows that the next plan drops."""
         self._left: dict[RowId, Row] = {}
         """Rows that were removed, until the plan that drops them is answered."""
-        self._withdrawn: set[RowId] = set()
+        self._aborted: set[RowId] = set()
         """Rows in `_left` whose client left. Should the engine crash by one of them, it is tried all the same."""
         self._at_hand: Row | None = None
         """The row whose own token is handled: should that crash, it cannot go on from there."""
@@ -145,12 +147,12 @@ class Core:
         self._ids = count()
         self._steps = count()
         self._open = not self._recovery.closed
-        self._pace = Pace.of(settings)
+        self._prefill_budget = PrefillBudget.of(settings)
         self._memory_seen = watches.memory.latest
         self._releases_seen = watches.memory.latest.releases
-        self._count = attrs.evolve(watches.facts.latest, stalled_since=None)
+        self._count = attrs.evolve(watches.stats.latest, stalled_since=None)
         self._added = Counter[str]()
-        self._pulse = Pulse.of(watches.facts.latest)
+        self._step_statistics = StepStatistics.of(watches.stats.latest)
 
     @property
     def accepts(self) -> bool:
@@ -184,7 +186,7 @@ class Core:
         self._now = now
         for carried in self._recovery.take_up():
             admitted, row = carried.admitted, carried.row
-            produced = row.produced if row is not None else 0
+            produced = row.num_output_tokens if row is not None else 0
             if self._blame.condemns(carried.standing, produced, self._now):
                 self._refuse(admitted, carried.standing)
                 continue
@@ -237,10 +239,13 @@ class Core:
         if not self._carries:
             self.fail_all(self.last_words())
             return
-        self._keep_withdrawn()
+        self._keep_aborted()
         involved, certain = self._involved(), False
         if (hand := self._at_hand) is not None:
-            involved, certain = (Involved(hand.standing, True, hand.produced, hand.planned),), True
+            involved, certain = (
+                (Involved(hand.standing, True, hand.num_output_tokens, hand.num_scheduled_tokens),),
+                True,
+            )
             self._rows.pop(hand.id, None)
             self._blame.quarantine.add(hand.standing.content, self._now)
             self._refuse(hand.admitted, hand.standing)
@@ -252,14 +257,14 @@ class Core:
         self._add(requests_errored=self._recovery.hand_over(left))
         self.publish()
 
-    def _keep_withdrawn(self) -> None:
+    def _keep_aborted(self) -> None:
         """Rows whose client left are tried if the crash may have been theirs; the others end."""
         unanswered = {row for plan in self._unanswered for row in plan.rows}
-        for row in [self._left[name] for name in self._withdrawn]:
+        for row in [self._left[name] for name in self._aborted]:
             if row.id in unanswered:
                 self._rows[row.id] = self._left.pop(row.id)
             else:
-                self._end_withdrawn(row)
+                self._end_aborted(row)
 
     def _involved(self) -> tuple[Involved, ...]:
         """Rows of the plans that are not answered: the crash was in one of them, and it cannot be known in which."""
@@ -270,7 +275,10 @@ class Core:
         rows = self._left | self._rows
         return tuple(
             Involved(
-                row.standing, name in fresh or row.produced - row.resumed < 2, row.produced, row.planned + row.hoped
+                row.standing,
+                name in fresh or row.num_output_tokens - row.num_resumed_tokens < 2,
+                row.num_output_tokens,
+                row.num_scheduled_tokens + row.num_draft_tokens,
             )
             for name, row in rows.items()
             if name in named
@@ -305,32 +313,32 @@ class Core:
         chain = self._cache.chain(tokens, submission.request.cache_salt)
         self._waiting.append(Waiting(admitted, standing, chain, now))
 
-    def drop_withdrawn(self, now: float) -> None:
+    def drop_aborted(self, now: float) -> None:
         """Whoever closed the reply channel is gone within one step, queued, prefilling or decoding (D4). Only a suspect is
         tried to its end: else a client that leaves early could crash the engine as often as it likes."""
         self._now = now
-        gone = [one for one in self._waiting if one.submission.withdrawn and not one.standing.suspect]
-        for waiting in gone:
+        aborted = [one for one in self._waiting if one.submission.aborted and not one.standing.suspect]
+        for waiting in aborted:
             self._waiting.remove(waiting)
             waiting.submission.close()
             if waiting.ticket is not None:
                 self._disk.forget(waiting.ticket)
-        if gone:
-            self._add(requests_withdrawn=len(gone))
-        for row in [row for row in self._rows.values() if row.withdrawn and not row.standing.suspect]:
+        if aborted:
+            self._add(requests_withdrawn=len(aborted))
+        for row in [row for row in self._rows.values() if row.aborted and not row.standing.suspect]:
             self._take_out(row)
-            self._withdrawn.add(row.id)
+            self._aborted.add(row.id)
 
     def _dropped(self, row_id: RowId) -> None:
         """The engine has forgotten a row, and nothing of it is in flight."""
         row = self._left.pop(row_id, None)
         if row is not None and row.standing.suspect:
             self._blame.passed(row.standing, self._now)
-        if row is not None and row_id in self._withdrawn:
-            self._end_withdrawn(row)
+        if row is not None and row_id in self._aborted:
+            self._end_aborted(row)
 
-    def _end_withdrawn(self, row: Row) -> None:
-        self._withdrawn.remove(row.id)
+    def _end_aborted(self, row: Row) -> None:
+        self._aborted.remove(row.id)
         row.admitted.submission.close()
         self._add(requests_withdrawn=1)
 
@@ -358,9 +366,9 @@ class Core:
         return Problem(status, said, "server_error", None, "engine_stopped", retry_s)
 
     def fail_all(self, problem: Problem) -> None:
-        """Exactly one terminal event for everybody who is still here."""
-        for gone in [self._left[name] for name in self._withdrawn]:
-            self._end_withdrawn(gone)
+        """Send exactly one terminal event to every remaining request."""
+        for aborted in [self._left[name] for name in self._aborted]:
+            self._end_aborted(aborted)
         self._left |= self._rows
         left = [row.admitted.submission for row in self._rows.values()] + [w.submission for w in self._waiting]
         for submission in left:
@@ -388,8 +396,14 @@ class Core:
         return plan
 
     def _compose(self) -> Plan:
-        """One step: whoever can decode does, and prefill gets what the stall bound leaves. A row whose last token is
-        planned here leaves the engine with the next plan, before that token is read."""
+        """Compose the plan of one step: every row that can decode does, and prefill gets what the stall bound leaves.
+
+        The order matters. Memory pressure is relieved first, so that eviction precedes any use of the cache. Stores follow,
+        before admission: room that they make is not promised to a row yet, and rows that leave are stored before they are
+        dropped. Then rows are admitted, so that they prefill in this step. Drafts are decided before the plan counts the
+        decoding rows' tokens. A row whose last token is scheduled here is dropped by the next plan, before that token is
+        read. Evictions are collected last, since all earlier steps may evict.
+        """
         self._relieve_pressure()
         loads, self._loads = tuple(self._loads), []
         stores = self._stores()
@@ -398,14 +412,14 @@ class Core:
         decoding = [row for row in self._rows.values() if row.wants_token]
         chunks = self._chunks(busy=bool(decoding))
         drafts, watch = self._speculation.allow(decoding)
-        for row, hoped in zip(decoding, drafts, strict=False):
-            row.hoped += hoped
+        for row, num_draft_tokens in zip(decoding, drafts, strict=False):
+            row.num_draft_tokens += num_draft_tokens
         for row in decoding:
-            row.planned += 1
+            row.num_scheduled_tokens += 1
         for chunk in chunks:
             self._plan_chunk(chunk)
         for row in self._rows.values():
-            if row.planned >= row.admitted.max_tokens:
+            if row.num_scheduled_tokens >= row.admitted.max_tokens:
                 self._drop(row)
         evicted = self._cache.freed()
         persist, persist_as = self._disk.pick()
@@ -428,7 +442,7 @@ class Core:
         return tuple(stores)
 
     def _admit(self) -> tuple[Admit, ...]:
-        prefilling = sum(row.unplanned > 0 for row in self._rows.values())
+        prefilling = sum(row.num_unscheduled_tokens > 0 for row in self._rows.values())
         pressure = self._watches.memory.latest.under_pressure
         held = sum(not row.dropped for row in self._rows.values())
         free = free_rows(held, prefilling, self._settings.rows, self._settings.prefill_batch_size, pressure)
@@ -457,9 +471,15 @@ class Core:
         )
 
     def _look(self, waiting: Waiting) -> Found | None:
-        """None while it is faster to let another row compute the same; whoever comes later may overtake it."""
+        """Look a waiting request up in the cache. None while it waits; later requests may overtake it.
+
+        Admission has a fixed order. A request that is scored or embedded needs its whole prompt, so it bypasses the cache. A
+        request that already waits for a primary or the disk keeps waiting. Then the tree is matched; if more tokens are only
+        on disk than a primary computes, the disk is asked, once. Only then the request may wait for a primary, if that
+        saves more than it costs. In all other cases it is admitted with what was found.
+        """
         request = waiting.submission.request
-        begun = waiting.row is not None and waiting.row.produced > 0
+        begun = waiting.row is not None and waiting.row.num_output_tokens > 0
         if (request.prompt_logprobs is not None and not begun) or request.embed:
             return self._cache.nothing(waiting.chain)
         if waiting.waits:
@@ -467,20 +487,20 @@ class Core:
         found = self._cache.look(waiting.chain)
         if waiting.ticket is None and found.missing_tokens > found.gain and not waiting.standing.suspect:
             # While a suspect waits nobody else runs, so it does not wait for a disk, which may hang.
-            waiting.ticket = self._disk.load(found, self._pace.prefill_rate)
+            waiting.ticket = self._disk.load(found, self._prefill_budget.prefill_rate)
             if waiting.ticket is not None:
                 return None
-        if found.leader is None or found.gain < self._worth_waiting():
+        if found.primary is None or found.gain < self._worth_waiting():
             return found
-        if waiting.leader is None:
+        if waiting.primary is None:
             self._cache.waits()
-        waiting.leader, waiting.until = found.leader, found.until
+        waiting.primary, waiting.until = found.primary, found.until
         self._cache.wait_for(found)
         return None
 
     def _worth_waiting(self) -> int:
         """Tokens whose prefill takes as long as the step that waiting may cost."""
-        return max(self._settings.block_size, int(self._pace.decode_s * self._pace.prefill_rate))
+        return max(self._settings.block_size, int(self._prefill_budget.decode_s * self._prefill_budget.prefill_rate))
 
     def _enter(self, waiting: Waiting, found: Found) -> Admit:
         admitted, row_id = waiting.admitted, RowId(next(self._ids))
@@ -492,11 +512,11 @@ class Core:
         self._rows[row.id] = row
         # What is embedded once is hardly ever continued: its blocks would only take others' place.
         restore = None if admitted.submission.request.embed else self._cache.enter(row, found)
-        row.unplanned -= found.tokens
+        row.num_unscheduled_tokens -= found.tokens
         if waiting.row is None:
             read = 0 if waiting.ticket is None else waiting.ticket.read_tokens
             row.start(found.tokens, min(read, found.tokens), self._now)
-            self._add(total_cached_tokens=found.tokens, total_prompt_tokens=row.prompt_tokens)
+            self._add(total_cached_tokens=found.tokens, total_prompt_tokens=row.num_prompt_tokens)
         return self._admission(row, restore)
 
     def _admission(self, row: Row, restore: Restore | None) -> Admit:
@@ -505,15 +525,15 @@ class Core:
         return Admit(
             row.id, prompt, request.sampling, request.logprobs, restore,
             request.grammar, request.min_tokens, tuple(sorted(row.ends)) if request.min_tokens else (),
-            None if row.resumed else request.prompt_logprobs, row.admitted.thinking,
-            self._pooling if request.embed else None, row.record is not None, row.resumed,
+            None if row.num_resumed_tokens else request.prompt_logprobs, row.admitted.thinking,
+            self._pooling if request.embed else None, row.record is not None, row.num_resumed_tokens,
         )  # fmt: skip
 
     def _record(self, admitted: Admitted) -> Record | None:
         """None for a row that never drafts."""
         request = admitted.submission.request
         wanted = (request.speculation or self._drafts) == "ngram"
-        return self._speculation.record() if wanted and not (request.embed or self._speculation.facts.reason) else None
+        return self._speculation.record() if wanted and not (request.embed or self._speculation.stats.reason) else None
 
     def _relieve_pressure(self) -> None:
         """What is cached makes room for what is needed, once for each look of the janitor."""
@@ -523,20 +543,20 @@ class Core:
         self._memory_seen = memory
 
     def _chunks(self, *, busy: bool) -> tuple[Chunk, ...]:
-        prefilling = [row for row in self._rows.values() if row.unplanned > 0]
+        prefilling = [row for row in self._rows.values() if row.num_unscheduled_tokens > 0]
         if not prefilling:
             return ()
-        work = self._pace.turn({row.work for row in prefilling})
+        work = self._prefill_budget.turn({row.work for row in prefilling})
         remaining = [(row.id, row.next_chunk) for row in prefilling if row.work == work]
-        self._pace.plan(work)
-        budget = self._pace.budget(sum(tokens for _, tokens in remaining), busy=busy, work=work)
+        self._prefill_budget.plan(work)
+        budget = self._prefill_budget.budget(sum(tokens for _, tokens in remaining), busy=busy, work=work)
         return share_chunks(remaining, budget, self._settings.prefill_step_size)
 
     def _plan_chunk(self, chunk: Chunk) -> None:
         row = self._rows[chunk.row]
-        row.unplanned -= chunk.tokens
-        if row.unplanned == 0:
-            row.planned = row.resumed + 1
+        row.num_unscheduled_tokens -= chunk.tokens
+        if row.num_unscheduled_tokens == 0:
+            row.num_scheduled_tokens = row.num_resumed_tokens + 1
         self._due[row.id] = row
 
     def _release_memory(self) -> bool:
@@ -560,7 +580,7 @@ class Core:
             self._count = attrs.evolve(self._count, stalled_since=None)
         for dropped in plan.drop:
             self._dropped(dropped)
-        self._pace.answered(plan, stepped)
+        self._prefill_budget.answered(plan, stepped)
         self._disk.persisted(stepped.persisted)
         self._learn(plan, stepped)
         for row_id, at in stepped.prompt_logprobs:
@@ -576,9 +596,9 @@ class Core:
                 )
         decoding = sum(map(self._rows.__contains__, plan.decode))
         committed = self._commit(stepped, now)
-        self._showing.stepped(now, decoded=bool(plan.decode), produced=bool(stepped.rows))
+        self._batch_view.stepped(now, decoded=bool(plan.decode), produced=bool(stepped.rows))
         prefilled = sum(chunk.tokens for chunk in plan.prefill)
-        self._pulse.stepped(now, decoding=decoding, produced=bool(stepped.rows), tokens=committed + prefilled)
+        self._step_statistics.stepped(now, decoding=decoding, produced=bool(stepped.rows), tokens=committed + prefilled)
         self._add(steps=int(plan.has_work), tokens_generated=committed, total_prefill_tokens=prefilled)
 
     def _commit(self, stepped: Stepped, now: float) -> int:
@@ -596,7 +616,7 @@ class Core:
                 self._count_draft(row)
             before = row
             self._at_hand = row
-            finished = row.take(token, logprobs[row_id].pop(0) if row_id in logprobs else None, now)
+            finished = row.append_token(token, logprobs[row_id].pop(0) if row_id in logprobs else None, now)
             if finished is not None:
                 row.admitted.submission.reply(finished)
             self._at_hand = None
@@ -606,21 +626,21 @@ class Core:
                 continue
             if self._cache.wants_storing(row):
                 self._due[row_id] = row
-            if row.standing.suspect and row.produced >= row.standing.passes_at:
+            if row.standing.suspect and row.num_output_tokens >= row.standing.passes_at:
                 self._pass(row)
         return committed
 
     def _count_draft(self, row: Row) -> None:
         """One was right: a token that no plan counted on. So the last one may be on its way already."""
-        row.planned += 1
-        if row.planned >= row.admitted.max_tokens:
+        row.num_scheduled_tokens += 1
+        if row.num_scheduled_tokens >= row.admitted.max_tokens:
             self._drop(row)
 
     def _learn(self, plan: Plan, stepped: Stepped) -> None:
-        """What drafts came to."""
-        for row_id, hoped in zip(plan.decode, plan.drafts, strict=False):
+        """Learn from the results of drafts."""
+        for row_id, num_draft_tokens in zip(plan.decode, plan.drafts, strict=False):
             if row_id in self._rows:
-                self._rows[row_id].hoped -= hoped
+                self._rows[row_id].num_draft_tokens -= num_draft_tokens
         self._speculation.answered(plan, stepped, self._rows)
 
     def _finish_embedding(self, row: Row, vector: bytes) -> None:
@@ -648,17 +668,17 @@ class Core:
         self._count = attrs.evolve(
             self._count,
             **added,
-            cache=self._cache.facts(),
+            cache=self._cache.stats(),
             active_sequences=len(self._rows),
             queued_requests=len(self._waiting),
-            gaps=self._pulse.gaps,
-            step_tokens=self._pulse.step_tokens,
-            speculation=self._speculation.facts,
+            inter_token_latency=self._step_statistics.inter_token_latency,
+            step_tokens=self._step_statistics.step_tokens,
+            speculation=self._speculation.stats,
             recovery=self._recovery.look(self._now),
-            prefilling_sequences=sum(row.unplanned > 0 for row in self._rows.values()),
+            prefilling_sequences=sum(row.num_unscheduled_tokens > 0 for row in self._rows.values()),
         )
-        self._watches.facts.publish(self._count)
-        self._showing.show(self._rows.values(), self._now)
+        self._watches.stats.publish(self._count)
+        self._batch_view.show(self._rows.values(), self._now)
 
 
 def grammar_failed(request: Generate, reason: str) -> Problem:

@@ -1,6 +1,6 @@
-"""Which request made the engine crash: suspects, trials and the quarantine. Pure; the caller says what time it is.
+"""Attribution of crashes to requests: suspects, trials and the quarantine. Pure; the caller passes the time.
 
-After a crash nobody knows which row of the crashed step was the cause, so all of them are *suspects*, those with new work
+After a crash it is not known which row of the crashed step was the cause, so all of them are *suspects*, those with new work
 in it (prefill, first decode) first. After the restart each suspect is *tried*: its work shares no step with other rows until
 it is beyond the place of the crash. A second crash then has one possible cause, which is *convicted*: its content goes into
 the quarantine, and the same content is refused until that has expired. All other suspects are cleared at once, and whoever
@@ -25,23 +25,25 @@ from trouper.actors.scheduling.crash_cause import Cause
 Content = NewType("Content", bytes)
 """Digest of a prompt's tokens and of what shapes its computation: equal for a request that is sent again."""
 QUARANTINE_S = 3600.0
-MOST_CONTENTS = 1024
-"""In each list; the oldest are forgotten."""
+"""Time for which a convicted content is refused."""
+MAX_CONTENTS = 1024
+"""Maximum number of contents in each list; the oldest are forgotten."""
 SUSPICION_S = 600.0
-"""For contents that were in a crashed step when their answer was complete already: the same is tried when it comes again."""
+"""Time for which a content of a crashed step is remembered as a suspect, also when its answer is complete already. It is tried
+when a request with it arrives."""
 APART_S = 60.0
-"""How long all rows run alone the first time. Each further time takes twice as long."""
-MOST_APART_S = 3600.0
-"""Upper bound of that."""
+"""Time for which all rows run alone the first time. Each further time takes twice as long."""
+MAX_APART_S = 3600.0
+"""Upper bound of the time for which all rows run alone."""
 
 
 @attrs.define(eq=False)
 class Standing:
-    """What crashes have shown of one request. It stays with the request over restarts."""
+    """State of one request in the attribution of crashes. It stays with the request over restarts."""
 
     content: Content
     draws: bytes
-    """Digest of what else its tokens follow from: equal contents with equal draws say the same."""
+    """Digest of what else the output tokens follow from: equal contents with equal draws have the same output."""
     suspect: bool = False
     """The request was in a crashed step: its work shares no step with others until it has passed."""
     alone: bool = False
@@ -62,17 +64,18 @@ class Involved:
     fresh: bool
     """The row had new work in that step: its prefill, or its first tokens."""
     output_tokens: int
-    """Tokens that were answered."""
+    """Number of output tokens that were answered."""
     planned_tokens: int
-    """What `output_tokens` would have been after the crashed plans."""
+    """Value of `output_tokens` after the crashed plans."""
 
 
 @attrs.frozen
 class Verdict:
-    """What a crash means for the limit on restarts."""
+    """Effect of a crash on the limit of restarts."""
 
     counts: bool = True
-    """False where the crash was explained, or something was done that is sure to be new."""
+    """Whether the crash counts towards the limit. It does not if it was explained, or if rows were isolated in a way that was not
+    tried before."""
     suspects: frozenset[Content] = frozenset()
     convicted: Content | None = None
     """Crashes with this content among their suspects are explained, and do not count any more."""
@@ -82,17 +85,17 @@ UNEXPLAINED = Verdict()
 
 
 class Contents:
-    """Contents that are remembered for a time. Bounded: the oldest are forgotten first."""
+    """Contents that are remembered for a time. The number is bounded, and the oldest are forgotten first."""
 
-    def __init__(self, ttl_s: float, most: int = MOST_CONTENTS) -> None:
-        self._ttl_s, self._most = ttl_s, most
+    def __init__(self, ttl_s: float, most: int = MAX_CONTENTS) -> None:
+        self._ttl_s, self._max_size = ttl_s, most
         self._until: dict[Content, float] = {}
 
     def add(self, content: Content, now: float) -> None:
-        """Remember a content from now on; for one that is there the time begins anew."""
+        """Remember a content from now on; for a known content the time starts again."""
         self._until.pop(content, None)
         self._until[content] = now + self._ttl_s
-        while len(self._until) > self._most:
+        while len(self._until) > self._max_size:
             del self._until[next(iter(self._until))]
 
     def discard(self, content: Content) -> None:
@@ -105,7 +108,7 @@ class Contents:
         return max(0.0, self._until.get(content, now) - now)
 
     def count(self, now: float) -> int:
-        """How many are remembered; expired ones are removed here."""
+        """Number of remembered contents; expired ones are removed here."""
         while self._until and (oldest := next(iter(self._until))) and self._until[oldest] <= now:
             del self._until[oldest]
         return len(self._until)
@@ -113,7 +116,7 @@ class Contents:
 
 @attrs.frozen
 class Trial:
-    """After a crash that nobody was convicted of yet."""
+    """Trial of the suspects of a crash for which no content is convicted yet."""
 
     cause: Cause
     suspects: tuple[Standing, ...]
@@ -122,11 +125,11 @@ class Trial:
 
 @attrs.frozen
 class InCompany:
-    """A cause that has made rows crash together of which each has passed alone."""
+    """A cause of a crash of several rows, each of which has since passed alone."""
 
     fresh: frozenset[Content]
     until: float
-    """When it is forgotten."""
+    """Time at which the cause is forgotten."""
     remedied: bool = False
     """Rows were isolated for this cause before."""
     apart: bool = False
@@ -134,7 +137,7 @@ class InCompany:
 
 
 class Blame:
-    """All that is remembered over restarts of the engine. One for each model."""
+    """Attribution of crashes, which is remembered over restarts of the engine. There is one for each model."""
 
     def __init__(self) -> None:
         self.quarantine = Contents(QUARANTINE_S)
@@ -144,12 +147,12 @@ class Blame:
         self._in_company: dict[Cause, InCompany] = {}
         self._apart_until, self._apart_s = -1.0, APART_S
         self._convicted = Content(b""), b"", 0
-        """Content and draws of the last one, and how many output tokens it had or was about to have."""
+        """Content and draws of the last convicted request, and the number of output tokens that it had or was about to have."""
 
     # -- requests ----------------------------------------------------------------------------------
 
     def standing(self, admitted: Admitted, tokens: bytes, now: float) -> Standing:
-        """For a request that is new; `tokens`: of its prompt."""
+        """Standing of a new request; `tokens`: the tokens of its prompt."""
         content, draws = digests(admitted, tokens)
         return Standing(content, draws, suspect=self._suspected.has(content, now), alone=self._alone.has(content, now))
 
@@ -166,7 +169,7 @@ class Blame:
         return output_tokens == 0 or ((standing.content, standing.draws) == (content, draws) and output_tokens <= place)
 
     def passed(self, standing: Standing, now: float) -> None:
-        """A suspect went beyond the place of the crash alone, or was answered whole."""
+        """Acquit a suspect that ran alone beyond the place of the crash, or to the end of its answer."""
         standing.suspect = False
         self._suspected.discard(standing.content)
         trial = self._trial
@@ -181,8 +184,7 @@ class Blame:
     # -- crashes -----------------------------------------------------------------------------------
 
     def crashed(self, cause: Cause, involved: Sequence[Involved], now: float, *, certain: bool = False) -> Verdict:
-        """The engine crashed in steps of these rows. `certain`: it was one of them, while nothing but its own token was
-        handled."""
+        """Attribute a crash in steps of these rows. `certain`: the crash came while the only row's own token was handled."""
         if not involved:
             return UNEXPLAINED
         if len(involved) == 1 and (certain or involved[0].standing.suspect):
@@ -200,7 +202,7 @@ class Blame:
         return Verdict(counts=False, convicted=standing.content)
 
     def _clear(self, now: float) -> None:
-        """The cause was found: the other suspects were only beside it."""
+        """Clear the other suspects, after one was convicted."""
         for other in self._trial.suspects if self._trial is not None else ():
             if not self.refuses(other, now):
                 self._suspected.discard(other.content)
@@ -208,10 +210,10 @@ class Blame:
         self._trial = None
 
     def _suspect(self, cause: Cause, involved: Sequence[Involved], now: float) -> Verdict:
-        for one in involved:
-            one.standing.suspect = True
-            one.standing.passes_at = max(one.output_tokens + 1, one.planned_tokens)
-            self._suspected.add(one.standing.content, now)
+        for row in involved:
+            row.standing.suspect = True
+            row.standing.passes_at = max(row.output_tokens + 1, row.planned_tokens)
+            self._suspected.add(row.standing.content, now)
         suspects = tuple(one.standing for one in sorted(involved, key=lambda one: not one.fresh))
         self._trial = Trial(cause, suspects, fresh_of(involved))
         return Verdict(suspects=frozenset(one.content for one in suspects))
@@ -219,7 +221,7 @@ class Blame:
     def _note_company(self, trial: Trial, now: float) -> None:
         if len(trial.suspects) > 1:
             self._in_company[trial.cause] = InCompany(trial.fresh, now + SUSPICION_S)
-            while len(self._in_company) > MOST_CONTENTS:
+            while len(self._in_company) > MAX_CONTENTS:
                 del self._in_company[next(iter(self._in_company))]
 
     def _set_apart(self, cause: Cause, known: InCompany, involved: Sequence[Involved], now: float) -> Verdict:
@@ -230,7 +232,7 @@ class Blame:
                 one.standing.alone = True
                 self._alone.add(one.standing.content, now)
         else:
-            self._apart_s = min(2 * self._apart_s, MOST_APART_S) if known.apart else APART_S
+            self._apart_s = min(2 * self._apart_s, MAX_APART_S) if known.apart else APART_S
             self._apart_until = now + self._apart_s
             known = attrs.evolve(known, apart=True)
         until = max(now, self._apart_until) + SUSPICION_S
@@ -249,8 +251,8 @@ def fresh_of(involved: Iterable[Involved]) -> frozenset[Content]:
 
 
 def digests(admitted: Admitted, tokens: bytes) -> tuple[Content, bytes]:
-    """(the content of a request, what its draws follow from). Seeds are drawn anew for a request that is sent again, so they
-    are no part of the content; what makes other code run is."""
+    """Digests (content, draws) of a request. A repeated request may draw another seed, so the seed is not part of the content.
+    Parameters that make other code run are."""
     request, sampling = admitted.submission.request, admitted.submission.request.sampling
     kinds = (
         sampling.greedy, sampling.top_p < 1, sampling.top_k > 0, sampling.min_p > 0, sampling.penalized,

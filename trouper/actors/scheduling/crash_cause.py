@@ -1,4 +1,4 @@
-"""What an exception was, in a form that can be compared and logged. Pure."""
+"""The cause of a crash, in a form that can be compared and logged. Pure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import attrs
 
 @attrs.frozen
 class Cause:
-    """The exception's type and the innermost place in the code. Its message is left out: that may quote a prompt, and
-    differs where the cause is the same."""
+    """Type of an exception and the innermost location in the code. The message is left out, since it may quote a prompt and
+    differs between crashes of the same cause."""
 
     error: str
     place: str

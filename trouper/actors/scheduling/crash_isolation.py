@@ -1,4 +1,4 @@
-"""Who may enter the engine while some rows must share no step with others. Pure."""
+"""Admission while some rows must share no step with others. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 from trouper.actors.scheduling.crash_attribution import Standing
 
 LONE_PATIENCE_S = 10.0
-"""A request that must run alone lets others overtake it for so long; then nobody enters before it."""
+"""Time for which others may overtake a request that must run alone; after it no request is admitted before that one."""
 
 
 class Queued(Protocol):
@@ -33,7 +33,7 @@ def may_enter(
     apart: bool,
     now: float,
 ) -> Sequence[Q]:
-    """The requests of the queue that may enter now, in order. A row that runs alone enters when nothing is in flight (`idle`), so
+    """Requests of the queue that may be admitted now, in order. A row that runs alone enters when nothing is in flight (`idle`), so
     that a crash can have come from nobody else. `present`: rows in the engine, and those whose last plans are not answered
     yet. `trials`: suspects in the order of their trials. `apart`: all rows run alone."""
     if any(standing.isolated for standing in present) or (apart and present):

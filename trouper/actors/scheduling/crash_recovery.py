@@ -1,4 +1,4 @@
-"""What outlives a crash of Scheduler, RankMirror and ModelStepper: the requests that they served, and whom to blame.
+"""State that outlives a crash of Scheduler, RankMirror and ModelStepper: their requests, and the attribution of crashes.
 
 A scheduler that ends with requests left hands them over here; the next one takes them up, and each goes on with its next
 token. Owned by the graph: should no scheduler follow, the graph ends these requests.
@@ -20,7 +20,7 @@ from trouper.actors.scheduling.admitted import Admitted
 from trouper.actors.scheduling.crash_attribution import Blame, Involved, Standing, Verdict
 from trouper.actors.scheduling.crash_cause import cause_of
 from trouper.actors.scheduling.sequence import Row
-from trouper.protocol.health import RecoveryFacts
+from trouper.protocol.health import RecoveryStats
 from trouper.protocol.problems import Problem
 
 log = logging.getLogger("trouper.recovery")
@@ -28,56 +28,56 @@ log = logging.getLogger("trouper.recovery")
 
 @attrs.frozen(eq=False)
 class Carried:
-    """A request that has no end yet."""
+    """A request that has not ended, carried over a restart."""
 
     admitted: Admitted
     standing: Standing
     row: Row | None = None
     """The answer so far, if the request had a row before."""
     since: float = 0.0
-    """When it came; trio's time."""
+    """Time of arrival, on trio's clock."""
 
 
 @attrs.frozen(eq=False)
 class LeftBehind:
-    """What a scheduler knows at its end."""
+    """State that a scheduler hands over at its end."""
 
     carried: tuple[Carried, ...]
-    """Oldest first."""
+    """Requests that have not ended, oldest first."""
     involved: tuple[Involved, ...]
     """Rows of the plans that were not answered."""
     certain: bool
     """The only row of `involved` was at hand when the scheduler crashed."""
     closed: bool
-    """No request comes any more."""
+    """Whether no more requests can arrive."""
     problem: Problem
-    """For the requests, if nobody takes them up."""
+    """Problem for the requests, if no scheduler follows."""
 
 
 class Recovery:
-    """One for each graph. Without ranks: with several the crash of one is everybody's end."""
+    """Recovery of one graph. With several ranks there is none, since the crash of one rank ends all."""
 
     def __init__(self) -> None:
         self.blame = Blame()
-        self.facts = RecoveryFacts()
+        self.stats = RecoveryStats()
         self.closed = False
         self._left: LeftBehind | None = None
         self._ended = False
         self.crashed = False
-        """The next scheduler proves the engine before it takes anybody up."""
+        """Whether the next scheduler must test the engine before it resumes requests."""
 
     def hand_over(self, left: LeftBehind) -> int:
-        """From a scheduler that ends. After the graph's end they end at once; how many did."""
+        """Take the requests of a scheduler that ends. After the graph's end they are failed at once; returns their number."""
         self._left, self.closed = left, left.closed
         return self.end() if self._ended else 0
 
     def judge(self, error: BaseException, now: float) -> Verdict:
-        """The group has crashed with this."""
+        """Attribute a crash of the group."""
         left, self.crashed = self._left, True
         cause = cause_of(error)
         involved = left.involved if left is not None else ()
         verdict = self.blame.crashed(cause, involved, now, certain=left is not None and left.certain)
-        if left is not None:  # A scheduler that crashes before it takes anybody up blames nobody.
+        if left is not None:  # A scheduler that crashes before it resumes any request blames none.
             self._left = attrs.evolve(left, involved=(), certain=False)
         self._count(crashes=1, convicted=verdict.convicted is not None)
         what = f"{len(involved)} rows were in the step"
@@ -87,25 +87,25 @@ class Recovery:
         return verdict
 
     def take_up(self) -> Sequence[Carried]:
-        """By the next scheduler, which owns them from now on."""
+        """Give the requests to the next scheduler, which owns them from now on."""
         carried, self._left = self._carried, None
         return carried
 
     def note_resumed(self) -> None:
-        """A request that had a row goes on."""
+        """Count a request that had a row and resumes."""
         self._count(resumed=1)
 
     def note_refused(self) -> None:
-        """A request was refused since its content is in the quarantine."""
+        """Count a request that was refused because its content is in the quarantine."""
         self._count(refused=1)
 
-    def look(self, now: float) -> RecoveryFacts:
-        """The counters, and what holds now."""
-        self.facts = attrs.evolve(self.facts, quarantined=self.blame.quarantine.count(now), apart=self.blame.apart(now))
-        return self.facts
+    def look(self, now: float) -> RecoveryStats:
+        """Current counters and gauges."""
+        self.stats = attrs.evolve(self.stats, quarantined=self.blame.quarantine.count(now), apart=self.blame.apart(now))
+        return self.stats
 
     def end(self) -> int:
-        """No scheduler follows: whoever is left is answered. How many were."""
+        """Fail the remaining requests, since no scheduler follows. Returns their number."""
         carried, left, self._left, self._ended = self._carried, self._left, None, True
         for one in carried:
             assert left is not None
@@ -117,10 +117,10 @@ class Recovery:
         return self._left.carried if self._left is not None else ()
 
     def _count(self, **more: int) -> None:
-        self.facts = attrs.evolve(self.facts, **{name: getattr(self.facts, name) + n for name, n in more.items()})
+        self.stats = attrs.evolve(self.stats, **{name: getattr(self.stats, name) + n for name, n in more.items()})
 
 
 def crashes_engine(left_s: float) -> Problem:
-    """422, which no client repeats by itself (OpenAI's and Anthropic's repeat 408, 409, 429 and what is 500 or more)."""
+    """Problem of a refused request: 422, which no client repeats by itself (OpenAI's and Anthropic's repeat 408, 409, 429 and what is 500 or more)."""
     said = f"this request makes the engine crash, also when it runs alone; the same is refused for {left_s:.0f} s"
     return Problem(422, said, "invalid_request_error", None, "request_crashes_engine")

@@ -1,4 +1,4 @@
-"""From tokens' bytes to text that may be shown: whole characters, and never a stop string. Pure."""
+"""Detokenization: from the bytes of tokens to text that may be sent, of whole characters and without stop strings. Pure."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Shown:
 
 
 class TextStream:
-    """One answer's text as it grows.
+    """The growing text of one answer.
 
     The stop string that *completes* first wins (of two that complete together, the longer), so the
-    result does not depend on how tokens cut the text, and streaming equals not streaming (F4). What
-    might still become a stop string is held back: at most the longest one minus one character.
+    result does not depend on how tokens cut the text, and streaming equals not streaming (F4). Text that
+    might still become a stop string is withheld: at most the longest one minus one character.
     """
 
     def __init__(self, stops: tuple[str, ...] = ()) -> None:
@@ -29,12 +29,12 @@ class TextStream:
         self._held = ""
 
     def push(self, data: bytes, *, may_stop: bool = True) -> Shown:
-        """More bytes; after a stop was found nothing may be pushed. Without `may_stop` a stop string that completes here is
+        """Append bytes. After a stop was found nothing may be pushed. Without `may_stop` a stop string that completes here is
         text; one that only begins here may still complete later."""
         return self._show(self._decoder.decode(data), may_stop=may_stop)
 
     def flush(self) -> Shown:
-        """The end: a torn character becomes U+FFFD, and what was held back is shown unless it completes a stop."""
+        """End the text. A torn character becomes U+FFFD, and withheld text is returned unless it completes a stop."""
         shown = self._show(self._decoder.decode(b"", final=True), may_stop=True)
         rest, self._held = self._held, ""
         return shown if shown.stop else Shown(shown.text + rest)
@@ -54,7 +54,7 @@ class TextStream:
 
 
 def first_stop(text: str, stops: tuple[str, ...], seen: int = 0) -> tuple[int, str] | None:
-    """(start, stop) of the stop that completes first in `text`, beyond its first `seen` characters."""
+    """The (start, stop) of the stop string that completes first in `text`, beyond its first `seen` characters."""
     found = [
         (start + len(stop), start, stop)
         for stop in stops
@@ -67,6 +67,6 @@ def first_stop(text: str, stops: tuple[str, ...], seen: int = 0) -> tuple[int, s
 
 
 def held_length(text: str, stops: tuple[str, ...]) -> int:
-    """How long a tail of `text` could be the beginning of a stop."""
+    """Length of the longest tail of `text` that could be the beginning of a stop string."""
     longest = min(max(map(len, stops)) - 1, len(text))
     return next((n for n in range(longest, 0, -1) if any(stop.startswith(text[-n:]) for stop in stops)), 0)

@@ -1,6 +1,13 @@
-"""The scheduler's dealings with SSDWriter: what to bring from disk, what to send there. It never waits for it.
+"""The disk tier of the prefix cache: which blocks to read from disk, and which to write. The scheduler never waits for it.
 
-Every order may be refused and every answer may be that nothing came; then the prompt is computed.
+A disk lookup has a fixed order. The prefix tree matches a prompt against memory and disk, and yields the nodes that are only
+on disk (`Found.missing`). `load` compares the expected duration of reading them with that of computing them, and only then
+sends a `Read`, so that a slow disk costs nothing. It pins the nodes right after the order was accepted: an eviction in the
+meantime would remove the parents of what arrives. The answer, `Loaded`, first becomes blocks (`PrefixCache.loaded`), while the
+pins still hold; then pieces that did not arrive are removed from the tree, so that no later request asks for them again; then
+the pins are released. The next plan carries the bytes to the engine before it admits the request.
+
+Every order may be refused, and every answer may be empty; then the prompt is computed.
 """
 
 from __future__ import annotations
@@ -15,7 +22,7 @@ import attrs
 from trouper.actors.scheduling.prefix_cache import Found, PrefixCache, Saving
 from trouper.actors.scheduling.prefix_tree import Node
 from trouper.protocol.blocks import Payload
-from trouper.protocol.health import DirectoryFacts
+from trouper.protocol.health import DirectoryStats
 from trouper.protocol.plans import BlockId, Load
 from trouper.protocol.watch import Watch
 from trouper.protocol.work import (
@@ -32,56 +39,56 @@ from trouper.protocol.work import (
 )
 
 RUN_BYTES = 32 * 2**20
-"""Of one file, about: large enough to be read at the disk's full speed, small enough to be written between two reads."""
+"""Approximate size of one file: large enough to be read at the disk's full speed, small enough to be written between two reads."""
 BACKLOG_BYTES = 4 * RUN_BYTES
-"""On their way to the disk. More is not asked from the engine."""
+"""Maximum bytes in flight to the disk. Above it no more are requested from the engine."""
 FIRST_BYTES_PER_S = 500e6
-"""What a disk is taken for until it was measured: a cheap SSD."""
+"""Assumed speed of a disk before any measurement: a cheap SSD."""
 LATENCY_S = 0.02
-"""Of a load, besides the bytes: two threads and a plan."""
+"""Latency of a load besides the transfer: two threads and a plan."""
 WORTH = 0.8
-"""A load must be expected to take at most so much of the time that computing takes."""
+"""Maximum expected duration of a load, as a share of the time that computing would take."""
 
 FORGOTTEN_S = 300.0
-"""In so much time half of what a disk was slower than it was first taken for is forgotten."""
+"""Half-life of a measured slowness: in this time half of the difference to `FIRST_BYTES_PER_S` is forgotten."""
 
 _tickets = count()
-"""Never the same twice, so that an answer to a scheduler that crashed is not taken for one's own."""
+"""Numbers of tickets. They are unique in the process, so that an answer to a crashed scheduler matches no ticket of the next."""
 
 
 @attrs.define(eq=False)
 class Ticket:
-    """A load that somebody waits for."""
+    """A load that a request waits for."""
 
     number: int
     pinned: tuple[Node, ...]
     wanted: tuple[NamedPiece, ...]
     done: bool = False
     read_tokens: int = 0
-    """So many came."""
+    """Number of tokens that were read."""
 
 
 @attrs.define
 class ReadSpeed:
-    """Whether a load is worth asking for, by what loads took (F8). One that came while the machine was busy with something
-    else must not be the last: a disk that is not asked is not measured either, so its slowness is forgotten with time."""
+    """Estimate of the disk's speed from past loads, which decides whether a load is worth it (F8). A measured slowness decays with
+    time: a disk that gets no orders is not measured either, so one load in a busy moment would otherwise be the last."""
 
     bytes_per_s: float = FIRST_BYTES_PER_S
     measured_at: float = 0.0
 
     def measured(self, nbytes: int, seconds: float, now: float) -> None:
-        """Small loads tell latency, not speed."""
+        """Learn from a load. Small loads are ignored, since they measure latency, not speed."""
         if seconds > 0 and nbytes > 2**20:
             expected = self.expected(now)
             self.bytes_per_s, self.measured_at = expected + 0.3 * (nbytes / seconds - expected), now
 
     def expected(self, now: float) -> float:
-        """Bytes a second."""
+        """Expected speed in bytes a second."""
         slower = max(0.0, FIRST_BYTES_PER_S - self.bytes_per_s)
         return self.bytes_per_s + slower * (1 - exp2((self.measured_at - now) / FORGOTTEN_S))
 
     def worth(self, nbytes: int, computing_s: float, now: float) -> bool:
-        """Whether so many bytes are expected sooner than computing would give them."""
+        """Whether reading `nbytes` is expected to be faster than computing, which takes `computing_s`."""
         return LATENCY_S + nbytes / self.expected(now) < WORTH * computing_s
 
 
@@ -91,19 +98,19 @@ class DiskTier:
     def __init__(
         self,
         send: Callable[[DiskOrder], bool],
-        directory: Watch[DirectoryFacts],
+        directory: Watch[DirectoryStats],
         known: Callable[[], object],
         cache: PrefixCache,
         clock: Callable[[], float],
     ) -> None:
-        """`send`: False if there is no room for an order, or nobody carries it out. `known`: called when all that lies on disk
-        has been told."""
+        """`send` returns False if there is no room for an order, or no writer. `known` is called when the catalogue of the disk is
+        complete."""
         self._send, self._directory, self._known, self._cache, self._clock = send, directory, known, cache, clock
         self._loading: dict[int, Ticket] = {}
         self._asked: deque[Saving] = deque()
-        """Persisted by a plan that is not answered yet."""
+        """Savings whose plan is not answered yet."""
         self._settled: list[int] = []
-        """Answered since the last plan; other ranks keep what they have read for them."""
+        """Tickets that were answered since the last plan. Other ranks hold their pieces until a plan settles them."""
         self._underway_bytes = 0
         self._speed = ReadSpeed()
         self._send(Announce())
@@ -114,13 +121,13 @@ class DiskTier:
 
     @property
     def busy(self) -> bool:
-        """Something is on its way to the disk."""
+        """Whether bytes are in flight to the disk."""
         return self._underway_bytes > 0
 
     # -- from disk -------------------------------------------------------------------------------
 
     def load(self, found: Found, tokens_per_s: float) -> Ticket | None:
-        """Ask for what is missing, if reading it is expected to be faster than computing it (F8)."""
+        """Order a read of the missing nodes, if it is expected to be faster than computing them (F8)."""
         if not found.missing or not self.attached or not self._faster(found, tokens_per_s):
             return None
         wanted = tuple(
@@ -141,14 +148,14 @@ class DiskTier:
         return self._speed.worth(self._cache.missing_bytes(found), found.missing_tokens / tokens_per_s, now)
 
     def forget(self, ticket: Ticket) -> None:
-        """Whoever waited for it left."""
+        """Cancel a ticket whose request was aborted."""
         if not ticket.done:
             ticket.done = True
             del self._loading[ticket.number]
             self._cache.unpin(ticket.pinned)
 
     def hear(self, news: DiskNews) -> list[Load]:
-        """What the next plan loads."""
+        """Take news of the disk. Returns the loads of the next plan."""
         match news:
             case Catalogue(pieces=pieces, whole=whole):
                 self._cache.on_disk(pieces)
@@ -164,7 +171,7 @@ class DiskTier:
         return []
 
     def settled(self) -> tuple[int, ...]:
-        """What the next plan says so of."""
+        """Tickets that the next plan settles."""
         settled, self._settled = tuple(self._settled), []
         return settled
 
@@ -172,7 +179,7 @@ class DiskTier:
         if news.held:
             self._settled.append(news.ticket)
         ticket = self._loading.pop(news.ticket, None)
-        if ticket is None:  # Nobody waits for it any more.
+        if ticket is None:  # The request was aborted.
             return []
         self._speed.measured(news.nbytes, news.seconds, self._clock())
         got = {piece.key: piece for piece in news.pieces}
@@ -186,7 +193,7 @@ class DiskTier:
     # -- to disk ---------------------------------------------------------------------------------
 
     def pick(self) -> tuple[tuple[BlockId, ...], Run | None]:
-        """Blocks and snapshots whose bytes the next plan gives back, and what they will be: one run at a time."""
+        """Blocks and snapshots whose bytes the next plan returns, and the run that they become: one run at a time."""
         if not self.attached or self._underway_bytes + RUN_BYTES > BACKLOG_BYTES:
             return (), None
         saving = self._cache.next_run(RUN_BYTES)
@@ -201,7 +208,7 @@ class DiskTier:
         return tuple(ids), saving.run
 
     def persisted(self, payloads: tuple[Payload, ...]) -> None:
-        """The engine's answer to what `pick` asked for."""
+        """Send the engine's answer to `pick` to the disk."""
         if not payloads:
             return
         saving = self._asked.popleft()

@@ -1,9 +1,9 @@
-"""What steps with drafts take, in plain steps: measured, since it depends on the device, on how many rows are in the step
-and on how much they draft. Pure.
+"""Cost of steps with drafts, as a multiple of a plain step. It is measured, since it depends on the device, on the number of
+rows in the step and on how much they draft. Pure.
 
-What was not measured yet is tried, small sizes before large ones, since an estimate that forbids is never put right. An
-estimate that forbids fades, so that what one slow step has said is not for ever. And nothing is compared with a plain step
-of another time or of other rows: on a machine that does something else now and then, such a comparison is worth nothing.
+Sizes without a measurement are tried, small ones first, since an estimate that forbids a size would never be corrected. An
+estimate above a plain step decays, so that one slow step has no lasting effect. Steps are compared only with plain steps of
+about the same time and of as many rows: on a machine with other load any other comparison is worthless.
 """
 
 from __future__ import annotations
@@ -15,30 +15,31 @@ from statistics import median
 import attrs
 
 REFRESH = (8, 48)
-"""Steps with drafts, after which a plain one is measured again: few where drafts promise little, since there an old
-measurement does the most harm and a plain step costs the least."""
-OLD = 192
-"""Steps, after which a plain one is measured again in any case."""
+"""Minimum and maximum number of steps with drafts after which a plain step is measured again: few where drafts promise little,
+since there an old measurement does the most harm and a plain step costs the least."""
+MAX_AGE = 192
+"""Number of steps after which a plain step is measured again in any case."""
 AGREE = 1.25
-"""Plain steps that differ by more are not of the same time: the machine does something else meanwhile."""
-NEVER = 0.9
-"""Of a plain step: no step with drafts takes so little. If one seems to, the plain one was measured in a busy moment."""
-FADES = 2000
-"""Steps, after which half of what a measurement said above a plain step is forgotten."""
-PRIOR = 0.02
-"""Of a plain step: what a drafted token costs before anything was measured. Optimists measure."""
-LEAP = 4
-"""The next size to try is at most so many times one that was measured."""
-SAMPLES, SURE = 9, 5
-"""The last of them are kept. Of fewer than `SURE` the fastest counts: a busy moment must not forbid what was hardly tried."""
+"""Maximum ratio of two plain steps that agree. Beyond it the load of the machine has changed."""
+MIN_RATIO = 0.9
+"""Minimum credible cost of a step with drafts, in plain steps. Below it the plain step was measured in a busy moment."""
+HALF_LIFE = 2000
+"""Half-life, in steps, of a measured cost above that of a plain step."""
+PRIOR_COST = 0.02
+"""Assumed cost of a drafted token before any measurement, in plain steps. It is optimistic, so that sizes are measured."""
+GROWTH_LIMIT = 4
+"""Growth limit: the next size to try is at most this multiple of a measured size."""
+SAMPLES, MIN_SAMPLES = 9, 5
+"""Number of samples that are kept, and the minimum for a median. Of fewer than `SURE` the fastest counts: a busy moment must not forbid what was hardly tried."""
 Rows = int
 Size = int
-"""Most tokens that a row of the step drafted, rounded up to a power of two; 0: it was asked, and nobody drafted."""
+"""Maximum number of tokens that a row of the step drafted, rounded up to a power of two; 0: drafts were allowed, and no row
+drafted."""
 
 
 @attrs.define(eq=False)
 class Plain:
-    """The last plain steps of so many rows."""
+    """Durations of the last plain steps with a given number of rows."""
 
     seconds: deque[float] = attrs.field(factory=lambda: deque(maxlen=3))
     middle: float = 0.0
@@ -47,7 +48,8 @@ class Plain:
     new: bool = True
 
     def add(self, seconds: float, step: int) -> bool:
-        """Whether it took as long as those before. The first says little: a device compiles for it, buffers grow."""
+        """Add a step. Returns whether it agrees with those before. The first step is ignored: the device compiles for it, and buffers
+        grow."""
         self.at = step
         if self.new:
             self.new = False
@@ -59,7 +61,7 @@ class Plain:
 
 @attrs.define(eq=False)
 class Ratios:
-    """What the last steps with drafts took, in plain steps."""
+    """Costs of the last steps with drafts, in plain steps."""
 
     values: deque[float] = attrs.field(factory=lambda: deque(maxlen=SAMPLES))
     middle: float = 0.0
@@ -67,7 +69,7 @@ class Ratios:
     """Step of the last one."""
     new: bool = True
     unproved: int = 0
-    """So many came since the last plain step: what they were compared to may have been over."""
+    """Number of values since the last plain step. They may have been compared with an outdated plain step."""
 
     def add(self, value: float, step: int) -> None:
         if not self.new:
@@ -77,20 +79,20 @@ class Ratios:
         self.new, self.at = False, step
 
     def forget(self) -> None:
-        """Those that are not proved."""
+        """Remove the unproved values."""
         for _ in range(min(self.unproved, len(self.values))):
             self.values.pop()
         self.unproved = 0
         self._count()
 
     def _count(self) -> None:
-        few = len(self.values) < SURE
+        few = len(self.values) < MIN_SAMPLES
         self.middle = (min if few else median)(self.values) if self.values else 0.0
 
 
 class Costs:
-    """What steps with drafts take, by how many rows decode and how much they draft, against plain ones of as many rows and
-    of the same time."""
+    """Costs of steps with drafts, by the number of decoding rows and the size of the drafts, relative to plain steps of as many
+    rows and about the same time."""
 
     def __init__(self) -> None:
         self._plain: dict[Rows, Plain] = {}
@@ -98,11 +100,11 @@ class Costs:
         self._steps = 0
         self._since_plain = 0
         """Steps with drafts since the last plain one."""
-        self._doubted = 0
-        """Plain steps that are wanted at once."""
+        self._stale = 0
+        """Number of plain steps to measure at once, because the last measurement is stale."""
 
     def measured(self, rows: int, size: Size | None, seconds: float) -> None:
-        """One step. `size` None: nobody was asked."""
+        """Learn from one step. `size` None: a plain step, in which no row was allowed to draft."""
         self._steps += 1
         if size is None:
             self._measured_plain(self._plain.setdefault(rows, Plain()), seconds)
@@ -111,62 +113,63 @@ class Costs:
         plain = self._plain.get(rows)
         if plain is None or not plain.middle:
             return
-        if seconds < NEVER * plain.middle:
-            self._doubted = max(self._doubted, 1)
+        if seconds < MIN_RATIO * plain.middle:
+            self._stale = max(self._stale, 1)
         else:
             self._ratios.setdefault((bucket_of(rows), size), Ratios()).add(seconds / plain.middle, self._steps)
 
     def _measured_plain(self, plain: Plain, seconds: float) -> None:
-        """One that does not agree is followed by others, until it is known which were wrong."""
+        """Learn from a plain step. If it disagrees with those before, more plain steps follow, until it is clear which were wrong."""
         drafted, self._since_plain = self._since_plain, 0
         agrees = plain.add(seconds, self._steps)
-        self._doubted = max(0, self._doubted - 1) if agrees or not drafted else 2
+        self._stale = max(0, self._stale - 1) if agrees or not drafted else 2
         for ratios in self._ratios.values() if drafted else ():
             if not agrees:
                 ratios.forget()
             ratios.unproved = 0
 
     def comparable(self, rows: int, promised: float) -> bool:
-        """Whether a plain step of so many rows was measured not long ago. `promised`: what drafts bring."""
+        """Whether a plain step of `rows` rows was measured recently. `promised`: the expected speed-up of drafts."""
         plain = self._plain.get(rows)
-        if plain is None or not plain.middle or self._doubted:
+        if plain is None or not plain.middle or self._stale:
             return False
         least, most = REFRESH
         enough = min(max(least, most * (promised - 1)), most)
-        return self._since_plain < enough and self._steps - plain.at < OLD
+        return self._since_plain < enough and self._steps - plain.at < MAX_AGE
 
     def affordable(self, rows: int, sizes: Sequence[int]) -> list[int]:
-        """Those that are no leap beyond what was measured with so many rows: a try should not cost dozens of steps."""
+        """Sizes within the growth limit of those that were measured with `rows` rows, since a trial should not cost dozens of steps."""
         bucket = bucket_of(rows)
         tried = max(
             (size for (some, size), ratios in self._ratios.items() if some == bucket and ratios.middle), default=1
         )
-        return [size for size in sizes if size <= LEAP * max(tried, 1)]
+        return [size for size in sizes if size <= GROWTH_LIMIT * max(tried, 1)]
 
     def ratio(self, rows: int, size: Size) -> float:
-        """In plain steps. Of what was not measured, the least that it can be: fewer rows and shorter drafts take no more."""
+        """Cost of a step in plain steps. Without a measurement it is a lower bound: steps with fewer rows or shorter drafts take no
+        longer."""
         bucket = bucket_of(rows)
         own = self._ratios.get((bucket, size))
         if own is not None and own.middle:
-            return self._faded(own)
-        guesses = [1 + PRIOR * size]
+            return self._decayed(own)
+        guesses = [1 + PRIOR_COST * size]
         for (some, other), ratios in self._ratios.items():
             if not ratios.middle:
                 continue
             if some <= bucket and other <= size:
-                guesses.append(self._faded(ratios))
+                guesses.append(self._decayed(ratios))
             elif some == bucket:
-                guesses.append(1 + (self._faded(ratios) - 1) * size / other)
+                guesses.append(1 + (self._decayed(ratios) - 1) * size / other)
         return max(guesses)
 
-    def _faded(self, ratios: Ratios) -> float:
+    def _decayed(self, ratios: Ratios) -> float:
         age = self._steps - ratios.at
-        kept: float = 0.5 ** (age / FADES)
+        kept: float = 0.5 ** (age / HALF_LIFE)
         return 1 + (ratios.middle - 1) * kept
 
 
 def bucket_of(rows: int) -> Rows:
-    """Up to four rows by their number, more by powers of two."""
+    """Bucket of a number of rows: exact up to four, then powers of two."""
     return rows if rows <= 4 else 1 << (rows - 1).bit_length()
 
 

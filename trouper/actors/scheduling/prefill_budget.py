@@ -1,7 +1,7 @@
-"""How fast steps have been, and how much of the prompts the next one may prefill for it. Pure.
+"""Prefill budget: the number of prompt tokens of the next step, from the speed of past steps. Pure.
 
-A token of a prompt whose log-probabilities are wanted costs several times what another one does, since the model's head and a search
-for the most likely tokens run for each; prompts that are embedded run alone. So each kind of work is measured for itself, and a
+A prompt token whose log-probabilities are requested costs several times what another one does, since the model's head and a search
+for the most likely tokens run for each; prompts that are embedded run alone. So each kind of work is measured separately, and a
 step prefills prompts of one kind only.
 """
 
@@ -13,17 +13,18 @@ from typing import Literal, Self
 
 import attrs
 
-from trouper.actors.scheduling.chunk_sizer import IDLE_STEP_S, LEAST_IDLE_TOKENS, ChunkSizer
+from trouper.actors.scheduling.chunk_sizer import IDLE_STEP_S, MIN_IDLE_TOKENS, ChunkSizer
 from trouper.protocol.plans import Plan, Stepped
 from trouper.protocol.settings import Settings
 
 AIM = 0.75
-"""Part of the stall bound that a step aims at: the longest of some forty steps took 1.4 times what was aimed at."""
+"""Share of the stall bound (--decode-stall-ms) that is the target of a step: the longest of some forty steps took 1.4 times
+its target."""
 REST = 1.5
-"""While nobody decodes, what is left of all prompts is prefilled at once if it is not more than so many chunks: a pass has
-a price of its own, and the rest of a prompt would pay it again for a few tokens."""
+"""Maximum number of chunks that one step prefills while no row decodes, if that completes all prompts: each pass has a fixed
+cost, which a remainder of a few tokens would pay again."""
 NEWEST = 0.2
-"""What the newest step counts in an average."""
+"""Weight of the newest step in a moving average."""
 
 
 Work = Literal["text", "score", "embed"]
@@ -33,19 +34,19 @@ WORKS: tuple[Work, ...] = ("text", "score", "embed")
 
 @attrs.define
 class Sizers:
-    """Chunk sizes for one kind of work. `busy`: the step also decodes, so somebody waits for it."""
+    """Chunk sizes for one kind of work. `busy`: for steps that also decode, so that streams wait for them."""
 
     busy: ChunkSizer
     idle: ChunkSizer
 
     @classmethod
     def of(cls, stall_s: float, most: int) -> Self:
-        return cls(ChunkSizer(stall_s, most), ChunkSizer(IDLE_STEP_S, most, LEAST_IDLE_TOKENS, LEAST_IDLE_TOKENS))
+        return cls(ChunkSizer(stall_s, most), ChunkSizer(IDLE_STEP_S, most, MIN_IDLE_TOKENS, MIN_IDLE_TOKENS))
 
 
 @attrs.define
-class Pace:
-    """`busy`: a step also decodes, so somebody waits for it."""
+class PrefillBudget:
+    """Number of tokens that the next step may prefill."""
 
     _stall_s: float
     _sizers: dict[Work, Sizers]
@@ -53,9 +54,9 @@ class Pace:
     """Kinds of work of the steps in flight, oldest first."""
     _last: Work = "embed"
     decode_s: float = 0.0
-    """Of a step that only decodes, about."""
+    """Moving average of the seconds of a step that only decodes."""
     prefill_rate: float = 0.0
-    """Tokens a second, about; 0 before any was measured."""
+    """Moving average of prefilled tokens a second; 0 before any measurement."""
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
@@ -63,7 +64,7 @@ class Pace:
         return cls(stall_s, {work: Sizers.of(stall_s, most) for work in WORKS})
 
     def turn(self, waiting: Collection[Work]) -> Work:
-        """The kind of work that the next step prefills: round robin over the kinds that wait."""
+        """Kind of work that the next step prefills: round robin over the waiting kinds."""
         after = WORKS.index(self._last) + 1
         return next(work for work in (*WORKS[after:], *WORKS[:after]) if work in waiting)
 
@@ -73,15 +74,16 @@ class Pace:
         self._last = work
 
     def budget(self, wanted: int, *, busy: bool, work: Work = "text") -> int:
-        """How many tokens the next step may prefill, of so many that are left of all prompts of this kind."""
+        """Number of tokens that the next step may prefill. `wanted`: the remaining tokens of all prompts of this kind. `busy`: the step
+        also decodes."""
         sizers = self._sizers[work]
         if busy:
             return sizers.busy.tokens
         return wanted if wanted <= REST * sizers.idle.tokens else sizers.idle.tokens
 
     def answered(self, plan: Plan, stepped: Stepped) -> None:
-        """Where decoding alone comes near the stall bound (a large batch, a busy machine), prefill may take as long
-        again: with less it would hardly move, and its client would wait for minutes."""
+        """Learn from the result of a plan. Where decoding alone comes near the stall bound (a large batch, a busy machine), prefill
+        may take as long again: with less it would hardly progress, and its client would wait for minutes."""
         prefilled = sum(chunk.tokens for chunk in plan.prefill)
         if plan.decode and not prefilled:
             self.decode_s += NEWEST * (stepped.seconds - self.decode_s)

@@ -1,8 +1,9 @@
-"""Reuse: what of a prompt need not be computed, when to wait for whoever computes it, and what a row leaves behind.
+"""The prefix cache: which part of a prompt need not be computed, when to wait for another row that computes it, and what a row
+stores.
 
-The scheduler's side of docs/cache.md. Pure but for the index that it owns: everything follows from the
-plans and their results. Between the last stored block and what a live row has computed lies its *tail*,
-which others copy out of the row itself.
+This is the scheduler's side of docs/cache.md. The state is that of the tree it owns, and everything follows from the plans and
+their results. The *tail* of a live row is the KV between its last stored block and its last computed token; other rows copy
+it from the row itself.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import attrs
 
 from trouper.actors.scheduling.prefix_tree import Chain, Index, Match, Node, Sizes, common
 from trouper.actors.scheduling.sequence import Row
-from trouper.protocol.health import CacheFacts
+from trouper.protocol.health import CacheStats
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.model import ModelCard
 from trouper.protocol.plans import BlockId, Load, Restore, RowId, Store
@@ -23,18 +24,19 @@ from trouper.protocol.work import KnownPiece, NamedPiece, Piece, Run
 from trouper.storage.cache_fingerprint import namespace
 
 TAIL_TOKENS = 256
-"""An answer's tail is stored when it is so long: leaving is never expensive, and no step copies a lot."""
+"""Length at which the tail of an answer is stored, so that the end of a row is never expensive and no step copies much."""
 UNSAVED = 4096
-"""Chains that wait for the disk; the oldest are forgotten."""
+"""Maximum number of chains that wait for the disk; the oldest are dropped."""
 TURNS_KEPT = 2
-"""Ends of the last turns of a prompt that get a snapshot, besides the first's: what a branch most often keeps."""
+"""Number of last turns of a prompt whose ends get a snapshot, besides the first turn's end: these are most often shared by
+branches."""
 APART_TOKENS = 16
-"""A snapshot so few tokens behind another is not worth its pass over the model, nor the memory that older turns lose: the
-end of the last turn and the end of the prompt often have only a template's few tokens between them."""
+"""Minimum distance of two snapshots in tokens. A closer one is not worth its pass over the model, nor the memory that older
+turns lose: the end of the last turn and the end of the prompt often have only a template's few tokens between them."""
 
 
 FORMAT = 1
-"""Of what is stored. Another number, another namespace."""
+"""Version of the stored format. It is part of the namespace."""
 
 
 def cache_namespace(card: ModelCard, settings: Settings) -> str:
@@ -53,27 +55,27 @@ def cache_namespace(card: ModelCard, settings: Settings) -> str:
 
 @attrs.frozen(eq=False)
 class Found:
-    """What may be done for a prompt now, and what could be had by waiting."""
+    """Result of a lookup: what a prompt can reuse now, and what it could reuse after waiting."""
 
     match: Match
     tokens: int
-    """So many need not be computed."""
+    """Number of tokens that need not be computed."""
     source: Row | None
-    """The live row that has the last of them in its tail."""
-    leader: Row | None = None
-    """Computes more of this prompt's tokens,"""
+    """Live row that has the last of these tokens in its tail."""
+    primary: Row | None = None
+    """Live row that computes more tokens of this prompt."""
     until: int = 0
-    """so many from the beginning on,"""
+    """Number of tokens, from the beginning, that the primary and the prompt share."""
     gain: int = 0
-    """which is so many more than there are now."""
+    """Number of tokens that waiting for the primary saves."""
     missing: tuple[Node, ...] = ()
-    """Nodes that are only on disk; `missing_tokens` more with them."""
+    """Nodes that are only on disk. With them `missing_tokens` more tokens need not be computed."""
     missing_tokens: int = 0
 
 
 @attrs.frozen(eq=False)
 class Saving:
-    """Consecutive nodes on their way to the disk. Whatever becomes of them, this stays."""
+    """Consecutive nodes in flight to the disk. The record is valid even after the nodes were evicted."""
 
     run: Run
     nodes: tuple[Node, ...]
@@ -81,26 +83,26 @@ class Saving:
 
 
 class PrefixCache:
-    """The index, and the live rows' places in it."""
+    """The prefix tree, and the nodes at which live rows are."""
 
-    def __init__(self, index: Index, layout: KvLayout, snapshot_tokens: int, facts: CacheFacts) -> None:
+    def __init__(self, index: Index, layout: KvLayout, snapshot_tokens: int, stats: CacheStats) -> None:
         self._index = index
         self._enabled = layout.cached and index.sizes.capacity_bytes > 0
         self._by_snapshot = layout.needs_snapshots
         self._every = snapshot_tokens
         self._tails: dict[Node, dict[RowId, Row]] = {}
         self._fresh: list[Node] = []
-        """Nodes whose block or snapshot the plan in the making stores: it cannot evict them, too."""
+        """Nodes whose block or snapshot is stored by the plan in composition, which therefore must not evict them."""
         self._unsaved: deque[tuple[Node, ...]] = deque()
-        """Consecutive nodes that the disk may want."""
+        """Chains of consecutive nodes that wait to be written to disk."""
         self._underway: dict[bytes, KnownPiece] = {}
         self.saves = False
-        """Whether there is a disk."""
-        self._count = facts
+        """Whether there is a disk tier."""
+        self._count = stats
 
     @classmethod
-    def of(cls, card: ModelCard, namespace_hex: str, settings: Settings, facts: CacheFacts) -> PrefixCache:
-        """For a model, with nothing in it. The counters go on from `facts`."""
+    def of(cls, card: ModelCard, namespace_hex: str, settings: Settings, stats: CacheStats) -> PrefixCache:
+        """Empty cache for a model. The counters continue from `stats`."""
         sizes = Sizes(
             block_size=settings.block_size,
             token_bytes=card.kv.token_bytes,
@@ -112,7 +114,7 @@ class PrefixCache:
         if not sizes.capacity_bytes:
             reason = "--cache-memory 0"
         index = Index(bytes.fromhex(namespace_hex), sizes)
-        return cls(index, card.kv, settings.snapshot_tokens, attrs.evolve(facts, reason=reason))
+        return cls(index, card.kv, settings.snapshot_tokens, attrs.evolve(stats, reason=reason))
 
     # -- before a row ----------------------------------------------------------------------------
 
@@ -120,11 +122,11 @@ class PrefixCache:
         return self._index.chain(tokens, salt)
 
     def nothing(self, chain: Chain) -> Found:
-        """For a prompt that must be computed whole."""
+        """Result of a lookup for a prompt that must be computed whole."""
         return Found(Match((), 0, chain.root), 0, None)
 
     def look(self, chain: Chain) -> Found:
-        """The last token is always computed: its logits are wanted (F3)."""
+        """Look a prompt up. The last token is always computed, since its logits are needed (F3)."""
         if not self._enabled:
             return self.nothing(chain)
         limit = len(chain) - 1
@@ -136,7 +138,7 @@ class PrefixCache:
         return attrs.evolve(found, missing=missing, missing_tokens=match.tokens - found.tokens)
 
     def _in_memory(self, match: Match) -> tuple[Match, tuple[Node, ...]]:
-        """What of the match is in memory, and which nodes are missing for the rest (F6)."""
+        """Split a match into the part in memory and the nodes that are missing for the rest (F6)."""
         there = next((n for n, node in enumerate(match.nodes) if node.block is None), len(match.nodes))
         if self._by_snapshot:
             missing = list(match.nodes[there:])
@@ -151,35 +153,37 @@ class PrefixCache:
         return Match(nodes, tokens, match.last), tuple(missing)
 
     def _with_tails(self, chain: Chain, limit: int, last: Node, here: Match) -> Found:
-        """A tail begins where the full blocks end. Only who has all of those can go on in one."""
-        tokens, source, until, leader = here.tokens, None, 0, None
+        """Extend a match by tails of live rows. A tail begins where the full blocks end, so only a match of all of these can continue
+        in one."""
+        tokens, source, until, primary = here.tokens, None, 0, None
         rest = chain.part(last.end, limit)
         whole = here.tokens >= last.end and not self._by_snapshot
         for row in self._tails.get(last, {}).values():
             shared = last.end + common(rest, row.chain.part(last.end, limit))
-            computed, promised = min(shared, row.kv_tokens), min(shared, row.prefill_tokens - 1)
+            computed, promised = min(shared, row.num_computed_tokens), min(shared, row.num_prefill_tokens - 1)
             if whole and computed > tokens:
                 tokens, source = computed, row
-            if promised > max(until, row.kv_tokens):
-                until, leader = promised, row
-        if leader is None or until <= tokens:
+            if promised > max(until, row.num_computed_tokens):
+                until, primary = promised, row
+        if primary is None or until <= tokens:
             return Found(here, tokens, source)
-        return Found(here, tokens, source, leader, until, until - tokens)
+        return Found(here, tokens, source, primary, until, until - tokens)
 
     def waits(self) -> None:
-        """One more request that waits for another."""
+        """Count a request that waits for a primary."""
         self._add(waited=1)
 
     def wait_for(self, found: Found) -> None:
-        """Somebody waits for this leader. It pauses where they part, so that they prefill their ends together, before its
-        own stream begins and they would have to fit beside it; where a model cannot be cut, its snapshot is made there."""
-        if found.leader is not None:
-            found.leader.add_boundary(found.until)
+        """Add a boundary to the primary where a waiting prompt departs from it. The primary pauses there, so that both prefill their
+        remainders together, before the primary's stream begins and slows the other's prefill. For a model that needs snapshots,
+        the snapshot is made there."""
+        if found.primary is not None:
+            found.primary.add_boundary(found.until)
 
     # -- a row's life ----------------------------------------------------------------------------
 
     def enter(self, row: Row, found: Found) -> Restore | None:
-        """The row begins with what was found."""
+        """Start a row with the result of its lookup."""
         if not self._enabled:
             return None
         chain, match = row.chain, found.match
@@ -192,7 +196,7 @@ class PrefixCache:
             hits_block=len(full),
             misses=whole - len(full),
             hits_sequence=int(found.tokens > (full[-1].end if full else 0)),
-            queried_tokens=row.prefill_tokens,
+            queried_tokens=row.num_prefill_tokens,
             hit_tokens=found.tokens,
         )
         if self._by_snapshot:
@@ -209,9 +213,10 @@ class PrefixCache:
         return Restore(found.tokens, blocks, found.source.id if found.source else None, snapshot)
 
     def _mark_boundaries(self, row: Row, found: Found) -> None:
-        """Where others may want to continue: before this prompt's end, where it leaves what is known and where its first
-        turn ends (however short the rest is, more will begin like this), at ends of turns, and regularly."""
-        end, size, first = row.prefill_tokens - 1, self._every, found.tokens + APART_TOKENS
+        """Set the boundaries at which other prompts are likely to continue: before this prompt's end; where it departs from the known
+        texts and where its first turn ends (however short the remainder, since more prompts will begin like this); at ends of
+        turns; and at regular intervals."""
+        end, size, first = row.num_prefill_tokens - 1, self._every, found.tokens + APART_TOKENS
         last = found.match.last
         shared, _ = last.nearest(row.chain.part(last.end, end))
         turns = [turn for turn in row.turns if turn <= end]
@@ -220,42 +225,42 @@ class PrefixCache:
         row.boundaries = [*sorted(place for place in wanted if first <= place < end), end]
 
     def computed(self, row: Row) -> list[Store]:
-        """What a row that goes on has ready to be stored: its full blocks, and a snapshot at a boundary."""
+        """Stores of a row that continues: its full blocks, and a snapshot at a boundary."""
         if row.node is None:
             return []
-        at = row.kv_tokens
-        cut = at if self._by_snapshot and row.snapshot_due(self._every) and at <= row.known_tokens else None
-        stores = self._store(row, min(at, row.known_tokens), cut)
+        at = row.num_computed_tokens
+        cut = at if self._by_snapshot and row.snapshot_due(self._every) and at <= row.num_tokens else None
+        stores = self._store(row, min(at, row.num_tokens), cut)
         if not row.prefilling:
             self._save(row.node)
         return stores
 
     def wants_storing(self, row: Row) -> bool:
-        """Whether a decoding row has a tail that is long, or a boundary."""
+        """Whether a decoding row has a long tail, or is at a boundary."""
         if row.node is None:
             return False
-        return row.known_tokens - row.node.end >= TAIL_TOKENS or (self._by_snapshot and row.snapshot_due(self._every))
+        return row.num_tokens - row.node.end >= TAIL_TOKENS or (self._by_snapshot and row.snapshot_due(self._every))
 
     def leave(self, row: Row) -> list[Store]:
-        """What a row leaves behind: all that it has, while it still is in the engine (F12)."""
+        """Stores of a row that ends: all of its KV, while the row is still in the engine (F12)."""
         if row.node is None:
             return []
-        at = min(row.kv_tokens, row.known_tokens)
+        at = min(row.num_computed_tokens, row.num_tokens)
         stores: list[Store] = []
-        if not self._by_snapshot or row.kv_tokens <= row.known_tokens:
+        if not self._by_snapshot or row.num_computed_tokens <= row.num_tokens:
             stores = self._store(row, at, at)
             self._save(row.node)
         self.gone(row)
         return stores
 
     def gone(self, row: Row) -> None:
-        """The row has no KV any more."""
+        """Detach a row that has no KV any more."""
         if row.node is not None:
             self._unsettle(row)
             row.node = None
 
     def _store(self, row: Row, end: int, cut: int | None) -> list[Store]:
-        """Full blocks up to `end`; with `cut` also the part of a block up to there, and its snapshot if one is needed."""
+        """Stores of full blocks up to `end`; with `cut` also the part of a block up to there, and its snapshot if one is needed."""
         stores: list[Store] = []
         size = self._index.sizes.block_size
         node = row.node
@@ -284,7 +289,7 @@ class PrefixCache:
         row.snapshot_at = cut
         if snapshot is None:
             return
-        self._hold(part)
+        self._pin_until_sent(part)
         self._save(part)
         if stores and stores[-1].start + sum(stores[-1].sizes) == cut:
             stores[-1] = attrs.evolve(stores[-1], snapshot=snapshot)
@@ -292,14 +297,15 @@ class PrefixCache:
             stores.append(Store(row.id, cut, (), (), snapshot))
 
     def _keep(self, row: Row, parent: Node, start: int, end: int, stores: list[Store]) -> Node | None:
-        """The node of these tokens; what is not there yet joins the last of `stores` if it continues it."""
+        """The node of these tokens. If it is not in memory yet, its store is added to `stores`, merged with the last one where it
+        continues that."""
         before = self._index.child(parent, row.chain.part(start, end))
         there = before is not None and before.block is not None
         node = self._index.insert(parent, row.chain.part(start, end))
         if node is None or there:
             return node
         assert node.block is not None
-        self._hold(node)
+        self._pin_until_sent(node)
         if stores and stores[-1].start + sum(stores[-1].sizes) == start and stores[-1].snapshot is None:
             last = stores[-1]
             stores[-1] = attrs.evolve(last, sizes=(*last.sizes, end - start), blocks=(*last.blocks, node.block))
@@ -331,7 +337,7 @@ class PrefixCache:
         )
 
     def wanted_parts(self, found: Found) -> list[tuple[Node, bool]]:
-        """The nodes to bring, and whether with their snapshot: only the last one's is continued."""
+        """The nodes to read, each with whether its snapshot is needed: only that of the last node is."""
         return [(node, self._by_snapshot and node is found.missing[-1]) for node in found.missing]
 
     def pin(self, nodes: Iterable[Node]) -> None:
@@ -354,7 +360,7 @@ class PrefixCache:
             self._index.not_on_disk(key)
 
     def loaded(self, ticket: int, pieces: Iterable[Piece]) -> list[Load]:
-        """Blocks for what came, as far as there is room. From now on they are in memory like any other."""
+        """Assign blocks to pieces that were read, as far as there is room. From now on they are in memory like any other."""
         loads: list[Load] = []
         for place, piece in enumerate(pieces):
             node = self._index.known(piece.key)
@@ -364,16 +370,16 @@ class PrefixCache:
                 made = self._index.insert(node.parent, node.tokens)
                 if made is None or made.block is None:
                     break
-                self._hold(made)
+                self._pin_until_sent(made)
                 loads.append(Load(made.block, piece.payload, ticket, place))
                 self._add(hits_disk=1)
             if piece.snapshot is not None and (snapshot := self._index.add_snapshot(node)) is not None:
-                self._hold(node)
+                self._pin_until_sent(node)
                 loads.append(Load(snapshot, piece.snapshot, ticket, place, snapshot=True))
         return loads
 
     def _save(self, node: Node | None) -> None:
-        """Put what leads here on the list for the disk."""
+        """Queue a node and its ancestors for the disk."""
         nodes: list[Node] = []
         while self.saves and node is not None and node.parent is not None and not (node.queued or self._is_saved(node)):
             node.queued = True
@@ -389,7 +395,7 @@ class PrefixCache:
         return (node.on_disk and (node.snapshot is None or node.snapshot_on_disk)) or node.key in self._underway
 
     def next_run(self, most_bytes: int) -> Saving | None:
-        """What should go to disk next, of one chain: what is still in memory and not on disk yet."""
+        """The next nodes of one chain to write to disk: those in memory that are not on disk yet."""
         while self._unsaved:
             nodes = self._unsaved.popleft()
             for node in nodes:
@@ -435,22 +441,22 @@ class PrefixCache:
     # -- all of it -------------------------------------------------------------------------------
 
     def freed(self) -> tuple[BlockId, ...]:
-        """What the plan that was just made evicts."""
+        """Ids that the composed plan evicts."""
         freed = self._index.freed()
         for node in self._fresh:
             self._index.unpin(node)
         self._fresh.clear()
         return freed
 
-    def _hold(self, node: Node) -> None:
+    def _pin_until_sent(self, node: Node) -> None:
         self._index.pin(node)
         self._fresh.append(node)
 
     def shrink(self, excess_bytes: int) -> None:
-        """Under memory pressure what may be needed makes room for what is."""
+        """Evict cached blocks under memory pressure, to make room for rows."""
         self._index.shrink(excess_bytes)
 
-    def facts(self) -> CacheFacts:
+    def stats(self) -> CacheStats:
         index = self._index
         return attrs.evolve(
             self._count,
@@ -458,7 +464,7 @@ class PrefixCache:
             snapshots=index.snapshots,
             bytes=index.bytes,
             capacity_bytes=index.sizes.capacity_bytes,
-            capacity_blocks=index.sizes.most_blocks,
+            capacity_blocks=index.sizes.max_blocks,
             evicted_blocks=index.counts.evicted_blocks,
             evicted_snapshots=index.counts.evicted_snapshots,
             refused=index.counts.refused,

@@ -1,6 +1,6 @@
-"""The prefix index: which tokens' KV is kept, where, and what may go. Pure: no clock, no disk, no arrays.
+"""The prefix tree: which tokens' KV is cached, where, and what may be evicted. Pure: no clock, no disk, no arrays.
 
-One tree serves both ways to find something. Full blocks are found by key, one dictionary lookup each.
+One tree serves two kinds of lookup. Full blocks are found by key, one dictionary lookup each.
 Where they end, the children of the last one are sorted by their tokens, so the one that shares the
 most with the rest of a prompt is a neighbour of where the rest would be inserted: that gives reuse at
 token granularity - a prompt that departs inside a block, or ends in one, or a text whose last block is
@@ -24,7 +24,7 @@ from trouper.protocol.blocks import TOKEN_BYTES
 from trouper.protocol.plans import BlockId
 
 NODE_COST = 1024
-"""Bytes that a node takes in this process besides its KV, so that even empty blocks are bounded."""
+"""Bytes of a node in this process besides its KV, so that even the number of empty blocks is bounded."""
 _tokens = itemgetter(0)
 
 Digest = Callable[[bytes], bytes]
@@ -40,7 +40,7 @@ def token_bytes(tokens: Iterable[int]) -> bytes:
 
 
 def common(a: bytes, b: bytes) -> int:
-    """How many tokens two token strings share from their beginning."""
+    """Number of tokens in the common prefix of two token strings."""
     size = min(len(a), len(b))
     a, b = a[:size], b[:size]
     if a == b:
@@ -53,28 +53,29 @@ def common(a: bytes, b: bytes) -> int:
 
 @attrs.define(eq=False)
 class Node:
-    """Some tokens after others. Usable while its block is in memory or on disk."""
+    """A node of the prefix tree: the tokens of one block after those of its parent. It is usable while its block is in memory or
+    on disk."""
 
     key: bytes
     parent: Node | None
     tokens: bytes
     end: int
-    """Tokens from the root to the end of this node."""
+    """Number of tokens from the root to the end of this node."""
     block: BlockId | None = None
     snapshot: BlockId | None = None
     on_disk: bool = False
     snapshot_on_disk: bool = False
     queued: bool = False
-    """It is on a list of what should go to disk."""
+    """Whether the node is on a list of nodes to write to disk."""
     pins: int = 0
-    below: int = 0
-    """Children that are held."""
+    resident_children: int = 0
+    """Number of children that are resident."""
     used: int = 0
     snapshot_used: int = 0
     _order: list[tuple[bytes, Node]] = attrs.field(factory=list)
-    """Children by their tokens."""
+    """Children, sorted by their tokens."""
 
-    def __lt__(self, other: Node) -> bool:  # Siblings never have equal tokens; heaps never equal stamps.
+    def __lt__(self, other: Node) -> bool:  # Siblings have distinct tokens, and entries of a heap distinct stamps.
         return self.key < other.key
 
     @property
@@ -90,9 +91,9 @@ class Node:
         return self.block is not None or self.on_disk
 
     @property
-    def held(self) -> bool:
-        """It is in memory or in use, or leads to such a node: what it continues stays in memory."""
-        return self.block is not None or self.pins > 0 or self.below > 0
+    def is_resident(self) -> bool:
+        """Whether the node or a descendant is in memory or pinned. The parent of a resident node is not evicted."""
+        return self.block is not None or self.pins > 0 or self.resident_children > 0
 
     @property
     def has_snapshot(self) -> bool:
@@ -102,10 +103,10 @@ class Node:
     def children(self) -> Iterator[Node]:
         return (node for _, node in self._order)
 
-    def adopt(self, child: Node) -> None:
+    def attach(self, child: Node) -> None:
         insort(self._order, (child.tokens, child))
 
-    def disown(self, child: Node) -> None:
+    def detach(self, child: Node) -> None:
         del self._order[bisect_left(self._order, (child.tokens, child))]
 
     def nearest(self, rest: bytes) -> tuple[int, Node | None]:
@@ -134,7 +135,7 @@ class Node:
 
 
 class Chain:
-    """The tokens of one text, and the keys of its full blocks, computed once and only as far as somebody looks (F7)."""
+    """The tokens of one text, and the keys of its full blocks. A key is computed once, at its first lookup (F7)."""
 
     def __init__(self, root: Node, tokens: bytes, block_size: int, digest: Digest = sha256) -> None:
         self.root, self.tokens = root, bytearray(tokens)
@@ -152,7 +153,7 @@ class Chain:
         return bytes(self.tokens[start * TOKEN_BYTES : end * TOKEN_BYTES])
 
     def key(self, place: int) -> bytes:
-        """Of full block number `place`."""
+        """Key of full block number `place`."""
         keys, step = self._keys, self._step
         if place < len(keys):
             return keys[place]
@@ -163,8 +164,8 @@ class Chain:
         return key
 
 
-class Orphan(NamedTuple):
-    """On disk, but what it continues is not known: another tenant's root, or a text that was not seen yet."""
+class PendingNode(NamedTuple):
+    """A node on disk whose parent is not known yet: the root of another tenant, or a text that was not seen yet."""
 
     tokens: bytes
     payload: bool
@@ -172,17 +173,17 @@ class Orphan(NamedTuple):
 
 
 class Match(NamedTuple):
-    """What of a text is there. `nodes` from the root on; the last may be used in part."""
+    """The cached prefix of a text. `nodes`: the nodes from the root on; the last one may be used in part."""
 
     nodes: tuple[Node, ...]
     tokens: int
     last: Node
-    """The last full block that matched (or the root): whoever computes more continues here."""
+    """The last full block that matched (or the root). A row that computes more continues here."""
 
 
 @attrs.frozen(kw_only=True)
 class Sizes:
-    """Bytes of KV: what decides how much fits."""
+    """Sizes of KV in bytes, and the capacity of the cache."""
 
     block_size: int
     token_bytes: int
@@ -191,26 +192,26 @@ class Sizes:
     capacity_blocks: int | None = None
 
     @property
-    def most_blocks(self) -> int:
-        """How many full blocks fit."""
+    def max_blocks(self) -> int:
+        """Number of full blocks that fit."""
         fit = self.capacity_bytes // (self.block_size * self.token_bytes + NODE_COST)
         return min(fit, self.capacity_blocks or fit)
 
 
 @attrs.define
 class Counts:
-    """Since the start."""
+    """Counters since the start."""
 
     evicted_blocks: int = 0
     evicted_snapshots: int = 0
     refused: int = 0
-    """Stores for which everything else was in use."""
+    """Stores that found no room, since all other nodes were in use."""
     collisions: int = 0
-    """Keys that were equal for other tokens: misses."""
+    """Lookups whose key was that of other tokens. They count as misses."""
 
 
 class Index:
-    """The tree. Ids of blocks and snapshots are handed out here, and come back in `freed` when they may be forgotten."""
+    """The prefix tree. It assigns the ids of blocks and snapshots, and `freed` returns those that may be evicted."""
 
     def __init__(self, namespace: bytes, sizes: Sizes, digest: Digest = sha256) -> None:
         self.namespace, self.sizes = namespace, sizes
@@ -220,14 +221,14 @@ class Index:
         self._roots: dict[bytes, Node] = {}
         self._ids = count()
         self._clock = count(1)
-        self._old: list[tuple[int, int, Node]] = []
+        self._eviction_heap: list[tuple[int, int, Node]] = []
         """Candidates for eviction, oldest first: (stamp, 0 for a snapshot or 1 for a block, node). Entries whose stamp
         is no longer the node's are void."""
         self._freed: list[BlockId] = []
-        self._orphans: dict[bytes, dict[bytes, Orphan]] = {}
-        """By the key of what they continue, then by their own."""
-        self._orphaned: dict[bytes, bytes] = {}
-        """The first of these by the second."""
+        self._pending: dict[bytes, dict[bytes, PendingNode]] = {}
+        """Pending nodes by the key of their parent, then by their own key."""
+        self._pending_parents: dict[bytes, bytes] = {}
+        """Keys of the parents of pending nodes, by the node's own key."""
         self.bytes = 0
         self.blocks = 0
         self.snapshots = 0
@@ -235,18 +236,18 @@ class Index:
     # -- finding ---------------------------------------------------------------------------------
 
     def root(self, salt: str = "") -> Node:
-        """Where texts of this salt begin. Texts of different salts never meet."""
+        """Root of the texts with this salt. Texts of different salts never share a node."""
         key = self._digest(self.namespace + salt.encode())
         if key not in self._roots:
             self._roots[key] = Node(key, None, b"", 0, pins=1)
-            self._reunite(self._roots[key])
+            self._link_pending(self._roots[key])
         return self._roots[key]
 
     def chain(self, tokens: bytes, salt: str = "") -> Chain:
         return Chain(self.root(salt), tokens, self.sizes.block_size, self._digest)
 
     def match(self, chain: Chain, limit: int, *, at_snapshot: bool = False) -> Match:
-        """The longest beginning of `chain`, at most `limit` tokens, that is in memory or on disk; with `at_snapshot`
+        """The longest prefix of `chain`, at most `limit` tokens, that is in memory or on disk; with `at_snapshot`
         the longest at whose end there is a snapshot, too."""
         nodes = self._full_blocks(chain, limit)
         last = nodes[-1] if nodes else chain.root
@@ -276,7 +277,8 @@ class Index:
         return tuple(found)
 
     def _with_snapshot(self, chain: Chain, nodes: tuple[Node, ...], limit: int) -> tuple[Node, ...]:
-        """As far as there is a snapshot. It may be in the middle of a block of `nodes`: whoever was cut there went on."""
+        """The longest match that ends at a snapshot. The snapshot may be in the middle of a block of `nodes`, where an earlier text
+        was cut and continued."""
         for full in range(len(nodes), -1, -1):
             node = nodes[full - 1] if full else chain.root
             part = node.continued(self._rest(chain, node, limit))
@@ -287,11 +289,11 @@ class Index:
         return ()
 
     def _rest(self, chain: Chain, node: Node, limit: int) -> bytes:
-        """What would be in a child of this node."""
+        """The tokens that a child of this node would have."""
         return chain.part(node.end, min(limit, node.end + self.sizes.block_size))
 
     def child(self, parent: Node, tokens: bytes) -> Node | None:
-        """The node of exactly these tokens, wherever its bytes are."""
+        """The child with exactly these tokens, be its bytes in memory, on disk or neither."""
         node = self._nodes.get(self._digest(parent.key + tokens))
         return node if node is not None and node.parent is parent and node.tokens == tokens else None
 
@@ -308,25 +310,25 @@ class Index:
         if node is not None and node.block is not None:
             self.touch((node,))
             return node
-        held = node or parent
-        self.pin(held)  # Room must not be made of what is about to be continued.
+        pinned = node or parent
+        self.pin(pinned)  # Making room must not evict the node that is continued.
         if self.make_room(self._cost(len(tokens) // TOKEN_BYTES), blocks=1):
             node = node or self._add(key, parent, tokens)
             self._fill(node)
         else:
             self.counts.refused += 1
             node = None
-        self.unpin(held)
+        self.unpin(pinned)
         return node
 
     def _fill(self, node: Node) -> None:
-        if not node.held:
-            self._hold(node.parent)
+        if not node.is_resident:
+            self._add_resident_child(node.parent)
         node.block = BlockId(next(self._ids))
         self.bytes += self._cost(node.size)
         self.blocks += 1
         self.touch((node,))
-        self._reunite(node)
+        self._link_pending(node)
 
     def add_snapshot(self, node: Node) -> BlockId | None:
         """The id of a new snapshot of this node; None if it has one, or there is no room."""
@@ -344,7 +346,7 @@ class Index:
         return node.snapshot
 
     def touch(self, nodes: Iterable[Node]) -> None:
-        """They were of use just now."""
+        """Mark nodes as used now."""
         stamp = next(self._clock)
         for node in nodes:
             node.used = stamp
@@ -352,51 +354,51 @@ class Index:
 
     def used_snapshot(self, node: Node) -> None:
         node.snapshot_used = next(self._clock)
-        heapq.heappush(self._old, (node.snapshot_used, 0, node))
+        heapq.heappush(self._eviction_heap, (node.snapshot_used, 0, node))
 
     def pin(self, node: Node) -> None:
-        """In use: neither it nor what it continues is evicted."""
-        if not node.held:
-            self._hold(node.parent)
+        """Pin a node: neither the node nor its ancestors are evicted."""
+        if not node.is_resident:
+            self._add_resident_child(node.parent)
         node.pins += 1
 
     def unpin(self, node: Node) -> None:
         node.pins -= 1
         assert node.pins >= 0, "unpinned more often than pinned"
-        if not node.held:
-            self._release(node.parent)
+        if not node.is_resident:
+            self._remove_resident_child(node.parent)
         self._offer(node)
         if node.snapshot is not None:
-            heapq.heappush(self._old, (node.snapshot_used, 0, node))
+            heapq.heappush(self._eviction_heap, (node.snapshot_used, 0, node))
         self._prune(node)
 
     def freed(self) -> tuple[BlockId, ...]:
-        """Ids that nobody refers to any more, since the last call."""
+        """Ids that were freed since the last call."""
         freed, self._freed = tuple(self._freed), []
         return freed
 
     # -- forgetting ------------------------------------------------------------------------------
 
     def make_room(self, cost: int, blocks: int = 0) -> bool:
-        """Evict the least recently used until so much more fits. False if what is left is in use."""
-        most, most_blocks = self.sizes.capacity_bytes, self.sizes.capacity_blocks
+        """Evict the least recently used nodes until `cost` more bytes fit. False if the remaining nodes are in use."""
+        most, max_blocks = self.sizes.capacity_bytes, self.sizes.capacity_blocks
         if cost > most:
             return False
-        while self.bytes + cost > most or (most_blocks is not None and self.blocks + blocks > most_blocks):
+        while self.bytes + cost > most or (max_blocks is not None and self.blocks + blocks > max_blocks):
             if not self._evict_oldest():
                 return False
         return True
 
     def shrink(self, excess: int) -> int:
-        """Evict so many bytes, or what can be; how many it was. For memory pressure."""
+        """Evict `excess` bytes, or as many as possible, under memory pressure. Returns the number of evicted bytes."""
         before = self.bytes
         while before - self.bytes < excess and self._evict_oldest():
             pass
         return before - self.bytes
 
     def _evict_oldest(self) -> bool:
-        while self._old:
-            stamp, kind, node = heapq.heappop(self._old)
+        while self._eviction_heap:
+            stamp, kind, node = heapq.heappop(self._eviction_heap)
             if kind == 0 and node.snapshot is not None and stamp == node.snapshot_used and not node.pins:
                 self._forget_snapshot(node)
                 self.counts.evicted_snapshots += 1
@@ -410,14 +412,14 @@ class Index:
         return False
 
     def _evictable(self, node: Node) -> bool:
-        return node.block is not None and not node.pins and not node.below
+        return node.block is not None and not node.pins and not node.resident_children
 
     def _offer(self, node: Node) -> None:
         if self._evictable(node):
-            heapq.heappush(self._old, (node.used, 1, node))
-        if len(self._old) > 64 + 4 * (self.blocks + self.snapshots):
-            self._old = list({entry for entry in self._old if self._valid(entry)})
-            heapq.heapify(self._old)
+            heapq.heappush(self._eviction_heap, (node.used, 1, node))
+        if len(self._eviction_heap) > 64 + 4 * (self.blocks + self.snapshots):
+            self._eviction_heap = list({entry for entry in self._eviction_heap if self._valid(entry)})
+            heapq.heapify(self._eviction_heap)
 
     def _valid(self, entry: tuple[int, int, Node]) -> bool:
         stamp, kind, node = entry
@@ -431,23 +433,23 @@ class Index:
         node.block = None
         self.bytes -= self._cost(node.size)
         self.blocks -= 1
-        self._release(node.parent)
+        self._remove_resident_child(node.parent)
         if node.snapshot is not None and not node.on_disk:
             self._forget_snapshot(node)
 
-    def _hold(self, parent: Node | None) -> None:
-        """One more child of it is held; if it is the first, it is held from now on, too."""
+    def _add_resident_child(self, parent: Node | None) -> None:
+        """Count one more resident child. A node whose first child becomes resident becomes resident itself, and so on upwards."""
         while parent is not None:
-            held = parent.held
-            parent.below += 1
-            parent = None if held else parent.parent
+            resident = parent.is_resident
+            parent.resident_children += 1
+            parent = None if resident else parent.parent
 
-    def _release(self, parent: Node | None) -> None:
-        """One child of it is not held any more."""
+    def _remove_resident_child(self, parent: Node | None) -> None:
+        """Count one resident child less, and so on upwards."""
         while parent is not None:
-            parent.below -= 1
+            parent.resident_children -= 1
             self._offer(parent)
-            parent = None if parent.held else parent.parent
+            parent = None if parent.is_resident else parent.parent
 
     def _forget_snapshot(self, node: Node) -> None:
         assert node.snapshot is not None
@@ -457,19 +459,19 @@ class Index:
         self.snapshots -= 1
 
     def _prune(self, node: Node) -> None:
-        """Remove nodes that are nowhere and lead nowhere."""
+        """Remove nodes that are neither in memory nor on disk and have no children."""
         while (parent := node.parent) is not None and not (
             node.usable or node.pins or node._order or self._nodes.get(node.key) is not node
         ):
             del self._nodes[node.key]
-            parent.disown(node)
+            parent.detach(node)
             node = parent
 
     def _add(self, key: bytes, parent: Node, tokens: bytes) -> Node:
         node = Node(key, parent, tokens, parent.end + len(tokens) // TOKEN_BYTES)
         assert parent.size in (0, self.sizes.block_size), "only full blocks are continued"
         self._nodes[key] = node
-        parent.adopt(node)
+        parent.attach(node)
         return node
 
     def _cost(self, size: int) -> int:
@@ -478,29 +480,30 @@ class Index:
     # -- the disk --------------------------------------------------------------------------------
 
     def on_disk(self, parent_key: bytes, key: bytes, tokens: bytes, *, payload: bool, snapshot: bool) -> None:
-        """The disk has this. It is found once what it continues is known."""
+        """Record a node on disk. It can be found once its parent is known."""
         parent = self._nodes.get(parent_key) or self._roots.get(parent_key)
         if parent is not None:
-            self._learn([(parent, key, Orphan(tokens, payload, snapshot))])
+            self._learn([(parent, key, PendingNode(tokens, payload, snapshot))])
             return
-        siblings = self._orphans.setdefault(parent_key, {})
-        before = siblings.get(key, Orphan(tokens, payload=False, snapshot=False))
-        siblings[key] = Orphan(tokens, payload or before.payload, snapshot or before.snapshot)
-        self._orphaned[key] = parent_key
+        siblings = self._pending.setdefault(parent_key, {})
+        before = siblings.get(key, PendingNode(tokens, payload=False, snapshot=False))
+        siblings[key] = PendingNode(tokens, payload or before.payload, snapshot or before.snapshot)
+        self._pending_parents[key] = parent_key
 
-    def _learn(self, found: list[tuple[Node, bytes, Orphan]]) -> None:
-        """With their parents and keys. What continues them is next. (No recursion: a text is thousands of blocks.)"""
+    def _learn(self, found: list[tuple[Node, bytes, PendingNode]]) -> None:
+        """Add nodes of the disk with their parents and keys, then the pending nodes that continue them. (The loop replaces a
+        recursion, since a text has thousands of blocks.)"""
         learnt = list[Node]()
         while found:
-            parent, key, orphan = found.pop()
+            parent, key, pending = found.pop()
             node = self._nodes.get(key)
-            if node is None and self._continues(parent, key, orphan.tokens):
-                node = self._add(key, parent, orphan.tokens)
-            if node is not None and node.parent is parent and node.tokens == orphan.tokens:
-                node.on_disk |= orphan.payload
-                node.snapshot_on_disk |= orphan.snapshot
+            if node is None and self._continues(parent, key, pending.tokens):
+                node = self._add(key, parent, pending.tokens)
+            if node is not None and node.parent is parent and node.tokens == pending.tokens:
+                node.on_disk |= pending.payload
+                node.snapshot_on_disk |= pending.snapshot
                 learnt.append(node)
-                found += self._adopted(node)
+                found += self._take_pending(node)
         for node in reversed(learnt):
             self._prune(node)
 
@@ -509,20 +512,20 @@ class Index:
         sound = parent.size in (0, full) and 0 < len(tokens) <= full * TOKEN_BYTES
         return sound and self._digest(parent.key + tokens) == key
 
-    def _adopted(self, node: Node) -> list[tuple[Node, bytes, Orphan]]:
-        orphans = self._orphans.pop(node.key, {})
-        for key in orphans:
-            del self._orphaned[key]
-        return [(node, key, orphan) for key, orphan in orphans.items()]
+    def _take_pending(self, node: Node) -> list[tuple[Node, bytes, PendingNode]]:
+        pending = self._pending.pop(node.key, {})
+        for key in pending:
+            del self._pending_parents[key]
+        return [(node, key, pending) for key, pending in pending.items()]
 
-    def _reunite(self, node: Node) -> None:
-        """It is known from now on."""
-        if node.key in self._orphans:
-            self._learn(self._adopted(node))
+    def _link_pending(self, node: Node) -> None:
+        """Link the pending nodes of a node that has become known."""
+        if node.key in self._pending:
+            self._learn(self._take_pending(node))
 
     def not_on_disk(self, key: bytes) -> None:
-        """The disk does not have it any more, or never had it right."""
-        self._disinherit(key)
+        """Record that the disk no longer has this node, or has it damaged."""
+        self._drop_pending(key)
         node = self._nodes.get(key)
         if node is not None:
             node.on_disk = node.snapshot_on_disk = False
@@ -530,16 +533,16 @@ class Index:
                 self._forget_snapshot(node)
             self._prune(node)
 
-    def _disinherit(self, key: bytes) -> None:
+    def _drop_pending(self, key: bytes) -> None:
         """An orphan is gone before anybody knew it."""
-        parent_key = self._orphaned.pop(key, None)
+        parent_key = self._pending_parents.pop(key, None)
         if parent_key is not None:
-            del self._orphans[parent_key][key]
-            if not self._orphans[parent_key]:
-                del self._orphans[parent_key]
+            del self._pending[parent_key][key]
+            if not self._pending[parent_key]:
+                del self._pending[parent_key]
 
     def nodes(self) -> Iterator[Node]:
-        """Every node, for checks and for showing."""
+        """All nodes, for checks and displays."""
         return iter(self._nodes.values())
 
     def known(self, key: bytes) -> Node | None:

@@ -1,4 +1,4 @@
-"""What the scheduler keeps of one request that has a row, and when its answer ends. Pure but for the replies."""
+"""A row: the scheduler's state of one admitted request, and the end of its answer. Pure except for the replies."""
 
 from __future__ import annotations
 
@@ -28,37 +28,37 @@ class Row:
     tokenizer: Tokenizer
     text: TextStream
     ends: frozenset[int]
-    """Token ids that end the answer."""
+    """Ids of tokens that end the answer."""
     chain: Chain
-    """Prompt and answer as the prefix cache knows them."""
-    unplanned: int
+    """Prompt and output tokens, as the prefix cache knows them."""
+    num_unscheduled_tokens: int
     """Tokens that no plan prefills yet."""
-    resumed: int = 0
+    num_resumed_tokens: int = 0
     """Tokens of the answer that it had when it entered the engine, which prefills them behind the prompt; 0: it had none, or
     never was there before."""
-    planned: int = 0
-    produced: int = 0
+    num_scheduled_tokens: int = 0
+    num_output_tokens: int = 0
     record: Record | None = None
-    """Of its drafts; None: it never drafts."""
-    hoped: int = 0
-    """What it may draft in plans that are not answered."""
+    """History of the row's drafts; None: the row never drafts."""
+    num_draft_tokens: int = 0
+    """Maximum number of tokens that the row drafts in unanswered plans."""
     dropped: bool = False
-    """A plan told the engine, or the next one will, to forget it."""
+    """Whether a sent plan or the next plan drops the row from the engine."""
     node: Node | None = None
-    """What the index holds of it ends here; None: nothing of it is kept."""
+    """Node of the prefix tree at which the row's stored blocks end; None: nothing of the row is stored."""
     boundaries: list[int] = attrs.field(factory=list)
-    """Where a prefill chunk must end, since a snapshot is wanted there; ascending."""
+    """Numbers of tokens at which a prefill chunk must end, for a snapshot; ascending."""
     snapshot_at: int = 0
-    """Tokens at the last snapshot."""
-    cached_tokens: int = 0
-    """Of the prompt, so many were not computed."""
+    """Number of tokens at the last snapshot."""
+    num_cached_tokens: int = 0
+    """Number of prompt tokens that came from the cache."""
     since: float = 0.0
-    """When it was started; trio's time."""
+    """Time of admission, on trio's clock."""
     first_token_at: float | None = None
     scores: list[TokenLogprobs] = attrs.field(factory=list)
-    """The prompt's, if they are wanted, until the first token."""
+    """Log-probabilities of the prompt, if requested, until the first output token."""
     now: float = 0.0
-    """When the step of the token at hand was answered."""
+    """Time of the result with the current token."""
 
     @classmethod
     def of(cls, row: RowId, admitted: Admitted, standing: Standing, tokenizer: Tokenizer, chain: Chain) -> Row:
@@ -71,107 +71,116 @@ class Row:
         has read is sampled again. `chain`: prompt and answer, which both rows may have in common."""
         return Row(
             row, self.admitted, self.standing, self.tokenizer, self.text, self.ends, chain,
-            unplanned=self.prompt_tokens + self.produced, resumed=self.produced, planned=self.produced,
-            produced=self.produced, record=self.record, cached_tokens=self.cached_tokens, since=self.since,
+            num_unscheduled_tokens=self.num_prompt_tokens + self.num_output_tokens, num_resumed_tokens=self.num_output_tokens, num_scheduled_tokens=self.num_output_tokens,
+            num_output_tokens=self.num_output_tokens, record=self.record, num_cached_tokens=self.num_cached_tokens, since=self.since,
             first_token_at=self.first_token_at, now=self.now,
         )  # fmt: skip
 
     @property
-    def prompt_tokens(self) -> int:
+    def num_prompt_tokens(self) -> int:
         return len(self.admitted.prompt)
 
     @property
-    def prefill_tokens(self) -> int:
-        """What it prefills, or has from a cache: its prompt, and the answer's tokens if it resumes."""
-        return self.prompt_tokens + self.resumed
+    def num_prefill_tokens(self) -> int:
+        """Number of tokens that the row prefills or has from a cache: its prompt, and its output tokens if it resumes."""
+        return self.num_prompt_tokens + self.num_resumed_tokens
 
     @property
     def prefilling(self) -> bool:
-        return self.unplanned > 0
+        return self.num_unscheduled_tokens > 0
 
     @property
     def work(self) -> Work:
         request = self.admitted.submission.request
         if request.embed:
             return "embed"
-        return "text" if self.resumed or request.prompt_logprobs is None else "score"
+        return "text" if self.num_resumed_tokens or request.prompt_logprobs is None else "score"
 
     @property
-    def kv_tokens(self) -> int:
-        """What its KV holds once all sent plans are done; more, if drafts are right."""
-        return self.prompt_tokens + self.planned - 1 if self.unplanned == 0 else self.prefill_tokens - self.unplanned
+    def num_computed_tokens(self) -> int:
+        """Number of tokens in the row's KV once all sent plans are done; more, if drafts are accepted."""
+        return (
+            self.num_prompt_tokens + self.num_scheduled_tokens - 1
+            if self.num_unscheduled_tokens == 0
+            else self.num_prefill_tokens - self.num_unscheduled_tokens
+        )
 
     @property
-    def known_tokens(self) -> int:
-        """Prompt and answer, as far as it was read."""
-        return self.prompt_tokens + self.produced
+    def num_tokens(self) -> int:
+        """Number of prompt and output tokens that are known."""
+        return self.num_prompt_tokens + self.num_output_tokens
 
     @property
     def turns(self) -> list[int]:
-        """Where turns of the prompt end: after each token that would end an answer."""
+        """Ends of the turns of the prompt: after each token that would end an answer."""
         ends = self.tokenizer.eos_token_ids
         return [place + 1 for place, token in enumerate(self.admitted.prompt) if token in ends]
 
     @property
     def next_chunk(self) -> int:
-        """Tokens to prefill up to the next boundary, or to their end."""
-        at = self.kv_tokens
-        return next((place - at for place in self.boundaries if place > at), self.unplanned) if self.prefilling else 0
+        """Number of tokens to prefill up to the next boundary, or to the end of the prompt."""
+        at = self.num_computed_tokens
+        return (
+            next((place - at for place in self.boundaries if place > at), self.num_unscheduled_tokens)
+            if self.prefilling
+            else 0
+        )
 
     def add_boundary(self, place: int) -> None:
         if place not in self.boundaries:
             insort(self.boundaries, place)
 
     def snapshot_due(self, every: int) -> bool:
-        """Whether its rings and states are wanted as they are now."""
-        at = self.kv_tokens
+        """Whether a snapshot of the row's rings and states is due now."""
+        at = self.num_computed_tokens
         if at == self.snapshot_at:
             return False
         return (
             at in self.boundaries
-            if at < self.prefill_tokens
-            else at - max(self.snapshot_at, self.prefill_tokens) >= every
+            if at < self.num_prefill_tokens
+            else at - max(self.snapshot_at, self.num_prefill_tokens) >= every
         )
 
     @property
     def wants_token(self) -> bool:
         """Whether the prefill is planned and the answer is not yet planned to the end."""
-        return self.unplanned == 0 and self.planned < self.admitted.max_tokens
+        return self.num_unscheduled_tokens == 0 and self.num_scheduled_tokens < self.admitted.max_tokens
 
     @property
     def room(self) -> int:
-        """For so many tokens beyond the next plan's one there is surely room."""
-        return self.admitted.max_tokens - self.planned - self.hoped - 1
+        """Number of tokens, beyond the one of the next plan, for which the answer certainly has room."""
+        return self.admitted.max_tokens - self.num_scheduled_tokens - self.num_draft_tokens - 1
 
     @property
-    def withdrawn(self) -> bool:
-        return self.admitted.submission.withdrawn
+    def aborted(self) -> bool:
+        return self.admitted.submission.aborted
 
-    def start(self, cached_tokens: int, disk_tokens: int, now: float) -> None:
-        self.cached_tokens, self.since = cached_tokens, now
-        self.admitted.submission.reply(Started(cached_tokens, disk_tokens, now))
+    def start(self, num_cached_tokens: int, disk_tokens: int, now: float) -> None:
+        self.num_cached_tokens, self.since = num_cached_tokens, now
+        self.admitted.submission.reply(Started(num_cached_tokens, disk_tokens, now))
 
-    def take(self, token: int, logprobs: TokenLogprobs | None, now: float = 0.0) -> Finished | None:
-        """Commit one token. The Finished that it caused, already preceded by the last text. The one place that decides."""
+    def append_token(self, token: int, logprobs: TokenLogprobs | None, now: float = 0.0) -> Finished | None:
+        """Commit one token. Returns the `Finished` that it caused, after the last text was sent. Only here it is decided that an
+        answer ends."""
         self.now = now
-        if not self.produced:
+        if not self.num_output_tokens:
             self._begin()
-        self.produced += 1
+        self.num_output_tokens += 1
         self.chain.append(token)
         if token in self.ends:
             return self._finish("stop", (token,), None, None if token in self.tokenizer.eos_token_ids else token)
-        may_stop = self.produced > self.admitted.submission.request.min_tokens
+        may_stop = self.num_output_tokens > self.admitted.submission.request.min_tokens
         shown = self.text.push(self.tokenizer.token_bytes(token), may_stop=may_stop)
         if shown.stop is not None:
             self._say(shown.text, (token,), logprobs)
-            return Finished("stop", self.produced, shown.stop, now)
-        if self.produced == self.admitted.max_tokens:
+            return Finished("stop", self.num_output_tokens, shown.stop, now)
+        if self.num_output_tokens == self.admitted.max_tokens:
             return self._finish("length", (token,), logprobs, None, shown.text)
         self._say(shown.text, (token,), logprobs)
         return None
 
     def _begin(self) -> None:
-        """Its first token is there."""
+        """Handle the first output token."""
         self.first_token_at = self.now
         if self.admitted.submission.request.prompt_logprobs is not None:
             self.admitted.submission.reply(Scored(tuple(self.scores)))
@@ -183,8 +192,8 @@ class Row:
         rest = self.text.flush()
         self._say(text + rest.text, tokens, logprobs)
         if rest.stop is not None:
-            return Finished("stop", self.produced, rest.stop, self.now)
-        return Finished("stop" if reason == "stop" else "length", self.produced, matched, self.now)
+            return Finished("stop", self.num_output_tokens, rest.stop, self.now)
+        return Finished("stop" if reason == "stop" else "length", self.num_output_tokens, matched, self.now)
 
     def _say(self, text: str, tokens: tuple[int, ...], logprobs: TokenLogprobs | None) -> None:
         self.admitted.submission.reply(Delta(text, tokens, () if logprobs is None else (logprobs,), self.now))

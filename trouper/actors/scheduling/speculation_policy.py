@@ -1,7 +1,7 @@
-"""When drafts pay: measured acceptance against the measured cost of a step that verifies them (`draft_costs`). Pure.
+"""Speculation policy: measured acceptance against the measured cost of a step that verifies drafts (`draft_costs`). Pure.
 
-A row drafts nothing until it repeats something: while all are quiet the engine is only asked now and then who does, which
-costs no step anything.
+A row drafts nothing until its output repeats earlier tokens. While no row does, the engine is only asked periodically which
+rows repeat something, which does not lengthen a step.
 """
 
 from __future__ import annotations
@@ -13,108 +13,109 @@ import attrs
 import numpy as np
 
 from trouper.actors.scheduling.draft_costs import Costs, size_of
-from trouper.protocol.health import SpeculationFacts
+from trouper.protocol.health import SpeculationStats
 from trouper.protocol.plans import Plan, RowId, Stepped
 
 WATCH_EVERY = 8
-"""Plans, at most, and at most as many as there are rows. Then it is asked who repeats something, which costs a row some
-microseconds: an answer that begins to copy is found within so many tokens."""
-GRACE = 16
-"""Answers without a draft, after which a row has stopped repeating."""
-MARGIN = 1.05
-"""Drafts must promise so much more than a plain step."""
-HOPE = (3.0, 1.0)
-"""Of a row that begins to draft: so many right ones, so many wrong ones."""
-MEMORY = 0.85
-"""What an older answer counts, against the next one."""
-HOPELESS = 0.4
-"""Of a row's drafts fewer are right: it must repeat twice as much before it drafts again."""
-MOST_NEEDED = 64
+"""Maximum number of plans between two `Plan.watch` (or the number of rows, if that is smaller). A watch costs a row some
+microseconds, and an answer that begins to copy is found within this many tokens."""
+IDLE_LIMIT = 16
+"""Idle limit: number of steps without a draft after which a row counts as not repeating."""
+MIN_SPEED_UP = 1.05
+"""Minimum expected speed-up over plain steps for which drafts are allowed."""
+PRIOR = (3.0, 1.0)
+"""Prior counts of (accepted, rejected) drafted tokens of a row that begins to draft."""
+DECAY = 0.85
+"""Decay of the counts with each step."""
+MIN_ACCEPTANCE = 0.4
+"""Acceptance rate below which the match that a row needs before it drafts again is doubled."""
+MAX_REQUIRED_MATCH = 64
+"""Upper bound of the match that a row needs before it drafts."""
 
 
 @attrs.define(eq=False)
 class Record:
-    """What is known of one row's drafts."""
+    """History of one row's drafts."""
 
-    needs: int
-    """It drafts once so many of its last tokens stand somewhere before."""
-    least: int = attrs.field(default=attrs.Factory(lambda record: record.needs, takes_self=True))
+    required_match: int
+    """Number of the row's last tokens that must have occurred before, for the row to draft."""
+    least: int = attrs.field(default=attrs.Factory(lambda record: record.required_match, takes_self=True))
     right: float = 0.0
     wrong: float = 0.0
     asked: float = 1.0
     found: float = 1.0
-    quiet: int = GRACE
-    """Answers since it last drafted or repeated something."""
+    quiet: int = IDLE_LIMIT
+    """Steps since the row last drafted or repeated something."""
 
     @property
     def active(self) -> bool:
-        return self.quiet < GRACE
+        return self.quiet < IDLE_LIMIT
 
     @property
     def chance(self) -> float:
-        """That the next drafted token is right."""
-        return (self.right + HOPE[0]) / (self.right + self.wrong + sum(HOPE))
+        """Probability that the next drafted token is accepted."""
+        return (self.right + PRIOR[0]) / (self.right + self.wrong + sum(PRIOR))
 
     @property
     def finds(self) -> float:
-        """How often it has something to draft when it is asked."""
+        """Share of steps in which the row had something to draft when it was allowed to."""
         return self.found / self.asked
 
     def repeats(self, matched: int) -> None:
-        if matched >= self.needs:
+        if matched >= self.required_match:
             self.quiet = 0
 
     def drafted(self, tokens: int, right: int) -> None:
-        """It was asked; 0 tokens: it had nothing."""
-        self.asked = MEMORY * self.asked + 1
-        self.found = MEMORY * self.found + (tokens > 0)
+        """Learn from a step in which the row was allowed to draft; 0 tokens: the row had nothing to draft."""
+        self.asked = DECAY * self.asked + 1
+        self.found = DECAY * self.found + (tokens > 0)
         self.quiet += 1
         if not tokens:
             return
         self.quiet = 0
-        self.right = MEMORY * self.right + right
-        self.wrong = MEMORY * self.wrong + (right < tokens)
-        if self.chance < HOPELESS:
-            self.needs = min(2 * self.needs, MOST_NEEDED)
+        self.right = DECAY * self.right + right
+        self.wrong = DECAY * self.wrong + (right < tokens)
+        if self.chance < MIN_ACCEPTANCE:
+            self.required_match = min(2 * self.required_match, MAX_REQUIRED_MATCH)
             self.right = self.wrong = 0.0
-            self.quiet = GRACE
+            self.quiet = IDLE_LIMIT
         elif self.wrong < 0.1 * self.right:
-            self.needs = self.least
+            self.required_match = self.least
 
 
 class Drafter(Protocol):
-    """A row, as far as this concerns."""
+    """The part of a row that this policy reads."""
 
     @property
     def record(self) -> Record | None:
-        """None: it never drafts."""
+        """History of the row's drafts; None: the row never drafts."""
 
     @property
     def room(self) -> int:
-        """For so many tokens beyond the next plan's one there is room in its answer."""
+        """Number of tokens, beyond the one of the next plan, for which the answer has room."""
 
 
 class Speculation:
-    """Decides for each plan who drafts how much; learns from each answer."""
+    """Decides for each plan how much each row drafts, and learns from each result."""
 
-    def __init__(self, most: int, least: int, facts: SpeculationFacts) -> None:
-        """At most `most` tokens a draft; a match of `least` tokens is worth a try. Counters go on from `facts`."""
+    def __init__(self, most: int, least: int, stats: SpeculationStats) -> None:
+        """Maximum draft of `most` tokens; minimum match of `least` tokens. Counters continue from `stats`."""
         self._sizes = sorted({min(1 << power, most) for power in range(most.bit_length() + 1)})
         self._least = least
         self._costs = Costs()
         self._unwatched = WATCH_EVERY
         self._promised = 1.0
-        """Tokens a second with the last drafts, against plain steps."""
+        """Expected speed-up of the last drafts over plain steps."""
         self._repeating = False
-        """Somebody may: else nobody need be looked at."""
-        self.facts = facts
+        """Whether any row may repeat something. If not, no row need be examined."""
+        self.stats = stats
 
     def record(self) -> Record:
-        """Of a row that may draft."""
+        """New history, for a row that may draft."""
         return Record(self._least)
 
     def allow(self, rows: Sequence[Drafter]) -> tuple[tuple[int, ...], bool]:
-        """For the rows that decode, what each may draft, () if nobody; and whether to ask who repeats something."""
+        """Maximum drafts of the decoding rows, () if no row may draft; and whether the plan watches for rows that repeat something."""
         if not any(row.record is not None for row in rows):
             return (), False
         drafts = self._best(rows)
@@ -125,7 +126,7 @@ class Speculation:
         return drafts, watch
 
     def _best(self, rows: Sequence[Drafter]) -> tuple[int, ...]:
-        """The size, and the rows by how much they promise, that bring the most tokens a second."""
+        """The drafts with the highest expected tokens a second: one size, for the most promising rows."""
         if not self._repeating:
             return ()
         active = [
@@ -140,17 +141,17 @@ class Speculation:
             return ()
         promised, chosen, size = self._promise([(record, room) for _, record, room in active], len(rows))
         self._promised = promised
-        if promised <= MARGIN:
+        if promised <= MIN_SPEED_UP:
             return ()
         allowed = {active[one][0]: min(size, active[one][2]) for one in chosen}
         return tuple(allowed.get(place, 0) for place in range(len(rows)))
 
     def _promise(self, active: Sequence[tuple[Record, int]], rows: int) -> tuple[float, list[int], int]:
-        """(tokens a second against plain steps, which of the active rows, size) at best, of all sizes and of each size's most
-        promising rows, however many. A step takes longer only if somebody has something to draft."""
+        """The best (speed-up over plain steps, indices of active rows, size) over all sizes and, for each size, over all numbers of
+        its most promising rows. A step takes longer only if some row has something to draft."""
         chance, finds, room = np.array([(record.chance, record.finds, room) for record, room in active]).T
         sizes = self._costs.affordable(rows, self._sizes)
-        # Right ones among so many drafted tokens: those before the first wrong one.
+        # Expected number of accepted tokens of a draft: those before the first rejected one.
         expected = chance * (1 - chance ** np.minimum(np.array(sizes)[:, None], room)) / (1 - chance)
         order = np.argsort(-expected, axis=1, kind="stable")
         tokens = rows + np.cumsum(np.take_along_axis(finds * expected, order, axis=1), axis=1)
@@ -161,7 +162,7 @@ class Speculation:
         return float(gain[best, last]), order[best, : last + 1].tolist(), sizes[best]
 
     def answered(self, plan: Plan, stepped: Stepped, rows: Mapping[RowId, Drafter]) -> None:
-        """`rows`: those that are still there."""
+        """Learn from the result of a plan. `rows`: the rows that still exist."""
         said = {row: (tokens, right) for row, tokens, right in stepped.drafted}
         for row, most in zip(plan.decode, plan.drafts, strict=False):
             if most and row in rows and (record := rows[row].record) is not None:
@@ -177,23 +178,23 @@ class Speculation:
         self._count(plan, stepped, parked=parks)
 
     def _count(self, plan: Plan, stepped: Stepped, *, parked: bool) -> None:
-        facts = self.facts
+        stats = self.stats
         if parked and plan.decode:
-            facts = attrs.evolve(facts, parked_s=facts.parked_s + stepped.seconds)
+            stats = attrs.evolve(stats, parked_s=stats.parked_s + stepped.seconds)
         if stepped.drafted:
-            facts = attrs.evolve(
-                facts,
-                steps=facts.steps + 1,
-                drafts=facts.drafts + len(stepped.drafted),
-                drafted=facts.drafted + sum(tokens for _, tokens, _ in stepped.drafted),
-                accepted=facts.accepted + sum(right for _, _, right in stepped.drafted),
-                accepted_at=by_place(facts.accepted_at, (right for _, _, right in stepped.drafted)),
+            stats = attrs.evolve(
+                stats,
+                steps=stats.steps + 1,
+                drafts=stats.drafts + len(stepped.drafted),
+                drafted=stats.drafted + sum(tokens for _, tokens, _ in stepped.drafted),
+                accepted=stats.accepted + sum(right for _, _, right in stepped.drafted),
+                accepted_at=by_place(stats.accepted_at, (right for _, _, right in stepped.drafted)),
             )
-        self.facts = facts
+        self.stats = stats
 
 
 def by_place(before: tuple[int, ...], accepted: Iterable[int]) -> tuple[int, ...]:
-    """How often the first drafted token was right, the second, and so on."""
+    """Counts of accepted tokens by their index in a draft, with those of `accepted` added."""
     counts = list(before)
     for right in accepted:
         counts += [0] * (right - len(counts))

@@ -10,7 +10,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from trouper import heap
-from trouper.protocol.model import MemoryFacts
+from trouper.protocol.model import MemoryStats
 
 CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 """Files of a container's memory limit, in cgroup version 2 and 1."""
@@ -59,8 +59,8 @@ def memory_limit_bytes(sharers: int = 1) -> int:
     return (next((int(size) for size in known if size), 0) or _main_memory_bytes()) // sharers
 
 
-def memory_stats(sharers: int = 1) -> MemoryFacts:
-    return MemoryFacts(
+def memory_stats(sharers: int = 1) -> MemoryStats:
+    return MemoryStats(
         active_bytes=mx.get_active_memory(),
         spare_bytes=mx.get_cache_memory(),
         limit_bytes=memory_limit_bytes(sharers),

@@ -7,17 +7,17 @@ from typing import Any
 
 import attrs
 
-from trouper.actors.runtime.model_manager import Listed
+from trouper.actors.runtime.model_manager import ModelEntry
 from trouper.actors.runtime.runtime import Runtime
-from trouper.protocol.batch import BatchFacts
-from trouper.protocol.health import SchedulerFacts
+from trouper.protocol.batch import BatchStats
+from trouper.protocol.health import SchedulerStats
 from trouper.web.http.request_schema import COUNT, OBJECT, TEXT, Json, array, nullable
 
 NUMBER: Json = {"type": "number"}
 APART = ("cache", "speculation", "gaps", "step_tokens")
 """Fields of the scheduler's statistics that are left out here: those with a key of their own, and histograms, which are
 for /metrics."""
-COUNTERS = tuple(field.name for field in attrs.fields(SchedulerFacts) if field.name not in APART)
+COUNTERS = tuple(field.name for field in attrs.fields(SchedulerStats) if field.name not in APART)
 
 
 def open_object(properties: Json, *optional: str) -> Json:
@@ -88,14 +88,14 @@ class NewGaps:
 
     seen_count: int | None = None
 
-    def of(self, batch: BatchFacts) -> tuple[float, ...]:
+    def of(self, batch: BatchStats) -> tuple[float, ...]:
         """Return the gaps since the last call; none the first time, because they may be old."""
-        new = 0 if self.seen_count is None else batch.gap_count - self.seen_count
-        self.seen_count = batch.gap_count
-        return batch.gaps_s[-new:] if new > 0 else ()
+        new = 0 if self.seen_count is None else batch.inter_token_latency_count - self.seen_count
+        self.seen_count = batch.inter_token_latency_count
+        return batch.inter_token_latencies_s[-new:] if new > 0 else ()
 
 
-def model_body(listed: Listed, gaps: NewGaps) -> dict[str, Any]:
+def model_body(listed: ModelEntry, gaps: NewGaps) -> dict[str, Any]:
     """Format a model: with its statistics if it is loaded, else with the reason why it could not be loaded, if there is
     one."""
     body: dict[str, Any] = {"name": listed.names[0], "state": listed.state}
@@ -138,7 +138,7 @@ def _card(runtime: Runtime) -> dict[str, Any]:
     }
 
 
-def _batch(batch: BatchFacts, gaps: NewGaps) -> dict[str, Any]:
+def _batch(batch: BatchStats, gaps: NewGaps) -> dict[str, Any]:
     new = gaps.of(batch)
     return {
         "at": batch.at,

@@ -12,7 +12,7 @@ from prometheus_client import ProcessCollector, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from trouper.actors.runtime.model_manager import Listed
+from trouper.actors.runtime.model_manager import ModelEntry
 from trouper.actors.runtime.runtime import Runtime
 from trouper.protocol.version import VERSION
 from trouper.web.metrics.metric import MetricFamily, ModelScrape
@@ -61,7 +61,7 @@ class FamilyCollector(Collector):
 class Metrics(Collector):
     """The metrics of the app, in no registry, so that the registry of an embedding program is not touched."""
 
-    def __init__(self, listed: Callable[[], Sequence[Listed]]) -> None:
+    def __init__(self, listed: Callable[[], Sequence[ModelEntry]]) -> None:
         self._listed = listed
         self.requests = RequestCounts()
         self._responses: Counter[tuple[str, str, str]] = Counter()

@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.watches import Health
-from trouper.protocol.health import ChannelFacts
+from trouper.protocol.health import ChannelStats
 from trouper.protocol.histogram import Histogram
 
 Value = float | Histogram
@@ -25,7 +25,7 @@ class ModelScrape:
 
     runtime: Runtime
     health: Health
-    channels: tuple[ChannelFacts, ...]
+    channels: tuple[ChannelStats, ...]
 
 
 @attrs.frozen

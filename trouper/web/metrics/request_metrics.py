@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import attrs
 
-from trouper.protocol.health import NO_GAPS
+from trouper.protocol.health import NO_LATENCIES
 from trouper.protocol.histogram import Histogram
 from trouper.protocol.record import RequestRecord
 
@@ -50,8 +50,8 @@ MEASURES = (
     Measure(
         "vllm:request_time_per_output_token_seconds",
         "Mean time between the tokens of a complete answer.",
-        NO_GAPS,
-        _if_complete(lambda record: record.token_s),
+        NO_LATENCIES,
+        _if_complete(lambda record: record.mean_inter_token_latency_s),
     ),
     Measure(
         "vllm:e2e_request_latency_seconds",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import trio
 
 from trouper.protocol.capabilities import FEATURES
-from trouper.protocol.health import ChannelFacts, RankFacts
+from trouper.protocol.health import ChannelStats, RankStats
 from trouper.web.metrics.metric import Kind, Labelled, ModelMetric, ModelScrape
 from trouper.web.metrics.request_metrics import ModelRequestCounts
 
@@ -32,14 +32,14 @@ def _recovery(kind: Kind, name: str, field: str, help: str) -> ModelMetric[Model
     return ModelMetric(kind, name, help, lambda seen: int(getattr(seen.health.scheduler.recovery, field)))
 
 
-def _channel(kind: Kind, name: str, of: Callable[[ChannelFacts], float], help: str) -> ModelMetric[ModelScrape]:
+def _channel(kind: Kind, name: str, of: Callable[[ChannelStats], float], help: str) -> ModelMetric[ModelScrape]:
     def values(seen: ModelScrape) -> Iterable[Labelled]:
         return [((channel.name,), of(channel)) for channel in seen.channels]
 
     return ModelMetric(kind, name, help, values, ("channel",))
 
 
-def _rank(name: str, of: Callable[[RankFacts, int], float], help: str) -> ModelMetric[ModelScrape]:
+def _rank(name: str, of: Callable[[RankStats, int], float], help: str) -> ModelMetric[ModelScrape]:
     def values(seen: ModelScrape) -> Iterable[Labelled]:
         ranks = seen.health.ranks.ranks
         newest = max((rank.step for rank in ranks), default=-1)
@@ -48,7 +48,7 @@ def _rank(name: str, of: Callable[[RankFacts, int], float], help: str) -> ModelM
     return ModelMetric("gauge", name, help, values, ("rank",))
 
 
-def _silent_s(rank: RankFacts, _: int) -> float:
+def _silent_s(rank: RankStats, _: int) -> float:
     return max(0.0, trio.current_time() - rank.heard_at) if rank.rank else 0.0
 
 

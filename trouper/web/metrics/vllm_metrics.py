@@ -135,13 +135,13 @@ VLLM_METRICS: tuple[ModelMetric[ModelScrape], ...] = (
         "histogram",
         "vllm:inter_token_latency_seconds",
         "Between two tokens of a row.",
-        lambda seen: seen.health.scheduler.gaps,
+        lambda seen: seen.health.scheduler.inter_token_latency,
     ),
     ModelMetric(
         "histogram",
         "vllm:time_per_output_token_seconds",
         "The same by its older name, which dashboards still ask for.",
-        lambda seen: seen.health.scheduler.gaps,
+        lambda seen: seen.health.scheduler.inter_token_latency,
     ),
     ModelMetric(
         "histogram",

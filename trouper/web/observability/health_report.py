@@ -8,10 +8,10 @@ from typing import Any
 import attrs
 import trio
 
-from trouper.actors.runtime.model_manager import Listed
+from trouper.actors.runtime.model_manager import ModelEntry
 from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.watches import Health
-from trouper.protocol.health import RankFacts
+from trouper.protocol.health import RankStats
 from trouper.protocol.model import ModelCard
 from trouper.web.http.request_schema import OBJECT, TEXT, Json, array, closed
 
@@ -46,7 +46,7 @@ HEALTH = closed(
 )  # fmt: skip
 
 
-def health_body(listed: Sequence[Listed]) -> dict[str, Any]:
+def health_body(listed: Sequence[ModelEntry]) -> dict[str, Any]:
     """The default model's health (of another, while that one is not loaded), and with several models that of each."""
     loaded = [_model_body(entry.runtime) for entry in listed if entry.runtime is not None]
     body: dict[str, Any] = loaded[0] if loaded else {"status": "draining", "detail": "no model is loaded"}
@@ -55,7 +55,7 @@ def health_body(listed: Sequence[Listed]) -> dict[str, Any]:
     return body
 
 
-def _entry_body(entry: Listed) -> dict[str, Any]:
+def _entry_body(entry: ModelEntry) -> dict[str, Any]:
     if entry.runtime is not None:
         return {"state": entry.state} | _model_body(entry.runtime)
     return {"state": entry.state} if entry.problem is None else {"state": entry.state, "detail": entry.problem.message}
@@ -84,7 +84,7 @@ def self_check_body(card: ModelCard) -> dict[str, Any]:
     return attrs.asdict(card.self_check) | {"off": card.capabilities.off}
 
 
-def _rank(rank: RankFacts) -> dict[str, Any]:
+def _rank(rank: RankStats) -> dict[str, Any]:
     """`silent_s`: since its last sign of life. `directory`: a follower's; rank 0's is the server's."""
     silent_s = round(max(0.0, trio.current_time() - rank.heard_at), 3)
     directory = {} if rank.directory is None else {"directory": attrs.asdict(rank.directory)}
