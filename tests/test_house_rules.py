@@ -70,6 +70,16 @@ def test_a_file_name_exists_once() -> None:
     assert [name for name, count in names.items() if count > 1] == []
 
 
+def test_a_class_name_exists_once() -> None:
+    names = Counter(
+        node.name
+        for path in FILES
+        for node in ast.parse(path.read_text("utf-8")).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert [name for name, count in names.items() if count > 1] == []
+
+
 def test_the_core_of_the_scheduler_knows_no_trio() -> None:
     core = sorted((PACKAGE / "actors" / "scheduling").rglob("*.py"))
     assert len(core) > 10

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trouper.cli.conversation import COMMANDS, AskAgain, CommandRefused, Conversation, Leave, follow, question_in
+from trouper.cli.conversation import COMMANDS, AskAgain, CommandRefused, Conversation, EndOfChat, follow, question_in
 
 
 @pytest.fixture
@@ -181,5 +181,5 @@ def test_help_lists_every_command_and_quit_leaves(talked: Conversation) -> None:
     said = follow(talked, "/help").splitlines()
     assert [line.split()[0] for line in said[: len(COMMANDS)]] == list(COMMANDS)
     assert any("//" in line for line in said)
-    with pytest.raises(Leave):
+    with pytest.raises(EndOfChat):
         follow(talked, "/quit")

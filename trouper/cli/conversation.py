@@ -31,7 +31,7 @@ class CommandRefused(Exception):
     """A command that cannot be followed. The message says why."""
 
 
-class Leave(Exception):
+class EndOfChat(Exception):
     """Raised by /quit."""
 
 
@@ -215,7 +215,7 @@ def _file(path: str) -> Path:
 
 def _quit(_: Conversation, __: str) -> str:
     """leave"""
-    raise Leave
+    raise EndOfChat
 
 
 Command: TypeAlias = Callable[[Conversation, str], str]
@@ -242,7 +242,7 @@ def question_in(line: str) -> str | None:
 
 
 def follow(conversation: Conversation, line: str) -> str:
-    """Run a command, and return its output. Raises `CommandRefused`, `AskAgain` and `Leave`."""
+    """Run a command, and return its output. Raises `CommandRefused`, `AskAgain` and `EndOfChat`."""
     name, argument = _parted(line)
     command = COMMANDS.get(name)
     if command is None:

@@ -76,7 +76,7 @@ def _model(health: Health, rates: Rates) -> RenderableType:
 def _lines(health: Health, rates: Rates) -> Iterator[tuple[str, RenderableType]]:
     stats = health["cache_stats"]
     for name, seen in rates.seen.items():
-        yield name, Graph(seen)
+        yield name, StepPlot(seen)
     yield "rows", Text(f"{stats['active_sequences']} running, {stats['queued_requests']} waiting")
     done, errors, total = stats["requests_completed"], stats["requests_errored"], stats["total_requests"]
     yield "requests", Text(f"{done} done, {errors} failed, {total} in all")
@@ -107,7 +107,7 @@ def _bar(part: float, total: float) -> Text:
 
 
 @attrs.frozen
-class Graph:
+class StepPlot:
     """Render the last value and a sparkline, of as many of the newest values as there is room for."""
 
     _values: deque[float]

@@ -17,7 +17,7 @@ import click
 import trio
 
 from trouper.cli.exits import USAGE_ERROR
-from trouper.cli.rank_commands import LAUNCHER, ProcessSpec, RankGroup
+from trouper.cli.rank_commands import LAUNCHER, ProcessSpec, RankLauncher
 
 GRACE_S = 5.0
 """Time for processes to end by themselves after one of them has ended. Those that have not by then are killed."""
@@ -46,7 +46,7 @@ class Life:
 class Supervisor:
     """Keeps a group alive until it ends well, cannot live, or a signal comes."""
 
-    def __init__(self, group: RankGroup, restarts: int | None) -> None:
+    def __init__(self, group: RankLauncher, restarts: int | None) -> None:
         self._group, self._restarts = group, restarts
         self._life = Life()
         self._leaving = trio.Event()
@@ -130,7 +130,7 @@ class Supervisor:
             click.echo(prefix + held.decode(errors="replace"), err=err)
 
 
-async def supervise(group: RankGroup, restarts: int | None) -> int:
+async def supervise(group: RankLauncher, restarts: int | None) -> int:
     return await Supervisor(group, restarts).run()
 
 

@@ -29,7 +29,7 @@ class ProcessSpec:
     environment: dict[str, str] = attrs.field(repr=False)
 
 
-class RankGroup(Protocol):
+class RankLauncher(Protocol):
     """Processes that start and end together."""
 
     def processes(self) -> AbstractContextManager[list[ProcessSpec]]:

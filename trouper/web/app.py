@@ -99,7 +99,7 @@ def create_app(
     metrics = Metrics(models.listed)
     service = Service(models, settings, background, RequestLog(metrics.requests.observe, log_record, *observers))
     keys = Keys.of(settings)
-    edge, dialects = Edge(service, keys, metrics), (OpenAi(service), Responses(service), Anthropic(service))
+    edge, dialects = HttpEdge(service, keys, metrics), (OpenAi(service), Responses(service), Anthropic(service))
     app.before_request(edge.let_in)
     app.after_request(edge.sign)
     app.register_error_handler(HTTPException, edge.http_error)
@@ -115,7 +115,7 @@ def create_app(
     return app
 
 
-class Edge:
+class HttpEdge:
     """Checks and headers that apply to every request, the error handlers, and the health endpoints."""
 
     def __init__(self, service: Service, keys: Keys, metrics: Metrics) -> None:

@@ -14,7 +14,7 @@ import httpx2
 
 from trouper.cli import own_server
 from trouper.cli.client import NotTrouper, Where, client_of, first_model, refused_in_one_line
-from trouper.cli.conversation import COMMANDS, AskAgain, CommandRefused, Conversation, Leave, follow, question_in
+from trouper.cli.conversation import COMMANDS, AskAgain, CommandRefused, Conversation, EndOfChat, follow, question_in
 from trouper.cli.exits import refuse
 from trouper.cli.flags import Finite
 from trouper.cli.settings_file import file_read
@@ -106,7 +106,7 @@ def _handled(client: httpx2.Client, conversation: Conversation, line: str) -> bo
     except CommandRefused as refused:
         click.secho(str(refused), fg="red")
         return True
-    except Leave:
+    except EndOfChat:
         return False
     except AskAgain as again:
         question = again.question

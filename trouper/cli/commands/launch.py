@@ -11,7 +11,7 @@ import trio
 
 from trouper.cli.exits import refuse
 from trouper.cli.process_group import supervise
-from trouper.cli.rank_commands import Hosts, LocalRanks, RankGroup
+from trouper.cli.rank_commands import Hosts, LocalRanks, RankLauncher
 
 BACKENDS = ("any", "ring", "jaccl", "jaccl-ring", "nccl", "mpi")
 ON_THIS_MACHINE = ("ring", "nccl")
@@ -41,7 +41,7 @@ def launch(ranks: int, hostfile: Path | None, backend: str, restarts: int | None
     sys.exit(trio.run(supervise, group, restarts))
 
 
-def _group(ranks: int, hostfile: Path | None, backend: str, command: tuple[str, ...]) -> RankGroup:
+def _group(ranks: int, hostfile: Path | None, backend: str, command: tuple[str, ...]) -> RankLauncher:
     if hostfile is None and backend == "any":
         backend = "nccl" if _has_cuda() else "ring"
     if hostfile is None and backend in ON_THIS_MACHINE:
