@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 import pytest
 from mlx import nn
@@ -34,15 +33,13 @@ CERTAIN = TF32_CERTAIN if TF32 else 0.0
 """In logits, or in scores of a draw: scaled logits plus noise."""
 
 
-cpu_only = pytest.mark.skipif(
-    mx.default_device().type != mx.DeviceType.cpu,
-    reason="about what only a CPU does: it computes in float32, row by row",
-)
+def _on_a_cpu(reason: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(not device.is_cpu(), reason=reason)
 
 
-releases_late = pytest.mark.skipif(
-    mx.default_device().type != mx.DeviceType.cpu,
-    reason="about a CPU: a GPU holds what a step reads until it has run, so that a write of the next step may copy",
+cpu_only = _on_a_cpu("about what only a CPU does: it computes in float32, row by row")
+releases_late = _on_a_cpu(
+    "about a CPU: a GPU holds what a step reads until it has run, so that a write of the next step may copy"
 )
 
 

@@ -114,9 +114,11 @@ class CoreWorld:
         return drafted, dice.randint(0, drafted)
 
     def _order(self, order: DiskOrder) -> bool:
-        if isinstance(order, Write | Read):
+        """Take an order, or refuse it as a full channel does."""
+        taken = self.dice.random() < 0.95
+        if taken and isinstance(order, Write | Read):
             self.orders.append(order)
-        return self.dice.random() < 0.95 or isinstance(order, Write | Read)
+        return taken
 
     # -- what happens ----------------------------------------------------------------------------
 

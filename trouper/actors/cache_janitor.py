@@ -9,6 +9,7 @@ from collections.abc import Callable
 import attrs
 import trio
 
+from trouper.actors.runtime.channels import offer
 from trouper.protocol.health import MemoryStatus, SchedulerStats
 from trouper.protocol.model import MemoryStats
 from trouper.protocol.settings import Settings
@@ -62,9 +63,7 @@ async def keep_tidy(
 
 
 def _order(orders: trio.MemorySendChannel[DiskOrder], order: DiskOrder) -> None:
-    try:
-        orders.send_nowait(order)
-    except trio.WouldBlock:
+    if not offer(orders, order):
         log.debug("the disk has enough to do; %s must wait", order)
 
 

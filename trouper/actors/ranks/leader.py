@@ -344,9 +344,11 @@ class Leader:
             self._end_connection(follower, "its connection ended")
 
     def memory(self, own: MemoryStats) -> MemoryStats:
-        """Memory of the rank that has least left, since no rank can compute what that one has no room for."""
+        """Memory of the rank that has least left, since no rank can compute what that one has no room for. Resident memory is always
+        this process's own: that of another process now and then would look like a burst."""
         known = [own, *(follower.memory for follower in self._followers.values() if follower.memory is not None)]
-        return max(known, key=lambda stats: stats.active_bytes / stats.limit_bytes)
+        least_left = max(known, key=lambda stats: stats.active_bytes / stats.limit_bytes)
+        return attrs.evolve(least_left, resident_bytes=own.resident_bytes)
 
     async def leave(self) -> None:
         """No plan comes any more: let followers end, and wait for them."""

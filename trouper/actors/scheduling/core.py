@@ -121,12 +121,12 @@ class Core:
         self._cache = PrefixCache.of(model.card, namespace, settings, watches.stats.latest.cache)
         self._disk = DiskTier(disk.send, watches.directory, disk.known, self._cache, lambda: self._now)
         self._cache.saves = settings.blocks_dir is not None
-        facts = attrs.evolve(watches.stats.latest.speculation, reason=model.card.no_drafts)
+        stats = attrs.evolve(watches.stats.latest.speculation, reason=model.card.no_drafts)
         self._drafts = settings.speculation
         """Speculation default for requests that do not set it."""
         if self._drafts == "auto":
             self._drafts = "ngram" if model.card.drafts_by_default else "off"
-        self._speculation = Speculation(settings.spec_draft_tokens, settings.spec_ngram_min, facts)
+        self._speculation = Speculation(settings.spec_draft_tokens, settings.spec_ngram_min, stats)
         self._batch_view = BatchView(watches.last_viewed_at, watches.batch)
         self._loads: list[Load] = []
         """Loads of the next plan."""
@@ -314,8 +314,8 @@ class Core:
         self._waiting.append(Waiting(admitted, standing, chain, now))
 
     def drop_aborted(self, now: float) -> None:
-        """Whoever closed the reply channel is gone within one step, queued, prefilling or decoding (D4). Only a suspect is
-        tried to its end: else a client that leaves early could crash the engine as often as it likes."""
+        """Drop requests whose client closed the reply channel, within one step: queued, prefilling or decoding (D4). A suspect is
+        tried to its end, since a client that leaves early could otherwise crash the engine as often as it likes."""
         self._now = now
         aborted = [one for one in self._waiting if one.submission.aborted and not one.standing.suspect]
         for waiting in aborted:
