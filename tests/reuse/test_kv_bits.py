@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.arithmetic import skip_if_routed
 from tests.engine.test_quantized import GAP, QUANTIZED
 from tests.families import FAMILIES
 from tests.family_configs import wide
@@ -30,6 +31,7 @@ def wide_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny]:
 
 @pytest.mark.parametrize("name", QUANTIZED)
 async def test_8_bits_from_memory_and_disk(name: str, wide_of: Callable[[str], Tiny], tmp_path: Path) -> None:
+    skip_if_routed(FAMILIES[name])
     tiny, disk = wide_of(name), {**EIGHT, "ssd_cache_dir": tmp_path / "blocks"}
     async with serving(tiny, **disk) as served:
         assert "8 bits in groups of 32" in served.runtime.model.kv.description

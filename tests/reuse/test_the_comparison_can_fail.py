@@ -9,6 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from tests.arithmetic import full_float32
 from tests.reuse.serving import Heard, Tiny, assert_as_cold, serving, text
 from trouper.engine.step import StepEngine
 from trouper.protocol.plans import BlockId, Plan, Restore
@@ -48,6 +49,7 @@ async def again(tiny: Tiny, part: Part, error: float) -> list[Heard]:
     return heard
 
 
+@full_float32
 @pytest.mark.parametrize(
     ("name", "part"),
     [
@@ -66,6 +68,7 @@ async def test_one_wrong_value(name: str, part: Part, tiny: Tiny) -> None:
         await assert_as_cold(tiny, await again(tiny, part, 5))
 
 
+@full_float32
 @pytest.mark.parametrize("name", ["llama"])
 async def test_another_answer(name: str, tiny: Tiny) -> None:
     async with serving(tiny) as served:

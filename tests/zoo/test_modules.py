@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from tests.arithmetic import TF32, skip_if_routed
+from tests.arithmetic import full_float32, skip_if_routed
 from tests.zoo.building import build
 from tests.zoo.catalogue import CONFIGS
 from tests.zoo.mixes import BOUND, short_mix, words
@@ -52,7 +52,7 @@ def test_outside_of_our_passes_nothing_has_changed(name: str) -> None:
     assert mx.array_equal(alone(model, tokens, pieces), before)
 
 
-@pytest.mark.skipif(TF32, reason="shown in full float32: in TF32 some faults are as small as rounding")
+@full_float32
 @pytest.mark.parametrize("name", ADAPTED)
 def test_each_adaptation_is_needed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the registry the same mix shows a wrong number, or the model raises, or its rows are not batched: this

@@ -12,7 +12,7 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from tests.arithmetic import cpu_only, skip_if_routed
+from tests.arithmetic import cpu_only, full_float32, skip_if_routed
 from tests.zoo.building import build
 from tests.zoo.catalogue import CONFIGS
 from tests.zoo.mixes import BOUND, alone_mix, restored_mix, short_mix, together_mix
@@ -69,6 +69,7 @@ def test_in_bfloat16_rows_are_rounded_alike(name: str, kind: str) -> None:
         assert play.error() <= BOUND
 
 
+@full_float32
 def test_the_comparison_can_fail() -> None:
     """The formats differ from each other, and from plain weights, by far more than the bound."""
     tokens = list(range(1, 40))
