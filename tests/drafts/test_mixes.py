@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 import pytest
 
+from tests.arithmetic import full_float32
 from tests.drafts.mixes import play
 from tests.drafts.models import saved
 from tests.real.serving import ask, running
@@ -15,6 +16,7 @@ from tests.real.test_mixed import assert_as_alone
 from trouper import Generate, Sampling, TokenPrompt
 
 
+@full_float32
 @pytest.mark.parametrize(("name", "seed"), [("llama", 0), ("gpt_oss", 3), ("qwen3", 35)])
 async def test_r9_f22_the_same_with_drafts_as_without(name: str, seed: int, tmp_path: Path) -> None:
     facts = await play(tmp_path, name, seed)
