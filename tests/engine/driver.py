@@ -14,7 +14,7 @@ import attrs
 import numpy as np
 
 from trouper.engine.step import Launched, StepEngine
-from trouper.protocol.blocks import Payload
+from trouper.protocol.blocks import Tensors
 from trouper.protocol.grammar import Grammar
 from trouper.protocol.plans import Admit, Chunk, Plan, Restore, RowId, Stepped, ThinkingLimit
 from trouper.protocol.replies import TokenLogprobs
@@ -99,7 +99,7 @@ class Driver:
         self.drafted: list[tuple[RowId, int, int]] = []
         self.prefilled: Counter[RowId] = Counter()
         """Prompt tokens that each row had computed."""
-        self.persisted: list[Payload] = []
+        self.persisted: list[Tensors] = []
         self.failed: list[tuple[RowId, str]] = []
         self._orders = orders or {}
         self._chunk: ChunkSize = chunk if callable(chunk) else lambda _: chunk

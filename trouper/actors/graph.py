@@ -31,10 +31,10 @@ from trouper.actors.runtime.supervision import RestartLimit, innermost, supervis
 from trouper.actors.runtime.watches import Watches
 from trouper.actors.scheduler import Inbox, NoMoreRequests, SchedulerEdges, schedule
 from trouper.actors.scheduling.admitted import Admitted
+from trouper.actors.scheduling.cache_namespace import cache_namespace
 from trouper.actors.scheduling.core import CoreWatches
 from trouper.actors.scheduling.crash_attribution import Verdict
 from trouper.actors.scheduling.crash_recovery import Recovery
-from trouper.actors.scheduling.prefix_cache import cache_namespace
 from trouper.actors.ssd_writer import WriterEdges, directory_for, write_to_disk
 from trouper.protocol.model import Engine, LoadedModel, MemoryStats
 from trouper.protocol.plans import PLANS_IN_FLIGHT

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import attrs
 import trio
 
+from trouper.protocol.blocks import BlockData, BlockRef
 from trouper.protocol.health import DirectoryStats, SchedulerStats
 from trouper.protocol.model import ModelCard
 from trouper.protocol.settings import Settings
@@ -28,19 +29,17 @@ from trouper.protocol.work import (
     Catalogue,
     DiskNews,
     DiskOrder,
-    Gone,
     Inspect,
-    KnownPiece,
     Loaded,
-    NamedPiece,
-    Piece,
     Read,
+    RemovedFromDisk,
+    Run,
     Sweep,
     Write,
     Written,
 )
 from trouper.storage import cache_directory as disk
-from trouper.storage.runs import Damaged, PieceRequest, RunInfo, RunStore
+from trouper.storage.runs import BlockEntry, Damaged, RunInfo, RunStore
 from trouper.storage.stored_pieces import parents_first
 
 log = logging.getLogger("trouper.writer")
@@ -48,8 +47,8 @@ T = TypeVar("T")
 
 REST = 30.0
 """Rest between two writes while rows decode, as a multiple of the last write's duration: about 3 % of one core."""
-PIECES_A_MESSAGE = 1000
-"""Maximum number of pieces in one `Catalogue`."""
+BLOCKS_A_MESSAGE = 1000
+"""Number of blocks after which a `Catalogue` is sent and the next one begun."""
 INSPECTED_AT_ONCE = 4
 """Maximum number of files that one `Inspect` verifies."""
 HOUR_S = 3600.0
@@ -72,16 +71,6 @@ async def write_to_disk(edges: WriterEdges, path: Path | None, namespace: str, s
     await SSDWriter(edges, path, namespace, settings).run()
 
 
-@attrs.frozen
-class PieceLocation:
-    """Location of a piece: its run, and its number in it."""
-
-    run: str
-    number: int
-    snapshot: bool = False
-    """Whether the run has the piece's snapshot, too."""
-
-
 def directory_for(card: ModelCard, settings: Settings) -> Path | None:
     """Cache directory of this model's blocks; None: they are not stored on disk."""
     kept = card.fingerprint and card.kv.cached and settings.cache_memory != 0
@@ -95,7 +84,8 @@ class SSDWriter:
         self._edges, self._settings = edges, settings
         self._path, self._namespace = path, namespace
         self._store: RunStore | None = None
-        self._locations: dict[bytes, PieceLocation] = {}
+        self._locations: dict[bytes, tuple[str, BlockEntry]] = {}
+        """The run that has a block, and the block's entry in it, by key."""
         self._orders: deque[DiskOrder] = deque()
         self._open = True
         self._rests_until = 0.0
@@ -205,11 +195,11 @@ class SSDWriter:
         self._edges.stats.publish(attrs.evolve(stats, path=str(path), attached=False, reason=str(sick)))
 
     def _note(self, run: RunInfo) -> None:
-        """Record the locations of a run's pieces. A piece may be in several runs; the one with its snapshot is preferred."""
-        for number, piece in enumerate(run.pieces):
-            known, snapshot = self._locations.get(piece.key), piece.snapshot_bytes is not None
-            if snapshot or known is None or not known.snapshot:
-                self._locations[piece.key] = PieceLocation(run.name, number, snapshot)
+        """Record the locations of a run's blocks. A block may be in several runs; the one with its snapshot is preferred."""
+        for entry in run.pieces:
+            known = self._locations.get(entry.key)
+            if entry.snapshot_bytes is not None or known is None or known[1].snapshot_bytes is None:
+                self._locations[entry.key] = run.name, entry
 
     def _publish(self, **more: Any) -> None:
         stats = self._edges.stats.latest
@@ -264,17 +254,12 @@ class SSDWriter:
 
     async def _announce(self, runs: Sequence[RunInfo], *, whole: bool = False) -> None:
         """Announce runs, each after the one that it continues. `whole`: the runs are the complete catalogue."""
-        known = [
-            KnownPiece(parent, piece.key, piece.tokens, piece.payload_bytes > 0, piece.snapshot_bytes is not None)
-            for run in runs
-            for parent, piece in zip([run.parent, *(one.key for one in run.pieces)], run.pieces, strict=False)
-        ]
         for run in runs:
             self._note(run)
-        for start in range(0, len(known), PIECES_A_MESSAGE):
-            await self._tell(Catalogue(tuple(known[start : start + PIECES_A_MESSAGE]), whole=False))
+        for batch in _batches(runs):
+            await self._tell(Catalogue(batch, complete=False))
         if whole:
-            await self._tell(Catalogue((), whole=True))
+            await self._tell(Catalogue((), complete=True))
         self._publish()
 
     async def _lost(self, runs: Iterable[RunInfo]) -> None:
@@ -282,12 +267,12 @@ class SSDWriter:
             piece.key
             for run in runs
             for piece in run.pieces
-            if (location := self._locations.get(piece.key)) is not None and location.run == run.name
+            if (location := self._locations.get(piece.key)) is not None and location[0] == run.name
         )
         for key in keys:
             del self._locations[key]
         if keys:
-            await self._tell(Gone(keys))
+            await self._tell(RemovedFromDisk(keys))
 
     async def _discard(self, store: RunStore, damaged: Damaged) -> None:
         """Remove a damaged file and count a miss: damage never leads to wrong text or a crash."""
@@ -307,7 +292,7 @@ class SSDWriter:
         began = trio.current_time()
 
         def work() -> tuple[RunInfo | None, Sequence[RunInfo]]:
-            sealed = store.seal(order.parent, order.pieces)
+            sealed = store.seal(order.parent, order.blocks)
             room = store.make_room(sealed.info.file_bytes, settings.ssd_max_bytes, settings.ssd_keep_free)
             return (store.put(sealed) if room.fits else None), room.removed
 
@@ -321,7 +306,7 @@ class SSDWriter:
         self._count(written_files=1, written_bytes=run.file_bytes)
         if self._edges.scheduler.latest.active_sequences:
             self._rests_until = trio.current_time() + REST * (trio.current_time() - began)
-        await self._tell(Written(tuple(piece.key for piece in order.pieces), order.nbytes))
+        await self._tell(Written(tuple(piece.key for piece in order.blocks), order.nbytes))
 
     def _within_budget(self, nbytes: int) -> bool:
         """Whether a write fits the budget of the current hour, which limits the wear of the disk."""
@@ -332,35 +317,35 @@ class SSDWriter:
 
     async def _refused(self, order: Write) -> None:
         self._count(shed_writes=1)
-        await self._tell(Written(tuple(piece.key for piece in order.pieces), order.nbytes, refused=True))
+        await self._tell(Written(tuple(piece.key for piece in order.blocks), order.nbytes, refused=True))
 
     # -- reading ---------------------------------------------------------------------------------
 
     async def _read(self, store: RunStore, order: Read) -> None:
         began = trio.current_time()
-        pieces: list[Piece] = []
-        for name, wanted in self._by_run(order.wanted):
+        blocks: list[BlockData] = []
+        for name, refs in self._by_run(order.blocks):
             try:
-                pieces += await _in_thread(partial(store.read, name, wanted))
+                blocks += await _in_thread(partial(store.read, name, refs))
             except Damaged as damaged:
                 await self._discard(store, damaged)
                 break
-        nbytes = sum(piece.nbytes for piece in pieces)
-        await self._tell(Loaded(order.ticket, tuple(pieces), nbytes, trio.current_time() - began))
+        nbytes = sum(block.nbytes for block in blocks)
+        await self._tell(Loaded(order.ticket, tuple(blocks), nbytes, trio.current_time() - began))
         self._count(read_files=1, read_bytes=nbytes)
-        names = {self._locations[piece.key].run for piece in pieces if piece.key in self._locations}
+        names = {self._locations[block.key][0] for block in blocks if block.key in self._locations}
         await _in_thread(partial(store.touch, names))
 
-    def _by_run(self, wanted: Sequence[NamedPiece]) -> list[tuple[str, list[PieceRequest]]]:
-        """In order, up to the first that is nowhere."""
-        groups: list[tuple[str, list[PieceRequest]]] = []
-        for piece in wanted:
-            location = self._locations.get(piece.key)
-            if location is None or (piece.snapshot and not location.snapshot):
+    def _by_run(self, refs: Sequence[BlockRef]) -> list[tuple[str, list[BlockRef]]]:
+        """Group blocks by run, in order, up to the first that is in none."""
+        groups: list[tuple[str, list[BlockRef]]] = []
+        for ref in refs:
+            name, entry = self._locations.get(ref.key, ("", None))
+            if entry is None or (ref.snapshot and entry.snapshot_bytes is None):
                 break
-            if not groups or groups[-1][0] != location.run:
-                groups.append((location.run, []))
-            groups[-1][1].append(PieceRequest(location.number, piece.key, piece.tokens, piece.payload, piece.snapshot))
+            if not groups or groups[-1][0] != name:
+                groups.append((name, []))
+            groups[-1][1].append(ref)
         return groups
 
     async def _finish(self) -> None:
@@ -370,6 +355,23 @@ class SSDWriter:
                 await _in_thread(self._store.save_catalogue)
             except OSError as sick:
                 log.warning("the catalogue of the cache was not saved: %s", sick)
+
+
+def _batches(runs: Iterable[RunInfo]) -> Iterator[tuple[Run, ...]]:
+    """Group runs for messages of about `BLOCKS_A_MESSAGE` blocks."""
+    batch, size = list[Run](), 0
+    for run in runs:
+        blocks = tuple(
+            BlockRef(piece.key, piece.tokens, piece.payload_bytes > 0, piece.snapshot_bytes is not None)
+            for piece in run.pieces
+        )
+        batch.append(Run(run.parent, blocks))
+        size += len(blocks)
+        if size >= BLOCKS_A_MESSAGE:
+            yield tuple(batch)
+            batch, size = [], 0
+    if batch:
+        yield tuple(batch)
 
 
 def _look(store: RunStore) -> None:

@@ -15,7 +15,7 @@ from trouper import heap
 from trouper.engine.distributed.rank_group import ALONE, RankGroup
 from trouper.engine.distributed.state_digests import Digests
 from trouper.engine.grammars.grammar_compiler import Constraint, Grammars
-from trouper.engine.kv.block_payloads import PendingPayload
+from trouper.engine.kv.block_payloads import BlockArrays
 from trouper.engine.kv.block_store import BlockStore
 from trouper.engine.kv.pass_shapes import Shapes, of_device
 from trouper.engine.kv.quantized_kv import PLAIN, KvFormat
@@ -49,7 +49,7 @@ class Launched:
     logprobs: PendingLogprobs | None
     prefilled: mx.array | None
     """A small array that is ready when the step's prefill is done."""
-    persisted: list[PendingPayload]
+    persisted: list[BlockArrays]
     scores: list[PendingLogprobs]
     """Logprobs of prompt tokens."""
     embedded: list[tuple[RowId, mx.array]]

@@ -1,4 +1,4 @@
-"""Pieces and runs on the disk. A piece is the stored data of one node of the prefix tree."""
+"""Blocks and runs on the disk."""
 
 from __future__ import annotations
 
@@ -7,10 +7,6 @@ from collections.abc import Iterable
 from typing import Literal
 
 import attrs
-
-from trouper.protocol.work import Piece
-
-__all__ = ["Damaged", "Piece", "PieceInfo", "Reason", "RunInfo", "parents_first"]
 
 Reason = Literal["torn", "checksum", "foreign", "vanished"]
 
@@ -25,25 +21,25 @@ class Damaged(Exception):
 
 
 @attrs.frozen
-class PieceInfo:
-    """A piece without its bytes."""
+class BlockEntry:
+    """A block's entry in a file: which block, and the sizes of its parts."""
 
     key: bytes
     tokens: bytes
     payload_bytes: int
-    """Size of the payload; 0: the piece has none."""
+    """Size of the payload; 0: the file has none."""
     snapshot_bytes: int | None
-    """Size of the snapshot; None: the piece has none."""
+    """Size of the snapshot; None: the file has none."""
 
 
 @attrs.frozen
 class RunInfo:
-    """Contents of a file. `parent`: the key that the first piece continues."""
+    """Contents of a file. `parent`: the key that the first block continues."""
 
     name: str
     file_bytes: int
     parent: bytes
-    pieces: tuple[PieceInfo, ...]
+    pieces: tuple[BlockEntry, ...]
 
 
 def parents_first(runs: Iterable[RunInfo]) -> list[RunInfo]:

@@ -14,9 +14,10 @@ import trio
 
 from trouper.actors.cache_janitor import keep_tidy
 from trouper.actors.runtime.supervision import RestartLimit, supervise
+from trouper.actors.scheduling.cache_namespace import cache_namespace
 from trouper.actors.scheduling.disk_tier import BACKLOG_BYTES
-from trouper.actors.scheduling.prefix_cache import cache_namespace
 from trouper.actors.ssd_writer import WriterEdges, directory_for, write_to_disk
+from trouper.protocol.blocks import BlockData
 from trouper.protocol.health import ActorStats, DirectoryStats, MemoryStatus, SchedulerStats
 from trouper.protocol.link import Fetch, Fetched, Message, Missing, WriteDone
 from trouper.protocol.model import MemoryStats, ModelCard
@@ -28,10 +29,9 @@ from trouper.protocol.work import (
     Catalogue,
     DiskNews,
     DiskOrder,
-    Gone,
     Loaded,
-    Piece,
     Read,
+    RemovedFromDisk,
     Run,
     Written,
 )
@@ -67,7 +67,7 @@ class FollowerDisk:
         self._underway: dict[Keys, int] = {}
         """Bytes of runs that wait to be written."""
         self._shed = 0
-        self._held: dict[int, tuple[Piece, ...] | None] = {}
+        self._held: dict[int, tuple[BlockData, ...] | None] = {}
         """Pieces that were read, by ticket, until a plan settles it; None while they are being read."""
         self._held_bytes = 0
         self._room = card.cache_bytes if settings.cache_memory is None else settings.cache_memory
@@ -154,7 +154,7 @@ class FollowerDisk:
     def _own(self, load: Load) -> Load:
         pieces = self._held[load.ticket]
         assert pieces is not None, "rank 0 loads what it was not told that we have"
-        piece = pieces[load.place]
+        piece = pieces[load.index]
         payload = piece.snapshot if load.snapshot else piece.payload
         assert payload is not None, "the snapshot was read, or rank 0 was not told that we have it"
         return attrs.evolve(load, payload=payload)
@@ -165,7 +165,7 @@ class FollowerDisk:
         if run is None:
             return
         write = run.filled(stepped.persisted)
-        keys = tuple(piece.key for piece in write.pieces)
+        keys = tuple(piece.key for piece in write.blocks)
         if sum(self._underway.values()) + write.nbytes <= BACKLOG_BYTES and self._order(write):
             self._underway[keys] = write.nbytes
             return
@@ -183,7 +183,7 @@ class FollowerDisk:
             match news:
                 case Loaded():
                     self._keep(news)
-                case Gone(keys=keys):
+                case RemovedFromDisk(keys=keys):
                     self._tell(Missing(keys))
                 case Written(keys=keys, refused=refused):
                     self._written(keys, refused=refused)
@@ -194,8 +194,8 @@ class FollowerDisk:
         """Hold as many pieces as there is room for, and report their number."""
         if self._held.get(loaded.ticket, ()) is not None:  # Settled meanwhile, since rank 0 did not wait; or given up.
             return
-        kept: list[Piece] = []
-        for piece in loaded.pieces:
+        kept: list[BlockData] = []
+        for piece in loaded.blocks:
             if self._held_bytes + piece.nbytes > self._room:
                 break
             self._held_bytes += piece.nbytes

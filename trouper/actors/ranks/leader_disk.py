@@ -13,14 +13,15 @@ import attrs
 import trio
 
 from trouper.actors.ranks.leader import Leader
-from trouper.actors.scheduling.prefix_cache import cache_namespace
+from trouper.actors.scheduling.cache_namespace import cache_namespace
 from trouper.actors.ssd_writer import WriterEdges, directory_for, write_to_disk
+from trouper.protocol.blocks import BlockData
 from trouper.protocol.health import DirectoryStats
 from trouper.protocol.link import Fetch, Fetched, Missing, WriteDone
 from trouper.protocol.model import ModelCard
 from trouper.protocol.settings import Settings
 from trouper.protocol.watch import Relayed
-from trouper.protocol.work import Catalogue, DiskNews, DiskOrder, Gone, Loaded, Piece, Read, Write, Written
+from trouper.protocol.work import Catalogue, DiskNews, DiskOrder, Loaded, Read, RemovedFromDisk, Write, Written
 
 log = logging.getLogger("trouper.writer")
 ANSWER_S = 10.0
@@ -43,7 +44,7 @@ class Gathering:
 
     missing: set[int]
     """Ranks that have not answered."""
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[BlockData, ...] = ()
     nbytes: int = 0
     seconds: float = 0.0
     """Duration of the slowest rank's read."""
@@ -58,7 +59,7 @@ class Gathering:
             self.complete.set()
 
     @property
-    def everywhere(self) -> tuple[Piece, ...]:
+    def everywhere(self) -> tuple[BlockData, ...]:
         return () if self.missing else self.pieces[: self.shortest]
 
 
@@ -110,7 +111,7 @@ class LeaderDisk:
         self._writings.clear()
         self._silent.clear()
         for ticket in tickets:
-            await self._tell(Loaded(ticket, (), 0, 0.0, held=True))
+            await self._tell(Loaded(ticket, (), 0, 0.0, must_settle=True))
         for keys, writing in writings:
             if writing.nbytes is not None:
                 await self._tell(Written(keys, writing.nbytes, refused=True))
@@ -131,12 +132,12 @@ class LeaderDisk:
                         await self._tell(Loaded(order.ticket, (), 0, 0.0))
                         continue
                     case Read():
-                        ranks = self._leader.fetch(Fetch(order.ticket, order.wanted))
+                        ranks = self._leader.fetch(Fetch(order.ticket, order.blocks))
                         self._gatherings[order.ticket] = Gathering({0, *ranks})
                         gathering.start_soon(self._gather, order)
                     case Write():
                         await self._forget_old()
-                        self._writing(tuple(piece.key for piece in order.pieces)).nbytes = order.nbytes
+                        self._writing(tuple(piece.key for piece in order.blocks)).nbytes = order.nbytes
                     case _:
                         pass
                 await own_orders.send(order)
@@ -152,7 +153,7 @@ class LeaderDisk:
         silent = sorted(gathering.missing)
         self._silent += silent
         self._publish()
-        await self._tell(Loaded(read.ticket, pieces, gathering.nbytes, gathering.seconds, held=True))
+        await self._tell(Loaded(read.ticket, pieces, gathering.nbytes, gathering.seconds, must_settle=True))
         if waiting.cancelled_caught and silent:
             log.warning("%s: no answer to a read within %.0f s", _named(silent[0]), limit_s)
             await trio.sleep(PAUSE_S)
@@ -161,8 +162,8 @@ class LeaderDisk:
             self._publish()
 
     def _limit_s(self, read: Read) -> float:
-        tokens = sum(piece.payload_tokens for piece in read.wanted)
-        snapshots = sum(piece.snapshot for piece in read.wanted)
+        tokens = sum(piece.payload_tokens for piece in read.blocks)
+        snapshots = sum(piece.snapshot for piece in read.blocks)
         nbytes = tokens * self._card.kv.token_bytes + snapshots * self._card.kv.snapshot_bytes
         return ANSWER_S + nbytes / SLOWEST_BYTES_PER_S
 
@@ -175,7 +176,7 @@ class LeaderDisk:
                     self._take_own(news)
                 case Written(keys=keys, refused=refused):
                     await self._written(0, keys, refused=refused)
-                case Catalogue(whole=True):
+                case Catalogue(complete=True):
                     with trio.move_on_after(KNOWN_S):
                         await self._all_known.wait()
                     await self._tell(news)
@@ -185,7 +186,7 @@ class LeaderDisk:
     def _take_own(self, loaded: Loaded) -> None:
         gathering = self._gatherings.get(loaded.ticket)
         if gathering is not None:
-            gathering.pieces, gathering.nbytes = loaded.pieces, loaded.nbytes
+            gathering.pieces, gathering.nbytes = loaded.blocks, loaded.nbytes
             gathering.answer(0, loaded.seconds)
 
     async def _hear_followers(self) -> None:
@@ -196,7 +197,7 @@ class LeaderDisk:
                 case WriteDone(keys=keys, refused=refused):
                     await self._written(rank, keys, refused=refused)
                 case Missing(keys=keys):
-                    await self._tell(Gone(keys))
+                    await self._tell(RemovedFromDisk(keys))
                 case DirectoryStats():
                     self._publish()
                     if all(stats is not None for stats in self._leader.directories().values()):

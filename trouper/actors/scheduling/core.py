@@ -17,6 +17,7 @@ import numpy as np
 
 from trouper.actors.scheduling.admitted import Admitted, Client
 from trouper.actors.scheduling.batch_view import BatchView
+from trouper.actors.scheduling.block_keys import Chain, token_bytes
 from trouper.actors.scheduling.chunk_sizer import free_rows, share_chunks
 from trouper.actors.scheduling.crash_attribution import Involved, Standing
 from trouper.actors.scheduling.crash_isolation import may_enter
@@ -24,7 +25,6 @@ from trouper.actors.scheduling.crash_recovery import Carried, LeftBehind, Recove
 from trouper.actors.scheduling.disk_tier import DiskTier, Ticket
 from trouper.actors.scheduling.prefill_budget import PrefillBudget
 from trouper.actors.scheduling.prefix_cache import Found, PrefixCache
-from trouper.actors.scheduling.prefix_tree import Chain, token_bytes
 from trouper.actors.scheduling.sequence import Row
 from trouper.actors.scheduling.speculation_policy import Record, Speculation
 from trouper.actors.scheduling.step_statistics import StepStatistics
@@ -539,7 +539,7 @@ class Core:
         """What is cached makes room for what is needed, once for each look of the janitor."""
         memory = self._watches.memory.latest
         if memory.under_pressure and memory is not self._memory_seen:
-            self._cache.shrink(int(memory.active_bytes - memory.limit_bytes * self._settings.memory_fraction))
+            self._cache.evict(int(memory.active_bytes - memory.limit_bytes * self._settings.memory_fraction))
         self._memory_seen = memory
 
     def _chunks(self, *, busy: bool) -> tuple[Chunk, ...]:

@@ -7,11 +7,12 @@ from bisect import insort
 import attrs
 
 from trouper.actors.scheduling.admitted import Admitted
+from trouper.actors.scheduling.block_keys import Chain
 from trouper.actors.scheduling.crash_attribution import Standing
 from trouper.actors.scheduling.detokenizer import TextStream
 from trouper.actors.scheduling.prefill_budget import Work
-from trouper.actors.scheduling.prefix_tree import Chain, Node
 from trouper.actors.scheduling.speculation_policy import Record
+from trouper.actors.scheduling.tree_node import Node
 from trouper.protocol.model import Tokenizer
 from trouper.protocol.plans import RowId
 from trouper.protocol.replies import Delta, Finished, Scored, Started, TokenLogprobs
