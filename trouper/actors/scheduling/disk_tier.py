@@ -2,8 +2,8 @@
 
 A disk lookup has a fixed order, in which each step protects the next:
 
-1. The prefix tree matches a prompt against memory and disk, and yields the nodes that are only on disk (`Found.missing`). Nothing is
-   asked of the disk for this: the tree knows its catalogue.
+1. The prefix tree matches a prompt against memory and disk, and yields the nodes that are only on disk (`Found.missing`). This
+   needs no disk: the tree knows its catalogue.
 2. `load` compares the expected duration of reading them with that of computing them. Only then a `Read` is sent, so that a slow disk
    costs nothing.
 3. The nodes are pinned as soon as the order was accepted, and not before: a refused order must leave nothing behind. An eviction

@@ -2,8 +2,8 @@
 prefix tree, and everything follows from the plans and their results.
 
 A lookup has a fixed order, from what costs nothing to what costs time. The tree is matched first, once, against memory and disk
-together: the match ends at the first node that is in neither, so whatever follows a hole is useless (F6). The part in memory can be
-restored by the next plan. Then live rows are asked, from the last full block on: a tail is copied at once and costs no block, so it
+together: the match ends at the first node that is in neither, since nothing behind a hole can be used (F6). The part in memory can be
+restored by the next plan. Then live rows are compared, from the last full block on: a tail is copied at once and costs no block, so it
 extends the part in memory before anything slower is considered. Only what is still missing then may be waited for, and the lookup says
 what each wait would save (`gain` for a primary, `missing_tokens` for the disk) without beginning either: the core compares both with
 the time that computing takes.
@@ -192,15 +192,8 @@ class PrefixCache:
 
     def missing_refs(self, found: Found) -> tuple[BlockRef, ...]:
         """What to read from disk: blocks that are not in memory, and the snapshot of the last node if one is needed."""
-        return tuple(
-            BlockRef(
-                node.key,
-                node.tokens,
-                payload=node.block is None,
-                snapshot=self._snapshot_tokens is not None and node is found.missing[-1],
-            )
-            for node in found.missing
-        )
+        last = None if self._snapshot_tokens is None else found.missing[-1]
+        return tuple(BlockRef(node.key, node.tokens, node.block is None, node is last) for node in found.missing)
 
     def missing_bytes(self, found: Found) -> int:
         sizes = self.tree.sizes
