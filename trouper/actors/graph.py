@@ -30,8 +30,7 @@ from trouper.actors.runtime.submission import Submission
 from trouper.actors.runtime.supervision import RestartLimit, innermost, supervise
 from trouper.actors.runtime.watches import Watches
 from trouper.actors.scheduler import Inbox, NoMoreRequests, SchedulerEdges, schedule
-from trouper.actors.scheduling.admitted import Admitted
-from trouper.actors.scheduling.core import CoreWatches
+from trouper.actors.scheduling.core_edges import CoreWatches
 from trouper.actors.scheduling.crash_attribution import Verdict
 from trouper.actors.scheduling.crash_recovery import Recovery
 from trouper.actors.scheduling.prefix_cache import cache_namespace
@@ -289,7 +288,5 @@ def _answer_undelivered(
                 match left:
                     case Submission():
                         left.fail(problem)
-                    case Admitted():
-                        left.submission.fail(problem)
                     case _:  # News of the disk.
                         pass

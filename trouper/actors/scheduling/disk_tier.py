@@ -147,11 +147,11 @@ class DiskTier:
         now = self._clock()
         return self._speed.worth(self._cache.missing_bytes(found), found.missing_tokens / tokens_per_s, now)
 
-    def forget(self, ticket: Ticket) -> None:
+    def forget(self, number: int) -> None:
         """Cancel a ticket whose request was aborted."""
-        if not ticket.done:
+        ticket = self._loading.pop(number, None)
+        if ticket is not None:
             ticket.done = True
-            del self._loading[ticket.number]
             self._cache.unpin(ticket.pinned)
 
     def hear(self, news: DiskNews) -> list[Load]:

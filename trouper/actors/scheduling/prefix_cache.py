@@ -14,7 +14,7 @@ from collections.abc import Iterable
 import attrs
 
 from trouper.actors.scheduling.prefix_tree import Chain, Index, Match, Node, Sizes, common
-from trouper.actors.scheduling.sequence import Row
+from trouper.actors.scheduling.sequence import Sequence
 from trouper.protocol.health import CacheStats
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.model import ModelCard
@@ -60,9 +60,9 @@ class Found:
     match: Match
     tokens: int
     """Number of tokens that need not be computed."""
-    source: Row | None
+    source: Sequence | None
     """Live row that has the last of these tokens in its tail."""
-    primary: Row | None = None
+    primary: Sequence | None = None
     """Live row that computes more tokens of this prompt."""
     until: int = 0
     """Number of tokens, from the beginning, that the primary and the prompt share."""
@@ -90,7 +90,7 @@ class PrefixCache:
         self._enabled = layout.cached and index.sizes.capacity_bytes > 0
         self._by_snapshot = layout.needs_snapshots
         self._every = snapshot_tokens
-        self._tails: dict[Node, dict[RowId, Row]] = {}
+        self._tails: dict[Node, dict[RowId, Sequence]] = {}
         self._fresh: list[Node] = []
         """Nodes whose block or snapshot is stored by the plan in composition, which therefore must not evict them."""
         self._unsaved: deque[tuple[Node, ...]] = deque()
@@ -182,7 +182,7 @@ class PrefixCache:
 
     # -- a row's life ----------------------------------------------------------------------------
 
-    def enter(self, row: Row, found: Found) -> Restore | None:
+    def enter(self, row: Sequence, found: Found) -> Restore | None:
         """Start a row with the result of its lookup."""
         if not self._enabled:
             return None
@@ -212,7 +212,7 @@ class PrefixCache:
         assert len(blocks) == len(nodes), "a block that is not in memory cannot be restored (F6)"
         return Restore(found.tokens, blocks, found.source.id if found.source else None, snapshot)
 
-    def _mark_boundaries(self, row: Row, found: Found) -> None:
+    def _mark_boundaries(self, row: Sequence, found: Found) -> None:
         """Set the boundaries at which other prompts are likely to continue: before this prompt's end; where it departs from the known
         texts and where its first turn ends (however short the remainder, since more prompts will begin like this); at ends of
         turns; and at regular intervals."""
@@ -224,7 +224,7 @@ class PrefixCache:
         wanted = {last.end + shared, *turns[:1], *(place for place in likely if place <= end - APART_TOKENS)}
         row.boundaries = [*sorted(place for place in wanted if first <= place < end), end]
 
-    def computed(self, row: Row) -> list[Store]:
+    def computed(self, row: Sequence) -> list[Store]:
         """Stores of a row that continues: its full blocks, and a snapshot at a boundary."""
         if row.node is None:
             return []
@@ -235,13 +235,13 @@ class PrefixCache:
             self._save(row.node)
         return stores
 
-    def wants_storing(self, row: Row) -> bool:
+    def wants_storing(self, row: Sequence) -> bool:
         """Whether a decoding row has a long tail, or is at a boundary."""
         if row.node is None:
             return False
         return row.num_tokens - row.node.end >= TAIL_TOKENS or (self._by_snapshot and row.snapshot_due(self._every))
 
-    def leave(self, row: Row) -> list[Store]:
+    def leave(self, row: Sequence) -> list[Store]:
         """Stores of a row that ends: all of its KV, while the row is still in the engine (F12)."""
         if row.node is None:
             return []
@@ -253,13 +253,13 @@ class PrefixCache:
         self.gone(row)
         return stores
 
-    def gone(self, row: Row) -> None:
+    def gone(self, row: Sequence) -> None:
         """Detach a row that has no KV any more."""
         if row.node is not None:
             self._unsettle(row)
             row.node = None
 
-    def _store(self, row: Row, end: int, cut: int | None) -> list[Store]:
+    def _store(self, row: Sequence, end: int, cut: int | None) -> list[Store]:
         """Stores of full blocks up to `end`; with `cut` also the part of a block up to there, and its snapshot if one is needed."""
         stores: list[Store] = []
         size = self._index.sizes.block_size
@@ -278,7 +278,7 @@ class PrefixCache:
             self._cut(row, node, cut, stores)
         return stores
 
-    def _cut(self, row: Row, node: Node, cut: int, stores: list[Store]) -> None:
+    def _cut(self, row: Sequence, node: Node, cut: int, stores: list[Store]) -> None:
         part = node if cut == node.end else self._keep(row, node, node.end, cut, stores)
         if part is None or part.parent is None:
             return
@@ -296,7 +296,7 @@ class PrefixCache:
         else:
             stores.append(Store(row.id, cut, (), (), snapshot))
 
-    def _keep(self, row: Row, parent: Node, start: int, end: int, stores: list[Store]) -> Node | None:
+    def _keep(self, row: Sequence, parent: Node, start: int, end: int, stores: list[Store]) -> Node | None:
         """The node of these tokens. If it is not in memory yet, its store is added to `stores`, merged with the last one where it
         continues that."""
         before = self._index.child(parent, row.chain.part(start, end))
@@ -313,14 +313,14 @@ class PrefixCache:
             stores.append(Store(row.id, start, (end - start,), (node.block,)))
         return node
 
-    def _settle(self, row: Row, node: Node) -> None:
+    def _settle(self, row: Sequence, node: Node) -> None:
         self._index.pin(node)
         if row.node is not None:
             self._unsettle(row)
         row.node = node
         self._tails.setdefault(node, {})[row.id] = row
 
-    def _unsettle(self, row: Row) -> None:
+    def _unsettle(self, row: Sequence) -> None:
         assert row.node is not None
         tails = self._tails[row.node]
         del tails[row.id]
