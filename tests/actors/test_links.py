@@ -94,6 +94,14 @@ async def test_a_follower_that_cannot_be_one_is_refused_by_name(
         assert (leader.reason, leader.unusable) == (reason, True)
 
 
+async def test_a_follower_that_does_not_read_its_refusal_is_refused_all_the_same(autojump_clock: MockClock) -> None:
+    async with leading() as (leader, nursery, invitation):
+        link = await attended(leader, nursery, invitation, hello(kv_bits="8"))
+        await link.close()
+        await leader.lost.wait()
+        assert leader.unusable
+
+
 async def test_readiness_waits_for_all_and_keeps_to_the_least(autojump_clock: MockClock) -> None:
     async with leading() as (leader, nursery, invitation):
         link = await attended(leader, nursery, invitation, hello())
