@@ -16,9 +16,10 @@ from tests.fakes import FakeEngine, card
 from tests.storage.making import ROOT, chain, same
 from trouper.actors.ranks import follower_disk, leader_disk
 from trouper.actors.ranks.follower_disk import FollowerDisk
-from trouper.actors.ranks.leader import Leader, flags_of
+from trouper.actors.ranks.leader import Leader
 from trouper.actors.ranks.leader_disk import ANSWER_S, PAUSE_S, LeaderDisk
-from trouper.actors.ranks.rank_link import Invitation, Link
+from trouper.actors.ranks.rank_handshake import Invitation, shared_flags
+from trouper.actors.ranks.rank_link import Link
 from trouper.actors.ssd_writer import WriterEdges
 from trouper.protocol.health import DirectoryStats, SchedulerStats
 from trouper.protocol.link import Fetch, Fetched, Heartbeat, Hello, Message, Missing, WriteDone
@@ -108,8 +109,8 @@ async def two_followers(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Group]
         for rank in (1, 2):
             ours, theirs = memory_stream_pair()
             nursery.start_soon(leader.attend, ours)
-            link = await Link.proved(theirs, invitation.secret, "follower")
-            await link.send(Hello(rank, 3, VERSION, flags_of(settings)))
+            link = await Link.authenticate(theirs, invitation.secret, "follower")
+            await link.send(Hello(rank, 3, VERSION, shared_flags(settings)))
             links.append(link)
         await leader.gather(3)
         disk = LeaderDisk(WriterEdges(orders_in, news, stats, Watch(SchedulerStats())), leader, card(), settings)
@@ -228,7 +229,7 @@ class Follower:
     async def keep(self, step: int = 0) -> Message:
         """Its engine has given what a plan persists."""
         self.plan(step, persist=(BlockId(0),), persist_as=NAMES)
-        self.disk.answered(Stepped(step, persisted=PAYLOADS))
+        self.disk.take_answer(Stepped(step, persisted=PAYLOADS))
         return await self.told.receive()
 
 
@@ -264,9 +265,9 @@ async def test_it_writes_what_its_own_engine_gives_and_loads_its_own(tmp_path: P
         assert (fetched.ticket, fetched.pieces) == (3, 4)
         for step in (1, 2):
             assert same(shards(follower.plan(step, load=loads(3))), PIECES)
-        assert follower.disk._held_bytes > 0
+        assert follower.disk._read_bytes > 0
         assert same(shards(follower.plan(3, load=loads(3), settled=(3,))), PIECES)
-        assert follower.disk._held_bytes == 0
+        assert follower.disk._read_bytes == 0
         assert follower.disk.stats is not None
         assert (follower.disk.stats.attached, follower.disk.stats.read_files) == (True, 1)
 
@@ -304,7 +305,7 @@ async def test_what_is_settled_before_it_was_read_is_not_kept(tmp_path: Path) ->
         fetched = await follower.told.receive()
         assert isinstance(fetched, Fetched)
         assert fetched.ticket == 2
-        assert set(follower.disk._held) == {2}
+        assert set(follower.disk._reads) == {2}
 
 
 async def test_a_sick_disk_answers_nothing_at_once(tmp_path: Path) -> None:

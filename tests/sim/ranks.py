@@ -31,8 +31,9 @@ from tests.sim.world import CLIENTS, Eager, World, _watched
 from trouper import Runtime
 from trouper.actors.graph import run_graph
 from trouper.actors.ranks.follower import Follower
-from trouper.actors.ranks.leader import Leader, RankLost
-from trouper.actors.ranks.rank_link import Link
+from trouper.actors.ranks.leader import Leader
+from trouper.actors.ranks.rank_handshake import join_leader
+from trouper.actors.ranks.rank_link import Link, RankLost
 from trouper.actors.scheduling import core as core_module
 from trouper.actors.scheduling.speculation_policy import Speculation
 from trouper.protocol.blocks import Payload, Tensor
@@ -245,7 +246,7 @@ class SimFollower(Follower):
     world: RanksWorld
 
     async def _connect(self, joined: Joined) -> Link:
-        return await self.meet(self.world.connect(), joined)
+        return await join_leader(self.world.connect(), joined, self._settings)
 
 
 @attrs.define(eq=False)
@@ -377,8 +378,8 @@ class RanksWorld(World):
         self.lacking = runtime.health().directory.lacking
         disk = self.follower._disk
         assert disk is not None
-        held = sum(piece.nbytes for pieces in disk._held.values() for piece in pieces or ())
-        assert disk._held_bytes == held <= disk._room
+        read_bytes = sum(piece.nbytes for pieces in disk._reads.values() for piece in pieces or ())
+        assert disk._read_bytes == read_bytes <= disk._capacity_bytes
 
     def _expected(self) -> str:
         return {

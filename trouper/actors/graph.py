@@ -21,8 +21,9 @@ import trio
 from trouper.actors.cache_janitor import keep_tidy
 from trouper.actors.model_stepper import step_model
 from trouper.actors.rank_mirror import MirrorEdges, lead_ranks, mirror_plans
-from trouper.actors.ranks.leader import Leader, RankLost
+from trouper.actors.ranks.leader import Leader
 from trouper.actors.ranks.leader_disk import LeaderDisk
+from trouper.actors.ranks.rank_link import LAST_MESSAGES_S, RankLost
 from trouper.actors.request_intake import take_in_requests
 from trouper.actors.runtime.channels import Channels, Edge
 from trouper.actors.runtime.runtime import Runtime
@@ -44,8 +45,6 @@ DISK_KNOWN_S = 10.0
 """Maximum wait at the start for the catalogue of the disk."""
 LAST_WRITES_S = 5.0
 """Maximum wait at the end for writes in flight to the disk."""
-LAST_WORDS_S = 1.0
-"""Time for the last messages to clients and other ranks after a rank is lost."""
 log = logging.getLogger("trouper.graph")
 T = TypeVar("T")
 
@@ -119,14 +118,14 @@ async def _or_lost(work: Awaitable[T], ranks: Leader) -> T:
         raise
     except Exception as error:  # noqa: BLE001 - whatever a collective raises
         await ranks.crashed(error)
-    await trio.sleep(LAST_WORDS_S)
+    await trio.sleep(LAST_MESSAGES_S)
     raise RankLost(ranks.reason)
 
 
 async def _part(ranks: Leader) -> None:
     """End the group of ranks. Raises `RankLost` if a rank was lost."""
     if ranks.lost.is_set():
-        await trio.sleep(LAST_WORDS_S)
+        await trio.sleep(LAST_MESSAGES_S)
         raise RankLost(ranks.reason)
     await ranks.leave()
 
