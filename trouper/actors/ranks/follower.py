@@ -12,9 +12,11 @@ import trio
 
 from trouper.actors.model_stepper import step_model
 from trouper.actors.ranks.follower_disk import FollowerDisk
+from trouper.actors.ranks.group_lifecycle import LAST_MESSAGES_S
 from trouper.actors.ranks.leader import HEARTBEAT_S, HELLO_S, LEAVING_S, RankLost, flags_of, send_heartbeats
 from trouper.actors.ranks.rank_link import Invitation, Link, LinkFailed
 from trouper.actors.runtime.supervision import innermost
+from trouper.actors.ssd_writer import DiskWriter, write_to_disk
 from trouper.protocol.health import DirectoryStats
 from trouper.protocol.link import (
     Compile,
@@ -41,7 +43,6 @@ from trouper.protocol.wire import VERSION, encode
 log = logging.getLogger("trouper.ranks")
 PLANS_AHEAD = 64
 """Maximum number of plans that wait for a follower's engine. Plans without work need no collective, so rank 0 may be ahead."""
-LAST_WORDS_S = 1.0
 LAST_WRITES_S = 2.0
 """Maximum wait at the end for writes in flight to the disk."""
 OUTBOX = 1024
@@ -50,7 +51,15 @@ OUTBOX = 1024
 class Follower:
     """The actor's state, and its end."""
 
-    def __init__(self, settings: Settings, engine: Engine, heartbeat_s: float = HEARTBEAT_S) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        engine: Engine,
+        heartbeat_s: float = HEARTBEAT_S,
+        *,
+        disk_writer: DiskWriter = write_to_disk,
+    ) -> None:
+        self._disk_writer = disk_writer
         self.joined = trio.Event()
         self.ended = trio.Event()
         self.reason = ""
@@ -153,7 +162,12 @@ class Follower:
         model = await self._engine.load()
         self._tokenizer = model.tokenizer
         disk = self._disk = FollowerDisk(
-            model.card, self._settings, self._engine.memory, self._post, self._report_directory
+            model.card,
+            self._settings,
+            self._engine.memory,
+            self._post,
+            self._report_directory,
+            disk_writer=self._disk_writer,
         )
         background.start_soon(disk.run)
         self._post(Ready(model.card))
@@ -262,7 +276,7 @@ class Follower:
         """Send the last message, which must leave before the process ends."""
         self._post(message)
         self._outbox.close()
-        with trio.move_on_after(LAST_WORDS_S, shield=True):
+        with trio.move_on_after(LAST_MESSAGES_S, shield=True):
             await self._sent.wait()
             await trio.sleep(
                 self._heartbeat_s

@@ -16,7 +16,7 @@ from trouper.actors.cache_janitor import keep_tidy
 from trouper.actors.runtime.supervision import RestartLimit, supervise
 from trouper.actors.scheduling.disk_tier import BACKLOG_BYTES
 from trouper.actors.scheduling.prefix_cache import cache_namespace
-from trouper.actors.ssd_writer import WriterEdges, directory_for, write_to_disk
+from trouper.actors.ssd_writer import DiskWriter, WriterEdges, directory_for, write_to_disk
 from trouper.protocol.health import ActorStats, DirectoryStats, MemoryStatus, SchedulerStats
 from trouper.protocol.link import Fetch, Fetched, Message, Missing, WriteDone
 from trouper.protocol.model import MemoryStats, ModelCard
@@ -52,10 +52,13 @@ class FollowerDisk:
         look: Callable[[], MemoryStats],
         tell: Callable[[Message], bool],
         changed: Callable[[], None],
+        *,
+        disk_writer: DiskWriter = write_to_disk,
     ) -> None:
         """`changed` is called when `facts` are others."""
         self.directory = Relayed(DirectoryStats(), changed)
         self._card, self._settings, self._look, self._tell = card, settings, look, tell
+        self._disk_writer = disk_writer
         self._orders, self._orders_in = trio.open_memory_channel[DiskOrder](ORDERS)
         self._news, self._news_in = trio.open_memory_channel[DiskNews](NEWS)
         self._scheduler = Watch(SchedulerStats())
@@ -111,7 +114,7 @@ class FollowerDisk:
         edges = WriterEdges(self._orders_in, self._news, self.directory, self._scheduler)
         path = directory_for(self._card, self._settings)
         try:
-            await write_to_disk(edges, path, cache_namespace(self._card, self._settings), self._settings)
+            await self._disk_writer(edges, path, cache_namespace(self._card, self._settings), self._settings)
         finally:
             self._give_up()
 

@@ -14,7 +14,7 @@ import trio
 
 from trouper.actors.ranks.leader import Leader
 from trouper.actors.scheduling.prefix_cache import cache_namespace
-from trouper.actors.ssd_writer import WriterEdges, directory_for, write_to_disk
+from trouper.actors.ssd_writer import DiskWriter, WriterEdges, directory_for, write_to_disk
 from trouper.protocol.health import DirectoryStats
 from trouper.protocol.link import Fetch, Fetched, Missing, WriteDone
 from trouper.protocol.model import ModelCard
@@ -76,8 +76,16 @@ class Writing:
 class LeaderDisk:
     """The actor's state. `edges`: their directory's facts are rank 0's own, but it is in use only while every rank's is."""
 
-    def __init__(self, edges: WriterEdges, leader: Leader, card: ModelCard, settings: Settings) -> None:
+    def __init__(
+        self,
+        edges: WriterEdges,
+        leader: Leader,
+        card: ModelCard,
+        settings: Settings,
+        disk_writer: DiskWriter = write_to_disk,
+    ) -> None:
         self._edges, self._leader, self._card, self._settings = edges, leader, card, settings
+        self._disk_writer = disk_writer
         self._own = Relayed(DirectoryStats(), self._publish)
         self._all_known = trio.Event()
         self._silent: list[int] = []
@@ -100,7 +108,7 @@ class LeaderDisk:
                 edges = WriterEdges(orders, own_news, self._own, self._edges.scheduler)
                 path, namespace = directory_for(self._card, self._settings), cache_namespace(self._card, self._settings)
                 with own_news:
-                    await write_to_disk(edges, path, namespace, self._settings)
+                    await self._disk_writer(edges, path, namespace, self._settings)
             gathering.cancel_scope.cancel(reason="nobody waits for a read any more")
 
     async def _give_up_all(self) -> None:
