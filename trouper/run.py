@@ -34,7 +34,7 @@ async def run_runtime(
     await run_graph(settings, engine, task_status=task_status)
 
 
-async def run_fleet(
+async def run_models(
     settings: Sequence[Settings],
     server: ServerSettings,
     *,

@@ -85,7 +85,7 @@ async def fleet_of(
 
 
 def states(fleet: ModelManager) -> list[str]:
-    return [one.state for one in fleet.listed()]
+    return [one.state for one in fleet.entries()]
 
 
 async def tokens_from(runtime: Runtime, count: int = 3) -> int:
@@ -186,7 +186,7 @@ async def test_what_cannot_be_loaded_is_not_tried_again_at_once(autojump_clock: 
         for _ in range(3):
             with pytest.raises(RequestFailed, match="no weights"):
                 await fleet.lease("broken")
-        told = fleet.listed()[2].problem
+        told = fleet.entries()[2].problem
         assert told is not None
         assert told.code == "model_unusable"
         assert world.events.count("-small") == world.events.count("-broken") == 1
@@ -211,10 +211,10 @@ async def test_who_waits_for_a_model_is_counted(autojump_clock: object) -> None:
             nursery.start_soon(ask)
         with trio.move_on_after(1):
             await ask()
-        assert [one.waiting for one in fleet.listed()] == [0, 3]
+        assert [one.waiting for one in fleet.entries()] == [0, 3]
         world.may_load.set()
         await trio.sleep(1)
-        assert [one.waiting for one in fleet.listed()] == [0, 0]
+        assert [one.waiting for one in fleet.entries()] == [0, 0]
 
 
 async def test_a_draining_fleet_refuses(autojump_clock: object) -> None:
@@ -234,7 +234,7 @@ async def test_a_name_that_would_have_no_effect_is_refused_before_anything_is_lo
 async def test_names(autojump_clock: object) -> None:
     assert names_of("b", ["x", "y=b"], default=False) == ("y", "b")
     async with fleet_of("small", "large", aliases=("gpt", "big=large")) as (fleet, _):
-        assert [one.names for one in fleet.listed()] == [("gpt", "small"), ("big", "large")]
+        assert [one.names for one in fleet.entries()] == [("gpt", "small"), ("big", "large")]
         for name, meant in ((None, "small"), ("gpt", "small"), ("small", "small"), ("big", "large")):
             lease = await fleet.lease(name)
             assert lease.runtime.model.id == meant

@@ -12,7 +12,7 @@ from tests.browser.driver import Browser
 from tests.browser.page import SAID, Page, says, shown, slowly, streams
 from tests.fakes import FakeEngine
 from tests.web.serving import eventually, exchange, post, serving, serving_fleet
-from trouper.actors.runtime.model_manager import ModelEntry
+from trouper.actors.runtime.served_models import ModelEntry
 from trouper.web.live import feed
 from trouper.web.live.snapshot import NewGaps, model_body
 

@@ -19,7 +19,7 @@ from tests.fakes import FakeEngine
 from tests.web.serving import PATIENCE_S, Served, eventually, exchange, get, pace, post, serving
 from tests.web.test_openapi import data_of, described, validator
 from trouper import Runtime
-from trouper.actors.runtime.model_manager import Lease, ModelEntry, OneModel
+from trouper.actors.runtime.served_models import Lease, ModelEntry, OneModel
 from trouper.protocol.batch import NOTHING_SHOWN
 from trouper.protocol.plans import Plan
 from trouper.protocol.record import RequestRecord
@@ -186,7 +186,7 @@ class Two:
     def finished(self) -> trio.Event:
         return self.runtime.finished
 
-    def listed(self) -> Sequence[ModelEntry]:
+    def entries(self) -> Sequence[ModelEntry]:
         return ModelEntry(("big",), "ready", self.runtime), ModelEntry(("small",), "unloaded", None)
 
     async def lease(self, name: str | None) -> Lease:

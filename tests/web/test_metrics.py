@@ -24,7 +24,7 @@ from tests.web.serving import (
     receive_all,
     serving,
 )
-from trouper.actors.runtime.model_manager import OneModel
+from trouper.actors.runtime.served_models import OneModel
 from trouper.protocol.health import RanksStats, RankStats
 from trouper.protocol.histogram import Histogram
 from trouper.protocol.record import RequestRecord
@@ -230,7 +230,7 @@ async def exposed(metrics: Metrics) -> Scraped:
 async def test_each_model_is_one_value_of_the_label(autojump_clock: object) -> None:
     """And one that is not loaded tells that, and of its requests; they are counted on when it is back."""
     async with fleet_of("small", "large", "middle", aliases=("first=small",)) as (fleet, _):
-        metrics = Metrics(fleet.listed)
+        metrics = Metrics(fleet.entries)
         for name, tokens in (("small", 2), ("large", 3)):
             lease = await fleet.lease(name)
             await tokens_from(lease.runtime, tokens)
@@ -264,7 +264,7 @@ async def test_streams_go_on_while_a_scrape_is_written() -> None:
 
     async with serving() as served, trio.open_nursery() as nursery:
         nursery.start_soon(another)
-        await Metrics(OneModel(served.runtime).listed).exposed()
+        await Metrics(OneModel(served.runtime).entries).exposed()
         nursery.cancel_scope.cancel()
     assert turns >= len(ALL)
 

@@ -22,7 +22,7 @@ LOADING_S = 0.2
 @asynccontextmanager
 async def serving_several(*models: str, world: World | None = None) -> AsyncIterator[Served]:
     async with fleet_of(*models, world=world) as (fleet, _), serving_fleet(fleet) as port:
-        runtime = fleet.listed()[0].runtime
+        runtime = fleet.entries()[0].runtime
         assert runtime is not None
         yield Served(port, runtime, FakeEngine(), trio.Event())
 

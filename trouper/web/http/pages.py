@@ -58,7 +58,7 @@ class Pages:
         return as_json(document(self.endpoints, {"Error": ERROR, **self._components}, self._context()))
 
     def _context(self) -> DocumentContext:
-        listed = self._service.models.listed()
+        listed = self._service.models.entries()
         names = [name for entry in listed for name in entry.names] if self._known() else []
         loaded = [entry.runtime for entry in listed if entry.runtime is not None]
         context = DocumentContext(version=VERSION, keyed=self._keys.needed, models=names)

@@ -7,8 +7,8 @@ from typing import Any
 
 import attrs
 
-from trouper.actors.runtime.model_manager import ModelEntry
 from trouper.actors.runtime.runtime import Runtime
+from trouper.actors.runtime.served_models import ModelEntry
 from trouper.protocol.batch import BatchStats
 from trouper.protocol.health import SchedulerStats
 from trouper.web.http.request_schema import COUNT, OBJECT, TEXT, Json, array, nullable
