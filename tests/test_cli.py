@@ -30,7 +30,7 @@ from trouper.cli.client import Where, client_of
 from trouper.cli.commands import serve as serve_command
 from trouper.cli.exits import USAGE_ERROR
 from trouper.cli.flags import flags_of, models_from, settings_from
-from trouper.web.http.api_keys import Keys
+from trouper.protocol.api_keys import Keys
 
 TROUPER = (sys.executable, "-c", "from trouper.cli import main; main()")
 ALL_FIELDS: list[attrs.Attribute[Any]] = [*attrs.fields(Settings), *attrs.fields(ServerSettings)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import trio
 
@@ -43,7 +42,7 @@ async def run_models(
     task_status: trio.TaskStatus[ModelManager] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run a runtime for each of several models; `nursery.start` returns the `ModelManager` once the first is loaded. Ends after
-    `ModelManager.drain`. `watch` hears, on a thread, how far the loading of each has come. `ranks`: this is rank 0 of several
+    `ModelManager.drain`. `watch` is called, on a thread, with the progress of loading each. `ranks`: this is rank 0 of several
     processes that have the one model together. Raises `ModelUnusable`, if the first cannot be loaded, and
     `SettingsInvalid` for a name in `server` without effect."""
     from trouper.engine.host import MlxEngine, weights_room
@@ -56,5 +55,12 @@ async def run_models(
         return await trio.to_thread.run_sync(weights_bytes, one)
 
     room = weights_room() if server.model_memory is None else server.model_memory
-    run = partial(run_model_manager, settings, server.served_model_name, start, measure, room, default_name=EMBEDDED)
-    await run(task_status=task_status)
+    await run_model_manager(
+        settings,
+        server.served_model_name,
+        start,
+        measure,
+        budget_bytes=room,
+        default_name=EMBEDDED,
+        task_status=task_status,
+    )

@@ -217,8 +217,8 @@ def _remedy_of_port(host: str, number: int, reason: int | None) -> str:
 
 
 def keys(checked: CheckedSettings) -> Iterator[Finding]:
+    from trouper.protocol.api_keys import Keys
     from trouper.protocol.problems import SettingsInvalid
-    from trouper.web.http.api_keys import Keys
 
     try:
         needed = Keys.of(checked.server).needed

@@ -21,7 +21,7 @@ from trouper.cli.announce import announce
 from trouper.cli.exits import DEVICE_STUCK, end_at_once
 from trouper.cli.loading_display import shown
 from trouper.cli.rank_process import end_with_group
-from trouper.web.http.api_keys import Keys
+from trouper.protocol.api_keys import Keys
 from trouper.web.observability.request_log import RequestObserver
 from trouper.web.server import serve_http
 

@@ -18,13 +18,13 @@ from werkzeug.routing import BaseConverter
 
 from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.served_models import Models, OneModel
+from trouper.protocol.api_keys import ASSETS, Keys
 from trouper.protocol.logs import CURRENT_REQUEST
 from trouper.protocol.problems import Problem, RequestFailed
 from trouper.protocol.settings import ServerSettings
 from trouper.web.anthropic.errors import anthropic_error, is_anthropic
 from trouper.web.anthropic.message_schemas import COMPONENTS as ANTHROPIC
 from trouper.web.anthropic.routes import Anthropic
-from trouper.web.http.api_keys import ASSETS, Keys
 from trouper.web.http.body_parsing import too_large
 from trouper.web.http.cors import Cors
 from trouper.web.http.endpoints import Endpoint

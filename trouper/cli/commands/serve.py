@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from functools import partial
 from typing import Any
 
 import click
@@ -103,5 +104,5 @@ def _run(
         return
     leader = rank_process.leader(model_settings, os.environ)
     with rank_process.lost_is_an_exit_code(leader), tracing(otlp_endpoint) as observers:
-        trio.run(run, settings, server_settings, console, observers, leader)
+        trio.run(partial(run, settings, server_settings, console, observers, ranks=leader))
     end_at_once(0)  # Unwinding would wait for native code of the group.

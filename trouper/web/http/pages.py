@@ -12,8 +12,8 @@ from importlib.resources import files
 import attrs
 from quart import Response, request
 
+from trouper.protocol.api_keys import Keys
 from trouper.protocol.version import VERSION
-from trouper.web.http.api_keys import Keys
 from trouper.web.http.endpoints import ERROR, Endpoint
 from trouper.web.http.openapi import DocumentContext, document
 from trouper.web.http.page_headers import page_headers
