@@ -17,6 +17,8 @@ import attrs
 import numpy as np
 import xxhash
 
+from trouper.protocol.splitmix import GOLDEN, mix64
+
 
 @attrs.frozen
 class Joined:
@@ -120,8 +122,4 @@ def sequence(numbers: Iterable[int], before: int = 0) -> int:
 
 
 def _mixed(values: Ids) -> Ids:
-    """splitmix64 (Steele, Lea, Flood 2014): each bit of the input changes half of the output's."""
-    mixed = values + np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))
+    return mix64(values + GOLDEN)

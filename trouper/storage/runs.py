@@ -95,14 +95,9 @@ class RunStore:
         """Bytes of all namespaces' runs, except those that another server has written since the last `refresh`."""
         return self._uses.total_bytes
 
-    def catalogue(self) -> list[RunInfo]:
-        """List every run of the namespace; parents come before the runs that continue them. Opens only files that neither an
-        earlier `refresh` nor the saved catalogue knows. Raises `OSError`."""
-        self.refresh()
-        return parents_first(self._runs.values())
-
     def refresh(self) -> Changes:
-        """List the directory again, since other servers and sweeps change it, too. Removes damaged files. Raises `OSError`."""
+        """List the directory again, since other servers and sweeps change it, too. Opens only files that neither an earlier `refresh`
+        nor the saved catalogue knows. Removes damaged files. Raises `OSError`."""
         known = self._runs if self._refreshed else {run.name: run for run in self._saved()}
         before, runs, uses = self._runs, dict[str, RunInfo](), dict[Path, RunUse]()
         for path, file in self._files():
@@ -170,9 +165,6 @@ class RunStore:
         """Encode a run, whose exact size is needed to make room for it before `put`. `pieces`: at least one, each the
         continuation of the previous one; `parent`: the key that the first one continues."""
         return seal(self.namespace, parent, pieces)
-
-    def write(self, parent: bytes, pieces: Sequence[Piece]) -> RunInfo:
-        return self.put(self.seal(parent, pieces))
 
     def put(self, sealed: Sealed) -> RunInfo:
         """Write a run. Raises `OSError`; then no file is left. A run that exists in full is not written again."""
