@@ -48,11 +48,13 @@ async def run_models(
     from trouper.engine.host import MlxEngine, weights_room
     from trouper.engine.loading.model_loading import weights_bytes
 
-    async def start(one: Settings, *, task_status: trio.TaskStatus[Runtime]) -> None:
-        await run_graph(one, MlxEngine(one, watch), graphs=len(settings), ranks=ranks, task_status=task_status)
+    async def start(model_settings: Settings, *, task_status: trio.TaskStatus[Runtime]) -> None:
+        await run_graph(
+            model_settings, MlxEngine(model_settings, watch), graphs=len(settings), ranks=ranks, task_status=task_status
+        )
 
-    async def measure(one: Settings) -> int:
-        return await trio.to_thread.run_sync(weights_bytes, one)
+    async def measure(model_settings: Settings) -> int:
+        return await trio.to_thread.run_sync(weights_bytes, model_settings)
 
     room = weights_room() if server.model_memory is None else server.model_memory
     await run_model_manager(

@@ -60,7 +60,7 @@ async def test_a_snapshot_is_made_once_for_all_viewers_and_none_without(autojump
             await answer.next()
             async with looking(runtime) as feed:
                 await trio.sleep(10)
-                assert feed.number == 0 and runtime.look() is NOTHING_SHOWN, "nothing is made while nobody looks"
+                assert feed.number == 0 and runtime.view_batch() is NOTHING_SHOWN, "nothing is made while nobody looks"
                 seen: list[list[bytes]] = [[] for _ in range(5)]
 
                 async def view(mine: list[bytes]) -> None:
@@ -76,7 +76,7 @@ async def test_a_snapshot_is_made_once_for_all_viewers_and_none_without(autojump
                 assert all(mine == seen[0] for mine in seen)
                 await trio.sleep(10)
                 assert feed.number == 9
-                assert runtime.look() is NOTHING_SHOWN, "the scheduler has stopped showing its rows"
+                assert runtime.view_batch() is NOTHING_SHOWN, "the scheduler has stopped showing its rows"
 
 
 async def test_rows_are_copied_once_a_snapshot_not_once_a_step(autojump_clock: MockClock) -> None:

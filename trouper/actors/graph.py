@@ -169,7 +169,7 @@ class Graph:
         """Scheduler, RankMirror and ModelStepper share fate. Followers cannot begin anew with rank 0's engine: with several
         ranks its crash is everybody's end."""
         try:
-            await self._step_together()
+            await self._run_group()
         except* Exception as crash:
             if self._ranks is None:
                 raise
@@ -178,17 +178,17 @@ class Graph:
 
     def _judge(self, crash: BaseException) -> Verdict:
         verdict = self._recovery.judge(crash, trio.current_time())
-        self._tell_facts()
+        self._publish_stats()
         return verdict
 
-    def _tell_facts(self, errored: int = 0) -> None:
+    def _publish_stats(self, errored: int = 0) -> None:
         """Publish statistics while there is no scheduler."""
         stats = self._watches.stats.latest
         recovery = self._recovery.look(trio.current_time())
         errored += stats.requests_errored
         self._watches.stats.publish(attrs.evolve(stats, recovery=recovery, requests_errored=errored))
 
-    async def _step_together(self) -> None:
+    async def _run_group(self) -> None:
         watches = self._watches
         plans, plans_in = self._channels.open("plans")
         mirrored, mirrored_in = self._channels.open("mirrored")
@@ -205,17 +205,15 @@ class Graph:
                 batch=watches.batch, ranks=watches.ranks,
             ),
         )  # fmt: skip
-        async with trio.open_nursery() as together:
+        async with trio.open_nursery() as group:
             recovery = self._recovery if self._ranks is None else None
-            together.start_soon(
-                partial(schedule, edges, self._model, self._namespace, self._settings, recovery=recovery)
-            )
-            together.start_soon(mirror)
-            together.start_soon(step_model, mirrored_in, answers, self._engine, crashed)
+            group.start_soon(partial(schedule, edges, self._model, self._namespace, self._settings, recovery=recovery))
+            group.start_soon(mirror)
+            group.start_soon(step_model, mirrored_in, answers, self._engine, crashed)
 
     def _memory(self) -> MemoryStats:
-        own = self._engine.memory()
-        return own if self._ranks is None else self._ranks.memory(own)
+        memory = self._engine.memory()
+        return memory if self._ranks is None else self._ranks.memory(memory)
 
     async def _end_when_lost(self) -> None:
         """End the graph when a rank is lost, since the engine may wait for that rank for ever."""
@@ -231,7 +229,7 @@ class Graph:
         self._runtime.draining = True
         for channel in (self._requests, self._orders, self._orders_in, self._admitted):
             channel.close()
-        self._tell_facts(errored=self._recovery.end())
+        self._publish_stats(errored=self._recovery.end())
         lost = self._watches.ranks.latest.lost
         _answer_undelivered(self._requests_in, self._admitted_in, rank_lost(lost) if lost else DRAINING)
 
@@ -252,13 +250,13 @@ def _answer_undelivered(
         for channel in (requests, admitted):
             while True:
                 try:
-                    left: Submission | Inbox = channel.receive_nowait()
+                    message: Submission | Inbox = channel.receive_nowait()
                 except (trio.WouldBlock, trio.EndOfChannel, trio.ClosedResourceError):
                     break
-                match left:
+                match message:
                     case Submission():
-                        left.fail(problem)
+                        message.fail(problem)
                     case Admitted():
-                        left.submission.fail(problem)
+                        message.submission.fail(problem)
                     case _:  # News of the disk.
                         pass

@@ -45,7 +45,7 @@ class Digest:
     """`pairs` of the rows' ids and the tokens in their KV. For steps after `settled` a decoded row counts one token each, since
     rank 0 does not know yet which drafts were accepted."""
     blocks: int
-    """`members` of the ids of stored blocks and snapshots."""
+    """`set_hash` of the ids of stored blocks and snapshots."""
     settled: int = -1
     """Last step whose answer rank 0 had when it sent the plan; -1: none yet."""
     order: int = 0
@@ -82,9 +82,9 @@ def forget_old(steps: dict[int, Any]) -> None:
 def compare(step: int, expected: Digest, found: Digest) -> None:
     """Raises `RankDiffers` for the first field that differs."""
     for field in FIELDS:
-        wanted, got = getattr(expected, field), getattr(found, field)
-        if wanted != got:
-            raise RankDiffers(step, field, wanted, got)
+        expected_hash, found_hash = getattr(expected, field), getattr(found, field)
+        if expected_hash != found_hash:
+            raise RankDiffers(step, field, expected_hash, found_hash)
 
 
 # -- hashes ------------------------------------------------------------------------------------------
@@ -101,19 +101,19 @@ def pairs(ids: Ids, values: np.ndarray[Any, Any]) -> int:
     return int(_mixed(_mixed(ids) + values.astype(np.uint64)).sum())
 
 
-def members(ids: Ids) -> int:
+def set_hash(ids: Ids) -> int:
     """Hash of a set of ids. Sums of disjoint sets are added modulo 2**64, so a set that changes is not hashed again."""
     return int(_mixed(ids).sum())
 
 
 def joined(known: int, ids: Iterable[int]) -> int:
-    """`members` of a set with the hash `known` after these ids were added."""
-    return (known + members(ids_of(ids))) % 2**64
+    """`set_hash` of a set with the hash `known` after these ids were added."""
+    return (known + set_hash(ids_of(ids))) % 2**64
 
 
 def parted(known: int, ids: Iterable[int]) -> int:
-    """`members` of a set with the hash `known` after these ids were removed."""
-    return (known - members(ids_of(ids))) % 2**64
+    """`set_hash` of a set with the hash `known` after these ids were removed."""
+    return (known - set_hash(ids_of(ids))) % 2**64
 
 
 def sequence(numbers: Iterable[int], before: int = 0) -> int:

@@ -157,7 +157,7 @@ class FollowerDisk:
     def _own(self, load: Load) -> Load:
         pieces = self._held[load.ticket]
         assert pieces is not None, "rank 0 loads what it was not told that we have"
-        piece = pieces[load.place]
+        piece = pieces[load.index]
         payload = piece.snapshot if load.snapshot else piece.payload
         assert payload is not None, "the snapshot was read, or rank 0 was not told that we have it"
         return attrs.evolve(load, payload=payload)

@@ -101,7 +101,7 @@ class Runtime:
         """Current fill of each channel."""
         return self._channels.stats()
 
-    def look(self) -> BatchStats:
+    def view_batch(self) -> BatchStats:
         """The batch as of the last view. A view is only made while there is a viewer, so call this again within two seconds, or the
         view is dropped."""
         self._watches.last_viewed_at.publish(trio.current_time())

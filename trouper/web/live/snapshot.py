@@ -118,7 +118,7 @@ def _loaded(runtime: Runtime, gaps: NewGaps) -> dict[str, Any]:
         "ranks": health.ranks,
         "actors": health.actors,
         "channels": runtime.channels(),
-        "batch": _batch(runtime.look(), gaps),
+        "batch": _batch(runtime.view_batch(), gaps),
     }
 
 
