@@ -166,8 +166,8 @@ class Graph:
         return partial(self._disk_writer, edges, directory_for(card, settings), self._namespace, settings)
 
     async def _group(self) -> None:
-        """Scheduler, RankMirror and ModelStepper share fate. Followers cannot begin anew with rank 0's engine: with several
-        ranks its crash is everybody's end."""
+        """Run Scheduler, RankMirror and ModelStepper, which crash and restart together. With several ranks a crash ends the whole
+        group of ranks, since followers cannot continue with a new engine of rank 0."""
         try:
             await self._run_group()
         except* Exception as crash:

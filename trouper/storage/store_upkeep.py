@@ -1,4 +1,4 @@
-"""What SSDWriter does with a run store: open it, sweep it, make room for a write, inspect its files in turn."""
+"""Upkeep of a run store for SSDWriter: opening it, sweeping it, making room for a write, inspecting its files in turn."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class StartGraph(Protocol):
 
 
 class ModelManager:
-    """Implements `Models`. Its graphs live in the nursery of `run`."""
+    """Implements `Models`. Its graphs run in `nursery`."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class ModelManager:
         return self.entries()
 
     async def lease(self, name: str | None) -> Lease:
-        """Waits while the model is loaded, or while there is no room for it (--queue-timeout-s)."""
+        """Wait until the model is loaded, or has room to be loaded (--queue-timeout-s), and return a lease on it."""
         model = self._find(name)
         model.leases += 1
         model.waiting += 1

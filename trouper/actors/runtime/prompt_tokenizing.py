@@ -50,7 +50,8 @@ def is_short(prompt: Prompt) -> bool:
 
 
 def tokens_of(prompt: Prompt, tokenizer: Tokenizer, max_tokens: int, check: Check | None = None) -> tuple[int, ...]:
-    """Raises `RequestFailed` (400), also for a text that certainly has more than `max_tokens` tokens; the exact count is left to the caller.
+    """Tokenize a prompt. Raises `RequestFailed` (400), also for a text that certainly has more than `max_tokens` tokens; the caller checks
+    the exact count.
     `check`: how the length of a text is checked; default `check_length`."""
     check = check or check_length
     match prompt:
@@ -74,7 +75,7 @@ def tokens_of(prompt: Prompt, tokenizer: Tokenizer, max_tokens: int, check: Chec
 
 
 def check_length(text: str, tokenizer: Tokenizer, max_tokens: int, param: str) -> None:
-    """Raises `RequestFailed` (400) for a text of certainly more than `max_tokens` tokens, after tokenizing its beginning at most."""
+    """Check a text's length. Raises `RequestFailed` (400) for certainly more than `max_tokens` tokens, after tokenizing its beginning at most."""
     check_characters(text, tokenizer, max_tokens, param)
     probed = max_tokens * PROBED_CHARACTERS
     if len(text) > max(2 * probed, LONG_TEXT):
@@ -84,7 +85,7 @@ def check_length(text: str, tokenizer: Tokenizer, max_tokens: int, param: str) -
 
 
 def check_characters(text: str, tokenizer: Tokenizer, max_tokens: int, param: str) -> None:
-    """Raises `RequestFailed` (400) for more than `max_tokens` tokens can stand for."""
+    """Raises `RequestFailed` (400) for a text with more characters than `max_tokens` tokens can cover."""
     bound = max_characters(max_tokens, tokenizer)
     if len(text) > bound:
         raise _too_long(

@@ -41,7 +41,7 @@ class Submission:
         self.replies.close()
 
     def close(self) -> None:
-        """After the terminal event, or where nobody listens."""
+        """Close the channel after the terminal event, or when the request was aborted."""
         self.replies.close()
 
     def fail(self, problem: Problem) -> None:
