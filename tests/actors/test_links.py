@@ -11,8 +11,8 @@ import trio
 from trio.testing import MockClock, memory_stream_pair
 
 from tests.fakes import FakeEngine, card
-from trouper.actors.graph import _or_lost
 from trouper.actors.ranks.follower import Follower
+from trouper.actors.ranks.group_lifecycle import or_rank_lost
 from trouper.actors.ranks.leader import Leader
 from trouper.actors.ranks.rank_handshake import Invitation, join_leader, shared_flags
 from trouper.actors.ranks.rank_heartbeat import wait_until_silent
@@ -240,7 +240,7 @@ async def test_f27_a_collective_that_fails_while_ranks_load_is_only_the_conseque
 
         nursery.start_soon(find_out)
         with pytest.raises(RankLost, match="rank 1: its connection ended"):
-            await _or_lost(Failing().load(), leader)
+            await or_rank_lost(Failing().load(), leader)
 
 
 class Near(Follower):

@@ -148,7 +148,7 @@ async def test_what_did_not_come_is_not_asked_for_again_and_nothing_stays_pinned
         assert any(node.pins for node in ticket.pinned)
         pieces = tuple(Piece(one.key, one.tokens, payload(4)) for one in ticket.wanted[:came])
         loads = bench.tier.hear(Loaded(ticket.number, pieces, 100, 0.1))
-        assert [load.place for load in loads] == [*range(came)]
+        assert [load.index for load in loads] == [*range(came)]
         bench.played.cache.freed()
         assert (ticket.done, ticket.read_tokens) == (True, 4 * came)
         assert not any(node.pins for node in ticket.pinned)

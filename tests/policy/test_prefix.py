@@ -241,7 +241,7 @@ def test_what_was_loaded_is_believed_only_for_its_own_tokens() -> None:
     wrong = [Piece(keys[0], token_bytes((2,) * 4), payload)]
     assert played.cache.loaded(1, wrong) == []
     right = [Piece(key, token_bytes((1,) * 4), payload) for key in keys]
-    assert [(load.ticket, load.place) for load in played.cache.loaded(2, right)] == [(2, 0), (2, 1)]
+    assert [(load.ticket, load.index) for load in played.cache.loaded(2, right)] == [(2, 0), (2, 1)]
     assert played.cache.look(played.cache.chain(token_bytes((1,) * 9), "")).tokens == 8
 
 

@@ -38,17 +38,17 @@ may not have come to it before the next look."""
 
 async def keep_tidy(
     orders: trio.MemorySendChannel[DiskOrder],
-    look: Callable[[], MemoryStats],
+    read_memory: Callable[[], MemoryStats],
     memory: Watch[MemoryStatus],
     scheduler: Watch[SchedulerStats],
     settings: Settings,
 ) -> None:
     """Run the actor. It never ends by itself. A full `orders` sheds, since the writer has enough to do. `orders` outlives a crash,
     so the graph closes it. While no request is served, the actor orders inspections of a few files at a time."""
-    next_sweep = next_look = trio.current_time()
+    next_sweep = next_inspection = trio.current_time()
     kept_bytes, process = 0, ProcessMemory()
     while True:
-        stats, last = look(), memory.latest
+        stats, last = read_memory(), memory.latest
         kept_bytes = min(kept_bytes, stats.spare_bytes)
         status = judge(stats, last, settings.memory_fraction, kept_bytes)
         if process.is_worth_releasing(stats.resident_bytes, scheduler.latest.active_sequences):
@@ -59,8 +59,8 @@ async def keep_tidy(
         if trio.current_time() >= next_sweep:
             next_sweep = trio.current_time() + SWEEP_EVERY_S
             _order(orders, Sweep(settings.ssd_ttl_days * 86400))
-        if trio.current_time() >= next_look and not scheduler.latest.active_sequences:
-            next_look = trio.current_time() + INSPECT_EVERY_S
+        if trio.current_time() >= next_inspection and not scheduler.latest.active_sequences:
+            next_inspection = trio.current_time() + INSPECT_EVERY_S
             _order(orders, Inspect())
         await trio.sleep(settings.janitor_interval_s)
 

@@ -129,11 +129,11 @@ def prepare(submission: Submission, model: LoadedModel, settings: Settings) -> S
     check_text(request.cache_salt, "cache_salt")
     check_model(request, model)
     prompt = tokens_of(request.prompt, tokenizer, max_prompt_tokens_of(model.card, settings))
-    most = room(request, len(prompt), model.card.context_length, settings)
+    max_tokens = room(request, len(prompt), model.card.context_length, settings)
     check_tokens(request, prompt, model.card.vocab_size)
     compiled = compiled_grammar(request.grammar, tokenizer, settings.grammar_timeout_s)
     limit = thinking_limit(request, prompt, tokenizer)
-    return attrs.evolve(submission, prompt=prompt, max_tokens=most, thinking=limit, compiled_grammar=compiled)
+    return attrs.evolve(submission, prompt=prompt, max_tokens=max_tokens, thinking=limit, compiled_grammar=compiled)
 
 
 def check_model(request: Generate, model: LoadedModel) -> None:
@@ -194,12 +194,12 @@ def room(request: Generate, prompt_tokens: int, context_length: int, settings: S
             "context_length_exceeded",
         )
     context = min(context_length, settings.max_kv_size or context_length)
-    left = context - prompt_tokens
-    if left < 1 or ((request.max_tokens or 0) > left and not request.as_room_allows):
+    remaining = context - prompt_tokens
+    if remaining < 1 or ((request.max_tokens or 0) > remaining and not request.as_room_allows):
         raise bad_request(
             f"the context holds {context} tokens; {prompt_tokens} of prompt and {request.max_tokens or 1} of answer are "
             "more: shorten the prompt or lower max_tokens",
-            "max_tokens" if left >= 1 else ("messages" if isinstance(request.prompt, ChatPrompt) else "prompt"),
+            "max_tokens" if remaining >= 1 else ("messages" if isinstance(request.prompt, ChatPrompt) else "prompt"),
             "context_length_exceeded",
         )
-    return min(request.max_tokens or settings.default_max_tokens, left)
+    return min(request.max_tokens or settings.default_max_tokens, remaining)

@@ -160,5 +160,7 @@ class Scheduler:
         self._core.publish()
         with trio.move_on_at(since + STUCK_FACTOR * limit_s):
             return await self._edges.results.receive()
-        self._core.fail_all(Problem(503, "the device does not answer", "server_error", None, "device_stuck", 30))
+        self._core.fail_all(
+            Problem(503, "the device does not answer", "server_error", code="device_stuck", retry_after_s=30)
+        )
         return await self._edges.results.receive()

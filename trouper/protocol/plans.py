@@ -62,7 +62,7 @@ class Load:
     block: BlockId
     payload: Payload
     ticket: int = -1
-    place: int = 0
+    index: int = 0
     snapshot: bool = False
 
 

@@ -8,9 +8,9 @@ from typing import Literal
 
 import attrs
 
-from trouper.protocol.work import Piece
+from trouper.protocol.work import KnownPiece, Piece
 
-__all__ = ["Damaged", "Piece", "PieceInfo", "Reason", "RunInfo", "parents_first"]
+__all__ = ["Damaged", "Piece", "PieceInfo", "Reason", "RunInfo", "known_pieces", "parents_first"]
 
 Reason = Literal["torn", "checksum", "foreign", "vanished"]
 
@@ -57,3 +57,12 @@ def parents_first(runs: Iterable[RunInfo]) -> list[RunInfo]:
         for piece in run.pieces:
             ordered += waiting.pop(piece.key, [])
     return ordered
+
+
+def known_pieces(runs: Iterable[RunInfo]) -> tuple[KnownPiece, ...]:
+    """Describe the pieces of runs for the scheduler, in order."""
+    return tuple(
+        KnownPiece(parent, piece.key, piece.tokens, piece.payload_bytes > 0, piece.snapshot_bytes is not None)
+        for run in runs
+        for parent, piece in zip([run.parent, *(piece.key for piece in run.pieces)], run.pieces, strict=False)
+    )

@@ -16,6 +16,7 @@ from trouper.actors.ranks.rank_handshake import HELLO_S, Invitation, join_leader
 from trouper.actors.ranks.rank_heartbeat import HEARTBEAT_S, send_heartbeats, wait_until_silent
 from trouper.actors.ranks.rank_link import LAST_MESSAGES_S, LEAVING_S, Link, LinkFailed, RankLost
 from trouper.actors.runtime.supervision import innermost
+from trouper.actors.ssd_writer import DiskWriter, write_to_disk
 from trouper.protocol.health import DirectoryStats
 from trouper.protocol.link import (
     Compile,
@@ -50,7 +51,15 @@ OUTBOX = 1024
 class Follower:
     """The state of a follower. `run` lasts for its whole life."""
 
-    def __init__(self, settings: Settings, engine: Engine, heartbeat_s: float = HEARTBEAT_S) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        engine: Engine,
+        heartbeat_s: float = HEARTBEAT_S,
+        *,
+        disk_writer: DiskWriter = write_to_disk,
+    ) -> None:
+        self._disk_writer = disk_writer
         self.joined = trio.Event()
         self.ended = trio.Event()
         self.reason = ""
@@ -157,6 +166,7 @@ class Follower:
             read_memory=self._engine.memory,
             report=self._post,
             directory_changed=self._report_directory,
+            disk_writer=self._disk_writer,
         )
         background.start_soon(disk.run)
         self._post(Ready(model.card))

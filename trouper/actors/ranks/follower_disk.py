@@ -17,7 +17,7 @@ from trouper.actors.ranks.pending_disk_orders import nothing_read
 from trouper.actors.runtime.supervision import RestartLimit, supervise
 from trouper.actors.scheduling.disk_tier import BACKLOG_BYTES
 from trouper.actors.scheduling.prefix_cache import cache_namespace
-from trouper.actors.ssd_writer import WriterEdges, directory_for, write_to_disk
+from trouper.actors.ssd_writer import DiskWriter, WriterEdges, directory_for, write_to_disk
 from trouper.protocol.health import ActorStats, DirectoryStats, MemoryStatus, SchedulerStats
 from trouper.protocol.link import Fetch, Fetched, Message, Missing, WriteDone
 from trouper.protocol.model import MemoryStats, ModelCard
@@ -53,11 +53,14 @@ class FollowerDisk:
         read_memory: Callable[[], MemoryStats],
         report: Callable[[Message], bool],
         directory_changed: Callable[[], None],
+        *,
+        disk_writer: DiskWriter = write_to_disk,
     ) -> None:
         """`report` sends a message to rank 0, or drops it. `directory_changed` is called when `stats` may have changed."""
         self.directory = Relayed(DirectoryStats(), directory_changed)
         self.ended = trio.Event()
         """Set when the last order was carried out."""
+        self._disk_writer = disk_writer
         self._card, self._settings, self._read_memory, self._report = card, settings, read_memory, report
         self._orders, self._orders_in = trio.open_memory_channel[DiskOrder](ORDERS)
         self._news, self._news_in = trio.open_memory_channel[DiskNews](NEWS)
@@ -119,7 +122,7 @@ class FollowerDisk:
         edges = WriterEdges(orders=self._orders_in, news=self._news, stats=self.directory, scheduler=self._scheduler)
         path = directory_for(self._card, self._settings)
         try:
-            await write_to_disk(edges, path, cache_namespace(self._card, self._settings), self._settings)
+            await self._disk_writer(edges, path, cache_namespace(self._card, self._settings), self._settings)
         finally:
             self._give_up()
 
@@ -161,7 +164,7 @@ class FollowerDisk:
     def _with_payload(self, load: Load) -> Load:
         pieces = self._reads[load.ticket]
         assert pieces is not None, "rank 0 loads pieces that this rank has not reported"
-        piece = pieces[load.place]
+        piece = pieces[load.index]
         payload = piece.snapshot if load.snapshot else piece.payload
         assert payload is not None, "rank 0 loads a snapshot that this rank has not read"
         return attrs.evolve(load, payload=payload)

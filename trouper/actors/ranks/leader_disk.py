@@ -28,7 +28,7 @@ import trio
 from trouper.actors.ranks.pending_disk_orders import PendingRead, PendingWrite, nothing_read
 from trouper.actors.ranks.rank_member import DiskReport
 from trouper.actors.scheduling.prefix_cache import cache_namespace
-from trouper.actors.ssd_writer import WriterEdges, directory_for, write_to_disk
+from trouper.actors.ssd_writer import DiskWriter, WriterEdges, directory_for, write_to_disk
 from trouper.protocol.health import DirectoryStats
 from trouper.protocol.link import Fetch, Fetched, Missing, WriteDone
 from trouper.protocol.model import ModelCard
@@ -64,8 +64,16 @@ class FollowerDisks(Protocol):
 class LeaderDisk:
     """The relay. `edges`: the statistics that it publishes are those of rank 0's directory, attached only while every rank's is."""
 
-    def __init__(self, edges: WriterEdges, followers: FollowerDisks, card: ModelCard, settings: Settings) -> None:
+    def __init__(
+        self,
+        edges: WriterEdges,
+        followers: FollowerDisks,
+        card: ModelCard,
+        settings: Settings,
+        disk_writer: DiskWriter = write_to_disk,
+    ) -> None:
         self._edges, self._followers, self._card, self._settings = edges, followers, card, settings
+        self._disk_writer = disk_writer
         self._writer_stats = Relayed(DirectoryStats(), self._publish)
         self._all_known = trio.Event()
         self._silent: list[int] = []
@@ -94,7 +102,7 @@ class LeaderDisk:
                 )
                 path, namespace = directory_for(self._card, self._settings), cache_namespace(self._card, self._settings)
                 with writer_news:
-                    await write_to_disk(edges, path, namespace, self._settings)
+                    await self._disk_writer(edges, path, namespace, self._settings)
             reads.cancel_scope.cancel(reason="nobody waits for a read any more")
 
     async def _give_up_all(self) -> None:

@@ -49,7 +49,7 @@ class Submission:
         self.replies.close()
 
     def close(self) -> None:
-        """After the terminal event, or where nobody listens."""
+        """Close the channel after the terminal event, or when the request was aborted."""
         self.replies.close()
 
     def fail(self, problem: Problem) -> None:
@@ -58,6 +58,6 @@ class Submission:
 
 def open_submission(request: Generate, settings: Settings) -> tuple[Submission, trio.MemoryReceiveChannel[Reply]]:
     """Open a submission. The capacity of its channel is a contract: at most one Delta a token, and the other replies."""
-    most = request.max_tokens or settings.max_kv_size or 2**31
-    replies, answer = trio.open_memory_channel[Reply](most + REPLIES_BEYOND_TOKENS)
+    max_tokens = request.max_tokens or settings.max_kv_size or 2**31
+    replies, answer = trio.open_memory_channel[Reply](max_tokens + REPLIES_BEYOND_TOKENS)
     return Submission(request, replies), answer

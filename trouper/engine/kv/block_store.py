@@ -29,7 +29,7 @@ class BlockStore:
         self._rows = rows
         self._stored: dict[BlockId, BlockData] = {}
         self.members = 0
-        """Set hash (`ranks.members`) of all stored ids."""
+        """Set hash (`ranks.set_hash`) of all stored ids."""
 
     @property
     def _layout(self) -> Layout:

@@ -10,23 +10,19 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from trouper.protocol.splitmix import GOLDEN, mix64
+
 MASK = 0xFFFFFFFF
 
 
 def mix(value: int) -> int:
-    """SplitMix64's finalizer, which spreads any integer (folded to 64 bits) over 64 bits."""
-    value &= 0xFFFFFFFFFFFFFFFF
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-    return value ^ (value >> 31)
+    """SplitMix64's finalizer of any integer, folded to 64 bits."""
+    return int(mix64(np.array([value & 0xFFFFFFFFFFFFFFFF], np.uint64))[0])
 
 
 def stream_keys(seeds: NDArray[np.uint64], positions: NDArray[np.uint64]) -> mx.array:
     """Make one key for each (seed, position), (n, 2) uint32, on the host for all rows at once."""
-    value = seeds ^ (positions + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    value ^= value >> np.uint64(31)
+    value = mix64(seeds ^ (positions + np.uint64(1)) * GOLDEN)
     halves = np.stack([value & np.uint64(MASK), value >> np.uint64(32)], axis=1)
     return mx.array(halves.astype(np.uint32))
 
