@@ -77,14 +77,14 @@ def _dynamic_rope(model: nn.Module, found: Adapted) -> bool:
 
 def _shared_kv_rope(model: nn.Module, found: Adapted) -> bool:
     """Attention over another layer's keys and values derives its offset from how many keys it gets."""
-    takers = [
+    attentions = [
         module
         for _, module in model.named_modules()
         if {"keys", "values"} <= _arguments(module) and "cache" not in _arguments(module) and "rope" in module
     ]
-    for module in takers:
+    for module in attentions:
         module.rope = RowOffsetRope(module.rope, found.current)
-    return bool(takers)
+    return bool(attentions)
 
 
 def _arguments(module: nn.Module) -> set[str]:

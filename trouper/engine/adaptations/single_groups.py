@@ -29,8 +29,8 @@ def is_affected(module: nn.Module) -> bool:
     """Whether it has a type, a format and a width with which that kernel is chosen."""
     if not isinstance(module, nn.QuantizedLinear | nn.QuantizedEmbedding | QuantizedMultiLinear):
         return False
-    one_group = module.scales.shape[-1] == 1
-    return one_group and module.mode == "affine" and module.bits in BITS and module.group_size >= SHORTEST
+    single_group = module.scales.shape[-1] == 1
+    return single_group and module.mode == "affine" and module.bits in BITS and module.group_size >= SHORTEST
 
 
 def unpacked(module: nn.Module) -> nn.Module:

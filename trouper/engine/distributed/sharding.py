@@ -42,7 +42,7 @@ def shard(model: nn.Module, config: Mapping[str, Any], directory: Path, group: R
     reason = fault(model, config, group.mlx) or _misfit(model)
     if reason is None:
         return
-    counts = [count for count in range(2, MAX_RANKS + 1) if count != group.size and _would(count, config, make)]
+    counts = [count for count in range(2, MAX_RANKS + 1) if count != group.size and _can_shard(count, config, make)]
     remedy = f"it runs at 1, {', '.join(map(str, counts))}" if counts else "it runs only at 1"
     raise ModelUnusable(f"{directory} cannot be split over {group.size} ranks: {reason}; {remedy}")
 
@@ -73,7 +73,7 @@ def _line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def _would(count: int, config: Mapping[str, Any], make: Make) -> bool:
+def _can_shard(count: int, config: Mapping[str, Any], make: Make) -> bool:
     return (
         all(heads % count == 0 for heads, _ in _heads(config))
         and fault(make(), config, HypotheticalGroup(count)) is None
@@ -99,8 +99,8 @@ def _heads(config: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
         for key, name in HEADS.items():
             if isinstance(heads := level.get(key), int):
                 yield heads, name
-        kept_whole = config["model_type"] in REPEATS_KV_HEADS or level.get("kv_lora_rank") is not None
-        if isinstance(heads := level.get(KV_HEADS), int) and not kept_whole:
+        replicated = config["model_type"] in REPEATS_KV_HEADS or level.get("kv_lora_rank") is not None
+        if isinstance(heads := level.get(KV_HEADS), int) and not replicated:
             yield heads, "KV heads"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-MAX_LOOKS = 500
+MAX_TRIALS = 500
 """Upper bound of trials of parts, each of which takes a fraction of a millisecond. A schema of thousands of parts gets a path near
 its root."""
 NAMED = ("$defs", "definitions", "properties", "patternProperties")
@@ -20,14 +20,14 @@ def path_of_fault(schema: Any, wrong: Callable[[Any], bool]) -> str:
     """Return the path of the innermost part that fails by itself, such as ".properties.a.items"; "" for the whole schema. Each
     part is tried together with the schema's definitions."""
     named = {key: schema[key] for key in ("$defs", "definitions") if isinstance(schema, dict) and key in schema}
-    looks = 0
+    trials = 0
     path = ""
     found: Any = schema
     while found is not None:
         inside, found = found, None
         for step, part in parts_of(inside):
-            looks += 1
-            if looks > MAX_LOOKS:
+            trials += 1
+            if trials > MAX_TRIALS:
                 return path
             if wrong({**part, **named} if isinstance(part, dict) else part):
                 path, found = path + step, part

@@ -19,11 +19,12 @@ import mlx.nn as nn
 import numpy as np
 
 from trouper.engine.adaptations.adaptation_registry import adapted
+from trouper.engine.kv.full_slots import FullSlots
+from trouper.engine.kv.model_caches import flatten, guessed, slot_caches, view
 from trouper.engine.kv.quantized_kv import KvFormat
 from trouper.engine.kv.recurrent_state import StateSlots
 from trouper.engine.kv.region import Region
-from trouper.engine.kv.slot_cache import FullSlots, RingSlots
-from trouper.engine.loading.architecture import flatten, guessed, slot_caches, view
+from trouper.engine.kv.ring_slots import RingSlots
 from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.kv import KvLayout
 

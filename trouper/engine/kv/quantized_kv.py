@@ -12,7 +12,7 @@ import attrs
 import mlx.core as mx
 
 from trouper.engine.adaptations.cache_traits import USUAL, Traits
-from trouper.engine.kv.slot_cache import FullSlots, OpenSlots
+from trouper.engine.kv.full_slots import FullSlots, OpenSlots
 from trouper.engine.platform.device import is_cpu
 
 
@@ -33,11 +33,6 @@ class KvFormat:
 
 
 PLAIN = KvFormat()
-
-
-def kv_format(bits: int, group_size: int) -> KvFormat:
-    """Make the format that the settings specify."""
-    return KvFormat(bits, group_size)
 
 
 class QuantizedSlots(FullSlots):

@@ -53,9 +53,9 @@ def _grouped_candidates(logits: mx.array, k: int) -> mx.array:
     grouped = logits.reshape(rows, groups, GROUP)
     best = mx.argpartition(-grouped.max(axis=-1), k - 1, axis=-1)[:, :k]
     inside = mx.take_along_axis(grouped, best[:, :, None], axis=1).reshape(rows, k * GROUP)
-    places = mx.argpartition(-inside, k - 1, axis=-1)[:, :k]
-    group = mx.take_along_axis(best, places // GROUP, axis=-1)
-    return mx.minimum(group * GROUP + places % GROUP, vocabulary - 1)
+    chosen = mx.argpartition(-inside, k - 1, axis=-1)[:, :k]
+    group = mx.take_along_axis(best, chosen // GROUP, axis=-1)
+    return mx.minimum(group * GROUP + chosen % GROUP, vocabulary - 1)
 
 
 @attrs.frozen
@@ -79,9 +79,9 @@ class Columns:
             column([np.log(max(row.min_p, 1e-30)) for row in rows], mx.float32),
         )
 
-    def spread(self, places: mx.array) -> Columns:
-        """Return the columns of the rows at `places`, which may repeat."""
-        return Columns(self.temperature[places], self.top_k[places], self.top_p[places], self.min_p[places])
+    def spread(self, indices: mx.array) -> Columns:
+        """Return the columns of the rows at `indices`, which may repeat."""
+        return Columns(self.temperature[indices], self.top_k[indices], self.top_p[indices], self.min_p[indices])
 
 
 def choose_narrow(logits: mx.array, columns: Columns, keys: mx.array) -> mx.array:
@@ -134,9 +134,9 @@ def sampling_groups(rows: Sequence[Sampling], vocabulary: int) -> list[SamplingG
     for index, row in enumerate(rows):
         kinds[_kind(row)].append(index)
     return [
-        SamplingGroup(np.array(places), Columns.of([rows[index] for index in places], vocabulary), _chooser(kind))
-        for kind, places in kinds.items()
-        if places
+        SamplingGroup(np.array(indices), Columns.of([rows[index] for index in indices], vocabulary), _chooser(kind))
+        for kind, indices in kinds.items()
+        if indices
     ]
 
 

@@ -34,13 +34,13 @@ class Arithmetic:
     """Whether a row's error is the median of its positions' errors. Where rounding is coarse, a nearly undecided router takes
     another expert at some positions; a fault in a row's KV shows at all positions after it."""
 
-    def judged(self, apart: mx.array, owners: Sequence[int]) -> float:
+    def judged(self, error: mx.array, owners: Sequence[int]) -> float:
         """Reduce errors (n,) to the error of the worst row. owners: the row of each position. Waits for the device."""
-        found = np.array(apart, np.float64)
+        found = np.array(error, np.float64)
         if not self.by_median or np.isinf(found).any():
             return float(found.max())
-        whose = np.array(owners)
-        return max(float(np.median(found[whose == owner])) for owner in set(owners))
+        owner_of = np.array(owners)
+        return max(float(np.median(found[owner_of == owner])) for owner in set(owners))
 
     def bound(self, noise: float) -> float:
         return min(max(self.floor, NOISE_FACTOR * noise), self.ceiling)
@@ -99,6 +99,6 @@ def _logprobs(logits: mx.array) -> mx.array:
     return logits - mx.logsumexp(logits, -1, keepdims=True)
 
 
-def worst(apart: mx.array) -> float:
+def worst(error: mx.array) -> float:
     """Return the largest error. Waits for the device."""
-    return float(apart.max().item())  # type: ignore[arg-type]
+    return float(error.max().item())  # type: ignore[arg-type]

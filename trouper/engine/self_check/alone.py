@@ -43,8 +43,8 @@ def run_alone(model: nn.Module) -> ModelRun:
 def cut(count: int, sizes: Sequence[int]) -> list[int]:
     """Cut `count` tokens into chunks of these sizes, repeated in order."""
     parts: list[int] = []
-    while (left := count - sum(parts)) > 0:
-        parts.append(min(sizes[len(parts) % len(sizes)], left))
+    while (remaining := count - sum(parts)) > 0:
+        parts.append(min(sizes[len(parts) % len(sizes)], remaining))
     return parts
 
 
@@ -94,8 +94,8 @@ class Reference:
         token: a device may compute one token by other kernels, which round in another way."""
         text = self.texts[0]
         ways = [cut(len(text), self._odd), *([[1] * len(text)] if self.arithmetic.by_median else [])]
-        apart = [errors(self._run(text, parts), self._logits[0]) for parts in ways]
-        return max(self.arithmetic.judged(error, [0] * len(error)) for error in apart), max(map(worst, apart))
+        noise = [errors(self._run(text, parts), self._logits[0]) for parts in ways]
+        return max(self.arithmetic.judged(error, [0] * len(error)) for error in noise), max(map(worst, noise))
 
 
 def random_texts(lengths: Sequence[int], vocabulary: int, seed: int) -> list[list[int]]:

@@ -8,7 +8,7 @@ import attrs
 import mlx.core as mx
 import numpy as np
 
-from trouper.engine.kv.slot_rows import Rows
+from trouper.engine.kv.rows import Rows
 from trouper.engine.self_check.accuracy import errors
 from trouper.engine.self_check.alone import Reference
 from trouper.protocol.plans import RowId
@@ -130,7 +130,7 @@ class ForcedRows:
         for row in rows:
             del self._forced[row]
 
-    def apart(self, reference: Reference) -> float:
+    def error(self, reference: Reference) -> float:
         """Compute the error of all logits against the reference, as one number."""
         expected = [reference.logits(sample.text, self._longest(sample))[sample.position] for sample in self.taken]
         found = errors(mx.stack([sample.logits for sample in self.taken]), mx.stack(expected))

@@ -91,7 +91,7 @@ def _run(
         progress(0, STEPS)
     try:
         found = Check(
-            candidate.model, candidate.config, candidate.vocabulary, candidate.kv, mode, group, advance=advance
+            candidate.model, candidate.config, candidate.vocabulary, candidate.kv, mode, group=group, advance=advance
         ).run()
     except WrongAloneError as error:
         raise ModelUnusable(f"{candidate.directory} is wrong even for one row alone: {error}", REMEDY) from error

@@ -28,7 +28,7 @@ class DraftProposals:
         for row in rows:
             self._proposers.pop(row, None)
 
-    def took(self, rows: Sequence[RowId], tokens: Sequence[int]) -> None:
+    def append(self, rows: Sequence[RowId], tokens: Sequence[int]) -> None:
         """Add the tokens that a step committed."""
         if self._proposers:
             self._unread.append((rows, tokens))
@@ -55,4 +55,4 @@ class DraftProposals:
         for rows, steps in groupby(unread, itemgetter(0)):
             for row, row_tokens in zip(rows, zip(*(tokens for _, tokens in steps), strict=True), strict=True):
                 if row in self._proposers:
-                    self._proposers[row].took(row_tokens)
+                    self._proposers[row].append(row_tokens)
