@@ -83,6 +83,8 @@ class MlxEngine:
         return Joined(self._group.rank, self._group.size, self._group.share(invitation))
 
     async def load(self) -> LoadedModel:
+        """Load the model on the engine's thread, and compile its kernels where the device needs that. Raises
+        `ModelUnusable`."""
         self._loaded = await self._on_thread(lambda: load(self._settings, log.info, self._watch, self._group))
         card = attrs.evolve(self._loaded.card, drafts_by_default=not device.prepares_shapes())
         weights = f"{card.dtype}, {card.weights_bytes / 1e6:.0f} MB"
@@ -100,9 +102,12 @@ class MlxEngine:
         log.info("compiled in %.1f s", time.perf_counter() - began)
 
     async def step(self, plans: trio.MemoryReceiveChannel[Plan], results: trio.MemorySendChannel[Stepped]) -> None:
+        """Run a session: answer each plan, in order, until the channel of plans ends. Raises whatever the engine
+        raises."""
         await self._on_thread(lambda: self._session(plans, results))
 
     def memory(self) -> MemoryStats:
+        """Measure memory in bytes. May be called from any thread."""
         return device.memory_stats(self._group.sharers)
 
     async def _on_thread(self, work: Callable[[], T]) -> T:

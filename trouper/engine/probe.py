@@ -29,6 +29,8 @@ PRODUCTS = 8
 
 @attrs.frozen(kw_only=True)
 class Device:
+    """Properties of the device, as `trouper doctor` prints them."""
+
     name: str
     is_cpu: bool
     memory_bytes: int
@@ -47,6 +49,7 @@ class Fit:
 
 
 def device_stats() -> Device:
+    """Read the properties of the default device."""
     return Device(
         name=device.name(), is_cpu=device.is_cpu(), memory_bytes=device.memory_limit_bytes(), fast_blas=FAST_BLAS
     )

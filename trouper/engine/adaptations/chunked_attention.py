@@ -1,7 +1,7 @@
 """Attention within chunks of a row, as Llama 4 has it, with rows of different lengths in one pass.
 
 mlx-lm makes the masks of chunks and the scales of long contexts from one offset. Here each row's positions make both; the
-caches keep all tokens of a row, and say that they begin at 0.
+caches keep all tokens of a row, and report that they begin at 0.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from mlx.utils import tree_unflatten
 from mlx_lm.models.cache import make_prompt_cache
 
 from trouper.engine.distributed.rank_group import RankGroup
+from trouper.engine.platform.error_text import first_line_of
 from trouper.protocol.problems import ModelUnusable
 
 HEADS = {
@@ -56,7 +57,7 @@ def fault(model: nn.Module, config: Mapping[str, Any], group: Any) -> str | None
     try:
         model.shard(group)
     except Exception as error:  # noqa: BLE001 - any architecture's code over any sizes: it is the answer
-        return _line(error)
+        return first_line_of(error)
     return None
 
 
@@ -65,12 +66,8 @@ def _misfit(model: nn.Module) -> str | None:
     try:
         model(mx.array([[0, 1]]), cache=make_prompt_cache(model))
     except Exception as error:  # noqa: BLE001 - as above
-        return _line(error)
+        return first_line_of(error)
     return None
-
-
-def _line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _can_shard(count: int, config: Mapping[str, Any], make: Make) -> bool:

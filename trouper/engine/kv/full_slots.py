@@ -31,6 +31,7 @@ class FullSlots(SlotCache):
         self._updated = True
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """(n, heads, keys, dim) views of the rows of the pass, in the cache's dtype."""
         keys, values = self._of_region()
         return keys, values
 
@@ -61,6 +62,8 @@ class FullSlots(SlotCache):
             self.buffers.append(mx.concatenate([*pieces, *end], 1)[None])
 
     def make_mask(self, width: int, return_array: bool = False, window_size: int | None = None) -> Any:
+        """Return a mask as mlx-lm's KVCache does: None, "causal", or (n, 1, width, keys) bool; True where a query
+        attends to a key."""
         region = self.region
         windowed = window_size is not None and region.longest > window_size
         if region.causal and not windowed and (width == 1 or not return_array):

@@ -66,14 +66,17 @@ class Layout:
 
     @cached_property
     def sliceable(self) -> tuple[ArrayShape, ...]:
+        """Shape of each buffer that can be cut at a token, for one token."""
         return tuple(chain.from_iterable(self.full))
 
     @cached_property
     def token_bytes(self) -> int:
+        """Bytes of one token in all layers."""
         return sum(shape.nbytes for shape in self.sliceable)
 
     @cached_property
     def snapshot_bytes(self) -> int:
+        """Bytes of a snapshot whose windows are full."""
         return sum(shape.nbytes for shape in chain(*self.rings, *self.states))
 
     def block(self, tokens: int) -> list[ArrayShape]:
@@ -93,6 +96,7 @@ class Layout:
         return [mx.concatenate([parts[index] for index in group]) for group in self._groups.values()]
 
     def unpack(self, arrays: Sequence[mx.array]) -> list[mx.array]:
+        """Split the arrays of a block into the (heads, n, dim) arrays of all buffers: the inverse of `pack`."""
         return [arrays[array][planes] for array, planes in self.planes]
 
     @cached_property

@@ -50,6 +50,7 @@ class QuantizedSlots(FullSlots):
         self._fetched = None
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Quantize and write (n, heads, width, dim); return dequantized (n, heads, keys, dim)."""
         sides = [self._quantized(keys), self._quantized(values)]
         self._widths = tuple(map(len, sides))
         self._fetched = None

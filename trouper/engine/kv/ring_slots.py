@@ -56,6 +56,7 @@ class RingSlots(SlotCache):
         return self.region.width <= 1 + self.ring - self.window
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """(n, heads, keys, dim): the ring, or for a wide pass the ring before it and the new tokens."""
         return self._fetched or self._ring_contents()
 
     def snapshot(self, slot: int, length: int) -> list[mx.array]:
@@ -90,6 +91,8 @@ class RingSlots(SlotCache):
         return_array: bool = False,  # noqa: ARG002  The mask is always an array.
         window_size: int | None = None,
     ) -> mx.array:
+        """(n, 1, width, keys) bool: True where a query attends to a key. Keys are in the order of the ring, not of
+        positions."""
         window, index = window_size or self.window, mx.arange(self._ring_tokens(), dtype=mx.int32)
         first = self._first_visible(window)
         if self._fits:

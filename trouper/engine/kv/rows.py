@@ -67,13 +67,15 @@ class Rows(Protocol):
     def accepted(self, more: Ints) -> None:
         """Keep the KV of `more` (n,) tokens of each row besides the first."""
 
-    def drop(self, rows: Sequence[RowId]) -> None: ...
+    def drop(self, rows: Sequence[RowId]) -> None:
+        """Remove rows of either kind, and free their slots."""
 
     def lengths(self) -> dict[RowId, int]:
         """Tokens in each row's KV."""
 
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """Bytes of the KV buffers of all rows, used or not."""
 
 
 def rows_for(

@@ -38,10 +38,12 @@ class SlotAssignment:
 
     @property
     def decoding(self) -> Sequence[RowId]:
+        """Decoding rows, in slot order."""
         return self.order[: self.num_decoding]
 
     @property
     def prefilling(self) -> Sequence[RowId]:
+        """Prefilling rows, in slot order."""
         return self.order[self.num_decoding :]
 
     @property
@@ -77,6 +79,7 @@ class SlotAssignment:
         return Rearrangement(moves, arranged, len(decoding))
 
     def rearrange(self, change: Rearrangement) -> None:
+        """Give the rows that stay their new slots."""
         self.order = [self.order[slot] for slot in change.arranged]
         self.lengths = self.lengths[change.arranged]
         self.num_decoding = change.num_decoding

@@ -62,6 +62,7 @@ class SlotBuffers:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all buffers and states, used or not."""
         return sum(cache.nbytes for cache in self.leaves)
 
     # -- rows that enter, decode and leave -------------------------------------------------------
@@ -113,6 +114,7 @@ class SlotBuffers:
                 cache.fit(slots, tokens, exactly=exactly)
 
     def clear(self) -> None:
+        """Free everything, after the last row has left."""
         for cache in self.leaves:
             cache.clear()
 
@@ -120,6 +122,7 @@ class SlotBuffers:
 
     @cached_property
     def layout(self) -> Layout:
+        """Shapes of the arrays that blocks and snapshots consist of."""
         return layout_of(self._model, self._kv)
 
     def read(self, slot: int, start: int, stop: int) -> list[mx.array]:

@@ -44,11 +44,14 @@ class SlotCache:
 
     @property
     def region(self) -> Region:
+        """The slots of the current pass."""
         assert self._region is not None, "the cache is used outside of a forward pass"
         return self._region
 
     @property
     def offset(self) -> mx.array | int:
+        """Rope offset of each row, (n,) int32, as mlx-lm's models read it: before `update_and_fetch` of the position of
+        the first new token, after it behind the last one."""
         if self._traits.counts_from_zero:
             return 0
         return self.region.after if self._updated else self.region.offset
@@ -71,6 +74,7 @@ class SlotCache:
         return sum(buffer.nbytes for buffer in self.buffers)
 
     def clear(self) -> None:
+        """Free the buffers, after the last row has left."""
         self.buffers = []
         self.slots = 0
 

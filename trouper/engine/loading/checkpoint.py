@@ -42,6 +42,7 @@ class Checkpoint:
 
     @property
     def architecture(self) -> str:
+        """The config's model_type."""
         return str(self.config["model_type"])
 
     @property
@@ -90,6 +91,7 @@ def _digest(config: dict[str, Any], headers: list[dict[str, Any]], files: list[P
 
 
 def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object. Raises `ModelUnusable` if there is none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -63,7 +63,7 @@ class EvaluatedModel:
 # the memory are checked before a byte of the weights is read. Everything up to `_evaluate` is lazy, so adapters, dtype and
 # shard change the graph of the weights, and only the result is ever held: a rank never holds more than its own part.
 # Collectives begin after that (`_require_same`): a rank that could not load is then missing, and the others do not wait in
-# the middle of a load. The fingerprint is last, since only the self-check tells whether blocks may be kept at all.
+# the middle of a load. The fingerprint is last, since only the self-check finds whether blocks may be kept at all.
 
 
 def load(
@@ -239,7 +239,7 @@ def _logits(model: nn.Module, directory: Path) -> int:
     """Find the number of logits from the model itself: configs nest it, omit it, or ignore the padding. Evaluates nothing."""
     try:
         return int(model(mx.array([[0]]), cache=make_prompt_cache(model)).shape[-1])
-    except Exception as error:  # any architecture's code: whatever it raises, nobody can be answered
+    except Exception as error:  # any architecture's code: whatever it raises, no request can be answered
         raise ModelUnusable(f"{directory}: the model's own code fails: {line_of(error)}") from error
 
 

@@ -30,6 +30,7 @@ class PendingLogprobs:
     top: mx.array
 
     def arrays(self) -> list[mx.array]:
+        """Return the lazy arrays, to evaluate them with the step."""
         return [self.sampled, self.tokens, self.top_ids, self.top]
 
     def read(self, kept: KeptMask | None = None) -> tuple[tuple[RowId, TokenLogprobs], ...]:

@@ -140,6 +140,7 @@ class Penalties:
             history.counts, history.seen = self._counts[index], self._seen[index]
 
     def state(self) -> list[mx.array]:
+        """Return the arrays that each step changes: counts and seen tokens, (k, V) each."""
         return [self._counts, self._seen] if self._histories else []
 
 

@@ -69,6 +69,8 @@ class Columns:
 
     @classmethod
     def of(cls, rows: Sequence[Sampling], vocabulary: int) -> Columns:
+        """Make the columns of rows. top_k 0 becomes the size of the vocabulary; min_p becomes its logarithm."""
+
         def column(values: list[float], dtype: mx.Dtype) -> mx.array:
             return mx.array(values, dtype)[:, None]
 
@@ -130,6 +132,7 @@ class SamplingGroup:
 
 
 def sampling_groups(rows: Sequence[Sampling], vocabulary: int) -> list[SamplingGroup]:
+    """Partition rows by the function that samples them."""
     kinds: dict[str, list[int]] = {"greedy": [], "narrow": [], "wide": [], "ordered": []}
     for index, row in enumerate(rows):
         kinds[_kind(row)].append(index)

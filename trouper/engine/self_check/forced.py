@@ -56,6 +56,7 @@ class ForcedRows:
         return self._open(text, _beginning(computed, tokens))
 
     def parts(self, row: RowId) -> list[int]:
+        """Return the number of tokens of each pass that the row ran in."""
         return list(self._forced[row].parts)
 
     def _open(self, text: int, parts: list[int]) -> RowId:
@@ -126,6 +127,7 @@ class ForcedRows:
         self.taken.append(Taken(forced.text, forced.fed - 1, tuple(forced.parts), logits))
 
     def leave(self, *rows: RowId) -> None:
+        """Drop rows. Their logits stay."""
         self.rows.drop(rows)
         for row in rows:
             del self._forced[row]

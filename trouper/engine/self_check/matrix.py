@@ -81,6 +81,7 @@ class Matrix:
         self._subjects: dict[int, Subject] = {}
 
     def subject(self, seed: int = SEEDS[0]) -> Subject:
+        """Return the model under test that this seed makes."""
         if seed not in self._subjects:
             self._subjects[seed] = self._make(seed)
         return self._subjects[seed]
@@ -110,6 +111,7 @@ class Matrix:
         return next((failure for failure in failures if failure is not None), None)
 
     def failure(self, scenario: Scenario, capabilities: Capabilities) -> Failure | None:
+        """Run a scenario with one seed after another; None if one of them passes."""
         for seed in SEEDS:
             found = self._agree(self.subject(seed).failure(scenario, capabilities))
             if found is None or found.raised:

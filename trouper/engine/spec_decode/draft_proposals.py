@@ -22,9 +22,11 @@ class DraftProposals:
         self._unread: list[tuple[Sequence[RowId], Sequence[int]]] = []
 
     def open(self, row: RowId, prompt: Sequence[int]) -> None:
+        """Index a row's prompt, so that the row may draft."""
         self._proposers[row] = self._drafting.proposer(prompt)
 
     def drop(self, rows: Iterable[RowId]) -> None:
+        """Forget rows."""
         for row in rows:
             self._proposers.pop(row, None)
 

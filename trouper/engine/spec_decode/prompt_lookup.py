@@ -42,6 +42,7 @@ class Drafting:
         return 3 * (self.tokens + 1)
 
     def proposer(self, prompt: Sequence[int]) -> Proposer:
+        """Make the proposer of one row."""
         return NgramProposer(prompt, self.min_ngram, self.max_ngram)
 
 
