@@ -49,6 +49,7 @@ class PendingPayload:
 
 
 def pending(stored: BlockData) -> PendingPayload:
+    """Take references to a block's arrays, and start their conversion to types that NumPy has."""
     plain = tuple(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array for array in stored.arrays)
     mx.async_eval(plain)
     return PendingPayload(stored, plain)

@@ -37,9 +37,11 @@ class BlockStore:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all stored arrays."""
         return sum(stored.nbytes for stored in self._stored.values())
 
     def evict(self, blocks: Sequence[BlockId]) -> None:
+        """Free blocks and snapshots. Raises KeyError for an id that is not stored."""
         for block in blocks:
             del self._stored[block]
         self.members = parted(self.members, blocks)
