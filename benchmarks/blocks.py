@@ -16,9 +16,9 @@ import mlx.core as mx
 import numpy as np
 
 from trouper.engine.kv.block_store import BlockStore
+from trouper.engine.kv.model_caches import by_caches
 from trouper.engine.kv.quantized_kv import PLAIN
 from trouper.engine.kv.slot_rows import SlotRows
-from trouper.engine.loading.architecture import by_caches
 from trouper.engine.loading.model_loading import load
 from trouper.protocol.plans import BlockId, Restore, RowId, Store
 from trouper.protocol.settings import Settings

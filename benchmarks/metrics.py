@@ -23,7 +23,7 @@ from prometheus_client import generate_latest
 from tests.fakes import FakeEngine
 from trouper import Generate, Runtime, Settings, TokenPrompt, run_runtime
 from trouper.actors.runtime.answer import Answer
-from trouper.actors.runtime.model_manager import OneModel
+from trouper.actors.runtime.served_models import OneModel
 from trouper.actors.scheduling.step_statistics import StepStatistics
 from trouper.cli.log_setup import JsonLines, name_request
 from trouper.protocol.health import SchedulerStats
@@ -97,7 +97,7 @@ def tell_step(rows: int) -> None:
 
 
 def tell_scrape(runtime: Runtime) -> None:
-    metrics = Metrics(OneModel(runtime).listed)
+    metrics = Metrics(OneModel(runtime).entries)
     metrics.requests.observe(RECORD)
     whole = median_s(lambda: generate_latest(metrics), 50)
     longest = max(median_s(partial(generate_latest, FamilyCollector((one,))), 50) for one in metrics.collect())

@@ -34,7 +34,7 @@ from benchmarks import load, paired, servers
 from tests.actors.bench import generate, running
 from tests.browser.driver import Browser, chromium
 from tests.fakes import FakeEngine
-from trouper.actors.runtime.model_manager import OneModel
+from trouper.actors.runtime.served_models import OneModel
 from trouper.web.live.feed import TICK_S, Feed
 
 Row = dict[str, Any]

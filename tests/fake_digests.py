@@ -51,7 +51,7 @@ class Diary:
         return Digest(
             rows=ranks.pairs(ids, np.array([held.decodes for held in rows.values()])),
             lengths=ranks.pairs(ids, np.array([held.tokens - extra[row] for row, held in rows.items()], np.int64)),
-            blocks=ranks.members(ranks.ids_of(blocks)),
+            blocks=ranks.set_hash(ranks.ids_of(blocks)),
             settled=settled,
             order=then.order,
             tokens=then.tokens_hash,

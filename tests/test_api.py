@@ -17,7 +17,7 @@ import trouper
 
 NOT_FOR_EMBEDDERS = {
     "Joined", "LoadedModel", "Plan", "Stepped",  # For who writes an engine: trouper.protocol.
-    "ManagedModel",  # Made by `run_fleet`.
+    "ManagedModel",  # Made by `run_models`.
     "Leader",  # Of several ranks: `trouper launch`.
 }  # fmt: skip
 READ_THROUGH_THEIR_OWNER = ("Stats", "Status", "Layout")
@@ -59,9 +59,11 @@ def test_it_says_what_it_is(name: str) -> None:
 def test_names_of_earlier_versions_can_still_be_imported() -> None:
     former = {
         name: getattr(trouper, name).__name__
-        for name in ("BatchFacts", "ChannelFacts", "Fleet", "Listed", "MemoryFacts")
+        for name in ("BatchFacts", "ChannelFacts", "Fleet", "Listed", "MemoryFacts", "run_fleet")
     }
-    assert list(former.values()) == ["BatchStats", "ChannelStats", "ModelManager", "ModelEntry", "MemoryStats"]
+    assert list(former.values()) == [
+        "BatchStats", "ChannelStats", "ModelManager", "ModelEntry", "MemoryStats", "run_models",
+    ]  # fmt: skip
 
 
 def test_the_rule_can_be_broken() -> None:

@@ -24,13 +24,13 @@ from rich.console import Console
 
 from tests.families import save
 from trouper import ModelUnusable, ServerSettings, Settings, SettingsInvalid, cli
-from trouper.actors.runtime.model_manager import ModelEntry
+from trouper.actors.runtime.served_models import ModelEntry
 from trouper.cli import server_process
 from trouper.cli.client import Where, client_of
 from trouper.cli.commands import serve as serve_command
 from trouper.cli.exits import USAGE_ERROR
 from trouper.cli.flags import flags_of, models_from, settings_from
-from trouper.web.http.api_keys import Keys
+from trouper.protocol.api_keys import Keys
 
 TROUPER = (sys.executable, "-c", "from trouper.cli import main; main()")
 ALL_FIELDS: list[attrs.Attribute[Any]] = [*attrs.fields(Settings), *attrs.fields(ServerSettings)]
@@ -181,7 +181,7 @@ class Stage:
     draining: trio.Event = attrs.field(factory=trio.Event)
     may_finish: trio.Event = attrs.field(factory=trio.Event)
 
-    async def run_fleet(self, *_: object, task_status: trio.TaskStatus[Any], **__: object) -> None:
+    async def run_models(self, *_: object, task_status: trio.TaskStatus[Any], **__: object) -> None:
         try:
             self.ready.set()
             if not self.loads:
@@ -190,9 +190,9 @@ class Stage:
             task_status.started(self)
             await self.may_finish.wait()
         finally:
-            self.events.append("fleet ended")
+            self.events.append("models ended")
 
-    def listed(self) -> list[ModelEntry]:
+    def entries(self) -> list[ModelEntry]:
         return []
 
     async def drain(self, timeout_s: float) -> bool:
@@ -203,7 +203,7 @@ class Stage:
 
     async def serve_http(
         self,
-        fleet: object,
+        models: object,
         settings: ServerSettings,
         *,
         shutdown: trio.Event,
@@ -218,7 +218,7 @@ class Stage:
 @pytest.fixture
 def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
     stage = Stage()
-    monkeypatch.setattr(server_process, "run_fleet", stage.run_fleet)
+    monkeypatch.setattr(server_process, "run_models", stage.run_models)
     monkeypatch.setattr(server_process, "serve_http", stage.serve_http)
     monkeypatch.setattr(server_process, "announce", lambda *_: stage.events.append("announced"))
     return stage
@@ -236,7 +236,7 @@ async def test_the_first_signal_drains_then_ends_the_server(stage: Stage) -> Non
         await stage.draining.wait()
         assert stage.events == ["announced", "drain 3"], "HTTP still answers while requests finish"
         stage.may_finish.set()
-    assert sorted(stage.events[2:]) == ["fleet ended", "server ended"]
+    assert sorted(stage.events[2:]) == ["models ended", "server ended"]
 
 
 async def test_the_second_signal_ends_at_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,7 +262,7 @@ async def test_a_signal_while_loading_ends_it(stage: Stage) -> None:
         start(nursery)
         await stage.ready.wait()
         os.kill(os.getpid(), signal.SIGINT)
-    assert stage.events == ["fleet ended"]
+    assert stage.events == ["models ended"]
 
 
 async def test_loading_that_does_not_end_is_not_waited_for(
@@ -289,7 +289,7 @@ async def test_an_unusable_model_comes_through(monkeypatch: pytest.MonkeyPatch) 
         await trio.lowlevel.checkpoint()
         raise ModelUnusable("no weights")
 
-    monkeypatch.setattr(server_process, "run_fleet", cannot)
+    monkeypatch.setattr(server_process, "run_models", cannot)
     with pytest.RaisesGroup(ModelUnusable, flatten_subgroups=True):
         await server_process.run([Settings()], ServerSettings(port=0), Console(quiet=True))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.storage.making import NAMESPACE, OTHER_NAMESPACE, ROOT, chain, path_of, put
+from tests.storage.making import NAMESPACE, OTHER_NAMESPACE, ROOT, all_runs, chain, path_of, put, write_run
 from trouper import cli
 from trouper.cli.exits import DAMAGE_FOUND, USAGE_ERROR
 from trouper.storage import cache_directory, cache_inspection
@@ -21,7 +21,7 @@ def stored(tmp_path: Path) -> tuple[RunStore, list[RunInfo]]:
     directory = tmp_path / "cache"
     cache_directory.prepare(directory)
     other = RunStore(directory, OTHER_NAMESPACE)
-    old = path_of(other, other.write(ROOT, chain(2, seed=9)))
+    old = path_of(other, write_run(other, ROOT, chain(2, seed=9)))
     os.utime(old, (0, old.stat().st_mtime - 3 * 86400))
     store = RunStore(directory, NAMESPACE)
     return store, [put(store, seed=seed)[0] for seed in range(2)]
@@ -91,9 +91,9 @@ def test_clear_asks_first(stored: tuple[RunStore, list[RunInfo]]) -> None:
     outcome = call(store, "clear", answer="n\n")
     assert outcome.exit_code == 1
     assert "Remove 3 files" in outcome.output
-    assert len(store.catalogue()) == len(runs)
+    assert len(all_runs(store)) == len(runs)
     assert "removed 3 files" in call(store, "clear", answer="y\n").output
-    assert store.catalogue() == []
+    assert all_runs(store) == []
 
 
 def test_clear_leaves_what_is_not_ours(stored: tuple[RunStore, list[RunInfo]]) -> None:

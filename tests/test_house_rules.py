@@ -90,3 +90,141 @@ def test_d15_nothing_lossy_is_on_by_default() -> None:
     """Unless it was asked for, keys and values have the model's own precision."""
     assert Settings().kv_bits == 0
     assert {field.name for field in attrs.fields(Settings) if "bits" in field.name} == {"kv_bits"}
+
+
+# -- size ----------------------------------------------------------------------------------------
+
+MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_POSITIONAL = 300, 40, 5
+LONGER: dict[str, str] = {}
+"""Files and functions ("file:function") that may be longer, and why."""
+
+
+def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def too_long(name: str, text: str) -> Iterator[str]:
+    """What of a file is longer than it may be."""
+    if text.count("\n") > MAX_FILE_LINES:
+        yield name
+    for function in functions(ast.parse(text)):
+        lines = (function.end_lineno or 0) - function.lineno + 1
+        if lines > MAX_FUNCTION_LINES:
+            yield f"{name}:{function.name}"
+
+
+def positional(text: str) -> Iterator[str]:
+    """Calls with more positional arguments than a reader can tell apart. `*arguments` is one."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Call) and len(node.args) > MAX_POSITIONAL:
+            yield f"line {node.lineno}: {ast.unparse(node.func)}"
+
+
+def test_no_file_and_no_function_is_longer_than_a_reader_can_hold() -> None:
+    found = [long for path in FILES for long in too_long(str(path.relative_to(PACKAGE)), path.read_text("utf-8"))]
+    assert sorted(found) == sorted(LONGER), "too long, or a reason for nothing"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_call_has_more_than_five_positional_arguments(path: Path) -> None:
+    assert [*positional(path.read_text("utf-8"))] == []
+
+
+def test_the_rules_of_size_can_be_broken() -> None:
+    long = "def f():\n" + "    pass\n" * 40
+    assert [*too_long("a.py", long)] == ["a.py:f"]
+    assert [*too_long("a.py", "\n" * 301)] == ["a.py"]
+    assert [*positional("f(1, 2, 3, 4, 5)\ng.h(1, 2, 3, 4, 5, 6)")] == ["line 2: g.h"]
+
+
+# -- words ---------------------------------------------------------------------------------------
+
+OLD_WORDS = {
+    *(
+        "voice",
+        "speech",
+        "said",
+        "told",
+        "pulse",
+        "pace",
+        "ledger",
+        "foretold",
+        "fleet",
+        "journal",
+        "onlooker",
+        "aside",
+    ),
+    *(
+        "outlive",
+        "showing",
+        "looked",
+        "choosing",
+        "withdrawn",
+        "gone",
+        "hoped",
+        "unplanned",
+        "adopt",
+        "disown",
+        "orphan",
+    ),
+    *(
+        "reunite",
+        "disinherit",
+        "doubted",
+        "leap",
+        "fades",
+        "troupe",
+        "facts",
+        "place",
+        "asked",
+        "wanted",
+        "most",
+        "least",
+    ),
+    *("beside", "whole"),
+}
+"""The left column of the glossary of renamed words, and the nouns that variables had instead of the field's."""
+PUBLISHED = {"requests_withdrawn", "orphan_s", "run_fleet", "fleet"}
+"""Names that others use: fields of /health and metrics, and what programs import."""
+
+
+def old_words(tree: ast.AST) -> Iterator[str]:
+    """Identifiers with a word in them that the field does not use."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name):
+                pass
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                pass
+            case _:
+                continue
+        if name.lower() not in PUBLISHED and OLD_WORDS.intersection(name.lower().strip("_").split("_")):
+            yield name
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_identifiers_have_the_words_of_the_field(path: Path) -> None:
+    assert sorted({*old_words(ast.parse(path.read_text("utf-8")))}) == []
+
+
+def test_the_rule_of_words_can_be_broken() -> None:
+    assert [*old_words(ast.parse("facts = 1\ndef f(wanted): pass\nx.at_most = requests_withdrawn"))]
+
+
+# -- essays --------------------------------------------------------------------------------------
+
+ESSAYS = {
+    "actors/scheduling/plan_composer.py": "The order matters",
+    "actors/scheduling/admission.py": "A lookup has a fixed order",
+}
+"""Where the order of steps carries the meaning, and how its essay begins."""
+
+
+@pytest.mark.parametrize(("name", "begin"), ESSAYS.items(), ids=ESSAYS)
+def test_an_essay_stands_where_the_order_of_steps_matters(name: str, begin: str) -> None:
+    essay = next(
+        part for part in (PACKAGE / name).read_text("utf-8").split("\n\n") if part.lstrip(' "').startswith(begin)
+    )
+    assert essay.count(". ") >= 3

@@ -17,8 +17,9 @@ from trouper.protocol.version import VERSION
 
 if TYPE_CHECKING:
     from trouper.actors.runtime.answer import Answer
-    from trouper.actors.runtime.model_manager import Lease, ModelEntry, ModelManager
+    from trouper.actors.runtime.model_manager import ModelManager
     from trouper.actors.runtime.runtime import Runtime
+    from trouper.actors.runtime.served_models import Lease, ModelEntry
     from trouper.actors.runtime.watches import Health
     from trouper.protocol.batch import BatchStats
     from trouper.protocol.capabilities import Capabilities, SelfCheck
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from trouper.protocol.requests import ChatPrompt, Generate, TextPrompt, Timeouts, TokenPrompt
     from trouper.protocol.sampling import Sampling
     from trouper.protocol.settings import ByteSize, ServerSettings, Settings
-    from trouper.run import run_fleet, run_runtime
+    from trouper.run import run_models, run_runtime
 
 __version__ = VERSION
 __all__ = [
@@ -39,12 +40,13 @@ __all__ = [
     "Engine", "Failed", "Finished", "Generate", "Grammar", "Health", "Lease", "LoadWatch", "Loading", "MemoryStats",
     "ModelCard", "ModelEntry", "ModelManager", "ModelUnusable", "Problem", "RequestFailed", "Runtime", "Sampling",
     "Scored", "SelfCheck", "ServerSettings", "Settings", "SettingsInvalid", "Started", "TextPrompt", "Timeouts",
-    "TokenLogprobs", "TokenPrompt", "Tokenizer", "run_fleet", "run_runtime",
+    "TokenLogprobs", "TokenPrompt", "Tokenizer", "run_models", "run_runtime",
 ]  # fmt: skip
 _HOMES = {
     "trouper.actors.runtime.answer": ("Answer",),
-    "trouper.actors.runtime.model_manager": ("Lease", "ModelEntry", "ModelManager"),
+    "trouper.actors.runtime.model_manager": ("ModelManager",),
     "trouper.actors.runtime.runtime": ("Runtime",),
+    "trouper.actors.runtime.served_models": ("Lease", "ModelEntry"),
     "trouper.actors.runtime.watches": ("Health",),
     "trouper.protocol.batch": ("BatchStats",),
     "trouper.protocol.capabilities": ("Capabilities", "SelfCheck"),
@@ -66,7 +68,7 @@ _HOMES = {
     "trouper.protocol.requests": ("ChatPrompt", "Generate", "TextPrompt", "Timeouts", "TokenPrompt"),
     "trouper.protocol.sampling": ("Sampling",),
     "trouper.protocol.settings": ("ByteSize", "ServerSettings", "Settings"),
-    "trouper.run": ("run_fleet", "run_runtime"),
+    "trouper.run": ("run_models", "run_runtime"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _FORMER_NAMES = {
@@ -75,6 +77,7 @@ _FORMER_NAMES = {
     "Fleet": "ModelManager",
     "Listed": "ModelEntry",
     "MemoryFacts": "MemoryStats",
+    "run_fleet": "run_models",
 }
 """Names of earlier versions. They can still be imported, and are not listed."""
 

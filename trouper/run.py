@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import trio
 
@@ -34,7 +33,7 @@ async def run_runtime(
     await run_graph(settings, engine, task_status=task_status)
 
 
-async def run_fleet(
+async def run_models(
     settings: Sequence[Settings],
     server: ServerSettings,
     *,
@@ -43,18 +42,27 @@ async def run_fleet(
     task_status: trio.TaskStatus[ModelManager] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run a runtime for each of several models; `nursery.start` returns the `ModelManager` once the first is loaded. Ends after
-    `ModelManager.drain`. `watch` hears, on a thread, how far the loading of each has come. `ranks`: this is rank 0 of several
+    `ModelManager.drain`. `watch` is called, on a thread, with the progress of loading each. `ranks`: this is rank 0 of several
     processes that have the one model together. Raises `ModelUnusable`, if the first cannot be loaded, and
     `SettingsInvalid` for a name in `server` without effect."""
     from trouper.engine.host import MlxEngine, weights_room
     from trouper.engine.loading.model_loading import weights_bytes
 
-    async def start(one: Settings, *, task_status: trio.TaskStatus[Runtime]) -> None:
-        await run_graph(one, MlxEngine(one, watch), graphs=len(settings), ranks=ranks, task_status=task_status)
+    async def start(model_settings: Settings, *, task_status: trio.TaskStatus[Runtime]) -> None:
+        await run_graph(
+            model_settings, MlxEngine(model_settings, watch), graphs=len(settings), ranks=ranks, task_status=task_status
+        )
 
-    async def measure(one: Settings) -> int:
-        return await trio.to_thread.run_sync(weights_bytes, one)
+    async def measure(model_settings: Settings) -> int:
+        return await trio.to_thread.run_sync(weights_bytes, model_settings)
 
     room = weights_room() if server.model_memory is None else server.model_memory
-    run = partial(run_model_manager, settings, server.served_model_name, start, measure, room, default_name=EMBEDDED)
-    await run(task_status=task_status)
+    await run_model_manager(
+        settings,
+        server.served_model_name,
+        start,
+        measure,
+        budget_bytes=room,
+        default_name=EMBEDDED,
+        task_status=task_status,
+    )

@@ -19,8 +19,7 @@ from trouper.actors.graph import _answer_undelivered as answer_undelivered
 from trouper.actors.runtime.channels import Channels
 from trouper.actors.runtime.submission import Submission, open_submission
 from trouper.actors.scheduler import SchedulerEdges, schedule
-from trouper.actors.scheduling.admitted import Admitted
-from trouper.actors.scheduling.core import CoreWatches
+from trouper.actors.scheduling.core_edges import CoreWatches
 from trouper.protocol.batch import NOTHING_SHOWN, BatchStats
 from trouper.protocol.health import DirectoryStats, MemoryStatus, SchedulerStats
 from trouper.protocol.model import LoadedModel, ModelCard
@@ -89,7 +88,7 @@ def code(replies: list[Reply]) -> str | None:
 class Bench:
     """A scheduler alone. The test is everything around it."""
 
-    admitted: trio.MemorySendChannel[Admitted]
+    admitted: trio.MemorySendChannel[Submission]
     plans: trio.MemoryReceiveChannel[Plan]
     results: trio.MemorySendChannel[Stepped]
     stats: Watch[SchedulerStats]
@@ -105,7 +104,7 @@ class Bench:
         request = generate(request_id, tokens, max_tokens=max_tokens, **more)
         submission, answer = self.opened.submission(request)
         assert isinstance(request.prompt, TokenPrompt)
-        await self.admitted.send(Admitted(submission, request.prompt.tokens, max_tokens))
+        await self.admitted.send(attrs.evolve(submission, prompt=request.prompt.tokens, max_tokens=max_tokens))
         await wait_all_tasks_blocked()
         return answer
 

@@ -19,7 +19,6 @@ from trouper.actors.request_intake import LONG_LANE, prepare, take_in_requests
 from trouper.actors.runtime.prompt_tokenizing import LONG_TEXT
 from trouper.actors.runtime.submission import Submission
 from trouper.actors.runtime.worker_lanes import AT_ONCE
-from trouper.actors.scheduling.admitted import Admitted
 from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.grammar import MAX_SOURCE, Grammar
 from trouper.protocol.model import LoadedModel
@@ -35,7 +34,7 @@ class WithoutTemplate(ByteTokenizer):
 
 async def prepared(
     opened: Opened, request: Generate, model: LoadedModel = MODEL, settings: Settings | None = None
-) -> Admitted:
+) -> Submission:
     submission, _ = opened.submission(request)
     try:
         return prepare(submission, model, settings or Settings(max_prompt_tokens=80))
@@ -115,9 +114,9 @@ async def test_as_much_as_there_is_room_for(opened: Opened) -> None:
 
 async def intake_with(
     opened: Opened, nursery: trio.Nursery, room: int, tokenizer: ByteTokenizer, *requests: Generate
-) -> tuple[list[Replies], trio.MemoryReceiveChannel[Admitted]]:
+) -> tuple[list[Replies], trio.MemoryReceiveChannel[Submission]]:
     outside, inbox = trio.open_memory_channel[Any](len(requests))
-    admitted, admitted_in = trio.open_memory_channel[Admitted](room)
+    admitted, admitted_in = trio.open_memory_channel[Submission](room)
     answers = []
     for request in requests:
         submission, answer = opened.submission(request)
@@ -134,9 +133,9 @@ async def test_a_refusal_costs_nobody_else_anything(opened: Opened) -> None:
         requests = (generate("bad", tokens=0), generate("good"))
         [bad, _], admitted = await intake_with(opened, nursery, 2, ByteTokenizer(), *requests)
         good = await admitted.receive()
-        assert good.submission.request.request_id == "good"
+        assert good.request.request_id == "good"
         assert code(heard(bad)) == "empty_prompt"
-        good.submission.close()
+        good.close()
 
 
 class Panic(BaseException):
@@ -157,7 +156,7 @@ async def test_a_request_that_cannot_be_prepared_costs_nobody_else_anything(
         requests = (generate("bad", prompt=TextPrompt("secret")), generate("good", prompt=TextPrompt("hello")))
         [bad, _], admitted = await intake_with(opened, nursery, 2, Breaking(), *requests)
         good = await admitted.receive()
-        good.submission.close()
+        good.close()
         assert code(heard(bad)) == "intake_failed"
     [line] = caplog.messages
     assert line.startswith(f"request bad could not be prepared: {error.__name__} at test_intake.py:")
@@ -233,19 +232,19 @@ async def test_what_takes_long_is_done_beside_and_is_overtaken(opened: Opened, m
     held, short = Held(), [generate(f"short {n}", prompt=TextPrompt("hello")) for n in range(3)]
     model = LoadedModel(card(context_length=200_000), held)
     inbox, _ = asked(opened, generate("long", **more), *short)
-    admitted, admitted_in = trio.open_memory_channel[Admitted](4)
+    admitted, admitted_in = trio.open_memory_channel[Submission](4)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(take_in_requests, inbox, admitted, model, ROOMY)
         for request in short:
             one = await admitted_in.receive()
-            assert one.submission.request == request, "in the order of their arrival"
-            one.submission.close()
+            assert one.request == request, "in the order of their arrival"
+            one.close()
         held.free.set()
         late = await admitted_in.receive()
-        late.submission.close()
-    assert late.submission.request.request_id == "long"
+        late.close()
+    assert late.request.request_id == "long"
     assert held.threads and get_ident() not in held.threads
-    assert late.compiled == ("compiled" if "grammar" in more else None)
+    assert late.compiled_grammar == ("compiled" if "grammar" in more else None)
 
 
 async def test_a_quick_one_does_not_wait_for_slow_ones(opened: Opened) -> None:
@@ -253,14 +252,14 @@ async def test_a_quick_one_does_not_wait_for_slow_ones(opened: Opened) -> None:
     model = LoadedModel(card(context_length=2_000_000), held)
     slow = [generate(f"slow {n}", prompt=TextPrompt("y" * (LONG_LANE + 1 + n))) for n in range(6)]
     inbox, _ = asked(opened, *slow, generate("quick", prompt=TextPrompt(LONG)))
-    admitted, admitted_in = trio.open_memory_channel[Admitted](8)
+    admitted, admitted_in = trio.open_memory_channel[Submission](8)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(take_in_requests, inbox, admitted, model, Settings(max_prompt_tokens=2_000_000))
         await eventually(lambda: LONG in held.texts)
         assert len(held.texts) == AT_ONCE["slow"] + 1, "so many threads work at a time"
         held.free.set()
         for _ in range(7):
-            (await admitted_in.receive()).submission.close()
+            (await admitted_in.receive()).close()
 
 
 async def test_whoever_leaves_while_it_waits_for_its_turn_costs_nothing(opened: Opened) -> None:
@@ -268,14 +267,14 @@ async def test_whoever_leaves_while_it_waits_for_its_turn_costs_nothing(opened: 
     model = LoadedModel(card(context_length=2_000_000), held)
     slow = [generate(f"slow {n}", prompt=TextPrompt("y" * (LONG_LANE + 1 + n))) for n in range(AT_ONCE["slow"] + 1)]
     inbox, answers = asked(opened, *slow)
-    admitted, admitted_in = trio.open_memory_channel[Admitted](8)
+    admitted, admitted_in = trio.open_memory_channel[Submission](8)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(take_in_requests, inbox, admitted, model, Settings(max_prompt_tokens=2_000_000))
         await eventually(lambda: len(held.texts) == AT_ONCE["slow"])
         answers[-1].close()
         held.free.set()
         for _ in range(AT_ONCE["slow"]):
-            (await admitted_in.receive()).submission.close()
+            (await admitted_in.receive()).close()
     assert len(held.texts) == AT_ONCE["slow"]
 
 
@@ -285,7 +284,7 @@ async def test_more_than_may_queue_are_not_taken_in(opened: Opened) -> None:
     settings = Settings(max_prompt_tokens=2_000_000, max_queue_size=1)
     slow = [generate(f"slow {n}", prompt=TextPrompt("y" * (LONG_LANE + 1))) for n in range(AT_ONCE["slow"] + 3)]
     outside, inbox = trio.open_memory_channel[Submission](len(slow))
-    admitted, admitted_in = trio.open_memory_channel[Admitted](8)
+    admitted, admitted_in = trio.open_memory_channel[Submission](8)
     answers = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(take_in_requests, inbox, admitted, model, settings)
@@ -299,7 +298,7 @@ async def test_more_than_may_queue_are_not_taken_in(opened: Opened) -> None:
         outside.close()
         held.free.set()
         for _ in range(4):
-            (await admitted_in.receive()).submission.close()
+            (await admitted_in.receive()).close()
 
 
 async def test_what_crashes_on_a_thread_costs_those_beside_it_nothing(opened: Opened) -> None:
@@ -311,11 +310,11 @@ async def test_what_crashes_on_a_thread_costs_those_beside_it_nothing(opened: Op
     model = LoadedModel(card(context_length=200_000), held)
     bad = generate(prompt=TextPrompt("x"), grammar=Grammar("regex", "a+"))
     inbox, [first, _] = asked(opened, bad, generate(prompt=TextPrompt(LONG)))
-    admitted, admitted_in = trio.open_memory_channel[Admitted](0)
+    admitted, admitted_in = trio.open_memory_channel[Submission](0)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(take_in_requests, inbox, admitted, model, ROOMY)
         held.free.set()
-        (await admitted_in.receive()).submission.close()
+        (await admitted_in.receive()).close()
     assert code(heard(first)) == "intake_failed"
 
 

@@ -11,10 +11,12 @@ import trio
 from trio.testing import MockClock, memory_stream_pair
 
 from tests.fakes import FakeEngine, card
-from trouper.actors.graph import _or_lost
 from trouper.actors.ranks.follower import Follower
-from trouper.actors.ranks.leader import Leader, RankLost, flags_of
-from trouper.actors.ranks.rank_link import Invitation, Link, LinkFailed
+from trouper.actors.ranks.group_lifecycle import or_rank_lost
+from trouper.actors.ranks.leader import Leader
+from trouper.actors.ranks.rank_handshake import Invitation, join_leader, shared_flags
+from trouper.actors.ranks.rank_heartbeat import wait_until_silent
+from trouper.actors.ranks.rank_link import LEAVING_S, Link, LinkFailed, RankLost
 from trouper.protocol.blocks import Tensor
 from trouper.protocol.grammar import Grammar
 from trouper.protocol.link import Compile, Compiled, Heartbeat, Hello, Leave, LoadFailed, LogRecord, Ready, Refused
@@ -48,13 +50,13 @@ async def leading() -> AsyncIterator[tuple[Leader, trio.Nursery, Invitation]]:
 async def attended(leader: Leader, nursery: trio.Nursery, invitation: Invitation, hello: Hello) -> Link:
     ours, theirs = memory_stream_pair()
     nursery.start_soon(leader.attend, ours)
-    link = await Link.proved(theirs, invitation.secret, "follower")
+    link = await Link.authenticate(theirs, invitation.secret, "follower")
     await link.send(hello)
     return link
 
 
 def hello(**more: str) -> Hello:
-    own = dict(flags_of(SETTINGS)) | more
+    own = dict(shared_flags(SETTINGS)) | more
     return Hello(1, 2, VERSION, tuple(own.items()))
 
 
@@ -65,7 +67,7 @@ async def test_who_has_not_the_secret_is_not_let_in(autojump_clock: MockClock) -
             ours, theirs = memory_stream_pair()
             nursery.start_soon(leader.attend, ours)
             with pytest.raises(LinkFailed):
-                await Link.proved(theirs, secret, role)  # type: ignore[arg-type]
+                await Link.authenticate(theirs, secret, role)  # type: ignore[arg-type]
         ours, _ = memory_stream_pair()
         await leader.attend(ours)  # It says nothing, and is not waited for.
         assert not leader.lost.is_set()
@@ -90,6 +92,14 @@ async def test_a_follower_that_cannot_be_one_is_refused_by_name(
         assert await link.receive() == Refused(reason)
         await leader.lost.wait()
         assert (leader.reason, leader.unusable) == (reason, True)
+
+
+async def test_a_follower_that_does_not_read_its_refusal_is_refused_all_the_same(autojump_clock: MockClock) -> None:
+    async with leading() as (leader, nursery, invitation):
+        link = await attended(leader, nursery, invitation, hello(kv_bits="8"))
+        await link.close()
+        await leader.lost.wait()
+        assert leader.unusable
 
 
 async def test_readiness_waits_for_all_and_keeps_to_the_least(autojump_clock: MockClock) -> None:
@@ -128,6 +138,37 @@ async def test_f27_silence_is_a_loss(autojump_clock: MockClock) -> None:
         assert leader.reason == "rank 1: it has been silent for 4 s (--rank-timeout-s)"
 
 
+async def test_f27_a_rank_that_was_suspended_takes_nobody_for_silent(autojump_clock: MockClock) -> None:
+    """What the others sent meanwhile may not have been read yet, so they get the whole time limit."""
+    stream, _ = memory_stream_pair()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait_until_silent, Link(stream), 4.0, 0.5)
+        await trio.sleep(1)
+        autojump_clock.jump(100)
+        resumed_at = trio.current_time()
+    assert 4 < trio.current_time() - resumed_at <= 5
+
+
+async def test_rank_0_leaves_as_soon_as_its_followers_have_ended(autojump_clock: MockClock) -> None:
+    async with leading() as (leader, nursery, invitation):
+        link = await attended(leader, nursery, invitation, hello())
+
+        async def follow() -> None:
+            await link.send(Ready(card()))
+            while not isinstance(await link.receive(), Leave):
+                pass
+            await trio.sleep(1)
+            await link.close()
+
+        nursery.start_soon(follow)
+        await leader.gather(2)
+        await leader.all_ready(LoadedModel(card(), FakeEngine().tokenizer))
+        began = trio.current_time()
+        await leader.leave()
+        assert trio.current_time() - began < LEAVING_S / 2
+        assert not leader.lost.is_set()
+
+
 async def test_f27_a_step_that_never_ends_is_named_with_who_is_behind(autojump_clock: MockClock) -> None:
     async with leading() as (leader, nursery, invitation):
         link = await attended(leader, nursery, invitation, hello())
@@ -153,7 +194,7 @@ async def test_d12_a_follower_that_does_not_read_is_lost(autojump_clock: MockClo
     async with leading() as (leader, nursery, invitation):
         ours, theirs = memory_stream_pair()
         nursery.start_soon(leader.attend, ours)
-        link = await Link.proved(theirs, invitation.secret, "follower")
+        link = await Link.authenticate(theirs, invitation.secret, "follower")
         await link.send(hello())
         await leader.gather(2)
         ours.send_stream.send_all_hook = trio.sleep_forever
@@ -199,7 +240,7 @@ async def test_f27_a_collective_that_fails_while_ranks_load_is_only_the_conseque
 
         nursery.start_soon(find_out)
         with pytest.raises(RankLost, match="rank 1: its connection ended"):
-            await _or_lost(Failing().load(), leader)
+            await or_rank_lost(Failing().load(), leader)
 
 
 class Near(Follower):
@@ -208,7 +249,7 @@ class Near(Follower):
     stream: trio.abc.Stream
 
     async def _connect(self, joined: Joined) -> Link:
-        return await self.meet(self.stream, joined)
+        return await join_leader(self.stream, joined, self._settings)
 
 
 def invited(secret: Invitation) -> tuple[Near, trio.abc.Stream]:
@@ -229,7 +270,7 @@ async def lost(lead: Callable[[Link], Awaitable[None]]) -> Near:
     follower, ours = invited(secret)
 
     async def run() -> None:
-        await lead(await Link.proved(ours, secret.secret, "leader"))
+        await lead(await Link.authenticate(ours, secret.secret, "leader"))
 
     with trio.fail_after(LONG_S):
         async with trio.open_nursery() as nursery:

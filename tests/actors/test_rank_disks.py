@@ -14,12 +14,12 @@ from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
 from tests.fakes import FakeEngine, card
 from tests.storage.making import ROOT, chain, same
-from trouper.actors.ranks import follower_disk, leader_disk
 from trouper.actors.ranks.follower_disk import FollowerDisk
-from trouper.actors.ranks.leader import Leader, flags_of
+from trouper.actors.ranks.leader import Leader
 from trouper.actors.ranks.leader_disk import ANSWER_S, PAUSE_S, LeaderDisk
-from trouper.actors.ranks.rank_link import Invitation, Link
-from trouper.actors.ssd_writer import WriterEdges
+from trouper.actors.ranks.rank_handshake import Invitation, shared_flags
+from trouper.actors.ranks.rank_link import Link
+from trouper.actors.ssd_writer import DiskWriter, WriterEdges, write_to_disk
 from trouper.protocol.blocks import BlockData, BlockRef
 from trouper.protocol.health import DirectoryStats, SchedulerStats
 from trouper.protocol.link import Fetch, Fetched, Heartbeat, Hello, Message, Missing, WriteDone
@@ -95,9 +95,8 @@ class Group:
 
 
 @asynccontextmanager
-async def two_followers(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Group]:
+async def two_followers() -> AsyncIterator[Group]:
     own = OwnWriter()
-    monkeypatch.setattr(leader_disk, "write_to_disk", own.write)
     settings = Settings(rank_timeout_s=1e6)
     leader = Leader(settings)
     invitation = Invitation.decode(leader.invite("here", 1))
@@ -109,11 +108,12 @@ async def two_followers(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Group]
         for rank in (1, 2):
             ours, theirs = memory_stream_pair()
             nursery.start_soon(leader.attend, ours)
-            link = await Link.proved(theirs, invitation.secret, "follower")
-            await link.send(Hello(rank, 3, VERSION, flags_of(settings)))
+            link = await Link.authenticate(theirs, invitation.secret, "follower")
+            await link.send(Hello(rank, 3, VERSION, shared_flags(settings)))
             links.append(link)
         await leader.gather(3)
-        disk = LeaderDisk(WriterEdges(orders_in, news, stats, Watch(SchedulerStats())), leader, card(), settings)
+        edges = WriterEdges(orders_in, news, stats, Watch(SchedulerStats()))
+        disk = LeaderDisk(edges, leader, card(), settings, own.write)
         group = Group(own, disk, leader, links, orders, news_in, stats)
         nursery.start_soon(disk.run)
         await group.beat(WELL, WELL)
@@ -124,9 +124,9 @@ async def two_followers(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Group]
 
 @pytest.mark.parametrize(("counts", "everywhere"), [((4, 4), 4), ((4, 2), 2), ((0, 3), 0)])
 async def test_a_read_is_what_every_rank_has_at_the_pace_of_the_slowest(
-    counts: tuple[int, int], everywhere: int, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+    counts: tuple[int, int], everywhere: int, autojump_clock: MockClock
 ) -> None:
-    async with two_followers(monkeypatch) as group:
+    async with two_followers() as group:
         assert await group.ask(7) == [Fetch(7, WANTED)] * 2
         await group.own.say(Loaded(7, PIECES, 100, 0.1))
         await group.tell(1, Fetched(7, counts[0], 0.2))
@@ -142,10 +142,10 @@ async def test_a_read_is_what_every_rank_has_at_the_pace_of_the_slowest(
 
 
 async def test_a_disk_that_does_not_answer_counts_as_nothing_and_is_not_asked_for_a_while(
-    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+    autojump_clock: MockClock,
 ) -> None:
     """F27. Its answer may come later: then nobody waits for it."""
-    async with two_followers(monkeypatch) as group:
+    async with two_followers() as group:
         began = trio.current_time()
         await group.ask(7)
         await group.own.say(Loaded(7, PIECES, 100, 0.1))
@@ -161,10 +161,8 @@ async def test_a_disk_that_does_not_answer_counts_as_nothing_and_is_not_asked_fo
         assert await group.ask(9) == [Fetch(9, WANTED)] * 2
 
 
-async def test_the_tier_rests_while_one_rank_s_disk_is_off(
-    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
-) -> None:
-    async with two_followers(monkeypatch) as group:
+async def test_the_tier_rests_while_one_rank_s_disk_is_off(autojump_clock: MockClock) -> None:
+    async with two_followers() as group:
         assert group.stats.latest.attached
         await group.beat(WELL, SICK)
         assert (group.stats.latest.attached, group.stats.latest.reason) == (False, "rank 2: No space left on device")
@@ -172,11 +170,9 @@ async def test_the_tier_rests_while_one_rank_s_disk_is_off(
         assert (group.stats.latest.attached, group.stats.latest.reason) == (True, "")
 
 
-async def test_what_one_rank_could_not_write_is_on_no_disk(
-    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
-) -> None:
+async def test_what_one_rank_could_not_write_is_on_no_disk(autojump_clock: MockClock) -> None:
     """Else rank 0 would read it in vain each time. A follower may be ahead of rank 0, or behind."""
-    async with two_followers(monkeypatch) as group:
+    async with two_followers() as group:
         for refused in (False, True):
             await group.tell(1, WriteDone(KEYS))
             await wait_all_tasks_blocked()
@@ -191,8 +187,8 @@ async def test_what_one_rank_could_not_write_is_on_no_disk(
         assert await group.news.receive() == RemovedFromDisk(KEYS[:1])
 
 
-async def test_nobody_waits_for_what_a_crash_forgot(monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock) -> None:
-    async with two_followers(monkeypatch) as group:
+async def test_nobody_waits_for_what_a_crash_forgot(autojump_clock: MockClock) -> None:
+    async with two_followers() as group:
         await group.ask(7)
         await group.orders.send(write := Write(ROOT, PIECES))
         await wait_all_tasks_blocked()
@@ -229,16 +225,17 @@ class Follower:
     async def keep(self, step: int = 0) -> Message:
         """Its engine has given what a plan persists."""
         self.plan(step, persist=(BlockId(0),), persist_as=NAMES)
-        self.disk.answered(Stepped(step, persisted=PAYLOADS))
+        self.disk.take_answer(Stepped(step, persisted=PAYLOADS))
         return await self.told.receive()
 
 
 @asynccontextmanager
-async def a_follower(path: Path, **settings: Any) -> AsyncIterator[Follower]:
+async def a_follower(path: Path, disk_writer: DiskWriter = write_to_disk, **settings: Any) -> AsyncIterator[Follower]:
     tell, told = trio.open_memory_channel[Message](100)
     chosen = Settings(**{"ssd_cache_dir": path, "ssd_keep_free": ByteSize(0), **settings})
     follower = Follower(told, tell)
-    follower.disk = FollowerDisk(card(), chosen, FakeEngine().memory, follower.post, lambda: None)
+    memory = FakeEngine().memory
+    follower.disk = FollowerDisk(card(), chosen, memory, follower.post, lambda: None, disk_writer=disk_writer)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(follower.disk.run)
         yield follower
@@ -265,9 +262,9 @@ async def test_it_writes_what_its_own_engine_gives_and_loads_its_own(tmp_path: P
         assert (fetched.ticket, fetched.pieces) == (3, 4)
         for step in (1, 2):
             assert same(shards(follower.plan(step, load=loads(3))), PIECES)
-        assert follower.disk._held_bytes > 0
+        assert follower.disk._read_bytes > 0
         assert same(shards(follower.plan(3, load=loads(3), settled=(3,))), PIECES)
-        assert follower.disk._held_bytes == 0
+        assert follower.disk._read_bytes == 0
         assert follower.disk.stats is not None
         assert (follower.disk.stats.attached, follower.disk.stats.read_files) == (True, 1)
 
@@ -305,7 +302,7 @@ async def test_what_is_settled_before_it_was_read_is_not_kept(tmp_path: Path) ->
         fetched = await follower.told.receive()
         assert isinstance(fetched, Fetched)
         assert fetched.ticket == 2
-        assert set(follower.disk._held) == {2}
+        assert set(follower.disk._reads) == {2}
 
 
 async def test_a_sick_disk_answers_nothing_at_once(tmp_path: Path) -> None:
@@ -321,14 +318,13 @@ async def test_a_sick_disk_answers_nothing_at_once(tmp_path: Path) -> None:
 
 
 async def test_a_writer_that_crashes_for_good_leaves_the_rank_without_a_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+    tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     async def crash(edges: WriterEdges, *_: Any) -> None:
         await edges.orders.receive()
         raise ZeroDivisionError("a bug in the writer")
 
-    monkeypatch.setattr(follower_disk, "write_to_disk", crash)
-    async with a_follower(tmp_path / "blocks") as follower:
+    async with a_follower(tmp_path / "blocks", crash) as follower:
         for ticket in range(6):
             follower.disk.fetch(Fetch(ticket, WANTED))
             assert await follower.told.receive() == Fetched(ticket, 0, 0.0)

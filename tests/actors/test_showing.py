@@ -94,10 +94,10 @@ async def test_cached_tokens_are_shown(opened: Opened, autojump_clock: MockClock
             await first.next()
         with await runtime.submit(generate(tokens=200, max_tokens=50)) as second:
             await second.next()
-            runtime.look()
+            runtime.view_batch()
             await second.next()
             await second.next()
-            [row] = runtime.look().rows
+            [row] = runtime.view_batch().rows
             assert row.cached_tokens == second.cached_tokens > 100
 
 

@@ -161,7 +161,7 @@ async def test_who_left_pins_nothing(autojump_clock: MockClock) -> None:
         on_disk(bench)
         ticket = bench.tier.load(bench.look(), 0.0)
         assert ticket is not None
-        bench.tier.forget(ticket)
+        bench.tier.forget(ticket.number)
         assert not any(node.pins for node in ticket.pinned)
         assert bench.tier.hear(Loaded(ticket.number, (), 0, 0.1)) == []
         assert bench.look().missing_tokens == len(TEXT), "it may be asked for again"

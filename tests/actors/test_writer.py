@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,8 +16,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.storage.making import NAMESPACE, ROOT, chain, piece, same
 from trouper import Settings
-from trouper.actors import ssd_writer
-from trouper.actors.ssd_writer import HOUR_S, INSPECTED_AT_ONCE, REST, WriterEdges, write_to_disk
+from trouper.actors.runtime.disk_thread import DiskThread
+from trouper.actors.ssd_writer import REST, WriterEdges, write_to_disk
 from trouper.protocol.blocks import BlockData, BlockRef
 from trouper.protocol.health import DirectoryStats, SchedulerStats
 from trouper.protocol.settings import ByteSize
@@ -35,7 +36,10 @@ from trouper.protocol.work import (
     Written,
 )
 from trouper.storage import catalogue
-from trouper.storage.runs import RunInfo, RunStore
+from trouper.storage.file_operations import Disk
+from trouper.storage.runs import RunStore
+from trouper.storage.store_upkeep import INSPECTED_AT_ONCE
+from trouper.storage.write_budget import HOUR_S
 
 T = TypeVar("T")
 WORK_S = 1.0
@@ -77,15 +81,28 @@ class Bench:
         return sorted(self.path.rglob("*.safetensors"))
 
 
-@asynccontextmanager
-async def writing(path: Path, monkeypatch: pytest.MonkeyPatch, **more: Any) -> AsyncIterator[Bench]:
-    """Over once the body is and what was ordered has been carried out."""
+class SlowThread(DiskThread):
+    """Each piece of work takes a second of virtual time."""
 
-    async def in_thread(work: Callable[[], T]) -> T:
+    async def run(self, work: Callable[[], T]) -> T:
         await trio.sleep(WORK_S)
         return work()
 
-    monkeypatch.setattr(ssd_writer, "_in_thread", in_thread)
+
+class OpenedFiles(Disk):
+    """The real disk, with a list of the files that were opened."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def open(self, path: Path) -> int:
+        self.names.append(path.name)
+        return super().open(path)
+
+
+@asynccontextmanager
+async def writing(path: Path, *, disk: Disk | None = None, **more: Any) -> AsyncIterator[Bench]:
+    """Over once the body is and what was ordered has been carried out."""
     orders, taken = trio.open_memory_channel[DiskOrder](100)
     news, heard = trio.open_memory_channel[DiskNews](100)
     bench = Bench(path, orders, heard, Watch(DirectoryStats()), Watch(SchedulerStats()))
@@ -93,7 +110,8 @@ async def writing(path: Path, monkeypatch: pytest.MonkeyPatch, **more: Any) -> A
         edges = WriterEdges(taken, news, bench.stats, bench.scheduler)
         async with trio.open_nursery() as nursery:
             with orders:
-                nursery.start_soon(write_to_disk, edges, path, NAMESPACE, Settings(**more))
+                writer = partial(write_to_disk, disk=disk, thread=SlowThread())
+                nursery.start_soon(writer, edges, path, NAMESPACE, Settings(**more))
                 yield bench
 
 
@@ -119,10 +137,8 @@ def nothing(ticket: int) -> object:
     return (ticket, ())
 
 
-async def test_who_waits_for_a_read_goes_before_all_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
-) -> None:
-    async with writing(tmp_path, monkeypatch) as bench:
+async def test_who_waits_for_a_read_goes_before_all_writes(tmp_path: Path, autojump_clock: MockClock) -> None:
+    async with writing(tmp_path) as bench:
         await bench.tell(Announce(), write(A))
         told = await bench.tell(write(B), Inspect(), write(C), read(7, A))
         assert [type(one) for one in told] == [Loaded, Written, Written]
@@ -131,9 +147,9 @@ async def test_who_waits_for_a_read_goes_before_all_writes(
 
 @pytest.mark.parametrize("rows", [0, 3])
 async def test_writes_rest_while_rows_decode_and_nothing_else_does(
-    rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+    rows: int, tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    async with writing(tmp_path, monkeypatch) as bench:
+    async with writing(tmp_path) as bench:
         await bench.tell(Announce())
         bench.scheduler.publish(SchedulerStats(active_sequences=rows))
         began = trio.current_time()
@@ -159,11 +175,9 @@ async def take(bench: Bench, count: int) -> AsyncIterator[DiskNews]:
         yield await bench.heard.receive()
 
 
-async def test_a_disk_has_only_so_many_writes_an_hour(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
-) -> None:
+async def test_a_disk_has_only_so_many_writes_an_hour(tmp_path: Path, autojump_clock: MockClock) -> None:
     size = write(A).nbytes
-    async with writing(tmp_path, monkeypatch, ssd_write_budget=ByteSize(size)) as bench:
+    async with writing(tmp_path, ssd_write_budget=ByteSize(size)) as bench:
         await bench.tell(Announce())
         told = await bench.tell(write(A), write(B))
         assert told == [Written(keys(A), size), Written(keys(B), size, refused=True)]
@@ -173,10 +187,8 @@ async def test_a_disk_has_only_so_many_writes_an_hour(
         assert len(bench.files()) == 2
 
 
-async def test_a_damaged_file_is_a_miss_and_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
-) -> None:
-    async with writing(tmp_path, monkeypatch) as bench:
+async def test_a_damaged_file_is_a_miss_and_gone(tmp_path: Path, autojump_clock: MockClock) -> None:
+    async with writing(tmp_path) as bench:
         plain = [attrs.evolve(one, snapshot=None) for one in A]
         await bench.tell(Announce(), write(plain), write(B))
         spoilt = next(path for path in bench.files() if A[0].key.hex()[:16] in path.name)
@@ -190,15 +202,13 @@ async def test_a_damaged_file_is_a_miss_and_gone(
         assert said(await bench.tell(read(3, A))) == [nothing(3)]
 
 
-async def test_what_lies_in_two_files_is_lost_with_the_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
-) -> None:
+async def test_what_lies_in_two_files_is_lost_with_the_last(tmp_path: Path, autojump_clock: MockClock) -> None:
     """The second has one block again, with a snapshot: there it is whole."""
     first = [attrs.evolve(one, snapshot=None) for one in A]
     whole = [attrs.evolve(A[1], snapshot=piece(ROOT, b"", payload=False, snapshot=True).snapshot)]
     for files in ([write(first), write(whole, A[0].key)], [write(whole, A[0].key), write(first)]):
         path = tmp_path / str(len(files[0].blocks))
-        async with writing(path, monkeypatch) as bench:
+        async with writing(path) as bench:
             await bench.tell(Announce(), *files)
             [loaded] = await bench.tell(read(1, whole, snapshots=True))
             assert isinstance(loaded, Loaded) and same(loaded.blocks, whole)
@@ -207,22 +217,20 @@ async def test_what_lies_in_two_files_is_lost_with_the_last(
             assert [one.nbytes for one in await bench.tell(read(2, whole)) if isinstance(one, Loaded)] != [0]
 
 
-async def test_a_snapshot_that_is_nowhere_costs_no_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
-) -> None:
+async def test_a_snapshot_that_is_nowhere_costs_no_file(tmp_path: Path, autojump_clock: MockClock) -> None:
     plain = [attrs.evolve(one, snapshot=None) for one in A]
-    async with writing(tmp_path, monkeypatch) as bench:
+    async with writing(tmp_path) as bench:
         await bench.tell(Announce(), write(plain))
         assert said(await bench.tell(read(1, plain, snapshots=True))) == [nothing(1)]
         assert len(bench.files()) == 1
 
 
 async def test_a_sick_disk_answers_at_once_and_is_tried_again_with_the_next_sweep(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+    tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     path = tmp_path / "blocks"
     path.write_text("a file where the directory should be")
-    async with writing(path, monkeypatch) as bench:
+    async with writing(path) as bench:
         refused = [nothing(1), Written(keys(A), write(A).nbytes, refused=True)]
         assert await bench.tell(Announce()) == [Catalogue(())]
         assert said(await bench.tell(read(1, A), write(A))) == refused
@@ -236,9 +244,9 @@ async def test_a_sick_disk_answers_at_once_and_is_tried_again_with_the_next_swee
 
 
 async def test_what_is_read_is_of_use_and_the_next_start_opens_no_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+    tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    async with writing(tmp_path, monkeypatch) as bench:
+    async with writing(tmp_path) as bench:
         await bench.tell(Announce(), write(A), write(B))
         for path in bench.files():
             os.utime(path, (0, 10**9))
@@ -251,11 +259,9 @@ async def test_what_is_read_is_of_use_and_the_next_start_opens_no_file(
     }
 
 
-async def test_each_file_is_inspected_in_its_turn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
-) -> None:
+async def test_each_file_is_inspected_in_its_turn(tmp_path: Path, autojump_clock: MockClock) -> None:
     many = [chain(1, seed=seed) for seed in range(2 * INSPECTED_AT_ONCE - 1)]
-    async with writing(tmp_path, monkeypatch) as bench:
+    async with writing(tmp_path) as bench:
         await bench.tell(Announce(), *map(write, many))
         for path in bench.files():
             path.write_bytes(path.read_bytes()[:-1] + b"?")
@@ -268,19 +274,11 @@ async def test_each_file_is_inspected_in_its_turn(
         assert bench.stats.latest.inspected == len(many)
 
 
-async def test_one_round_of_inspections_reads_each_file_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
-) -> None:
+async def test_one_round_of_inspections_reads_each_file_once(tmp_path: Path, autojump_clock: MockClock) -> None:
     many = [chain(1, seed=seed) for seed in range(INSPECTED_AT_ONCE + 1)]
-    read_in_full: list[str] = []
-    verify = RunStore.verify
-
-    def noted(store: RunStore, name: str) -> RunInfo:
-        read_in_full.append(name)
-        return verify(store, name)
-
-    async with writing(tmp_path, monkeypatch) as bench:
+    opened = OpenedFiles()
+    async with writing(tmp_path, disk=opened) as bench:
         await bench.tell(Announce(), *map(write, many))
-        monkeypatch.setattr(RunStore, "verify", noted)
+        opened.names.clear()
         await bench.tell(Inspect(), Inspect())
-    assert sorted(read_in_full) == [path.name for path in bench.files()]
+    assert sorted(opened.names) == [path.name for path in bench.files()]

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import trio
 
-from tests.actors.test_fleet import fleet_of
+from tests.actors.test_model_manager import manager_of
 from tests.browser.driver import Browser
 from tests.browser.page import SAID, Page, says, shown, slowly, streams
 from tests.fakes import FakeEngine
-from tests.web.serving import eventually, exchange, post, serving, serving_fleet
-from trouper.actors.runtime.model_manager import ModelEntry
+from tests.web.serving import eventually, exchange, post, serving, serving_manager
+from trouper.actors.runtime.served_models import ModelEntry
 from trouper.web.live import feed
 from trouper.web.live.snapshot import NewGaps, model_body
 
@@ -204,7 +204,7 @@ async def test_a_hidden_page_looks_at_nothing(browser: Browser) -> None:
 
 
 async def test_several_models_are_chosen_from(browser: Browser) -> None:
-    async with fleet_of("small", "large") as (fleet, _), serving_fleet(fleet) as port:
+    async with manager_of("small", "large") as (manager, _), serving_manager(manager) as port:
         page = Page(browser, f"http://127.0.0.1:{port}/")
         await page.open()
         await page.reads("#status", "Running")
@@ -236,7 +236,7 @@ ALL = ["batch", "rates", "actors", "tiers", "requests", "chat"]
 
 
 async def test_a_model_that_is_not_loaded_shows_no_other_models_figures(browser: Browser) -> None:
-    async with fleet_of("small", "large", "middle") as (fleet, _), serving_fleet(fleet) as port:
+    async with manager_of("small", "large", "middle") as (manager, _), serving_manager(manager) as port:
         page = Page(browser, f"http://127.0.0.1:{port}/")
         await page.open()
         await page.reads("#figure-running dd", "0")
@@ -263,20 +263,20 @@ async def test_a_model_that_is_not_loaded_shows_no_other_models_figures(browser:
 
 
 async def test_the_model_on_show_is_unloaded_and_a_page_opens_on_one_that_is_not_there(browser: Browser) -> None:
-    async with fleet_of("small", "large", "middle") as (fleet, _), serving_fleet(fleet) as port:
+    async with manager_of("small", "large", "middle") as (manager, _), serving_manager(manager) as port:
         page = Page(browser, f"http://127.0.0.1:{port}/")
         await page.open()
         await page.reads("#status", "Running")
-        (await fleet.lease("large")).release()
-        (await fleet.lease("middle")).release()
-        (await fleet.lease("large")).release()
+        (await manager.lease("large")).release()
+        (await manager.lease("middle")).release()
+        (await manager.lease("large")).release()
         await page.reads("#status", "Not loaded")
         await page.until(f"{FIGURES}.every(one => one === '–')")
         await page.open()
         await page.reads("#status", "Not loaded")
         await page.until(f"{FIGURES}.every(one => one === '–')")
         assert await page.run(f"return {SEEN}") == ["requests", "chat"]
-        (await fleet.lease("small")).release()
+        (await manager.lease("small")).release()
         await page.reads("#status", "Running")
         await page.reads("#figure-running dd", "0")
         await page.reads("#actors svg", "ModelStepper")
@@ -290,7 +290,7 @@ async def test_why_a_model_could_not_be_loaded_is_said(browser: Browser, monkeyp
         return body if listed.runtime else body | {"problem": "no weights"}
 
     monkeypatch.setattr(feed, "model_body", failed)
-    async with fleet_of("small", "large", "middle") as (fleet, _), serving_fleet(fleet) as port:
+    async with manager_of("small", "large", "middle") as (manager, _), serving_manager(manager) as port:
         page = Page(browser, f"http://127.0.0.1:{port}/")
         await page.open()
         await choose(page, "middle")

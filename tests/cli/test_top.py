@@ -40,11 +40,11 @@ async def health() -> dict[str, Any]:
 async def test_every_part_of_health_has_its_line() -> None:
     body = await health()
     rates = Rates()
-    rates.look(body["cache_stats"], 1.0)
+    rates.observe(body["cache_stats"], 1.0)
     later = copy.deepcopy(body)
     later["cache_stats"]["tokens_generated"] += 50
     later["actors"][0] |= {"state": "restarting", "restarts": 2, "last_error": "ValueError: [bold]x[/nothing]"}
-    rates.look(later["cache_stats"], 3.0)
+    rates.observe(later["cache_stats"], 3.0)
     said = text(page("http://here", later, {"": rates}))
     assert "25 tok/s" in said
     assert "ValueError: [bold]x[/nothing]" in said, "an error is no markup"
@@ -64,7 +64,7 @@ async def test_a_graph_ends_now_in_any_width(width: int) -> None:
     rates, now, count = Rates(), 0.0, 0
     for look in range(KEPT + 20):
         now, count = now + 1.0, count + (1000 if look >= KEPT + 17 else 0)
-        rates.look({"tokens_generated": count, "total_prefill_tokens": 0, "total_cached_tokens": 0}, now)
+        rates.observe({"tokens_generated": count, "total_prefill_tokens": 0, "total_cached_tokens": 0}, now)
     lines = text(page("http://here", body, {"": rates}), width).splitlines()
     [decoded] = [line for line in lines if "decoded" in line]
     assert decoded.rstrip(" │").endswith("███")
@@ -92,10 +92,10 @@ async def test_several_models_have_a_panel_each() -> None:
 def test_rates_of_a_server_that_was_started_again() -> None:
     rates = Rates()
     for now, count in ((1.0, 1000), (2.0, 1100), (3.0, 10), (4.0, 30), (4.0, 30)):
-        rates.look({"tokens_generated": count, "total_prefill_tokens": 0, "total_cached_tokens": 0}, now)
+        rates.observe({"tokens_generated": count, "total_prefill_tokens": 0, "total_cached_tokens": 0}, now)
     assert list(rates.seen["decoded"]) == [100.0, 0.0, 20.0]
     for now in range(5, 200):
-        rates.look({"tokens_generated": 0, "total_prefill_tokens": 0, "total_cached_tokens": 0}, now)
+        rates.observe({"tokens_generated": 0, "total_prefill_tokens": 0, "total_cached_tokens": 0}, now)
     assert len(rates.seen["decoded"]) == KEPT
 
 

@@ -12,7 +12,9 @@ from tests.core.worlds import CoreWorld, play
 from trouper.actors.scheduling.core import Core
 from trouper.actors.scheduling.eviction import Eviction
 from trouper.actors.scheduling.prefix_cache import PrefixCache
-from trouper.actors.scheduling.sequence import Row
+from trouper.actors.scheduling.result_commit import ResultCommit
+from trouper.actors.scheduling.running_batch import RunningBatch
+from trouper.actors.scheduling.sequence import Sequence, State
 from trouper.protocol.plans import BlockId, Plan
 from trouper.protocol.problems import Problem
 
@@ -47,17 +49,27 @@ def fault(name: str, owner: type, method: str, wrong: Callable[..., Any]) -> Any
     return pytest.param(owner, method, wrong, id=name)
 
 
-def without_drop(core: Core, row: Row) -> None:
-    core._left[row.id] = core._rows.pop(row.id)
+def without_drop(batch: RunningBatch, sequence: Sequence) -> None:
+    batch.removed[sequence.id] = batch.rows.pop(sequence.id)
 
 
-def finishes_twice(core: Core, row: Row) -> None:
-    row.admitted.submission.fail(Problem(500, "again", "server_error", None, "again"))
-    row.admitted.submission.close()
+def finishes_twice(sequence: Sequence) -> None:
+    sequence.client.fail(Problem(500, "again", "server_error", None, "again"))
+    sequence.client.close()
 
 
-def never_closes(core: Core, row: Row) -> None:
-    core._take_out(row)
+def never_closes(sequence: Sequence) -> None:
+    """The terminal event is sent, and the channel stays open."""
+
+
+def stays_in_its_state(sequence: Sequence, state: State) -> None:
+    """Transitions are forgotten."""
+
+
+def any_transition(sequence: Sequence, tokens: int) -> None:
+    """A chunk is counted twice."""
+    original_chunk(sequence, tokens)
+    sequence.enter_state(State.PREFILLING)
 
 
 def forgets_freed(cache: PrefixCache) -> tuple[BlockId, ...]:
@@ -73,15 +85,15 @@ def never_unpins(eviction: Eviction, node: Any) -> None:
     """A row's end leaves its node in use."""
 
 
-def a_token_too_many(core: Core, row: Row) -> None:
-    row.num_scheduled_tokens += 2
+def a_token_too_many(commit: ResultCommit, sequence: Sequence) -> None:
+    sequence.num_scheduled_tokens += 2
 
 
-def forgets_the_row(core: Core, row_id: Any) -> None:
+def forgets_the_row(batch: RunningBatch, row: Any) -> None:
     """What the engine dropped stays in the books."""
 
 
-original = Core.schedule
+original, original_chunk = Core.schedule, Sequence.schedule_chunk
 
 
 def a_third_plan(core: Core, now: float) -> Plan | None:
@@ -94,14 +106,16 @@ def a_third_plan(core: Core, now: float) -> Plan | None:
 
 
 FAULTS = [
-    fault("a row is never dropped", Core, "_take_out", without_drop),
-    fault("two terminal events", Core, "_remove", finishes_twice),
-    fault("a reply channel stays open", Core, "_remove", never_closes),
+    fault("a row is never dropped", RunningBatch, "remove", without_drop),
+    fault("two terminal events", Sequence, "finish", finishes_twice),
+    fault("a reply channel stays open", Sequence, "finish", never_closes),
     fault("evicted blocks stay in the engine", PrefixCache, "freed", forgets_freed),
     fault("the cache has no bound", Eviction, "make_room", no_bound),
     fault("nodes stay pinned", Eviction, "unpin", never_unpins),
-    fault("a draft counts twice", Core, "_count_draft", a_token_too_many),
-    fault("dropped rows stay in the books", Core, "_dropped", forgets_the_row),
+    fault("a draft counts twice", ResultCommit, "_count_draft", a_token_too_many),
+    fault("dropped rows stay in the books", RunningBatch, "dropped", forgets_the_row),
+    fault("a state is not entered", Sequence, "enter_state", stays_in_its_state),
+    fault("an illegal transition", Sequence, "schedule_chunk", any_transition),
     fault("three plans in flight", Core, "schedule", a_third_plan),
 ]
 

@@ -11,14 +11,15 @@ from pathlib import Path
 import attrs
 
 from tests.fakes import CUTTABLE, UNCUTTABLE, ByteTokenizer, FakeEngine, card, letters
-from trouper.actors.scheduling.admitted import Admitted
-from trouper.actors.scheduling.core import Core, CoreWatches, DiskSeam
+from trouper.actors.scheduling.core import Core
+from trouper.actors.scheduling.core_edges import CoreWatches, DiskSeam
 from trouper.actors.scheduling.eviction import NODE_COST
+from trouper.actors.scheduling.sequence import QUEUED, Sequence, State
 from trouper.protocol.batch import NOTHING_SHOWN, BatchStats
 from trouper.protocol.blocks import BlockData
 from trouper.protocol.health import DirectoryStats, MemoryStatus, SchedulerStats
 from trouper.protocol.model import LoadedModel
-from trouper.protocol.plans import PLANS_IN_FLIGHT, Plan, Stepped
+from trouper.protocol.plans import PLANS_IN_FLIGHT, Plan, Stepped, ThinkingLimit
 from trouper.protocol.problems import Problem
 from trouper.protocol.replies import Delta, Failed, Finished, Reply
 from trouper.protocol.requests import Generate, TokenPrompt
@@ -37,13 +38,15 @@ class RecordingClient:
 
     request: Generate
     prompt: tuple[int, ...]
+    max_tokens: int
+    thinking: ThinkingLimit | None = None
     aborted: bool = False
     tokens: list[int] = attrs.field(factory=list)
     terminal: list[Finished | Failed] = attrs.field(factory=list)
     closed: bool = False
 
-    def accept(self, prompt: tuple[int, ...], max_tokens: int) -> None:
-        assert prompt == self.prompt
+    def accept(self) -> None:
+        assert not self.closed and not self.terminal
 
     def reply(self, event: Reply, /) -> bool:
         assert not self.closed, f"{event} after the close"
@@ -62,13 +65,13 @@ class RecordingClient:
         assert not self.closed, "closed twice"
         self.closed = True
 
-    def check(self, max_tokens: int) -> None:
+    def check(self) -> None:
         """After the world's end: one terminal event, unless the client left, and the tokens of its prompt."""
         assert self.closed, "never closed"
         assert len(self.terminal) == (0 if self.aborted and not self.terminal else 1), "no terminal event"
         assert self.tokens == [letters(key_of(self.prompt), at) for at in range(len(self.tokens))]
         if self.terminal and isinstance(self.terminal[0], Finished):
-            assert len(self.tokens) == max_tokens == self.terminal[0].completion_tokens
+            assert len(self.tokens) == self.max_tokens == self.terminal[0].completion_tokens
 
 
 def key_of(prompt: tuple[int, ...]) -> int:
@@ -104,7 +107,7 @@ class CoreWorld:
         self.orders: list[Write | Read] = []
         self.core = Core(model, "fa4e", self.settings, watches=self.watches, disk=disk)
         self.stored: dict[bytes, BlockData] = {}
-        self.clients: list[tuple[RecordingClient, int]] = []
+        self.clients: list[RecordingClient] = []
         self.in_flight: deque[tuple[Plan, Stepped]] = deque()
         self.texts = [tuple(dice.randrange(1, 90) for _ in range(40)) for _ in range(3)]
         self.now = 0.0
@@ -127,7 +130,9 @@ class CoreWorld:
         """Raises AssertionError where an invariant does not hold."""
         self.core.take_up(self.now)
         for _ in range(STEPS):
-            for act in self.dice.sample((self.arrive, self.arrive, self.leave, self.disk_answers, self.press), 2):
+            for act in self.dice.sample(
+                (self.arrive, self.arrive, self.leave, self.disk_answers, self.press, self.preempt), 2
+            ):
                 act()
             self.step()
         self.core.close()
@@ -149,13 +154,19 @@ class CoreWorld:
             speculation=self.dice.choice((None, "ngram", "off")),
             cache_salt=self.dice.choice(("", "", "other")),
         )
-        client = RecordingClient(request, prompt)
-        self.clients.append((client, max_tokens))
-        self.core.enqueue(Admitted(client, prompt, max_tokens), self.now)
+        client = RecordingClient(request, prompt, max_tokens)
+        self.clients.append(client)
+        self.core.enqueue(client, self.now)
 
     def leave(self) -> None:
         if self.clients and self.dice.random() < 0.4:
-            self.dice.choice(self.clients)[0].aborted = True
+            self.dice.choice(self.clients).aborted = True
+
+    def preempt(self) -> None:
+        """A running sequence leaves its row and goes on later."""
+        running = [one for one in self.core._batch.rows.values() if not one.dropped]
+        if running and self.dice.random() < 0.3:
+            self.core._handover.preempt(self.dice.choice(running))
 
     def press(self) -> None:
         active = self.dice.choice((10, 10, 95, 200))
@@ -217,38 +228,52 @@ class CoreWorld:
     # -- what must hold --------------------------------------------------------------------------
 
     def check(self) -> None:
-        core, cache = self.core, self.core._cache
+        core, cache, batch = self.core, self.core._cache, self.core._batch
         assert core.plans_in_flight == len(self.in_flight) <= PLANS_IN_FLIGHT, "plans in flight"
         assert cache.tree.eviction.bytes <= cache.tree.sizes.capacity_bytes, "bytes beyond the cache's capacity"
-        assert not core._rows.keys() & core._left.keys(), "a row is here and gone"
-        assert len(core._rows) <= self.settings.rows + sum(row.dropped for row in core._rows.values()), "too many rows"
-        for row in core._rows.values():
-            assert 0 <= row.num_output_tokens <= row.num_scheduled_tokens <= row.admitted.max_tokens, (
-                "tokens beyond those planned"
-            )
-            assert row.num_unscheduled_tokens >= 0, "more was prefilled than there is"
-            assert not row.prefilling or row.num_scheduled_tokens <= row.num_resumed_tokens, (
-                "it decodes before its prompt is there"
-            )
-        waiting = [id(one.admitted) for one in core._waiting]
-        assert len(waiting) == len(set(waiting)), "a request waits twice"
-        assert not {*waiting} & {id(row.admitted) for row in core._rows.values()}, "a request waits and has a row"
-        for client, _ in self.clients:
+        assert not batch.rows.keys() & batch.removed.keys(), "a row is here and removed"
+        assert batch.num_rows <= self.settings.rows, "too many rows"
+        for row, sequence in batch.rows.items():
+            assert sequence.id == row, "a sequence has another row"
+            self._check_running(sequence)
+        queued = [*core._queue]
+        assert len(queued) == len({*queued}), "a sequence waits twice"
+        assert not {*queued} & {*batch.rows.values()}, "a sequence waits and has a row"
+        assert {sequence.state for sequence in queued} <= QUEUED | {State.PREEMPTED}, (
+            "a queued sequence is in another state"
+        )
+        for client in self.clients:
             assert len(client.terminal) <= 1, "two terminal events"
+
+    @staticmethod
+    def _check_running(sequence: Sequence) -> None:
+        assert 0 <= sequence.num_output_tokens <= sequence.num_scheduled_tokens <= sequence.max_tokens, (
+            "tokens beyond those scheduled"
+        )
+        assert sequence.num_unscheduled_tokens >= 0, "more was prefilled than there is"
+        prefilling = sequence.num_unscheduled_tokens > 0
+        assert not prefilling or sequence.num_scheduled_tokens <= sequence.num_resumed_tokens, (
+            "decodes before its prompt is there"
+        )
+        decoding = State.DECODING if sequence.num_scheduled_tokens < sequence.max_tokens else State.LAST_TOKEN_SCHEDULED
+        assert sequence.state is (State.PREFILLING if prefilling else decoding), "state and counters differ"
+        assert sequence.dropped is (sequence.state is State.LAST_TOKEN_SCHEDULED), (
+            "a row is dropped too early, or too late"
+        )
 
     def check_end(self) -> None:
         """Nobody is left, and engine and cache agree on what is stored."""
         core = self.core
-        assert not core._rows, "a row is left"
-        assert not core._left, "a row was never dropped"
+        assert not core._batch.rows, "a row is left"
+        assert not core._batch.removed, "a row was never dropped"
         assert not self.engine.rows, "the engine keeps a row"
         nodes = [*core._cache.tree.nodes()]
         held = {node.block for node in nodes} | {node.snapshot for node in nodes}
         freed = set(core._cache.freed())
         assert {*self.engine.blocks, *self.engine.snapshots} - freed == held - {None}, "a block leaked"
         assert not any(node.pins for node in nodes), "a node stays pinned"
-        for client, max_tokens in self.clients:
-            client.check(max_tokens)
+        for client in self.clients:
+            client.check()
 
 
 def play(seeds: range, tell: Callable[[int], object] = lambda _: None) -> None:

@@ -27,8 +27,9 @@ from trouper import Generate, Sampling, TokenPrompt, run_runtime
 from trouper.actors.scheduling import core
 from trouper.actors.scheduling.speculation_policy import Speculation
 from trouper.engine import host
+from trouper.engine.launched_step import Launched
 from trouper.engine.spec_decode.prompt_lookup import Drafting
-from trouper.engine.step import Launched, StepEngine
+from trouper.engine.step import StepEngine
 from trouper.protocol.health import SchedulerStats, SpeculationStats
 from trouper.protocol.plans import Plan
 

@@ -13,7 +13,8 @@ from typing import Any
 import attrs
 import numpy as np
 
-from trouper.engine.step import Launched, StepEngine
+from trouper.engine.launched_step import Launched
+from trouper.engine.step import StepEngine
 from trouper.protocol.blocks import Tensors
 from trouper.protocol.grammar import Grammar
 from trouper.protocol.plans import Admit, Chunk, Plan, Restore, RowId, Stepped, ThinkingLimit

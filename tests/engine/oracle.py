@@ -23,7 +23,7 @@ class Oracle:
     def matched(self) -> int:
         return self.said
 
-    def took(self, tokens: Sequence[int]) -> None:
+    def append(self, tokens: Sequence[int]) -> None:
         self.said += len(tokens)
 
     def draft(self, most: int) -> list[int]:

@@ -399,7 +399,7 @@ class TestMemory:
         return mx.get_peak_memory() - before
 
     def buffer(self, engine: StepEngine) -> int:
-        return min(buffer.nbytes for cache in engine._rows._leaves for buffer in cache.buffers)  # type: ignore[attr-defined]
+        return min(buffer.nbytes for cache in engine._rows._buffers.leaves for buffer in cache.buffers)  # type: ignore[attr-defined]
 
     @releases_late
     def test_no_buffer_is_copied_by_storing_and_restoring(self, engine: StepEngine) -> None:
@@ -434,7 +434,7 @@ class TestMemory:
 
     def test_the_comparison_can_fail(self, engine: StepEngine) -> None:
         """A view is enough to make the next step copy its buffer."""
-        views = [cache.buffers[0][:1] for cache in engine._rows._leaves]  # type: ignore[attr-defined]
+        views = [cache.buffers[0][:1] for cache in engine._rows._buffers.leaves]  # type: ignore[attr-defined]
         mx.eval(views)
         assert self.rise(engine, Plan(1, decode=self.LIVE)) > self.buffer(engine) // 2
 

@@ -24,7 +24,7 @@ from tests.engine.test_sampler import PENALIZED, logits_of
 from tests.families import END
 from tests.family_configs import VOCABULARY
 from trouper.engine.distributed.rank_group import ALONE
-from trouper.engine.kv.row_state import RowState
+from trouper.engine.row_state import RowState
 from trouper.engine.sampling.penalties import History
 from trouper.engine.sampling.sampling_batch import SamplingBatch
 from trouper.engine.spec_decode.draft_proposals import DraftProposals
@@ -206,9 +206,9 @@ def test_only_rows_that_match_something_are_told() -> None:
     proposing.open(one, [1, 2, 3, 1, 2])
     proposing.open(other, [1, 2, 3, 4, 5])
     assert proposing.matched([one, other, never]) == ((one, 2),)
-    proposing.took((one, other), (3, 1))
+    proposing.append((one, other), (3, 1))
     assert dict(proposing.matched([one, other, never])) == {one: 3}
-    proposing.took((one, other), (9, 2))
+    proposing.append((one, other), (9, 2))
     assert dict(proposing.matched([one, other, never])) == {other: 2}
     assert proposing.drafts({one: 4, other: 1, never: 4}) == {other: [3]}
     proposing.drop([other])

@@ -17,7 +17,8 @@ from tests.engine.test_exactness import engine_of, greedy_requests, model_of, ra
 from tests.families import prompts
 from tests.family_configs import VOCABULARY
 from trouper.engine.distributed.state_digests import Digests
-from trouper.engine.step import Launched, StepEngine
+from trouper.engine.launched_step import Launched
+from trouper.engine.step import StepEngine
 from trouper.protocol.plans import Admit, BlockId, Chunk, Plan, RowId, Stepped, Store
 from trouper.protocol.ranks import Digest, RankDiffers, ids_of, pairs
 from trouper.protocol.sampling import Sampling
@@ -78,7 +79,7 @@ def without_a_row(engine: StepEngine) -> None:
 
 
 def longer_by_one(engine: StepEngine) -> None:
-    engine._rows._lengths[0] += 1  # type: ignore[attr-defined]
+    engine._rows._slots.lengths[0] += 1  # type: ignore[attr-defined]
 
 
 def without_a_block(engine: StepEngine) -> None:
@@ -199,9 +200,8 @@ class Held:
 def test_only_drafts_that_the_plan_does_not_know_of_are_taken_back() -> None:
     rows = Held([ONE, TWO], [ONE], {ONE: 9, TWO: 4})
     digests = Digests(rows, None)  # type: ignore[arg-type]
-    digests.settle(0, 7, [ONE], [5])
-    digests.settle(1, 8, [ONE, ONE, ONE], [5, 6, 7])
-    digests.accepted(1, ((ONE, 4, 2), (RowId(3), 2, 1)))
+    digests.settle(Stepped(0, (ONE,), (5,)), 7)
+    digests.settle(Stepped(1, (ONE, ONE, ONE), (5, 6, 7), drafted=((ONE, 4, 2), (RowId(3), 2, 1))), 8)
     ids = ids_of([ONE, TWO])
     assert digests.now(0).lengths == pairs(ids, np.array([7, 4]))
     assert digests.now(1).lengths == pairs(ids, np.array([9, 4]))
@@ -213,8 +213,8 @@ def test_a_token_that_differed_is_never_forgotten() -> None:
     said = []
     for first in (5, 6):
         digests = Digests(Held([], [], {}), None)  # type: ignore[arg-type]
-        digests.settle(0, 0, [ONE], [first])
-        said.append(digests.settle(1, 0, [ONE], [7]))
+        digests.settle(Stepped(0, (ONE,), (first,)), 0)
+        said.append(digests.settle(Stepped(1, (ONE,), (7,)), 0).tokens_hash)
     assert said[0] != said[1]
 
 

@@ -48,7 +48,7 @@ def test_whatever_is_foretold_stood_somewhere_before(prompt: list[int], said: li
     """Whenever it is asked, and however much came at a time."""
     proposer, tokens = NgramProposer(prompt, least, 8), [*prompt]
     for more in said:
-        proposer.took(more)
+        proposer.append(more)
         tokens += more
         draft = proposer.draft(8)
         assert len(draft) <= 8 and (len(draft) >= least) == bool(draft)
@@ -61,7 +61,7 @@ def test_what_repeats_is_foretold_to_any_length(period: list[int], into: int) ->
     tokens = (period * 8)[: 7 * len(period) + into]
     proposer = NgramProposer(tokens[:5], 3, 8)
     for token in tokens[5:]:
-        proposer.took([token])
+        proposer.append([token])
         proposer.draft(1)
     draft = proposer.draft(20)
     assert len(draft) > 7
@@ -72,14 +72,14 @@ def test_a_long_match_is_followed_beyond_a_token_that_differs() -> None:
     """One word of a text is changed: the copy goes on behind it."""
     text = list(range(100, 130))
     proposer = NgramProposer(text, 3, 8)
-    proposer.took(text[:3])
+    proposer.append(text[:3])
     assert proposer.draft(9) == text[3:6]
-    proposer.took(text[3 : SUBSTITUTED + 2])
+    proposer.append(text[3 : SUBSTITUTED + 2])
     assert proposer.matched >= SUBSTITUTED
-    proposer.took([7])
+    proposer.append([7])
     assert proposer.matched == RESUMED
     assert proposer.draft(3) == text[SUBSTITUTED + 3 : SUBSTITUTED + 6]
-    proposer.took([8])
+    proposer.append([8])
     assert proposer.matched == 0, "but not beyond two"
 
 
@@ -87,7 +87,7 @@ def test_a_long_match_is_followed_beyond_a_token_that_differs() -> None:
 def test_prompts_shorter_than_an_ngram(prompt: list[int], draft: list[int]) -> None:
     proposer = NgramProposer(prompt, 3, 8)
     assert proposer.draft(4) == []
-    proposer.took([5, *prompt, 5])
+    proposer.append([5, *prompt, 5])
     assert proposer.draft(4) == draft
 
 
@@ -103,6 +103,6 @@ def test_a_token_costs_the_same_in_a_long_row() -> None:
 
     proposer = Counted([dice.randrange(3) for _ in range(5000)], 3, 8)
     for _ in range(200):
-        proposer.took([dice.randrange(3)])
+        proposer.append([dice.randrange(3)])
         proposer.draft(8)
     assert len(looked) <= 201 * CANDIDATES

@@ -19,12 +19,13 @@ from tests.engine.oracle import Foretelling
 from tests.engine.test_exactness import LONG, assert_equal_as_far, greedy_requests, model_of, seeded_requests
 from tests.families import FAMILIES, prompts
 from tests.family_configs import VOCABULARY
+from trouper.engine.kv.model_caches import guessed
 from trouper.engine.kv.pass_shapes import ROUNDED, Shapes
 from trouper.engine.kv.quantized_kv import PLAIN, KvFormat
 from trouper.engine.kv.region import Ints
-from trouper.engine.loading.architecture import guessed
+from trouper.engine.launched_step import Launched
 from trouper.engine.spec_decode.verification_spans import Spans
-from trouper.engine.step import Launched, StepEngine
+from trouper.engine.step import StepEngine
 from trouper.protocol.plans import Plan, RowId
 
 Case = tuple[Request, list[int]]

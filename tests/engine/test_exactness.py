@@ -179,13 +179,13 @@ class TestTheComparisonCanFail:
 
     def test_a_row_whose_offset_is_one_too_many(self) -> None:
         engine, cases = engine_of("llama"), greedy_requests("llama")
-        driver = Meddling(engine, lambda: engine._rows._lengths.__setitem__(0, engine._rows._lengths[0] + 1))  # type: ignore[attr-defined]
+        driver = Meddling(engine, lambda: np.add.at(engine._rows._slots.lengths, 0, 1))  # type: ignore[attr-defined]
         with pytest.raises(AssertionError):
             driver.play([request for request, _ in cases])
 
     def test_a_row_whose_kv_is_a_neighbours(self) -> None:
         engine, cases = engine_of("llama"), greedy_requests("llama")
-        driver = Meddling(engine, lambda: engine._rows._move([(0, 1), (1, 0)]))  # type: ignore[attr-defined]
+        driver = Meddling(engine, lambda: engine._rows._buffers.move([(0, 1), (1, 0)], engine._rows._slots.lengths))  # type: ignore[attr-defined]
         same = [
             row.tokens == wanted
             for row, (_, wanted) in zip(driver.play([request for request, _ in cases]), cases, strict=True)

@@ -16,7 +16,7 @@ import pytest
 from tests.engine.driver import GREEDY, Driver, Request, answers
 from tests.families import END, save
 from trouper import RequestFailed, Sampling, Settings
-from trouper.engine.grammars.grammar_compiler import Mask
+from trouper.engine.grammars.token_masks import Mask
 from trouper.engine.loading.model_loading import EvaluatedModel, load
 from trouper.engine.step import StepEngine
 from trouper.protocol.grammar import Grammar, GrammarKind
@@ -115,7 +115,7 @@ def test_masks_along_a_draft_are_those_before_each_token_and_after_the_last() ->
         assert len(constraint.along([a, c, a], 0)) == 2
         assert [constraint.fitting(draft) for draft in ([a, b, a], [a, c, a], [c])] == [3, 1, 0]
     for token in (a, b, a):
-        assert constraint.took(token) == ""
+        assert constraint.accept(token) == ""
     assert allowed(constraint.along([], 0)) == [{END}], "what is complete can only end"
     assert constraint.fitting([a]) == 0
 
@@ -138,14 +138,14 @@ def test_indentation_is_no_endless_blank() -> None:
     deep: Any = 1
     for _ in range(8):
         deep = {"deeper": [deep]}
-    assert not any(map(constraint.took, tiny().tokenizer.encode(json.dumps(deep, indent=2))))
+    assert not any(map(constraint.accept, tiny().tokenizer.encode(json.dumps(deep, indent=2))))
 
 
 @pytest.mark.parametrize("properties", [100, 400])
 def test_large_objects_can_be_followed(properties: int) -> None:
     schema = {"properties": {f"k{n}": {"type": "integer"} for n in range(properties)}}
     constraint = tiny().tokenizer.grammars.constraint(Grammar("json_schema", json.dumps(schema)))  # type: ignore[union-attr]
-    assert not any(map(constraint.took, tiny().tokenizer.encode(f'{{"k{properties - 1}": 1}}')))
+    assert not any(map(constraint.accept, tiny().tokenizer.encode(f'{{"k{properties - 1}": 1}}')))
 
 
 AMBIGUOUS = 'start: x\nx: "a" | x x | x x x | "a" x "b" | x "b" x'

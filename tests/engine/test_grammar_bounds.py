@@ -92,7 +92,7 @@ def test_as_many_as_may_be_can_be_followed(least: int) -> None:
     grammars().compile(grammar)
     constraint = grammars().constraint(grammar)
     for token in tiny().tokenizer.encode('{"p7":"x","p9":"'):
-        assert constraint.took(token) == ""
+        assert constraint.accept(token) == ""
         constraint.allowed(1)
         assert constraint.fault == ""
 
@@ -127,7 +127,7 @@ def test_rows_of_one_grammar_do_not_move_each_other() -> None:
     kept = grammars().compile(grammar)
     first, second = (grammars().constraint(grammar) for _ in range(2))
     a, b = (tiny().tokenizer.encode(letter)[0] for letter in "ab")
-    assert first.took(a) == second.took(a) == first.took(b) == second.took(b) == ""
+    assert first.accept(a) == second.accept(a) == first.accept(b) == second.accept(b) == ""
     assert kept.nbytes > 0
 
 

@@ -165,7 +165,7 @@ async def test_tokens_do_not_depend_on_when_they_are_read(
     """As on a device that takes a step while the one before it runs: there after the launch, or before it."""
 
     class Fixed(ReadAhead):
-        def took(self, waited_s: float, step_s: float) -> None:
+        def record(self, waited_s: float, step_s: float) -> None:
             assert 0 <= waited_s <= step_s
 
     monkeypatch.setattr(device, "runs_ahead", lambda: True)

@@ -17,11 +17,11 @@ from tests.engine.driver import Driver, Orders, Request, Row
 from tests.engine.test_blocks import AHEAD, WHOLE, restore, sizes
 from tests.families import FAMILIES, build, prompts
 from tests.family_configs import VOCABULARY, wide
+from trouper.engine.kv import model_caches
 from trouper.engine.kv.kv_layout import kv_layout, layout_of
-from trouper.engine.kv.quantized_kv import PLAIN, KvFormat, QuantizedSlots, dequantized, kv_format
-from trouper.engine.kv.slot_rows import rows_for
-from trouper.engine.loading import architecture
-from trouper.engine.loading.architecture import slot_caches
+from trouper.engine.kv.model_caches import slot_caches
+from trouper.engine.kv.quantized_kv import PLAIN, KvFormat, QuantizedSlots, dequantized
+from trouper.engine.kv.rows import rows_for
 from trouper.engine.step import StepEngine
 from trouper.protocol.plans import BlockId, Load, RowId, Store
 
@@ -133,7 +133,7 @@ def written(name: str, tokens: Sequence[int], pieces: Sequence[int]) -> tuple[li
     """One row that takes its tokens in pieces: of each position what every layer wrote there, first layers first; and its
     log-probabilities (tokens, vocabulary)."""
     Written.passes = []
-    with patch.object(architecture, "QuantizedSlots", Written):
+    with patch.object(model_caches, "QuantizedSlots", Written):
         rows, _ = rows_for(model_of(name), EIGHT)
     rows.open(RowId(0))
     said, at = [], 0
@@ -213,7 +213,6 @@ def test_what_a_token_weighs(bits: int) -> None:
     assert layout_of(model, KvFormat(bits, 32)).token_bytes == values * bits // 8 + 2 * values // 32 * 4
 
 
-def test_what_the_settings_say() -> None:
-    assert kv_format(4, 32) == KvFormat(4, 32)
-    plain = slot_caches(model_of("llama"), kv_format(0, 64))
+def test_no_bits_are_plain_slots() -> None:
+    plain = slot_caches(model_of("llama"), KvFormat(0, 64))
     assert type(plain[0]) is type(slot_caches(model_of("llama"), PLAIN)[0])

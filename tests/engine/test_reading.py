@@ -8,7 +8,7 @@ from trouper.engine.platform.read_ahead import PAUSE_STEPS, SURE, ReadAhead
 def steps(reading: ReadAhead, waited_s: float, count: int) -> list[bool]:
     said = []
     for _ in range(count):
-        reading.took(waited_s, 0.02)
+        reading.record(waited_s, 0.02)
         said.append(reading.early)
     return said
 

@@ -339,7 +339,7 @@ def test_d1_penalties_equal_the_naive_ones(data: st.DataObject) -> None:
                 wanted = shaped(raw.astype(np.float64), rows[place], prompts[place], said[place])
                 np.testing.assert_allclose(mine, wanted, atol=1e-4)
             drawn = [data.draw(token) for _ in here]
-            penalties.took(mx.array(drawn, mx.uint32))
+            penalties.count(mx.array(drawn, mx.uint32))
             for place, taken in zip(here, drawn, strict=True):
                 said[place].append(taken)
         penalties.unstack()
@@ -349,7 +349,7 @@ def test_repetition_counts_the_prompt_and_the_others_do_not() -> None:
     row = Sampling(repetition_penalty=2.0, presence_penalty=1.0, frequency_penalty=1.0)
     penalties = Penalties([row], [History(np.array([2], np.int32), 4)])
     assert penalties(mx.array([[1.0, -1.0, 4.0, 3.0]])).tolist() == [[1.0, -1.0, 2.0, 3.0]]
-    penalties.took(mx.array([1], mx.uint32))
+    penalties.count(mx.array([1], mx.uint32))
     assert penalties(mx.array([[1.0, -1.0, 4.0, 3.0]])).tolist() == [[1.0, -4.0, 2.0, 3.0]]
 
 

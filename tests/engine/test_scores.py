@@ -10,7 +10,7 @@ from tests.arithmetic import CLOSE
 from tests.engine.naive import softmax
 from tests.engine.test_exactness import engine_of, model_of
 from tests.families import prompts
-from trouper.engine.step import SCORE_TOKENS
+from trouper.engine.prefill import SCORE_TOKENS
 from trouper.protocol.plans import Admit, Chunk, Plan, RowId
 from trouper.protocol.replies import TokenLogprobs
 from trouper.protocol.sampling import Sampling

@@ -61,7 +61,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 def took(penalties: Penalties, said: Sequence[Sequence[int]]) -> None:
     for step in zip(*said, strict=True):
-        penalties.took(mx.array(step, mx.uint32))
+        penalties.count(mx.array(step, mx.uint32))
 
 
 @settings(max_examples=60)

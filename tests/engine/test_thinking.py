@@ -28,7 +28,7 @@ def following(rule: ThinkingRule) -> list[int] | None:
 
 def took(rule: ThinkingRule, *tokens: int) -> ThinkingRule:
     for token in tokens:
-        assert rule.took(token) == ""
+        assert rule.accept(token) == ""
     return rule
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import trio
 
 from tests.families import prompts, reference, save
-from trouper import Generate, ModelManager, Runtime, Sampling, ServerSettings, Settings, TokenPrompt, run_fleet
+from trouper import Generate, ModelManager, Runtime, Sampling, ServerSettings, Settings, TokenPrompt, run_models
 from trouper.engine.loading.model_loading import load
 
 EMBEDDED = "SmolLM2-135M-Instruct"
@@ -28,11 +28,11 @@ async def test_alternating_requests(tmp_path: Path) -> None:
     wanted = [reference(own, prompt, 20) for prompt in asked]
     settings = [Settings(no_ssd=True), Settings(model=tiny, no_ssd=True)]
     async with trio.open_nursery() as nursery:
-        fleet: ModelManager = await nursery.start(
-            run_fleet, settings, ServerSettings(served_model_name=(f"tiny={tiny}",))
+        manager: ModelManager = await nursery.start(
+            run_models, settings, ServerSettings(served_model_name=(f"tiny={tiny}",))
         )
-        assert [one.names for one in fleet.listed()] == [(EMBEDDED,), ("tiny", tiny)]
-        large, small = await fleet.lease(EMBEDDED), await fleet.lease("tiny")
+        assert [one.names for one in manager.entries()] == [(EMBEDDED,), ("tiny", tiny)]
+        large, small = await manager.lease(EMBEDDED), await manager.lease("tiny")
         alone = await tokens(large.runtime, QUESTION, 40)
         answers: list[list[int]] = []
 
@@ -47,4 +47,4 @@ async def test_alternating_requests(tmp_path: Path) -> None:
         assert answers == [alone]
         large.release()
         small.release()
-        assert await fleet.drain(10)
+        assert await manager.drain(10)

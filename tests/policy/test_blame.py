@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from tests.actors.bench import generate
 from trouper import Sampling, Settings, TokenPrompt
-from trouper.actors.runtime.submission import open_submission
-from trouper.actors.scheduling.admitted import Admitted
+from trouper.actors.runtime.submission import Submission, open_submission
 from trouper.actors.scheduling.block_keys import token_bytes
 from trouper.actors.scheduling.crash_attribution import (
     APART_S,
@@ -33,15 +32,15 @@ from trouper.actors.scheduling.crash_isolation import LONE_PATIENCE_S, may_enter
 HERE, ELSEWHERE = Cause("ValueError", "rope.py:7"), Cause("ValueError", "mask.py:9")
 
 
-def admitted(*tokens: int, seed: int = 0, **sampling: Any) -> Admitted:
+def admitted(*tokens: int, seed: int = 0, **sampling: Any) -> Submission:
     wish = generate(prompt=TokenPrompt(tokens), sampling=Sampling(seed=seed, **sampling))
     submission, answer = open_submission(wish, Settings())
     answer.close()
     submission.close()
-    return Admitted(submission, tokens, 10)
+    return attrs.evolve(submission, prompt=tokens, max_tokens=10)
 
 
-def digests_of(wish: Admitted) -> tuple[Content, bytes]:
+def digests_of(wish: Submission) -> tuple[Content, bytes]:
     return digests(wish, token_bytes(wish.prompt))
 
 

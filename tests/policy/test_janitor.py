@@ -72,7 +72,10 @@ class TestProcessMemory:
         assert self.played((100, 0), (180, 64), (180, 8)) == [False, False, True]
 
     def test_what_is_not_given_back_is_needed(self) -> None:
-        assert self.played((100, 1), (180, 1), (180, 1), (180, 1), (180, 1)) == [False, True, False, False, False]
+        assert self.played((100, 1), (180, 1), (180, 1), (180, 1), (180, 1)) == [False, True, True, False, False]
+
+    def test_a_release_that_comes_late_was_not_in_vain(self) -> None:
+        assert self.played((100, 1), (180, 1), (180, 1), (102, 1), (180, 1)) == [False, True, True, False, True]
 
     def test_a_burst_before_the_next_look(self) -> None:
         """What it had before the first burst is not forgotten for the second one."""

@@ -13,12 +13,11 @@ from tests.actors.bench import generate
 from tests.fakes import CUTTABLE, UNCUTTABLE, ByteTokenizer, card
 from trouper import Settings
 from trouper.actors.runtime.submission import open_submission
-from trouper.actors.scheduling.admitted import Admitted
 from trouper.actors.scheduling.block_keys import token_bytes
 from trouper.actors.scheduling.cache_namespace import cache_namespace
 from trouper.actors.scheduling.crash_attribution import Content, Standing
 from trouper.actors.scheduling.prefix_cache import Found, PrefixCache
-from trouper.actors.scheduling.sequence import Row
+from trouper.actors.scheduling.sequence import Sequence
 from trouper.protocol.blocks import BlockData, Tensor
 from trouper.protocol.health import CacheStats
 from trouper.protocol.kv import KvLayout
@@ -69,7 +68,7 @@ class Played:
 
     cache: PrefixCache
     blocks: dict[BlockId, Tokens] = attrs.field(factory=dict)
-    rows: dict[RowId, Row] = attrs.field(factory=dict)
+    rows: dict[RowId, Sequence] = attrs.field(factory=dict)
     _next: int = 0
 
     @classmethod
@@ -81,9 +80,9 @@ class Played:
         """A row enters; what was found is checked against its prompt."""
         submission, _ = open_submission(generate(max_tokens=9), Settings())
         chain = self.cache.chain(token_bytes(tokens), salt)
-        row = Row.of(
-            RowId(self._next), Admitted(submission, tokens, 9), Standing(Content(b""), b""), ByteTokenizer(), chain
-        )
+        prepared = attrs.evolve(submission, prompt=tokens, max_tokens=9)
+        row = Sequence.of(prepared, Standing(Content(b""), b""), ByteTokenizer(), chain)
+        row.enter(RowId(self._next))
         self._next += 1
         found = self.cache.look(chain)
         restore = self.cache.enter(row, found)
@@ -251,13 +250,10 @@ def test_where_a_snapshot_is_wanted_a_chunk_ends() -> None:
     played = Played.of(UNCUTTABLE, snapshot_tokens=40)
     text = tuple([1] * 29 + [256] + [2] * 70)
     submission, _ = open_submission(generate(max_tokens=9), Settings())
-    row = Row.of(
-        RowId(0),
-        Admitted(submission, text, 9),
-        Standing(Content(b""), b""),
-        ByteTokenizer(),
-        played.cache.chain(token_bytes(text), ""),
-    )
+    prepared = attrs.evolve(submission, prompt=text, max_tokens=9)
+    chain = played.cache.chain(token_bytes(text), "")
+    row = Sequence.of(prepared, Standing(Content(b""), b""), ByteTokenizer(), chain)
+    row.enter(RowId(0))
     played.cache.enter(row, played.cache.look(row.chain))
     ends = []
     while row.prefilling:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import attrs
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,23 +14,24 @@ from tests.fakes import EOS, ByteTokenizer
 from tests.policy.reference import reference
 from trouper import Settings
 from trouper.actors.runtime.submission import open_submission
-from trouper.actors.scheduling.admitted import Admitted
 from trouper.actors.scheduling.block_keys import Chain, token_bytes
 from trouper.actors.scheduling.crash_attribution import Standing, digests
-from trouper.actors.scheduling.sequence import Row
+from trouper.actors.scheduling.sequence import QUEUED, TRANSITIONS, IllegalTransitionError, Sequence, State
 from trouper.actors.scheduling.tree_node import Node
 from trouper.protocol.plans import RowId
 from trouper.protocol.replies import Delta, Finished, TokenLogprobs
 
 
-def a_row(max_tokens: int = 100, **more: Any) -> tuple[Row, Replies]:
+def a_row(max_tokens: int = 100, **more: Any) -> tuple[Sequence, Replies]:
     submission, answer = open_submission(generate(max_tokens=max_tokens, **more), Settings())
     chain = Chain(Node(b"", None, b"", 0), token_bytes((1, 2, 3)), 16)
-    admitted = Admitted(submission, (1, 2, 3), max_tokens)
-    return Row.of(RowId(0), admitted, Standing(*digests(admitted, b"")), ByteTokenizer(), chain), answer
+    prepared = attrs.evolve(submission, prompt=(1, 2, 3), max_tokens=max_tokens)
+    sequence = Sequence.of(prepared, Standing(*digests(prepared, b"")), ByteTokenizer(), chain)
+    sequence.enter(RowId(0))
+    return sequence, answer
 
 
-def take(row: Row, tokens: list[int]) -> Finished | None:
+def take(row: Sequence, tokens: list[int]) -> Finished | None:
     for token in tokens:
         if (finished := row.append_token(token, None)) is not None:
             return finished
@@ -94,14 +97,53 @@ def test_kv_is_what_plans_have_run() -> None:
     """A prompt chunk by chunk, then one token less than were planned: the newest was not fed yet."""
     row, _ = a_row()
     seen = [row.num_computed_tokens]
-    for left in (2, 0):
-        row.num_unscheduled_tokens = left
-        row.num_scheduled_tokens = int(not left)
+    for chunk in (1, 2):
+        row.schedule_chunk(chunk)
         seen.append(row.num_computed_tokens)
     for _ in range(3):
-        row.num_scheduled_tokens += 1
+        row.schedule_token()
         seen.append(row.num_computed_tokens)
     assert seen == [0, 1, 3, 4, 5, 6]
+
+
+def in_state(state: State) -> Sequence:
+    row, _ = a_row()
+    row.state = state
+    return row
+
+
+@pytest.mark.parametrize("before", State)
+@pytest.mark.parametrize("after", State)
+def test_a_transition_that_the_table_does_not_have_raises(before: State, after: State) -> None:
+    row = in_state(before)
+    if after in TRANSITIONS[before]:
+        row.enter_state(after)
+        assert row.state is after
+    else:
+        with pytest.raises(IllegalTransitionError, match=f"from {before.value} to {after.value}"):
+            row.enter_state(after)
+        assert row.state is before
+
+
+def test_every_state_can_be_reached_and_left_for_the_end() -> None:
+    assert set(TRANSITIONS) == set(State) == QUEUED.union(*TRANSITIONS.values())
+    assert [state for state in State if State.FINISHED not in TRANSITIONS[state]] == [State.FINISHED]
+
+
+def test_what_a_preempted_sequence_has_to_compute_again() -> None:
+    row, _ = a_row(max_tokens=5)
+    row.schedule_chunk(3)
+    for token in b"ab":
+        row.append_token(token, None)
+        row.schedule_token()
+    row.preempt()
+    row.enter(RowId(7))
+    assert (row.num_unscheduled_tokens, row.num_resumed_tokens, row.num_computed_tokens) == (5, 2, 0)
+    row.schedule_chunk(5)
+    assert (row.state, row.num_scheduled_tokens, row.room) == (State.DECODING, 3, 1)
+    row.schedule_token()
+    row.schedule_token()
+    assert row.state is State.LAST_TOKEN_SCHEDULED
 
 
 def test_logprobs_travel_with_their_token() -> None:

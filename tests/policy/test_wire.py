@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from trouper.protocol.blocks import Tensor
 from trouper.protocol.link import Leave, Message
 from trouper.protocol.plans import BlockId, Load, Plan
-from trouper.protocol.wire import KINDS, LENGTH, MOST_BYTES, NotUnderstood, body_length, decode, described, encode
+from trouper.protocol.wire import KINDS, LENGTH, MAX_BYTES, NotUnderstood, body_length, decode, described, encode
 
 st.register_type_strategy(
     Tensor, st.builds(Tensor, st.sampled_from(["F32", "U8"]), st.tuples(st.integers(0, 9)), st.binary())
@@ -83,4 +83,4 @@ def test_what_is_no_message_is_not_understood(body: bytes) -> None:
 
 def test_a_message_is_not_larger_than_a_rank_would_send() -> None:
     with pytest.raises(NotUnderstood, match="a message of"):
-        body_length(LENGTH.pack(MOST_BYTES + 1))
+        body_length(LENGTH.pack(MAX_BYTES + 1))

@@ -15,8 +15,8 @@ import trio
 from tests.reuse.serving import not_warmed_up
 from trouper import Answer, Generate, Runtime, Settings, run_runtime
 from trouper.engine import host
+from trouper.engine.kv import model_caches
 from trouper.engine.kv.quantized_kv import QuantizedSlots
-from trouper.engine.loading import architecture
 from trouper.engine.spec_decode.verification_spans import Spans
 from trouper.engine.step import StepEngine
 from trouper.protocol.replies import TokenLogprobs
@@ -53,7 +53,7 @@ class ShakenKv(StepEngine):
     shakes = 0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        with patch.object(architecture, "QuantizedSlots", ShakenSlots):
+        with patch.object(model_caches, "QuantizedSlots", ShakenSlots):
             super().__init__(*args, **kwargs)
 
 

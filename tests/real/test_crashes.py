@@ -18,7 +18,8 @@ from tests.real.serving import Heard, hear, running
 from tests.real.test_mixed import PROMPTS, TOKENS, alone_of, assert_as_alone
 from tests.real.wishes import wishes
 from trouper import Generate, Runtime
-from trouper.engine.step import Launched, StepEngine
+from trouper.engine.launched_step import Launched
+from trouper.engine.step import StepEngine
 from trouper.protocol.plans import Plan
 
 FAMILIES = (("llama", "off"), ("llama", "ngram"), ("gpt_oss", "ngram"), ("jamba", "off"))

@@ -10,7 +10,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.reuse.serving import BLOCK, Tiny, assert_as_cold, serving, text, until
-from tests.storage.making import NAMESPACE, ROOT, chain, same
+from tests.storage.making import NAMESPACE, ROOT, all_runs, chain, same, write_run
 from trouper import RequestFailed, Settings
 from trouper.actors.ssd_writer import WriterEdges, write_to_disk
 from trouper.engine.step import StepEngine
@@ -85,7 +85,7 @@ async def test_the_catalogue_is_whole_when_all_was_told(tmp_path: Path, before: 
     """The janitor's orders come first at the start, and a sweep that finds nothing new is no catalogue."""
     pieces = chain(3)
     prepare(tmp_path)
-    RunStore(tmp_path, NAMESPACE).write(ROOT, pieces)
+    write_run(RunStore(tmp_path, NAMESPACE), ROOT, pieces)
     told = [each for each in await news_of(tmp_path, *before, Announce()) if isinstance(each, Catalogue)]
     keys: list[bytes] = []
     for each in told:
@@ -100,10 +100,10 @@ async def test_f6_a_snapshot_is_read_where_it_is(tmp_path: Path, seed: int) -> N
     with_snapshot = chain(1, seed=seed, snapshot_every=1)
     prepare(tmp_path)
     store = RunStore(tmp_path, NAMESPACE)
-    store.write(
-        ROOT, [attrs.evolve(with_snapshot[0], snapshot=None), *chain(1, parent=with_snapshot[0].key, seed=seed)]
+    write_run(
+        store, ROOT, [attrs.evolve(with_snapshot[0], snapshot=None), *chain(1, parent=with_snapshot[0].key, seed=seed)]
     )
-    store.write(ROOT, with_snapshot)
+    write_run(store, ROOT, with_snapshot)
     [piece] = with_snapshot
     wanted = BlockRef(piece.key, piece.tokens, payload=True, snapshot=True)
     told = await news_of(tmp_path, Announce(), Read(1, (wanted,)))
@@ -116,10 +116,10 @@ async def test_r4_a_snapshot_that_is_nowhere_is_a_miss(tmp_path: Path) -> None:
     """Another rank may have written one where this one could not."""
     pieces = chain(2)
     prepare(tmp_path)
-    RunStore(tmp_path, NAMESPACE).write(ROOT, pieces)
+    write_run(RunStore(tmp_path, NAMESPACE), ROOT, pieces)
     wanted = tuple(
         BlockRef(piece.key, piece.tokens, payload=True, snapshot=True) for piece in chain(2, snapshot_every=3)
     )
     told = await news_of(tmp_path, Announce(), Read(1, wanted), Read(2, wanted))
     assert [each.blocks for each in told if isinstance(each, Loaded)] == [(), ()]
-    assert len(RunStore(tmp_path, NAMESPACE).catalogue()) == 1
+    assert len(all_runs(RunStore(tmp_path, NAMESPACE))) == 1

@@ -11,8 +11,10 @@ import pytest
 from mlx import nn
 from mlx_lm.models.cache import ArraysCache, make_prompt_cache
 
+from trouper.engine.kv.full_slots import FullSlots
 from trouper.engine.kv.region import Region
-from trouper.engine.kv.slot_cache import FullSlots, RingSlots, SlotCache
+from trouper.engine.kv.ring_slots import RingSlots
+from trouper.engine.kv.slot_cache import SlotCache
 from trouper.protocol.capabilities import Feature
 
 

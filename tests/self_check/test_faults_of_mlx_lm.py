@@ -17,8 +17,8 @@ from tests.zoo.building import build
 from tests.zoo.catalogue import CONFIGS
 from trouper.engine.adaptations import adaptation_registry
 from trouper.engine.adaptations.adaptation_registry import Adaptation, Adapted
+from trouper.engine.kv.model_caches import by_caches
 from trouper.engine.kv.quantized_kv import PLAIN
-from trouper.engine.loading.architecture import by_caches
 from trouper.engine.self_check import tiny
 from trouper.engine.self_check.alone import WrongAloneError
 from trouper.engine.self_check.checking import Check

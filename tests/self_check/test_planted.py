@@ -11,9 +11,9 @@ from mlx import nn
 from tests.families import build
 from tests.family_configs import FAMILIES, VOCABULARY
 from tests.self_check.faults import FAULTS, ByChunk, Nonsense, OffsetOffByOne, raising, through, unchanged
+from trouper.engine.kv.model_caches import by_caches
 from trouper.engine.kv.pass_shapes import EXACT
 from trouper.engine.kv.quantized_kv import PLAIN
-from trouper.engine.loading.architecture import by_caches
 from trouper.engine.self_check.alone import WrongAloneError
 from trouper.engine.self_check.checking import Check
 from trouper.engine.self_check.matrix import Matrix, subject_of

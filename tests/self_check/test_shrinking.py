@@ -12,8 +12,8 @@ import pytest
 from mlx.utils import tree_flatten
 
 from tests.self_check.full_size import FULL_SIZE, LATENT, decoder
+from trouper.engine.kv.model_caches import by_caches
 from trouper.engine.kv.quantized_kv import PLAIN
-from trouper.engine.loading.architecture import by_caches
 from trouper.engine.self_check import tiny
 from trouper.engine.self_check.checking import Check
 from trouper.engine.self_check.shrinking import WINDOW, Factors, factors, shrunk

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import errno
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
-from unittest import mock
 
 import attrs
 import trio
 
-from trouper.actors import ssd_writer
+from trouper.actors.runtime.disk_thread import DiskThread
+from trouper.actors.ssd_writer import DiskWriter, write_to_disk
 
 T = TypeVar("T")
-RANK: ContextVar[int] = ContextVar("RANK", default=0)
-"""Whose task this is."""
 QUICK_S = (0.0, 0.001, 0.01, 0.2)
 HANGS_S = 200.0
 """Longer than anybody waits for a disk."""
@@ -42,21 +38,25 @@ class SimDisks:
     def draw(cls, chance: Random) -> SimDisks:
         return cls(chance, chance.choice((0, 0, 0.02, 0.1)), chance.choice((0, 0, 0.01)))
 
-    async def in_thread(self, work: Callable[[], T]) -> T:
-        rank = RANK.get()
+    def writer(self, rank: int) -> DiskWriter:
+        """The SSDWriter of a rank, on its simulated disk."""
+        return partial(write_to_disk, thread=SimDiskThread(self, rank))
+
+
+class SimDiskThread(DiskThread):
+    def __init__(self, disks: SimDisks, rank: int) -> None:
+        self._disks, self._rank = disks, rank
+
+    async def run(self, work: Callable[[], T]) -> T:
+        disks = self._disks
         if isinstance(work, partial) and work.func.__name__ == "read":
-            self.reads[rank] += 1
-            self.before_read(rank)
-        hangs = self.chance.random() < self.hangs
-        await trio.sleep(HANGS_S if hangs else self.chance.choice(QUICK_S))
-        if self.chance.random() < self.fails:
+            disks.reads[self._rank] += 1
+            disks.before_read(self._rank)
+        hangs = disks.chance.random() < disks.hangs
+        await trio.sleep(HANGS_S if hangs else disks.chance.choice(QUICK_S))
+        if disks.chance.random() < disks.fails:
             raise OSError(errno.EIO, "a simulated disk")
         return work()
-
-    @contextmanager
-    def in_use(self) -> Iterator[None]:
-        with mock.patch.object(ssd_writer, "_in_thread", self.in_thread):
-            yield
 
 
 def lose_files(directory: Path, chance: Random) -> None:

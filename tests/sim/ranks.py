@@ -12,7 +12,6 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Awaitable
-from contextlib import nullcontext
 from pathlib import Path
 from random import Random
 from typing import Any, Literal
@@ -24,17 +23,20 @@ from trio.testing import memory_stream_pair
 
 from tests.campaign import campaign
 from tests.sim.clients import Client
-from tests.sim.disks import RANK, SimDisks, lose_files
+from tests.sim.disks import SimDisks, lose_files
 from tests.sim.seeded import run_seeded
 from tests.sim.weather import STALL_TIMEOUT_S, SimEngine, SimulatedCrash, Weather
 from tests.sim.world import CLIENTS, Eager, World, _watched
 from trouper import Runtime
 from trouper.actors.graph import run_graph
 from trouper.actors.ranks.follower import Follower
-from trouper.actors.ranks.leader import Leader, RankLost
-from trouper.actors.ranks.rank_link import Link
+from trouper.actors.ranks.leader import Leader
+from trouper.actors.ranks.rank_handshake import join_leader
+from trouper.actors.ranks.rank_link import Link, RankLost
 from trouper.actors.scheduling import core as core_module
 from trouper.actors.scheduling.speculation_policy import Speculation
+from trouper.actors.ssd_writer import DiskWriter, write_to_disk
+from trouper.cli.rank_process import LAST_ERRORS_S
 from trouper.protocol.blocks import Tensor, Tensors
 from trouper.protocol.model import LoadedModel
 from trouper.protocol.plans import BlockId, Plan, RowId, Stepped
@@ -47,8 +49,6 @@ What = Literal[
 ]  # fmt: skip
 LIMIT_S = 30.0
 """--collective-timeout-s: some steps of the worst weather take ten."""
-LAST_WORDS_S = 0.7
-"""Then the process of a lost group ends."""
 
 
 class RankDied(Exception):
@@ -245,7 +245,7 @@ class SimFollower(Follower):
     world: RanksWorld
 
     async def _connect(self, joined: Joined) -> Link:
-        return await self.meet(self.world.connect(), joined)
+        return await join_leader(self.world.connect(), joined, self._settings)
 
 
 @attrs.define(eq=False)
@@ -275,6 +275,9 @@ class RanksWorld(World):
         assert isinstance(self.engine, Rank) and isinstance(self.follower._engine, Rank)
         return self.engine, self.follower._engine
 
+    def _disk_writer(self, rank: int) -> DiskWriter:
+        return write_to_disk if self.disks is None else self.disks.writer(rank)
+
     def connect(self) -> trio.abc.Stream:
         ours, theirs = memory_stream_pair()
         assert self.links is not None
@@ -298,7 +301,7 @@ class RanksWorld(World):
         self.leader = SimLeader(self.weather.settings)
         self.leader.world = self
         one = Rank(1, self, attrs.evolve(self.weather, janitor_crash=0, poison=0), self.chance, [])
-        self.follower = SimFollower(self.weather.settings, one)
+        self.follower = SimFollower(self.weather.settings, one, disk_writer=self._disk_writer(1))
         self.follower.world = self
         async with trio.open_nursery() as processes:
             processes.start_soon(self._end_rank_0)
@@ -310,6 +313,7 @@ class RanksWorld(World):
                     self.engine,
                     limit=self.weather.limit,
                     ranks=self.leader,
+                    disk_writer=self._disk_writer(0),
                     task_status=task_status,
                 )
             except* (RankLost, RankDied):
@@ -320,11 +324,10 @@ class RanksWorld(World):
                 self.ranks[0].process.ended.set()
             with trio.fail_after(60):
                 await self.follower.ended.wait()
-                await trio.sleep(LAST_WORDS_S + 1)
+                await trio.sleep(LAST_ERRORS_S + 1)
             processes.cancel_scope.cancel()
 
     async def _follow(self) -> None:
-        RANK.set(1)
         await _quietly(self.follower.run())
 
     def die_reading(self, rank: int) -> None:
@@ -337,7 +340,7 @@ class RanksWorld(World):
         """As `trouper serve` does: a moment for last words, then the process is gone. All were answered before."""
         await self.leader.lost.wait()
         self.lost = self.leader.reason
-        await trio.sleep(LAST_WORDS_S)
+        await trio.sleep(LAST_ERRORS_S)
         for submission in self.submissions:
             assert submission.replies.statistics().open_send_channels == 0, f"{submission} has no end"
         self.kill(self.ranks[0])
@@ -345,7 +348,7 @@ class RanksWorld(World):
     async def _end_rank_1(self) -> None:
         await self.follower.ended.wait()
         self.follower_said = self.follower.reason
-        await trio.sleep(LAST_WORDS_S)
+        await trio.sleep(LAST_ERRORS_S)
         self.ranks[1].process.ended.set()
 
     def _check(self, runtime: Runtime) -> None:
@@ -377,8 +380,8 @@ class RanksWorld(World):
         self.lacking = runtime.health().directory.lacking
         disk = self.follower._disk
         assert disk is not None
-        held = sum(piece.nbytes for pieces in disk._held.values() for piece in pieces or ())
-        assert disk._held_bytes == held <= disk._room
+        read_bytes = sum(piece.nbytes for pieces in disk._reads.values() for piece in pieces or ())
+        assert disk._read_bytes == read_bytes <= disk._capacity_bytes
 
     def _expected(self) -> str:
         return {
@@ -432,8 +435,7 @@ def run_ranks_world(seed: int, fate: Fate | None = None, directory: Path | None 
         world.disks = SimDisks.draw(chance)
         world.disks.before_read = world.die_reading
     policy = Eager if weather.eager else Speculation
-    disks = world.disks.in_use() if world.disks is not None else nullcontext()
-    with _watched(world.submissions), disks, mock.patch.object(core_module, "Speculation", policy):
+    with _watched(world.submissions), mock.patch.object(core_module, "Speculation", policy):
         run_seeded(seed, world.run)
     return world
 

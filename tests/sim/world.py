@@ -121,8 +121,8 @@ class World:
 
 
 def _what_waits(answer: Answer) -> Iterator[Reply]:
-    if answer._kept is not None:
-        yield answer._kept
+    if answer._unreturned is not None:
+        yield answer._unreturned
     while True:
         try:
             yield answer._replies.receive_nowait()

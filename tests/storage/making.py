@@ -12,6 +12,7 @@ from random import Random
 from trouper.protocol.blocks import Tensor, Tensors
 from trouper.storage.file_operations import Disk
 from trouper.storage.runs import BlockData, BlockRef, Damaged, RunInfo, RunStore
+from trouper.storage.stored_blocks import parents_first
 
 ROOT = sha256(b"root").digest()
 NAMESPACE = sha256(b"namespace").hexdigest()
@@ -77,7 +78,7 @@ def read_all(store: RunStore, run: RunInfo) -> list[BlockData]:
 
 def put(store: RunStore, count: int = 3, seed: int = 0) -> tuple[RunInfo, list[BlockData]]:
     pieces = chain(count, seed=seed)
-    return store.write(ROOT, pieces), pieces
+    return write_run(store, ROOT, pieces), pieces
 
 
 def path_of(store: RunStore, run: RunInfo) -> Path:
@@ -136,3 +137,13 @@ class Failing(Disk):
 
     def _fail(self, *_: object) -> int:
         raise OSError(28, "No space left on device")
+
+
+def write_run(store: RunStore, parent: bytes, pieces: Sequence[BlockData]) -> RunInfo:
+    return store.put(store.seal(parent, pieces))
+
+
+def all_runs(store: RunStore) -> list[RunInfo]:
+    """The runs of the directory as it is now; parents come before the runs that continue them."""
+    store.refresh()
+    return parents_first(store.runs)

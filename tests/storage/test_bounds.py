@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.storage.making import (
-    HUGE,
-    NAMESPACE,
-    OTHER_NAMESPACE,
-    Failing,
-    aged,
-    put,
-)
+from tests.storage.making import HUGE, NAMESPACE, OTHER_NAMESPACE, Failing, aged, all_runs, put
 from trouper.storage.runs import Disk, RunStore
 
 
@@ -23,7 +16,7 @@ def test_the_least_recently_used_goes_first(store: RunStore) -> None:
     assert (room.fits, [run.name for run in room.removed]) == (True, [runs[1].name])
     assert store.total_bytes == 3 * size
     assert store.make_room(size, 4 * size).removed == ()
-    assert {run.name for run in RunStore(store.directory, NAMESPACE).catalogue()} == {
+    assert {run.name for run in all_runs(RunStore(store.directory, NAMESPACE))} == {
         run.name for run in (runs[0], runs[2], runs[3])
     }
 
@@ -32,7 +25,7 @@ def test_what_can_never_fit_costs_nobody_anything(store: RunStore) -> None:
     runs = aged(store, 3)
     room = store.make_room(1000, 999)
     assert (room.fits, room.removed) == (False, ())
-    assert len(store.catalogue()) == len(runs)
+    assert len(all_runs(store)) == len(runs)
 
 
 def test_the_use_by_another_server_counts(store: RunStore) -> None:
@@ -59,7 +52,7 @@ def test_what_cannot_be_removed_stays_and_is_said(store: RunStore) -> None:
     stuck = RunStore(store.directory, NAMESPACE, Failing("unlink"))
     stuck.refresh()
     room = stuck.make_room(1, runs[0].file_bytes)
-    assert (room.fits, room.removed, len(stuck.catalogue())) == (False, (), 2)
+    assert (room.fits, room.removed, len(all_runs(stuck))) == (False, (), 2)
 
 
 def test_a_full_disk_is_worse_than_an_empty_cache(store: RunStore) -> None:

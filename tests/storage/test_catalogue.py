@@ -17,6 +17,7 @@ from tests.storage.making import (
     CountingDisk,
     Failing,
     aged,
+    all_runs,
     chain,
     how_it_reads,
     names,
@@ -24,6 +25,7 @@ from tests.storage.making import (
     put,
     same,
     wanted,
+    write_run,
 )
 from trouper.storage import cache_directory, catalogue, run_reading
 from trouper.storage.runs import Disk, RunStore
@@ -34,7 +36,7 @@ def test_a_restart_opens_the_catalogue_only(store: RunStore) -> None:
     store.save_catalogue()
     disk = CountingDisk()
     again = RunStore(store.directory, NAMESPACE, disk)
-    assert sorted(again.catalogue(), key=lambda run: run.name) == sorted(runs, key=lambda run: run.name)
+    assert sorted(all_runs(again), key=lambda run: run.name) == sorted(runs, key=lambda run: run.name)
     assert disk.opened == ["catalogue.msgpack"]
     assert again.total_bytes == sum(run.file_bytes for run in runs)
     late, _ = put(store, seed=11)
@@ -66,7 +68,7 @@ def test_a_catalogue_may_lag(store: RunStore) -> None:
     store.remove(gone.name)
     path_of(store, replaced).write_bytes(b"torn")
     again = RunStore(store.directory, NAMESPACE)
-    assert {run.name for run in again.catalogue()} == {kept.name, late.name}
+    assert {run.name for run in all_runs(again)} == {kept.name, late.name}
     assert again.damaged == {"torn": 1}
     assert not path_of(store, replaced).exists()
 
@@ -87,10 +89,10 @@ def test_a_damaged_catalogue_is_built_again(store: RunStore, spoil: Callable[[by
     path = store.path / "catalogue.msgpack"
     path.write_bytes(spoil(path.read_bytes()))
     again = RunStore(store.directory, NAMESPACE)
-    assert again.catalogue() == [run]
+    assert all_runs(again) == [run]
     again.save_catalogue()
     disk = CountingDisk()
-    assert RunStore(store.directory, NAMESPACE, disk).catalogue() == [run]
+    assert all_runs(RunStore(store.directory, NAMESPACE, disk)) == [run]
     assert disk.opened == [path.name]
 
 
@@ -98,7 +100,7 @@ def test_a_sound_catalogue_of_another_version_or_namespace_is_not_believed(store
     run, _ = put(store)
     for body in (b"\xc0", catalogue.encode(OTHER_NAMESPACE, [])[1]):
         (store.path / catalogue.NAME).write_bytes(xxh3_128_digest(body) + body)
-        assert RunStore(store.directory, NAMESPACE).catalogue() == [run]
+        assert all_runs(RunStore(store.directory, NAMESPACE)) == [run]
 
 
 def test_a_catalogue_is_read_whole_or_not_at_all(store: RunStore) -> None:
@@ -116,14 +118,14 @@ def test_a_catalogue_is_read_whole_or_not_at_all(store: RunStore) -> None:
 def test_what_a_run_continues_comes_before_it(store: RunStore) -> None:
     """Also in a branch from its middle, and whatever the names sort like."""
     trunk = chain(4, seed=5)
-    runs = [store.write(ROOT, trunk)]
+    runs = [write_run(store, ROOT, trunk)]
     for place in range(4):
         parent = trunk[place].key
         branch = chain(2, parent=parent, seed=place)
-        runs.append(store.write(parent, branch))
-        runs.append(store.write(branch[-1].key, chain(1, parent=branch[-1].key)))
-    orphan = store.write(b"o" * 32, chain(1, parent=b"o" * 32))
-    found = RunStore(store.directory, NAMESPACE).catalogue()
+        runs.append(write_run(store, parent, branch))
+        runs.append(write_run(store, branch[-1].key, chain(1, parent=branch[-1].key)))
+    orphan = write_run(store, b"o" * 32, chain(1, parent=b"o" * 32))
+    found = all_runs(RunStore(store.directory, NAMESPACE))
     assert len(found) == len(runs) + 1
     assert orphan in found
     known = {ROOT, b"o" * 32}
@@ -149,7 +151,7 @@ def test_damaged_and_foreign_files_are_counted_and_removed_and_nothing_else_is(s
     (store.directory / "models").mkdir()
     (store.directory / "models" / "precious.safetensors").touch()
     again = RunStore(store.directory, NAMESPACE)
-    assert again.catalogue() == [kept]
+    assert all_runs(again) == [kept]
     assert again.damaged == {"torn": 1, "checksum": 1, "foreign": 1}
     assert names(store) == sorted([kept.name, *(Path(name).parts[0] for name in ours)])
     assert beside.exists() and (store.directory / "models" / "precious.safetensors").exists()
@@ -157,14 +159,14 @@ def test_damaged_and_foreign_files_are_counted_and_removed_and_nothing_else_is(s
 
 
 def test_an_empty_or_a_missing_namespace_holds_nothing(store: RunStore) -> None:
-    assert store.catalogue() == []
+    assert all_runs(store) == []
     shutil.rmtree(store.directory)
     with pytest.raises(FileNotFoundError):
-        store.catalogue()
+        all_runs(store)
     with pytest.raises(FileNotFoundError):
         put(store)
     cache_directory.prepare(store.directory)
-    assert store.catalogue() == []
+    assert all_runs(store) == []
 
 
 @pytest.mark.parametrize("namespace", ["", "../../../../etc", "A" * 64, "0" * 31])
@@ -207,8 +209,8 @@ def test_a_sweep_takes_runs_away_and_the_next_look_says_so(store: RunStore) -> N
 def test_a_disk_that_reads_nothing_loses_nothing(store: RunStore) -> None:
     run, _ = put(store)
     sick = RunStore(store.directory, NAMESPACE, Failing("pread"))
-    assert sick.catalogue() == []
+    assert all_runs(sick) == []
     assert sick.unreadable == 1
     with pytest.raises(OSError):
         sick.read(run.name, [])
-    assert store.catalogue() == [run]
+    assert all_runs(store) == [run]

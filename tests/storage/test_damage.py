@@ -10,14 +10,7 @@ from pathlib import Path
 import pytest
 from xxhash import xxh3_128_hexdigest
 
-from tests.storage.making import (
-    NAMESPACE,
-    OTHER_NAMESPACE,
-    how_it_reads,
-    path_of,
-    put,
-    wanted,
-)
+from tests.storage.making import NAMESPACE, OTHER_NAMESPACE, all_runs, how_it_reads, path_of, put, wanted
 from trouper.storage import run_format, run_reading
 from trouper.storage.runs import BlockRef, Damaged, Disk, RunStore
 
@@ -193,4 +186,4 @@ def test_a_link_is_not_followed(store: RunStore, tmp_path: Path) -> None:
     path_of(store, run).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError):
         store.read(run.name, wanted(pieces))
-    assert RunStore(store.directory, NAMESPACE).catalogue() == []
+    assert all_runs(RunStore(store.directory, NAMESPACE)) == []

@@ -72,7 +72,7 @@ def test_the_campaign_notices_a_lost_run(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_the_campaign_notices_an_exceeded_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: nothing is ever removed, and said to be."""
-    monkeypatch.setattr(RunStore, "_remove", lambda store, path: store._release(path))
+    monkeypatch.setattr(RunStore, "_remove", lambda store, path: store._uses.remove(path))
     with pytest.raises(AssertionError, match="too large"):
         campaign(2000, tmp_path)
 

@@ -15,6 +15,7 @@ from tests.storage.making import (
     ROOT,
     CountingDisk,
     Failing,
+    all_runs,
     chain,
     how_it_reads,
     names,
@@ -24,6 +25,7 @@ from tests.storage.making import (
     read_all,
     same,
     wanted,
+    write_run,
 )
 from trouper.protocol.blocks import Tensor
 from trouper.storage import cache_directory
@@ -53,30 +55,30 @@ def test_empty_parts_are_told_from_missing_ones(store: RunStore) -> None:
     """A payload of tensors without elements, a snapshot without tensors, a piece that is a snapshot only."""
     first = attrs.evolve(piece(ROOT, b"abcd"), payload=(Tensor("BF16", (2, 0, 3), b""),), snapshot=())
     second = piece(first.key, b"efgh", payload=False, snapshot=True)
-    run = store.write(ROOT, [first, second])
+    run = write_run(store, ROOT, [first, second])
     assert same(store.read(run.name, [BlockRef(first.key, b"abcd", snapshot=True)]), [first])
     assert same(store.read(run.name, wanted([first, second], [1])), [second])
     assert [(info.payload_bytes, info.snapshot_bytes) for info in run.pieces] == [(0, 0), (0, 20)]
-    assert RunStore(store.directory, NAMESPACE).catalogue() == [run]
+    assert all_runs(RunStore(store.directory, NAMESPACE)) == [run]
 
 
 def test_views_of_other_formats_are_written_as_they_lie_in_memory(store: RunStore) -> None:
     numbers = memoryview(bytes(range(24))).cast("B", (2, 3, 4)).cast("B").cast("H", (3, 4))
     odd = attrs.evolve(piece(ROOT, b"abcd"), payload=(Tensor("U16", (3, 4), numbers),))
-    run = store.write(ROOT, [odd])
+    run = write_run(store, ROOT, [odd])
     assert bytes(read_all(store, run)[0].payload[0].data) == bytes(range(24))
 
 
 def test_tensors_that_do_not_fill_their_shape_are_a_bug(store: RunStore) -> None:
     for tensor in (Tensor("F32", (2,), b"1234"), Tensor("F7", (4,), b"1234")):
         with pytest.raises(ValueError):
-            store.write(ROOT, [attrs.evolve(piece(ROOT, b"abcd"), payload=(tensor,))])
+            write_run(store, ROOT, [attrs.evolve(piece(ROOT, b"abcd"), payload=(tensor,))])
 
 
 def test_more_tensors_than_one_system_call_takes(store: RunStore) -> None:
     many = tuple(Tensor("U8", (3,), place.to_bytes(3, "little")) for place in range(3000))
     big = attrs.evolve(piece(ROOT, b"abcd"), payload=many)
-    assert same(read_all(store, store.write(ROOT, [big])), [big])
+    assert same(read_all(store, write_run(store, ROOT, [big])), [big])
 
 
 def test_the_file_is_what_the_safetensors_library_reads(store: RunStore) -> None:
@@ -179,8 +181,8 @@ def test_the_same_run_is_written_once(store: RunStore) -> None:
 
 
 def test_the_same_blocks_with_other_parts_are_another_file(store: RunStore) -> None:
-    blocks = store.write(ROOT, chain(2, snapshot_every=9))
-    snapshots = store.write(ROOT, chain(2, snapshot_every=1, payload=False))
-    both = store.write(ROOT, chain(2, snapshot_every=1))
+    blocks = write_run(store, ROOT, chain(2, snapshot_every=9))
+    snapshots = write_run(store, ROOT, chain(2, snapshot_every=1, payload=False))
+    both = write_run(store, ROOT, chain(2, snapshot_every=1))
     assert len({blocks.name, snapshots.name, both.name}) == 3
-    assert len(RunStore(store.directory, NAMESPACE).catalogue()) == 3
+    assert len(all_runs(RunStore(store.directory, NAMESPACE))) == 3

@@ -14,7 +14,7 @@ from random import Random
 from shutil import rmtree
 
 from tests.storage.faults import Crashed, FaultyDisk, damage
-from tests.storage.making import NAMESPACE, OTHER_NAMESPACE, piece, raw
+from tests.storage.making import NAMESPACE, OTHER_NAMESPACE, all_runs, piece, raw
 from trouper.storage import cache_directory
 from trouper.storage.cache_directory import TEMPORARY_SUFFIX
 from trouper.storage.run_format import SUFFIX
@@ -186,7 +186,7 @@ class World:
     def _settle(self, namespace: str) -> None:
         store = RunStore(self.directory, namespace)
         whole = {path.name for path in store.path.glob(f"*{SUFFIX}") if self.written.get(path) == path.read_bytes()}
-        found = {run.name: run for run in store.catalogue()}
+        found = {run.name: run for run in all_runs(store)}
         assert whole <= found.keys(), "a sound run was lost"
         for run in found.values():
             every = [BlockRef(info.key, info.tokens, snapshot=info.snapshot_bytes is not None) for info in run.pieces]

@@ -85,11 +85,11 @@ async def serving(
 
 
 @asynccontextmanager
-async def serving_fleet(fleet: ModelManager) -> AsyncIterator[int]:
-    """The port at which `fleet` is served."""
+async def serving_manager(manager: ModelManager) -> AsyncIterator[int]:
+    """The port at which `manager` is served."""
     shutdown = trio.Event()
     async with trio.open_nursery() as nursery:
-        [url] = await nursery.start(partial(serve_http, fleet, ServerSettings(port=0), shutdown=shutdown))
+        [url] = await nursery.start(partial(serve_http, manager, ServerSettings(port=0), shutdown=shutdown))
         yield int(url.rsplit(":", 1)[1])
         shutdown.set()
 

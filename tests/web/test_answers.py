@@ -6,6 +6,7 @@ import pytest
 import trio
 
 from trouper.actors.runtime.answer import Answer
+from trouper.actors.runtime.time_limits import TimeLimits
 from trouper.protocol.problems import Problem, RequestFailed
 from trouper.protocol.replies import Accepted, Delta, Failed, Finished, Reply
 from trouper.protocol.requests import Timeouts
@@ -17,7 +18,8 @@ Sender = trio.MemorySendChannel[Reply]
 def answers(count: int) -> tuple[list[Sender], list[Answer]]:
     pairs = [trio.open_memory_channel[Reply](9) for _ in range(count)]
     return [send for send, _ in pairs], [
-        Answer(f"r{place}", Accepted((1,), 9), receive, Timeouts(), 0.0) for place, (_, receive) in enumerate(pairs)
+        Answer(f"r{place}", Accepted((1,), 9), receive, TimeLimits(Timeouts(), 0.0))
+        for place, (_, receive) in enumerate(pairs)
     ]
 
 

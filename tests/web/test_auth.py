@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trouper import ServerSettings
-from trouper.web.http.api_keys import OPEN_PATHS, Keys
+from trouper.protocol.api_keys import OPEN_PATHS, Keys
 
 ONE, TWO, FILED = "sk-one", "sk-two", "sk-filed"
 GUARDED = "/v1/chat/completions"

@@ -12,6 +12,7 @@ from tests.fakes import ByteTokenizer
 from tests.web.test_parsing import fault
 from tests.web.test_thinking import generate
 from trouper.actors.runtime.answer import Answer
+from trouper.actors.runtime.time_limits import TimeLimits
 from trouper.protocol.replies import Accepted, Delta, Finished, Reply
 from trouper.protocol.requests import ChatPrompt, Timeouts
 from trouper.web.openai.chat_dialect import ChatDialect, Envelope, Extras
@@ -209,7 +210,7 @@ def test_forced_answers_are_calls() -> None:
 async def test_calls_of_a_stream_are_numbered(size: int) -> None:
     """Also those that come at once."""
     send, receive = trio.open_memory_channel[Reply](1)
-    answer = Answer("r", Accepted((1,), 9), receive, Timeouts(), 0.0)
+    answer = Answer("r", Accepted((1,), 9), receive, TimeLimits(Timeouts(), 0.0))
     one = shape()
     with send, answer:
         text = call("f") + call("g") + "x" + call("f")

@@ -25,8 +25,8 @@ from tests.web.serving import (
     serving,
 )  # fmt: skip
 from trouper import ServerSettings, SettingsInvalid
+from trouper.protocol.api_keys import Keys
 from trouper.protocol.plans import Plan
-from trouper.web.http.api_keys import Keys
 from trouper.web.openai.completions import completion_to_generate, parse_completion
 
 

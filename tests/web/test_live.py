@@ -19,7 +19,7 @@ from tests.fakes import FakeEngine
 from tests.web.serving import PATIENCE_S, Served, eventually, exchange, get, pace, post, serving
 from tests.web.test_openapi import data_of, described, validator
 from trouper import Runtime
-from trouper.actors.runtime.model_manager import Lease, ModelEntry, OneModel
+from trouper.actors.runtime.served_models import Lease, ModelEntry, OneModel
 from trouper.protocol.batch import NOTHING_SHOWN
 from trouper.protocol.plans import Plan
 from trouper.protocol.record import RequestRecord
@@ -60,7 +60,7 @@ async def test_a_snapshot_is_made_once_for_all_viewers_and_none_without(autojump
             await answer.next()
             async with looking(runtime) as feed:
                 await trio.sleep(10)
-                assert feed.number == 0 and runtime.look() is NOTHING_SHOWN, "nothing is made while nobody looks"
+                assert feed.number == 0 and runtime.view_batch() is NOTHING_SHOWN, "nothing is made while nobody looks"
                 seen: list[list[bytes]] = [[] for _ in range(5)]
 
                 async def view(mine: list[bytes]) -> None:
@@ -76,7 +76,7 @@ async def test_a_snapshot_is_made_once_for_all_viewers_and_none_without(autojump
                 assert all(mine == seen[0] for mine in seen)
                 await trio.sleep(10)
                 assert feed.number == 9
-                assert runtime.look() is NOTHING_SHOWN, "the scheduler has stopped showing its rows"
+                assert runtime.view_batch() is NOTHING_SHOWN, "the scheduler has stopped showing its rows"
 
 
 async def test_rows_are_copied_once_a_snapshot_not_once_a_step(autojump_clock: MockClock) -> None:
@@ -186,7 +186,7 @@ class Two:
     def finished(self) -> trio.Event:
         return self.runtime.finished
 
-    def listed(self) -> Sequence[ModelEntry]:
+    def entries(self) -> Sequence[ModelEntry]:
         return ModelEntry(("big",), "ready", self.runtime), ModelEntry(("small",), "unloaded", None)
 
     async def lease(self, name: str | None) -> Lease:

@@ -8,7 +8,7 @@ from functools import partial
 import attrs
 import trio
 
-from tests.actors.test_fleet import fleet_of, tokens_from
+from tests.actors.test_model_manager import manager_of, tokens_from
 from tests.fakes import EOS, FakeEngine, deadly
 from tests.web.scraping import Scraped, read_text, scrape
 from tests.web.serving import (
@@ -24,7 +24,7 @@ from tests.web.serving import (
     receive_all,
     serving,
 )
-from trouper.actors.runtime.model_manager import OneModel
+from trouper.actors.runtime.served_models import OneModel
 from trouper.protocol.health import RanksStats, RankStats
 from trouper.protocol.histogram import Histogram
 from trouper.protocol.record import RequestRecord
@@ -229,10 +229,10 @@ async def exposed(metrics: Metrics) -> Scraped:
 
 async def test_each_model_is_one_value_of_the_label(autojump_clock: object) -> None:
     """And one that is not loaded tells that, and of its requests; they are counted on when it is back."""
-    async with fleet_of("small", "large", "middle", aliases=("first=small",)) as (fleet, _):
-        metrics = Metrics(fleet.listed)
+    async with manager_of("small", "large", "middle", aliases=("first=small",)) as (manager, _):
+        metrics = Metrics(manager.entries)
         for name, tokens in (("small", 2), ("large", 3)):
-            lease = await fleet.lease(name)
+            lease = await manager.lease(name)
             await tokens_from(lease.runtime, tokens)
             lease.release()
             metrics.requests.observe(a_record(lease.name))
@@ -241,12 +241,12 @@ async def test_each_model_is_one_value_of_the_label(autojump_clock: object) -> N
         assert seen.value("vllm:generation_tokens_total", model_name="large") == 3
         assert loaded(seen) == {"first": 1, "large": 1, "middle": 0}
         for name in ("middle", "small"):
-            (await fleet.lease(name)).release()
+            (await manager.lease(name)).release()
         seen = await exposed(metrics)
         assert loaded(seen) == {"first": 1, "large": 0, "middle": 1}
         assert not seen.values("vllm:num_requests_running", model_name="large")
         assert seen.value("vllm:request_success_total", model_name="large", finished_reason="stop") == 1
-        (await fleet.lease("large")).release()
+        (await manager.lease("large")).release()
         seen = await exposed(metrics)
         assert seen.value("vllm:request_success_total", model_name="large", finished_reason="stop") == 1
         assert seen.value("vllm:generation_tokens_total", model_name="large") == 0, "a new graph"
@@ -264,7 +264,7 @@ async def test_streams_go_on_while_a_scrape_is_written() -> None:
 
     async with serving() as served, trio.open_nursery() as nursery:
         nursery.start_soon(another)
-        await Metrics(OneModel(served.runtime).listed).exposed()
+        await Metrics(OneModel(served.runtime).entries).exposed()
         nursery.cancel_scope.cancel()
     assert turns >= len(ALL)
 

@@ -76,7 +76,7 @@ def test_counts_add_up() -> None:
 @given(st.lists(st.tuples(st.sampled_from([0.5, 1.0, 1.5, 2.0, 3.0, 99.0]), st.integers(1, 4))))
 def test_a_histogram_counts_values_up_to_each_bound(values: list[tuple[float, int]]) -> None:
     """As Prometheus has it: a value that is a bound belongs to it, and buckets add up."""
-    histogram = Histogram.of(1.0, 2.0, 3.0)
+    histogram = Histogram.of((1.0, 2.0, 3.0))
     for value, times in values:
         histogram = histogram.with_value(value, times)
     every = sorted(value for value, times in values for _ in range(times))

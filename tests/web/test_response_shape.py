@@ -16,6 +16,7 @@ from jsonschema import Draft202012Validator
 
 from tests.fakes import ByteTokenizer
 from trouper.actors.runtime.answer import Answer
+from trouper.actors.runtime.time_limits import TimeLimits
 from trouper.protocol.problems import Problem
 from trouper.protocol.replies import Accepted, Delta, Finished, Reply, TokenLogprobs
 from trouper.protocol.requests import Timeouts
@@ -45,7 +46,7 @@ ENDS = st.sampled_from(["stop", "length", "failed", "cancelled"])
 
 def answer_of(tokens: int) -> Answer:
     _, replies = trio.open_memory_channel[Reply](1)
-    answer = Answer("r", Accepted((1, 2), 99), replies, Timeouts(), 0.0, phase_began=0.0)
+    answer = Answer("r", Accepted((1, 2), 99), replies, TimeLimits(Timeouts(), 0.0))
     answer.completion_tokens = tokens
     return answer
 

@@ -16,7 +16,7 @@ from tests.fakes import FakeEngine, FakeRow
 from tests.web.responses import by_client, saying, says
 from tests.web.serving import Served, ask, eventually, exchange, get, pace, post, serving
 from trouper import Runtime, ServerSettings, Settings, run_runtime
-from trouper.actors.runtime.model_manager import Lease, OneModel
+from trouper.actors.runtime.served_models import Lease, OneModel
 from trouper.web.server import serve_http
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import trio
 
-from tests.actors.test_fleet import World, fleet_of
+from tests.actors.test_model_manager import World, manager_of
 from tests.fakes import FakeEngine
 from tests.web.scraping import scrape
-from tests.web.serving import Served, ask, eventually, exchange, get, post, serving_fleet
+from tests.web.serving import Served, ask, eventually, exchange, get, post, serving_manager
 from tests.web.test_logs import Log, log
 
 __all__ = ["log"]
@@ -21,8 +21,8 @@ LOADING_S = 0.2
 
 @asynccontextmanager
 async def serving_several(*models: str, world: World | None = None) -> AsyncIterator[Served]:
-    async with fleet_of(*models, world=world) as (fleet, _), serving_fleet(fleet) as port:
-        runtime = fleet.listed()[0].runtime
+    async with manager_of(*models, world=world) as (manager, _), serving_manager(manager) as port:
+        runtime = manager.entries()[0].runtime
         assert runtime is not None
         yield Served(port, runtime, FakeEngine(), trio.Event())
 

@@ -31,21 +31,24 @@ FEW_ROWS = 4
 MAX_KEPT = 1.05
 """Resident memory, as a multiple of what the process had before a burst, above which a release is worth it. A burst of 60
 clients left 1.8 times that behind."""
+RELEASE_TRIES = 2
+"""Number of releases that gain nothing after which the memory counts as needed. One is not enough: on a busy machine the engine
+may not have come to it before the next look."""
 
 
 async def keep_tidy(
     orders: trio.MemorySendChannel[DiskOrder],
-    look: Callable[[], MemoryStats],
+    read_memory: Callable[[], MemoryStats],
     memory: Watch[MemoryStatus],
     scheduler: Watch[SchedulerStats],
     settings: Settings,
 ) -> None:
     """Run the actor. It never ends by itself. A full `orders` sheds, since the writer has enough to do. `orders` outlives a crash,
     so the graph closes it. While no request is served, the actor orders inspections of a few files at a time."""
-    next_sweep = next_look = trio.current_time()
+    next_sweep = next_inspection = trio.current_time()
     kept_bytes, process = 0, ProcessMemory()
     while True:
-        stats, last = look(), memory.latest
+        stats, last = read_memory(), memory.latest
         kept_bytes = min(kept_bytes, stats.spare_bytes)
         status = judge(stats, last, settings.memory_fraction, kept_bytes)
         if process.is_worth_releasing(stats.resident_bytes, scheduler.latest.active_sequences):
@@ -56,8 +59,8 @@ async def keep_tidy(
         if trio.current_time() >= next_sweep:
             next_sweep = trio.current_time() + SWEEP_EVERY_S
             _order(orders, Sweep(settings.ssd_ttl_days * 86400))
-        if trio.current_time() >= next_look and not scheduler.latest.active_sequences:
-            next_look = trio.current_time() + INSPECT_EVERY_S
+        if trio.current_time() >= next_inspection and not scheduler.latest.active_sequences:
+            next_inspection = trio.current_time() + INSPECT_EVERY_S
             _order(orders, Inspect())
         await trio.sleep(settings.janitor_interval_s)
 
@@ -76,18 +79,20 @@ class ProcessMemory:
     """Resident memory when the process last held none that it did not need; 0: not known yet."""
     _busiest: int = 0
     """Maximum number of rows at one time since then."""
-    _asked_bytes: int = 0
+    _bytes_before: int = 0
     """Resident memory at the last request for a release; 0 if the last look requested none."""
+    _failed_tries: int = 0
 
     def is_worth_releasing(self, resident_bytes: int, rows: int) -> bool:
-        nothing_given = self._asked_bytes and resident_bytes * MAX_KEPT > self._asked_bytes
-        if not self.settled_bytes or nothing_given or resident_bytes < self.settled_bytes:
-            self.settled_bytes, self._busiest, self._asked_bytes = resident_bytes, rows, 0
+        gained_nothing = self._bytes_before and resident_bytes * MAX_KEPT > self._bytes_before
+        self._failed_tries = self._failed_tries + 1 if gained_nothing else 0
+        if not self.settled_bytes or self._failed_tries >= RELEASE_TRIES or resident_bytes < self.settled_bytes:
+            self.settled_bytes, self._busiest, self._bytes_before, self._failed_tries = resident_bytes, rows, 0, 0
             return False
         self._busiest = max(self._busiest, rows)
         few = rows <= max(FEW_ROWS, self._busiest // 8)
         worth = few and resident_bytes > self.settled_bytes * MAX_KEPT
-        self._asked_bytes = resident_bytes if worth else 0
+        self._bytes_before = resident_bytes if worth else 0
         return worth
 
 

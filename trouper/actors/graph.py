@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TypeVar
 
 import attrs
 import trio
@@ -21,7 +20,8 @@ import trio
 from trouper.actors.cache_janitor import keep_tidy
 from trouper.actors.model_stepper import step_model
 from trouper.actors.rank_mirror import MirrorEdges, lead_ranks, mirror_plans
-from trouper.actors.ranks.leader import Leader, RankLost
+from trouper.actors.ranks.group_lifecycle import gather_ranks, leave_ranks, or_rank_lost
+from trouper.actors.ranks.leader import Leader
 from trouper.actors.ranks.leader_disk import LeaderDisk
 from trouper.actors.request_intake import take_in_requests
 from trouper.actors.runtime.channels import Channels, Edge
@@ -30,25 +30,21 @@ from trouper.actors.runtime.submission import Submission
 from trouper.actors.runtime.supervision import RestartLimit, innermost, supervise
 from trouper.actors.runtime.watches import Watches
 from trouper.actors.scheduler import Inbox, NoMoreRequests, SchedulerEdges, schedule
-from trouper.actors.scheduling.admitted import Admitted
 from trouper.actors.scheduling.cache_namespace import cache_namespace
-from trouper.actors.scheduling.core import CoreWatches
+from trouper.actors.scheduling.core_edges import CoreWatches
 from trouper.actors.scheduling.crash_attribution import Verdict
 from trouper.actors.scheduling.crash_recovery import Recovery
-from trouper.actors.ssd_writer import WriterEdges, directory_for, write_to_disk
+from trouper.actors.ssd_writer import DiskWriter, WriterEdges, directory_for, write_to_disk
 from trouper.protocol.model import Engine, LoadedModel, MemoryStats
 from trouper.protocol.plans import PLANS_IN_FLIGHT
-from trouper.protocol.problems import DRAINING, ModelUnusable, Problem, SettingsInvalid, rank_lost
+from trouper.protocol.problems import DRAINING, Problem, rank_lost
 from trouper.protocol.settings import ByteSize, Settings
 
 DISK_KNOWN_S = 10.0
 """Maximum wait at the start for the catalogue of the disk."""
 LAST_WRITES_S = 5.0
 """Maximum wait at the end for writes in flight to the disk."""
-LAST_WORDS_S = 1.0
-"""Time for the last messages to clients and other ranks after a rank is lost."""
 log = logging.getLogger("trouper.graph")
-T = TypeVar("T")
 
 
 CHANNELS = {
@@ -69,67 +65,26 @@ async def run_graph(
     limit: RestartLimit | None = None,
     graphs: int = 1,
     ranks: Leader | None = None,
+    disk_writer: DiskWriter = write_to_disk,
     task_status: trio.TaskStatus[Runtime] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Load the model, start the actors, hand out the `Runtime`; return when it was drained. Raises `ModelUnusable`.
     `graphs`: number of graphs that share the memory for cached blocks. `ranks`: this is rank 0 of a group. Raises `RankLost` when one is
-    lost, a moment after everybody was answered; or never, if the engine waits for that rank: look at `ranks.lost`."""
+    lost, after every request was answered; or never, if the engine waits for that rank: look at `ranks.lost`. `disk_writer`: SSDWriter."""
     async with trio.open_nursery() as thread:
         await thread.start(engine.run)
         if ranks is not None:
-            ranks = await _gathered(thread, engine, ranks)
-        model = await (engine.load() if ranks is None else _or_lost(engine.load(), ranks))
+            ranks = await gather_ranks(thread, engine, ranks)
+        model = await (engine.load() if ranks is None else or_rank_lost(engine.load(), ranks))
         if ranks is not None:
-            model = await _or_lost(ranks.all_ready(model), ranks)
+            model = await or_rank_lost(ranks.all_ready(model), ranks)
         model = attrs.evolve(model, card=attrs.evolve(model.card, cache_bytes=model.card.cache_bytes // graphs))
         if settings.cache_memory is not None:
             settings = attrs.evolve(settings, cache_memory=ByteSize(settings.cache_memory // graphs))
-        await Graph(settings, engine, model, ranks).run(limit or RestartLimit(), task_status)
+        await Graph(settings, engine, model, ranks, disk_writer).run(limit or RestartLimit(), task_status)
         if ranks is not None:
-            await _part(ranks)
+            await leave_ranks(ranks)
         thread.cancel_scope.cancel()
-
-
-async def _gathered(nursery: trio.Nursery, engine: Engine, ranks: Leader) -> Leader | None:
-    """Wait until all ranks have joined. None if this rank turns out to be the only one. Raises `SettingsInvalid`."""
-    running = trio.CancelScope()
-
-    async def run(*, task_status: trio.TaskStatus[bytes]) -> None:
-        with running:
-            await ranks.run(task_status=task_status)
-
-    try:
-        invitation = await nursery.start(run)
-    except OSError as error:
-        raise SettingsInvalid(f"--control-host: cannot listen there: {error.strerror or error}") from error
-    joined = await _or_lost(engine.join(invitation), ranks)
-    if joined.size == 1:
-        ranks.joined.set()
-        running.cancel()
-        return None
-    await ranks.gather(joined.size)
-    return ranks
-
-
-async def _or_lost(work: Awaitable[T], ranks: Leader) -> T:
-    """Await work that all ranks do together before requests are served. Where one rank is lost, the collective of the others
-    fails, too; then `RankLost` is raised, which names the lost rank."""
-    try:
-        return await work
-    except (ModelUnusable, SettingsInvalid):
-        raise
-    except Exception as error:  # noqa: BLE001 - whatever a collective raises
-        await ranks.crashed(error)
-    await trio.sleep(LAST_WORDS_S)
-    raise RankLost(ranks.reason)
-
-
-async def _part(ranks: Leader) -> None:
-    """End the group of ranks. Raises `RankLost` if a rank was lost."""
-    if ranks.lost.is_set():
-        await trio.sleep(LAST_WORDS_S)
-        raise RankLost(ranks.reason)
-    await ranks.leave()
 
 
 class Graph:
@@ -142,8 +97,11 @@ class Graph:
     the writer ends after its last order, within LAST_WRITES_S. `finished` is set last.
     """
 
-    def __init__(self, settings: Settings, engine: Engine, model: LoadedModel, ranks: Leader | None) -> None:
+    def __init__(
+        self, settings: Settings, engine: Engine, model: LoadedModel, ranks: Leader | None, disk_writer: DiskWriter
+    ) -> None:
         self._settings, self._engine, self._model, self._ranks = settings, engine, model, ranks
+        self._disk_writer = disk_writer
         self._channels = Channels(CHANNELS)
         self._requests, self._requests_in = self._channels.open("requests")
         self._admitted, self._admitted_in = self._channels.open("admitted")
@@ -154,12 +112,20 @@ class Graph:
         self._disk_known = trio.Event()
         self._namespace = cache_namespace(model.card, settings)
         self._runtime = Runtime(
-            settings, model.card, model.tokenizer, self._requests, self._watches, self._channels, self._scope
-        )
+            settings=settings, model=model.card, tokenizer=model.tokenizer, requests=self._requests,
+            watches=self._watches, channels=self._channels, scope=self._scope,
+        )  # fmt: skip
 
     async def run(self, limit: RestartLimit, task_status: trio.TaskStatus[Runtime]) -> None:
         watches = self._watches
-        janitor = partial(keep_tidy, self._orders, self._memory, watches.memory, watches.stats, self._settings)
+        janitor = partial(
+            keep_tidy,
+            self._orders,
+            self._memory,
+            memory=watches.memory,
+            scheduler=watches.stats,
+            settings=self._settings,
+        )
         try:
             async with trio.open_nursery() as background:
                 background.start_soon(self._end_when_lost)
@@ -195,14 +161,14 @@ class Graph:
         card, settings = self._model.card, self._settings
         edges = WriterEdges(self._orders_in, self._admitted, self._watches.directory, self._watches.stats)
         if self._ranks is not None:
-            return LeaderDisk(edges, self._ranks, card, settings).run
-        return partial(write_to_disk, edges, directory_for(card, settings), self._namespace, settings)
+            return LeaderDisk(edges, self._ranks, card, settings, self._disk_writer).run
+        return partial(self._disk_writer, edges, directory_for(card, settings), self._namespace, settings)
 
     async def _group(self) -> None:
-        """Scheduler, RankMirror and ModelStepper share fate. Followers cannot begin anew with rank 0's engine: with several
-        ranks its crash is everybody's end."""
+        """Run Scheduler, RankMirror and ModelStepper, which crash and restart together. With several ranks a crash ends the whole
+        group of ranks, since followers cannot continue with a new engine of rank 0."""
         try:
-            await self._step_together()
+            await self._run_group()
         except* Exception as crash:
             if self._ranks is None:
                 raise
@@ -211,17 +177,17 @@ class Graph:
 
     def _judge(self, crash: BaseException) -> Verdict:
         verdict = self._recovery.judge(crash, trio.current_time())
-        self._tell_facts()
+        self._publish_stats()
         return verdict
 
-    def _tell_facts(self, errored: int = 0) -> None:
+    def _publish_stats(self, errored: int = 0) -> None:
         """Publish statistics while there is no scheduler."""
         stats = self._watches.stats.latest
         recovery = self._recovery.look(trio.current_time())
         errored += stats.requests_errored
         self._watches.stats.publish(attrs.evolve(stats, recovery=recovery, requests_errored=errored))
 
-    async def _step_together(self) -> None:
+    async def _run_group(self) -> None:
         watches = self._watches
         plans, plans_in = self._channels.open("plans")
         mirrored, mirrored_in = self._channels.open("mirrored")
@@ -238,15 +204,15 @@ class Graph:
                 batch=watches.batch, ranks=watches.ranks,
             ),
         )  # fmt: skip
-        async with trio.open_nursery() as together:
+        async with trio.open_nursery() as group:
             recovery = self._recovery if self._ranks is None else None
-            together.start_soon(schedule, edges, self._model, self._namespace, self._settings, recovery)
-            together.start_soon(mirror)
-            together.start_soon(step_model, mirrored_in, answers, self._engine, crashed)
+            group.start_soon(partial(schedule, edges, self._model, self._namespace, self._settings, recovery=recovery))
+            group.start_soon(mirror)
+            group.start_soon(step_model, mirrored_in, answers, self._engine, crashed)
 
     def _memory(self) -> MemoryStats:
-        own = self._engine.memory()
-        return own if self._ranks is None else self._ranks.memory(own)
+        memory = self._engine.memory()
+        return memory if self._ranks is None else self._ranks.memory(memory)
 
     async def _end_when_lost(self) -> None:
         """End the graph when a rank is lost, since the engine may wait for that rank for ever."""
@@ -262,7 +228,7 @@ class Graph:
         self._runtime.draining = True
         for channel in (self._requests, self._orders, self._orders_in, self._admitted):
             channel.close()
-        self._tell_facts(errored=self._recovery.end())
+        self._publish_stats(errored=self._recovery.end())
         lost = self._watches.ranks.latest.lost
         _answer_undelivered(self._requests_in, self._admitted_in, rank_lost(lost) if lost else DRAINING)
 
@@ -283,13 +249,11 @@ def _answer_undelivered(
         for channel in (requests, admitted):
             while True:
                 try:
-                    left: Submission | Inbox = channel.receive_nowait()
+                    message: Submission | Inbox = channel.receive_nowait()
                 except (trio.WouldBlock, trio.EndOfChannel, trio.ClosedResourceError):
                     break
-                match left:
+                match message:
                     case Submission():
-                        left.fail(problem)
-                    case Admitted():
-                        left.submission.fail(problem)
+                        message.fail(problem)
                     case _:  # News of the disk.
                         pass

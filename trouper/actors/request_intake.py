@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
+import attrs
 import trio
 
 from trouper.actors.runtime.prompt_tokenizing import check_text, is_short, max_prompt_tokens_of, tokens_of
 from trouper.actors.runtime.submission import Submission
 from trouper.actors.runtime.worker_lanes import Lane, Lanes
-from trouper.actors.scheduling.admitted import Admitted
 from trouper.actors.scheduling.crash_cause import cause_of
 from trouper.protocol.grammar import MAX_SOURCE, Grammar
 from trouper.protocol.model import LoadedModel, Tokenizer
@@ -34,7 +34,7 @@ Spread = Callable[[Grammar], Awaitable[None]]
 
 async def take_in_requests(
     requests: trio.MemoryReceiveChannel[Submission],
-    admitted: trio.MemorySendChannel[Admitted],
+    admitted: trio.MemorySendChannel[Submission],
     model: LoadedModel,
     settings: Settings,
     spread: Spread | None = None,
@@ -52,7 +52,7 @@ class Intake:
 
     def __init__(
         self,
-        admitted: trio.MemorySendChannel[Admitted],
+        admitted: trio.MemorySendChannel[Submission],
         model: LoadedModel,
         settings: Settings,
         spread: Spread | None = None,
@@ -83,7 +83,7 @@ class Intake:
         else:
             await self._pass_on(submission, message)
 
-    async def _prepared(self, submission: Submission, lane: Lane | None) -> Admitted | None:
+    async def _prepared(self, submission: Submission, lane: Lane | None) -> Submission | None:
         """Prepare a request in its lane. None if it was aborted while it waited for its turn. Raises `RequestFailed`."""
         if lane is None:
             return prepare(submission, self._model, self._settings)
@@ -95,7 +95,7 @@ class Intake:
                 await self._spread(submission.request.grammar)
             return message
 
-    async def _pass_on(self, submission: Submission, message: Admitted | None) -> None:
+    async def _pass_on(self, submission: Submission, message: Submission | None) -> None:
         if message is None:
             submission.replies.close()
             return
@@ -123,16 +123,17 @@ def lane_of(request: Generate) -> Lane | None:
     return "quick" if short_text and (grammar is None or len(grammar.source) <= LONG_GRAMMAR) else "slow"
 
 
-def prepare(submission: Submission, model: LoadedModel, settings: Settings) -> Admitted:
+def prepare(submission: Submission, model: LoadedModel, settings: Settings) -> Submission:
     """Check a request, tokenize its prompt and compile its grammar. Safe on any thread. Raises `RequestFailed` (400) naming the parameter."""
     request, tokenizer = submission.request, model.tokenizer
     check_text(request.cache_salt, "cache_salt")
     check_model(request, model)
     prompt = tokens_of(request.prompt, tokenizer, max_prompt_tokens_of(model.card, settings))
-    most = room(request, len(prompt), model.card.context_length, settings)
+    max_tokens = room(request, len(prompt), model.card.context_length, settings)
     check_tokens(request, prompt, model.card.vocab_size)
     compiled = compiled_grammar(request.grammar, tokenizer, settings.grammar_timeout_s)
-    return Admitted(submission, prompt, most, thinking_limit(request, prompt, tokenizer), compiled)
+    limit = thinking_limit(request, prompt, tokenizer)
+    return attrs.evolve(submission, prompt=prompt, max_tokens=max_tokens, thinking=limit, compiled_grammar=compiled)
 
 
 def check_model(request: Generate, model: LoadedModel) -> None:
@@ -193,12 +194,12 @@ def room(request: Generate, prompt_tokens: int, context_length: int, settings: S
             "context_length_exceeded",
         )
     context = min(context_length, settings.max_kv_size or context_length)
-    left = context - prompt_tokens
-    if left < 1 or ((request.max_tokens or 0) > left and not request.as_room_allows):
+    remaining = context - prompt_tokens
+    if remaining < 1 or ((request.max_tokens or 0) > remaining and not request.as_room_allows):
         raise bad_request(
             f"the context holds {context} tokens; {prompt_tokens} of prompt and {request.max_tokens or 1} of answer are "
             "more: shorten the prompt or lower max_tokens",
-            "max_tokens" if left >= 1 else ("messages" if isinstance(request.prompt, ChatPrompt) else "prompt"),
+            "max_tokens" if remaining >= 1 else ("messages" if isinstance(request.prompt, ChatPrompt) else "prompt"),
             "context_length_exceeded",
         )
-    return min(request.max_tokens or settings.default_max_tokens, left)
+    return min(request.max_tokens or settings.default_max_tokens, remaining)

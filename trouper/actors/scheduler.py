@@ -11,9 +11,10 @@ import attrs
 import trio
 
 from trouper.actors.runtime.channels import offer
+from trouper.actors.runtime.submission import Submission
 from trouper.actors.runtime.watches import STUCK_FACTOR
-from trouper.actors.scheduling.admitted import Admitted
-from trouper.actors.scheduling.core import Core, CoreWatches, DiskSeam
+from trouper.actors.scheduling.core import Core
+from trouper.actors.scheduling.core_edges import CoreWatches, DiskSeam
 from trouper.actors.scheduling.crash_recovery import Recovery
 from trouper.protocol.model import LoadedModel
 from trouper.protocol.plans import Plan, Stepped
@@ -34,7 +35,7 @@ class NoMoreRequests:
     """From RequestIntake, when it ends. The inbox stays open for news of the disk."""
 
 
-Inbox = Admitted | NoMoreRequests | DiskNews
+Inbox = Submission | NoMoreRequests | DiskNews
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -113,7 +114,7 @@ class Scheduler:
 
     def _hear(self, message: Inbox) -> None:
         match message:
-            case Admitted():
+            case Submission():
                 self._core.enqueue(message, trio.current_time())
             case NoMoreRequests():
                 self._core.close()
@@ -159,5 +160,7 @@ class Scheduler:
         self._core.publish()
         with trio.move_on_at(since + STUCK_FACTOR * limit_s):
             return await self._edges.results.receive()
-        self._core.fail_all(Problem(503, "the device does not answer", "server_error", None, "device_stuck", 30))
+        self._core.fail_all(
+            Problem(503, "the device does not answer", "server_error", code="device_stuck", retry_after_s=30)
+        )
         return await self._edges.results.receive()

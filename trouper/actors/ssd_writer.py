@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
-from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias
 
 import attrs
 import trio
 
-from trouper.protocol.blocks import BlockData, BlockRef
+from trouper.actors.runtime.disk_orders import DiskOrders
+from trouper.actors.runtime.disk_thread import DiskThread
+from trouper.protocol.blocks import BlockData
 from trouper.protocol.health import DirectoryStats, SchedulerStats
 from trouper.protocol.model import ModelCard
 from trouper.protocol.settings import Settings
@@ -33,25 +34,23 @@ from trouper.protocol.work import (
     Loaded,
     Read,
     RemovedFromDisk,
-    Run,
     Sweep,
     Write,
     Written,
 )
-from trouper.storage import cache_directory as disk
-from trouper.storage.runs import BlockEntry, Damaged, RunInfo, RunStore
-from trouper.storage.stored_pieces import parents_first
+from trouper.storage.block_locations import BlockLocations
+from trouper.storage.file_operations import Disk
+from trouper.storage.runs import Damaged, RunInfo, RunStore
+from trouper.storage.store_upkeep import DiskLimits, InspectionRound, open_store, sweep_store, write_run
+from trouper.storage.stored_blocks import catalogue_batches, parents_first
+from trouper.storage.write_budget import WriteBudget
 
 log = logging.getLogger("trouper.writer")
-T = TypeVar("T")
 
 REST = 30.0
 """Rest between two writes while rows decode, as a multiple of the last write's duration: about 3 % of one core."""
 BLOCKS_A_MESSAGE = 1000
 """Number of blocks after which a `Catalogue` is sent and the next one begun."""
-INSPECTED_AT_ONCE = 4
-"""Maximum number of files that one `Inspect` verifies."""
-HOUR_S = 3600.0
 
 
 @attrs.frozen(eq=False)
@@ -64,11 +63,24 @@ class WriterEdges:
     scheduler: Watch[SchedulerStats]
 
 
-async def write_to_disk(edges: WriterEdges, path: Path | None, namespace: str, settings: Settings) -> None:
-    """Run the actor. `path` None: there is no SSD tier, and orders are refused. The actor ends after the last order."""
+DiskWriter: TypeAlias = Callable[[WriterEdges, Path | None, str, Settings], Awaitable[None]]
+"""Type of `write_to_disk`, for actors that run one and receive it as a parameter."""
+
+
+async def write_to_disk(
+    edges: WriterEdges,
+    path: Path | None,
+    namespace: str,
+    settings: Settings,
+    *,
+    disk: Disk | None = None,
+    thread: DiskThread | None = None,
+) -> None:
+    """Run the actor. `path` None: there is no SSD tier, and orders are refused. The actor ends after the last order. `disk`: the file
+    operations of runs. `thread`: where they run."""
     if path is None:
         edges.stats.publish(DirectoryStats(reason="--no-ssd"))
-    await SSDWriter(edges, path, namespace, settings).run()
+    await SSDWriter(edges, path, namespace, settings, disk=disk or Disk(), thread=thread or DiskThread()).run()
 
 
 def directory_for(card: ModelCard, settings: Settings) -> Path | None:
@@ -80,59 +92,29 @@ def directory_for(card: ModelCard, settings: Settings) -> Path | None:
 class SSDWriter:
     """The actor's state."""
 
-    def __init__(self, edges: WriterEdges, path: Path | None, namespace: str, settings: Settings) -> None:
-        self._edges, self._settings = edges, settings
-        self._path, self._namespace = path, namespace
+    def __init__(
+        self,
+        edges: WriterEdges,
+        path: Path | None,
+        namespace: str,
+        settings: Settings,
+        *,
+        disk: Disk,
+        thread: DiskThread,
+    ) -> None:
+        self._edges, self._path, self._namespace = edges, path, namespace
+        self._disk, self._in_thread = disk, thread.run
+        self._limits = DiskLimits(settings.ssd_max_bytes, settings.ssd_keep_free)
+        self._budget = WriteBudget(settings.ssd_write_budget, trio.current_time())
+        self._orders = DiskOrders(edges.orders)
         self._store: RunStore | None = None
-        self._locations: dict[bytes, tuple[str, BlockEntry]] = {}
-        """The run that has a block, and the block's entry in it, by key."""
-        self._orders: deque[DiskOrder] = deque()
-        self._open = True
-        self._rests_until = 0.0
-        self._hour_began, self._hour_bytes = trio.current_time(), 0
-        self._inspected: set[str] = set()
+        self._locations = BlockLocations()
+        self._inspection = InspectionRound()
 
     async def run(self) -> None:
-        while True:
-            self._take_orders()
-            order = self._next()
-            if order is not None:
-                await self._carry_out(order)
-            elif self._open:
-                await self._wait()
-            elif not self._orders:
-                await self._finish()
-                return
-
-    # -- orders ----------------------------------------------------------------------------------
-
-    def _take_orders(self) -> None:
-        while self._open:
-            try:
-                self._orders.append(self._edges.orders.receive_nowait())
-            except trio.WouldBlock:
-                return
-            except trio.EndOfChannel:
-                self._open = False
-
-    def _next(self) -> DiskOrder | None:
-        """Next order: reads first, then the oldest order, unless that is a write and the writer rests."""
-        resting = self._open and trio.current_time() < self._rests_until
-        for index, order in enumerate(self._orders):
-            if isinstance(order, Read):
-                del self._orders[index]
-                return order
-        if not self._orders or (resting and isinstance(self._orders[0], Write)):
-            return None
-        return self._orders.popleft()
-
-    async def _wait(self) -> None:
-        deadline = self._rests_until if self._orders else float("inf")
-        with trio.move_on_at(deadline):
-            try:
-                self._orders.append(await self._edges.orders.receive())
-            except trio.EndOfChannel:
-                self._open = False
+        while (order := await self._orders.next()) is not None:
+            await self._carry_out(order)
+        await self._save_catalogue()
 
     async def _carry_out(self, order: DiskOrder) -> None:
         try:
@@ -145,25 +127,33 @@ class SSDWriter:
                 case Inspect():
                     await self._inspect(store)
                 case Announce():
-                    await self._announce(parents_first(store.runs), whole=True)
+                    await self._announce(parents_first(store.runs), complete=True)
                 case Write():
                     await self._write(store, order)
                 case Read():
                     await self._read(store, order)
-        except OSError as sick:
-            await self._refuse(order, sick)
+        except OSError as error:
+            await self._refuse(order, error)
 
-    async def _refuse(self, order: DiskOrder, sick: OSError) -> None:
+    async def _refuse(self, order: DiskOrder, error: OSError) -> None:
         """Answer an order that the disk failed, since neither a request nor a block may wait for a faulty disk."""
         if self._path is not None:
-            self._detach(self._path, sick)
+            self._detach(self._path, error)
         match order:
             case Write():
-                await self._refused(order)
+                await self._refuse_write(order)
             case Read(ticket=ticket):
-                await self._tell(Loaded(ticket, (), 0, 0.0))
+                await self._send(Loaded(ticket, (), 0, 0.0))
             case Announce():
-                await self._tell(Catalogue(()))
+                await self._send(Catalogue(()))
+
+    async def _save_catalogue(self) -> None:
+        """Save the catalogue, so that the next start need not open every file."""
+        if self._store is not None:
+            try:
+                await self._in_thread(self._store.save_catalogue)
+            except OSError as error:
+                log.warning("the catalogue of the cache was not saved: %s", error)
 
     # -- the directory ---------------------------------------------------------------------------
 
@@ -172,212 +162,116 @@ class SSDWriter:
         to the scheduler again."""
         if self._store is not None:
             return self._store
-        sick = self._edges.stats.latest.reason
-        if sick and not again:
-            raise OSError(errno.ENODEV, sick)
-        store = RunStore(path, self._namespace)
-        await _in_thread(lambda: _look(store))
+        fault = self._edges.stats.latest.reason
+        if fault and not again:
+            raise OSError(errno.ENODEV, fault)
+        store = RunStore(path, self._namespace, self._disk)
+        await self._in_thread(partial(open_store, store))
         self._store = store
-        self._locations.clear()
-        for run in store.runs:
-            self._note(run)
+        self._locations = BlockLocations(store.runs)
         self._publish(path=str(path), attached=True, reason="", damaged=sum(store.damaged.values()))
-        if sick:
+        if fault:
             log.warning("the cache directory %s is in use again", path)
-            await self._announce(parents_first(store.runs), whole=True)
+            await self._announce(parents_first(store.runs), complete=True)
         return store
 
-    def _detach(self, path: Path, sick: OSError) -> None:
+    def _detach(self, path: Path, error: OSError) -> None:
         stats = self._edges.stats.latest
         if stats.attached or not stats.reason:
-            log.warning("the cache directory %s is not usable (%s); going on without it", path, sick)
+            log.warning("the cache directory %s is not usable (%s); going on without it", path, error)
         self._store = None
-        self._edges.stats.publish(attrs.evolve(stats, path=str(path), attached=False, reason=str(sick)))
+        self._edges.stats.publish(attrs.evolve(stats, path=str(path), attached=False, reason=str(error)))
 
-    def _note(self, run: RunInfo) -> None:
-        """Record the locations of a run's blocks. A block may be in several runs; the one with its snapshot is preferred."""
-        for entry in run.pieces:
-            known = self._locations.get(entry.key)
-            if entry.snapshot_bytes is not None or known is None or known[1].snapshot_bytes is None:
-                self._locations[entry.key] = run.name, entry
-
-    def _publish(self, **more: Any) -> None:
+    def _publish(self, **changes: Any) -> None:
         stats = self._edges.stats.latest
         if self._store is not None:
             stats = attrs.evolve(
                 stats, files=len(self._store.runs), blocks=len(self._locations), bytes=self._store.total_bytes
             )
-        self._edges.stats.publish(attrs.evolve(stats, **more))
+        self._edges.stats.publish(attrs.evolve(stats, **changes))
 
-    def _count(self, **more: int) -> None:
+    def _count(self, **increments: int) -> None:
         stats = self._edges.stats.latest
-        self._publish(**{name: getattr(stats, name) + n for name, n in more.items()})
+        self._publish(**{name: getattr(stats, name) + n for name, n in increments.items()})
 
     async def _sweep(self, store: RunStore, ttl_s: float) -> None:
-        assert self._path is not None
-        path, settings = self._path, self._settings
-
-        def work() -> tuple[disk.DirectoryUsage, list[RunInfo], Sequence[RunInfo], int]:
-            disk.prepare(path)
-            measured = disk.sweep(path, ttl_s)
-            changes = store.refresh()
-            room = store.make_room(0, settings.ssd_max_bytes, settings.ssd_keep_free)
-            store.save_catalogue()
-            return measured, [*changes.vanished, *room.removed], changes.appeared, sum(store.damaged.values())
-
-        measured, removed_runs, appeared, damaged = await _in_thread(work)
-        swept = self._edges.stats.latest.swept_files + measured.swept_files
-        await self._lost(removed_runs)
-        await self._announce(appeared)
-        self._publish(free_disk_bytes=measured.free_disk_bytes, swept_files=swept, damaged=damaged)
+        swept = await self._in_thread(partial(sweep_store, store, ttl_s, self._limits))
+        await self._forget(swept.removed)
+        await self._announce(swept.appeared)
+        self._publish(free_disk_bytes=swept.usage.free_disk_bytes, damaged=sum(store.damaged.values()))
+        self._count(swept_files=swept.usage.swept_files)
 
     async def _inspect(self, store: RunStore) -> None:
-        """Verify a few files. Each file is verified once before any is verified again."""
-        names = list(islice((run.name for run in store.runs if run.name not in self._inspected), INSPECTED_AT_ONCE))
-        if not names:
-            self._inspected.clear()
-        for name in names:
-            self._inspected.add(name)
+        for name in self._inspection.next_names(store.runs):
             try:
-                await _in_thread(partial(store.verify, name))
+                await self._in_thread(partial(store.verify, name))
             except Damaged as damaged:
                 await self._discard(store, damaged)
             self._count(inspected=1)
 
     # -- news for the scheduler -------------------------------------------------------------------
 
-    async def _tell(self, news: DiskNews) -> None:
-        try:
+    async def _send(self, news: DiskNews) -> None:
+        with suppress(trio.BrokenResourceError):  # The scheduler has ended and needs no news.
             await self._edges.news.send(news)
-        except trio.BrokenResourceError:  # The scheduler has ended and needs no news.
-            return
 
-    async def _announce(self, runs: Sequence[RunInfo], *, whole: bool = False) -> None:
-        """Announce runs, each after the one that it continues. `whole`: the runs are the complete catalogue."""
-        for run in runs:
-            self._note(run)
-        for batch in _batches(runs):
-            await self._tell(Catalogue(batch, complete=False))
-        if whole:
-            await self._tell(Catalogue((), complete=True))
+    async def _announce(self, runs: Sequence[RunInfo], *, complete: bool = False) -> None:
+        """Announce runs, each after the one that it continues. `complete`: the runs are the whole catalogue."""
+        self._locations.add(*runs)
+        for batch in catalogue_batches(runs, BLOCKS_A_MESSAGE):
+            await self._send(Catalogue(batch, complete=False))
+        if complete:
+            await self._send(Catalogue((), complete=True))
         self._publish()
 
-    async def _lost(self, runs: Iterable[RunInfo]) -> None:
-        keys = tuple(
-            piece.key
-            for run in runs
-            for piece in run.pieces
-            if (location := self._locations.get(piece.key)) is not None and location[0] == run.name
-        )
-        for key in keys:
-            del self._locations[key]
+    async def _forget(self, removed: Iterable[RunInfo]) -> None:
+        """Report blocks that were only in these removed runs."""
+        keys = self._locations.remove(removed)
         if keys:
-            await self._tell(RemovedFromDisk(keys))
+            await self._send(RemovedFromDisk(keys))
 
     async def _discard(self, store: RunStore, damaged: Damaged) -> None:
         """Remove a damaged file and count a miss: damage never leads to wrong text or a crash."""
         if damaged.reason != "vanished":
             log.warning("removed a damaged file of the cache: %s", damaged)
         self._count(damaged=1)
-        await self._lost([run for run in store.runs if run.name == damaged.name])
-        await _in_thread(partial(store.remove, damaged.name))
+        await self._forget([run for run in store.runs if run.name == damaged.name])
+        await self._in_thread(partial(store.remove, damaged.name))
 
-    # -- writing ---------------------------------------------------------------------------------
+    # -- writing and reading ---------------------------------------------------------------------
 
     async def _write(self, store: RunStore, order: Write) -> None:
-        if not self._within_budget(order.nbytes):
-            await self._refused(order)
-            return
-        settings = self._settings
         began = trio.current_time()
-
-        def work() -> tuple[RunInfo | None, Sequence[RunInfo]]:
-            sealed = store.seal(order.parent, order.blocks)
-            room = store.make_room(sealed.info.file_bytes, settings.ssd_max_bytes, settings.ssd_keep_free)
-            return (store.put(sealed) if room.fits else None), room.removed
-
-        run, removed = await _in_thread(work)
-        await self._lost(removed)
-        if run is None:
-            await self._refused(order)
+        if not self._budget.allows(order.nbytes, began):
+            await self._refuse_write(order)
             return
-        self._note(run)
-        self._hour_bytes += run.file_bytes
+        run, removed = await self._in_thread(partial(write_run, store, order.parent, order.blocks, self._limits))
+        await self._forget(removed)
+        if run is None:
+            await self._refuse_write(order)
+            return
+        self._locations.add(run)
+        self._budget.spend(run.file_bytes)
         self._count(written_files=1, written_bytes=run.file_bytes)
         if self._edges.scheduler.latest.active_sequences:
-            self._rests_until = trio.current_time() + REST * (trio.current_time() - began)
-        await self._tell(Written(tuple(piece.key for piece in order.blocks), order.nbytes))
+            self._orders.rest_writes(REST * (trio.current_time() - began))
+        await self._send(Written(tuple(block.key for block in order.blocks), order.nbytes))
 
-    def _within_budget(self, nbytes: int) -> bool:
-        """Whether a write fits the budget of the current hour, which limits the wear of the disk."""
-        now = trio.current_time()
-        if now - self._hour_began >= HOUR_S:
-            self._hour_began, self._hour_bytes = now, 0
-        return self._hour_bytes + nbytes <= self._settings.ssd_write_budget
-
-    async def _refused(self, order: Write) -> None:
+    async def _refuse_write(self, order: Write) -> None:
         self._count(shed_writes=1)
-        await self._tell(Written(tuple(piece.key for piece in order.blocks), order.nbytes, refused=True))
-
-    # -- reading ---------------------------------------------------------------------------------
+        await self._send(Written(tuple(block.key for block in order.blocks), order.nbytes, refused=True))
 
     async def _read(self, store: RunStore, order: Read) -> None:
         began = trio.current_time()
         blocks: list[BlockData] = []
-        for name, refs in self._by_run(order.blocks):
+        for name, refs in self._locations.by_run(order.blocks):
             try:
-                blocks += await _in_thread(partial(store.read, name, refs))
+                blocks += await self._in_thread(partial(store.read, name, refs))
             except Damaged as damaged:
                 await self._discard(store, damaged)
                 break
         nbytes = sum(block.nbytes for block in blocks)
-        await self._tell(Loaded(order.ticket, tuple(blocks), nbytes, trio.current_time() - began))
+        await self._send(Loaded(order.ticket, tuple(blocks), nbytes, trio.current_time() - began))
         self._count(read_files=1, read_bytes=nbytes)
-        names = {self._locations[block.key][0] for block in blocks if block.key in self._locations}
-        await _in_thread(partial(store.touch, names))
-
-    def _by_run(self, refs: Sequence[BlockRef]) -> list[tuple[str, list[BlockRef]]]:
-        """Group blocks by run, in order, up to the first that is in none."""
-        groups: list[tuple[str, list[BlockRef]]] = []
-        for ref in refs:
-            name, entry = self._locations.get(ref.key, ("", None))
-            if entry is None or (ref.snapshot and entry.snapshot_bytes is None):
-                break
-            if not groups or groups[-1][0] != name:
-                groups.append((name, []))
-            groups[-1][1].append(ref)
-        return groups
-
-    async def _finish(self) -> None:
-        """Save the catalogue, so that the next start need not open every file."""
-        if self._store is not None:
-            try:
-                await _in_thread(self._store.save_catalogue)
-            except OSError as sick:
-                log.warning("the catalogue of the cache was not saved: %s", sick)
-
-
-def _batches(runs: Iterable[RunInfo]) -> Iterator[tuple[Run, ...]]:
-    """Group runs for messages of about `BLOCKS_A_MESSAGE` blocks."""
-    batch, size = list[Run](), 0
-    for run in runs:
-        blocks = tuple(
-            BlockRef(piece.key, piece.tokens, piece.payload_bytes > 0, piece.snapshot_bytes is not None)
-            for piece in run.pieces
-        )
-        batch.append(Run(run.parent, blocks))
-        size += len(blocks)
-        if size >= BLOCKS_A_MESSAGE:
-            yield tuple(batch)
-            batch, size = [], 0
-    if batch:
-        yield tuple(batch)
-
-
-def _look(store: RunStore) -> None:
-    disk.prepare(store.directory)
-    store.refresh()
-
-
-async def _in_thread(work: Callable[[], T]) -> T:
-    return await trio.to_thread.run_sync(work)
+        names = self._locations.runs_of(block.key for block in blocks)
+        await self._in_thread(partial(store.touch, names))

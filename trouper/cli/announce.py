@@ -14,18 +14,18 @@ from trouper.cli.exits import forget_stdout
 KEY_VARIABLE = "TROUPER_API_KEY"
 
 
-def announce(url: str, fleet: ModelManager, keyed: bool) -> None:
+def announce(url: str, models: ModelManager, keyed: bool) -> None:
     """Print to stdout. If nobody reads it (`| head -1`, a full disk, `>&-`), the server goes on."""
     try:
-        for line in lines_of(url, fleet, keyed):
+        for line in lines_of(url, models, keyed):
             click.echo(line)
     except OSError:
         forget_stdout()
 
 
-def lines_of(url: str, fleet: ModelManager, keyed: bool) -> Iterator[str]:
+def lines_of(url: str, models: ModelManager, keyed: bool) -> Iterator[str]:
     """Return the lines. The first is for programs, too: it ends in `is ready at URL/v1`."""
-    first, *others = fleet.listed()
+    first, *others = models.entries()
     assert first.runtime is not None, "the first model is loaded before the server starts"
     card = first.runtime.model
     yield f"{first.names[0]} ({card.architecture}, {card.dtype}, {card.batching}) on {card.device} is ready at {url}/v1"

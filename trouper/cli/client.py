@@ -17,7 +17,7 @@ from trouper.cli.address import url_to
 from trouper.cli.exits import refuse
 from trouper.cli.flags import UnsplitText
 from trouper.cli.settings_file import configured
-from trouper.protocol.keys import keys_in, sendable
+from trouper.protocol.api_keys import keys_in, sendable
 from trouper.protocol.problems import SettingsInvalid
 from trouper.protocol.settings import ServerSettings
 

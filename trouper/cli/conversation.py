@@ -79,11 +79,11 @@ class Conversation:
         if self.unanswered is not None:
             question, self.unanswered = self.unanswered, None
             return question
-        asked = [index for index, message in enumerate(self.messages) if message["role"] == "user"]
-        if not asked:
+        questions = [index for index, message in enumerate(self.messages) if message["role"] == "user"]
+        if not questions:
             raise CommandRefused("nothing was asked yet")
-        question = self.messages[asked[-1]]["content"]
-        del self.messages[asked[-1] :]
+        question = self.messages[questions[-1]]["content"]
+        del self.messages[questions[-1] :]
         return question
 
 

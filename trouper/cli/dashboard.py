@@ -34,7 +34,7 @@ class Rates:
     _counted: dict[str, int] = attrs.field(factory=dict)
     seen: dict[str, deque[float]] = attrs.field(factory=lambda: {name: deque(maxlen=KEPT) for name in COUNTERS})
 
-    def look(self, stats: Mapping[str, Any], now: float) -> None:
+    def observe(self, stats: Mapping[str, Any], now: float) -> None:
         """Add a poll. A counter that went back belongs to a server that was restarted."""
         counted = {name: int(stats[counter]) for name, counter in COUNTERS.items()}
         if self._at is not None and now > self._at:

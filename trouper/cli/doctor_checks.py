@@ -77,20 +77,20 @@ def device(_: CheckedSettings) -> Iterator[Finding]:
     except ImportError as error:
         yield Finding("fail", f"MLX cannot be imported: {error}", INSTALL_MLX)
         return
-    facts = probe.device_stats()
-    if facts.is_cpu and NVIDIA.exists():
+    device = probe.device_stats()
+    if device.is_cpu and NVIDIA.exists():
         yield Finding(
-            "warn", f"{facts.name}: MLX computes on the CPU beside an NVIDIA GPU", "pip install 'trouper[cuda]'"
+            "warn", f"{device.name}: MLX computes on the CPU beside an NVIDIA GPU", "pip install 'trouper[cuda]'"
         )
     else:
-        yield Finding("ok", f"{facts.name}, {'CPU' if facts.is_cpu else 'GPU'}")
+        yield Finding("ok", f"{device.name}, {'CPU' if device.is_cpu else 'GPU'}")
     speed = probe.product_gflops()
     message = f"float32 products: {speed:.0f} GFLOP/s"
-    if facts.fast_blas is not None:
-        message += f", with {facts.fast_blas.name}"
-    if facts.is_cpu and speed < SLOW_GFLOPS:
+    if device.fast_blas is not None:
+        message += f", with {device.fast_blas.name}"
+    if device.is_cpu and speed < SLOW_GFLOPS:
         busy = "other programs keep the machine busy, or OPENBLAS_NUM_THREADS is too low"
-        yield Finding("warn", message, busy if facts.fast_blas else "pip install 'trouper[cpu]' brings OpenBLAS")
+        yield Finding("warn", message, busy if device.fast_blas else "pip install 'trouper[cpu]' brings OpenBLAS")
     else:
         yield Finding("ok", message)
 
@@ -217,8 +217,8 @@ def _remedy_of_port(host: str, number: int, reason: int | None) -> str:
 
 
 def keys(checked: CheckedSettings) -> Iterator[Finding]:
+    from trouper.protocol.api_keys import Keys
     from trouper.protocol.problems import SettingsInvalid
-    from trouper.web.http.api_keys import Keys
 
     try:
         needed = Keys.of(checked.server).needed

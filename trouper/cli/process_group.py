@@ -118,16 +118,16 @@ class Supervisor:
 
     async def _relay(self, life: Life, spec: ProcessSpec, stream: trio.abc.ReceiveStream, err: bool) -> None:
         prefix = f"[{spec.name}] " if spec.name else ""
-        held = b""
+        incomplete = b""
         async for data in stream:
-            *lines, held = (held + data).split(b"\n")
+            *lines, incomplete = (incomplete + data).split(b"\n")
             for line in lines:
                 text = line.decode(errors="replace")
                 click.echo(prefix + text, err=err)
                 if code := self._group.code_in(text):
                     life.codes.append(code)
-        if held:
-            click.echo(prefix + held.decode(errors="replace"), err=err)
+        if incomplete:
+            click.echo(prefix + incomplete.decode(errors="replace"), err=err)
 
 
 async def supervise(group: RankLauncher, restarts: int | None) -> int:

@@ -15,7 +15,8 @@ from threading import Thread
 import trio
 
 from trouper.actors.ranks.follower import Follower
-from trouper.actors.ranks.leader import Leader, RankLost
+from trouper.actors.ranks.leader import Leader
+from trouper.actors.ranks.rank_link import RankLost
 from trouper.cli.exits import RANK_LOST, USAGE_ERROR, end_at_once
 from trouper.cli.rank_commands import LAUNCHER
 from trouper.protocol.problems import ModelUnusable, SettingsInvalid

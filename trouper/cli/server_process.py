@@ -14,14 +14,14 @@ from functools import partial
 import trio
 from rich.console import Console
 
-from trouper import ModelManager, ServerSettings, Settings, run_fleet
+from trouper import ModelManager, ServerSettings, Settings, run_models
 from trouper.actors.ranks.leader import Leader
 from trouper.cli.address import cannot_listen, require_address
 from trouper.cli.announce import announce
 from trouper.cli.exits import DEVICE_STUCK, end_at_once
 from trouper.cli.loading_display import shown
 from trouper.cli.rank_process import end_with_group
-from trouper.web.http.api_keys import Keys
+from trouper.protocol.api_keys import Keys
 from trouper.web.observability.request_log import RequestObserver
 from trouper.web.server import serve_http
 
@@ -53,12 +53,12 @@ async def run(
                 watching.start_soon(end_with_group, ranks)
             async with trio.open_nursery() as nursery:
                 with loading, shown(console) as watch:
-                    start = partial(run_fleet, settings, server_settings, watch=watch, ranks=ranks)
-                    fleet: ModelManager = await nursery.start(start)
+                    start = partial(run_models, settings, server_settings, watch=watch, ranks=ranks)
+                    models: ModelManager = await nursery.start(start)
                 over.set()
                 if not loading.cancelled_caught:
-                    watching.start_soon(_watch_device, fleet)
-                    await _serve(nursery, fleet, server_settings, leaving, observers)
+                    watching.start_soon(_watch_device, models)
+                    await _serve(nursery, models, server_settings, leaving, observers)
             watching.cancel_scope.cancel(reason="everything has ended")
 
 
@@ -82,25 +82,25 @@ async def _watch_loading(leaving: trio.Event, over: trio.Event) -> None:
     end_at_once(0)
 
 
-async def _watch_device(fleet: ModelManager) -> None:
+async def _watch_device(models: ModelManager) -> None:
     """End the process when a device is given up (F18, F27). A thread inside the device cannot be cancelled; clients
     have had their errors by then, so those get a moment to be sent."""
-    while (detail := _stuck(fleet)) is None:  # noqa: ASYNC110 - health is looked at; it does not announce itself.
+    while (detail := _stuck(models)) is None:  # noqa: ASYNC110 - health is looked at; it does not announce itself.
         await trio.sleep(STUCK_POLL_S)
     logger.critical("%s; ending the process", detail)
     await trio.sleep(STUCK_POLL_S)
     end_at_once(DEVICE_STUCK)
 
 
-def _stuck(fleet: ModelManager) -> str | None:
+def _stuck(models: ModelManager) -> str | None:
     """Return the detail of the model whose device is given up."""
-    healths = [entry.runtime.health() for entry in fleet.listed() if entry.runtime is not None]
+    healths = [entry.runtime.health() for entry in models.entries() if entry.runtime is not None]
     return next((health.detail for health in healths if health.status == "stuck"), None)
 
 
 async def _serve(
     nursery: trio.Nursery,
-    fleet: ModelManager,
+    models: ModelManager,
     settings: ServerSettings,
     leaving: trio.Event,
     observers: Sequence[RequestObserver],
@@ -108,13 +108,13 @@ async def _serve(
     shutdown = trio.Event()
     try:
         urls: list[str] = await nursery.start(
-            partial(serve_http, fleet, settings, shutdown=shutdown, observers=observers)
+            partial(serve_http, models, settings, shutdown=shutdown, observers=observers)
         )
     except OSError as error:
         raise cannot_listen(settings.host, settings.port, error) from error
-    announce(urls[0], fleet, bool(settings.api_key or settings.api_key_file))
+    announce(urls[0], models, bool(settings.api_key or settings.api_key_file))
     await leaving.wait()
-    if not await fleet.drain(settings.drain_timeout_s):
+    if not await models.drain(settings.drain_timeout_s):
         logger.warning(
             "requests were still running after --drain-timeout-s %g; they were ended", settings.drain_timeout_s
         )

@@ -41,8 +41,8 @@ def tracing(endpoint: str | None) -> Iterator[tuple[Observer, ...]]:
 
         provider = _provider(endpoint)
     except ImportError:
-        asked = "--otlp-endpoint" if endpoint else next(name for name in VARIABLES if os.environ.get(name))
-        raise SettingsInvalid(f"{asked} needs the extra `otel`: pip install 'trouper[otel]'") from None
+        origin = "--otlp-endpoint" if endpoint else next(name for name in VARIABLES if os.environ.get(name))
+        raise SettingsInvalid(f"{origin} needs the extra `otel`: pip install 'trouper[otel]'") from None
     try:
         yield (Traces(provider.get_tracer("trouper", __version__)).observe,)
     finally:

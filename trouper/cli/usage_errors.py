@@ -35,8 +35,8 @@ class OneLineErrors(click.Group):
 def _refuse(error: click.UsageError, group: click.Context) -> NoReturn:
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         raise error
-    asked = error.ctx.command_path if error.ctx else f"{group.command_path} {group.invoked_subcommand or ''}".strip()
-    refuse(message_of(error, asked))
+    command = error.ctx.command_path if error.ctx else f"{group.command_path} {group.invoked_subcommand or ''}".strip()
+    refuse(message_of(error, command))
 
 
 def message_of(error: click.UsageError, command: str) -> str:

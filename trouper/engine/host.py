@@ -14,12 +14,12 @@ import mlx.core as mx
 import trio
 
 from trouper.engine.distributed import rank_group
+from trouper.engine.launched_step import Launched
 from trouper.engine.loading.model_loading import EvaluatedModel, load
 from trouper.engine.platform import device
-from trouper.engine.platform.device import memory_stats
 from trouper.engine.platform.read_ahead import ReadAhead
 from trouper.engine.spec_decode.prompt_lookup import Drafting
-from trouper.engine.step import Launched, StepEngine
+from trouper.engine.step import StepEngine
 from trouper.engine.warm_up import warm_up
 from trouper.protocol.loading import LoadWatch, nobody_watches
 from trouper.protocol.model import LoadedModel, MemoryStats
@@ -83,16 +83,12 @@ class MlxEngine:
         return Joined(self._group.rank, self._group.size, self._group.share(invitation))
 
     async def load(self) -> LoadedModel:
+        """Load the model on the engine's thread, and compile its kernels where the device needs that. Raises
+        `ModelUnusable`."""
         self._loaded = await self._on_thread(lambda: load(self._settings, log.info, self._watch, self._group))
         card = attrs.evolve(self._loaded.card, drafts_by_default=not device.prepares_shapes())
-        log.info(
-            "model %s: %s, %s, %.0f MB on %s",
-            card.id,
-            card.architecture,
-            card.dtype,
-            card.weights_bytes / 1e6,
-            card.device,
-        )
+        weights = f"{card.dtype}, {card.weights_bytes / 1e6:.0f} MB"
+        log.info("model %s: %s, %s on %s", card.id, card.architecture, weights, card.device)
         if device.prepares_shapes():
             await self._on_thread(self._warm_up)
         return LoadedModel(card, self._loaded.tokenizer)
@@ -106,10 +102,13 @@ class MlxEngine:
         log.info("compiled in %.1f s", time.perf_counter() - began)
 
     async def step(self, plans: trio.MemoryReceiveChannel[Plan], results: trio.MemorySendChannel[Stepped]) -> None:
+        """Run a session: answer each plan, in order, until the channel of plans ends. Raises whatever the engine
+        raises."""
         await self._on_thread(lambda: self._session(plans, results))
 
     def memory(self) -> MemoryStats:
-        return memory_stats(self._group.sharers)
+        """Measure memory in bytes. May be called from any thread."""
+        return device.memory_stats(self._group.sharers)
 
     async def _on_thread(self, work: Callable[[], T]) -> T:
         """Run `work` on the engine's thread, and wait until it returns or raises."""
@@ -134,9 +133,8 @@ class MlxEngine:
                 raise RuntimeError(f"{type(result).__name__}: {result}") from result  # noqa: TRY004 - no type is wrong.
             return result
         finally:
-            del (
-                result
-            )  # Else the error holds this frame, which holds the error, whose traceback holds all the rows' KV.
+            # Else the error holds this frame, which holds the error, whose traceback holds all the rows' KV.
+            del result
 
     def _session(self, plans: trio.MemoryReceiveChannel[Plan], results: trio.MemorySendChannel[Stepped]) -> None:
         """Run plans until their channel ends. A new session has no rows: after a crash no state can be trusted."""
@@ -174,7 +172,7 @@ class MlxEngine:
             if pending is not None:
                 began = time.perf_counter()
                 stepped, pending = engine.collect(pending), None
-                read_ahead.took(time.perf_counter() - began, stepped.seconds)
+                read_ahead.record(time.perf_counter() - began, stepped.seconds)
                 self._send_result(results, stepped)
 
         engine.starting = lambda: read_pending() if read_ahead.early else None
@@ -182,9 +180,7 @@ class MlxEngine:
             try:
                 plan = trio.from_thread.run(plans.receive)
             except trio.EndOfChannel:
-                if (
-                    pending is not None
-                ):  # The session ended with a step in flight: wait until the device has finished it.
+                if pending is not None:  # A step is in flight: wait until the device has finished it.
                     engine.collect(pending)
                 return
             launched = engine.launch(plan)

@@ -13,9 +13,9 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from trouper.engine import FAST_BLAS
 from trouper.engine.distributed.rank_group import ALONE
 from trouper.engine.kv.kv_layout import kv_layout
-from trouper.engine.kv.quantized_kv import kv_format
+from trouper.engine.kv.model_caches import by_caches
+from trouper.engine.kv.quantized_kv import KvFormat
 from trouper.engine.loading import bundled_model, checkpoint, precision
-from trouper.engine.loading.architecture import by_caches
 from trouper.engine.loading.model_loading import opened
 from trouper.engine.loading.model_source import resolve, source_of
 from trouper.engine.platform import device
@@ -29,6 +29,8 @@ PRODUCTS = 8
 
 @attrs.frozen(kw_only=True)
 class Device:
+    """Properties of the device, as `trouper doctor` prints them."""
+
     name: str
     is_cpu: bool
     memory_bytes: int
@@ -47,6 +49,7 @@ class Fit:
 
 
 def device_stats() -> Device:
+    """Read the properties of the default device."""
     return Device(
         name=device.name(), is_cpu=device.is_cpu(), memory_bytes=device.memory_limit_bytes(), fast_blas=FAST_BLAS
     )
@@ -106,10 +109,10 @@ def fit(settings: Settings) -> Fit:
     """Compute the memory that a local model would take. Raises `ModelUnusable`."""
     found = checkpoint.inspect(directory := resolve(settings.model, lambda _: None))
     model, _ = opened(directory)
-    if float32 := device.is_cpu():
+    if device.is_cpu():
         precision.to_float32(model)
     return Fit(
         architecture=found.architecture,
-        weights_bytes=found.float32_bytes if float32 else found.stored_bytes,
-        token_bytes=kv_layout(model, kv_format(settings.kv_bits, settings.kv_group_size)).token_bytes,
+        weights_bytes=found.loaded_bytes,
+        token_bytes=kv_layout(model, KvFormat(settings.kv_bits, settings.kv_group_size)).token_bytes,
     )

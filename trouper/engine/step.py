@@ -6,61 +6,31 @@ import time
 from collections.abc import Callable, Sequence
 from typing import cast
 
-import attrs
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
 from trouper import heap
 from trouper.engine.distributed.rank_group import ALONE, RankGroup
-from trouper.engine.distributed.state_digests import Digests
-from trouper.engine.grammars.grammar_compiler import Constraint, Grammars
-from trouper.engine.kv.block_payloads import BlockArrays
+from trouper.engine.distributed.state_digests import Digests, Drafted
+from trouper.engine.grammars.grammar_compiler import Grammars
 from trouper.engine.kv.block_store import BlockStore
 from trouper.engine.kv.pass_shapes import Shapes, of_device
 from trouper.engine.kv.quantized_kv import PLAIN, KvFormat
 from trouper.engine.kv.region import Ints
-from trouper.engine.kv.row_state import RowState
-from trouper.engine.kv.slot_rows import SlotRows, rows_for
-from trouper.engine.pooling import Pool
-from trouper.engine.sampling.logprobs import KeptMask, PendingLogprobs, logprobs_of
-from trouper.engine.sampling.penalties import History
+from trouper.engine.kv.rows import rows_for
+from trouper.engine.kv.slot_rows import SlotRows
+from trouper.engine.launched_step import Launched
+from trouper.engine.prefill import run_chunks
+from trouper.engine.row_state import RowConstraint, RowState, admitted
+from trouper.engine.sampling.logprobs import KeptMask, PendingLogprobs
 from trouper.engine.sampling.sampling_batch import SamplingBatch
-from trouper.engine.sampling.thinking_budget import ThinkingRule
 from trouper.engine.spec_decode.draft_proposals import DraftProposals
 from trouper.engine.spec_decode.prompt_lookup import DRAFTING, Drafting
 from trouper.engine.spec_decode.verification_spans import Spans, indices
 from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.plans import Admit, Plan, RowId, Stepped
 from trouper.protocol.ranks import Digest, compare
-
-SCORE_TOKENS = 128
-"""Number of prompt tokens whose logits are computed at a time: the logits of one token take 1 MB for a large vocabulary."""
-
-
-@attrs.define(eq=False)
-class Launched:
-    """A launched step, and its result once it is read."""
-
-    plan: Plan
-    at: float
-    rows: tuple[RowId, ...]
-    tokens: mx.array | None
-    logprobs: PendingLogprobs | None
-    prefilled: mx.array | None
-    """A small array that is ready when the step's prefill is done."""
-    persisted: list[BlockArrays]
-    scores: list[PendingLogprobs]
-    """Logprobs of prompt tokens."""
-    embedded: list[tuple[RowId, mx.array]]
-    failed: tuple[tuple[RowId, str], ...] = ()
-    """Rows whose grammar failed to make a mask, with the reason."""
-    order: int = 0
-    """Hash of the order of rows in their slots, if the plan has a digest; else 0."""
-    spans: Spans | None = None
-    """Positions of the drafts that the step verifies. The number of accepted drafts is known when the tokens are read."""
-    stepped: Stepped | None = None
-    """The result, once the step was read."""
 
 
 class StepEngine:
@@ -81,12 +51,11 @@ class StepEngine:
         """`shapes` None: chosen for the device. `capabilities` None: guessed from the model's caches."""
         self._rows, self.capabilities = rows_for(model, kv, drafting.slack, shapes or of_device(), capabilities)
         self._blocks = BlockStore(self._rows) if isinstance(self._rows, SlotRows) else None
-        self._vocabulary = vocabulary
-        self._grammars = grammars
+        self._vocabulary, self._grammars = vocabulary, grammars
         self._state: dict[RowId, RowState] = {}
         self._sampling = SamplingBatch(vocabulary, group, self._state)
-        self._bound: set[RowId] = set()
-        """Rows whose next token a grammar or a thinking budget restricts."""
+        self._constraints: dict[RowId, RowConstraint] = {}
+        """Grammar or thinking budget of each row whose next token one restricts."""
         self._proposals = DraftProposals(drafting)
         self._fresh: dict[RowId, int] = {}
         """Last prompt token of each row that decodes for the first time."""
@@ -118,150 +87,92 @@ class StepEngine:
             self._read_before()
         compare(step, expected, self._digests.now(expected.settled))
 
+    # A launch carries out the parts of a plan in an order that the parts themselves dictate.
+    #
+    # Release, evict, store: released memory and evicted blocks make room. Blocks are copied from rows as they were before
+    #   this plan, so the plan that drops a row can store its last blocks.
+    # Drop: before rows are admitted, which then get the free slots, so that buffers need not grow.
+    # Load, admit: an admitted row may restore blocks that this plan stores or loads. Room for all new rows is made at once:
+    #   buffers that grow row by row would be copied each time.
+    # Prefill: before decoding, since a row whose prompt ends in this step decodes its last prompt token in this step's pass,
+    #   over the KV of the others.
+    # Persist: takes references to immutable arrays, among them blocks that this plan stores. A later plan may evict them.
+    # Draft: proposals follow from committed tokens alone, which `launch` has read. With a draft in any row one pass verifies
+    #   all decoding rows, else one pass decodes them.
+    # Sample: last, since it needs the logits. It sends the pass to the device, and calls `starting` before.
+    #
+    # Nothing waits for the device, except copies between slots, rows with grammars (see `SamplingBatch.sample`), and a CPU
+    # that stores blocks (see `eager_eval`).
+
     def _launch(self, plan: Plan) -> Launched:
         at = time.perf_counter()
         if plan.release_memory:
             mx.clear_cache()
             self._rows.give_back()
             heap.give_back()
-        self._store(plan)
-        self._drop(plan.drop)
-        self._load(plan)
-        if plan.admit:
-            self._rows.make_room(len(plan.admit))
-        for admit in plan.admit:
-            self._admit(admit)
-        scores: list[PendingLogprobs] = []
-        embedded = self._embed(plan)
-        prefilled, alone = self._prefill(plan, scores)
+        self._change_blocks_and_rows(plan)
+        prefilled = run_chunks(self._rows, self._state, plan.prefill)
+        alone = self._promote(prefilled.complete)
         persisted = self.blocks.persist(plan.persist) if plan.persist else []
-        if not (self._rows.decoding or alone):
-            return Launched(plan, at, (), None, None, prefilled, persisted, scores, embedded)
-        spans = self._draft(plan)
-        tokens, logprobs = self._decode(alone) if spans is None else self._verify(spans)
-        expected = {*plan.decode, *(chunk.row for chunk in plan.prefill)}
-        members, failed = self._sampling.members, self._sampling.failed
-        assert expected.issuperset(members), "a row decodes that the plan does not name"
-        return Launched(
-            plan, at, members, tokens, logprobs, prefilled, persisted, scores, embedded, failed, spans=spans
-        )
+        launched = Launched(plan=plan, at=at, prefilled=prefilled, persisted=persisted)
+        if self._rows.decoding or alone:
+            launched.spans = spans = self._draft(plan)
+            launched.tokens, launched.logprobs = self._decode(alone) if spans is None else self._verify(spans)
+            launched.rows, launched.failed = self._sampling.members, self._sampling.failed
+            expected = {*plan.decode, *(chunk.row for chunk in plan.prefill)}
+            assert expected.issuperset(launched.rows), "a row decodes that the plan does not name"
+        return launched
 
     @property
     def blocks(self) -> BlockStore:
         assert self._blocks is not None, "rows of this model cannot be stored"
         return self._blocks
 
-    def _store(self, plan: Plan) -> None:
+    def _change_blocks_and_rows(self, plan: Plan) -> None:
         if plan.evict:
             self.blocks.evict(plan.evict)
         for store in plan.store:
             self.blocks.store(store)
-
-    def _load(self, plan: Plan) -> None:
+        self._drop(plan.drop)
         for load in plan.load:
             self.blocks.load(load)
+        if plan.admit:
+            self._rows.make_room(len(plan.admit))
+        for admit in plan.admit:
+            self._admit(admit)
 
     def _drop(self, rows: Sequence[RowId]) -> None:
         for row in rows:
             del self._state[row]
-        self._bound.difference_update(rows)
+            self._constraints.pop(row, None)
         self._proposals.drop(rows)
         self._rows.drop(rows)
 
     def _admit(self, admit: Admit) -> None:
-        prompt = np.frombuffer(admit.prompt, "<i4")
-        given, output = np.split(prompt, [len(prompt) - admit.num_output_tokens])
-        history = History(given, self._vocabulary, output) if admit.sampling.penalized else None
-        constraint = self._constraint(admit)
-        if constraint is not None:
-            for token in output.tolist():
-                constraint.took(token)
-        self._state[admit.row] = RowState(
-            prompt, admit.sampling, admit.logprobs, drawn=admit.num_output_tokens, history=history, constraint=constraint,
-            min_tokens=admit.min_tokens, ends=admit.ends, prompt_logprobs=admit.prompt_logprobs,
-            pool=Pool(admit.embed) if admit.embed else None,
-        )  # fmt: skip
-        if constraint is not None:
-            self._bound.add(admit.row)
+        self._state[admit.row] = state = admitted(admit, self._vocabulary, self._grammars)
+        if state.constraint is not None:
+            self._constraints[admit.row] = state.constraint
         if admit.drafts and self.capabilities.allows("drafts"):
-            self._proposals.open(admit.row, prompt.tolist())
+            self._proposals.open(admit.row, state.prompt.tolist())
         self._rows.open(admit.row)
         if admit.restore is not None:
-            assert admit.restore.tokens < len(prompt), "one token of a prompt must be computed"
+            assert admit.restore.tokens < len(state.prompt), "one token of a prompt must be computed"
             self.blocks.restore(admit.row, admit.restore)
-            self._state[admit.row].prefilled = admit.restore.tokens
+            state.prefilled = admit.restore.tokens
 
-    def _constraint(self, admit: Admit) -> Constraint | ThinkingRule | None:
-        if admit.thinking is not None:
-            return ThinkingRule(admit.thinking, self._vocabulary)
-        if admit.grammar is None:
-            return None
-        assert self._grammars is not None, "grammars need a tokenizer"
-        return self._grammars.constraint(admit.grammar, admit.min_tokens, admit.ends)
-
-    def _prefill(self, plan: Plan, scores: list[PendingLogprobs]) -> tuple[mx.array | None, list[RowId]]:
-        """Run the chunks. A prompt's last token is not prefilled but decoded, so that no logits are computed for the
-        other tokens, unless the request asks for prompt logprobs. Returns the rows whose first token must run alone."""
-        chunks: dict[RowId, Sequence[int]] = {}
-        complete: list[RowId] = []
-        for chunk in plan.prefill:
-            state = self._state[chunk.row]
-            if state.pool is not None:
-                continue
-            end = state.prefilled + chunk.tokens
-            assert end <= len(state.prompt), "a plan prefills more than the prompt"
-            if end == len(state.prompt):
-                complete.append(chunk.row)
-            tokens = state.prompt[state.prefilled : min(end, len(state.prompt) - 1)]
-            if len(tokens) and state.prompt_logprobs is not None:
-                scores += self._score(chunk.row, state, end)
-            elif len(tokens):
-                chunks[chunk.row] = tokens.tolist()
-            state.prefilled = end
-        prefilled = self._rows.prefill(chunks)
+    def _promote(self, complete: Sequence[RowId]) -> list[RowId]:
+        """Let rows whose prompt is complete decode in this step's pass. Returns those whose first token must run alone."""
         alone = [row for row in complete if not self._rows.decodes_from_nothing(row)]
         for row in complete:
             if row not in alone:
                 self._fresh[row] = int(self._state[row].prompt[-1])
                 self._rows.promote(row)
-        return prefilled, alone
-
-    def _embed(self, plan: Plan) -> list[tuple[RowId, mx.array]]:
-        """Run chunks of prompts that are embedded. Returns the vectors of prompts that end in this step."""
-        done = []
-        for chunk in plan.prefill:
-            state = self._state[chunk.row]
-            if state.pool is None:
-                continue
-            end = state.prefilled + chunk.tokens
-            state.pool.add(self._rows.hidden(chunk.row, state.prompt[state.prefilled : end].tolist()))
-            state.prefilled = end
-            mx.async_eval(state.pool.kept)
-            if end == len(state.prompt):
-                done.append((chunk.row, state.pool.vector()))
-        mx.async_eval([vector for _, vector in done])
-        return done
-
-    def _score(self, row: RowId, state: RowState, end: int) -> list[PendingLogprobs]:
-        """Run a chunk of a prompt and compute the logprob of the token after each of its tokens."""
-        scores = []
-        assert state.prompt_logprobs is not None
-        last = min(end, len(state.prompt) - 1)
-        for start in range(state.prefilled, last, SCORE_TOKENS):
-            stop = min(start + SCORE_TOKENS, last)
-            logits = self._rows.score(row, state.prompt[start:stop].tolist())
-            following = mx.array(state.prompt[start + 1 : stop + 1].astype(np.uint32))
-            requests = [(index, row, state.prompt_logprobs) for index in range(stop - start)]
-            pending = logprobs_of(logits, following, requests)
-            assert pending is not None
-            mx.async_eval(pending.arrays())
-            scores.append(pending)
-        return scores
+        return alone
 
     def _decode(self, alone: list[RowId]) -> tuple[mx.array, PendingLogprobs | None]:
         parts = []
         if self._rows.decoding:
-            parts.append(self._rows.decode(self._inputs()))
+            parts.append(self._rows.decode(self._sampling.inputs(self._rows.decoding, self._fresh)))
         for row in alone:
             parts.append(self._rows.first(row, int(self._state[row].prompt[-1])))
             self._rows.promote(row)
@@ -270,23 +181,20 @@ class StepEngine:
         return self._sample(logits)
 
     def _draft(self, plan: Plan) -> Spans | None:
-        """Propose drafts for the rows that the plan allows some. None if no row has a draft."""
+        """Propose drafts for the rows that the plan allows some, up to the token that a row's grammar rejects. None if no row has
+        a draft."""
         if not any(plan.drafts):
             return None
         drafts = self._proposals.drafts(dict(zip(plan.decode, plan.drafts, strict=True)))
-        for row in self._bound.intersection(drafts):
-            drafts[row] = self._fitting(row, drafts[row])
+        for row in self._constraints.keys() & drafts.keys():
+            drafts[row] = drafts[row][: self._constraints[row].fitting(drafts[row])]
         along = [drafts.get(row, ()) for row in self._rows.decoding]
         return Spans(along) if any(along) else None
 
-    def _fitting(self, row: RowId, draft: list[int]) -> list[int]:
-        """Truncate a draft where the row's grammar rejects it."""
-        constraint = self._state[row].constraint
-        return draft if constraint is None else draft[: constraint.fitting(draft)]
-
     def _verify(self, spans: Spans) -> tuple[mx.array, PendingLogprobs | None]:
         """Run all decoding rows, with and without drafts, in one pass."""
-        inputs = mx.concatenate([self._inputs()[:, None], mx.array(spans.drafts.astype(np.uint32))], axis=1)
+        last = self._sampling.inputs(self._rows.decoding, self._fresh)
+        inputs = mx.concatenate([last[:, None], mx.array(spans.drafts.astype(np.uint32))], axis=1)
         logits = self._rows.verify(inputs, spans.counts)
         self._join()
         flat = logits.reshape(-1, logits.shape[-1])
@@ -294,9 +202,6 @@ class StepEngine:
 
     def _sample(self, logits: mx.array, spans: Spans | None = None) -> tuple[mx.array, PendingLogprobs | None]:
         return self._sampling.sample(logits, spans, self._read_before, self.starting)
-
-    def _inputs(self) -> mx.array:
-        return self._sampling.inputs(self._rows.decoding, self._fresh)
 
     def _join(self) -> None:
         self._fresh.clear()
@@ -318,38 +223,32 @@ class StepEngine:
         return launched.stepped
 
     def _read(self, launched: Launched) -> Stepped:
-        if launched.prefilled is not None:
-            mx.eval(launched.prefilled)
+        if launched.prefilled.ready is not None:
+            mx.eval(launched.prefilled.ready)
         rows, kept = launched.rows, None
         sampled: Ints = np.zeros(0, np.int32) if launched.tokens is None else np.array(launched.tokens, np.int32)
-        drafted: tuple[tuple[RowId, int, int], ...] = ()
+        drafted: Drafted = ()
         if launched.spans is not None:
             rows, kept, drafted = self._commit(launched.rows, launched.spans, sampled)
             sampled = sampled[kept]
         tokens = tuple(cast(list[int], sampled.tolist()))
         logprobs = launched.logprobs.read(kept) if launched.logprobs else ()
-        scores = tuple(score for pending in launched.scores for score in pending.read())
-        embedded = tuple((row, np.array(vector, "<f4").tobytes()) for row, vector in launched.embedded)
+        scores = tuple(score for pending in launched.prefilled.scores for score in pending.read())
+        embedded = tuple((row, np.array(vector, "<f4").tobytes()) for row, vector in launched.prefilled.embedded)
         now = time.perf_counter()
         seconds, self._last_read = now - max(launched.at, self._last_read), now
-        persisted = tuple(payload.read() for payload in launched.persisted)
-        failed = launched.failed + self._follow(rows, tokens)
-        matched = self._proposals.matched(launched.rows) if launched.plan.watch else ()
         stepped = Stepped(
-            launched.plan.step, rows, tokens, logprobs, seconds, persisted, failed, scores, embedded, drafted,
-            matched=matched,
+            launched.plan.step, rows, tokens, logprobs, seconds,
+            persisted=tuple(payload.read() for payload in launched.persisted),
+            failed=launched.failed + self._follow(rows, tokens),
+            matched=self._proposals.matched(launched.rows) if launched.plan.watch else (),
+            prompt_logprobs=scores, embedded=embedded, drafted=drafted,
         )  # fmt: skip
-        return stepped if launched.plan.digest is None else self._settle(launched, stepped)
-
-    def _settle(self, launched: Launched, stepped: Stepped) -> Stepped:
-        """Add the hashes that other ranks must agree on."""
-        tokens_hash = self._digests.settle(stepped.step, launched.order, stepped.rows, stepped.tokens)
-        self._digests.accepted(stepped.step, stepped.drafted)
-        return attrs.evolve(stepped, order=launched.order, tokens_hash=tokens_hash)
+        return stepped if launched.plan.digest is None else self._digests.settle(stepped, launched.order)
 
     def _commit(
         self, rows: Sequence[RowId], spans: Spans, sampled: Ints
-    ) -> tuple[tuple[RowId, ...], KeptMask, tuple[tuple[RowId, int, int], ...]]:
+    ) -> tuple[tuple[RowId, ...], KeptMask, Drafted]:
         """Commit each row's accepted drafts and the token sampled after them (F22): lengths, histories, positions and inputs
         change accordingly. No step was launched since."""
         accepted = spans.accepted(sampled)
@@ -362,11 +261,11 @@ class StepEngine:
 
     def _follow(self, rows: Sequence[RowId], tokens: Sequence[int]) -> tuple[tuple[RowId, str], ...]:
         """Pass the sampled tokens to proposers and grammars. The grammar of a row that was dropped since is skipped."""
-        self._proposals.took(rows, tokens)
+        self._proposals.append(rows, tokens)
         failed = []
-        for row, token in zip(rows, tokens, strict=True) if self._bound else ():
-            if row in self._bound and (constraint := self._state[row].constraint) is not None:
-                reason = constraint.took(token)
+        for row, token in zip(rows, tokens, strict=True) if self._constraints else ():
+            if (constraint := self._constraints.get(row)) is not None:
+                reason = constraint.accept(token)
                 if reason:
                     failed.append((row, reason))
         return tuple(failed)

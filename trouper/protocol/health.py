@@ -7,12 +7,11 @@ from typing import Literal
 import attrs
 
 from trouper.protocol.histogram import Histogram
+from trouper.protocol.latency_buckets import INTER_TOKEN_S, STEP_TOKENS
 
-NO_LATENCIES = Histogram.of(
-    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0
-)
-"""Empty histogram of inter-token latencies. The buckets are vLLM's, so that its dashboards fit."""
-NO_STEP_TOKENS = Histogram.of(1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+NO_LATENCIES = Histogram.of(INTER_TOKEN_S)
+"""Empty histogram of inter-token latencies."""
+NO_STEP_TOKENS = Histogram.of(STEP_TOKENS)
 
 
 @attrs.frozen(kw_only=True)

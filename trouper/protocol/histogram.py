@@ -19,7 +19,8 @@ class Histogram:
     """Sum of all values."""
 
     @classmethod
-    def of(cls, *bounds: float) -> Histogram:
+    def of(cls, bounds: tuple[float, ...]) -> Histogram:
+        """An empty histogram. latency_buckets.py has the bounds."""
         return cls(bounds, (0,) * (len(bounds) + 1))
 
     def with_value(self, value: float, times: int = 1) -> Histogram:

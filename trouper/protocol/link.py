@@ -1,10 +1,7 @@
 """Messages between rank 0 and a follower on the control link, besides plans.
 
-The handshake has a fixed order, in which each step protects the next. A follower connects; both ends prove that they know
-the secret (`rank_link.Link.proved`), before either parses a message of the other. The follower sends `Hello`: rank 0
-compares the version of the wire and the flags, and answers a mismatch with `Refused`. Only then do heartbeats begin, which
-both ends need to detect a loss while the engines load. The follower loads its shard and sends `Ready` with its model card;
-rank 0 compares all cards, and sends the first `Plan` after the last `Ready`. `Leave` ends the connection.
+`Hello`, `Refused` and `Ready` are steps of the handshake, whose order `actors/ranks/rank_handshake.py` explains. After the last
+`Ready` come plans; `Leave` ends the connection.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ FLAG = "--served-model-name"
 
 def names_of(model: str, aliases: Sequence[str], *, default: bool) -> tuple[str, ...]:
     """Names by which clients may address `model`. Aliases are NAME=MODEL, or NAME for the default model."""
-    own = [name for name, meant in map(_parted, aliases) if meant == model or (default and not meant)]
-    return tuple(dict.fromkeys([*own, model]))
+    named = [name for name, meant in map(_parted, aliases) if meant == model or (default and not meant)]
+    return tuple(dict.fromkeys([*named, model]))
 
 
 def require_names(models: Sequence[str], aliases: Sequence[str]) -> None:

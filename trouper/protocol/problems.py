@@ -17,12 +17,12 @@ class Problem:
     retry_after_s: int | None = None
 
 
-DRAINING = Problem(503, "the server is shutting down", "server_error", None, "draining", 1)
+DRAINING = Problem(503, "the server is shutting down", "server_error", code="draining", retry_after_s=1)
 
 
 def rank_lost(reason: str) -> Problem:
     """Problem for requests whose group of ranks ended. The process ends with it, and its supervisor starts it again."""
-    return Problem(503, f"the server starts again: {reason}", "server_error", None, "rank_lost", 5)
+    return Problem(503, f"the server starts again: {reason}", "server_error", code="rank_lost", retry_after_s=5)
 
 
 class RequestFailed(Exception):
@@ -63,7 +63,6 @@ def queue_full(size: int) -> Problem:
         429,
         f"{size} requests are waiting already (--max-queue-size); try again soon",
         "rate_limit_error",
-        None,
-        "queue_full",
-        1,
+        code="queue_full",
+        retry_after_s=1,
     )

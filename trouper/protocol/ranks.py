@@ -17,6 +17,8 @@ import attrs
 import numpy as np
 import xxhash
 
+from trouper.protocol.splitmix import GOLDEN, mix64
+
 
 @attrs.frozen
 class Joined:
@@ -43,7 +45,7 @@ class Digest:
     """`pairs` of the rows' ids and the tokens in their KV. For steps after `settled` a decoded row counts one token each, since
     rank 0 does not know yet which drafts were accepted."""
     blocks: int
-    """`members` of the ids of stored blocks and snapshots."""
+    """`set_hash` of the ids of stored blocks and snapshots."""
     settled: int = -1
     """Last step whose answer rank 0 had when it sent the plan; -1: none yet."""
     order: int = 0
@@ -80,9 +82,9 @@ def forget_old(steps: dict[int, Any]) -> None:
 def compare(step: int, expected: Digest, found: Digest) -> None:
     """Raises `RankDiffers` for the first field that differs."""
     for field in FIELDS:
-        wanted, got = getattr(expected, field), getattr(found, field)
-        if wanted != got:
-            raise RankDiffers(step, field, wanted, got)
+        expected_hash, found_hash = getattr(expected, field), getattr(found, field)
+        if expected_hash != found_hash:
+            raise RankDiffers(step, field, expected_hash, found_hash)
 
 
 # -- hashes ------------------------------------------------------------------------------------------
@@ -99,19 +101,19 @@ def pairs(ids: Ids, values: np.ndarray[Any, Any]) -> int:
     return int(_mixed(_mixed(ids) + values.astype(np.uint64)).sum())
 
 
-def members(ids: Ids) -> int:
+def set_hash(ids: Ids) -> int:
     """Hash of a set of ids. Sums of disjoint sets are added modulo 2**64, so a set that changes is not hashed again."""
     return int(_mixed(ids).sum())
 
 
 def joined(known: int, ids: Iterable[int]) -> int:
-    """`members` of a set with the hash `known` after these ids were added."""
-    return (known + members(ids_of(ids))) % 2**64
+    """`set_hash` of a set with the hash `known` after these ids were added."""
+    return (known + set_hash(ids_of(ids))) % 2**64
 
 
 def parted(known: int, ids: Iterable[int]) -> int:
-    """`members` of a set with the hash `known` after these ids were removed."""
-    return (known - members(ids_of(ids))) % 2**64
+    """`set_hash` of a set with the hash `known` after these ids were removed."""
+    return (known - set_hash(ids_of(ids))) % 2**64
 
 
 def sequence(numbers: Iterable[int], before: int = 0) -> int:
@@ -120,8 +122,4 @@ def sequence(numbers: Iterable[int], before: int = 0) -> int:
 
 
 def _mixed(values: Ids) -> Ids:
-    """splitmix64 (Steele, Lea, Flood 2014): each bit of the input changes half of the output's."""
-    mixed = values + np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))
+    return mix64(values + GOLDEN)

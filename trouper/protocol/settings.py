@@ -26,14 +26,14 @@ def _within(low: float, high: float | None = None) -> Callable[[Any, attrs.Attri
         if not isinstance(value, int | float):
             raise SettingsInvalid(f"{flag} must be a number, not {value!r}", flag)
         if not low <= value or (high is not None and value > high) or value == math.inf:
-            most = "" if value != math.inf else "finite and "
-            bound = f"{most}at least {low:g}" if high is None else f"between {low:g} and {high:g}"
+            finite = "" if value != math.inf else "finite and "
+            bound = f"{finite}at least {low:g}" if high is None else f"between {low:g} and {high:g}"
             raise SettingsInvalid(f"{flag} must be {bound}, not {value:g}", flag)
 
     return check
 
 
-def _one_of(choices: Sequence[Any]) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
+def _among(choices: Sequence[Any]) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
     *others, last = choices
 
     def check(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -54,7 +54,7 @@ def setting(
 ) -> Any:
     """Define one setting. `choices`: all valid values. `more`: `secret` hides the value when printed; `repeat` allows the flag
     several times; `each` does too, and makes one `Settings` for each value; `directory` marks a path of a directory."""
-    check = _one_of(choices) if choices else None if low is None else _within(low, high)
+    check = _among(choices) if choices else None if low is None else _within(low, high)
     return attrs.field(default=default, validator=check, metadata={"help": help, "choices": choices, **more})
 
 

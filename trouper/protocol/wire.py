@@ -18,7 +18,7 @@ import xxhash
 from trouper.protocol.link import Message
 
 LENGTH = struct.Struct("!I")
-MOST_BYTES = 2**28
+MAX_BYTES = 2**28
 """Maximum size of one message. No rank sends a larger one."""
 KINDS: tuple[type, ...] = get_args(Message)
 
@@ -86,6 +86,6 @@ def decode(body: bytes) -> Message:
 def body_length(prefix: bytes) -> int:
     """Decode the length of a body. Raises `NotUnderstood` if it is too large."""
     length: int = LENGTH.unpack(prefix)[0]
-    if length > MOST_BYTES:
+    if length > MAX_BYTES:
         raise NotUnderstood(f"a message of {length} bytes")
     return length

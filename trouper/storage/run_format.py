@@ -22,7 +22,7 @@ from xxhash import xxh3_128, xxh3_128_hexdigest, xxh32_hexdigest
 
 from trouper.protocol.blocks import BlockData, Tensor, Tensors
 from trouper.storage.file_operations import Buffer
-from trouper.storage.stored_pieces import BlockEntry, Damaged, RunInfo
+from trouper.storage.stored_blocks import BlockEntry, Damaged, RunInfo
 
 FORMAT: Final = "trouper-run-1"
 SUFFIX: Final = ".safetensors"

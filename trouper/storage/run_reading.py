@@ -13,7 +13,7 @@ from xxhash import xxh3_128_hexdigest
 from trouper.protocol.blocks import BlockData, BlockRef, Tensors
 from trouper.storage.file_operations import Disk, read_all
 from trouper.storage.run_format import LENGTH_BYTES, Header, Part, Span, header_bytes, parse
-from trouper.storage.stored_pieces import BlockEntry, Damaged, Reason
+from trouper.storage.stored_blocks import BlockEntry, Damaged, Reason
 
 
 @attrs.frozen(eq=False)

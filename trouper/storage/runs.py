@@ -8,7 +8,6 @@ state.
 
 from __future__ import annotations
 
-import heapq
 import re
 import secrets
 import time
@@ -26,7 +25,8 @@ from trouper.storage.cache_directory import TEMPORARY_SUFFIX
 from trouper.storage.file_operations import Buffer, Disk, File, read_all, write_all
 from trouper.storage.run_format import SUFFIX, Sealed, seal
 from trouper.storage.run_reading import open_run
-from trouper.storage.stored_pieces import BlockEntry, Damaged, Reason, RunInfo, parents_first
+from trouper.storage.run_uses import RunUse, RunUses
+from trouper.storage.stored_blocks import BlockEntry, Damaged, Reason, RunInfo, parents_first
 
 __all__ = [
     "BlockData",
@@ -67,14 +67,6 @@ class Room:
     """Number of removed files of other namespaces: all namespaces share one limit."""
 
 
-@attrs.frozen
-class _RunUse:
-    """Size and last use of a run of any namespace."""
-
-    bytes: int
-    used_ns: int
-
-
 class RunStore:
     """The runs of one namespace. `directory`: the prepared cache directory. `namespace`: at least `NAMESPACE_DIGITS` hex digits."""
 
@@ -87,11 +79,9 @@ class RunStore:
         """Number of files that `refresh` removed, by the kind of damage."""
         self.unreadable = 0
         """Number of files that the disk cannot read. They stay, and their bytes count as long as they exist."""
-        self.total_bytes = 0
-        """Bytes of all namespaces' runs, except those that another server has written since the last `refresh`."""
         self._disk = disk or Disk()
         self._runs: dict[str, RunInfo] = {}
-        self._uses: dict[Path, _RunUse] = {}
+        self._uses = RunUses(self._disk, {})
         self._refreshed = False
 
     # -- listing ---------------------------------------------------------------------------------
@@ -101,18 +91,18 @@ class RunStore:
         """The runs as of the last `refresh`, with later writes and removals of this store."""
         return self._runs.values()
 
-    def catalogue(self) -> list[RunInfo]:
-        """List every run of the namespace; parents come before the runs that continue them. Opens only files that neither an
-        earlier `refresh` nor the saved catalogue knows. Raises `OSError`."""
-        self.refresh()
-        return parents_first(self._runs.values())
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all namespaces' runs, except those that another server has written since the last `refresh`."""
+        return self._uses.total_bytes
 
     def refresh(self) -> Changes:
-        """List the directory again, since other servers and sweeps change it, too. Removes damaged files. Raises `OSError`."""
+        """List the directory again, since other servers and sweeps change it, too. Opens only files that neither an earlier `refresh`
+        nor the saved catalogue knows. Removes damaged files. Raises `OSError`."""
         known = self._runs if self._refreshed else {run.name: run for run in self._saved()}
-        before, runs, uses = self._runs, dict[str, RunInfo](), dict[Path, _RunUse]()
+        before, runs, uses = self._runs, dict[str, RunInfo](), dict[Path, RunUse]()
         for path, file in self._files():
-            uses[path] = _RunUse(file.bytes, file.used_ns)
+            uses[path] = RunUse(file.bytes, file.used_ns)
             if path.parent != self.path:
                 continue
             try:
@@ -122,8 +112,7 @@ class RunStore:
                     del uses[path]
             except OSError:
                 self.unreadable += 1
-        self._runs, self._uses, self._refreshed = runs, uses, True
-        self.total_bytes = sum(use.bytes for use in uses.values())
+        self._runs, self._uses, self._refreshed = runs, RunUses(self._disk, uses), True
         return Changes(
             tuple(parents_first(run for name, run in runs.items() if name not in before)),
             tuple(run for name, run in before.items() if name not in runs),
@@ -178,9 +167,6 @@ class RunStore:
         continuation of the previous one; `parent`: the key that the first one continues."""
         return seal(self.namespace, parent, pieces)
 
-    def write(self, parent: bytes, pieces: Sequence[BlockData]) -> RunInfo:
-        return self.put(self.seal(parent, pieces))
-
     def put(self, sealed: Sealed) -> RunInfo:
         """Write a run. Raises `OSError`; then no file is left. A run that exists in full is not written again."""
         run = sealed.info
@@ -188,7 +174,7 @@ class RunStore:
         if not self._is_there(path, run.file_bytes):
             self._disk.mkdir(self.path)
             self._put(path, sealed.buffers)
-        self._hold(path, _RunUse(run.file_bytes, time.time_ns()))
+        self._uses.record(path, RunUse(run.file_bytes, time.time_ns()))
         self._runs[run.name] = run
         return run
 
@@ -238,8 +224,7 @@ class RunStore:
             path = self.path / name
             with suppress(FileNotFoundError):
                 self._disk.touch(path)
-                if path in self._uses:
-                    self._hold(path, _RunUse(self._uses[path].bytes, time.time_ns()))
+                self._uses.record_use(path, time.time_ns())
 
     # -- removing --------------------------------------------------------------------------------
 
@@ -258,40 +243,15 @@ class RunStore:
         lacking = floor_bytes + bytes_needed - self._disk.free_bytes(self.directory) if floor_bytes else 0
         target = self.total_bytes - max(self.total_bytes + bytes_needed - max_bytes, lacking)
         removed: list[RunInfo | None] = []
-        oldest = [(use.used_ns, path) for path, use in self._uses.items()]
-        heapq.heapify(oldest)
-        while self.total_bytes > target and oldest:
-            used_ns, path = heapq.heappop(oldest)
-            later_ns = self._used_since(path, used_ns)
-            if later_ns is not None:
-                heapq.heappush(oldest, (later_ns, path))
-                continue
+        oldest = self._uses.least_recently_used()
+        while self.total_bytes > target and (path := next(oldest, None)) is not None:
             with suppress(OSError):
                 removed.append(self._remove(path))
         removed_here = tuple(run for run in removed if run is not None)
         return Room(self.total_bytes <= target, removed_here, len(removed) - len(removed_here))
 
-    def _used_since(self, path: Path, used_ns: int) -> int | None:
-        """Return the time of last use, if another server has used the file since `used_ns`; else None."""
-        with suppress(OSError):
-            file = self._disk.stat(path)
-            if file.used_ns > used_ns:
-                self._hold(path, _RunUse(file.bytes, file.used_ns))
-                return file.used_ns
-        return None
-
     def _remove(self, path: Path) -> RunInfo | None:
         with suppress(FileNotFoundError):
             self._disk.unlink(path)
-        self._release(path)
+        self._uses.remove(path)
         return self._runs.pop(path.name, None) if path.parent == self.path else None
-
-    def _hold(self, path: Path, use: _RunUse) -> None:
-        self._release(path)
-        self._uses[path] = use
-        self.total_bytes += use.bytes
-
-    def _release(self, path: Path) -> None:
-        use = self._uses.pop(path, None)
-        if use is not None:
-            self.total_bytes -= use.bytes

@@ -16,15 +16,15 @@ from quart_trio.asgi import TrioASGIHTTPConnection
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge, RequestTimeout
 from werkzeug.routing import BaseConverter
 
-from trouper.actors.runtime.model_manager import Models, OneModel
 from trouper.actors.runtime.runtime import Runtime
+from trouper.actors.runtime.served_models import Models, OneModel
+from trouper.protocol.api_keys import ASSETS, Keys
 from trouper.protocol.logs import CURRENT_REQUEST
 from trouper.protocol.problems import Problem, RequestFailed
 from trouper.protocol.settings import ServerSettings
 from trouper.web.anthropic.errors import anthropic_error, is_anthropic
 from trouper.web.anthropic.message_schemas import COMPONENTS as ANTHROPIC
 from trouper.web.anthropic.routes import Anthropic
-from trouper.web.http.api_keys import ASSETS, Keys
 from trouper.web.http.body_parsing import too_large
 from trouper.web.http.cors import Cors
 from trouper.web.http.endpoints import Endpoint
@@ -96,7 +96,7 @@ def create_app(
     app.config["BODY_TIMEOUT"] = settings.body_timeout_s
     app.config["RESPONSE_TIMEOUT"] = None
     app.url_map.converters["response"] = ResponseId
-    metrics = Metrics(models.listed)
+    metrics = Metrics(models.entries)
     service = Service(models, settings, background, RequestLog(metrics.requests.observe, log_record, *observers))
     keys = Keys.of(settings)
     edge, dialects = HttpEdge(service, keys, metrics), (OpenAi(service), Responses(service), Anthropic(service))
@@ -191,14 +191,14 @@ class HttpEdge:
         )
 
     async def health(self) -> Response:
-        return as_json(health_body(self._service.models.listed()))
+        return as_json(health_body(self._service.models.entries()))
 
     async def livez(self) -> Response:
         return as_json({"status": "alive"})
 
     async def readyz(self) -> Response:
         """Report ready if every loaded model makes progress."""
-        loaded = [entry.runtime.health() for entry in self._service.models.listed() if entry.runtime is not None]
+        loaded = [entry.runtime.health() for entry in self._service.models.entries() if entry.runtime is not None]
         health = next((health for health in loaded if not health.ready), loaded[0] if loaded else None)
         if health is None:
             return as_json({"status": "draining", "detail": "no model is loaded"}, 503)

@@ -19,8 +19,8 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import AppWrapper, ASGIFramework
 from hypercorn.utils import wrap_app
 
-from trouper.actors.runtime.model_manager import Models
 from trouper.actors.runtime.runtime import Runtime
+from trouper.actors.runtime.served_models import Models
 from trouper.protocol.problems import SettingsInvalid
 from trouper.protocol.settings import ServerSettings
 from trouper.web.app import create_app

@@ -19,8 +19,8 @@ from quart.wrappers.response import ResponseBody
 
 from trouper import heap
 from trouper.actors.runtime.answer import Answer
-from trouper.actors.runtime.model_manager import ModelEntry, Models, model_not_found
 from trouper.actors.runtime.runtime import Runtime
+from trouper.actors.runtime.served_models import ModelEntry, Models, model_not_found
 from trouper.protocol.problems import RequestFailed
 from trouper.protocol.record import Reason, RequestRecord
 from trouper.protocol.requests import Generate
@@ -186,7 +186,7 @@ class Service:
 
     def _origin(self, model: str | None) -> RequestOrigin:
         """Collect what the request log needs to know of this request. Raises `RequestFailed` (404)."""
-        named = self.models.listed()[0] if model is None else self.listed(model)
+        named = self.models.entries()[0] if model is None else self.listed(model)
         headers = request.headers
         trace = _bounded_header(headers.get("traceparent", "")), _bounded_header(headers.get("tracestate", ""))
         return RequestOrigin(named.names[0], request.path, trio.current_time(), *trace)
@@ -203,7 +203,7 @@ class Service:
 
     def listed(self, model: str) -> ModelEntry:
         """Return the entry of a model. Raises `RequestFailed` (404)."""
-        listed = self.models.listed()
+        listed = self.models.entries()
         found = next((entry for entry in listed if model in entry.names), None)
         if found is None:
             raise model_not_found(model, listed)

@@ -1,7 +1,7 @@
 """The expected state of every rank's engine, predicted from the plans and corrected by the results. Pure.
 
-Rank 0's RankMirror keeps it, so that each plan can say which state it expects (F20). It knows of KV only how long it is:
-that, and who is there, are what the shapes in the collectives follow from.
+Rank 0's RankMirror keeps it, so that each plan carries the state that it expects (F20). Of the KV it has only the length of each
+row: rows and lengths determine the shapes in the collectives.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from trouper.protocol.ranks import Digest
 
 
 class ExpectedState:
-    """Rows in the order of admission, as arrays: a step costs the same for one row and for many."""
+    """Rows in the order of admission, as arrays, so that a step costs the same for one row and for many."""
 
     def __init__(self) -> None:
         self._ids = np.zeros(0, np.uint64)

@@ -1,7 +1,7 @@
-"""A follower: RankMirror and ModelStepper, and a disk of its own. It decides nothing and speaks no HTTP.
+"""A follower: a rank that replays rank 0's plans with its own shard of model and cache. It decides nothing and serves no HTTP.
 
-It replays rank 0's plans, says what it does and what goes wrong, and ends when rank 0 says so or has gone. Its engine may
-then be blocked in a collective for ever: `ended` is set beside it, so that whoever runs the process can end it.
+It waits on plans, reports its state and its failures to rank 0, and ends when rank 0 dismisses it or is lost. Its engine may
+then be blocked in a collective for ever, so `ended` is set outside the engine's thread, and the process ends by that.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import trio
 
 from trouper.actors.model_stepper import step_model
 from trouper.actors.ranks.follower_disk import FollowerDisk
-from trouper.actors.ranks.leader import HEARTBEAT_S, HELLO_S, LEAVING_S, RankLost, flags_of, send_heartbeats
-from trouper.actors.ranks.rank_link import Invitation, Link, LinkFailed
+from trouper.actors.ranks.rank_handshake import HELLO_S, Invitation, join_leader
+from trouper.actors.ranks.rank_heartbeat import HEARTBEAT_S, send_heartbeats, wait_until_silent
+from trouper.actors.ranks.rank_link import LAST_MESSAGES_S, LEAVING_S, Link, LinkFailed, RankLost
 from trouper.actors.runtime.supervision import innermost
+from trouper.actors.ssd_writer import DiskWriter, write_to_disk
 from trouper.protocol.health import DirectoryStats
 from trouper.protocol.link import (
     Compile,
@@ -22,7 +24,6 @@ from trouper.protocol.link import (
     Crashed,
     Fetch,
     Heartbeat,
-    Hello,
     Leave,
     LoadFailed,
     LogRecord,
@@ -36,21 +37,29 @@ from trouper.protocol.plans import Plan, Stepped
 from trouper.protocol.problems import ModelUnusable, RequestFailed
 from trouper.protocol.ranks import Joined, RankDiffers
 from trouper.protocol.settings import Settings
-from trouper.protocol.wire import VERSION, encode
+from trouper.protocol.wire import encode
 
 log = logging.getLogger("trouper.ranks")
 PLANS_AHEAD = 64
 """Maximum number of plans that wait for a follower's engine. Plans without work need no collective, so rank 0 may be ahead."""
-LAST_WORDS_S = 1.0
 LAST_WRITES_S = 2.0
-"""Maximum wait at the end for writes in flight to the disk."""
+"""Maximum wait at the end for writes in flight to the disk. Rank 0 waits LEAVING_S for a follower, which must be longer."""
 OUTBOX = 1024
+"""Maximum number of messages that wait for rank 0. More are dropped."""
 
 
 class Follower:
-    """The actor's state, and its end."""
+    """The state of a follower. `run` lasts for its whole life."""
 
-    def __init__(self, settings: Settings, engine: Engine, heartbeat_s: float = HEARTBEAT_S) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        engine: Engine,
+        heartbeat_s: float = HEARTBEAT_S,
+        *,
+        disk_writer: DiskWriter = write_to_disk,
+    ) -> None:
+        self._disk_writer = disk_writer
         self.joined = trio.Event()
         self.ended = trio.Event()
         self.reason = ""
@@ -58,10 +67,11 @@ class Follower:
         self.unusable = False
         """Whether a second try would fail in the same way."""
         self.linked = False
-        """Whether the follower is connected, so that rank 0 decides when it ends."""
+        """Whether the follower has joined the group, so that rank 0 decides when it ends."""
         self._settings, self._engine, self._heartbeat_s = settings, engine, heartbeat_s
         self._outbox, self._frames = trio.open_memory_channel[bytes](OUTBOX)
         self._step = -1
+        """Last step that the engine has completed."""
         self._sent = trio.Event()
         self._disk: FollowerDisk | None = None
         """The disk of this rank; None until the model is loaded."""
@@ -73,8 +83,8 @@ class Follower:
         return self.linked and self._post(LogRecord(level, text))
 
     async def run(self) -> None:
-        """Join, load, follow. Returns when rank 0 leaves. Raises `RankLost` or `ModelUnusable`; `ended` is set before, since
-        raising may have to wait for an engine that never ends."""
+        """Join the group, load the model, replay plans. Returns when rank 0 dismisses this rank. Raises `RankLost` or `ModelUnusable`;
+        `ended` is set before, since the exception may have to wait for an engine that never ends."""
         async with trio.open_nursery() as thread:
             await thread.start(self._engine.run)
             joined = await self._join()
@@ -95,18 +105,12 @@ class Follower:
         except Exception as error:
             raise self._end(f"a rank was lost while they met: {error}") from error
 
-    async def meet(self, stream: trio.abc.Stream, joined: Joined) -> Link:
-        """Authenticate to rank 0 and send `Hello`."""
-        link = await Link.proved(stream, Invitation.decode(joined.invitation).secret, "follower")
-        await link.send(Hello(joined.rank, joined.size, VERSION, flags_of(self._settings)))
-        return link
-
     async def _connect(self, joined: Joined) -> Link:
         invitation = Invitation.decode(joined.invitation)
         try:
             with trio.fail_after(HELLO_S):
                 stream = await trio.open_tcp_stream(invitation.host, invitation.port)
-                return await self.meet(stream, joined)
+                return await join_leader(stream, joined, self._settings)
         except (OSError, LinkFailed, trio.TooSlowError) as error:
             reason = f"rank 0 is not to be reached at {invitation.host}:{invitation.port} (--control-host): {error}"
             raise self._end(reason) from error
@@ -118,30 +122,34 @@ class Follower:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._send, link)
             nursery.start_soon(send_heartbeats, self._outbox, self._heartbeat, self._heartbeat_s)
-            nursery.start_soon(self._hear, link, mirrored, nursery)
-            nursery.start_soon(self._watch, link)
-            nursery.start_soon(self._count, answers)
+            nursery.start_soon(self._receive, link, mirrored, nursery)
+            nursery.start_soon(self._end_when_silent, link)
+            nursery.start_soon(self._take_answers, answers)
             try:
                 await self._load_and_step(plans, results, nursery)
             except* RankDiffers as group:
-                one = innermost(group)
-                assert isinstance(one, RankDiffers)
-                await self._last_words(StateMismatch(one.step, one.field, one.expected, one.found))
-                raise self._end(str(one)) from None
+                differs = innermost(group)
+                assert isinstance(differs, RankDiffers)
+                await self._send_last(
+                    StateMismatch(
+                        step=differs.step, field=differs.field, expected=differs.expected, found=differs.found
+                    )
+                )
+                raise self._end(str(differs)) from None
             except* ModelUnusable as group:
                 reason = str(innermost(group))
-                await self._last_words(LoadFailed(reason))
+                await self._send_last(LoadFailed(reason))
                 raise self._end(reason, unusable=True) from None
             except* Exception as group:
                 crash = innermost(group)
-                with trio.move_on_after(self._heartbeat_s):  # A collective that fails is only the consequence.
+                with trio.move_on_after(self._heartbeat_s):  # It may only follow from the loss of another rank.
                     await self.ended.wait()
                 if self.ended.is_set():
                     raise RankLost(self.reason) from None
                 log.exception("the engine of rank %d crashed", joined.rank)
-                await self._last_words(Crashed(f"{type(crash).__name__}: {crash}"))
+                await self._send_last(Crashed(f"{type(crash).__name__}: {crash}"))
                 raise self._end(f"{type(crash).__name__}: {crash}") from crash
-            nursery.cancel_scope.cancel()
+            nursery.cancel_scope.cancel(reason="rank 0 has dismissed this rank")
 
     async def _load_and_step(
         self,
@@ -149,11 +157,16 @@ class Follower:
         results: trio.MemorySendChannel[Stepped],
         background: trio.Nursery,
     ) -> None:
-        """The disk lives beside: nobody waits for it when the engine has raised."""
+        """The disk runs in `background`, so that an engine that raises does not wait for it."""
         model = await self._engine.load()
         self._tokenizer = model.tokenizer
         disk = self._disk = FollowerDisk(
-            model.card, self._settings, self._engine.memory, self._post, self._report_directory
+            card=model.card,
+            settings=self._settings,
+            read_memory=self._engine.memory,
+            report=self._post,
+            directory_changed=self._report_directory,
+            disk_writer=self._disk_writer,
         )
         background.start_soon(disk.run)
         self._post(Ready(model.card))
@@ -161,10 +174,10 @@ class Follower:
         with trio.move_on_after(LAST_WRITES_S):
             await disk.ended.wait()
 
-    # -- the link --------------------------------------------------------------------------------
+    # -- messages of rank 0 ------------------------------------------------------------------------
 
-    async def _hear(self, link: Link, mirrored: trio.MemorySendChannel[Plan], background: trio.Nursery) -> None:
-        """Plans, until rank 0 leaves. When `mirrored` is full this waits, and rank 0 with it."""
+    async def _receive(self, link: Link, mirrored: trio.MemorySendChannel[Plan], background: trio.Nursery) -> None:
+        """Receive messages until rank 0 leaves. A full `mirrored` delays them all, and then rank 0's writes."""
         with mirrored:
             while True:
                 try:
@@ -173,13 +186,13 @@ class Follower:
                     raise self._end(f"rank 0 is gone: {failed}") from None
                 match message:
                     case Plan():
-                        assert self._disk is not None, "a plan came before we were ready"
+                        assert self._disk is not None, "a plan came before this rank was ready"
                         try:
                             await mirrored.send(self._disk.replay(message))
                         except trio.BrokenResourceError:
-                            return  # The engine has raised, and says why itself.
+                            return  # The engine has raised, and `_follow` reports why.
                     case Fetch():
-                        assert self._disk is not None, "a plan came before we were ready"
+                        assert self._disk is not None, "a read came before this rank was ready"
                         self._disk.fetch(message)
                     case Compile():
                         background.start_soon(self._compile, message)
@@ -199,44 +212,39 @@ class Follower:
     async def _compile(self, message: Compile) -> None:
         """Compile a grammar before the plan that admits its row. The result stays in the tokenizer's cache; if it is evicted before the
         plan comes, the engine's thread compiles it again."""
-        assert self._tokenizer is not None, "a grammar came before we were ready"
-        compiling, fault = self._tokenizer.compile_grammar, ""
+        assert self._tokenizer is not None, "a grammar came before this rank was ready"
+        compile_grammar, fault = self._tokenizer.compile_grammar, ""
         try:
             await trio.to_thread.run_sync(
-                compiling, message.grammar, self._settings.grammar_timeout_s, abandon_on_cancel=True
+                compile_grammar, message.grammar, self._settings.grammar_timeout_s, abandon_on_cancel=True
             )
         except RequestFailed as refused:
             fault = refused.problem.message
         self._post(Compiled(message.ticket, fault))
+
+    async def _end_when_silent(self, link: Link) -> None:
+        timeout_s = self._settings.rank_timeout_s
+        await wait_until_silent(link, timeout_s, self._heartbeat_s)
+        raise self._end(f"rank 0 is silent for {timeout_s:g} s (--rank-timeout-s)")
+
+    # -- messages to rank 0 ------------------------------------------------------------------------
 
     async def _send(self, link: Link) -> None:
         async for frame in self._frames:
             try:
                 with trio.fail_after(self._settings.rank_timeout_s):
                     await link.send_frame(frame)
-            except LinkFailed:  # What rank 0 said at the end may still lie here unread.
+            except LinkFailed:  # A last message may still wait to be received, and gives a better reason.
                 return
             except trio.TooSlowError:
                 raise self._end(f"rank 0 has not read for {self._settings.rank_timeout_s:g} s") from None
         self._sent.set()
 
-    async def _watch(self, link: Link) -> None:
-        """Rank 0 is silent, or we were away ourselves, in which case what it said still lies here."""
-        looked = trio.current_time()
-        while True:
-            await trio.sleep(self._heartbeat_s)
-            now, limit_s = trio.current_time(), self._settings.rank_timeout_s
-            if now - looked > limit_s / 2:
-                link.heard_at = now
-            looked = now
-            if now - link.heard_at > limit_s:
-                raise self._end(f"rank 0 is silent for {limit_s:g} s (--rank-timeout-s)")
-
-    async def _count(self, answers: trio.MemoryReceiveChannel[Stepped]) -> None:
+    async def _take_answers(self, answers: trio.MemoryReceiveChannel[Stepped]) -> None:
         async for stepped in answers:
             self._step = stepped.step
             assert self._disk is not None
-            self._disk.answered(stepped)
+            self._disk.take_answer(stepped)
         if self._disk is not None:
             self._disk.close()
 
@@ -244,7 +252,8 @@ class Follower:
         return Heartbeat(self._step, self._engine.memory(), self._disk.stats if self._disk is not None else None)
 
     def _report_directory(self) -> None:
-        """Report a changed directory at once: rank 0 waits for the first report, and orders nothing of a detached disk."""
+        """Report at once that the directory is in use, or no longer: rank 0 waits for the first report, and reads nothing while a disk
+        is detached."""
         assert self._disk is not None
         stats, before = self._disk.stats, self._reported_directory
         if stats is not None and (before is None or (stats.attached, stats.reason) != (before.attached, before.reason)):
@@ -258,17 +267,16 @@ class Follower:
             return False
         return True
 
-    async def _last_words(self, message: Message) -> None:
-        """Send the last message, which must leave before the process ends."""
+    async def _send_last(self, message: Message) -> None:
+        """Send the last message, and wait until rank 0 has probably read it: a socket that is closed too early may discard it."""
         self._post(message)
         self._outbox.close()
-        with trio.move_on_after(LAST_WORDS_S, shield=True):
+        with trio.move_on_after(LAST_MESSAGES_S, shield=True):
             await self._sent.wait()
-            await trio.sleep(
-                self._heartbeat_s
-            )  # Until they are read: a socket that is closed too early may forget them.
+            await trio.sleep(self._heartbeat_s)
 
     def _end(self, reason: str, *, unusable: bool = False) -> RankLost:
+        """End the follower. Only the first reason counts, since others follow from it. Returns the exception to raise."""
         if not self.ended.is_set():
             self.reason, self.unusable = reason, unusable
             self.ended.set()

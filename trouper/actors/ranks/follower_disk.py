@@ -1,7 +1,7 @@
-"""A follower's disk: SSDWriter and CacheJanitor of its own, for its own shard of each block.
+"""A follower's disk: an SSDWriter and a CacheJanitor for this rank's shard of each block.
 
-Rank 0 says what to read, what of it becomes blocks, and what to write. So nothing here decides, and whatever goes wrong is
-only that rank 0 counts on less: an answer of nothing, or a block that is computed again one day.
+Rank 0 decides what is read, which of that becomes blocks, and what is written (`leader_disk` has the protocol). No failure here
+ends the rank: rank 0 gets an answer without blocks, or a refused write, and the blocks are computed again.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import attrs
 import trio
 
 from trouper.actors.cache_janitor import keep_tidy
+from trouper.actors.ranks.pending_disk_orders import nothing_read
 from trouper.actors.runtime.supervision import RestartLimit, supervise
 from trouper.actors.scheduling.cache_namespace import cache_namespace
 from trouper.actors.scheduling.disk_tier import BACKLOG_BYTES
-from trouper.actors.ssd_writer import WriterEdges, directory_for, write_to_disk
+from trouper.actors.ssd_writer import DiskWriter, WriterEdges, directory_for, write_to_disk
 from trouper.protocol.blocks import BlockData
 from trouper.protocol.health import ActorStats, DirectoryStats, MemoryStatus, SchedulerStats
 from trouper.protocol.link import Fetch, Fetched, Message, Missing, WriteDone
@@ -39,39 +40,42 @@ from trouper.protocol.work import (
 ORDERS = 64
 NEWS = 16
 Keys = tuple[bytes, ...]
-"""Keys of a run's pieces."""
+"""Keys of a run's blocks."""
 
 
 class FollowerDisk:
-    """The actors, what was read for rank 0, and what is on its way to the disk. `tell`: rank 0, if there is room."""
+    """The two actors, the blocks that were read for rank 0, and the writes in flight."""
 
     def __init__(
         self,
         card: ModelCard,
         settings: Settings,
-        look: Callable[[], MemoryStats],
-        tell: Callable[[Message], bool],
-        changed: Callable[[], None],
+        read_memory: Callable[[], MemoryStats],
+        report: Callable[[Message], bool],
+        directory_changed: Callable[[], None],
+        *,
+        disk_writer: DiskWriter = write_to_disk,
     ) -> None:
-        """`changed` is called when `facts` are others."""
-        self.directory = Relayed(DirectoryStats(), changed)
-        self._card, self._settings, self._look, self._tell = card, settings, look, tell
+        """`report` sends a message to rank 0, or drops it. `directory_changed` is called when `stats` may have changed."""
+        self.directory = Relayed(DirectoryStats(), directory_changed)
+        self.ended = trio.Event()
+        """Set when the last order was carried out."""
+        self._disk_writer = disk_writer
+        self._card, self._settings, self._read_memory, self._report = card, settings, read_memory, report
         self._orders, self._orders_in = trio.open_memory_channel[DiskOrder](ORDERS)
         self._news, self._news_in = trio.open_memory_channel[DiskNews](NEWS)
         self._scheduler = Watch(SchedulerStats())
         self._tidying = trio.CancelScope()
-        self.ended = trio.Event()
-        """Set when the last order was carried out."""
         self._runs: dict[int, Run] = {}
         """Runs whose bytes the engine returns, by the step that requests them."""
         self._underway: dict[Keys, int] = {}
         """Bytes of runs that wait to be written."""
         self._shed = 0
-        self._held: dict[int, tuple[BlockData, ...] | None] = {}
-        """Pieces that were read, by ticket, until a plan settles it; None while they are being read."""
-        self._held_bytes = 0
-        self._room = card.cache_bytes if settings.cache_memory is None else settings.cache_memory
-        """More could not become blocks at the same time."""
+        self._reads: dict[int, tuple[BlockData, ...] | None] = {}
+        """Blocks that were read, by ticket, until a plan settles it; None while they are being read."""
+        self._read_bytes = 0
+        self._capacity_bytes = card.cache_bytes if settings.cache_memory is None else settings.cache_memory
+        """Limit of `_read_bytes`: more could not become blocks at the same time."""
 
     @property
     def stats(self) -> DirectoryStats | None:
@@ -82,11 +86,11 @@ class FollowerDisk:
         return attrs.evolve(stats, shed_writes=stats.shed_writes + self._shed)
 
     async def run(self) -> None:
-        """Until `close`, and then for what was ordered before. Without its disk the rank goes on: this never raises."""
+        """Run until `close`, and then carry out the orders before it. Never raises, since the rank goes on without its disk."""
         self._order(Announce())
-        async with trio.open_nursery() as beside:
-            beside.start_soon(self._hear)
-            beside.start_soon(self._tidy)
+        async with trio.open_nursery() as background:
+            background.start_soon(self._take_news)
+            background.start_soon(self._tidy)
             writer = Watch(ActorStats(name="SSDWriter"))
             await supervise(self._write, writer, RestartLimit(), needed=False)
             self._orders_in.close()
@@ -95,7 +99,7 @@ class FollowerDisk:
                 self.directory.publish(attrs.evolve(self.directory.latest, attached=False, reason=reason))
             self._give_up()
             self.ended.set()
-            beside.cancel_scope.cancel(reason="the last order was carried out")
+            background.cancel_scope.cancel(reason="the last order was carried out")
 
     def close(self) -> None:
         """Stop after the orders so far: no more plans arrive."""
@@ -103,24 +107,31 @@ class FollowerDisk:
         self._orders.close()
 
     async def _tidy(self) -> None:
-        janitor = partial(keep_tidy, self._orders, self._look, Watch(MemoryStatus()), self._scheduler, self._settings)
+        janitor = partial(
+            keep_tidy,
+            self._orders,
+            self._read_memory,
+            memory=Watch(MemoryStatus()),
+            scheduler=self._scheduler,
+            settings=self._settings,
+        )
         with self._tidying:
             await supervise(janitor, Watch(ActorStats(name="CacheJanitor")), RestartLimit(), needed=False)
 
     async def _write(self) -> None:
-        edges = WriterEdges(self._orders_in, self._news, self.directory, self._scheduler)
+        edges = WriterEdges(orders=self._orders_in, news=self._news, stats=self.directory, scheduler=self._scheduler)
         path = directory_for(self._card, self._settings)
         try:
-            await write_to_disk(edges, path, cache_namespace(self._card, self._settings), self._settings)
+            await self._disk_writer(edges, path, cache_namespace(self._card, self._settings), self._settings)
         finally:
             self._give_up()
 
     def _give_up(self) -> None:
-        """After a crash, or at the end: rank 0 must not wait for what may be forgotten."""
+        """Answer all orders after a crash or at the end, since the writer may have forgotten them."""
         for keys in list(self._underway):
-            self._written(keys, refused=True)
-        for ticket in list(self._held):
-            self._keep(Loaded(ticket, (), 0, 0.0))
+            self._report_written(keys, refused=True)
+        for ticket in list(self._reads):
+            self._keep(nothing_read(ticket))
 
     def _order(self, order: DiskOrder) -> bool:
         try:
@@ -129,76 +140,75 @@ class FollowerDisk:
             return False
         return True
 
-    # -- what rank 0 says ------------------------------------------------------------------------
+    # -- what rank 0 orders ------------------------------------------------------------------------
 
     def fetch(self, fetch: Fetch) -> None:
-        """Read pieces for rank 0. The answer is `Fetched`, unless rank 0 settles the ticket before."""
-        self._held[fetch.ticket] = None
+        """Read blocks for rank 0. The answer is `Fetched`, unless rank 0 settles the ticket before."""
+        self._reads[fetch.ticket] = None
         if not self._order(Read(fetch.ticket, fetch.wanted)):
-            self._keep(Loaded(fetch.ticket, (), 0, 0.0))
+            self._keep(nothing_read(fetch.ticket))
 
     def replay(self, plan: Plan) -> Plan:
-        """The plan of rank 0 with this rank's bytes."""
+        """Return rank 0's plan with the bytes of this rank's shard, and take from it what concerns the disk."""
         if plan.load:
-            plan = attrs.evolve(plan, load=tuple(map(self._own, plan.load)))
+            plan = attrs.evolve(plan, load=tuple(map(self._with_payload, plan.load)))
         for ticket in plan.settled:
-            self._held_bytes -= sum(piece.nbytes for piece in self._held.pop(ticket, None) or ())
+            self._read_bytes -= sum(block.nbytes for block in self._reads.pop(ticket, None) or ())
         if plan.persist_as is not None:
             self._runs[plan.step] = plan.persist_as
-        if plan.has_work != bool(
-            self._scheduler.latest.active_sequences
-        ):  # Then writes rest, and nothing is inspected.
+        busy = bool(self._scheduler.latest.active_sequences)  # While it is, writes rest, and nothing is inspected.
+        if plan.has_work != busy:
             self._scheduler.publish(SchedulerStats(active_sequences=int(plan.has_work)))
         return plan
 
-    def _own(self, load: Load) -> Load:
-        pieces = self._held[load.ticket]
-        assert pieces is not None, "rank 0 loads what it was not told that we have"
-        piece = pieces[load.index]
-        payload = piece.snapshot if load.snapshot else piece.payload
-        assert payload is not None, "the snapshot was read, or rank 0 was not told that we have it"
+    def _with_payload(self, load: Load) -> Load:
+        blocks = self._reads[load.ticket]
+        assert blocks is not None, "rank 0 loads blocks that this rank has not reported"
+        block = blocks[load.index]
+        payload = block.snapshot if load.snapshot else block.payload
+        assert payload is not None, "rank 0 loads a snapshot that this rank has not read"
         return attrs.evolve(load, payload=payload)
 
-    def answered(self, stepped: Stepped) -> None:
-        """The engine has done this step; perhaps it gives something for the disk."""
+    def take_answer(self, stepped: Stepped) -> None:
+        """Write the run that the engine returns with this step, if there is one."""
         run = self._runs.pop(stepped.step, None)
         if run is None:
             return
         write = run.filled(stepped.persisted)
-        keys = tuple(piece.key for piece in write.blocks)
+        keys = tuple(block.key for block in write.blocks)
         if sum(self._underway.values()) + write.nbytes <= BACKLOG_BYTES and self._order(write):
             self._underway[keys] = write.nbytes
             return
         self._shed += 1
-        self._tell(WriteDone(keys, refused=True))
+        self._report(WriteDone(keys, refused=True))
 
-    def _written(self, keys: Keys, *, refused: bool) -> None:
+    def _report_written(self, keys: Keys, *, refused: bool) -> None:
         if self._underway.pop(keys, None) is not None:
-            self._tell(WriteDone(keys, refused))
+            self._report(WriteDone(keys, refused))
 
-    # -- what the disk says ----------------------------------------------------------------------
+    # -- what the writer reports -------------------------------------------------------------------
 
-    async def _hear(self) -> None:
+    async def _take_news(self) -> None:
         async for news in self._news_in:
             match news:
                 case Loaded():
                     self._keep(news)
                 case RemovedFromDisk(keys=keys):
-                    self._tell(Missing(keys))
+                    self._report(Missing(keys))
                 case Written(keys=keys, refused=refused):
-                    self._written(keys, refused=refused)
-                case Catalogue():  # What there is rank 0 knows by its own.
+                    self._report_written(keys, refused=refused)
+                case Catalogue():  # Rank 0 goes by its own.
                     pass
 
     def _keep(self, loaded: Loaded) -> None:
-        """Hold as many pieces as there is room for, and report their number."""
-        if self._held.get(loaded.ticket, ()) is not None:  # Settled meanwhile, since rank 0 did not wait; or given up.
+        """Keep as many blocks as there is room for, and report their number."""
+        if self._reads.get(loaded.ticket, ()) is not None:  # Settled meanwhile, since rank 0 did not wait; or given up.
             return
         kept: list[BlockData] = []
-        for piece in loaded.blocks:
-            if self._held_bytes + piece.nbytes > self._room:
+        for block in loaded.blocks:
+            if self._read_bytes + block.nbytes > self._capacity_bytes:
                 break
-            self._held_bytes += piece.nbytes
-            kept.append(piece)
-        self._held[loaded.ticket] = tuple(kept)
-        self._tell(Fetched(loaded.ticket, len(kept), loaded.seconds))
+            self._read_bytes += block.nbytes
+            kept.append(block)
+        self._reads[loaded.ticket] = tuple(kept)
+        self._report(Fetched(loaded.ticket, len(kept), loaded.seconds))

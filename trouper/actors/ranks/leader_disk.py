@@ -1,21 +1,34 @@
-"""Rank 0's SSDWriter, where there are others: what it reads, every rank must have, and what one lacks, none has.
+"""The disk tier over ranks: rank 0's relay between Scheduler and CacheJanitor on one side and every rank's SSDWriter on the other.
 
-Orders of Scheduler and CacheJanitor come here first and go on to a writer of the own directory. A `Read` goes to the
-followers, too, as `Fetch`; it is answered once all have answered, with what every rank has. Who does not answer in time has
-nothing, and is not asked again for a while: a disk may cost a block, never a request.
+Each rank has a directory with its own shards of the blocks, so a block is on disk only if every rank has its shard. A read
+has these steps, and their order keeps that true without a rank having to wait for another's disk while it computes.
+
+1. Scheduler orders a `Read`. It goes to the followers as `Fetch` before it goes to rank 0's own writer, so that all disks read at
+   the same time. Each link is in order, so a follower gets it before any plan that names its ticket.
+2. A follower reads its shards and *keeps* them in memory: only rank 0 decides whether they become blocks. It answers how many of the
+   blocks it has, which are always the first ones: blocks continue one another, and one without its predecessor is useless.
+3. When all have answered, or the time limit is over, the answer to Scheduler is what *every* rank has: the shortest of these
+   prefixes. The duration is that of the slowest rank, since that is what a load costs. A rank without an answer counts as having
+   nothing.
+4. Scheduler puts `Load`s into a plan. They name ticket and block; each rank inserts its own bytes (`FollowerDisk.replay`). A plan that
+   settles the ticket lets followers forget the remaining blocks.
+
+A rank that was late is not asked again for PAUSE_S, and the tier is detached for that time: a slow disk may cost blocks, never a
+request. For writes the same rule holds: a run is on disk when every rank has written its part, and refused when one has not.
 """
 
 from __future__ import annotations
 
 import logging
+from typing import Protocol
 
 import attrs
 import trio
 
-from trouper.actors.ranks.leader import Leader
+from trouper.actors.ranks.pending_disk_orders import PendingRead, PendingWrite, nothing_read
+from trouper.actors.ranks.rank_member import DiskReport
 from trouper.actors.scheduling.cache_namespace import cache_namespace
-from trouper.actors.ssd_writer import WriterEdges, directory_for, write_to_disk
-from trouper.protocol.blocks import BlockData
+from trouper.actors.ssd_writer import DiskWriter, WriterEdges, directory_for, write_to_disk
 from trouper.protocol.health import DirectoryStats
 from trouper.protocol.link import Fetch, Fetched, Missing, WriteDone
 from trouper.protocol.model import ModelCard
@@ -34,226 +47,210 @@ WRITTEN_S = 600.0
 """Time limit for a rank's answer to a write. Writers rest while rows decode."""
 KNOWN_S = 5.0
 """Maximum wait at the start until all followers have read their directories."""
-ORDERS = 64
-"""On their way to the own writer: followers must not hear of a read only when it has done what is before that."""
+WRITER_ORDERS = 64
+"""Orders that wait for rank 0's writer. Without this room followers would get a read only when that writer has nothing before it."""
 
 
-@attrs.define(eq=False)
-class Gathering:
-    """A read that ranks are carrying out."""
+class FollowerDisks(Protocol):
+    """What the relay needs of the leader."""
 
-    missing: set[int]
-    """Ranks that have not answered."""
-    pieces: tuple[BlockData, ...] = ()
-    nbytes: int = 0
-    seconds: float = 0.0
-    """Duration of the slowest rank's read."""
-    shortest: int | None = None
-    """Number of pieces that every follower with an answer has."""
-    complete: trio.Event = attrs.field(factory=trio.Event)
+    disk_reports: trio.MemoryReceiveChannel[tuple[int, DiskReport]]
 
-    def answer(self, rank: int, seconds: float) -> None:
-        self.missing.discard(rank)
-        self.seconds = max(self.seconds, seconds)
-        if not self.missing:
-            self.complete.set()
+    def fetch(self, fetch: Fetch) -> frozenset[int]: ...
 
-    @property
-    def everywhere(self) -> tuple[BlockData, ...]:
-        return () if self.missing else self.pieces[: self.shortest]
-
-
-@attrs.define(eq=False)
-class Writing:
-    """A run that ranks are writing, each its part."""
-
-    missing: set[int]
-    since: float
-    refused: bool = False
-    nbytes: int | None = None
-    """Bytes of rank 0's own write; None if rank 0 has no such order."""
+    def directories(self) -> dict[int, DirectoryStats | None]: ...
 
 
 class LeaderDisk:
-    """The actor's state. `edges`: their directory's facts are rank 0's own, but it is in use only while every rank's is."""
+    """The relay. `edges`: the statistics that it publishes are those of rank 0's directory, attached only while every rank's is."""
 
-    def __init__(self, edges: WriterEdges, leader: Leader, card: ModelCard, settings: Settings) -> None:
-        self._edges, self._leader, self._card, self._settings = edges, leader, card, settings
-        self._own = Relayed(DirectoryStats(), self._publish)
+    def __init__(
+        self,
+        edges: WriterEdges,
+        followers: FollowerDisks,
+        card: ModelCard,
+        settings: Settings,
+        disk_writer: DiskWriter = write_to_disk,
+    ) -> None:
+        self._edges, self._followers, self._card, self._settings = edges, followers, card, settings
+        self._disk_writer = disk_writer
+        self._writer_stats = Relayed(DirectoryStats(), self._publish)
         self._all_known = trio.Event()
         self._silent: list[int] = []
-        """Followers (or rank 0) that have not answered lately."""
-        self._gatherings: dict[int, Gathering] = {}
-        self._writings: dict[tuple[bytes, ...], Writing] = {}
-        """Writes by the keys of their pieces."""
+        """Ranks that have not answered a read within the last PAUSE_S."""
+        self._reads: dict[int, PendingRead] = {}
+        """Reads by ticket."""
+        self._writes: dict[tuple[bytes, ...], PendingWrite] = {}
+        """Writes by the keys of their blocks."""
         self._lacking = 0
 
     async def run(self) -> None:
-        """The actor. Ends when the orders end, after the last."""
+        """Run until the orders end, and then until the last one was carried out."""
         await self._give_up_all()
-        own_orders, orders = trio.open_memory_channel[DiskOrder](ORDERS)
-        own_news, news = trio.open_memory_channel[DiskNews](0)
-        async with trio.open_nursery() as gathering:
-            gathering.start_soon(self._hear_followers)
+        writer_orders, writer_orders_in = trio.open_memory_channel[DiskOrder](WRITER_ORDERS)
+        writer_news, writer_news_in = trio.open_memory_channel[DiskNews](0)
+        async with trio.open_nursery() as reads:
+            reads.start_soon(self._take_reports)
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._pass_orders, own_orders, gathering)
-                nursery.start_soon(self._pass_news, news)
-                edges = WriterEdges(orders, own_news, self._own, self._edges.scheduler)
+                nursery.start_soon(self._relay_orders, writer_orders, reads)
+                nursery.start_soon(self._relay_news, writer_news_in)
+                edges = WriterEdges(
+                    orders=writer_orders_in,
+                    news=writer_news,
+                    stats=self._writer_stats,
+                    scheduler=self._edges.scheduler,
+                )
                 path, namespace = directory_for(self._card, self._settings), cache_namespace(self._card, self._settings)
-                with own_news:
-                    await write_to_disk(edges, path, namespace, self._settings)
-            gathering.cancel_scope.cancel(reason="nobody waits for a read any more")
+                with writer_news:
+                    await self._disk_writer(edges, path, namespace, self._settings)
+            reads.cancel_scope.cancel(reason="nobody waits for a read any more")
 
     async def _give_up_all(self) -> None:
-        """After a crash: whoever waits must not wait for what is forgotten."""
-        tickets, writings = list(self._gatherings), list(self._writings.items())
-        self._gatherings.clear()
-        self._writings.clear()
+        """Answer all orders from before a crash, since the writer has forgotten them."""
+        tickets, writes = list(self._reads), list(self._writes.items())
+        self._reads.clear()
+        self._writes.clear()
         self._silent.clear()
         for ticket in tickets:
-            await self._tell(Loaded(ticket, (), 0, 0.0, must_settle=True))
-        for keys, writing in writings:
-            if writing.nbytes is not None:
-                await self._tell(Written(keys, writing.nbytes, refused=True))
+            await self._send(nothing_read(ticket, must_settle=True))
+        for keys, write in writes:
+            if write.nbytes is not None:
+                await self._send(Written(keys, write.nbytes, refused=True))
 
-    async def _tell(self, news: DiskNews) -> None:
+    async def _send(self, news: DiskNews) -> None:
         try:
             await self._edges.news.send(news)
-        except trio.BrokenResourceError:  # The scheduler has left, and needs no news.
+        except trio.BrokenResourceError:  # The scheduler has ended and needs no news.
             return
 
     # -- orders ----------------------------------------------------------------------------------
 
-    async def _pass_orders(self, own_orders: trio.MemorySendChannel[DiskOrder], gathering: trio.Nursery) -> None:
-        with own_orders:
+    async def _relay_orders(self, writer_orders: trio.MemorySendChannel[DiskOrder], reads: trio.Nursery) -> None:
+        with writer_orders:
             async for order in self._edges.orders:
                 match order:
                     case Read() if self._silent:
-                        await self._tell(Loaded(order.ticket, (), 0, 0.0))
+                        await self._send(nothing_read(order.ticket))
                         continue
                     case Read():
-                        ranks = self._leader.fetch(Fetch(order.ticket, order.blocks))
-                        self._gatherings[order.ticket] = Gathering({0, *ranks})
-                        gathering.start_soon(self._gather, order)
+                        ranks = self._followers.fetch(Fetch(order.ticket, order.blocks))
+                        self._reads[order.ticket] = PendingRead({0, *ranks})
+                        reads.start_soon(self._answer_read, order)
                     case Write():
-                        await self._forget_old()
-                        self._writing(tuple(piece.key for piece in order.blocks)).nbytes = order.nbytes
+                        await self._give_up_old_writes()
+                        self._pending_write(tuple(block.key for block in order.blocks)).nbytes = order.nbytes
                     case _:
                         pass
-                await own_orders.send(order)
+                await writer_orders.send(order)
 
-    async def _gather(self, read: Read) -> None:
-        gathering, limit_s = self._gatherings[read.ticket], self._limit_s(read)
+    async def _answer_read(self, read: Read) -> None:
+        """Wait for all ranks, and answer with the blocks that every rank has."""
+        pending, limit_s = self._reads[read.ticket], self._limit_s(read)
         with trio.move_on_after(limit_s) as waiting:
-            await gathering.complete.wait()
-        if self._gatherings.pop(read.ticket, None) is None:
+            await pending.complete.wait()
+        if self._reads.pop(read.ticket, None) is None:
             return
-        pieces = gathering.everywhere
-        self._lacking += len(gathering.pieces) - len(pieces)
-        silent = sorted(gathering.missing)
+        blocks = pending.common_blocks
+        self._lacking += len(pending.blocks) - len(blocks)
+        silent = sorted(pending.missing)
         self._silent += silent
         self._publish()
-        await self._tell(Loaded(read.ticket, pieces, gathering.nbytes, gathering.seconds, must_settle=True))
+        await self._send(
+            Loaded(ticket=read.ticket, blocks=blocks, nbytes=pending.nbytes, seconds=pending.seconds, must_settle=True)
+        )
         if waiting.cancelled_caught and silent:
-            log.warning("%s: no answer to a read within %.0f s", _named(silent[0]), limit_s)
+            log.warning("rank %d: no answer to a read within %.0f s", silent[0], limit_s)
             await trio.sleep(PAUSE_S)
             for rank in silent:
                 self._silent.remove(rank)
             self._publish()
 
     def _limit_s(self, read: Read) -> float:
-        tokens = sum(piece.payload_tokens for piece in read.blocks)
-        snapshots = sum(piece.snapshot for piece in read.blocks)
+        tokens = sum(block.payload_tokens for block in read.blocks)
+        snapshots = sum(block.snapshot for block in read.blocks)
         nbytes = tokens * self._card.kv.token_bytes + snapshots * self._card.kv.snapshot_bytes
         return ANSWER_S + nbytes / SLOWEST_BYTES_PER_S
 
-    # -- what ranks say --------------------------------------------------------------------------
+    # -- answers of the ranks ----------------------------------------------------------------------
 
-    async def _pass_news(self, own_news: trio.MemoryReceiveChannel[DiskNews]) -> None:
-        async for news in own_news:
+    async def _relay_news(self, writer_news: trio.MemoryReceiveChannel[DiskNews]) -> None:
+        async for news in writer_news:
             match news:
                 case Loaded():
-                    self._take_own(news)
+                    self._take_loaded(news)
                 case Written(keys=keys, refused=refused):
-                    await self._written(0, keys, refused=refused)
+                    await self._take_written(0, keys, refused=refused)
                 case Catalogue(complete=True):
                     with trio.move_on_after(KNOWN_S):
                         await self._all_known.wait()
-                    await self._tell(news)
+                    await self._send(news)
                 case _:
-                    await self._tell(news)
+                    await self._send(news)
 
-    def _take_own(self, loaded: Loaded) -> None:
-        gathering = self._gatherings.get(loaded.ticket)
-        if gathering is not None:
-            gathering.pieces, gathering.nbytes = loaded.blocks, loaded.nbytes
-            gathering.answer(0, loaded.seconds)
-
-    async def _hear_followers(self) -> None:
-        async for rank, report in self._leader.disks:
+    async def _take_reports(self) -> None:
+        async for rank, report in self._followers.disk_reports:
             match report:
                 case Fetched():
-                    self._take_followers(rank, report)
+                    self._take_fetched(rank, report)
                 case WriteDone(keys=keys, refused=refused):
-                    await self._written(rank, keys, refused=refused)
+                    await self._take_written(rank, keys, refused=refused)
                 case Missing(keys=keys):
-                    await self._tell(RemovedFromDisk(keys))
+                    await self._send(RemovedFromDisk(keys))
                 case DirectoryStats():
                     self._publish()
-                    if all(stats is not None for stats in self._leader.directories().values()):
+                    if all(stats is not None for stats in self._followers.directories().values()):
                         self._all_known.set()
 
-    def _take_followers(self, rank: int, fetched: Fetched) -> None:
-        gathering = self._gatherings.get(fetched.ticket)
-        if gathering is not None and rank in gathering.missing:
-            shortest = gathering.shortest
-            gathering.shortest = fetched.pieces if shortest is None else min(shortest, fetched.pieces)
-            gathering.answer(rank, fetched.seconds)
+    def _take_loaded(self, loaded: Loaded) -> None:
+        pending = self._reads.get(loaded.ticket)
+        if pending is not None:
+            pending.blocks, pending.nbytes = loaded.blocks, loaded.nbytes
+            pending.answer(0, loaded.seconds)
 
-    # -- what all have written ---------------------------------------------------------------------
+    def _take_fetched(self, rank: int, fetched: Fetched) -> None:
+        pending = self._reads.get(fetched.ticket)
+        if pending is not None and rank in pending.missing:
+            pending.shortest = fetched.pieces if pending.shortest is None else min(pending.shortest, fetched.pieces)
+            pending.answer(rank, fetched.seconds)
 
-    def _writing(self, keys: tuple[bytes, ...]) -> Writing:
-        """A follower's engine may be ahead of rank 0's, so whoever comes first begins it."""
-        if keys not in self._writings:
-            self._writings[keys] = Writing({0, *self._leader.directories()}, trio.current_time())
-        return self._writings[keys]
+    def _pending_write(self, keys: tuple[bytes, ...]) -> PendingWrite:
+        """Find a write, or begin it: a follower's answer may come before rank 0's order, since its engine may be ahead."""
+        if keys not in self._writes:
+            self._writes[keys] = PendingWrite({0, *self._followers.directories()}, trio.current_time())
+        return self._writes[keys]
 
-    async def _written(self, rank: int, keys: tuple[bytes, ...], *, refused: bool) -> None:
+    async def _take_written(self, rank: int, keys: tuple[bytes, ...], *, refused: bool) -> None:
         """Take one rank's answer to a write. A run counts as written when every rank has written it."""
-        writing = self._writing(keys)
-        writing.missing.discard(rank)
-        writing.refused |= refused
-        if not writing.missing:
-            del self._writings[keys]
-            await self._tell(Written(keys, writing.nbytes or 0, writing.refused))
+        write = self._pending_write(keys)
+        write.missing.discard(rank)
+        write.refused |= refused
+        if not write.missing:
+            del self._writes[keys]
+            await self._send(Written(keys, write.nbytes or 0, write.refused))
 
-    async def _forget_old(self) -> None:
+    async def _give_up_old_writes(self) -> None:
         """Give up writes that a rank did not answer, or that rank 0 never ordered, within WRITTEN_S."""
         since = trio.current_time() - WRITTEN_S
-        for keys, writing in [(keys, one) for keys, one in self._writings.items() if one.since < since]:
-            del self._writings[keys]
-            if writing.nbytes is not None:
-                await self._tell(Written(keys, writing.nbytes, refused=True))
+        for keys, write in [(keys, write) for keys, write in self._writes.items() if write.since < since]:
+            del self._writes[keys]
+            if write.nbytes is not None:
+                await self._send(Written(keys, write.nbytes, refused=True))
 
-    # -- facts -----------------------------------------------------------------------------------
+    # -- statistics --------------------------------------------------------------------------------
 
     def _publish(self) -> None:
-        stats = attrs.evolve(self._own.latest, lacking=self._lacking)
-        if stats.attached and (reason := self._why_not()):
+        stats = attrs.evolve(self._writer_stats.latest, lacking=self._lacking)
+        if stats.attached and (reason := self._why_detached()):
             stats = attrs.evolve(stats, attached=False, reason=reason)
         self._edges.stats.publish(stats)
 
-    def _why_not(self) -> str:
-        """Reason why the disk tier is off; "" if it is on. Rank 0 need not read what a follower cannot."""
+    def _why_detached(self) -> str:
+        """Reason why the disk tier is detached although rank 0's directory is in use; "" if it is attached."""
         if self._silent:
-            return f"{_named(self._silent[0])}: its disk did not answer"
-        for rank, stats in self._leader.directories().items():
+            return f"rank {self._silent[0]}: its disk did not answer"
+        for rank, stats in self._followers.directories().items():
             if stats is None:
-                return f"{_named(rank)} has not looked at its directory yet"
+                return f"rank {rank} has not looked at its directory yet"
             if not stats.attached:
-                return f"{_named(rank)}: {stats.reason}"
+                return f"rank {rank}: {stats.reason}"
         return ""
-
-
-def _named(rank: int) -> str:
-    return f"rank {rank}"

@@ -1,13 +1,13 @@
-"""A connection between two ranks: the proof that both are of the group, then messages.
+"""The control link: an authenticated connection between rank 0 and a follower that carries messages, and its failures.
 
-The secret came to both through the group itself. Each proves that it has it, over a nonce of the other, before it
-believes a byte; each signs with its own role, so that nobody's own proof can be played back to him.
+Both ends have the secret from the group itself (`rank_handshake.Invitation`). Each end sends a nonce, and an HMAC of both
+nonces and its role under the secret; it parses no message before the HMAC of the other end was verified. The role is part
+of the HMAC, so that an end that only repeats what it receives cannot authenticate.
 """
 
 from __future__ import annotations
 
 import hmac
-import json
 import secrets
 from typing import Literal, Self
 
@@ -19,34 +19,20 @@ from trouper.protocol.wire import LENGTH, NotUnderstood, body_length, decode, en
 
 Role = Literal["leader", "follower"]
 OTHER: dict[Role, Role] = {"leader": "follower", "follower": "leader"}
-SECRET_BYTES = 32
 PROOF_BYTES = 32
 READ_BYTES = 2**16
+LAST_MESSAGES_S = 1.0
+"""Time for the last messages to clients and other ranks before a lost group ends."""
+LEAVING_S = 5.0
+"""Time limit for followers to end after their last plan."""
 
 
 class LinkFailed(Exception):
-    """The other end has gone, does not read, or is not of this group. The message says which."""
+    """The connection ended, or the other end does not belong to this group. The message says which."""
 
 
-@attrs.frozen
-class Invitation:
-    """Address of rank 0, and the secret by which ranks authenticate each other."""
-
-    host: str
-    port: int
-    secret: bytes = attrs.field(repr=False)
-
-    @classmethod
-    def to(cls, host: str, port: int) -> Invitation:
-        return cls(host, port, secrets.token_bytes(SECRET_BYTES))
-
-    def encode(self) -> bytes:
-        return json.dumps([self.host, self.port, self.secret.hex()]).encode()
-
-    @classmethod
-    def decode(cls, data: bytes) -> Invitation:
-        host, port, secret = json.loads(data)
-        return cls(host, port, bytes.fromhex(secret))
+class RankLost(Exception):
+    """The group of ranks has ended. The message says why."""
 
 
 @attrs.define(eq=False)
@@ -56,23 +42,23 @@ class Link:
     _stream: trio.abc.Stream
     heard_at: float = attrs.field(factory=trio.current_time)
     """Time of the last message from the other end."""
-    _held: bytearray = attrs.field(factory=bytearray)
-    """Received bytes that were not read yet."""
+    _received: bytearray = attrs.field(factory=bytearray)
+    """Received bytes that are not decoded yet."""
 
     @classmethod
-    async def proved(cls, stream: trio.abc.Stream, secret: bytes, role: Role) -> Self:
+    async def authenticate(cls, stream: trio.abc.Stream, secret: bytes, role: Role) -> Self:
         """Authenticate a stream. Raises `LinkFailed` if the other end does not have the secret. The caller limits the duration."""
         nonce = secrets.token_bytes(PROOF_BYTES)
         link = cls(stream)
         await link._write(nonce)
-        theirs = await link._exactly(PROOF_BYTES)
-        await link._write(_proof(secret, role, nonce, theirs))
-        if not hmac.compare_digest(await link._exactly(PROOF_BYTES), _proof(secret, OTHER[role], theirs, nonce)):
+        peer_nonce = await link._read(PROOF_BYTES)
+        await link._write(_proof(secret, role, nonce, peer_nonce))
+        if not hmac.compare_digest(await link._read(PROOF_BYTES), _proof(secret, OTHER[role], peer_nonce, nonce)):
             raise LinkFailed("who connected is not of this group")
         return link
 
     async def send(self, message: Message) -> None:
-        """Raises `LinkFailed`."""
+        """Send a message. Raises `LinkFailed`."""
         await self._write(encode(message))
 
     async def send_frame(self, frame: bytes) -> None:
@@ -80,9 +66,9 @@ class Link:
         await self._write(frame)
 
     async def receive(self) -> Message:
-        """Raises `LinkFailed` when the other end has gone."""
+        """Receive the next message. Raises `LinkFailed` when the connection has ended."""
         try:
-            message = decode(await self._exactly(body_length(await self._exactly(LENGTH.size))))
+            message = decode(await self._read(body_length(await self._read(LENGTH.size))))
         except NotUnderstood as error:
             raise LinkFailed(str(error)) from None
         self.heard_at = trio.current_time()
@@ -97,19 +83,20 @@ class Link:
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             raise LinkFailed("its connection ended") from error
 
-    async def _exactly(self, wanted: int) -> bytes:
-        while len(self._held) < wanted:
+    async def _read(self, nbytes: int) -> bytes:
+        """Read exactly `nbytes` bytes."""
+        while len(self._received) < nbytes:
             try:
-                more = await self._stream.receive_some(max(READ_BYTES, wanted - len(self._held)))
+                received = await self._stream.receive_some(max(READ_BYTES, nbytes - len(self._received)))
             except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
                 raise LinkFailed("its connection ended") from error
-            if not more:
+            if not received:
                 raise LinkFailed("its connection ended")
-            self._held += more
-        data = bytes(self._held[:wanted])
-        del self._held[:wanted]
+            self._received += received
+        data = bytes(self._received[:nbytes])
+        del self._received[:nbytes]
         return data
 
 
-def _proof(secret: bytes, role: Role, own: bytes, theirs: bytes) -> bytes:
-    return hmac.digest(secret, role.encode() + own + theirs, "sha256")
+def _proof(secret: bytes, role: Role, sender_nonce: bytes, receiver_nonce: bytes) -> bytes:
+    return hmac.digest(secret, role.encode() + sender_nonce + receiver_nonce, "sha256")

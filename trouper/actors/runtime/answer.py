@@ -1,52 +1,37 @@
-"""The client's end of one request: its replies, its time limits and its record."""
+"""The client's end of one request: its replies, and the record of its end."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from math import inf
 from types import TracebackType
-from typing import Literal, Self
+from typing import Self
 
 import attrs
 import trio
 
+from trouper.actors.runtime.time_limits import TimeLimits
 from trouper.protocol.problems import Problem, RequestFailed
 from trouper.protocol.record import Reason, RequestRecord
 from trouper.protocol.replies import Accepted, Delta, Embedded, Failed, Finished, Reply, Scored, Started, TokenLogprobs
-from trouper.protocol.requests import Timeouts
 
 Ended = Callable[[RequestRecord], None]
-CANCELLED = Problem(499, "the request was cancelled", "request_cancelled", None, "cancelled")
+CANCELLED = Problem(499, "the request was cancelled", "request_cancelled", code="cancelled")
 """499 is what nginx calls a request that its client gave up."""
-
-
-def timed_out(kind: str, seconds: float, param: str) -> Problem:
-    status = 503 if kind == "queue_timeout" else 504
-    said = {
-        "queue_timeout": f"no row became free within {seconds:g} s",
-        "first_token_timeout": f"the first token did not come within {seconds:g} s",
-        "token_timeout": f"no further token came within {seconds:g} s",
-        "request_timeout": f"the request took longer than {seconds:g} s",
-    }[kind]
-    retry = 1 if status == 503 else None
-    return Problem(status, f"{said} ({param})", "timeout_error", None, kind, retry)
 
 
 @attrs.define(eq=False)
 class Answer:
     """The client's end of one request. Closing it (or leaving its `with`) aborts the request: the row ends within one step.
 
-    An answer enforces its own time limits: each phase (queue, prefill, between tokens) and the whole have their limit,
-    and meeting one raises `RequestFailed` with its own code. The caller may add its own timeouts.
+    An answer enforces its time limits (time_limits.py): meeting one raises `RequestFailed` with the limit's code. The caller may add
+    timeouts.
     """
 
     request_id: str
     accepted: Accepted
     _replies: trio.MemoryReceiveChannel[Reply]
-    _timeouts: Timeouts
-    _began: float
-    """trio.current_time() at submission."""
+    _limits: TimeLimits
     cached_tokens: int = 0
     completion_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
@@ -65,15 +50,13 @@ class Answer:
     _unread_tokens: int = 0
     """Number of tokens that arrived and were not read before the answer was closed."""
     _cancelled: bool = False
-    _kept: Reply | None = None
+    _unreturned: Reply | None = None
     """A received reply that was not returned to the reader yet."""
-    _phase: Literal["queue", "prefill", "decode"] = "queue"
-    _phase_began: float = attrs.field(factory=trio.current_time)
 
     @property
     def queued(self) -> bool:
         """Whether the request waits for a row, according to the replies that were read."""
-        return self._phase == "queue"
+        return self._limits.phase == "queue"
 
     async def next(self) -> Delta | Finished:
         """The next Delta, or the end, which is returned again by further calls. Raises `RequestFailed`. Safe to cancel."""
@@ -82,15 +65,13 @@ class Answer:
             match reply:
                 case Started():
                     self._start(reply)
-                    self._enter("prefill")
+                    self._limits.enter("prefill")
                 case Embedded(vector=vector):
                     self.embedding = vector
                 case Scored(logprobs=logprobs):
                     self.prompt_logprobs = logprobs
                 case Delta(tokens=tokens):
-                    self.completion_tokens += len(tokens)
-                    self._date(reply.at)
-                    self._enter("decode")
+                    self._read_tokens(len(tokens), reply.at)
                     return reply
                 case Finished():
                     self.finished = reply
@@ -104,17 +85,15 @@ class Answer:
 
     def next_nowait(self) -> Delta | None:
         """A Delta that already arrived, else None. It lets a writer combine several Deltas, and is never a terminal event."""
-        if self._kept is None and self.finished is None:
+        if self._unreturned is None and self.finished is None:
             try:
-                self._kept = self._replies.receive_nowait()
+                self._unreturned = self._replies.receive_nowait()
             except (trio.WouldBlock, trio.EndOfChannel, trio.ClosedResourceError):
                 return None
-        if not isinstance(self._kept, Delta):
+        if not isinstance(self._unreturned, Delta):
             return None
-        delta, self._kept = self._kept, None
-        self.completion_tokens += len(delta.tokens)
-        self._date(delta.at)
-        self._enter("decode")
+        delta, self._unreturned = self._unreturned, None
+        self._read_tokens(len(delta.tokens), delta.at)
         return delta
 
     def __aiter__(self) -> Answer:
@@ -149,13 +128,18 @@ class Answer:
     ) -> None:
         self.close()
 
-    # -- what becomes of it ------------------------------------------------------------------------
+    # -- progress and end --------------------------------------------------------------------------
 
     def _start(self, started: Started) -> None:
         self.cached_tokens, self._disk_tokens = started.cached_tokens, started.disk_tokens
         self.admitted_at = started.at
 
-    def _date(self, at: float) -> None:
+    def _read_tokens(self, count: int, at: float) -> None:
+        self.completion_tokens += count
+        self._note_token_time(at)
+        self._limits.enter("decode")
+
+    def _note_token_time(self, at: float) -> None:
         if self.first_token_at is None:
             self.first_token_at = at
         self.last_token_at = at
@@ -170,17 +154,17 @@ class Answer:
         last: Finished | Failed | None = None
         with suppress(trio.WouldBlock, trio.EndOfChannel, trio.ClosedResourceError):
             while True:
-                match self._kept or self._replies.receive_nowait():
+                match self._unreturned or self._replies.receive_nowait():
                     case Started() as started:
                         self._start(started)
                     case Delta(tokens=tokens, at=at):
                         self._unread_tokens += len(tokens)
-                        self._date(at)
+                        self._note_token_time(at)
                     case Accepted() as accepted:
                         self.accepted = accepted
                     case Finished() | Failed() as end:
                         last = end
-                self._kept = None
+                self._unreturned = None
         return last
 
     def _record(self, unread: Finished | Failed | None) -> RequestRecord:
@@ -194,7 +178,7 @@ class Answer:
             disk_tokens=self._disk_tokens,
             generated_tokens=self.completion_tokens + self._unread_tokens,
             max_tokens=self.accepted.max_tokens,
-            arrived_at=self._began,
+            arrived_at=self._limits.began,
             admitted_at=self.admitted_at,
             first_token_at=self.first_token_at,
             last_token_at=self.last_token_at,
@@ -209,43 +193,28 @@ class Answer:
             return kind, problem.code or problem.type
         return (end.reason, "") if isinstance(end, Finished) else ("abort", "")
 
-    def _enter(self, phase: Literal["prefill", "decode"]) -> None:
-        self._phase, self._phase_began = phase, trio.current_time()
-
     async def receive_reply(self) -> Reply:
         """The next reply. A reply that has already arrived is not late: its reader was slow, and only the limit of the whole request
         applies."""
         try:
-            self._look()
-            deadline, limit, kind, flag = self._limits()
-            with trio.move_on_at(deadline):
-                if self._kept is None:
-                    self._kept = await self._replies.receive()
+            self._receive_waiting()
+            deadline = self._limits.next_deadline(reply_waits=self._unreturned is not None)
+            with trio.move_on_at(deadline.at):
+                if self._unreturned is None:
+                    self._unreturned = await self._replies.receive()
                 else:
                     await trio.lowlevel.checkpoint()
-                kept, self._kept = self._kept, None
-                return kept
+                reply, self._unreturned = self._unreturned, None
+                return reply
         except trio.EndOfChannel:
             raise AssertionError(f"{self.request_id}: the owner left without a terminal event") from None
         except trio.ClosedResourceError:
             if not self._cancelled:
                 raise
             raise RequestFailed(CANCELLED) from None
-        raise self._failed(timed_out(kind, limit, flag))
+        raise self._failed(deadline.problem)
 
-    def _look(self) -> None:
-        if self._kept is None:
+    def _receive_waiting(self) -> None:
+        if self._unreturned is None:
             with suppress(trio.WouldBlock):
-                self._kept = self._replies.receive_nowait()
-
-    def _limits(self) -> tuple[float, float, str, str]:
-        """The (deadline, seconds, code, flag) of the limit that comes first."""
-        limits = self._timeouts
-        whole = (self._began, limits.request_s, "request_timeout", "--request-timeout-s")
-        in_phase = {
-            "queue": (self._phase_began, limits.queue_s, "queue_timeout", "--queue-timeout-s"),
-            "prefill": (self._phase_began, limits.first_token_s, "first_token_timeout", "--first-token-timeout-s"),
-            "decode": (self._phase_began, limits.between_tokens_s, "token_timeout", "--token-timeout-s"),
-        }[self._phase]
-        counting = (whole,) if self._kept is not None else (in_phase, whole)
-        return min((since + (s or inf), s or 0.0, kind, flag) for since, s, kind, flag in counting)
+                self._unreturned = self._replies.receive_nowait()

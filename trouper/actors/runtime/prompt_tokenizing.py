@@ -49,8 +49,9 @@ def is_short(prompt: Prompt) -> bool:
             return size < LONG_TEXT
 
 
-def tokens_of(prompt: Prompt, tokenizer: Tokenizer, most: int, check: Check | None = None) -> tuple[int, ...]:
-    """Raises `RequestFailed` (400), also for a text that certainly has more than `most` tokens; the exact count is left to the caller.
+def tokens_of(prompt: Prompt, tokenizer: Tokenizer, max_tokens: int, check: Check | None = None) -> tuple[int, ...]:
+    """Tokenize a prompt. Raises `RequestFailed` (400), also for a text that certainly has more than `max_tokens` tokens; the caller checks
+    the exact count.
     `check`: how the length of a text is checked; default `check_length`."""
     check = check or check_length
     match prompt:
@@ -58,7 +59,7 @@ def tokens_of(prompt: Prompt, tokenizer: Tokenizer, most: int, check: Check | No
             return tokens
         case TextPrompt(text=text):
             check_text(text, "prompt")
-            check(text, tokenizer, most, "prompt")
+            check(text, tokenizer, max_tokens, "prompt")
             return tokenizer.encode(text)
         case ChatPrompt(messages=messages, template_kwargs=kwargs):
             if not tokenizer.has_chat_template:
@@ -69,31 +70,31 @@ def tokens_of(prompt: Prompt, tokenizer: Tokenizer, most: int, check: Check | No
             rendered = tokenizer.render_chat(messages, kwargs)
             if rendered is None:
                 return tokenizer.encode_chat(messages, **kwargs)
-            check(rendered, tokenizer, most, "messages")
+            check(rendered, tokenizer, max_tokens, "messages")
             return tokenizer.encode(rendered, special=False)
 
 
-def check_length(text: str, tokenizer: Tokenizer, most: int, param: str) -> None:
-    """Raises `RequestFailed` (400) for a text of certainly more than `most` tokens, after tokenizing its beginning at most."""
-    check_characters(text, tokenizer, most, param)
-    probed = most * PROBED_CHARACTERS
+def check_length(text: str, tokenizer: Tokenizer, max_tokens: int, param: str) -> None:
+    """Check a text's length. Raises `RequestFailed` (400) for certainly more than `max_tokens` tokens, after tokenizing its beginning at most."""
+    check_characters(text, tokenizer, max_tokens, param)
+    probed = max_tokens * PROBED_CHARACTERS
     if len(text) > max(2 * probed, LONG_TEXT):
         found = len(tokenizer.encode(text[:probed]))
-        if found > most * PROBE_MARGIN + 8:
-            raise _too_long(f"the first {probed} of {len(text)} characters are {found} tokens", most, param)
+        if found > max_tokens * PROBE_MARGIN + 8:
+            raise _too_long(f"the first {probed} of {len(text)} characters are {found} tokens", max_tokens, param)
 
 
-def check_characters(text: str, tokenizer: Tokenizer, most: int, param: str) -> None:
-    """Raises `RequestFailed` (400) for more than `most` tokens can stand for."""
-    bound = max_characters(most, tokenizer)
+def check_characters(text: str, tokenizer: Tokenizer, max_tokens: int, param: str) -> None:
+    """Raises `RequestFailed` (400) for a text with more characters than `max_tokens` tokens can cover."""
+    bound = max_characters(max_tokens, tokenizer)
     if len(text) > bound:
         raise _too_long(
-            f"it has {len(text)} characters, more than the {bound} that so many tokens can stand for", most, param
+            f"it has {len(text)} characters, more than the {bound} that so many tokens can stand for", max_tokens, param
         )
 
 
-def _too_long(how: str, most: int, param: str) -> RequestFailed:
-    message = f"the prompt may have {most} tokens (the model's context, --max-prompt-tokens, --max-kv-size), and {how}: shorten it"
+def _too_long(how: str, max_tokens: int, param: str) -> RequestFailed:
+    message = f"the prompt may have {max_tokens} tokens (the model's context, --max-prompt-tokens, --max-kv-size), and {how}: shorten it"
     return bad_request(message, param, "context_length_exceeded")
 
 
@@ -112,15 +113,15 @@ def _leaves(value: object) -> Iterator[object]:
     """Every scalar inside, and every key."""
     inside: list[object] = [value]
     while inside:
-        one = inside.pop()
-        if isinstance(one, str):
-            yield one
-        elif isinstance(one, dict):  # Before Mapping, which is slow to ask for.
-            yield from one
-            inside += one.values()
-        elif isinstance(one, list | tuple):
-            inside += one
-        elif isinstance(one, Mapping):
-            inside += (*one.keys(), *one.values())
+        value = inside.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict):  # Before Mapping, which is slow to ask for.
+            yield from value
+            inside += value.values()
+        elif isinstance(value, list | tuple):
+            inside += value
+        elif isinstance(value, Mapping):
+            inside += (*value.keys(), *value.values())
         else:
-            yield one
+            yield value

@@ -5,10 +5,11 @@ from __future__ import annotations
 import attrs
 import trio
 
-from trouper.actors.runtime.answer import Answer, Ended, timed_out
+from trouper.actors.runtime.answer import Answer, Ended
 from trouper.actors.runtime.channels import Channels
 from trouper.actors.runtime.prompt_tokenizing import check_characters, is_short, tokens_of
 from trouper.actors.runtime.submission import Submission, open_submission
+from trouper.actors.runtime.time_limits import TimeLimits, default_timeouts
 from trouper.actors.runtime.watches import Health, Watches
 from trouper.actors.runtime.worker_lanes import Lanes
 from trouper.protocol.batch import BatchStats
@@ -16,7 +17,7 @@ from trouper.protocol.health import ChannelStats
 from trouper.protocol.model import ModelCard, Tokenizer
 from trouper.protocol.problems import DRAINING, Problem, RequestFailed, rank_lost
 from trouper.protocol.replies import Accepted, Failed
-from trouper.protocol.requests import Generate, Prompt, Timeouts
+from trouper.protocol.requests import Generate, Prompt
 from trouper.protocol.settings import Settings
 
 
@@ -40,17 +41,9 @@ class Runtime:
     async def submit(self, request: Generate, ended: Ended | None = None) -> Answer:
         """Admit a request. Returns once it is in the queue; raises `RequestFailed` (400, 429, 503) before that. `ended` is
         called exactly once, however it ends, also if it is refused."""
-        began = trio.current_time()
-        limits = request.timeouts or default_timeouts(self.settings)
+        limits = TimeLimits(request.timeouts or default_timeouts(self.settings), trio.current_time())
         submission, replies = open_submission(request, self.settings)
-        answer = Answer(
-            request.request_id,
-            Accepted((), 0),
-            replies,
-            limits,
-            began,
-            ended=ended,
-        )
+        answer = Answer(request.request_id, Accepted((), 0), replies, limits, ended=ended)
         try:
             await self._deliver(submission, answer)
             first = await answer.receive_reply()
@@ -71,32 +64,32 @@ class Runtime:
     async def tokens(self, prompt: Prompt) -> tuple[int, ...]:
         """Tokenize a prompt without answering it. The prompt may be longer than the context, within the bound on characters. Raises
         `RequestFailed` (400)."""
-        most = self.model.context_length
+        limit = self.model.context_length
         if is_short(prompt):
-            return tokens_of(prompt, self.tokenizer, most, check_characters)
+            return tokens_of(prompt, self.tokenizer, limit, check_characters)
         async with self._lanes.turn("slow"):
-            return await self._lanes.run(tokens_of, prompt, self.tokenizer, most, check_characters)
+            return await self._lanes.run(tokens_of, prompt, self.tokenizer, limit, check_characters)
 
     async def _deliver(self, submission: Submission, answer: Answer) -> None:
         """Send a submission to the intake. An undelivered one is closed here. A full inbox means that the intake is behind."""
-        deadline, limit, kind, flag = answer._limits()
+        deadline = answer._limits.next_deadline()
         try:
             if self.draining:
-                raise RequestFailed(self._leaving())
-            with trio.move_on_at(deadline):
+                raise RequestFailed(self._problem_of_end())
+            with trio.move_on_at(deadline.at):
                 self._channels.note_peaks()
                 await self._requests.send(submission)
                 return
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             submission.replies.close()
-            raise RequestFailed(self._leaving()) from None
+            raise RequestFailed(self._problem_of_end()) from None
         except BaseException:
             submission.replies.close()
             raise
         submission.replies.close()
-        raise RequestFailed(timed_out(kind, limit, flag))
+        raise RequestFailed(deadline.problem)
 
-    def _leaving(self) -> Problem:
+    def _problem_of_end(self) -> Problem:
         lost = self._watches.ranks.latest.lost
         return rank_lost(lost) if lost else DRAINING
 
@@ -108,15 +101,15 @@ class Runtime:
         """Current fill of each channel."""
         return self._channels.stats()
 
-    def look(self) -> BatchStats:
+    def view_batch(self) -> BatchStats:
         """The batch as of the last view. A view is only made while there is a viewer, so call this again within two seconds, or the
         view is dropped."""
         self._watches.last_viewed_at.publish(trio.current_time())
         return self._watches.batch.latest
 
     async def drain(self, timeout_s: float) -> bool:
-        """Refuse new requests (503), let the admitted ones finish, then end. False: the time ran out and what was left
-        got an error event. Either way every actor has ended when this returns."""
+        """Refuse new requests (503), let the admitted ones finish, then end. False: the time ran out and the remaining
+        requests got an error event. Either way every actor has ended when this returns."""
         self.draining = True
         self._requests.close()
         with trio.move_on_after(timeout_s):
@@ -125,12 +118,3 @@ class Runtime:
         self._scope.cancel()
         await self.finished.wait()
         return False
-
-
-def default_timeouts(settings: Settings) -> Timeouts:
-    return Timeouts(
-        queue_s=settings.queue_timeout_s or None,
-        first_token_s=settings.first_token_timeout_s or None,
-        between_tokens_s=settings.token_timeout_s or None,
-        request_s=settings.request_timeout_s or None,
-    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 import trio
 
+from trouper.protocol.plans import ThinkingLimit
 from trouper.protocol.problems import Problem
 from trouper.protocol.replies import REPLIES_BEYOND_TOKENS, Accepted, Failed, Reply
 from trouper.protocol.requests import Generate
@@ -14,10 +15,17 @@ from trouper.protocol.settings import Settings
 @attrs.frozen(eq=False)
 class Submission:
     """A request and the sending end of its replies. The actor that holds it is its owner: it sends exactly one terminal event,
-    then closes the channel."""
+    then closes the channel. What RequestIntake prepares is added by `attrs.evolve`, and makes it a `PreparedRequest`."""
 
     request: Generate
     replies: trio.MemorySendChannel[Reply]
+    prompt: tuple[int, ...] = ()
+    """Prompt tokens."""
+    max_tokens: int = 0
+    """Maximum number of output tokens: what was requested, as far as the context has room."""
+    thinking: ThinkingLimit | None = None
+    compiled_grammar: object = None
+    """Keeps the compiled grammar available to the engine."""
 
     @property
     def aborted(self) -> bool:
@@ -32,8 +40,8 @@ class Submission:
             return False
         return True
 
-    def accept(self, prompt: tuple[int, ...], max_tokens: int) -> None:
-        self.reply(Accepted(prompt, max_tokens))
+    def accept(self) -> None:
+        self.reply(Accepted(self.prompt, self.max_tokens))
 
     def end(self, event: Reply) -> None:
         """Send the terminal event, then close. Synchronous, so that it completes even in cancelled cleanup."""
@@ -41,7 +49,7 @@ class Submission:
         self.replies.close()
 
     def close(self) -> None:
-        """After the terminal event, or where nobody listens."""
+        """Close the channel after the terminal event, or when the request was aborted."""
         self.replies.close()
 
     def fail(self, problem: Problem) -> None:
@@ -50,6 +58,6 @@ class Submission:
 
 def open_submission(request: Generate, settings: Settings) -> tuple[Submission, trio.MemoryReceiveChannel[Reply]]:
     """Open a submission. The capacity of its channel is a contract: at most one Delta a token, and the other replies."""
-    most = request.max_tokens or settings.max_kv_size or 2**31
-    replies, answer = trio.open_memory_channel[Reply](most + REPLIES_BEYOND_TOKENS)
+    max_tokens = request.max_tokens or settings.max_kv_size or 2**31
+    replies, answer = trio.open_memory_channel[Reply](max_tokens + REPLIES_BEYOND_TOKENS)
     return Submission(request, replies), answer

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 
 import attrs
 import trio
 
 from trouper.actors.scheduling.crash_attribution import UNEXPLAINED, Content, Verdict
+from trouper.protocol.exception_groups import leaves
 from trouper.protocol.health import ActorStats
 from trouper.protocol.problems import ActorFailed
 from trouper.protocol.watch import Watch
@@ -100,13 +101,5 @@ def note_crash(cause: BaseException, stats: Watch[ActorStats], judge: Judge) -> 
 def innermost(error: BaseException) -> BaseException:
     """The first real exception inside nested groups; not the end of a channel, if there is another one, since that is how
     the other actors observe the crash."""
-    leaves = list(_leaves(error))
-    return next((leaf for leaf in leaves if not isinstance(leaf, ENDS_OF_CHANNELS)), leaves[0])
-
-
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            yield from _leaves(inner)
-    else:
-        yield error
+    found = list(leaves(error))
+    return next((leaf for leaf in found if not isinstance(leaf, ENDS_OF_CHANNELS)), found[0])

@@ -8,7 +8,7 @@ from math import inf
 
 import attrs
 
-from trouper.actors.scheduling.sequence import Row
+from trouper.actors.scheduling.sequence import Sequence
 from trouper.protocol.batch import NOTHING_SHOWN, BatchStats, RowStats
 from trouper.protocol.watch import Watch
 
@@ -47,7 +47,7 @@ class BatchView:
         if produced:
             self._tokens_at = now
 
-    def show(self, rows: Collection[Row], now: float) -> None:
+    def show(self, rows: Collection[Sequence], now: float) -> None:
         """Publish the view if one is due. Called after each step, and before the scheduler becomes idle."""
         if not self._watched:
             return
@@ -58,7 +58,7 @@ class BatchView:
         elif asked or (self._batch.latest.rows and not rows):  # An idle scheduler would leave ended rows in the view.
             self._batch.publish(self._stats(rows, now))
 
-    def _stats(self, rows: Collection[Row], now: float) -> BatchStats:
+    def _stats(self, rows: Collection[Sequence], now: float) -> BatchStats:
         shown = tuple(map(_stats_of, rows))
         return BatchStats(
             at=now,
@@ -68,15 +68,15 @@ class BatchView:
         )
 
 
-def _stats_of(row: Row) -> RowStats:
+def _stats_of(sequence: Sequence) -> RowStats:
     return RowStats(
-        row=row.id,
-        request_id=row.admitted.submission.request.request_id,
-        prompt_tokens=row.num_prompt_tokens,
-        cached_tokens=row.num_cached_tokens,
-        prefilled_tokens=min(row.num_prompt_tokens, row.num_prefill_tokens - row.num_unscheduled_tokens),
-        generated_tokens=row.num_output_tokens,
-        max_tokens=row.admitted.max_tokens,
-        since=row.since,
-        first_token_at=row.first_token_at,
+        row=sequence.id,
+        request_id=sequence.request.request_id,
+        prompt_tokens=sequence.num_prompt_tokens,
+        cached_tokens=sequence.num_cached_tokens,
+        prefilled_tokens=min(sequence.num_prompt_tokens, sequence.num_prefill_tokens - sequence.num_unscheduled_tokens),
+        generated_tokens=sequence.num_output_tokens,
+        max_tokens=sequence.max_tokens,
+        since=sequence.since,
+        first_token_at=sequence.output.first_token_at,
     )

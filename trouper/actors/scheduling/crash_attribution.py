@@ -19,8 +19,8 @@ from typing import NewType
 
 import attrs
 
-from trouper.actors.scheduling.admitted import Admitted
 from trouper.actors.scheduling.crash_cause import Cause
+from trouper.actors.scheduling.prepared_request import PreparedRequest
 
 Content = NewType("Content", bytes)
 """Digest of a prompt's tokens and of what shapes its computation: equal for a request that is sent again."""
@@ -151,9 +151,9 @@ class Blame:
 
     # -- requests ----------------------------------------------------------------------------------
 
-    def standing(self, admitted: Admitted, tokens: bytes, now: float) -> Standing:
+    def standing(self, client: PreparedRequest, tokens: bytes, now: float) -> Standing:
         """Standing of a new request; `tokens`: the tokens of its prompt."""
-        content, draws = digests(admitted, tokens)
+        content, draws = digests(client, tokens)
         return Standing(content, draws, suspect=self._suspected.has(content, now), alone=self._alone.has(content, now))
 
     def refuses(self, standing: Standing, now: float) -> bool:
@@ -250,16 +250,16 @@ def fresh_of(involved: Iterable[Involved]) -> frozenset[Content]:
     return frozenset(one.standing.content for one in involved if one.fresh)
 
 
-def digests(admitted: Admitted, tokens: bytes) -> tuple[Content, bytes]:
+def digests(client: PreparedRequest, tokens: bytes) -> tuple[Content, bytes]:
     """Digests (content, draws) of a request. A repeated request may draw another seed, so the seed is not part of the content.
     Parameters that make other code run are."""
-    request, sampling = admitted.submission.request, admitted.submission.request.sampling
+    request, sampling = client.request, client.request.sampling
     kinds = (
         sampling.greedy, sampling.top_p < 1, sampling.top_k > 0, sampling.min_p > 0, sampling.penalized,
         bool(sampling.logit_bias), request.logprobs, request.prompt_logprobs, request.embed, request.grammar,
-        request.min_tokens > 0, admitted.thinking is not None,
+        request.min_tokens > 0, client.thinking is not None,
     )  # fmt: skip
     digest = blake2b(tokens, digest_size=16)
     digest.update(repr(kinds).encode())
-    draws = blake2b(repr((sampling, request.min_tokens, admitted.thinking)).encode(), digest_size=16)
+    draws = blake2b(repr((sampling, request.min_tokens, client.thinking)).encode(), digest_size=16)
     return Content(digest.digest()), draws.digest()

@@ -12,14 +12,12 @@ there; the rest is computed again, which is always right.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 
 import attrs
 
-from trouper.actors.scheduling.admitted import Admitted
-from trouper.actors.scheduling.crash_attribution import Blame, Involved, Standing, Verdict
+from trouper.actors.scheduling.crash_attribution import Blame, Involved, Verdict
 from trouper.actors.scheduling.crash_cause import cause_of
-from trouper.actors.scheduling.sequence import Row
+from trouper.actors.scheduling.sequence import Sequence
 from trouper.protocol.health import RecoveryStats
 from trouper.protocol.problems import Problem
 
@@ -27,22 +25,10 @@ log = logging.getLogger("trouper.recovery")
 
 
 @attrs.frozen(eq=False)
-class Carried:
-    """A request that has not ended, carried over a restart."""
-
-    admitted: Admitted
-    standing: Standing
-    row: Row | None = None
-    """The answer so far, if the request had a row before."""
-    since: float = 0.0
-    """Time of arrival, on trio's clock."""
-
-
-@attrs.frozen(eq=False)
 class LeftBehind:
     """State that a scheduler hands over at its end."""
 
-    carried: tuple[Carried, ...]
+    carried: tuple[Sequence, ...]
     """Requests that have not ended, oldest first."""
     involved: tuple[Involved, ...]
     """Rows of the plans that were not answered."""
@@ -86,7 +72,7 @@ class Recovery:
         log.warning("the engine restarts after %s; %s; %d requests go on", cause, what, len(self._carried))
         return verdict
 
-    def take_up(self) -> Sequence[Carried]:
+    def take_up(self) -> tuple[Sequence, ...]:
         """Give the requests to the next scheduler, which owns them from now on."""
         carried, self._left = self._carried, None
         return carried
@@ -107,13 +93,13 @@ class Recovery:
     def end(self) -> int:
         """Fail the remaining requests, since no scheduler follows. Returns their number."""
         carried, left, self._left, self._ended = self._carried, self._left, None, True
-        for one in carried:
+        for sequence in carried:
             assert left is not None
-            one.admitted.submission.fail(left.problem)
+            sequence.fail(left.problem)
         return len(carried)
 
     @property
-    def _carried(self) -> tuple[Carried, ...]:
+    def _carried(self) -> tuple[Sequence, ...]:
         return self._left.carried if self._left is not None else ()
 
     def _count(self, **more: int) -> None:

@@ -67,6 +67,6 @@ def first_stop(text: str, stops: tuple[str, ...], seen: int = 0) -> tuple[int, s
 
 
 def held_length(text: str, stops: tuple[str, ...]) -> int:
-    """Length of the longest tail of `text` that could be the beginning of a stop string."""
-    longest = min(max(map(len, stops)) - 1, len(text))
+    """Length of the longest tail of `text` that could be the beginning of a stop string, or of another marker."""
+    longest = min(max(map(len, stops), default=1) - 1, len(text))
     return next((n for n in range(longest, 0, -1) if any(stop.startswith(text[-n:]) for stop in stops)), 0)

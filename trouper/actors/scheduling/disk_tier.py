@@ -28,7 +28,7 @@ import attrs
 
 from trouper.actors.scheduling.prefix_cache import Found, PrefixCache
 from trouper.actors.scheduling.tree_node import Node
-from trouper.actors.scheduling.write_queue import PendingWrite
+from trouper.actors.scheduling.write_queue import InFlightWrite
 from trouper.protocol.blocks import BlockRef, Tensors
 from trouper.protocol.health import DirectoryStats
 from trouper.protocol.plans import BlockId, Load
@@ -114,7 +114,7 @@ class DiskTier:
         self._send, self._directory, self._on_catalogue = send, directory, on_catalogue
         self._cache, self._clock = cache, clock
         self._loading: dict[int, Ticket] = {}
-        self._requested: deque[PendingWrite] = deque()
+        self._requested: deque[InFlightWrite] = deque()
         """Writes whose bytes a plan requests that is not answered yet."""
         self._settled: list[int] = []
         """Tickets that were answered since the last plan. Other ranks hold their blocks until a plan settles them."""
@@ -151,11 +151,11 @@ class DiskTier:
         now = self._clock()
         return self._speed.worth(self._cache.missing_bytes(found), found.missing_tokens / tokens_per_s, now)
 
-    def forget(self, ticket: Ticket) -> None:
+    def forget(self, number: int) -> None:
         """Cancel a ticket whose request was aborted."""
-        if not ticket.done:
+        ticket = self._loading.pop(number, None)
+        if ticket is not None:
             ticket.done = True
-            del self._loading[ticket.number]
             self._cache.unpin(ticket.pinned)
 
     def hear(self, news: DiskNews) -> list[Load]:

@@ -22,7 +22,7 @@ from trouper.actors.scheduling.block_keys import Chain
 from trouper.actors.scheduling.eviction import Sizes
 from trouper.actors.scheduling.prefix_tree import Match, PrefixTree
 from trouper.actors.scheduling.row_storing import RowStoring
-from trouper.actors.scheduling.sequence import Row
+from trouper.actors.scheduling.sequence import Sequence
 from trouper.actors.scheduling.snapshot_boundaries import snapshot_boundaries
 from trouper.actors.scheduling.tree_node import Node
 from trouper.actors.scheduling.wait_for_primary import LiveRows
@@ -42,9 +42,9 @@ class Found:
     match: Match
     tokens: int
     """Number of tokens that need not be computed."""
-    source: Row | None
+    source: Sequence | None
     """Live row that has the last of these tokens in its tail."""
-    primary: Row | None = None
+    primary: Sequence | None = None
     """Live row that computes more tokens of this prompt."""
     until: int = 0
     """Number of tokens, from the beginning, that the primary and the prompt share."""
@@ -135,7 +135,7 @@ class PrefixCache:
 
     # -- a row's life ----------------------------------------------------------------------------
 
-    def enter(self, row: Row, found: Found) -> Restore | None:
+    def enter(self, row: Sequence, found: Found) -> Restore | None:
         """Start a row with the result of its lookup."""
         if not self._enabled:
             return None
@@ -167,15 +167,15 @@ class PrefixCache:
         assert len(blocks) == len(nodes), "a block that is not in memory cannot be restored (F6)"
         return Restore(found.tokens, blocks, found.source.id if found.source else None, snapshot)
 
-    def computed(self, row: Row) -> list[Store]:
+    def computed(self, row: Sequence) -> list[Store]:
         """Stores of a row that continues."""
         return self._storing.computed(row)
 
-    def wants_storing(self, row: Row) -> bool:
+    def wants_storing(self, row: Sequence) -> bool:
         """Whether a decoding row has something to store."""
         return self._storing.due(row)
 
-    def leave(self, row: Row) -> list[Store]:
+    def leave(self, row: Sequence) -> list[Store]:
         """Stores of a row that ends."""
         return self._storing.ended(row)
 

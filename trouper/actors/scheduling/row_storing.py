@@ -9,7 +9,7 @@ from __future__ import annotations
 import attrs
 
 from trouper.actors.scheduling.prefix_tree import PrefixTree
-from trouper.actors.scheduling.sequence import Row
+from trouper.actors.scheduling.sequence import Sequence
 from trouper.actors.scheduling.tree_node import Node
 from trouper.actors.scheduling.wait_for_primary import LiveRows
 from trouper.actors.scheduling.write_queue import WriteQueue
@@ -28,7 +28,7 @@ class RowStoring:
     _writes: WriteQueue
     _snapshot_tokens: int | None
 
-    def computed(self, row: Row) -> list[Store]:
+    def computed(self, row: Sequence) -> list[Store]:
         """Stores of a row that continues: its full blocks, and a snapshot at a boundary."""
         if row.node is None:
             return []
@@ -40,13 +40,13 @@ class RowStoring:
             self._writes.add(row.node)
         return stores
 
-    def due(self, row: Row) -> bool:
+    def due(self, row: Sequence) -> bool:
         """Whether a decoding row has a long tail, or is at a boundary."""
         if row.node is None:
             return False
         return row.num_tokens - row.node.end >= TAIL_TOKENS or self._snapshot_due(row)
 
-    def ended(self, row: Row) -> list[Store]:
+    def ended(self, row: Sequence) -> list[Store]:
         """Stores of a row that ends: all of its KV, while the row is still in the engine (F12)."""
         if row.node is None:
             return []
@@ -58,10 +58,10 @@ class RowStoring:
         self._live.detach(row)
         return stores
 
-    def _snapshot_due(self, row: Row) -> bool:
+    def _snapshot_due(self, row: Sequence) -> bool:
         return self._snapshot_tokens is not None and row.snapshot_due(self._snapshot_tokens)
 
-    def _store(self, row: Row, end: int, cut: int | None) -> list[Store]:
+    def _store(self, row: Sequence, end: int, cut: int | None) -> list[Store]:
         """Stores of full blocks up to `end`; with `cut` also the part of a block up to there, and its snapshot if one is needed."""
         stores: list[Store] = []
         size = self._tree.sizes.block_size
@@ -79,7 +79,7 @@ class RowStoring:
             self._store_cut(row, node, cut, stores)
         return stores
 
-    def _store_cut(self, row: Row, node: Node, cut: int, stores: list[Store]) -> None:
+    def _store_cut(self, row: Sequence, node: Node, cut: int, stores: list[Store]) -> None:
         part = node if cut == node.end else self._store_block(row, node, node.end, cut, stores)
         if part is None or part.parent is None:
             return
@@ -97,7 +97,7 @@ class RowStoring:
         else:
             stores.append(Store(row.id, cut, (), (), snapshot))
 
-    def _store_block(self, row: Row, parent: Node, start: int, end: int, stores: list[Store]) -> Node | None:
+    def _store_block(self, row: Sequence, parent: Node, start: int, end: int, stores: list[Store]) -> Node | None:
         """The node of these tokens. If it is not in memory yet, its store is added to `stores`, merged with the last one where it
         continues that."""
         tokens = row.chain.part(start, end)

@@ -1,46 +1,112 @@
-"""A row: the scheduler's state of one admitted request, and the end of its answer. Pure except for the replies."""
+"""A sequence: one prompt and its answer in the scheduler's core, from the queue to its end. Pure, except for the replies."""
 
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Mapping
+from enum import Enum
+from typing import Protocol
 
 import attrs
 
-from trouper.actors.scheduling.admitted import Admitted
+from trouper.actors.scheduling.answer_output import AnswerOutput
 from trouper.actors.scheduling.block_keys import Chain
 from trouper.actors.scheduling.crash_attribution import Standing
-from trouper.actors.scheduling.detokenizer import TextStream
 from trouper.actors.scheduling.prefill_budget import Work
+from trouper.actors.scheduling.prepared_request import PreparedRequest
 from trouper.actors.scheduling.speculation_policy import Record
 from trouper.actors.scheduling.tree_node import Node
 from trouper.protocol.model import Tokenizer
 from trouper.protocol.plans import RowId
-from trouper.protocol.replies import Delta, Finished, Scored, Started, TokenLogprobs
+from trouper.protocol.problems import Problem
+from trouper.protocol.replies import Finished, Started, TokenLogprobs
+from trouper.protocol.requests import Generate
+
+NO_ROW = RowId(-1)
+
+
+class State(Enum):
+    WAITING = "waiting"
+    """In the queue."""
+    WAITING_FOR_PREFIX = "waiting for a prefix"
+    """In the queue, until a running sequence has prefilled a prefix that both share."""
+    WAITING_FOR_DISK = "waiting for the disk"
+    """In the queue, until blocks of its prefix are read."""
+    PREFILLING = "prefilling"
+    """Has a row in the engine, and tokens that no plan prefills yet."""
+    DECODING = "decoding"
+    """Has a row, which samples at least one token in each step."""
+    LAST_TOKEN_SCHEDULED = "last token scheduled"  # noqa: S105 - no password.
+    """Has a row, which the next plan drops: its last token is in flight."""
+    PREEMPTED = "preempted"
+    """Left its row before its end. In the queue, or aborted and not yet dropped by the engine."""
+    FINISHED = "finished"
+    """Its terminal event was sent, or its client aborted it."""
+
+
+QUEUED = frozenset({State.WAITING, State.WAITING_FOR_PREFIX, State.WAITING_FOR_DISK})
+TRANSITIONS: Mapping[State, frozenset[State]] = {
+    State.WAITING: QUEUED | {State.PREFILLING, State.FINISHED},
+    State.WAITING_FOR_PREFIX: QUEUED | {State.PREFILLING, State.FINISHED},
+    State.WAITING_FOR_DISK: QUEUED | {State.PREFILLING, State.FINISHED},
+    State.PREFILLING: frozenset({State.DECODING, State.LAST_TOKEN_SCHEDULED, State.PREEMPTED, State.FINISHED}),
+    State.DECODING: frozenset({State.LAST_TOKEN_SCHEDULED, State.PREEMPTED, State.FINISHED}),
+    State.LAST_TOKEN_SCHEDULED: frozenset({State.PREEMPTED, State.FINISHED}),
+    State.PREEMPTED: QUEUED | {State.PREFILLING, State.FINISHED},
+    State.FINISHED: frozenset(),
+}
+
+
+class IllegalTransitionError(Exception):
+    """A fault of the scheduler: a sequence was used in a state in which that makes no sense."""
+
+
+class DiskRead(Protocol):
+    """A read from disk for a sequence."""
+
+    @property
+    def number(self) -> int: ...
+
+    @property
+    def done(self) -> bool: ...
+
+    @property
+    def read_tokens(self) -> int:
+        """Number of tokens that were read."""
 
 
 @attrs.define(eq=False)
-class Row:
-    """One answer in the making. `planned` counts tokens that sent plans will produce at least, one each; `produced` those
-    that came. Of drafts nothing is known before they are answered."""
+class Sequence:
+    """State of one answer. `num_scheduled_tokens` counts output tokens that the sent plans sample at least, one each;
+    `num_output_tokens` those that were answered. How many drafted tokens are accepted is unknown until a plan is answered."""
 
-    id: RowId
-    admitted: Admitted
+    client: PreparedRequest
     standing: Standing
     tokenizer: Tokenizer
-    text: TextStream
-    ends: frozenset[int]
-    """Ids of tokens that end the answer."""
     chain: Chain
     """Prompt and output tokens, as the prefix cache knows them."""
-    num_unscheduled_tokens: int
+    output: AnswerOutput
+    since: float = 0.0
+    """Time of arrival, on Trio's clock; once started, time of the first admission."""
+    state: State = State.WAITING
+
+    # In the queue.
+    primary: Sequence | None = None
+    """Running sequence that prefills tokens of this sequence's prompt."""
+    shared_tokens: int = 0
+    """Number of tokens up to which the primary must have prefilled."""
+    read: DiskRead | None = None
+    """Read from disk for this sequence. It is ordered at most once."""
+
+    # In a row of the engine.
+    id: RowId = NO_ROW
+    """Id of the row, or of the last one."""
+    num_unscheduled_tokens: int = 0
     """Tokens that no plan prefills yet."""
     num_resumed_tokens: int = 0
-    """Tokens of the answer that it had when it entered the engine, which prefills them behind the prompt; 0: it had none, or
-    never was there before."""
+    """Output tokens that the sequence had when it entered its row, which prefills them behind the prompt."""
     num_scheduled_tokens: int = 0
     num_output_tokens: int = 0
-    record: Record | None = None
-    """History of the row's drafts; None: the row never drafts."""
     num_draft_tokens: int = 0
     """Maximum number of tokens that the row drafts in unanswered plans."""
     dropped: bool = False
@@ -51,35 +117,118 @@ class Row:
     """Numbers of tokens at which a prefill chunk must end, for a snapshot; ascending."""
     snapshot_at: int = 0
     """Number of tokens at the last snapshot."""
+    record: Record | None = None
+    """History of drafts; None: the sequence never drafts."""
+
+    started: bool = False
+    """Whether the client was told that prefill begins."""
     num_cached_tokens: int = 0
     """Number of prompt tokens that came from the cache."""
-    since: float = 0.0
-    """Time of admission, on trio's clock."""
-    first_token_at: float | None = None
-    scores: list[TokenLogprobs] = attrs.field(factory=list)
-    """Log-probabilities of the prompt, if requested, until the first output token."""
-    now: float = 0.0
-    """Time of the result with the current token."""
 
     @classmethod
-    def of(cls, row: RowId, admitted: Admitted, standing: Standing, tokenizer: Tokenizer, chain: Chain) -> Row:
-        request = admitted.submission.request
-        ends = frozenset(request.stop_token_ids) | (frozenset() if request.ignore_eos else tokenizer.eos_token_ids)
-        return cls(row, admitted, standing, tokenizer, TextStream(request.stop), ends, chain, len(admitted.prompt))
+    def of(
+        cls, client: PreparedRequest, standing: Standing, tokenizer: Tokenizer, chain: Chain, now: float = 0.0
+    ) -> Sequence:
+        return cls(client, standing, tokenizer, chain, AnswerOutput.of(client, tokenizer), since=now)
 
-    def again(self, row: RowId, chain: Chain) -> Row:
-        """The same answer in a new row: this one has left the engine, whatever it was doing there. What it sampled and nobody
-        has read is sampled again. `chain`: prompt and answer, which both rows may have in common."""
-        return Row(
-            row, self.admitted, self.standing, self.tokenizer, self.text, self.ends, chain,
-            num_unscheduled_tokens=self.num_prompt_tokens + self.num_output_tokens, num_resumed_tokens=self.num_output_tokens, num_scheduled_tokens=self.num_output_tokens,
-            num_output_tokens=self.num_output_tokens, record=self.record, num_cached_tokens=self.num_cached_tokens, since=self.since,
-            first_token_at=self.first_token_at, now=self.now,
-        )  # fmt: skip
+    @property
+    def request(self) -> Generate:
+        return self.client.request
+
+    @property
+    def max_tokens(self) -> int:
+        return self.client.max_tokens
+
+    @property
+    def aborted(self) -> bool:
+        return self.client.aborted
+
+    # -- transitions -----------------------------------------------------------------------------
+
+    def enter_state(self, state: State) -> None:
+        """Raises `IllegalTransitionError` for a transition that the table does not have."""
+        if state not in TRANSITIONS[self.state]:
+            raise IllegalTransitionError(f"{self.request.request_id}: from {self.state.value} to {state.value}")
+        self.state = state
+
+    def wait_for_disk(self, read: DiskRead) -> None:
+        self.enter_state(State.WAITING_FOR_DISK)
+        self.read = read
+
+    def wait_for_prefix(self, primary: Sequence, shared_tokens: int) -> None:
+        self.enter_state(State.WAITING_FOR_PREFIX)
+        self.primary, self.shared_tokens = primary, shared_tokens
+
+    def enter(self, row: RowId) -> None:
+        """Begin to prefill the prompt, and the output tokens so far if the sequence resumes. Tokens that its last row sampled and
+        nobody has read are sampled again."""
+        self.enter_state(State.PREFILLING)
+        self.id, self.primary, self.node = row, None, None
+        self.num_resumed_tokens = self.num_scheduled_tokens = self.num_output_tokens
+        self.num_unscheduled_tokens = self.num_prompt_tokens + self.num_output_tokens
+        self.num_draft_tokens = self.snapshot_at = 0
+        self.boundaries, self.dropped = [], False
+        self.output.scores.clear()
+
+    def schedule_chunk(self, tokens: int) -> None:
+        """A plan prefills the next tokens. The last chunk of a prompt samples the next token."""
+        self.num_unscheduled_tokens -= tokens
+        if self.num_unscheduled_tokens == 0:
+            self.num_scheduled_tokens = self.num_resumed_tokens + 1
+            self.enter_state(self._scheduled_state())
+
+    def schedule_token(self) -> None:
+        """A plan samples the next token, or a drafted token was accepted that no plan counted."""
+        self.num_scheduled_tokens += 1
+        if self.state is not State.LAST_TOKEN_SCHEDULED and self._scheduled_state() is State.LAST_TOKEN_SCHEDULED:
+            self.enter_state(State.LAST_TOKEN_SCHEDULED)
+
+    def _scheduled_state(self) -> State:
+        return State.DECODING if self.num_scheduled_tokens < self.max_tokens else State.LAST_TOKEN_SCHEDULED
+
+    def preempt(self) -> None:
+        """Leave the row before the end of the answer."""
+        self.enter_state(State.PREEMPTED)
+
+    def carry_over(self) -> None:
+        """The engine crashed: nothing of its KV, of the tree and of reads from disk exists any more."""
+        self.enter_state(State.WAITING if self.state in QUEUED | {State.PREEMPTED} else State.PREEMPTED)
+        self.primary = self.read = self.node = None
+
+    def start(self, num_cached_tokens: int, now: float) -> None:
+        """Tell the client that prefill begins."""
+        disk_tokens = 0 if self.read is None else min(self.read.read_tokens, num_cached_tokens)
+        self.num_cached_tokens, self.since, self.started = num_cached_tokens, now, True
+        self.client.reply(Started(num_cached_tokens, disk_tokens, now))
+
+    def append_token(self, token: int, logprobs: TokenLogprobs | None, now: float = 0.0) -> Finished | None:
+        """Commit one token. Returns the `Finished` that it caused, after the last text was sent."""
+        self.num_output_tokens += 1
+        self.chain.append(token)
+        return self.output.append(token, self.num_output_tokens, logprobs, now)
+
+    def finish(self) -> None:
+        """The terminal event was sent, or the client aborted."""
+        self.enter_state(State.FINISHED)
+        self.client.close()
+
+    def fail(self, problem: Problem) -> None:
+        self.enter_state(State.FINISHED)
+        self.client.fail(problem)
+
+    # -- counters --------------------------------------------------------------------------------
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether what the sequence waits for in the queue has come."""
+        if self.state is State.WAITING_FOR_DISK and self.read is not None:
+            return self.read.done
+        primary = self.primary
+        return primary is None or primary.node is None or primary.num_computed_tokens >= self.shared_tokens
 
     @property
     def num_prompt_tokens(self) -> int:
-        return len(self.admitted.prompt)
+        return len(self.client.prompt)
 
     @property
     def num_prefill_tokens(self) -> int:
@@ -87,114 +236,55 @@ class Row:
         return self.num_prompt_tokens + self.num_resumed_tokens
 
     @property
-    def prefilling(self) -> bool:
-        return self.num_unscheduled_tokens > 0
-
-    @property
-    def work(self) -> Work:
-        request = self.admitted.submission.request
-        if request.embed:
-            return "embed"
-        return "text" if self.num_resumed_tokens or request.prompt_logprobs is None else "score"
-
-    @property
-    def num_computed_tokens(self) -> int:
-        """Number of tokens in the row's KV once all sent plans are done; more, if drafts are accepted."""
-        return (
-            self.num_prompt_tokens + self.num_scheduled_tokens - 1
-            if self.num_unscheduled_tokens == 0
-            else self.num_prefill_tokens - self.num_unscheduled_tokens
-        )
-
-    @property
     def num_tokens(self) -> int:
         """Number of prompt and output tokens that are known."""
         return self.num_prompt_tokens + self.num_output_tokens
 
     @property
+    def num_computed_tokens(self) -> int:
+        """Number of tokens in the row's KV once all sent plans are done; more, if drafts are accepted."""
+        if self.num_unscheduled_tokens == 0:
+            return self.num_prompt_tokens + self.num_scheduled_tokens - 1
+        return self.num_prefill_tokens - self.num_unscheduled_tokens
+
+    @property
+    def prefilling(self) -> bool:
+        return self.num_unscheduled_tokens > 0
+
+    @property
+    def work(self) -> Work:
+        if self.request.embed:
+            return "embed"
+        return "text" if self.num_resumed_tokens or self.request.prompt_logprobs is None else "score"
+
+    @property
     def turns(self) -> list[int]:
         """Ends of the turns of the prompt: after each token that would end an answer."""
         ends = self.tokenizer.eos_token_ids
-        return [place + 1 for place, token in enumerate(self.admitted.prompt) if token in ends]
+        return [index + 1 for index, token in enumerate(self.client.prompt) if token in ends]
 
     @property
     def next_chunk(self) -> int:
         """Number of tokens to prefill up to the next boundary, or to the end of the prompt."""
         at = self.num_computed_tokens
-        return (
-            next((place - at for place in self.boundaries if place > at), self.num_unscheduled_tokens)
-            if self.prefilling
-            else 0
-        )
+        if not self.prefilling:
+            return 0
+        return next((boundary - at for boundary in self.boundaries if boundary > at), self.num_unscheduled_tokens)
 
-    def add_boundary(self, place: int) -> None:
-        if place not in self.boundaries:
-            insort(self.boundaries, place)
+    def add_boundary(self, num_tokens: int) -> None:
+        if num_tokens not in self.boundaries:
+            insort(self.boundaries, num_tokens)
 
-    def snapshot_due(self, every: int) -> bool:
-        """Whether a snapshot of the row's rings and states is due now."""
+    def snapshot_due(self, interval: int) -> bool:
+        """Whether a snapshot of the row's rings and states is due now. `interval`: in tokens, while the answer grows."""
         at = self.num_computed_tokens
         if at == self.snapshot_at:
             return False
-        return (
-            at in self.boundaries
-            if at < self.num_prefill_tokens
-            else at - max(self.snapshot_at, self.num_prefill_tokens) >= every
-        )
-
-    @property
-    def wants_token(self) -> bool:
-        """Whether the prefill is planned and the answer is not yet planned to the end."""
-        return self.num_unscheduled_tokens == 0 and self.num_scheduled_tokens < self.admitted.max_tokens
+        if at < self.num_prefill_tokens:
+            return at in self.boundaries
+        return at - max(self.snapshot_at, self.num_prefill_tokens) >= interval
 
     @property
     def room(self) -> int:
         """Number of tokens, beyond the one of the next plan, for which the answer certainly has room."""
-        return self.admitted.max_tokens - self.num_scheduled_tokens - self.num_draft_tokens - 1
-
-    @property
-    def aborted(self) -> bool:
-        return self.admitted.submission.aborted
-
-    def start(self, num_cached_tokens: int, disk_tokens: int, now: float) -> None:
-        self.num_cached_tokens, self.since = num_cached_tokens, now
-        self.admitted.submission.reply(Started(num_cached_tokens, disk_tokens, now))
-
-    def append_token(self, token: int, logprobs: TokenLogprobs | None, now: float = 0.0) -> Finished | None:
-        """Commit one token. Returns the `Finished` that it caused, after the last text was sent. Only here it is decided that an
-        answer ends."""
-        self.now = now
-        if not self.num_output_tokens:
-            self._begin()
-        self.num_output_tokens += 1
-        self.chain.append(token)
-        if token in self.ends:
-            return self._finish("stop", (token,), None, None if token in self.tokenizer.eos_token_ids else token)
-        may_stop = self.num_output_tokens > self.admitted.submission.request.min_tokens
-        shown = self.text.push(self.tokenizer.token_bytes(token), may_stop=may_stop)
-        if shown.stop is not None:
-            self._say(shown.text, (token,), logprobs)
-            return Finished("stop", self.num_output_tokens, shown.stop, now)
-        if self.num_output_tokens == self.admitted.max_tokens:
-            return self._finish("length", (token,), logprobs, None, shown.text)
-        self._say(shown.text, (token,), logprobs)
-        return None
-
-    def _begin(self) -> None:
-        """Handle the first output token."""
-        self.first_token_at = self.now
-        if self.admitted.submission.request.prompt_logprobs is not None:
-            self.admitted.submission.reply(Scored(tuple(self.scores)))
-            self.scores.clear()
-
-    def _finish(
-        self, reason: str, tokens: tuple[int, ...], logprobs: TokenLogprobs | None, matched: int | None, text: str = ""
-    ) -> Finished:
-        rest = self.text.flush()
-        self._say(text + rest.text, tokens, logprobs)
-        if rest.stop is not None:
-            return Finished("stop", self.num_output_tokens, rest.stop, self.now)
-        return Finished("stop" if reason == "stop" else "length", self.num_output_tokens, matched, self.now)
-
-    def _say(self, text: str, tokens: tuple[int, ...], logprobs: TokenLogprobs | None) -> None:
-        self.admitted.submission.reply(Delta(text, tokens, () if logprobs is None else (logprobs,), self.now))
+        return self.max_tokens - self.num_scheduled_tokens - self.num_draft_tokens - 1

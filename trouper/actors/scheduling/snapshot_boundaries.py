@@ -3,7 +3,7 @@ any other token."""
 
 from __future__ import annotations
 
-from trouper.actors.scheduling.sequence import Row
+from trouper.actors.scheduling.sequence import Sequence
 from trouper.actors.scheduling.tree_node import Node
 
 TURNS_KEPT = 2
@@ -14,7 +14,7 @@ APART_TOKENS = 16
 turns lose: the end of the last turn and the end of the prompt often have only a template's few tokens between them."""
 
 
-def snapshot_boundaries(row: Row, last: Node, cached_tokens: int, interval: int) -> list[int]:
+def snapshot_boundaries(row: Sequence, last: Node, cached_tokens: int, interval: int) -> list[int]:
     """Boundaries at which other prompts are likely to continue: before this prompt's end; where it departs from the known texts, which
     end at `last` or in one of its children, and where its first turn ends (however short the remainder, since more prompts will
     begin like this); at ends of turns; and every `interval` tokens. None is in the cached tokens or close behind them."""

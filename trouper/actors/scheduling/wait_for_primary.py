@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from trouper.actors.scheduling.block_keys import Chain
 from trouper.actors.scheduling.eviction import Eviction
-from trouper.actors.scheduling.sequence import Row
+from trouper.actors.scheduling.sequence import Sequence
 from trouper.actors.scheduling.tree_node import Node, common
 from trouper.protocol.plans import RowId
 
@@ -21,8 +21,8 @@ class LiveMatch(NamedTuple):
 
     tokens: int
     """Number of tokens that need not be computed: those of the match, or more with the tail of `source`."""
-    source: Row | None = None
-    primary: Row | None = None
+    source: Sequence | None = None
+    primary: Sequence | None = None
     """Row that computes more tokens of this prompt than `tokens`."""
     until: int = 0
     """Number of tokens, from the beginning, that the primary and the prompt share."""
@@ -33,16 +33,16 @@ class LiveRows:
 
     def __init__(self, eviction: Eviction) -> None:
         self._eviction = eviction
-        self._rows: dict[Node, dict[RowId, Row]] = {}
+        self._rows: dict[Node, dict[RowId, Sequence]] = {}
 
-    def attach(self, row: Row, node: Node) -> None:
+    def attach(self, row: Sequence, node: Node) -> None:
         """Attach a row to a node, and detach it from the one that it had."""
         self._eviction.pin(node)
         self.detach(row)
         row.node = node
         self._rows.setdefault(node, {})[row.id] = row
 
-    def detach(self, row: Row) -> None:
+    def detach(self, row: Sequence) -> None:
         """Detach a row that has no KV any more, or moves on."""
         if row.node is None:
             return

@@ -17,7 +17,7 @@ MAX_QUEUED_CHAINS = 4096
 
 
 @attrs.frozen(eq=False)
-class PendingWrite:
+class InFlightWrite:
     """Consecutive nodes in flight to the disk. The record is valid even after the nodes were evicted."""
 
     run: Run
@@ -54,7 +54,7 @@ class WriteQueue:
     def _is_saved(self, node: Node) -> bool:
         return (node.on_disk and (node.snapshot is None or node.snapshot_on_disk)) or node.key in self._in_flight
 
-    def next_run(self, max_bytes: int) -> PendingWrite | None:
+    def next_run(self, max_bytes: int) -> InFlightWrite | None:
         """The next nodes of one chain to write to disk: those in memory that are not on disk yet."""
         while self._chains:
             nodes = self._chains.popleft()
@@ -79,14 +79,14 @@ class WriteQueue:
     def _bytes_of(self, node: Node) -> int:
         return node.size * self._sizes.token_bytes + (node.snapshot is not None) * self._sizes.snapshot_bytes
 
-    def _send(self, nodes: list[Node]) -> PendingWrite:
+    def _send(self, nodes: list[Node]) -> InFlightWrite:
         parent = nodes[0].parent
         assert parent is not None
         run = Run(
             parent.key, tuple(BlockRef(node.key, node.tokens, snapshot=node.snapshot is not None) for node in nodes)
         )
         self._in_flight |= {ref.key: (parent_key, ref) for parent_key, ref in run.linked()}
-        return PendingWrite(run, tuple(nodes), sum(map(self._bytes_of, nodes)))
+        return InFlightWrite(run, tuple(nodes), sum(map(self._bytes_of, nodes)))
 
     def answered(self, keys: Iterable[bytes]) -> list[tuple[bytes, BlockRef]]:
         """Blocks that were in flight and no longer are, each with the key of its parent."""

@@ -47,15 +47,15 @@ def _of_directory(command: Callable[..., None]) -> Callable[..., None]:
 @_of_directory
 def list_cache(directory: Path) -> None:
     """One line for each model (and way to keep its KV), the last used one first."""
-    facts = cache_inspection.namespaces(directory)
-    if not facts:
+    namespaces = cache_inspection.namespaces(directory)
+    if not namespaces:
         click.echo(f"nothing is cached in {directory}")
         return
     table = Table(box=None, pad_edge=False, header_style="")
     table.add_column("namespace", no_wrap=True)
     for name in ("files", "size", "blocks", "tokens", "used"):
         table.add_column(name, justify="right", no_wrap=True)
-    for entry in facts:
+    for entry in namespaces:
         counts = (str(entry.files), decimal(entry.bytes), str(entry.blocks), str(entry.tokens))
         table.add_row(entry.name, *counts, _age(entry.newest_s))
     Console(width=None if sys.stdout.isatty() else 120).print(table)
@@ -65,14 +65,14 @@ def list_cache(directory: Path) -> None:
 @_of_directory
 def cache_stats(directory: Path) -> None:
     """Format the totals."""
-    facts = cache_inspection.total(cache_inspection.namespaces(directory))
+    usage = cache_inspection.total(cache_inspection.namespaces(directory))
     click.echo(f"directory   {directory}")
-    click.echo(f"size        {decimal(facts.bytes)} in {facts.files} files")
-    click.echo(f"blocks      {facts.blocks} ({facts.tokens} tokens)")
-    click.echo(f"snapshots   {facts.snapshots}")
-    click.echo(f"unreadable  {facts.unreadable} files")
-    if facts.files:
-        click.echo(f"used        {_age(facts.newest_s)} ago to {_age(facts.oldest_s)} ago")
+    click.echo(f"size        {decimal(usage.bytes)} in {usage.files} files")
+    click.echo(f"blocks      {usage.blocks} ({usage.tokens} tokens)")
+    click.echo(f"snapshots   {usage.snapshots}")
+    click.echo(f"unreadable  {usage.unreadable} files")
+    if usage.files:
+        click.echo(f"used        {_age(usage.newest_s)} ago to {_age(usage.oldest_s)} ago")
         click.echo(f"free disk   {decimal(cache_inspection.DISK.free_bytes(directory))}")
 
 
@@ -102,9 +102,9 @@ def verify_cache(directory: Path, remove: bool) -> None:
 @_of_directory
 def clear_cache(directory: Path, yes: bool) -> None:
     """Remove all that is cached, of every model."""
-    facts = cache_inspection.total(cache_inspection.namespaces(directory))
+    usage = cache_inspection.total(cache_inspection.namespaces(directory))
     if not yes:
-        click.confirm(f"Remove {facts.files} files ({decimal(facts.bytes)}) from {directory}?", abort=True)
+        click.confirm(f"Remove {usage.files} files ({decimal(usage.bytes)}) from {directory}?", abort=True)
     removed = cache_inspection.clear(directory)
     click.echo(f"removed {removed.files} files ({decimal(removed.bytes)})")
 

@@ -43,7 +43,7 @@ def chat(
     """
     given = {key: value for key, value in parameters.items() if value is not None}
     conversation = Conversation(text_of(system), name and text_of(name), given)
-    asked = text_of(" ".join(question)) or ("" if sys.stdin.isatty() else _piped())
+    text = text_of(" ".join(question)) or ("" if sys.stdin.isatty() else _piped())
     with ExitStack() as stack:
         if own_model is not None:
             path = file_read(context)
@@ -52,8 +52,8 @@ def chat(
             where = attrs.evolve(where, url=url)
         stack.enter_context(refused_in_one_line(where))
         client = stack.enter_context(where.client())
-        if asked or not sys.stdin.isatty():
-            _answer_once(client, conversation, asked)
+        if text or not sys.stdin.isatty():
+            _answer_once(client, conversation, text)
         else:
             _converse(client, conversation, where)
 

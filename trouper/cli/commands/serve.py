@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from functools import partial
 from typing import Any
 
 import click
@@ -12,13 +13,14 @@ from rich.console import Console
 
 from trouper.cli.address import CannotListenError
 from trouper.cli.environment_variables import misspelt
-from trouper.cli.exits import end_at_once, give_up, leaves, refuse
+from trouper.cli.exits import end_at_once, give_up, refuse
 from trouper.cli.flags import all_from, flags_of
 from trouper.cli.log_setup import FORMATS, LEVELS, Format, configure_logging
 from trouper.cli.print_config import config_text
 from trouper.cli.settings_file import configured, file_read
 from trouper.cli.trace_export import tracing
 from trouper.cli.usage_errors import settings_error
+from trouper.protocol.exception_groups import leaves
 from trouper.protocol.problems import ActorFailed, ModelUnusable, SettingsInvalid
 from trouper.protocol.settings import ServerSettings, Settings
 
@@ -103,5 +105,5 @@ def _run(
         return
     leader = rank_process.leader(model_settings, os.environ)
     with rank_process.lost_is_an_exit_code(leader), tracing(otlp_endpoint) as observers:
-        trio.run(run, settings, server_settings, console, observers, leader)
+        trio.run(partial(run, settings, server_settings, console, observers, ranks=leader))
     end_at_once(0)  # Unwinding would wait for native code of the group.

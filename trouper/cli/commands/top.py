@@ -28,10 +28,10 @@ def top(where: Where, /, interval_s: float, once: bool) -> None:
     console = Console()
     with refused_in_one_line(where), where.client() as client:
         watching = Watching(where.url, client)
-        watching.look()
+        watching.fetch()
         if once or not console.is_terminal:
             time.sleep(interval_s)
-            console.print(watching.look())
+            console.print(watching.fetch())
             return
         try:
             with Live(console=console, screen=True, auto_refresh=False) as live:
@@ -52,22 +52,22 @@ class Watching:
     _body: dict[str, Any] = attrs.field(factory=dict)
     _seen_at: float = 0.0
 
-    def look(self) -> RenderableType:
+    def fetch(self) -> RenderableType:
         """Fetch the health and render it. Raises `NotTrouper` and httpx2's errors."""
         answer = self._client.get("/health").raise_for_status()
         with read_as_trouper(self._client):
             body = answer.json()
             for name, health in models_of(body).items():
                 if stats := health.get("cache_stats") if name else health["cache_stats"]:
-                    self._rates[name].look(stats, time.monotonic())
+                    self._rates[name].observe(stats, time.monotonic())
             shown = page(self._url, body, self._rates)
         self._body, self._seen_at = body, time.monotonic()
         return shown
 
     def frame(self) -> RenderableType:
-        """Render like `look`, but show the last known state if the server does not answer, or is not Trouper."""
+        """Render like `fetch`, but show the last known state if the server does not answer, or is not Trouper."""
         try:
-            return self.look()
+            return self.fetch()
         except (NotTrouper, httpx2.HTTPError) as error:
             ago = time.monotonic() - self._seen_at
             message = f"no answer for {ago:.0f} s: {str(error) or type(error).__name__}"

@@ -77,14 +77,14 @@ def _dynamic_rope(model: nn.Module, found: Adapted) -> bool:
 
 def _shared_kv_rope(model: nn.Module, found: Adapted) -> bool:
     """Attention over another layer's keys and values derives its offset from how many keys it gets."""
-    takers = [
+    attentions = [
         module
         for _, module in model.named_modules()
         if {"keys", "values"} <= _arguments(module) and "cache" not in _arguments(module) and "rope" in module
     ]
-    for module in takers:
+    for module in attentions:
         module.rope = RowOffsetRope(module.rope, found.current)
-    return bool(takers)
+    return bool(attentions)
 
 
 def _arguments(module: nn.Module) -> set[str]:
@@ -92,7 +92,7 @@ def _arguments(module: nn.Module) -> set[str]:
 
 
 def _learned_positions(model: nn.Module, found: Adapted) -> bool:
-    """`wpe`, as GPT-2 and its successors call it. Some count positions from a single offset: caches give them 0."""
+    """GPT-2 and its successors name the table `wpe`. Some count positions from a single offset: caches give them 0."""
     if not _replace(model, lambda child: isinstance(child, nn.Embedding | nn.QuantizedEmbedding), RowPositions,
                     found.current, name="wpe"):  # fmt: skip
         return False
@@ -167,7 +167,7 @@ def _sparse_by_distance(model: nn.Module, found: Adapted) -> bool:
 
 
 def _biased_experts(model: nn.Module, found: Adapted) -> bool:
-    """Sums whose strides MLX's kernel for sorted experts takes for granted (see sorted_experts.py)."""
+    """Expert layers whose outputs have strides that MLX's kernel for sorted experts does not support (see sorted_experts.py)."""
     return _replace(model, has_biased_experts, lambda child, _: RowMajorExperts(child), found.current)
 
 

@@ -1,7 +1,7 @@
 """Attention within chunks of a row, as Llama 4 has it, with rows of different lengths in one pass.
 
 mlx-lm makes the masks of chunks and the scales of long contexts from one offset. Here each row's positions make both; the
-caches keep all tokens of a row, and say that they begin at 0.
+caches keep all tokens of a row, and report that they begin at 0.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from trouper.engine.adaptations.row_offsets import CurrentPass
+from trouper.engine.kv.full_slots import FullSlots
 from trouper.engine.kv.region import Region
-from trouper.engine.kv.slot_cache import FullSlots
 
 
 class ChunkSlots(FullSlots):
@@ -49,7 +49,7 @@ class TemperedProjection(nn.Module):
         self._floor_scale, self._attn_scale = floor_scale, attn_scale
         self._positions = mx.zeros((1, 1), mx.int32)
 
-    def stand_at(self, positions: mx.array) -> None:
+    def set_positions(self, positions: mx.array) -> None:
         """Set the positions of the next tokens, (rows or 1, width)."""
         self._positions = positions
 
@@ -76,7 +76,7 @@ class ChunkedAttention(nn.Module):
     def __call__(self, x: mx.array, mask: mx.array | str | None = None, cache: Any = None) -> mx.array:
         region = self._current.region
         if self._tempered is not None:
-            self._tempered.stand_at(self._positions(region, cache, x.shape[1]))
+            self._tempered.set_positions(self._positions(region, cache, x.shape[1]))
         if region is not None:
             mask = _chunk_mask(region, self._chunk) if isinstance(cache, ChunkSlots) else mask
             cache = RowOffsets(cache)

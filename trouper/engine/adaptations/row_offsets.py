@@ -1,4 +1,4 @@
-"""Rotary embeddings and tables of learned positions that stand in for a model's own, which know one offset for all rows.
+"""Rotary embeddings and tables of learned positions that replace a model's own, which support one offset for all rows.
 
 Outside of our passes each does what the original does.
 """
@@ -40,7 +40,7 @@ class RowByRowRope(nn.Module):
         return mx.concatenate([self._row(x[row : row + 1], *span, region) for row, span in enumerate(spans)])
 
     def _row(self, x: mx.array, length: int, count: int, region: Region) -> mx.array:
-        """(1, heads, width, dim): the row's own tokens together, or singly if they are drafts; padding stays as it is."""
+        """(1, heads, width, dim): the row's tokens in one call, or one by one if they are drafts; padding stays as it is."""
         size = 1 if region.singly else max(count, 1)
         parts = [self.rope(x[:, :, at : at + size], offset=length + at) for at in range(0, count, size)]
         return mx.concatenate([*parts, x[:, :, count:]], axis=2)

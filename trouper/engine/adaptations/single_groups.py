@@ -1,10 +1,10 @@
 """Unpacks quantized layers that have one group a row, where MLX multiplies such layers wrongly.
 
 On Hopper MLX has a kernel of its own for affine weights of 4 or 8 bits. In MLX 0.32.4 it is chosen only where the group is as long
-as the row (`supports_qmm_sm90` in mlx/backend/cuda/quantized/qmm/qmm.cu gives up where `group_size < k`), and there every
+as the row (`supports_qmm_sm90` in mlx/backend/cuda/quantized/qmm/qmm.cu excludes `group_size < k`), and there every
 product of two or more rows is wrong: measured on an H200, rows of 64 inputs in groups of 64, float32 and bfloat16, 4 and 8
 bits, 2 to 16 rows: off by 20 and more where values are about 8, or not a number; with two groups a row, all right. Compiling
-it takes 100 s besides. Layers with so few inputs are small parts of real models, such as low-rank projections, so their
+it takes 100 s, too. Layers with so few inputs are small parts of real models, such as low-rank projections, so their
 weights are kept unpacked: the same numbers, a little more memory.
 """
 
@@ -21,20 +21,20 @@ BITS, SHORTEST = (4, 8), 64
 
 
 def has_single_groups(module: nn.Module) -> bool:
-    """Whether MLX would multiply by this layer wrongly, on the device at hand."""
+    """Whether MLX would multiply by this layer wrongly, on this device."""
     return device.architecture() == WRONG_ON and is_affected(module)
 
 
 def is_affected(module: nn.Module) -> bool:
-    """Whether it has a type, a format and a width with which that kernel is chosen."""
+    """Whether the layer has a type, a format and a width for which MLX chooses that kernel."""
     if not isinstance(module, nn.QuantizedLinear | nn.QuantizedEmbedding | QuantizedMultiLinear):
         return False
-    one_group = module.scales.shape[-1] == 1
-    return one_group and module.mode == "affine" and module.bits in BITS and module.group_size >= SHORTEST
+    single_group = module.scales.shape[-1] == 1
+    return single_group and module.mode == "affine" and module.bits in BITS and module.group_size >= SHORTEST
 
 
 def unpacked(module: nn.Module) -> nn.Module:
-    """The same layer with plain weights, in the dtype of its scales."""
+    """Return the same layer with plain weights, in the dtype of its scales."""
     weight = mx.dequantize(
         module.weight, module.scales, module.biases, group_size=module.group_size, bits=module.bits, mode=module.mode
     )

@@ -1,4 +1,4 @@
-"""Keeps the input of sorted expert matmuls in the memory layout that MLX's CUDA kernel takes for granted.
+"""Keeps the input of sorted expert matmuls in the memory layout that MLX's CUDA kernel assumes.
 
 MLX runs `mx.gather_mm(..., sorted_indices=True)` as one grouped GEMM. On CUDA it takes the distance between rows of
 `x` (rows, 1, dim) from the stride of the axis of size 1, where any stride is legal: `mx.expand_dims` writes 1 there. The
@@ -33,11 +33,11 @@ class RowMajorExperts(nn.Module):
 
 
 def row_major(x: mx.array) -> mx.array:
-    """Return a view of the same values with row-major strides: reshaping a row-contiguous array gives each axis the stride of the axes behind it, which
-    `mx.contiguous` does not, since it leaves such an array as it is."""
+    """Return a view of the same values with row-major strides: reshaping a row-contiguous array gives each axis the stride of the
+    axes behind it, which `mx.contiguous` does not, since it leaves such an array as it is."""
     return mx.unflatten(mx.flatten(x), 0, x.shape)
 
 
 def has_biased_experts(module: nn.Module) -> bool:
-    """Whether it is an expert layer with a bias, and thus to be wrapped."""
+    """Whether the module is an expert layer with a bias, which must be wrapped."""
     return isinstance(module, SwitchLinear | QuantizedSwitchLinear) and "bias" in module

@@ -46,11 +46,13 @@ class RankGroup:
 
     @property
     def mlx(self) -> mx.distributed.Group:
+        """MLX's group. There is none for a single rank."""
         assert self._group is not None, "there is no group of one"
         return self._group
 
     @property
     def leads(self) -> bool:
+        """Whether this is rank 0, whose tokens every rank takes."""
         return self.rank == 0
 
     def agree(self, tokens: mx.array) -> mx.array:

@@ -17,6 +17,7 @@ from mlx.utils import tree_unflatten
 from mlx_lm.models.cache import make_prompt_cache
 
 from trouper.engine.distributed.rank_group import RankGroup
+from trouper.engine.platform.error_text import first_line_of
 from trouper.protocol.problems import ModelUnusable
 
 HEADS = {
@@ -42,7 +43,7 @@ def shard(model: nn.Module, config: Mapping[str, Any], directory: Path, group: R
     reason = fault(model, config, group.mlx) or _misfit(model)
     if reason is None:
         return
-    counts = [count for count in range(2, MAX_RANKS + 1) if count != group.size and _would(count, config, make)]
+    counts = [count for count in range(2, MAX_RANKS + 1) if count != group.size and _can_shard(count, config, make)]
     remedy = f"it runs at 1, {', '.join(map(str, counts))}" if counts else "it runs only at 1"
     raise ModelUnusable(f"{directory} cannot be split over {group.size} ranks: {reason}; {remedy}")
 
@@ -56,7 +57,7 @@ def fault(model: nn.Module, config: Mapping[str, Any], group: Any) -> str | None
     try:
         model.shard(group)
     except Exception as error:  # noqa: BLE001 - any architecture's code over any sizes: it is the answer
-        return _line(error)
+        return first_line_of(error)
     return None
 
 
@@ -65,15 +66,11 @@ def _misfit(model: nn.Module) -> str | None:
     try:
         model(mx.array([[0, 1]]), cache=make_prompt_cache(model))
     except Exception as error:  # noqa: BLE001 - as above
-        return _line(error)
+        return first_line_of(error)
     return None
 
 
-def _line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def _would(count: int, config: Mapping[str, Any], make: Make) -> bool:
+def _can_shard(count: int, config: Mapping[str, Any], make: Make) -> bool:
     return (
         all(heads % count == 0 for heads, _ in _heads(config))
         and fault(make(), config, HypotheticalGroup(count)) is None
@@ -99,8 +96,8 @@ def _heads(config: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
         for key, name in HEADS.items():
             if isinstance(heads := level.get(key), int):
                 yield heads, name
-        kept_whole = config["model_type"] in REPEATS_KV_HEADS or level.get("kv_lora_rank") is not None
-        if isinstance(heads := level.get(KV_HEADS), int) and not kept_whole:
+        replicated = config["model_type"] in REPEATS_KV_HEADS or level.get("kv_lora_rank") is not None
+        if isinstance(heads := level.get(KV_HEADS), int) and not replicated:
             yield heads, "KV heads"
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TypeAlias
 
+import attrs
 import numpy as np
 
 from trouper.engine.kv.block_store import BlockStore
-from trouper.engine.kv.slot_rows import Rows
-from trouper.protocol.plans import RowId
+from trouper.engine.kv.rows import Rows
+from trouper.protocol.plans import RowId, Stepped
 from trouper.protocol.ranks import Digest, forget_old, ids_of, pairs, sequence
+
+Drafted: TypeAlias = tuple[tuple[RowId, int, int], ...]
+"""(row, draft tokens, accepted tokens) of each row that had a draft, as in `Stepped.drafted`."""
 
 
 class Digests:
@@ -20,24 +24,22 @@ class Digests:
         self._settled: dict[int, tuple[int, int]] = {-1: (0, 0)}
         """For each step that was read: hashes of the order of slots, and of all tokens so far."""
         self._tokens = 0
-        self._drafted: dict[int, tuple[tuple[RowId, int, int], ...]] = {}
-        """For each step that was read: (row, draft tokens, accepted tokens) of its drafts."""
+        self._drafted: dict[int, Drafted] = {}
+        """The drafts of each step that was read. A plan that was sent before rank 0 had the step's result does not count them."""
 
     def order(self) -> int:
         """Hash the present order of rows in their slots."""
         return sequence([*self._rows.order, len(self._rows.decoding)])
 
-    def settle(self, step: int, order: int, rows: Sequence[RowId], tokens: Sequence[int]) -> int:
-        """Record a step that was read. Returns the hash of all tokens so far."""
-        self._tokens = sequence([*rows, *tokens], self._tokens)
-        self._settled[step] = order, self._tokens
+    def settle(self, stepped: Stepped, order: int) -> Stepped:
+        """Record a step that was read, and add the hashes that other ranks must agree on. `order`: hash of the order of slots
+        after its launch."""
+        self._tokens = sequence([*stepped.rows, *stepped.tokens], self._tokens)
+        self._settled[stepped.step] = order, self._tokens
         forget_old(self._settled)
-        return self._tokens
-
-    def accepted(self, step: int, drafted: tuple[tuple[RowId, int, int], ...]) -> None:
-        """Record the accepted drafts of a step. A plan that was sent before rank 0 had the step's result does not include them."""
-        self._drafted[step] = drafted
+        self._drafted[stepped.step] = stepped.drafted
         forget_old(self._drafted)
+        return attrs.evolve(stepped, order=order, tokens_hash=self._tokens)
 
     def knows(self, step: int) -> bool:
         """Whether the step was read."""
@@ -55,4 +57,7 @@ class Digests:
         tokens = np.fromiter((lengths[row] for row in order), np.uint64, len(order))
         blocks = self._blocks.members if self._blocks is not None else 0
         slots, tokens_hash = self._settled[settled]
-        return Digest(pairs(ids, decodes), pairs(ids, tokens), blocks, settled, slots, tokens_hash)
+        return Digest(
+            rows=pairs(ids, decodes), lengths=pairs(ids, tokens), blocks=blocks, settled=settled, order=slots,
+            tokens=tokens_hash,
+        )  # fmt: skip

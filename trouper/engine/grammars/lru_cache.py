@@ -20,6 +20,7 @@ class LruCache(Generic[Value]):
         self.nbytes = 0
 
     def get(self, key: Hashable) -> Value | None:
+        """Return a value and count it as used; None if it is not here."""
         with self._lock:
             if key not in self._values:
                 return None

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-MAX_LOOKS = 500
+MAX_TRIALS = 500
 """Upper bound of trials of parts, each of which takes a fraction of a millisecond. A schema of thousands of parts gets a path near
 its root."""
 NAMED = ("$defs", "definitions", "properties", "patternProperties")
-"""Keys of named schemas. Definitions come first: a part that refers to a faulty definition fails, too, and tells less."""
+"""Keys of named schemas. Definitions come first: a part that refers to a faulty definition fails, too, and its path is less helpful."""
 MAX_OPTIONAL = 490
 """Upper bound of one object's optional properties: each takes four items of a row of llguidance's parser, which holds 2,000."""
 LIST_KEYS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
@@ -18,16 +18,16 @@ SINGLE = ("additionalProperties", "items", "not")
 
 def path_of_fault(schema: Any, wrong: Callable[[Any], bool]) -> str:
     """Return the path of the innermost part that fails by itself, such as ".properties.a.items"; "" for the whole schema. Each
-    part is tried together with the schema's definitions."""
+    part is tried with the schema's definitions."""
     named = {key: schema[key] for key in ("$defs", "definitions") if isinstance(schema, dict) and key in schema}
-    looks = 0
+    trials = 0
     path = ""
     found: Any = schema
     while found is not None:
         inside, found = found, None
         for step, part in parts_of(inside):
-            looks += 1
-            if looks > MAX_LOOKS:
+            trials += 1
+            if trials > MAX_TRIALS:
                 return path
             if wrong({**part, **named} if isinstance(part, dict) else part):
                 path, found = path + step, part

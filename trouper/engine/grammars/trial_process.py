@@ -25,8 +25,8 @@ SMALL = 8192
 
 
 class TrialFailedError(Exception):
-    """The grammar cannot be compiled: it took too long, or ended the process. The message says which. `slow`: it took too long, so a later
-    attempt may succeed."""
+    """The grammar cannot be compiled: it took too long, or ended the process, as the message explains. `slow`: it took too long,
+    so a later attempt may succeed."""
 
     def __init__(self, message: str, *, slow: bool) -> None:
         super().__init__(message)

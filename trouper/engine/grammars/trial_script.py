@@ -4,8 +4,9 @@ llguidance recurses over a grammar's rules: 1,000 definitions of a JSON schema t
 raises no exception but ends the process. `a?` 50,000 times compiles for more than a minute, and nothing can interrupt that.
 So this process compiles each grammar first, and the server compiles those that this process survived within the time limit.
 
-The file is run as a script (see `trial_process.py`) and imports nothing of the package, so that it starts in a fifth of a second. Frames on stdin and
-stdout: a little-endian length of four bytes, then JSON. First comes the vocabulary, then one grammar after another.
+The file is run as a script (see `trial_process.py`) and imports nothing of the package, so that it starts in a fifth of a
+second. Frames on stdin and stdout: a little-endian length of four bytes, then JSON. First comes the vocabulary, then one
+grammar after another.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class TrialVocabulary:
 
 
 def serve(inbox: BinaryIO, outbox: BinaryIO) -> None:
+    """Answer each grammar with llguidance's error message, or "", until the pipe is closed."""
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
     from llguidance._tokenizer import TokenizerWrapper
 
@@ -86,6 +88,7 @@ def receive(inbox: BinaryIO) -> Any:
 
 
 def send(outbox: BinaryIO, fault: str) -> None:
+    """Write one reply."""
     data = json.dumps(fault).encode()
     outbox.write(LENGTH.pack(len(data)) + data)
     outbox.flush()

@@ -29,7 +29,7 @@ class BlockStore:
         self._rows = rows
         self._stored: dict[BlockId, BlockArrays] = {}
         self.members = 0
-        """Set hash (`ranks.members`) of all stored ids."""
+        """Set hash (`ranks.set_hash`) of all stored ids."""
 
     @property
     def _layout(self) -> Layout:
@@ -37,9 +37,11 @@ class BlockStore:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all stored arrays."""
         return sum(stored.nbytes for stored in self._stored.values())
 
     def evict(self, blocks: Sequence[BlockId]) -> None:
+        """Free blocks and snapshots. Raises KeyError for an id that is not stored."""
         for block in blocks:
             del self._stored[block]
         self.members = parted(self.members, blocks)

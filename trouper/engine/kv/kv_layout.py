@@ -19,11 +19,12 @@ import mlx.nn as nn
 import numpy as np
 
 from trouper.engine.adaptations.adaptation_registry import adapted
+from trouper.engine.kv.full_slots import FullSlots
+from trouper.engine.kv.model_caches import flatten, guessed, slot_caches, view
 from trouper.engine.kv.quantized_kv import KvFormat
 from trouper.engine.kv.recurrent_state import StateSlots
 from trouper.engine.kv.region import Region
-from trouper.engine.kv.slot_cache import FullSlots, RingSlots
-from trouper.engine.loading.architecture import flatten, guessed, slot_caches, view
+from trouper.engine.kv.ring_slots import RingSlots
 from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.kv import KvLayout
 
@@ -65,14 +66,17 @@ class Layout:
 
     @cached_property
     def sliceable(self) -> tuple[ArrayShape, ...]:
+        """Shape of each buffer that can be cut at a token, for one token."""
         return tuple(chain.from_iterable(self.full))
 
     @cached_property
     def token_bytes(self) -> int:
+        """Bytes of one token in all layers."""
         return sum(shape.nbytes for shape in self.sliceable)
 
     @cached_property
     def snapshot_bytes(self) -> int:
+        """Bytes of a snapshot whose windows are full."""
         return sum(shape.nbytes for shape in chain(*self.rings, *self.states))
 
     def block(self, tokens: int) -> list[ArrayShape]:
@@ -92,6 +96,7 @@ class Layout:
         return [mx.concatenate([parts[index] for index in group]) for group in self._groups.values()]
 
     def unpack(self, arrays: Sequence[mx.array]) -> list[mx.array]:
+        """Split the arrays of a block into the (heads, n, dim) arrays of all buffers: the inverse of `pack`."""
         return [arrays[array][planes] for array, planes in self.planes]
 
     @cached_property

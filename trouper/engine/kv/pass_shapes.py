@@ -40,7 +40,7 @@ class Shapes:
         return coarse(tokens, STEP) if self.rounded else -(-tokens // STEP) * STEP
 
     def groups(self, counts: Sequence[int]) -> list[range]:
-        """Partition the rows into padded passes of neighbours, given how many tokens each row runs, at the least total cost of
+        """Partition the rows into padded passes of neighbours, given how many tokens each row runs, at the minimum total cost of
         passes and padding. Rows without tokens belong to a group only if they lie between other rows of it."""
         active = [index for index, count in enumerate(counts) if count]
         if not active:
@@ -78,6 +78,7 @@ ROUNDED = Shapes(pass_tokens=256, rounded=True)
 
 
 def of_device() -> Shapes:
+    """Choose the shapes for the default device."""
     if device.prepares_shapes():
         return ROUNDED
     return EXACT if device.is_cpu() else ACCELERATED

@@ -12,7 +12,7 @@ import attrs
 import mlx.core as mx
 
 from trouper.engine.adaptations.cache_traits import USUAL, Traits
-from trouper.engine.kv.slot_cache import FullSlots, OpenSlots
+from trouper.engine.kv.full_slots import FullSlots, OpenSlots
 from trouper.engine.platform.device import is_cpu
 
 
@@ -35,11 +35,6 @@ class KvFormat:
 PLAIN = KvFormat()
 
 
-def kv_format(bits: int, group_size: int) -> KvFormat:
-    """Make the format that the settings specify."""
-    return KvFormat(bits, group_size)
-
-
 class QuantizedSlots(FullSlots):
     """Slots for quantized KV: `FullSlots` with packed values, scales and biases as buffers, for keys and then for values."""
 
@@ -55,6 +50,7 @@ class QuantizedSlots(FullSlots):
         self._fetched = None
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Quantize and write (n, heads, width, dim); return dequantized (n, heads, keys, dim)."""
         sides = [self._quantized(keys), self._quantized(values)]
         self._widths = tuple(map(len, sides))
         self._fetched = None

@@ -32,6 +32,7 @@ class StateSlots:
         return self._current
 
     def begin(self, region: Region) -> None:
+        """Choose the cache for the next pass: over all decoding rows, or over one prefilling row."""
         if region.stop <= self._decoding_rows:
             assert region.start == 0, "all decoding rows step together"
             self._current = self._decoding
@@ -83,6 +84,7 @@ class StateSlots:
         self._prefilling[index - self._decoding_rows].cache = [mx.contiguous(state) for state in states]
 
     def state(self) -> list[mx.array]:
+        """Return the states of all rows: (rows, ...) of decoding rows, then (1, ...) of each prefilling row."""
         caches = [self._decoding, *self._prefilling]
         return [state for cache in caches for state in cache.cache if state is not None]
 

@@ -45,6 +45,7 @@ class Region:
 
     @cached_property
     def after(self) -> mx.array:
+        """(n,) int32: the rope offset of each row after the pass."""
         return mx.array(self.lengths + self.width)
 
     @cached_property

@@ -104,8 +104,8 @@ def _alone(models: Path) -> Iterator[None]:
     """Hold the lock of the processes that fetch into this directory. Removes leftovers of killed processes."""
     with (models / ".fetching").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # The lock ends with the process, too.
-        for left in models.glob(f"{FETCHING}*"):
-            shutil.rmtree(left, ignore_errors=True)
+        for leftover in models.glob(f"{FETCHING}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
         yield
 
 

@@ -34,13 +34,21 @@ class Checkpoint:
     directory: Path
     config: dict[str, Any]
     stored_bytes: int
+    """Bytes of all tensors in the dtypes that they are stored in."""
     float32_bytes: int
+    """Bytes of all tensors after they are converted to float32."""
     digest: int
     """63-bit hash of config, shapes and a sample of the weights, by which ranks check that they have the same model."""
 
     @property
     def architecture(self) -> str:
+        """The config's model_type."""
         return str(self.config["model_type"])
+
+    @property
+    def loaded_bytes(self) -> int:
+        """Bytes of all tensors in the dtype that this device computes in (see `precision`)."""
+        return self.float32_bytes if device.is_cpu() else self.stored_bytes
 
 
 def inspect(directory: Path) -> Checkpoint:
@@ -54,9 +62,9 @@ def inspect(directory: Path) -> Checkpoint:
     return Checkpoint(
         directory,
         config,
-        sum(tensor["data_offsets"][1] - tensor["data_offsets"][0] for tensor in tensors.values()),
-        sum(_float32_bytes(name, tensor, group_size) for name, tensor in tensors.items()),
-        _digest(config, headers, files),
+        stored_bytes=sum(tensor["data_offsets"][1] - tensor["data_offsets"][0] for tensor in tensors.values()),
+        float32_bytes=sum(_float32_bytes(name, tensor, group_size) for name, tensor in tensors.items()),
+        digest=_digest(config, headers, files),
     )
 
 
@@ -65,9 +73,9 @@ def require_memory(needed_bytes: int, directory: Path, group: RankGroup = ALONE)
     `ModelUnusable`."""
     needed, limit = needed_bytes // group.size, device.memory_limit_bytes(group.sharers)
     if needed > limit:
-        whose = "its weights" if group.size == 1 else f"one of {group.size} parts of its weights"
+        weights = "its weights" if group.size == 1 else f"one of {group.size} parts of its weights"
         raise ModelUnusable(
-            f"{directory} needs {needed / 2**30:.1f} GiB for {whose}, and {device.name()} has "
+            f"{directory} needs {needed / 2**30:.1f} GiB for {weights}, and {device.name()} has "
             f"{limit / 2**30:.1f} GiB: use a smaller or a quantized model"
         )
 
@@ -83,6 +91,7 @@ def _digest(config: dict[str, Any], headers: list[dict[str, Any]], files: list[P
 
 
 def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object. Raises `ModelUnusable` if there is none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -17,7 +17,7 @@ from mlx_lm.utils import load_model
 from trouper.engine.distributed import sharding
 from trouper.engine.distributed.rank_group import ALONE, RankGroup
 from trouper.engine.kv.kv_layout import kv_layout
-from trouper.engine.kv.quantized_kv import KvFormat, kv_format
+from trouper.engine.kv.quantized_kv import KvFormat
 from trouper.engine.loading import bundled_model, checkpoint, lora_adapter, precision, tokenizer
 from trouper.engine.loading.model_fingerprint import fingerprint
 from trouper.engine.loading.model_source import resolve
@@ -59,47 +59,33 @@ class EvaluatedModel:
     kv: KvFormat
 
 
+# What is cheap and may fail comes before what takes long: the adapter's files, the checkpoint's headers, the tokenizer and
+# the memory are checked before a byte of the weights is read. Everything up to `_evaluate` is lazy, so adapters, dtype and
+# shard change the graph of the weights, and only the result is ever held: a rank never holds more than its own part.
+# Collectives begin after that (`_require_same`): a rank that could not load is then missing, and the others do not wait in
+# the middle of a load. The fingerprint is last, since only the self-check finds whether blocks may be kept at all.
+
+
 def load(
-    settings: Settings,
-    report: Callable[[str], None],
-    watch: LoadWatch = nobody_watches,
-    group: RankGroup = ALONE,
+    settings: Settings, report: Callable[[str], None], watch: LoadWatch = nobody_watches, group: RankGroup = ALONE
 ) -> EvaluatedModel:
     """Load the model that the settings name, or this rank's part of it. `report` gets one line for each stage, `watch` the
     progress of long stages. Raises `ModelUnusable` with one line. With several ranks it waits for all of them, after its
     own part is loaded."""
     name = settings.model or bundled_model.NAME
-    if settings.adapter_path is not None:
-        lora_adapter.require(settings.adapter_path)
-    directory = resolve(settings.model, report, watch)
-    found = checkpoint.inspect(directory)
-    generation = _generation_config(directory)
-    hub_tokenizer = tokenizer.load(directory, found.config, generation)
-    float32 = device.is_cpu()
-    size = found.float32_bytes if float32 else found.stored_bytes
-    checkpoint.require_memory(size, directory, group)
-    report(f"loading {found.architecture} from {directory}: {size / 2**20:.0f} MiB on {device.name()}")
-    model, config = opened(directory)
-    if settings.adapter_path is not None:
-        report(f"applying the adapter {settings.adapter_path}")
-        lora_adapter.apply(model, settings.adapter_path)
-    if group.size > 1:
-        sharding.fuse_adapters(model)
-    if float32:
-        precision.to_float32(model)
-    if group.size > 1:
-        _shard(model, config, directory, settings, group)
+    found, hub_tokenizer = _checked(settings, report, watch, group)
+    directory = found.directory
+    model, config = _prepared(directory, settings, report, group)
     _evaluate(model, directory, stage(watch, name, "loading the weights"))
     if group.size > 1:
         _require_same(found, group)
-    kv = kv_format(settings.kv_bits, settings.kv_group_size)
     candidate = Candidate(
         model=model,
         config=config,
         directory=directory,
         digest=found.digest,
         vocabulary=_logits(model, directory),
-        kv=kv,
+        kv=KvFormat(settings.kv_bits, settings.kv_group_size),
     )
     capabilities, check = self_check(candidate, settings, group, report, stage(watch, name, STAGE, "steps"))
     card = attrs.evolve(
@@ -109,21 +95,53 @@ def load(
         self_check=check,
     )
     if settings.blocks_dir is not None and card.kv.cached:
-        digest = fingerprint(
-            directory,
-            settings.adapter_path,
-            report,
-            stage(watch, name, "reading again for the cache's sake"),
-            _rank(settings, group),
-        )
+        progress = stage(watch, name, "reading again for the cache's sake")
+        digest = fingerprint(directory, settings.adapter_path, report, progress, _rank(settings, group))
         card = attrs.evolve(card, fingerprint=digest)
-    return EvaluatedModel(model, card, hub_tokenizer.with_grammars(card.vocab_size), directory, config, kv)
+    return EvaluatedModel(
+        model=model,
+        card=card,
+        tokenizer=hub_tokenizer.with_grammars(card.vocab_size),
+        directory=directory,
+        config=config,
+        kv=candidate.kv,
+    )
+
+
+def _checked(
+    settings: Settings, report: Callable[[str], None], watch: LoadWatch, group: RankGroup
+) -> tuple[checkpoint.Checkpoint, HubTokenizer]:
+    """Find the model and check everything about it that needs no weights. Raises `ModelUnusable`."""
+    if settings.adapter_path is not None:
+        lora_adapter.require(settings.adapter_path)
+    directory = resolve(settings.model, report, watch)
+    found = checkpoint.inspect(directory)
+    hub_tokenizer = tokenizer.load(directory, found.config, _generation_config(directory))
+    checkpoint.require_memory(found.loaded_bytes, directory, group)
+    report(f"loading {found.architecture} from {directory}: {found.loaded_bytes / 2**20:.0f} MiB on {device.name()}")
+    return found, hub_tokenizer
+
+
+def _prepared(
+    directory: Path, settings: Settings, report: Callable[[str], None], group: RankGroup
+) -> tuple[nn.Module, dict[str, Any]]:
+    """Open the model and its config, and apply adapter, dtype and shard, all lazily. Raises `ModelUnusable`."""
+    model, config = opened(directory)
+    if settings.adapter_path is not None:
+        report(f"applying the adapter {settings.adapter_path}")
+        lora_adapter.apply(model, settings.adapter_path)
+    if group.size > 1:
+        sharding.fuse_adapters(model)
+    if device.is_cpu():
+        precision.to_float32(model)
+    if group.size > 1:
+        _shard(model, config, directory, settings, group)
+    return model, config
 
 
 def weights_bytes(settings: Settings) -> int:
     """Compute the size of the loaded weights. Downloads the model if it is missing. Raises `ModelUnusable`."""
-    found = checkpoint.inspect(resolve(settings.model, lambda _: None))
-    return found.float32_bytes if device.is_cpu() else found.stored_bytes
+    return checkpoint.inspect(resolve(settings.model, lambda _: None)).loaded_bytes
 
 
 def _generation_config(directory: Path) -> dict[str, Any]:
@@ -209,18 +227,19 @@ def _card(
 
 
 def _cache_bytes(settings: Settings, model: nn.Module, group: RankGroup) -> int:
-    """Memory for cached blocks, unless --cache-memory sets it: half of the memory that the weights leave, and at most a third
-    of all."""
+    """Compute the memory for cached blocks where --cache-memory does not set it: half of what the weights leave, and at most a
+    third of all."""
     limit = device.memory_limit_bytes(group.sharers)
-    left = limit * settings.memory_fraction - sum(parameter.nbytes for _, parameter in tree_flatten(model.parameters()))
-    return max(0, int(min(left / 2, limit / 3)))
+    weights = sum(parameter.nbytes for _, parameter in tree_flatten(model.parameters()))
+    remaining = limit * settings.memory_fraction - weights
+    return max(0, int(min(remaining / 2, limit / 3)))
 
 
 def _logits(model: nn.Module, directory: Path) -> int:
     """Find the number of logits from the model itself: configs nest it, omit it, or ignore the padding. Evaluates nothing."""
     try:
         return int(model(mx.array([[0]]), cache=make_prompt_cache(model)).shape[-1])
-    except Exception as error:  # any architecture's code: whatever it raises, nobody can be answered
+    except Exception as error:  # any architecture's code: whatever it raises, no request can be answered
         raise ModelUnusable(f"{directory}: the model's own code fails: {line_of(error)}") from error
 
 

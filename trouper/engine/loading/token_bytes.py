@@ -23,12 +23,15 @@ ANCHOR = "a"
 
 @attrs.frozen
 class TokenTable:
+    """Bytes and special tokens of a vocabulary."""
+
     pieces: tuple[bytes, ...]
     """Bytes by token id; b"" for special tokens and for ids that no token has."""
     specials: Mapping[int, str]
 
 
 def token_table(tokenizer: TokenizerWrapper) -> TokenTable:
+    """Build the table of a tokenizer of any kind."""
     vocab: dict[str, int] = tokenizer.get_vocab()
     added = tokenizer.added_tokens_decoder
     specials = {i: str(token) for i, token in added.items() if token.special}
@@ -73,6 +76,7 @@ BYTE_OF = _byte_characters()
 
 
 def byte_level(piece: str) -> bytes:
+    """Decode a token of byte-level BPE."""
     try:
         return bytes([BYTE_OF[character] for character in piece])
     except KeyError:
@@ -80,6 +84,7 @@ def byte_level(piece: str) -> bytes:
 
 
 def sentencepiece(piece: str) -> bytes:
+    """Decode a token of SentencePiece."""
     if byte := BYTE.fullmatch(piece):
         return bytes.fromhex(byte[1])
     return piece.replace("▁", " ").encode()

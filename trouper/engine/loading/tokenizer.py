@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from trouper import heap
 from trouper.engine.grammars.grammar_compiler import COMPILE_S, Grammars, TokenizerVocabulary
 from trouper.engine.loading.token_bytes import TokenTable, token_table
+from trouper.engine.platform.error_text import first_line_of
 from trouper.protocol.grammar import Grammar
 from trouper.protocol.problems import ModelUnusable, bad_request
 
@@ -33,6 +34,8 @@ TEMPLATE = PreTrainedTokenizerFast.apply_chat_template
 
 
 class Fast(Protocol):
+    """`encode_batch_fast` of the tokenizers library."""
+
     def __call__(self, texts: list[str], *, add_special_tokens: bool) -> Sequence[Any]: ...
 
 
@@ -146,8 +149,7 @@ def load(directory: Path, *configs: Config) -> HubTokenizer:
         wrapped = load_tokenizer(directory)
         table = _visible(token_table(wrapped), wrapped)
     except Exception as error:  # files of any kind, read by code of any kind: whatever it raises, they are unusable
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ModelUnusable(f"{directory} has no usable tokenizer: {reason}") from error
+        raise ModelUnusable(f"{directory} has no usable tokenizer: {first_line_of(error)}") from error
     return HubTokenizer(
         eos_token_ids=frozenset(wrapped.eos_token_ids).union(*map(eos_ids, configs)),
         has_chat_template=bool(wrapped.has_chat_template),

@@ -19,6 +19,7 @@ RECOMMENDED, TOTAL = "max_recommended_working_set_size", ("total_memory", "memor
 
 
 def is_cpu() -> bool:
+    """Whether MLX's default device is the CPU."""
     return bool(mx.default_device().type == mx.DeviceType.cpu)
 
 
@@ -42,6 +43,7 @@ def prepares_shapes() -> bool:
 
 
 def name() -> str:
+    """Return the name of the device, for logs and the model's card."""
     info = mx.device_info()
     return str(info.get("device_name") or info.get("architecture") or platform.machine())
 
@@ -60,6 +62,7 @@ def memory_limit_bytes(sharers: int = 1) -> int:
 
 
 def memory_stats(sharers: int = 1) -> MemoryStats:
+    """Measure memory in bytes. `sharers`: number of processes that share the device's limit."""
     return MemoryStats(
         active_bytes=mx.get_active_memory(),
         spare_bytes=mx.get_cache_memory(),

@@ -44,7 +44,8 @@ def image(addresses: Mapping[str, int], like: bytes) -> bytes:
     begin_links = begin_table + len(table)
     begin_strings = begin_links + len(links)
     size = begin_strings + len(strings)
-    header = struct.pack(HEADER, ELF64_LITTLE, SHARED_OBJECT, machine, 1, 0, 64, 0, 0, 64, 56, 3, 64, 0, 0)
+    elf64_ehdr = ELF64_LITTLE, SHARED_OBJECT, machine, 1, 0, 64, 0, 0, 64, 56, 3, 64, 0, 0  # Named as in <elf.h>.
+    header = struct.pack(HEADER, *elf64_ehdr)
     segments = (
         _segment(PT_LOAD, 0, size, LARGEST_PAGE)
         + _segment(PT_DYNAMIC, begin_dynamic, begin_table - begin_dynamic, 8)
@@ -64,7 +65,8 @@ def image(addresses: Mapping[str, int], like: bytes) -> bytes:
 def _symbols(addresses: Mapping[str, int]) -> tuple[bytes, bytes]:
     table, strings = bytes(struct.calcsize(SYMBOL)), b"\0"
     for name, address in addresses.items():
-        table += struct.pack(SYMBOL, len(strings), GLOBAL_FUNCTION, 0, SHN_ABS, address, 0)
+        elf64_sym = len(strings), GLOBAL_FUNCTION, 0, SHN_ABS, address, 0
+        table += struct.pack(SYMBOL, *elf64_sym)
         strings += name.encode() + b"\0"
     return table, strings
 
@@ -76,4 +78,5 @@ def _one_bucket(symbols: int) -> bytes:
 
 
 def _segment(kind: int, begin: int, size: int, align: int) -> bytes:
-    return struct.pack(SEGMENT, kind, READ_WRITE, begin, begin, begin, size, size, align)
+    elf64_phdr = kind, READ_WRITE, begin, begin, begin, size, size, align
+    return struct.pack(SEGMENT, *elf64_phdr)

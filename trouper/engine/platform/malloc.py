@@ -15,7 +15,7 @@ M_MMAP_THRESHOLD = -3
 MMAP_THRESHOLD_MAX_BYTES = 32 * 2**20
 """Largest threshold that glibc accepts (HEAP_MAX_SIZE / 2 on 64 bits)."""
 TRIM_THRESHOLD_BYTES = 512 * 2**20
-WISHES = (
+OPTIONS = (
     ("MALLOC_MMAP_THRESHOLD_", M_MMAP_THRESHOLD, MMAP_THRESHOLD_MAX_BYTES),
     ("MALLOC_TRIM_THRESHOLD_", M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES),
 )
@@ -26,5 +26,5 @@ def keep_large_buffers() -> bool:
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "gnu_get_libc_version"):
         return False
-    taken = [libc.mallopt(option, size) == 1 for name, option, size in WISHES if name not in os.environ]
+    taken = [libc.mallopt(option, size) == 1 for name, option, size in OPTIONS if name not in os.environ]
     return all(taken)

@@ -6,7 +6,7 @@ before the first `import mlx.core` serves MLX.
 
 scipy-openblas32 is the OpenBLAS that NumPy and SciPy ship: it chooses its kernels for the CPU it finds.
 Its symbols have a prefix, which `elf_alias` removes. (Considered: cmeel-openblas has the plain names, but
-is compiled for one kind of CPU, another in each release, dies of SIGILL on the others, and wants a system libgfortran.)
+is compiled for one kind of CPU, another in each release, dies of SIGILL on the others, and needs a system libgfortran.)
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FUNCTIONS = ("cblas_sgemm", "cblas_dgemm", "cblas_cgemm")
 
 
 def load_fast() -> Path | None:
-    """Let MLX find OpenBLAS, if it is installed. Threads: OPENBLAS_NUM_THREADS, as ever.
+    """Let MLX find OpenBLAS, if it is installed. OPENBLAS_NUM_THREADS sets its number of threads.
 
     Returns the library, or None where there is nothing to do: another build of MLX (the extra `cpu` alone
     installs OpenBLAS), or MLX is already imported and bound to its own. Safe to call again.

@@ -27,7 +27,7 @@ class ReadAhead:
     """Whether tokens are read before the next step is started."""
     _easy: int = 0
 
-    def took(self, waited_s: float, step_s: float) -> None:
+    def record(self, waited_s: float, step_s: float) -> None:
         """Record a read: the wait for the tokens, and the step's own time."""
         if waited_s <= WAITS * step_s:
             self._easy += 1

@@ -1,7 +1,7 @@
 """Gumbel noise keyed by (seed, position, token id): the same draw alone, in any batch, in any order, on any rank.
 
-Sampling is argmax(logits / temperature + noise) (the Gumbel-max trick), so a draw needs no generator
-with a state that rows would share (D2), and noise for a few candidates costs as much as they are few.
+Sampling is argmax(logits / temperature + noise), the Gumbel-max trick (Maddison, Tarlow, Minka: A* Sampling, 2014). So a draw
+needs no generator with a state that rows would share (D2), and noise for a few candidates costs little.
 """
 
 from __future__ import annotations
@@ -10,23 +10,20 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from trouper.protocol.splitmix import GOLDEN, mix64
+
 MASK = 0xFFFFFFFF
 
 
 def mix(value: int) -> int:
-    """SplitMix64's finalizer, which spreads any integer (folded to 64 bits) over 64 bits."""
-    value &= 0xFFFFFFFFFFFFFFFF
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-    return value ^ (value >> 31)
+    """SplitMix64's finalizer of any integer, folded to 64 bits."""
+    return int(mix64(np.array([value & 0xFFFFFFFFFFFFFFFF], np.uint64))[0])
 
 
 def stream_keys(seeds: NDArray[np.uint64], positions: NDArray[np.uint64]) -> mx.array:
-    """Make one key for each (seed, position), (n, 2) uint32, on the host for all rows at once."""
-    value = seeds ^ (positions + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    value ^= value >> np.uint64(31)
+    """Make one key for each (seed, position), (n, 2) uint32, by SplitMix64 on the host, for all rows at once. seeds, positions:
+    (n,) uint64."""
+    value = mix64(seeds ^ (positions + np.uint64(1)) * GOLDEN)
     halves = np.stack([value & np.uint64(MASK), value >> np.uint64(32)], axis=1)
     return mx.array(halves.astype(np.uint32))
 
@@ -37,7 +34,7 @@ def gumbel(keys: mx.array, ids: mx.array) -> mx.array:
 
 
 def hashed(keys: mx.array, ids: mx.array) -> mx.array:
-    """Hash ids to (n, k) uint32 by MurmurHash3's finalizer, keyed twice."""
+    """Hash ids (n, k) or (k,) uint32 to (n, k) uint32 by MurmurHash3's finalizer (Appleby 2011), keyed twice by keys (n, 2)."""
     bits = (ids * 0x9E3779B1) ^ keys[:, :1]
     bits = (bits ^ (bits >> 16)) * 0x85EBCA6B
     bits = ((bits ^ (bits >> 13)) + keys[:, 1:]) * 0xC2B2AE35
@@ -46,7 +43,7 @@ def hashed(keys: mx.array, ids: mx.array) -> mx.array:
 
 
 def gumbel_of(bits: mx.array) -> mx.array:
-    """Map 32 random bits to a Gumbel variate in [-2.9, 22.9]: minus the logarithm of an exponential waiting time.
+    """Map 32 random bits, uint32, to a Gumbel variate in [-2.9, 22.9], float32: minus the logarithm of an exponential waiting time.
 
     The shortest waiting times win, so they need a float's full precision. Minus the logarithm of a float near 1
     has none, and a float that rounds to 1 would always win: once in 2^24 tokens, whatever its logit.

@@ -30,6 +30,7 @@ class PendingLogprobs:
     top: mx.array
 
     def arrays(self) -> list[mx.array]:
+        """Return the lazy arrays, to evaluate them with the step."""
         return [self.sampled, self.tokens, self.top_ids, self.top]
 
     def read(self, kept: KeptMask | None = None) -> tuple[tuple[RowId, TokenLogprobs], ...]:
@@ -54,11 +55,11 @@ def logprobs_of(logits: mx.array, tokens: mx.array, rows: Sequence[tuple[int, Ro
     taken = tokens[indices]
     ids, values = top_candidates(chosen)
     return PendingLogprobs(
-        tuple(index for index, _, _ in rows),
-        tuple(row for _, row, _ in rows),
-        tuple(top_counts for _, _, top_counts in rows),
-        (mx.take_along_axis(chosen, taken[:, None], axis=-1) - total)[:, 0],
-        taken,
-        ids,
-        values - total,
+        indices=tuple(index for index, _, _ in rows),
+        rows=tuple(row for _, row, _ in rows),
+        top_counts=tuple(count for _, _, count in rows),
+        sampled=(mx.take_along_axis(chosen, taken[:, None], axis=-1) - total)[:, 0],
+        tokens=taken,
+        top_ids=ids,
+        top=values - total,
     )

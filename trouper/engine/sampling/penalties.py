@@ -118,7 +118,7 @@ class Penalties:
         rates = self._repetition[rows_at], self._presence[rows_at], self._frequency[rows_at]
         return _penalized(logits, indices(positions), seen, counts, rates)
 
-    def took(self, tokens: mx.array) -> None:
+    def count(self, tokens: mx.array) -> None:
         """Count the step's lazy tokens, (n,) for all rows."""
         if self._histories:
             sampled = tokens[self._row_indices]
@@ -140,6 +140,7 @@ class Penalties:
             history.counts, history.seen = self._counts[index], self._seen[index]
 
     def state(self) -> list[mx.array]:
+        """Return the arrays that each step changes: counts and seen tokens, (k, V) each."""
         return [self._counts, self._seen] if self._histories else []
 
 

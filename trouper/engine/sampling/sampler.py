@@ -53,9 +53,9 @@ def _grouped_candidates(logits: mx.array, k: int) -> mx.array:
     grouped = logits.reshape(rows, groups, GROUP)
     best = mx.argpartition(-grouped.max(axis=-1), k - 1, axis=-1)[:, :k]
     inside = mx.take_along_axis(grouped, best[:, :, None], axis=1).reshape(rows, k * GROUP)
-    places = mx.argpartition(-inside, k - 1, axis=-1)[:, :k]
-    group = mx.take_along_axis(best, places // GROUP, axis=-1)
-    return mx.minimum(group * GROUP + places % GROUP, vocabulary - 1)
+    chosen = mx.argpartition(-inside, k - 1, axis=-1)[:, :k]
+    group = mx.take_along_axis(best, chosen // GROUP, axis=-1)
+    return mx.minimum(group * GROUP + chosen % GROUP, vocabulary - 1)
 
 
 @attrs.frozen
@@ -69,6 +69,8 @@ class Columns:
 
     @classmethod
     def of(cls, rows: Sequence[Sampling], vocabulary: int) -> Columns:
+        """Make the columns of rows. top_k 0 becomes the size of the vocabulary; min_p becomes its logarithm."""
+
         def column(values: list[float], dtype: mx.Dtype) -> mx.array:
             return mx.array(values, dtype)[:, None]
 
@@ -79,9 +81,9 @@ class Columns:
             column([np.log(max(row.min_p, 1e-30)) for row in rows], mx.float32),
         )
 
-    def spread(self, places: mx.array) -> Columns:
-        """Return the columns of the rows at `places`, which may repeat."""
-        return Columns(self.temperature[places], self.top_k[places], self.top_p[places], self.min_p[places])
+    def spread(self, indices: mx.array) -> Columns:
+        """Return the columns of the rows at `indices`, which may repeat."""
+        return Columns(self.temperature[indices], self.top_k[indices], self.top_p[indices], self.min_p[indices])
 
 
 def choose_narrow(logits: mx.array, columns: Columns, keys: mx.array) -> mx.array:
@@ -130,13 +132,14 @@ class SamplingGroup:
 
 
 def sampling_groups(rows: Sequence[Sampling], vocabulary: int) -> list[SamplingGroup]:
+    """Partition rows by the function that samples them."""
     kinds: dict[str, list[int]] = {"greedy": [], "narrow": [], "wide": [], "ordered": []}
     for index, row in enumerate(rows):
         kinds[_kind(row)].append(index)
     return [
-        SamplingGroup(np.array(places), Columns.of([rows[index] for index in places], vocabulary), _chooser(kind))
-        for kind, places in kinds.items()
-        if places
+        SamplingGroup(np.array(indices), Columns.of([rows[index] for index in indices], vocabulary), _chooser(kind))
+        for kind, indices in kinds.items()
+        if indices
     ]
 
 

@@ -12,13 +12,12 @@ import mlx.core as mx
 import numpy as np
 
 from trouper.engine.distributed.rank_group import RankGroup
-from trouper.engine.grammars.grammar_compiler import Constraint, Mask, masked
+from trouper.engine.grammars.token_masks import Mask, masked
 from trouper.engine.kv.region import Ints
-from trouper.engine.kv.row_state import RowState
+from trouper.engine.row_state import RowConstraint, RowState
 from trouper.engine.sampling.logprobs import KeptMask, PendingLogprobs, logprobs_of
 from trouper.engine.sampling.penalties import Bias, MinTokens, Penalties
 from trouper.engine.sampling.sampler import BatchSampler
-from trouper.engine.sampling.thinking_budget import ThinkingRule
 from trouper.engine.spec_decode.verification_spans import Spans
 from trouper.protocol.plans import RowId
 
@@ -36,19 +35,19 @@ class SamplingBatch:
         """The last sampled tokens; None until drafts are accepted or rejected."""
         self.drawn = np.zeros(0, np.uint64)
         """(n,): number of tokens that each member has sampled."""
-        self._constrained: list[tuple[int, Constraint | ThinkingRule]] = []
+        self._constrained: list[tuple[int, RowConstraint]] = []
 
     def inputs(self, rows: Sequence[RowId], fresh: Mapping[RowId, int]) -> mx.array:
         """Return the next input of each row, (n,): its last sampled token, or its `fresh` token if it decodes for the first time."""
         if tuple(rows) == self.members and self._tokens is not None:
             return self._tokens
-        places = {row: index for index, row in enumerate(self.members)}
+        index_of = {row: index for index, row in enumerate(self.members)}
         new = mx.array([fresh.get(row, 0) for row in rows], mx.uint32)
-        if not any(row in places for row in rows):
+        if not any(row in index_of for row in rows):
             return new
         assert self._tokens is not None
-        old = self._tokens[mx.array([places.get(row, 0) for row in rows])]
-        return mx.where(mx.array([row in places for row in rows]), old, new)
+        old = self._tokens[mx.array([index_of.get(row, 0) for row in rows])]
+        return mx.where(mx.array([row in index_of for row in rows]), old, new)
 
     def join(self, rows: tuple[RowId, ...]) -> None:
         """Set the decoding rows, and rebuild the arrays if they changed."""
@@ -96,7 +95,7 @@ class SamplingBatch:
         tokens = self._group.agree(self._sampler(shaped, drawn, None if spans is None else spans.owners))
         self.drawn += np.uint64(1)
         if spans is None:
-            self._penalties.took(tokens)
+            self._penalties.count(tokens)
         logprobs = logprobs_of(logits, tokens, self._logprob_requests if spans is None else self._logprobs_along(spans))
         if starting is not None:
             starting()
@@ -121,15 +120,15 @@ class SamplingBatch:
 
     def _follow_grammars(self, shaped: mx.array, spans: Spans | None) -> mx.array:
         masks: list[Mask] = []
-        places = self._constrained_indices
+        positions = self._constrained_indices
         if spans is None:
             masks = [constraint.allowed(int(self.drawn[index])) for index, constraint in self._constrained]
         else:
-            places = self._masks_along(spans, masks)
+            positions = self._masks_along(spans, masks)
         self.failed = tuple(
             (self.members[index], constraint.fault) for index, constraint in self._constrained if constraint.fault
         )
-        return masked(shaped, places, np.stack(masks))
+        return masked(shaped, positions, np.stack(masks))
 
     def _masks_along(self, spans: Spans, masks: list[Mask]) -> mx.array:
         """Append the masks of the constrained rows at all their positions to `masks`; returns the positions."""

@@ -7,7 +7,7 @@ from copy import copy
 
 import numpy as np
 
-from trouper.engine.grammars.grammar_compiler import Mask, mask_bytes
+from trouper.engine.grammars.token_masks import Mask, mask_bytes
 from trouper.protocol.plans import ThinkingLimit
 
 
@@ -25,7 +25,7 @@ class ThinkingRule:
         self._used = 0
         self._recent: tuple[int, ...] = ()
 
-    def took(self, token: int) -> str:
+    def accept(self, token: int) -> str:
         """Add the row's next token. Always returns "": no error is possible."""
         if self._over:
             return ""
@@ -44,11 +44,11 @@ class ThinkingRule:
 
     def along(self, draft: Sequence[int], drawn: int) -> list[Mask]:
         """Masks before each draft token, and after the last."""
-        scout = copy(self)
-        masks = [scout.allowed(drawn)]
+        lookahead = copy(self)
+        masks = [lookahead.allowed(drawn)]
         for token in draft:
-            scout.took(token)
-            masks.append(scout.allowed(drawn))
+            lookahead.accept(token)
+            masks.append(lookahead.allowed(drawn))
         return masks
 
     def allowed(self, drawn: int) -> Mask:  # noqa: ARG002  The rule counts tokens itself, since thinking may begin anywhere.

@@ -34,15 +34,16 @@ class Arithmetic:
     """Whether a row's error is the median of its positions' errors. Where rounding is coarse, a nearly undecided router takes
     another expert at some positions; a fault in a row's KV shows at all positions after it."""
 
-    def judged(self, apart: mx.array, owners: Sequence[int]) -> float:
+    def judged(self, error: mx.array, owners: Sequence[int]) -> float:
         """Reduce errors (n,) to the error of the worst row. owners: the row of each position. Waits for the device."""
-        found = np.array(apart, np.float64)
+        found = np.array(error, np.float64)
         if not self.by_median or np.isinf(found).any():
             return float(found.max())
-        whose = np.array(owners)
-        return max(float(np.median(found[whose == owner])) for owner in set(owners))
+        owner_of = np.array(owners)
+        return max(float(np.median(found[owner_of == owner])) for owner in set(owners))
 
     def bound(self, noise: float) -> float:
+        """Compute the bound of a correct row's error, given the model's error against itself."""
         return min(max(self.floor, NOISE_FACTOR * noise), self.ceiling)
 
 
@@ -54,14 +55,15 @@ FLOAT16 = Arithmetic(floor=8e-3, ceiling=0.15)
 BFLOAT16 = Arithmetic(floor=3e-2, ceiling=0.3)
 """8 bits of mantissa."""
 ROUTED_CEILING = 0.5
-"""Ceiling for routed models. Where a router chooses experts and arithmetic is coarse, most positions may have met another expert in some layer, and
-the model differs as much from itself. Seen on an H200: the shape of gpt-oss-20b with random weights in bfloat16 differs by
-0.09 to 0.23 between one row and two."""
+"""Ceiling for routed models. Where a router chooses experts and arithmetic is coarse, most positions may have met another
+expert in some layer, and the model differs as much from itself. Seen on an H200: the shape of gpt-oss-20b
+with random weights in bfloat16 differs by 0.09 to 0.23 between one row and two."""
 KV_FLOORS = {8: 3e-2, 4: 0.3}
 """Floors with quantized KV, by bits: a value that rounds to the neighbouring step differs by this fraction of its group."""
 
 
 def arithmetic_of(model: nn.Module, kv: KvFormat) -> Arithmetic:
+    """Choose the bounds for a model's dtypes, its KV format and the device."""
     dtypes = {array.dtype for _, array in tree_flatten(model.parameters()) if mx.issubdtype(array.dtype, mx.floating)}
     if mx.bfloat16 in dtypes:
         plain = BFLOAT16
@@ -99,6 +101,6 @@ def _logprobs(logits: mx.array) -> mx.array:
     return logits - mx.logsumexp(logits, -1, keepdims=True)
 
 
-def worst(apart: mx.array) -> float:
+def worst(error: mx.array) -> float:
     """Return the largest error. Waits for the device."""
-    return float(apart.max().item())  # type: ignore[arg-type]
+    return float(error.max().item())  # type: ignore[arg-type]

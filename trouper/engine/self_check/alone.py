@@ -18,6 +18,8 @@ ODD = (7, 1, 3, 5)
 
 
 class ModelRun(Protocol):
+    """A function that computes the logits of one row."""
+
     def __call__(self, tokens: Tokens, parts: Sequence[int], /) -> mx.array:
         """Compute logits (tokens, vocabulary) of one row, which is fed in chunks of `parts` tokens."""
 
@@ -43,8 +45,8 @@ def run_alone(model: nn.Module) -> ModelRun:
 def cut(count: int, sizes: Sequence[int]) -> list[int]:
     """Cut `count` tokens into chunks of these sizes, repeated in order."""
     parts: list[int] = []
-    while (left := count - sum(parts)) > 0:
-        parts.append(min(sizes[len(parts) % len(sizes)], left))
+    while (remaining := count - sum(parts)) > 0:
+        parts.append(min(sizes[len(parts) % len(sizes)], remaining))
     return parts
 
 
@@ -69,6 +71,7 @@ class Reference:
 
     @property
     def bound(self) -> float:
+        """Error below which a row counts as equal to the reference."""
         return self.arithmetic.bound(self.noise if self.consistent else 0.0)
 
     def logits(self, text: int, parts: Sequence[int]) -> mx.array:
@@ -90,12 +93,13 @@ class Reference:
             raise WrongAloneError("its own code gives logits that are not numbers")
 
     def _noise(self) -> tuple[float, float]:
-        """Error of the first text, as rows are judged and at its worst position, when it is fed in odd chunks. Where arithmetic is coarse, also when it is fed token by
-        token: a device may compute one token by other kernels, which round in another way."""
+        """Return the error of the first text, as rows are judged and at its worst position, when it is fed in odd chunks. Where
+        arithmetic is coarse, also when it is fed token by token: a device may compute one token by other kernels, which round
+        in another way."""
         text = self.texts[0]
         ways = [cut(len(text), self._odd), *([[1] * len(text)] if self.arithmetic.by_median else [])]
-        apart = [errors(self._run(text, parts), self._logits[0]) for parts in ways]
-        return max(self.arithmetic.judged(error, [0] * len(error)) for error in apart), max(map(worst, apart))
+        noise = [errors(self._run(text, parts), self._logits[0]) for parts in ways]
+        return max(self.arithmetic.judged(error, [0] * len(error)) for error in noise), max(map(worst, noise))
 
 
 def random_texts(lengths: Sequence[int], vocabulary: int, seed: int) -> list[list[int]]:

@@ -8,7 +8,7 @@ import attrs
 import mlx.core as mx
 import numpy as np
 
-from trouper.engine.kv.slot_rows import Rows
+from trouper.engine.kv.rows import Rows
 from trouper.engine.self_check.accuracy import errors
 from trouper.engine.self_check.alone import Reference
 from trouper.protocol.plans import RowId
@@ -56,6 +56,7 @@ class ForcedRows:
         return self._open(text, _beginning(computed, tokens))
 
     def parts(self, row: RowId) -> list[int]:
+        """Return the number of tokens of each pass that the row ran in."""
         return list(self._forced[row].parts)
 
     def _open(self, text: int, parts: list[int]) -> RowId:
@@ -126,11 +127,12 @@ class ForcedRows:
         self.taken.append(Taken(forced.text, forced.fed - 1, tuple(forced.parts), logits))
 
     def leave(self, *rows: RowId) -> None:
+        """Drop rows. Their logits stay."""
         self.rows.drop(rows)
         for row in rows:
             del self._forced[row]
 
-    def apart(self, reference: Reference) -> float:
+    def error(self, reference: Reference) -> float:
         """Compute the error of all logits against the reference, as one number."""
         expected = [reference.logits(sample.text, self._longest(sample))[sample.position] for sample in self.taken]
         found = errors(mx.stack([sample.logits for sample in self.taken]), mx.stack(expected))

@@ -10,7 +10,8 @@ from mlx import nn
 
 from trouper.engine.kv.pass_shapes import Shapes
 from trouper.engine.kv.quantized_kv import PLAIN, KvFormat
-from trouper.engine.kv.slot_rows import Rows, SlotRows, rows_for
+from trouper.engine.kv.rows import Rows, rows_for
+from trouper.engine.kv.slot_rows import SlotRows
 from trouper.engine.platform.error_text import line_of
 from trouper.engine.self_check.accuracy import arithmetic_of
 from trouper.engine.self_check.alone import ModelRun, Reference, WrongAloneError, random_texts, run_alone
@@ -39,12 +40,12 @@ class Subject:
         try:
             rows = ForcedRows(self._rows(capabilities), self.reference.texts)
             scenario.script(rows)
-            apart = rows.apart(self.reference)
+            difference = rows.error(self.reference)
         except Exception as error:  # noqa: BLE001 - any architecture's code: whatever it raises is the finding
             return Failure(f"{scenario.name}: {line_of(error)}", raised=True)
-        if apart <= self.reference.bound:
+        if difference <= self.reference.bound:
             return None
-        return Failure(f"{scenario.name} differ: {_apart(apart, self.reference.bound)}")
+        return Failure(f"{scenario.name} differ: {_described(difference, self.reference.bound)}")
 
     def _rows(self, capabilities: Capabilities) -> Rows:
         return rows_for(self.model, self.kv, self.slack, self.shapes, capabilities)[0]
@@ -67,8 +68,8 @@ def alone(failure: Failure | None) -> Failure | None:
     return failure
 
 
-def _apart(apart: float, bound: float) -> str:
-    return f"log-probabilities by {apart:.2g} of the logits' spread, where rounding makes up to {bound:.2g}"
+def _described(difference: float, bound: float) -> str:
+    return f"log-probabilities by {difference:.2g} of the logits' spread, where rounding makes up to {bound:.2g}"
 
 
 class Matrix:
@@ -80,6 +81,7 @@ class Matrix:
         self._subjects: dict[int, Subject] = {}
 
     def subject(self, seed: int = SEEDS[0]) -> Subject:
+        """Return the model under test that this seed makes."""
         if seed not in self._subjects:
             self._subjects[seed] = self._make(seed)
         return self._subjects[seed]
@@ -109,6 +111,7 @@ class Matrix:
         return next((failure for failure in failures if failure is not None), None)
 
     def failure(self, scenario: Scenario, capabilities: Capabilities) -> Failure | None:
+        """Run a scenario with one seed after another; None if one of them passes."""
         for seed in SEEDS:
             found = self._agree(self.subject(seed).failure(scenario, capabilities))
             if found is None or found.raised:

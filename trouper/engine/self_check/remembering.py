@@ -23,6 +23,7 @@ ENGINE = Path(__file__).parent.parent
 
 
 def results_file() -> Path:
+    """Return the path of the results of earlier starts."""
     return default_cache_dir() / "self-checks.json"
 
 
@@ -61,6 +62,7 @@ def _adapter(path: str | None) -> str:
 
 
 def recalled(key: str) -> tuple[Capabilities, SelfCheck] | None:
+    """Read the result of an earlier start. None: there is none."""
     result = recall(results_file(), key)
     if result is None or not set(result.off) <= set(FEATURES):
         return None
@@ -68,4 +70,5 @@ def recalled(key: str) -> tuple[Capabilities, SelfCheck] | None:
 
 
 def keep(key: str, capabilities: Capabilities, check: SelfCheck) -> None:
+    """Store a result for later starts."""
     remember(results_file(), key, CheckResult(capabilities.off, check.checked, check.seconds, time.time()))

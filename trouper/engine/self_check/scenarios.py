@@ -39,6 +39,7 @@ class Scenario:
 
 
 def alone(rows: ForcedRows) -> None:
+    """One row prefills and decodes."""
     [row] = rows.open(LONG)
     rows.step({row: PROMPTS[LONG] - 1})
     rows.step(joining=[row])
@@ -47,6 +48,7 @@ def alone(rows: ForcedRows) -> None:
 
 
 def odd_chunks(rows: ForcedRows) -> None:
+    """One row prefills in chunks of sizes that no kernel prefers."""
     [row] = rows.open(LONG)
     for count in (5, 1, 11, 3):
         rows.step({row: count})

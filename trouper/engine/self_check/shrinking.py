@@ -59,7 +59,7 @@ class Factors:
 
 
 def layers_of(config: Mapping[str, Any]) -> int:
-    """Return the number of layers of a config; 0: the config does not say."""
+    """Return the number of layers of a config; 0: the config does not name it."""
     return max((value for key, value in values(config) if LAYERS.search(key) and isinstance(value, int)), default=0)
 
 

@@ -45,8 +45,8 @@ def self_check(
     report: Callable[[str], None],
     progress: Callable[[int, int], None],
 ) -> tuple[Capabilities, SelfCheck]:
-    """Run or recall the self-check. Raises `ModelUnusable` for a model that is wrong even for one row. progress: called with steps done
-    and steps in all."""
+    """Run or recall the self-check. Raises `ModelUnusable` for a model that is wrong even for one row. progress: called with steps
+    done and steps in all."""
     mode = cast(SelfCheckMode, settings.self_check)
     key = key_of(candidate.digest, settings, group)
     known = recalled(key) if mode != "off" else None
@@ -91,7 +91,7 @@ def _run(
         progress(0, STEPS)
     try:
         found = Check(
-            candidate.model, candidate.config, candidate.vocabulary, candidate.kv, mode, group, advance=advance
+            candidate.model, candidate.config, candidate.vocabulary, candidate.kv, mode, group=group, advance=advance
         ).run()
     except WrongAloneError as error:
         raise ModelUnusable(f"{candidate.directory} is wrong even for one row alone: {error}", REMEDY) from error

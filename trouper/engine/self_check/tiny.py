@@ -23,13 +23,13 @@ MAX_LAYERS = 24
 MAX_VALUES = 30_000_000
 """Upper bound of a tiny model's parameters: a larger one would not be faster than the model that it stands for."""
 GAINS = (3.0, 8.0)
-"""Random matrices are this many times what layers draw at first, so that attention and experts have a say beside the
-residual stream."""
+"""Factors of the matrices that layers initialize, so that attention and experts matter in comparison with the residual
+stream."""
 FULL_VOCABULARY = 10**9
 AUDIBLE, FLOORS = 1e-2, 2
-"""A change of one token of the context must change the logits by so much, and by so many times the floor of the bound."""
+"""Minimum change of the logits when one token of the context changes: an error, and a multiple of the floor of the bound."""
 SLOW: dict[str, tuple[float, float]] = {"A_log": (-1.5, 0.5), "dt_bias": (-3.5, -1.0)}
-"""Ranges of parameters by which recurrent state decays: at first it forgets within a token or two."""
+"""Ranges of parameters by which recurrent state decays: with the initial ones it forgets within a token or two."""
 Signature = frozenset[tuple[str, ...]]
 
 
@@ -65,6 +65,7 @@ def build(config: Config, seed: int, gain: float = GAINS[0]) -> nn.Module:
 
 
 def vocabulary_of(model: nn.Module) -> int:
+    """Find the number of logits. Evaluates nothing."""
     return int(model(mx.array([[1]]), cache=make_prompt_cache(model)).shape[-1])
 
 

@@ -22,13 +22,15 @@ class DraftProposals:
         self._unread: list[tuple[Sequence[RowId], Sequence[int]]] = []
 
     def open(self, row: RowId, prompt: Sequence[int]) -> None:
+        """Index a row's prompt, so that the row may draft."""
         self._proposers[row] = self._drafting.proposer(prompt)
 
     def drop(self, rows: Iterable[RowId]) -> None:
+        """Forget rows."""
         for row in rows:
             self._proposers.pop(row, None)
 
-    def took(self, rows: Sequence[RowId], tokens: Sequence[int]) -> None:
+    def append(self, rows: Sequence[RowId], tokens: Sequence[int]) -> None:
         """Add the tokens that a step committed."""
         if self._proposers:
             self._unread.append((rows, tokens))
@@ -55,4 +57,4 @@ class DraftProposals:
         for rows, steps in groupby(unread, itemgetter(0)):
             for row, row_tokens in zip(rows, zip(*(tokens for _, tokens in steps), strict=True), strict=True):
                 if row in self._proposers:
-                    self._proposers[row].took(row_tokens)
+                    self._proposers[row].append(row_tokens)

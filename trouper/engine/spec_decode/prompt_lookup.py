@@ -19,7 +19,7 @@ class Proposer(Protocol):
         """Match length, a measure of confidence: the number of the row's last tokens that were predicted, or that precede the
         draft. 0: there is no draft."""
 
-    def took(self, tokens: Sequence[int]) -> None:
+    def append(self, tokens: Sequence[int]) -> None:
         """Add the row's next tokens. Must be cheap, since it may be called in each step."""
 
     def draft(self, max_tokens: int) -> list[int]:
@@ -42,6 +42,7 @@ class Drafting:
         return 3 * (self.tokens + 1)
 
     def proposer(self, prompt: Sequence[int]) -> Proposer:
+        """Make the proposer of one row."""
         return NgramProposer(prompt, self.min_ngram, self.max_ngram)
 
 
@@ -78,7 +79,7 @@ class NgramProposer:
         """The followed match: the position of the predicted token, and the number of matching tokens before it."""
         self._followed = len(self._tokens)
         """Number of tokens that were compared with their prediction."""
-        self._looked_up_at = 0
+        self._searched_at = 0
         """Number of tokens at the last search for a match."""
 
     @property
@@ -86,7 +87,7 @@ class NgramProposer:
         self._catch_up()
         return self._length
 
-    def took(self, tokens: Sequence[int]) -> None:
+    def append(self, tokens: Sequence[int]) -> None:
         self._tokens += tokens
 
     def draft(self, max_tokens: int) -> list[int]:
@@ -99,13 +100,13 @@ class NgramProposer:
         return draft
 
     def _catch_up(self) -> None:
-        if self._looked_up_at == len(self._tokens):
+        if self._searched_at == len(self._tokens):
             return
         self._follow()
         self._enter()
         if self._length < self._max_ngram:
             self._look_up()
-        self._looked_up_at = len(self._tokens)
+        self._searched_at = len(self._tokens)
 
     def _follow(self) -> None:
         for token in self._tokens[self._followed :] if self._length else ():

@@ -3,7 +3,8 @@
 The input of row i is its last token and `counts[i] - 1` draft tokens. The logits after each of them are sampled like
 any other logits, with the row's sampling state up to there. A draft token is accepted if it equals the token that was
 sampled at its position; the first rejected one ends the row's span, and the token sampled instead is kept. The result is
-exactly the one without drafts.
+exactly the one without drafts, also for random sampling, since the noise is a hash of the position; the rejection sampling of
+Leviathan et al. (2023) would only keep the distribution.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ class Spans:
 
     @property
     def padded(self) -> bool:
+        """Whether some row has fewer positions than the longest."""
         return len(self.owners) < len(self.counts) * self.width
 
     def of(self, rows: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

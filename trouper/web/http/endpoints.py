@@ -9,7 +9,7 @@ from typing import Any, Literal
 import attrs
 from quart import Response
 
-from trouper.web.http.api_keys import OPEN_PATHS
+from trouper.protocol.api_keys import OPEN_PATHS
 from trouper.web.http.request_schema import Json, Refused, closed, nullable, ref
 
 PATH_PARAMETER = re.compile(r"<(?:\w+:)?(\w+)>")

@@ -12,8 +12,8 @@ from importlib.resources import files
 import attrs
 from quart import Response, request
 
+from trouper.protocol.api_keys import Keys
 from trouper.protocol.version import VERSION
-from trouper.web.http.api_keys import Keys
 from trouper.web.http.endpoints import ERROR, Endpoint
 from trouper.web.http.openapi import DocumentContext, document
 from trouper.web.http.page_headers import page_headers
@@ -58,7 +58,7 @@ class Pages:
         return as_json(document(self.endpoints, {"Error": ERROR, **self._components}, self._context()))
 
     def _context(self) -> DocumentContext:
-        listed = self._service.models.listed()
+        listed = self._service.models.entries()
         names = [name for entry in listed for name in entry.names] if self._known() else []
         loaded = [entry.runtime for entry in listed if entry.runtime is not None]
         context = DocumentContext(version=VERSION, keyed=self._keys.needed, models=names)

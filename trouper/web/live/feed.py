@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import trio
 
-from trouper.actors.runtime.model_manager import Models
+from trouper.actors.runtime.served_models import Models
 from trouper.protocol.record import RequestRecord
 from trouper.protocol.version import VERSION
 from trouper.web.live.snapshot import NewGaps, model_body
@@ -60,7 +60,7 @@ class Feed:
         if tick != self._tick:
             self._tick = tick
             models = [
-                model_body(entry, self._gaps.setdefault(entry.names[0], NewGaps())) for entry in self._models.listed()
+                model_body(entry, self._gaps.setdefault(entry.names[0], NewGaps())) for entry in self._models.entries()
             ]
             self._tell(msgspec.json.encode(models), self._ended())
         return self.number, self._latest

@@ -11,7 +11,7 @@ from importlib.resources import files
 
 from quart import Response, request
 
-from trouper.web.http.api_keys import ASSETS, Keys
+from trouper.protocol.api_keys import ASSETS, Keys
 from trouper.web.http.endpoints import Endpoint
 from trouper.web.http.page_headers import page_headers
 from trouper.web.http.query_parameters import Query

@@ -7,8 +7,8 @@ from typing import Any
 
 import attrs
 
-from trouper.actors.runtime.model_manager import ModelEntry
 from trouper.actors.runtime.runtime import Runtime
+from trouper.actors.runtime.served_models import ModelEntry
 from trouper.protocol.batch import BatchStats
 from trouper.protocol.health import SchedulerStats
 from trouper.web.http.request_schema import COUNT, OBJECT, TEXT, Json, array, nullable
@@ -118,7 +118,7 @@ def _loaded(runtime: Runtime, gaps: NewGaps) -> dict[str, Any]:
         "ranks": health.ranks,
         "actors": health.actors,
         "channels": runtime.channels(),
-        "batch": _batch(runtime.look(), gaps),
+        "batch": _batch(runtime.view_batch(), gaps),
     }
 
 

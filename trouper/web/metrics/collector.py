@@ -12,8 +12,8 @@ from prometheus_client import ProcessCollector, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from trouper.actors.runtime.model_manager import ModelEntry
 from trouper.actors.runtime.runtime import Runtime
+from trouper.actors.runtime.served_models import ModelEntry
 from trouper.protocol.version import VERSION
 from trouper.web.metrics.metric import MetricFamily, ModelScrape
 from trouper.web.metrics.request_metrics import RequestCounts

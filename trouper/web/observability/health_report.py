@@ -8,8 +8,8 @@ from typing import Any
 import attrs
 import trio
 
-from trouper.actors.runtime.model_manager import ModelEntry
 from trouper.actors.runtime.runtime import Runtime
+from trouper.actors.runtime.served_models import ModelEntry
 from trouper.actors.runtime.watches import Health
 from trouper.protocol.health import RankStats
 from trouper.protocol.model import ModelCard

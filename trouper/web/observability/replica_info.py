@@ -35,7 +35,7 @@ class Replica:
         )
 
     async def server_info(self) -> Response:
-        first = self._service.models.listed()[0]
+        first = self._service.models.entries()[0]
         body: dict[str, str | int] = {"served_model_name": first.names[0], "version": VERSION}
         if first.runtime is not None:
             body["max_running_requests"] = first.runtime.settings.rows

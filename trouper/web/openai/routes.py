@@ -211,7 +211,7 @@ class OpenAi:
         return as_json({"id": request_id, "object": "request.cancelled", "cancelled": True})
 
     async def models(self) -> Response:
-        return as_json({"object": "list", "data": [listed_body(entry) for entry in self._service.models.listed()]})
+        return as_json({"object": "list", "data": [listed_body(entry) for entry in self._service.models.entries()]})
 
     async def model(self, model: str) -> Response:
         return as_json(listed_body(self._service.listed(model)))

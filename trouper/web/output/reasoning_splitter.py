@@ -11,6 +11,8 @@ from typing import Literal
 
 import attrs
 
+from trouper.actors.scheduling.detokenizer import held_length
+
 Kind = Literal["content", "reasoning", "call"]
 
 
@@ -59,7 +61,7 @@ class ReasoningSplitter:
             marker, following = self._awaited()
             start, found = _first(self._held, marker)
             if found is None:
-                keep = 0 if last else _beginning(self._held, marker)
+                keep = 0 if last else held_length(self._held, marker)
                 if self._state != "call" or last:
                     yield from self._say(len(self._held) - keep)
                 return
@@ -93,9 +95,3 @@ class ReasoningSplitter:
 def _first(text: str, markers: tuple[str, ...]) -> tuple[int, str | None]:
     found = [(start, marker) for marker in markers if (start := text.find(marker)) >= 0]
     return min(found) if found else (0, None)
-
-
-def _beginning(text: str, markers: tuple[str, ...]) -> int:
-    """Length of the tail of `text` that could be the beginning of a marker."""
-    longest = min(max(map(len, markers), default=1) - 1, len(text))
-    return next((n for n in range(longest, 0, -1) if any(marker.startswith(text[-n:]) for marker in markers)), 0)

@@ -12,7 +12,7 @@ import trio
 from trouper.cli.client import Where
 from trouper.cli.commands.bench.figures import LoadFigures, PrefixFigures, load_of
 from trouper.cli.commands.bench.load import Question, Stream, random_words, run_streams
-from trouper.cli.exits import leaves
+from trouper.protocol.exception_groups import leaves
 
 ProgressCallback = Callable[[str], None]
 """Called with a description of the current measurement, for the user who waits."""

@@ -58,12 +58,12 @@ def prefix_line(prefix: PrefixFigures) -> str:
 
 
 def as_html(report: Report) -> str:
-    facts = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in report.about.items())
+    about = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in report.about.items())
     head = "".join(f"<th>{escape(column)}</th>" for column in COLUMNS)
     rows = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells(load))}</tr>" for load in report.loads)
     below = f"<p>{escape(prefix_line(report.prefix))}</p>" if report.prefix else ""
     figures = "\n".join(_figures(report))
-    return PAGE.format(facts=facts, head=head, rows=rows, below=below, figures=figures)
+    return PAGE.format(about=about, head=head, rows=rows, below=below, figures=figures)
 
 
 def _figures(report: Report) -> Iterator[str]:
@@ -121,7 +121,7 @@ li span {{ display: inline-block; width: .8em; height: .8em; margin-right: .4em;
 </head>
 <body>
 <h1>trouper bench</h1>
-<dl>{facts}</dl>
+<dl>{about}</dl>
 <div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>
 {below}
 <main>

@@ -65,7 +65,7 @@ class World:
 
 
 @asynccontextmanager
-async def fleet_of(
+async def manager_of(
     *models: str, room: int = 70, aliases: tuple[str, ...] = (), world: World | None = None, **settings: float
 ) -> AsyncIterator[tuple[ModelManager, World]]:
     if world is None:
@@ -84,8 +84,8 @@ async def fleet_of(
         assert await start.drain(5)
 
 
-def states(fleet: ModelManager) -> list[str]:
-    return [one.state for one in fleet.listed()]
+def states(manager: ModelManager) -> list[str]:
+    return [one.state for one in manager.entries()]
 
 
 async def tokens_from(runtime: Runtime, count: int = 3) -> int:
@@ -95,32 +95,35 @@ async def tokens_from(runtime: Runtime, count: int = 3) -> int:
 
 
 async def test_what_fits_is_loaded_at_the_start(autojump_clock: object) -> None:
-    async with fleet_of("small", "large", "middle") as (fleet, world):
-        assert states(fleet) == ["ready", "ready", "unloaded"], "70 are 10 and 60"
+    async with manager_of("small", "large", "middle") as (manager, world):
+        assert states(manager) == ["ready", "ready", "unloaded"], "70 are 10 and 60"
         assert world.events == ["+small", "+large"]
 
 
 async def test_the_least_recently_used_idle_one_goes(autojump_clock: object) -> None:
-    async with fleet_of("small", "large", "middle") as (fleet, world):
+    async with manager_of("small", "large", "middle") as (manager, world):
         for name in ("large", "small"):
-            (await fleet.lease(name)).release()
+            (await manager.lease(name)).release()
             await trio.sleep(1)
-        lease = await fleet.lease("middle")
+        lease = await manager.lease("middle")
         assert await tokens_from(lease.runtime) == 3
         lease.release()
-        assert states(fleet) == ["ready", "unloaded", "ready"]
+        assert states(manager) == ["ready", "unloaded", "ready"]
         assert world.events[-2:] == ["-large", "+middle"]
 
 
 async def test_a_model_in_use_is_not_unloaded(autojump_clock: object) -> None:
     """A request for one model waits; it does not drain another's batch."""
-    async with fleet_of("small", "large", "middle", queue_timeout_s=30) as (fleet, _), trio.open_nursery() as nursery:
-        large = await fleet.lease("large")
-        small = await fleet.lease("small")
+    async with (
+        manager_of("small", "large", "middle", queue_timeout_s=30) as (manager, _),
+        trio.open_nursery() as nursery,
+    ):
+        large = await manager.lease("large")
+        small = await manager.lease("small")
         got: list[str] = []
 
         async def ask() -> None:
-            lease = await fleet.lease("middle")
+            lease = await manager.lease("middle")
             got.append(lease.name)
             lease.release()
 
@@ -136,25 +139,25 @@ async def test_a_model_in_use_is_not_unloaded(autojump_clock: object) -> None:
 
 
 async def test_without_room_for_too_long(autojump_clock: object) -> None:
-    async with fleet_of("large", "middle", queue_timeout_s=30) as (fleet, _):
-        large = await fleet.lease(None)
+    async with manager_of("large", "middle", queue_timeout_s=30) as (manager, _):
+        large = await manager.lease(None)
         with pytest.raises(RequestFailed, match="--model-memory") as refused:
-            await fleet.lease("middle")
+            await manager.lease("middle")
         assert (refused.value.problem.status, refused.value.problem.code) == (503, "no_memory_for_model")
         large.release()
-        (await fleet.lease("middle")).release()
+        (await manager.lease("middle")).release()
 
 
 async def test_one_loading_serves_all_who_wait(autojump_clock: object) -> None:
     """... also when the first of them does not wait any longer."""
     world = World()
     world.may_load.set()
-    async with fleet_of("large", "middle", world=world) as (fleet, _), trio.open_nursery() as nursery:
+    async with manager_of("large", "middle", world=world) as (manager, _), trio.open_nursery() as nursery:
         world.may_load = trio.Event()
         got: list[str] = []
 
         async def ask() -> None:
-            lease = await fleet.lease("middle")
+            lease = await manager.lease("middle")
             got.append(lease.name)
             lease.release()
 
@@ -163,115 +166,115 @@ async def test_one_loading_serves_all_who_wait(autojump_clock: object) -> None:
         for _ in range(3):
             nursery.start_soon(ask)
         await trio.sleep(1)
-        assert got == [] and states(fleet)[1] == "loading"
+        assert got == [] and states(manager)[1] == "loading"
         world.may_load.set()
         await trio.sleep(1)
         assert got == ["middle"] * 3 and world.events.count("+middle") == 1
 
 
 async def test_what_cannot_be_loaded(autojump_clock: object) -> None:
-    async with fleet_of("small", "broken") as (fleet, _):
+    async with manager_of("small", "broken") as (manager, _):
         with pytest.raises(RequestFailed, match="no weights") as refused:
-            await fleet.lease("broken")
+            await manager.lease("broken")
         assert (refused.value.problem.status, refused.value.problem.code) == (500, "model_unusable")
-        assert states(fleet) == ["ready", "unloaded"]
+        assert states(manager) == ["ready", "unloaded"]
     with pytest.RaisesGroup(ModelUnusable, flatten_subgroups=True, allow_unwrapped=True):
-        async with fleet_of("broken", "small"):
+        async with manager_of("broken", "small"):
             pass
 
 
 async def test_what_cannot_be_loaded_is_not_tried_again_at_once(autojump_clock: object) -> None:
     """Each try may cost another model its place, and a client that asks again and again would cost it that each time."""
-    async with fleet_of("small", "large", "broken") as (fleet, world):
+    async with manager_of("small", "large", "broken") as (manager, world):
         for _ in range(3):
             with pytest.raises(RequestFailed, match="no weights"):
-                await fleet.lease("broken")
-        told = fleet.listed()[2].problem
+                await manager.lease("broken")
+        told = manager.entries()[2].problem
         assert told is not None
         assert told.code == "model_unusable"
         assert world.events.count("-small") == world.events.count("-broken") == 1
         await trio.sleep(1)
-        (await fleet.lease("small")).release()
+        (await manager.lease("small")).release()
         await trio.sleep(RETRY_S)
         with pytest.raises(RequestFailed, match="no weights"):
-            await fleet.lease("broken")
+            await manager.lease("broken")
         assert world.events.count("-large") == 1, "it was tried again, and this one had gone longest without being used"
 
 
 async def test_who_waits_for_a_model_is_counted(autojump_clock: object) -> None:
     world = World()
     world.may_load.set()
-    async with fleet_of("large", "middle", world=world) as (fleet, _), trio.open_nursery() as nursery:
+    async with manager_of("large", "middle", world=world) as (manager, _), trio.open_nursery() as nursery:
         world.may_load = trio.Event()
 
         async def ask() -> None:
-            (await fleet.lease("middle")).release()
+            (await manager.lease("middle")).release()
 
         for _ in range(3):
             nursery.start_soon(ask)
         with trio.move_on_after(1):
             await ask()
-        assert [one.waiting for one in fleet.listed()] == [0, 3]
+        assert [one.waiting for one in manager.entries()] == [0, 3]
         world.may_load.set()
         await trio.sleep(1)
-        assert [one.waiting for one in fleet.listed()] == [0, 0]
+        assert [one.waiting for one in manager.entries()] == [0, 0]
 
 
-async def test_a_draining_fleet_refuses(autojump_clock: object) -> None:
-    async with fleet_of("large", "middle") as (fleet, _):
-        assert await fleet.drain(5)
+async def test_a_draining_manager_refuses(autojump_clock: object) -> None:
+    async with manager_of("large", "middle") as (manager, _):
+        assert await manager.drain(5)
         for name in ("middle", "large"):
             with pytest.raises(RequestFailed, match="shutting down"):
-                await fleet.lease(name)
+                await manager.lease(name)
 
 
 async def test_a_name_that_would_have_no_effect_is_refused_before_anything_is_loaded() -> None:
     with pytest.RaisesGroup(pytest.RaisesExc(SettingsInvalid, match="'huge' is none"), flatten_subgroups=True):
-        async with fleet_of("small", "large", aliases=("big=huge",)):
+        async with manager_of("small", "large", aliases=("big=huge",)):
             pytest.fail("it was loaded")
 
 
 async def test_names(autojump_clock: object) -> None:
     assert names_of("b", ["x", "y=b"], default=False) == ("y", "b")
-    async with fleet_of("small", "large", aliases=("gpt", "big=large")) as (fleet, _):
-        assert [one.names for one in fleet.listed()] == [("gpt", "small"), ("big", "large")]
+    async with manager_of("small", "large", aliases=("gpt", "big=large")) as (manager, _):
+        assert [one.names for one in manager.entries()] == [("gpt", "small"), ("big", "large")]
         for name, meant in ((None, "small"), ("gpt", "small"), ("small", "small"), ("big", "large")):
-            lease = await fleet.lease(name)
+            lease = await manager.lease(name)
             assert lease.runtime.model.id == meant
             lease.release()
         with pytest.raises(RequestFailed, match="'gpt', 'big' are") as refused:
-            await fleet.lease("nobody")
+            await manager.lease("nobody")
         assert refused.value.problem.status == 404
 
 
 async def test_a_model_that_crashes_too_often_ends_alone_and_is_tried_again_later(autojump_clock: object) -> None:
-    async with fleet_of("small", "middle") as (fleet, world):
+    async with manager_of("small", "middle") as (manager, world):
         world.crashing.add("middle")
-        lease = await fleet.lease("middle")
+        lease = await manager.lease("middle")
         with pytest.raises(RequestFailed) as failed:
             await tokens_from(lease.runtime)
         assert failed.value.problem.code == "engine_stopped"
         lease.release()
         await trio.sleep(1)
-        assert states(fleet) == ["ready", "unloaded"]
-        other = await fleet.lease("small")
+        assert states(manager) == ["ready", "unloaded"]
+        other = await manager.lease("small")
         assert await tokens_from(other.runtime) == 3
         other.release()
         with pytest.raises(RequestFailed) as refused:
-            await fleet.lease("middle")
+            await manager.lease("middle")
         assert (refused.value.problem.status, refused.value.problem.code) == (503, "model_failed")
         world.crashing.clear()
         await trio.sleep(RETRY_S)
-        again = await fleet.lease("middle")
+        again = await manager.lease("middle")
         assert await tokens_from(again.runtime) == 3
         again.release()
 
 
 async def test_the_only_model_ends_with_the_server(autojump_clock: object) -> None:
     with pytest.raises(ExceptionGroup) as ended:  # noqa: PT012
-        async with fleet_of("small") as (fleet, world):
+        async with manager_of("small") as (manager, world):
             world.crashing.add("small")
-            lease = await fleet.lease("small")
+            lease = await manager.lease("small")
             with pytest.raises(RequestFailed):
                 await tokens_from(lease.runtime)
             await trio.sleep_forever()

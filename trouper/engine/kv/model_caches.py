@@ -12,10 +12,11 @@ from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, KVCache,
 
 from trouper.engine.adaptations.adaptation_registry import adapted
 from trouper.engine.adaptations.chunked_attention import ChunkSlots
+from trouper.engine.kv.full_slots import FullSlots, OpenSlots
 from trouper.engine.kv.quantized_kv import PLAIN, KvFormat, OpenQuantizedSlots, QuantizedSlots
 from trouper.engine.kv.recurrent_state import StateSlots
 from trouper.engine.kv.region import Region
-from trouper.engine.kv.slot_cache import FullSlots, OpenSlots, RingSlots
+from trouper.engine.kv.ring_slots import RingSlots
 from trouper.engine.platform.error_text import line_of
 from trouper.protocol.capabilities import Capabilities
 

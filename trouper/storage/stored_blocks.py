@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 import attrs
+
+from trouper.protocol.blocks import BlockRef
+from trouper.protocol.work import Run
 
 Reason = Literal["torn", "checksum", "foreign", "vanished"]
 
@@ -53,3 +56,20 @@ def parents_first(runs: Iterable[RunInfo]) -> list[RunInfo]:
         for piece in run.pieces:
             ordered += waiting.pop(piece.key, [])
     return ordered
+
+
+def catalogue_batches(runs: Iterable[RunInfo], min_blocks: int) -> Iterator[tuple[Run, ...]]:
+    """Describe runs for the scheduler, in order, in batches that end with the run that reaches `min_blocks` blocks."""
+    batch, size = list[Run](), 0
+    for run in runs:
+        blocks = tuple(
+            BlockRef(entry.key, entry.tokens, entry.payload_bytes > 0, entry.snapshot_bytes is not None)
+            for entry in run.pieces
+        )
+        batch.append(Run(run.parent, blocks))
+        size += len(blocks)
+        if size >= min_blocks:
+            yield tuple(batch)
+            batch, size = [], 0
+    if batch:
+        yield tuple(batch)

@@ -1,0 +1,120 @@
+"""The handshake: how a follower joins the group of ranks, and what it must have in common with rank 0.
+
+The order of its steps matters, since each protects the next.
+
+1. *Invitation.* Rank 0 listens, and sends its address and a new secret to all ranks through the group itself, by a collective.
+   So the control link needs no configuration, and a process outside the group does not know the secret.
+2. *Authentication* (`Link.authenticate`), in both directions and before a message is parsed: anybody may connect to the port, and a
+   comparison of 32 bytes is safer to expose than a decoder.
+3. *Hello.* The follower sends its rank, its version of the wire format and its flags. The version is compared first, since
+   the other fields mean the same only if it is equal; then the rank, which must be free; then the flags. This comes before any
+   weights are read, so that a wrong flag costs seconds and not the minutes of a load.
+4. *Refusal.* A mismatch is answered with `Refused`, so that both processes end with the same reason. A new start would fail in the
+   same way, so the group is marked unusable and the launcher does not try again.
+5. *Heartbeats.* From here on both ends detect the loss of the other. This comes before the load, which may take longer than
+   `--rank-timeout-s`.
+6. *Ready.* The follower has loaded its shard and sends its model card. Rank 0 compares the cards when the last one has come. The
+   cache of all ranks becomes as large as the smallest, since blocks are stored and evicted on all ranks alike.
+7. *Plans.* The first one follows the last `Ready`. So every rank starts with the same empty state and receives every plan in the
+   same order, from which rank 0 predicts the state of all. For the same reason nobody can join later: a rank that lost its
+   connection has missed plans. The group ends then, and the launcher starts all ranks again.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Container
+
+import attrs
+import trio
+
+from trouper.actors.ranks.rank_link import Link, LinkFailed
+from trouper.protocol.link import Hello
+from trouper.protocol.model import ModelCard
+from trouper.protocol.ranks import Joined
+from trouper.protocol.settings import Settings
+from trouper.protocol.wire import VERSION
+
+HELLO_S = 5.0
+"""Time limit for a connection to authenticate and to send `Hello`."""
+SECRET_BYTES = 32
+MAY_DIFFER = ("model", "adapter_path", "ssd_cache_dir", "control_host")
+"""Settings that depend on the machine. The files that they name are compared by their content."""
+SAME_OF_CARDS = ("architecture", "vocab_size", "context_length", "dtype", "batching", "kv")
+"""Fields of the model cards that must be equal. The fingerprint is not one of them, since it names a rank's own shard; the engines
+have compared the files while they loaded."""
+
+
+@attrs.frozen
+class Invitation:
+    """Address of rank 0, and the secret by which ranks authenticate each other."""
+
+    host: str
+    port: int
+    secret: bytes = attrs.field(repr=False)
+
+    @classmethod
+    def to(cls, host: str, port: int) -> Invitation:
+        return cls(host, port, secrets.token_bytes(SECRET_BYTES))
+
+    def encode(self) -> bytes:
+        return json.dumps([self.host, self.port, self.secret.hex()]).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Invitation:
+        host, port, secret = json.loads(data)
+        return cls(host, port, bytes.fromhex(secret))
+
+
+def shared_flags(settings: Settings) -> tuple[tuple[str, str], ...]:
+    """Settings that must be the same on all ranks, as text."""
+    names = [field.name for field in attrs.fields(Settings) if field.name not in MAY_DIFFER]
+    return tuple((name, str(getattr(settings, name))) for name in names)
+
+
+# -- a follower ----------------------------------------------------------------------------------------
+
+
+async def join_leader(stream: trio.abc.Stream, joined: Joined, settings: Settings) -> Link:
+    """Authenticate to rank 0 and send `Hello`. Raises `LinkFailed`."""
+    link = await Link.authenticate(stream, Invitation.decode(joined.invitation).secret, "follower")
+    await link.send(Hello(rank=joined.rank, size=joined.size, version=VERSION, flags=shared_flags(settings)))
+    return link
+
+
+# -- rank 0 --------------------------------------------------------------------------------------------
+
+
+async def accept_follower(stream: trio.abc.Stream, secret: bytes) -> tuple[Link, Hello]:
+    """Authenticate a connection and receive its `Hello`. Raises `LinkFailed`."""
+    try:
+        with trio.fail_after(HELLO_S):
+            link = await Link.authenticate(stream, secret, "leader")
+            hello = await link.receive()
+    except trio.TooSlowError:
+        raise LinkFailed("it was silent") from None
+    if not isinstance(hello, Hello):
+        raise LinkFailed(f"it began with {type(hello).__name__}")
+    return link, hello
+
+
+def reason_to_refuse(hello: Hello, settings: Settings, ranks: Container[int]) -> str:
+    """Reason why a follower cannot join the group; "" if it can. `ranks`: the ranks that have joined."""
+    if hello.version != VERSION:
+        return f"rank {hello.rank} runs another version of Trouper: install the same on all machines"
+    if hello.rank in ranks:
+        return f"two processes are rank {hello.rank}"
+    for (name, ours), (_, theirs) in zip(shared_flags(settings), hello.flags, strict=True):
+        if ours != theirs:
+            flag = "--" + name.replace("_", "-")
+            return f"rank {hello.rank} has {flag} {theirs}, rank 0 has {ours}: start all ranks with the same flags"
+    return ""
+
+
+def card_difference(ours: ModelCard, theirs: ModelCard) -> str:
+    """Difference of a follower's model to rank 0's; "" if they are the same model."""
+    for name in SAME_OF_CARDS:
+        if getattr(ours, name) != getattr(theirs, name):
+            return f"has loaded another model: its {name} is {getattr(theirs, name)}, rank 0's {getattr(ours, name)}"
+    return ""

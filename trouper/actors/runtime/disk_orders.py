@@ -1,0 +1,63 @@
+"""The queue of SSDWriter's orders: reads come before writes, since requests wait for them, and writes rest while rows decode."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import trio
+
+from trouper.protocol.work import DiskOrder, Read, Write
+
+
+class DiskOrders:
+    """The orders that were received and not carried out yet."""
+
+    def __init__(self, channel: trio.MemoryReceiveChannel[DiskOrder]) -> None:
+        self._channel = channel
+        self._orders: deque[DiskOrder] = deque()
+        self._open = True
+        """Whether more orders may arrive."""
+        self._writes_rest_until = 0.0
+
+    async def next(self) -> DiskOrder | None:
+        """The next order; None after the last."""
+        while True:
+            self._receive_waiting()
+            order = self._pop()
+            if order is not None:
+                return order
+            if not self._open:
+                return None
+            await self._wait()
+
+    def rest_writes(self, seconds: float) -> None:
+        """Delay the next write. Once no more orders arrive, the remaining writes do not rest."""
+        self._writes_rest_until = trio.current_time() + seconds
+
+    def _receive_waiting(self) -> None:
+        while self._open:
+            try:
+                self._orders.append(self._channel.receive_nowait())
+            except trio.WouldBlock:
+                return
+            except trio.EndOfChannel:
+                self._open = False
+
+    def _pop(self) -> DiskOrder | None:
+        """Take the first read, else the oldest order, unless that is a write and writes rest."""
+        for index, order in enumerate(self._orders):
+            if isinstance(order, Read):
+                del self._orders[index]
+                return order
+        resting = self._open and trio.current_time() < self._writes_rest_until
+        if not self._orders or (resting and isinstance(self._orders[0], Write)):
+            return None
+        return self._orders.popleft()
+
+    async def _wait(self) -> None:
+        """Wait for an order, or until the oldest write has rested."""
+        with trio.move_on_at(self._writes_rest_until if self._orders else float("inf")):
+            try:
+                self._orders.append(await self._channel.receive())
+            except trio.EndOfChannel:
+                self._open = False

@@ -1,0 +1,83 @@
+"""The models that clients may request, as the HTTP server sees them: entries, and leases on loaded ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol
+
+import attrs
+import trio
+
+from trouper.actors.runtime.runtime import Runtime
+from trouper.protocol.names import names_of, require_names
+from trouper.protocol.problems import Problem, RequestFailed
+
+State = Literal["unloaded", "waiting", "loading", "ready", "unloading"]
+
+
+@attrs.frozen(eq=False)
+class Lease:
+    """The right to use a loaded model until it is released."""
+
+    name: str
+    runtime: Runtime
+    _give_back: Callable[[], None]
+
+    def release(self) -> None:
+        """Release the lease. To be called once."""
+        self._give_back()
+
+
+@attrs.frozen
+class ModelEntry:
+    """A model that clients may request. `runtime` is None while it is not loaded."""
+
+    names: tuple[str, ...]
+    """Names of the model. The first one is its id in the API."""
+    state: State
+    runtime: Runtime | None
+    waiting: int = 0
+    """Number of requests that wait until the model is loaded."""
+    problem: Problem | None = None
+    """Problem of the last attempt to load the model."""
+
+
+class Models(Protocol):
+    """Interface by which the HTTP server gets models."""
+
+    @property
+    def finished(self) -> trio.Event:
+        """Set when all were drained."""
+
+    def entries(self) -> Sequence[ModelEntry]:
+        """All models that clients may request, the default first."""
+
+    async def lease(self, name: str | None) -> Lease:
+        """The model of that name, loaded; None: the default. Raises `RequestFailed` (404, 503)."""
+
+
+class OneModel:
+    """A runtime that the caller started, as the only model. Raises `SettingsInvalid` for a name without effect."""
+
+    def __init__(self, runtime: Runtime, aliases: Sequence[str] = ()) -> None:
+        require_names((runtime.model.id,), aliases)
+        self._entry = ModelEntry(names_of(runtime.model.id, aliases, default=True), "ready", runtime)
+        self._runtime = runtime
+
+    @property
+    def finished(self) -> trio.Event:
+        return self._runtime.finished
+
+    def entries(self) -> Sequence[ModelEntry]:
+        return (self._entry,)
+
+    async def lease(self, name: str | None) -> Lease:
+        if name is not None and name not in self._entry.names:
+            raise model_not_found(name, (self._entry,))
+        return Lease(self._entry.names[0], self._runtime, lambda: None)
+
+
+def model_not_found(model: str, entries: Sequence[ModelEntry]) -> RequestFailed:
+    served = ", ".join(repr(entry.names[0]) for entry in entries)
+    message = f"the model {model!r} is not served here; {served} {'is' if len(entries) == 1 else 'are'}"
+    return RequestFailed(Problem(404, message, "invalid_request_error", "model", "model_not_found"))

@@ -1,0 +1,133 @@
+"""Admission: which waiting sequences enter the batch, and how much of their prompts comes from the cache.
+
+A lookup has a fixed order. A request that is scored or embedded needs its whole prompt computed, so it bypasses the cache. A
+sequence that already waits for a primary or for the disk keeps waiting. Then the tree is matched; if more tokens are only on
+disk than a primary computes, the disk is asked, once, since it needs no step of the engine. Only then the sequence may wait for
+a primary, if that saves more than it costs. In all other cases it is admitted with what was found. A later sequence may
+overtake one that waits.
+"""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+
+from trouper.actors.scheduling.chunk_sizer import free_rows
+from trouper.actors.scheduling.crash_attribution import Blame
+from trouper.actors.scheduling.disk_tier import DiskTier
+from trouper.actors.scheduling.prefill_budget import PrefillBudget
+from trouper.actors.scheduling.prefix_cache import Found, PrefixCache
+from trouper.actors.scheduling.running_batch import RunningBatch
+from trouper.actors.scheduling.scheduler_counters import SchedulerCounters
+from trouper.actors.scheduling.sequence import Sequence
+from trouper.actors.scheduling.speculation_policy import Record, Speculation
+from trouper.actors.scheduling.waiting_queue import WaitingQueue
+from trouper.protocol.model import ModelCard
+from trouper.protocol.plans import Admit, Restore
+from trouper.protocol.settings import Settings
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Admission:
+    """Moves sequences from the queue into the batch."""
+
+    queue: WaitingQueue
+    batch: RunningBatch
+    cache: PrefixCache
+    disk: DiskTier
+    blame: Blame
+    prefill_budget: PrefillBudget
+    speculation: Speculation
+    counters: SchedulerCounters
+    card: ModelCard
+    settings: Settings
+
+    def admit(self, *, under_pressure: bool, idle: bool, now: float) -> tuple[Admit, ...]:
+        """Admit as many sequences as there are free rows. `under_pressure`: the device's memory is nearly full. `idle`: no plan is in
+        flight."""
+        prefilling = len(self.batch.prefilling)
+        free = free_rows(
+            self.batch.num_rows, prefilling, self.settings.rows, self.settings.prefill_batch_size, under_pressure
+        )
+        admits: list[Admit] = []
+        for sequence in self.queue.candidates(self.batch, self.blame, idle=idle, now=now) if free else ():
+            if len(admits) == free:
+                break
+            found = self._look_up(sequence)
+            if found is not None:
+                self.queue.remove(sequence)
+                admits.append(self._enter(sequence, found, now))
+        return tuple(admits)
+
+    def _look_up(self, sequence: Sequence) -> Found | None:
+        """Look a sequence up in the cache. None while it waits."""
+        request = sequence.request
+        if (request.prompt_logprobs is not None and not sequence.num_output_tokens) or request.embed:
+            return self.cache.nothing(sequence.chain)
+        if not sequence.is_ready:
+            return None
+        found = self.cache.look(sequence.chain)
+        if self._reads(sequence, found):
+            return None
+        if found.primary is None or found.gain < self._worth_waiting():
+            return found
+        if sequence.primary is None:
+            self.cache.waits()
+        sequence.wait_for_prefix(found.primary, found.until)
+        self.cache.wait_for(found)
+        return None
+
+    def _reads(self, sequence: Sequence, found: Found) -> bool:
+        """Order a read from disk, once, if that brings more than the primary. While a suspect waits nobody else runs, so it does not
+        wait for a disk, which may hang."""
+        if sequence.read is not None or found.missing_tokens <= found.gain or sequence.standing.suspect:
+            return False
+        read = self.disk.load(found, self.prefill_budget.prefill_rate)
+        if read is not None:
+            sequence.wait_for_disk(read)
+        return read is not None
+
+    def _worth_waiting(self) -> int:
+        """Tokens whose prefill takes as long as the step that waiting may cost."""
+        return max(self.settings.block_size, int(self.prefill_budget.decode_s * self.prefill_budget.prefill_rate))
+
+    def _enter(self, sequence: Sequence, found: Found, now: float) -> Admit:
+        if not sequence.started:
+            sequence.record = self._record(sequence)
+        self.batch.add(sequence)
+        # What is embedded once is hardly ever continued: its blocks would only take others' place.
+        restore = None if sequence.request.embed else self.cache.enter(sequence, found)
+        sequence.num_unscheduled_tokens -= found.tokens
+        if not sequence.started:
+            sequence.start(found.tokens, now)
+            self.counters.add(total_cached_tokens=found.tokens, total_prompt_tokens=sequence.num_prompt_tokens)
+        return self._projection(sequence, restore)
+
+    def _projection(self, sequence: Sequence, restore: Restore | None) -> Admit:
+        """What the engine has to know of the sequence."""
+        request, embedding = sequence.request, self.card.embedding
+        return Admit(
+            row=sequence.id,
+            prompt=np.frombuffer(bytes(sequence.chain.tokens), ">i4").astype("<i4").tobytes(),
+            sampling=request.sampling,
+            logprobs=request.logprobs,
+            restore=restore,
+            grammar=request.grammar,
+            min_tokens=request.min_tokens,
+            ends=tuple(sorted(sequence.output.ends)) if request.min_tokens else (),
+            prompt_logprobs=None if sequence.num_resumed_tokens else request.prompt_logprobs,
+            thinking=sequence.client.thinking,
+            embed=embedding.pooling if embedding is not None and request.embed else None,
+            drafts=sequence.record is not None,
+            num_output_tokens=sequence.num_resumed_tokens,
+        )
+
+    def _record(self, sequence: Sequence) -> Record | None:
+        """None for a sequence that never drafts."""
+        request = sequence.request
+        default = self.settings.speculation
+        if default == "auto":
+            default = "ngram" if self.card.drafts_by_default else "off"
+        if (request.speculation or default) != "ngram" or request.embed or self.card.no_drafts:
+            return None
+        return self.speculation.record()

@@ -1,0 +1,33 @@
+"""What the core of the scheduler is connected to besides its caller: watches, and the way to the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+
+from trouper.protocol.batch import BatchStats
+from trouper.protocol.health import DirectoryStats, MemoryStatus, RanksStats, SchedulerStats
+from trouper.protocol.watch import Watch
+from trouper.protocol.work import DiskOrder
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class CoreWatches:
+    """What the core publishes, and what it looks at. A watch holds the latest value; looking at it never blocks."""
+
+    stats: Watch[SchedulerStats]
+    memory: Watch[MemoryStatus]
+    directory: Watch[DirectoryStats]
+    last_viewed_at: Watch[float]
+    batch: Watch[BatchStats]
+    ranks: Watch[RanksStats] = attrs.field(factory=lambda: Watch(RanksStats()))
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class DiskSeam:
+    """The way to SSDWriter. send: False if an order finds no room, or nobody carries it out. known: called once all that lies
+    on disk is known, or that nothing does."""
+
+    send: Callable[[DiskOrder], bool]
+    known: Callable[[], object]

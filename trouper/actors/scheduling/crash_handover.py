@@ -1,0 +1,122 @@
+"""What a scheduler takes from the one that crashed before it, and what it leaves to the next.
+
+A sequence that was carried over goes on with its next token. Its standing in the attribution of crashes travels with it: a
+suspect is tried alone, and a sequence whose content was convicted is refused.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+import attrs
+
+from trouper.actors.scheduling.crash_attribution import Involved
+from trouper.actors.scheduling.crash_recovery import LeftBehind, Recovery, crashes_engine
+from trouper.actors.scheduling.prefix_cache import PrefixCache
+from trouper.actors.scheduling.running_batch import RunningBatch
+from trouper.actors.scheduling.scheduler_counters import SchedulerCounters
+from trouper.actors.scheduling.sequence import Sequence
+from trouper.actors.scheduling.waiting_queue import WaitingQueue
+from trouper.protocol.plans import Plan
+from trouper.protocol.problems import Problem
+
+log = logging.getLogger("trouper.scheduler")
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class CrashHandover:
+    recovery: Recovery
+    queue: WaitingQueue
+    batch: RunningBatch
+    cache: PrefixCache
+    counters: SchedulerCounters
+
+    def take_up(self, now: float) -> None:
+        """Queue the sequences of the scheduler before this one. Those whose content was convicted are refused."""
+        for sequence in self.recovery.take_up():
+            if self.recovery.blame.condemns(sequence.standing, sequence.num_output_tokens, now):
+                self.refuse(sequence, now)
+                continue
+            if sequence.started:
+                self.recovery.note_resumed()
+            sequence.chain = self.cache.chain(bytes(sequence.chain.tokens), sequence.request.cache_salt)
+            self.queue.append(sequence)
+
+    def refuse(self, sequence: Sequence, now: float) -> None:
+        log.warning("request %s is refused: its content made the engine crash", sequence.request.request_id)
+        quarantine = self.recovery.blame.quarantine
+        sequence.fail(crashes_engine(quarantine.left_s(sequence.standing.content, now)))
+        self.recovery.note_refused()
+        self.counters.add(requests_errored=1)
+
+    def passed(self, sequence: Sequence, now: float) -> None:
+        """A suspect is beyond the place of the crash. While there are other suspects, it makes room for the next trial."""
+        self.recovery.blame.passed(sequence.standing, now)
+        if not sequence.dropped and any(queued.standing.suspect for queued in self.queue):
+            self.preempt(sequence)
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Take a sequence out of the batch and put it before all others of the queue. It resumes from its own blocks, where these
+        are still in the cache, and computes the remainder again."""
+        self.batch.remove(sequence)
+        sequence.preempt()
+        self.queue.prepend(sequence)
+
+    def leave(
+        self,
+        unanswered: Iterable[Plan],
+        handled: Sequence | None,
+        *,
+        proving: bool,
+        closed: bool,
+        problem: Problem,
+        now: float,
+    ) -> None:
+        """Hand all sequences over to the next scheduler, if there may be one. `handled`: the sequence whose own token was being
+        handled when the scheduler crashed; it cannot go on from there. `proving`: the crashed plans were nobody's."""
+        plans = tuple(unanswered)
+        self._keep_aborted(plans)
+        involved = () if proving else self._involved(plans)
+        if handled is not None:
+            involved = (involvement(handled, fresh=True, planned_tokens=handled.num_scheduled_tokens),)
+            self.batch.rows.pop(handled.id, None)
+            self.recovery.blame.quarantine.add(handled.standing.content, now)
+            self.refuse(handled, now)
+        carried = (*self.batch.rows.values(), *self.queue)
+        for sequence in carried:
+            sequence.carry_over()
+        left = LeftBehind(
+            carried=carried, involved=involved, certain=handled is not None, closed=closed, problem=problem
+        )
+        self.batch.rows.clear()
+        self.queue.clear()
+        self.counters.add(requests_errored=self.recovery.hand_over(left))
+
+    def _keep_aborted(self, unanswered: tuple[Plan, ...]) -> None:
+        """Carry aborted sequences over if the crash may have been theirs; finish the others."""
+        in_flight = {row for plan in unanswered for row in plan.rows}
+        for row in tuple(self.batch.aborted):
+            if row in in_flight:
+                self.batch.rows[row] = self.batch.removed.pop(row)
+            else:
+                self.batch.finish_aborted(row)
+
+    def _involved(self, unanswered: tuple[Plan, ...]) -> tuple[Involved, ...]:
+        """Rows of the plans that are not answered: the crash was in one of them, and it cannot be known in which."""
+        fresh = {row for plan in unanswered for row in plan.fresh_rows}
+        rows = {row for plan in unanswered for row in plan.rows}
+        return tuple(
+            involvement(
+                sequence,
+                fresh=row in fresh or sequence.num_output_tokens - sequence.num_resumed_tokens < 2,
+                planned_tokens=sequence.num_scheduled_tokens + sequence.num_draft_tokens,
+            )
+            for row, sequence in self.batch.named(rows).items()
+        )
+
+
+def involvement(sequence: Sequence, *, fresh: bool, planned_tokens: int) -> Involved:
+    return Involved(
+        standing=sequence.standing, fresh=fresh, output_tokens=sequence.num_output_tokens, planned_tokens=planned_tokens
+    )

@@ -1,0 +1,104 @@
+"""Composing a plan: what the engine does in its next step."""
+
+from __future__ import annotations
+
+import attrs
+
+from trouper.actors.scheduling.admission import Admission
+from trouper.actors.scheduling.chunk_sizer import share_chunks
+from trouper.actors.scheduling.disk_tier import DiskTier
+from trouper.actors.scheduling.prefill_budget import PrefillBudget
+from trouper.actors.scheduling.prefix_cache import PrefixCache
+from trouper.actors.scheduling.result_commit import ResultCommit
+from trouper.actors.scheduling.running_batch import RunningBatch
+from trouper.actors.scheduling.speculation_policy import Speculation
+from trouper.protocol.health import MemoryStatus
+from trouper.protocol.plans import Chunk, Load, Plan, Store
+from trouper.protocol.settings import Settings
+from trouper.protocol.watch import Watch
+
+
+@attrs.define(kw_only=True, eq=False)
+class PlanComposer:
+    admission: Admission
+    batch: RunningBatch
+    cache: PrefixCache
+    disk: DiskTier
+    commit: ResultCommit
+    prefill_budget: PrefillBudget
+    speculation: Speculation
+    memory: Watch[MemoryStatus]
+    settings: Settings
+    loads: list[Load] = attrs.field(factory=list)
+    """Blocks that were read from disk, for the next plan."""
+    _memory_seen: MemoryStatus = attrs.field(default=attrs.Factory(lambda self: self.memory.latest, takes_self=True))
+    _releases_seen: int = attrs.field(default=attrs.Factory(lambda self: self.memory.latest.releases, takes_self=True))
+
+    def compose(self, step: int, *, idle: bool, now: float) -> Plan:
+        """Compose the plan of one step: every row that can decode does, and prefill gets what the stall bound leaves (chunked
+        prefill, as Sarathi-Serve and vLLM do it).
+
+        The order matters. Memory pressure is relieved first, so that eviction precedes any use of the cache. Stores follow,
+        before admission: room that they make is not promised to a row yet, and rows that leave are stored before they are
+        dropped. Then sequences are admitted, so that they prefill in this step. Drafts are decided before the plan counts the
+        decoding rows' tokens. A row whose last token is scheduled here is dropped by the next plan, before that token is
+        read. Evictions are collected last, since all earlier steps may evict.
+        """
+        self._relieve_pressure()
+        loads, self.loads = tuple(self.loads), []
+        stores = self._stores()
+        drops = self.batch.take_drops()
+        under_pressure = self.memory.latest.under_pressure
+        admits = self.admission.admit(under_pressure=under_pressure, idle=idle, now=now)
+        decoding = self.batch.decoding
+        chunks = self._chunks(busy=bool(decoding))
+        drafts, watch = self.speculation.allow(decoding)
+        for sequence, num_draft_tokens in zip(decoding, drafts, strict=False):
+            sequence.num_draft_tokens += num_draft_tokens
+        for sequence in decoding:
+            sequence.schedule_token()
+        for chunk in chunks:
+            sequence = self.batch.rows[chunk.row]
+            sequence.schedule_chunk(chunk.tokens)
+            self.commit.to_store[chunk.row] = sequence
+        self.batch.drop_last_scheduled()
+        evicted = self.cache.freed()
+        persist, persist_as = self.disk.pick()
+        return Plan(
+            step, drop=drops, admit=admits, decode=tuple(sequence.id for sequence in decoding), prefill=chunks,
+            release_memory=self._release_memory(), evict=evicted, store=stores, load=loads, persist=persist,
+            persist_as=persist_as, settled=self.disk.settled(), drafts=drafts, watch=watch,
+        )  # fmt: skip
+
+    def _stores(self) -> tuple[Store, ...]:
+        """Stores of what the plans so far have computed, for rows that go on and for those that leave."""
+        stores: list[Store] = []
+        for sequence in self.commit.take_to_store():
+            stores += self.cache.computed(sequence)
+        for sequence in self.batch.dropping:
+            stores += self.cache.leave(sequence)
+        return tuple(stores)
+
+    def _chunks(self, *, busy: bool) -> tuple[Chunk, ...]:
+        """Prefill chunks of the next plan. `busy`: rows decode in it."""
+        prefilling = self.batch.prefilling
+        if not prefilling:
+            return ()
+        work = self.prefill_budget.turn({sequence.work for sequence in prefilling})
+        remaining = [(sequence.id, sequence.next_chunk) for sequence in prefilling if sequence.work == work]
+        self.prefill_budget.plan(work)
+        budget = self.prefill_budget.budget(sum(tokens for _, tokens in remaining), busy=busy, work=work)
+        return share_chunks(remaining, budget, self.settings.prefill_step_size)
+
+    def _relieve_pressure(self) -> None:
+        """Evict cached blocks to make room for rows, once for each look of the janitor."""
+        memory = self.memory.latest
+        if memory.under_pressure and memory is not self._memory_seen:
+            self.cache.evict(int(memory.active_bytes - memory.limit_bytes * self.settings.memory_fraction))
+        self._memory_seen = memory
+
+    def _release_memory(self) -> bool:
+        """True once for each time that the janitor ordered it."""
+        ordered = self.memory.latest.releases
+        release, self._releases_seen = ordered != self._releases_seen, ordered
+        return release

@@ -1,0 +1,43 @@
+"""A request as RequestIntake passes it on: its prompt is tokenized, its grammar compiled, and the model can answer it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from trouper.protocol.plans import ThinkingLimit
+from trouper.protocol.problems import Problem
+from trouper.protocol.replies import Reply
+from trouper.protocol.requests import Generate
+
+
+class PreparedRequest(Protocol):
+    """A request with its prompt's tokens, and the way back to its client. No method blocks. `Submission` is the only one outside of
+    tests."""
+
+    @property
+    def request(self) -> Generate: ...
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        """Prompt tokens, at least one."""
+
+    @property
+    def max_tokens(self) -> int:
+        """Maximum number of output tokens: what was requested, as far as the context has room."""
+
+    @property
+    def thinking(self) -> ThinkingLimit | None: ...
+
+    @property
+    def aborted(self) -> bool:
+        """Whether the client closed the reply channel."""
+
+    def accept(self) -> None:
+        """Tell the client that the request is in the queue."""
+
+    def reply(self, event: Reply, /) -> bool: ...
+
+    def fail(self, problem: Problem) -> None:
+        """Send the terminal event and close."""
+
+    def close(self) -> None: ...

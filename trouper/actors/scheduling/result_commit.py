@@ -1,0 +1,112 @@
+"""Committing the results of a step: each sequence gets its tokens, one by one, and ends where its answer ends."""
+
+from __future__ import annotations
+
+import attrs
+
+from trouper.actors.scheduling.crash_handover import CrashHandover
+from trouper.actors.scheduling.prefix_cache import PrefixCache
+from trouper.actors.scheduling.running_batch import RunningBatch
+from trouper.actors.scheduling.scheduler_counters import SchedulerCounters
+from trouper.actors.scheduling.sequence import Sequence, State
+from trouper.protocol.plans import Plan, RowId, Stepped
+from trouper.protocol.problems import Problem
+from trouper.protocol.replies import Embedded, Finished, TokenLogprobs
+from trouper.protocol.requests import Generate
+
+
+@attrs.define(kw_only=True, eq=False)
+class ResultCommit:
+    batch: RunningBatch
+    cache: PrefixCache
+    handover: CrashHandover
+    counters: SchedulerCounters
+    to_store: dict[RowId, Sequence] = attrs.field(factory=dict)
+    """Rows that may have blocks to store in the next plan."""
+    handled: Sequence | None = None
+    """The sequence whose own token is being committed: should that crash, it cannot go on from there."""
+
+    def take_to_store(self) -> list[Sequence]:
+        """Sequences that may have blocks to store, without those that leave the batch."""
+        to_store, self.to_store = self.to_store, {}
+        return [sequence for sequence in to_store.values() if not sequence.dropped]
+
+    def drops(self, plan: Plan, now: float) -> None:
+        """The engine has carried out the plan's drops. A suspect that ended without a crash is acquitted."""
+        for row in plan.drop:
+            sequence = self.batch.dropped(row)
+            if sequence is not None and sequence.standing.suspect:
+                self.handover.recovery.blame.passed(sequence.standing, now)
+
+    def results(self, stepped: Stepped, now: float) -> None:
+        """Commit all results but tokens: scores of prompts, embeddings, and rows that the engine gave up."""
+        rows = self.batch.rows
+        for row, logprobs in stepped.prompt_logprobs:
+            if row in rows:
+                rows[row].output.scores.append(logprobs)
+        for row, vector in stepped.embedded:
+            if row in rows:
+                self._finish_embedding(rows[row], vector, now)
+        for row, reason in stepped.failed:
+            if row in rows:
+                self._fail(rows[row], grammar_failed(rows[row].request, reason))
+
+    def tokens(self, stepped: Stepped, now: float) -> int:
+        """Commit tokens; returns their number. A row that ended while the step was in flight, or with an earlier token of it, gets
+        no more. The second and later tokens of a row were drafted."""
+        logprobs: dict[RowId, list[TokenLogprobs]] = {}
+        for row, at in stepped.logprobs:
+            logprobs.setdefault(row, []).append(at)
+        committed, before = 0, None
+        for row, token in zip(stepped.rows, stepped.tokens, strict=True):
+            sequence = self.batch.rows.get(row)
+            if sequence is None:
+                continue
+            committed += 1
+            if sequence is before:
+                self._count_draft(sequence)
+            before = sequence
+            self._append(sequence, token, logprobs[row].pop(0) if row in logprobs else None, now)
+        return committed
+
+    def _count_draft(self, sequence: Sequence) -> None:
+        """A drafted token was accepted, which no plan counted. So the last token may be on its way already."""
+        sequence.schedule_token()
+        if sequence.state is State.LAST_TOKEN_SCHEDULED:
+            self.batch.drop(sequence)
+
+    def _append(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None, now: float) -> None:
+        self.handled = sequence
+        finished = sequence.append_token(token, logprobs, now)
+        if finished is not None:
+            sequence.client.reply(finished)
+        self.handled = None
+        if finished is not None:
+            self._finish(sequence)
+            return
+        if self.cache.wants_storing(sequence):
+            self.to_store[sequence.id] = sequence
+        if sequence.standing.suspect and sequence.num_output_tokens >= sequence.standing.passes_at:
+            self.handover.passed(sequence, now)
+
+    def _finish(self, sequence: Sequence) -> None:
+        self.batch.remove(sequence)
+        sequence.finish()
+        self.counters.add(requests_completed=1)
+
+    def _finish_embedding(self, sequence: Sequence, vector: bytes, now: float) -> None:
+        sequence.client.reply(Embedded(vector))
+        sequence.client.reply(Finished("stop", 0, at=now))
+        self._finish(sequence)
+
+    def _fail(self, sequence: Sequence, problem: Problem) -> None:
+        sequence.fail(problem)
+        self.batch.remove(sequence)
+        self.counters.add(requests_errored=1)
+
+
+def grammar_failed(request: Generate, reason: str) -> Problem:
+    """The grammar of a row, or its thinking, cannot be followed beyond a point of its answer."""
+    param = None if request.grammar is None else request.grammar.param
+    message = f"{param} cannot be followed any further: {reason.strip()}; make it simpler" if param else reason
+    return Problem(400, message, "invalid_request_error", param, "grammar_failed")

@@ -1,0 +1,101 @@
+"""The running batch: sequences that have a row in the engine, and those that have left theirs until the engine has dropped it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import count
+
+from trouper.actors.scheduling.scheduler_counters import SchedulerCounters
+from trouper.actors.scheduling.sequence import Sequence, State
+from trouper.protocol.plans import RowId
+from trouper.protocol.problems import Problem
+
+
+class RunningBatch:
+    """Sequences by the id of their row. A sequence that is preempted and enters again has another row."""
+
+    def __init__(self, counters: SchedulerCounters) -> None:
+        self._counters = counters
+        self.rows: dict[RowId, Sequence] = {}
+        self.dropping: list[Sequence] = []
+        """Sequences whose rows the next plan drops."""
+        self.removed: dict[RowId, Sequence] = {}
+        """Sequences that were removed, until the plan that drops their row is answered."""
+        self.aborted: set[RowId] = set()
+        """Rows in `removed` whose client left. If the engine crashes by one of them, it is tried all the same."""
+        self._ids = count()
+
+    def next_id(self) -> RowId:
+        return RowId(next(self._ids))
+
+    @property
+    def decoding(self) -> list[Sequence]:
+        """Sequences that sample a token in the next step."""
+        return [sequence for sequence in self.rows.values() if sequence.state is State.DECODING]
+
+    @property
+    def prefilling(self) -> list[Sequence]:
+        return [sequence for sequence in self.rows.values() if sequence.state is State.PREFILLING]
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows that no plan drops."""
+        return sum(not sequence.dropped for sequence in self.rows.values())
+
+    def add(self, sequence: Sequence) -> None:
+        sequence.enter(self.next_id())
+        self.rows[sequence.id] = sequence
+
+    def remove(self, sequence: Sequence) -> None:
+        """The one place that removes rows (F20). The drop travels with the next plan."""
+        self.removed[sequence.id] = self.rows.pop(sequence.id)
+        self.drop(sequence)
+
+    def drop(self, sequence: Sequence) -> None:
+        """Let the next plan drop the row, unless a plan has done so."""
+        if not sequence.dropped:
+            sequence.dropped = True
+            self.dropping.append(sequence)
+
+    def take_drops(self) -> tuple[RowId, ...]:
+        """Rows that the plan in composition drops."""
+        dropping, self.dropping = self.dropping, []
+        return tuple(sequence.id for sequence in dropping)
+
+    def drop_last_scheduled(self) -> None:
+        """Let the next plan drop rows whose last token is scheduled."""
+        for sequence in self.rows.values():
+            if sequence.state is State.LAST_TOKEN_SCHEDULED:
+                self.drop(sequence)
+
+    def abort(self, sequence: Sequence) -> None:
+        """Remove a sequence whose client left. It is finished once the engine has dropped its row."""
+        self.remove(sequence)
+        self.aborted.add(sequence.id)
+        sequence.preempt()
+
+    def finish_aborted(self, row: RowId) -> None:
+        self.aborted.remove(row)
+        self.removed[row].finish()
+        self._counters.add(requests_withdrawn=1)
+
+    def dropped(self, row: RowId) -> Sequence | None:
+        """The engine has dropped the row: nothing of it is in flight. The sequence that had it, unless it was removed before."""
+        if row in self.aborted:
+            self.finish_aborted(row)
+        return self.removed.pop(row, None)
+
+    def fail_all(self, problem: Problem) -> int:
+        """Fail every sequence; the engine drops their rows with the next plan. How many had a row."""
+        for row in tuple(self.aborted):
+            self.finish_aborted(row)
+        failed = tuple(self.rows.values())
+        for sequence in failed:
+            sequence.fail(problem)
+            self.remove(sequence)
+        return len(failed)
+
+    def named(self, rows: Iterable[RowId]) -> dict[RowId, Sequence]:
+        """Sequences of these rows, removed or not."""
+        sequences = self.removed | self.rows
+        return {row: sequences[row] for row in rows if row in sequences}

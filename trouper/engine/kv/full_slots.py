@@ -1,0 +1,101 @@
+"""Slots for attention over all tokens of a row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from trouper.engine.kv.slot_cache import SlotCache
+
+
+class FullSlots(SlotCache):
+    """Slots for attention over all tokens: the counterpart of mlx-lm's KVCache."""
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Write (n, heads, width, dim); return (n, heads, keys, dim). The mask hides keys that are not the row's own."""
+        self._put([keys, values])
+        return self.keys_and_values()
+
+    def _put(self, parts: Sequence[mx.array]) -> None:
+        """Write the pass's tokens into the buffers. Each part (n, heads, width, any dim)."""
+        region = self.region
+        self._reserve(parts, region.stop, region.longest)
+        if region.level:
+            first = int(region.lengths[0])
+            for buffer, part in zip(self.buffers, parts, strict=True):
+                buffer[region.start : region.stop, :, first : first + region.width] = part
+        else:
+            self._scatter(parts)
+        self._updated = True
+
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """(n, heads, keys, dim) views of the rows of the pass, in the cache's dtype."""
+        keys, values = self._of_region()
+        return keys, values
+
+    def _of_region(self) -> list[mx.array]:
+        rows, tokens = slice(self.region.start, self.region.stop), slice(0, self.region.keys)
+        return [buffer[rows, :, tokens] for buffer in self.buffers]
+
+    def read(self, slot: int, start: int, stop: int) -> list[mx.array]:
+        """(heads, stop - start, dim) views of each buffer. The caller copies them, and starts the copies, before a buffer changes."""
+        return [buffer[slot, :, start:stop] for buffer in self.buffers]
+
+    def write(self, slot: int, start: int, parts: Sequence[mx.array], room: int = 0) -> None:
+        """Write tokens from `start` on, in the form that `read` returns, of a row that will have `room` tokens."""
+        stop = start + parts[0].shape[1]
+        self._reserve([part[None] for part in parts], slot + 1, max(stop, room))
+        for buffer, part in zip(self.buffers, parts, strict=True):
+            buffer[slot, :, start:stop] = part
+
+    def begin_with(self, parts: Sequence[Sequence[mx.array]], room: int) -> None:
+        """Make the buffers for one slot from its row's first tokens: for each buffer consecutive pieces (heads, any, dim).
+        This takes one copy, where making buffers and writing into them take three."""
+        assert not self.buffers and self.slots == 1, "somebody's KV would be lost"
+        capacity = self._capacity(room)
+        for pieces in parts:
+            heads, _, dim = pieces[0].shape
+            padding = capacity - sum(piece.shape[1] for piece in pieces)
+            end = [mx.zeros((heads, padding, dim), pieces[0].dtype)] if padding else []
+            self.buffers.append(mx.concatenate([*pieces, *end], 1)[None])
+
+    def make_mask(self, width: int, return_array: bool = False, window_size: int | None = None) -> Any:
+        """Return a mask as mlx-lm's KVCache does: None, "causal", or (n, 1, width, keys) bool; True where a query
+        attends to a key."""
+        region = self.region
+        windowed = window_size is not None and region.longest > window_size
+        if region.causal and not windowed and (width == 1 or not return_array):
+            return None if width == 1 else "causal"
+        query = region.positions[:, :, None]
+        key = mx.arange(region.keys, dtype=mx.int32)
+        mask = key <= query
+        if window_size is not None and windowed:
+            mask = mask & (key > query - window_size)
+        return self._shape_mask(mask)
+
+
+class OpenSlots(FullSlots):
+    """Slots for models that write into their caches: `keys` and `values` are the buffers.
+
+    Such models assign for two reasons. An indexer's values are never read, so the model sets them to zeros; and a buffer
+    that nothing reads in a pass becomes a dependency of one that is read, so that it is evaluated, too. Only the second
+    assignment has an effect here.
+    """
+
+    @property
+    def keys(self) -> mx.array:
+        return self.buffers[0]
+
+    @keys.setter
+    def keys(self, buffer: mx.array) -> None:
+        self.buffers[0] = buffer
+
+    @property
+    def values(self) -> mx.array:
+        return self.buffers[-1]
+
+    @values.setter
+    def values(self, buffer: mx.array) -> None:
+        """Ignore the assignment: the values given to `update_and_fetch` are kept."""

@@ -1,0 +1,86 @@
+"""Rows of the batch as the engine sees them, and the choice between its two kinds: rows in slots, and rows that run one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from trouper.engine.kv.model_caches import guessed
+from trouper.engine.kv.pass_shapes import EXACT, Shapes
+from trouper.engine.kv.quantized_kv import KvFormat
+from trouper.engine.kv.region import Ints
+from trouper.engine.kv.single_rows import SingleRows
+from trouper.engine.kv.slot_rows import SlotRows
+from trouper.protocol.capabilities import Capabilities
+from trouper.protocol.plans import RowId
+
+
+class Rows(Protocol):
+    """Rows that prefill, and rows that decode in one batch. All arrays stay lazy."""
+
+    @property
+    def decoding(self) -> Sequence[RowId]:
+        """Decoding rows, in the order of the logits."""
+
+    @property
+    def order(self) -> Sequence[RowId]:
+        """All rows; decoding rows come first."""
+
+    def make_room(self, rows: int) -> None:
+        """Make room for `rows` more rows at once: buffers that grow for each row would be copied each time."""
+
+    def give_back(self) -> None:
+        """Release the memory that the present rows do not need."""
+
+    def open(self, row: RowId) -> None:
+        """Add a prefilling row without KV."""
+
+    def prefill(self, chunks: Mapping[RowId, Sequence[int]]) -> mx.array | None:
+        """Run these tokens of prefilling rows without sampling. Returns a small array that is ready when the prefill is done."""
+
+    def score(self, row: RowId, tokens: Sequence[int]) -> mx.array:
+        """Run these tokens of a prefilling row alone; logits (tokens, vocabulary)."""
+
+    def hidden(self, row: RowId, tokens: Sequence[int]) -> mx.array:
+        """Run these tokens of a prefilling row alone, without the model's head; hidden states (tokens, dim)."""
+
+    def promote(self, row: RowId) -> None:
+        """Make a prefilling row the last decoding row."""
+
+    def decodes_from_nothing(self, row: RowId) -> bool:
+        """Whether the row may decode in the batch at once. False for a row without recurrent state to join the batch with: its
+        first token must run alone (`first`)."""
+
+    def first(self, row: RowId, token: int) -> mx.array:
+        """Run the first token of a prefilling row alone; logits (1, vocabulary)."""
+
+    def decode(self, tokens: mx.array) -> mx.array:
+        """Run (n,) tokens, one for each decoding row; logits (n, vocabulary) for the next token."""
+
+    def verify(self, tokens: mx.array, counts: Ints) -> mx.array:
+        """Run (n, width) tokens of the decoding rows, of which counts[i] are row i's own and the others padding; logits (n,
+        width, vocabulary). Each row grows by one token; `accepted` adds the accepted drafts."""
+
+    def accepted(self, more: Ints) -> None:
+        """Keep the KV of `more` (n,) tokens of each row besides the first."""
+
+    def drop(self, rows: Sequence[RowId]) -> None:
+        """Remove rows of either kind, and free their slots."""
+
+    def lengths(self) -> dict[RowId, int]:
+        """Tokens in each row's KV."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the KV buffers of all rows, used or not."""
+
+
+def rows_for(
+    model: nn.Module, kv: KvFormat, slack: int = 0, shapes: Shapes = EXACT, capabilities: Capabilities | None = None
+) -> tuple[Rows, Capabilities]:
+    """Make the rows for a model, and return them with its capabilities. `capabilities` None: guessed from its caches."""
+    found = guessed(model) if capabilities is None else capabilities
+    return (SlotRows(model, found, kv, slack, shapes) if found.allows("batch") else SingleRows(model)), found

@@ -1,0 +1,36 @@
+"""A launched step: the lazy arrays that it gives, and its result once they are read."""
+
+from __future__ import annotations
+
+import attrs
+import mlx.core as mx
+
+from trouper.engine.kv.block_payloads import BlockArrays
+from trouper.engine.prefill import Prefilled
+from trouper.engine.sampling.logprobs import PendingLogprobs
+from trouper.engine.spec_decode.verification_spans import Spans
+from trouper.protocol.plans import Plan, RowId, Stepped
+
+
+@attrs.define(eq=False, kw_only=True)
+class Launched:
+    """A launched step. Its arrays are references of their own, so later steps may change rows, blocks and sampling state."""
+
+    plan: Plan
+    at: float
+    """Time of the launch (`time.perf_counter`), in seconds."""
+    prefilled: Prefilled
+    persisted: list[BlockArrays]
+    rows: tuple[RowId, ...] = ()
+    """Rows that decode, in the order of `tokens`."""
+    tokens: mx.array | None = None
+    """(n,) uint32: one for each row, or for each position of `spans`. None: no row decodes."""
+    logprobs: PendingLogprobs | None = None
+    failed: tuple[tuple[RowId, str], ...] = ()
+    """Rows whose grammar failed to make a mask, with the reason."""
+    order: int = 0
+    """Hash of the order of rows in their slots, if the plan has a digest; else 0."""
+    spans: Spans | None = None
+    """Positions of the drafts that the step verifies. The number of accepted drafts is known when the tokens are read."""
+    stepped: Stepped | None = None
+    """The result, once the step was read."""

@@ -1,0 +1,93 @@
+"""Prefill: runs the chunks that a plan names, in shared passes where nothing but KV is needed of them.
+
+Three kinds of prompts: most only fill their KV and share padded passes. A prompt that is embedded needs hidden states, and a
+prompt whose logprobs are requested needs logits after each of its tokens; each of these runs alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import attrs
+import mlx.core as mx
+import numpy as np
+
+from trouper.engine.kv.rows import Rows
+from trouper.engine.row_state import RowState
+from trouper.engine.sampling.logprobs import PendingLogprobs, logprobs_of
+from trouper.protocol.plans import Chunk, RowId
+
+SCORE_TOKENS = 128
+"""Number of prompt tokens whose logits are computed at a time: the logits of one token take 1 MB for a large vocabulary."""
+
+
+@attrs.frozen(eq=False)
+class Prefilled:
+    """The started prefill of one step."""
+
+    ready: mx.array | None
+    """A small array that is ready when the shared passes are done; None: there were none."""
+    complete: list[RowId]
+    """Rows whose prompt ends in this step. Its last token is not prefilled but decoded."""
+    scores: list[PendingLogprobs]
+    """Logprobs of prompt tokens."""
+    embedded: list[tuple[RowId, mx.array]]
+    """Vectors (dim,) float32 of prompts that end in this step."""
+
+
+def run_chunks(rows: Rows, states: Mapping[RowId, RowState], chunks: Sequence[Chunk]) -> Prefilled:
+    """Run the chunks and advance each row's `prefilled`. A prompt's last token is left to the decode pass, so that no logits are
+    computed for the other tokens, unless the request asks for prompt logprobs."""
+    embedded = _embed(rows, states, chunks)
+    shared: dict[RowId, Sequence[int]] = {}
+    complete: list[RowId] = []
+    scores: list[PendingLogprobs] = []
+    for chunk in chunks:
+        state = states[chunk.row]
+        if state.pool is not None:
+            continue
+        end = state.prefilled + chunk.tokens
+        assert end <= len(state.prompt), "a plan prefills more than the prompt"
+        if end == len(state.prompt):
+            complete.append(chunk.row)
+        tokens = state.prompt[state.prefilled : min(end, len(state.prompt) - 1)]
+        if len(tokens) and state.prompt_logprobs is not None:
+            scores += _score(rows, chunk.row, state, end)
+        elif len(tokens):
+            shared[chunk.row] = tokens.tolist()
+        state.prefilled = end
+    return Prefilled(rows.prefill(shared), complete, scores, embedded)
+
+
+def _embed(rows: Rows, states: Mapping[RowId, RowState], chunks: Sequence[Chunk]) -> list[tuple[RowId, mx.array]]:
+    """Run chunks of prompts that are embedded. Returns the vectors of prompts that end in this step."""
+    done = []
+    for chunk in chunks:
+        state = states[chunk.row]
+        if state.pool is None:
+            continue
+        end = state.prefilled + chunk.tokens
+        state.pool.add(rows.hidden(chunk.row, state.prompt[state.prefilled : end].tolist()))
+        state.prefilled = end
+        mx.async_eval(state.pool.kept)
+        if end == len(state.prompt):
+            done.append((chunk.row, state.pool.vector()))
+    mx.async_eval([vector for _, vector in done])
+    return done
+
+
+def _score(rows: Rows, row: RowId, state: RowState, end: int) -> list[PendingLogprobs]:
+    """Run a chunk of a prompt and compute the logprob of the token after each of its tokens."""
+    scores = []
+    assert state.prompt_logprobs is not None
+    last = min(end, len(state.prompt) - 1)
+    for start in range(state.prefilled, last, SCORE_TOKENS):
+        stop = min(start + SCORE_TOKENS, last)
+        logits = rows.score(row, state.prompt[start:stop].tolist())
+        following = mx.array(state.prompt[start + 1 : stop + 1].astype(np.uint32))
+        requests = [(index, row, state.prompt_logprobs) for index in range(stop - start)]
+        pending = logprobs_of(logits, following, requests)
+        assert pending is not None
+        mx.async_eval(pending.arrays())
+        scores.append(pending)
+    return scores

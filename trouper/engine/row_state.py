@@ -1,0 +1,66 @@
+"""State of one row in the engine, except its KV."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import attrs
+import numpy as np
+
+from trouper.engine.grammars.grammar_compiler import Grammars
+from trouper.engine.grammars.token_masks import Constraint
+from trouper.engine.kv.region import Ints
+from trouper.engine.pooling import Pool
+from trouper.engine.sampling.penalties import History
+from trouper.engine.sampling.thinking_budget import ThinkingRule
+from trouper.protocol.plans import Admit
+from trouper.protocol.sampling import Sampling
+
+RowConstraint: TypeAlias = Constraint | ThinkingRule
+"""Grammar or thinking budget that restricts a row's next token."""
+
+
+@attrs.define(eq=False)
+class RowState:
+    """Prompt, sampling parameters and sampling state of one row."""
+
+    prompt: Ints
+    """Tokens to prefill: the prompt, and for a row that resumes the tokens that it had sampled."""
+    sampling: Sampling
+    logprobs: int | None
+    prefilled: int = 0
+    drawn: int = 0
+    """Number of sampled tokens: the position that keys the next draw."""
+    history: History | None = None
+    constraint: RowConstraint | None = None
+    min_tokens: int = 0
+    ends: tuple[int, ...] = ()
+    prompt_logprobs: int | None = None
+    pool: Pool | None = None
+    """Pooled hidden states of a row whose prompt is embedded; None for other rows."""
+
+
+def admitted(admit: Admit, vocabulary: int, grammars: Grammars | None) -> RowState:
+    """Make the state of a row that enters the engine. `vocabulary`: number of logits. What a row that resumes has sampled before
+    counts as output: for penalties, the grammar, the thinking budget, and the position of the next draw."""
+    prompt = np.frombuffer(admit.prompt, "<i4")
+    given, output = np.split(prompt, [len(prompt) - admit.num_output_tokens])
+    history = History(given, vocabulary, output) if admit.sampling.penalized else None
+    constraint = _constraint(admit, vocabulary, grammars)
+    if constraint is not None:
+        for token in output.tolist():
+            constraint.accept(token)
+    return RowState(
+        prompt, admit.sampling, admit.logprobs, drawn=admit.num_output_tokens, history=history, constraint=constraint,
+        min_tokens=admit.min_tokens, ends=admit.ends, prompt_logprobs=admit.prompt_logprobs,
+        pool=Pool(admit.embed) if admit.embed else None,
+    )  # fmt: skip
+
+
+def _constraint(admit: Admit, vocabulary: int, grammars: Grammars | None) -> RowConstraint | None:
+    if admit.thinking is not None:
+        return ThinkingRule(admit.thinking, vocabulary)
+    if admit.grammar is None:
+        return None
+    assert grammars is not None, "grammars need a tokenizer"
+    return grammars.constraint(admit.grammar, admit.min_tokens, admit.ends)

@@ -1,0 +1,74 @@
+"""Upkeep of a run store for SSDWriter: opening it, sweeping it, making room for a write, inspecting its files in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+
+import attrs
+
+from trouper.protocol.blocks import BlockData
+from trouper.storage import cache_directory
+from trouper.storage.runs import RunStore
+from trouper.storage.stored_blocks import RunInfo
+
+INSPECTED_AT_ONCE = 4
+"""Maximum number of files of one inspection."""
+
+
+@attrs.frozen
+class DiskLimits:
+    """Bounds of the cache directory: its bytes, and the bytes that stay free on its disk."""
+
+    max_bytes: int
+    keep_free_bytes: int
+
+
+@attrs.frozen
+class Swept:
+    """Result of a sweep."""
+
+    usage: cache_directory.DirectoryUsage
+    removed: tuple[RunInfo, ...]
+    appeared: tuple[RunInfo, ...]
+
+
+def open_store(store: RunStore) -> None:
+    """Create the directory if necessary, and list its runs. Raises `OSError`."""
+    cache_directory.prepare(store.directory)
+    store.refresh()
+
+
+def sweep_store(store: RunStore, ttl_s: float, limits: DiskLimits) -> Swept:
+    """Remove files unused for `ttl_s`, detect changes by other servers, enforce the limits and save the catalogue. Raises `OSError`."""
+    cache_directory.prepare(store.directory)
+    usage = cache_directory.sweep(store.directory, ttl_s)
+    changes = store.refresh()
+    room = store.make_room(0, limits.max_bytes, limits.keep_free_bytes)
+    store.save_catalogue()
+    return Swept(usage, (*changes.vanished, *room.removed), changes.appeared)
+
+
+def write_run(
+    store: RunStore, parent: bytes, blocks: Sequence[BlockData], limits: DiskLimits
+) -> tuple[RunInfo | None, tuple[RunInfo, ...]]:
+    """Write a run after making room for it. Returns the run, or None without room, and the evicted runs. Raises `OSError`."""
+    sealed = store.seal(parent, blocks)
+    room = store.make_room(sealed.info.file_bytes, limits.max_bytes, limits.keep_free_bytes)
+    return (store.put(sealed) if room.fits else None), room.removed
+
+
+class InspectionRound:
+    """Order in which files are inspected: each file once before any is inspected again."""
+
+    def __init__(self) -> None:
+        self._inspected: set[str] = set()
+
+    def next_names(self, runs: Iterable[RunInfo]) -> Iterator[str]:
+        """Names of the files to inspect next; none when a round is complete. A name counts as inspected when it is taken."""
+        names = list(islice((run.name for run in runs if run.name not in self._inspected), INSPECTED_AT_ONCE))
+        if not names:
+            self._inspected.clear()
+        for name in names:
+            self._inspected.add(name)
+            yield name
