@@ -91,7 +91,7 @@ def test_what_makes_other_code_run_is_another_content() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 30))), st.integers(1, 4))
 def test_contents_are_bounded_in_number_and_time(additions: list[tuple[int, int]], most: int) -> None:
-    contents, added, now = Contents(ttl_s=20, most=most), dict[Content, float](), 0.0
+    contents, added, now = Contents(ttl_s=20, max_size=most), dict[Content, float](), 0.0
     for name, later in additions:
         now += later
         content = Content(bytes([name]))
@@ -282,4 +282,4 @@ def test_a_cause_is_a_type_and_a_place_without_the_message() -> None:
             causes.add(cause_of(error))
     [cause] = causes
     assert str(cause).startswith("ValueError at test_blame.py:")
-    assert cause_of(ValueError()).place == "an unknown place"
+    assert cause_of(ValueError()).location == "an unknown place"

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trouper.actors.scheduling.draft_costs import bucket_of, size_of
-from trouper.actors.scheduling.speculation_policy import WATCH_EVERY, Record, Speculation, by_place
+from trouper.actors.scheduling.speculation_policy import WATCH_EVERY, Record, Speculation, by_position
 from trouper.protocol.health import SpeculationStats
 from trouper.protocol.plans import Chunk, Plan, RowId, Stepped
 
@@ -248,8 +248,8 @@ def test_steps_that_prefill_too_are_no_measure() -> None:
     assert not policy._costs.comparable(1, 1)
 
 
-def test_counters_by_place() -> None:
-    assert by_place((), [0, 2, 1]) == (2, 1)
-    assert by_place((2, 1), [3]) == (3, 2, 1)
+def test_counters_by_position() -> None:
+    assert by_position((), [0, 2, 1]) == (2, 1)
+    assert by_position((2, 1), [3]) == (3, 2, 1)
     assert [bucket_of(rows) for rows in (1, 4, 5, 8, 9, 33)] == [1, 4, 8, 8, 16, 64]
     assert [size_of(tokens) for tokens in (0, 1, 2, 3, 8, 9)] == [0, 1, 2, 4, 8, 16]

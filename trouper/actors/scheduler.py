@@ -24,7 +24,7 @@ from trouper.protocol.work import DiskNews, DiskOrder
 
 log = logging.getLogger("trouper.scheduler")
 
-GATHER_AT_MOST_S = 0.05
+MAX_GATHER_S = 0.05
 """Upper bound of the wait for further requests, however steadily they come."""
 FLUSH_S = 5.0
 """Time limit at the end for what is on its way to the disk."""
@@ -122,10 +122,10 @@ class Scheduler:
                 self._core.hear(message, trio.current_time())
 
     async def _next_request(self) -> None:
-        """Wait for a request, then up to GATHER_AT_MOST_S for more: prompts that begin together prefill at full speed, while
+        """Wait for a request, then up to MAX_GATHER_S for more: prompts that begin together prefill at full speed, while
         one that came a moment late would have to prefill beside the others' streams."""
         await self._receive_by(float("inf"))
-        gap_s, end = self._settings.gather_ms / 1000, trio.current_time() + GATHER_AT_MOST_S
+        gap_s, end = self._settings.gather_ms / 1000, trio.current_time() + MAX_GATHER_S
         while 0 < self._core.waiting < self._settings.rows and gap_s > 0:
             if not await self._receive_by(min(trio.current_time() + gap_s, end)):
                 return

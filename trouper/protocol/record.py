@@ -76,7 +76,7 @@ class RequestRecord:
         return _between(self.admitted_at, self.done_at)
 
     @property
-    def whole_s(self) -> float:
+    def total_s(self) -> float:
         return self.ended_at - self.arrived_at
 
     @property

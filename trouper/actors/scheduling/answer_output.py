@@ -8,6 +8,7 @@ from trouper.actors.scheduling.detokenizer import TextStream
 from trouper.actors.scheduling.prepared_request import PreparedRequest
 from trouper.protocol.model import Tokenizer
 from trouper.protocol.replies import Delta, Finished, Scored, TokenLogprobs
+from trouper.protocol.requests import Generate
 
 
 @attrs.define(eq=False)
@@ -33,6 +34,14 @@ class AnswerOutput:
         ends = frozenset(request.stop_token_ids) | (frozenset() if request.ignore_eos else tokenizer.eos_token_ids)
         return cls(client, tokenizer, TextStream(request.stop), ends)
 
+    @property
+    def request(self) -> Generate:
+        return self.client.request
+
+    @property
+    def max_tokens(self) -> int:
+        return self.client.max_tokens
+
     def append(self, token: int, num_tokens: int, logprobs: TokenLogprobs | None, now: float) -> Finished | None:
         """Send a token. Returns the `Finished` that it caused, after the last text was sent."""
         self._now, self._num_tokens = now, num_tokens
@@ -40,19 +49,19 @@ class AnswerOutput:
             self._begin()
         if token in self.ends:
             return self._end("stop", (token,), None, None if token in self.tokenizer.eos_token_ids else token)
-        may_stop = num_tokens > self.client.request.min_tokens
+        may_stop = num_tokens > self.request.min_tokens
         shown = self.text.push(self.tokenizer.token_bytes(token), may_stop=may_stop)
         if shown.stop is not None:
             self._send(shown.text, (token,), logprobs)
             return Finished("stop", num_tokens, shown.stop, now)
-        if num_tokens == self.client.max_tokens:
+        if num_tokens == self.max_tokens:
             return self._end("length", (token,), logprobs, None, shown.text)
         self._send(shown.text, (token,), logprobs)
         return None
 
     def _begin(self) -> None:
         self.first_token_at = self._now
-        if self.client.request.prompt_logprobs is not None:
+        if self.request.prompt_logprobs is not None:
             self.client.reply(Scored(tuple(self.scores)))
             self.scores.clear()
 

@@ -51,11 +51,11 @@ class BatchView:
         """Publish the view if one is due. Called after each step, and before the scheduler becomes idle."""
         if not self._watched:
             return
-        look, asked = self._last_viewed_at.latest, self._last_viewed_at.latest > self._answered
+        look, viewed = self._last_viewed_at.latest, self._last_viewed_at.latest > self._answered
         self._answered = look
         if now - look > VIEW_S:
             self._batch.publish(NOTHING_SHOWN)
-        elif asked or (self._batch.latest.rows and not rows):  # An idle scheduler would leave ended rows in the view.
+        elif viewed or (self._batch.latest.rows and not rows):  # An idle scheduler would leave ended rows in the view.
             self._batch.publish(self._stats(rows, now))
 
     def _stats(self, rows: Collection[Sequence], now: float) -> BatchStats:

@@ -87,8 +87,8 @@ UNEXPLAINED = Verdict()
 class Contents:
     """Contents that are remembered for a time. The number is bounded, and the oldest are forgotten first."""
 
-    def __init__(self, ttl_s: float, most: int = MAX_CONTENTS) -> None:
-        self._ttl_s, self._max_size = ttl_s, most
+    def __init__(self, ttl_s: float, max_size: int = MAX_CONTENTS) -> None:
+        self._ttl_s, self._max_size = ttl_s, max_size
         self._until: dict[Content, float] = {}
 
     def add(self, content: Content, now: float) -> None:
@@ -165,8 +165,10 @@ class Blame:
         place of the crash, or draws other tokens, has shown nothing wrong."""
         if not self.refuses(standing, now):
             return False
-        content, draws, place = self._convicted
-        return output_tokens == 0 or ((standing.content, standing.draws) == (content, draws) and output_tokens <= place)
+        content, draws, position = self._convicted
+        return output_tokens == 0 or (
+            (standing.content, standing.draws) == (content, draws) and output_tokens <= position
+        )
 
     def passed(self, standing: Standing, now: float) -> None:
         """Acquit a suspect that ran alone beyond the place of the crash, or to the end of its answer."""
@@ -242,8 +244,8 @@ class Blame:
     def trial_order(self, standings: Iterable[Standing]) -> list[Standing]:
         """Suspects in the order of their trials; those that came later last."""
         first = self._trial.suspects if self._trial is not None else ()
-        places = {id(one): place for place, one in enumerate(first)}
-        return sorted((one for one in standings if one.suspect), key=lambda one: places.get(id(one), len(places)))
+        order = {id(one): index for index, one in enumerate(first)}
+        return sorted((one for one in standings if one.suspect), key=lambda one: order.get(id(one), len(order)))
 
 
 def fresh_of(involved: Iterable[Involved]) -> frozenset[Content]:

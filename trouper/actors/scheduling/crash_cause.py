@@ -13,13 +13,13 @@ class Cause:
     differs between crashes of the same cause."""
 
     error: str
-    place: str
+    location: str
 
     def __str__(self) -> str:
-        return f"{self.error} at {self.place}"
+        return f"{self.error} at {self.location}"
 
 
 def cause_of(error: BaseException) -> Cause:
     frames = traceback.extract_tb(error.__traceback__)
-    place = f"{frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else "an unknown place"
-    return Cause(type(error).__name__, place)
+    location = f"{frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else "an unknown place"
+    return Cause(type(error).__name__, location)

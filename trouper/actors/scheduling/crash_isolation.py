@@ -44,14 +44,14 @@ def may_enter(
         return (first,) if free else ()
     if apart:
         return waiting[:1] if free else ()
-    return _beside_lone(waiting, free=free, now=now)
+    return _with_lone(waiting, free=free, now=now)
 
 
-def _beside_lone(waiting: Sequence[Q], *, free: bool, now: float) -> Sequence[Q]:
-    lone = [place for place, queued in enumerate(waiting) if queued.standing.alone]
+def _with_lone(waiting: Sequence[Q], *, free: bool, now: float) -> Sequence[Q]:
+    lone = [index for index, queued in enumerate(waiting) if queued.standing.alone]
     if not lone:
         return waiting
     if lone[0] == 0 and free:
         return waiting[:1]
-    overdue = next((place for place in lone if now - waiting[place].since > LONE_PATIENCE_S), len(waiting))
+    overdue = next((index for index in lone if now - waiting[index].since > LONE_PATIENCE_S), len(waiting))
     return [queued for queued in waiting[:overdue] if not queued.standing.alone]

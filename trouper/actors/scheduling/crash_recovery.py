@@ -108,5 +108,5 @@ class Recovery:
 
 def crashes_engine(left_s: float) -> Problem:
     """Problem of a refused request: 422, which no client repeats by itself (OpenAI's and Anthropic's repeat 408, 409, 429 and what is 500 or more)."""
-    said = f"this request makes the engine crash, also when it runs alone; the same is refused for {left_s:.0f} s"
-    return Problem(422, said, "invalid_request_error", None, "request_crashes_engine")
+    message = f"this request makes the engine crash, also when it runs alone; the same is refused for {left_s:.0f} s"
+    return Problem(422, message, "invalid_request_error", None, "request_crashes_engine")

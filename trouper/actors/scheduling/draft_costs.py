@@ -133,8 +133,8 @@ class Costs:
         plain = self._plain.get(rows)
         if plain is None or not plain.middle or self._stale:
             return False
-        least, most = REFRESH
-        enough = min(max(least, most * (promised - 1)), most)
+        min_steps, max_steps = REFRESH
+        enough = min(max(min_steps, max_steps * (promised - 1)), max_steps)
         return self._since_plain < enough and self._steps - plain.at < MAX_AGE
 
     def affordable(self, rows: int, sizes: Sequence[int]) -> list[int]:

@@ -40,8 +40,10 @@ class Sizers:
     idle: ChunkSizer
 
     @classmethod
-    def of(cls, stall_s: float, most: int) -> Self:
-        return cls(ChunkSizer(stall_s, most), ChunkSizer(IDLE_STEP_S, most, MIN_IDLE_TOKENS, MIN_IDLE_TOKENS))
+    def of(cls, stall_s: float, max_tokens: int) -> Self:
+        return cls(
+            ChunkSizer(stall_s, max_tokens), ChunkSizer(IDLE_STEP_S, max_tokens, MIN_IDLE_TOKENS, MIN_IDLE_TOKENS)
+        )
 
 
 @attrs.define
@@ -60,8 +62,8 @@ class PrefillBudget:
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
-        stall_s, most = settings.decode_stall_ms / 1000 * AIM, settings.prefill_step_size
-        return cls(stall_s, {work: Sizers.of(stall_s, most) for work in WORKS})
+        stall_s, max_tokens = settings.decode_stall_ms / 1000 * AIM, settings.prefill_step_size
+        return cls(stall_s, {work: Sizers.of(stall_s, max_tokens) for work in WORKS})
 
     def turn(self, waiting: Collection[Work]) -> Work:
         """Kind of work that the next step prefills: round robin over the waiting kinds."""
@@ -73,13 +75,13 @@ class PrefillBudget:
         self._planned.append(work)
         self._last = work
 
-    def budget(self, wanted: int, *, busy: bool, work: Work = "text") -> int:
+    def budget(self, requested: int, *, busy: bool, work: Work = "text") -> int:
         """Number of tokens that the next step may prefill. `wanted`: the remaining tokens of all prompts of this kind. `busy`: the step
         also decodes."""
         sizers = self._sizers[work]
         if busy:
             return sizers.busy.tokens
-        return wanted if wanted <= REST * sizers.idle.tokens else sizers.idle.tokens
+        return requested if requested <= REST * sizers.idle.tokens else sizers.idle.tokens
 
     def answered(self, plan: Plan, stepped: Stepped) -> None:
         """Learn from the result of a plan. Where decoding alone comes near the stall bound (a large batch, a busy machine), prefill

@@ -39,10 +39,10 @@ class Record:
 
     required_match: int
     """Number of the row's last tokens that must have occurred before, for the row to draft."""
-    least: int = attrs.field(default=attrs.Factory(lambda record: record.required_match, takes_self=True))
+    min_match: int = attrs.field(default=attrs.Factory(lambda record: record.required_match, takes_self=True))
     right: float = 0.0
     wrong: float = 0.0
-    asked: float = 1.0
+    allowed_steps: float = 1.0
     found: float = 1.0
     quiet: int = IDLE_LIMIT
     """Steps since the row last drafted or repeated something."""
@@ -59,7 +59,7 @@ class Record:
     @property
     def finds(self) -> float:
         """Share of steps in which the row had something to draft when it was allowed to."""
-        return self.found / self.asked
+        return self.found / self.allowed_steps
 
     def repeats(self, matched: int) -> None:
         if matched >= self.required_match:
@@ -67,7 +67,7 @@ class Record:
 
     def drafted(self, tokens: int, right: int) -> None:
         """Learn from a step in which the row was allowed to draft; 0 tokens: the row had nothing to draft."""
-        self.asked = DECAY * self.asked + 1
+        self.allowed_steps = DECAY * self.allowed_steps + 1
         self.found = DECAY * self.found + (tokens > 0)
         self.quiet += 1
         if not tokens:
@@ -80,7 +80,7 @@ class Record:
             self.right = self.wrong = 0.0
             self.quiet = IDLE_LIMIT
         elif self.wrong < 0.1 * self.right:
-            self.required_match = self.least
+            self.required_match = self.min_match
 
 
 class Drafter(Protocol):
@@ -98,10 +98,10 @@ class Drafter(Protocol):
 class Speculation:
     """Decides for each plan how much each row drafts, and learns from each result."""
 
-    def __init__(self, most: int, least: int, stats: SpeculationStats) -> None:
+    def __init__(self, max_tokens: int, min_match: int, stats: SpeculationStats) -> None:
         """Maximum draft of `most` tokens; minimum match of `least` tokens. Counters continue from `stats`."""
-        self._sizes = sorted({min(1 << power, most) for power in range(most.bit_length() + 1)})
-        self._least = least
+        self._sizes = sorted({min(1 << power, max_tokens) for power in range(max_tokens.bit_length() + 1)})
+        self._min_match = min_match
         self._costs = Costs()
         self._unwatched = WATCH_EVERY
         self._promised = 1.0
@@ -112,7 +112,7 @@ class Speculation:
 
     def record(self) -> Record:
         """New history, for a row that may draft."""
-        return Record(self._least)
+        return Record(self._min_match)
 
     def allow(self, rows: Sequence[Drafter]) -> tuple[tuple[int, ...], bool]:
         """Maximum drafts of the decoding rows, () if no row may draft; and whether the plan watches for rows that repeat something."""
@@ -130,8 +130,8 @@ class Speculation:
         if not self._repeating:
             return ()
         active = [
-            (place, row.record, row.room)
-            for place, row in enumerate(rows)
+            (index, row.record, row.room)
+            for index, row in enumerate(rows)
             if row.record is not None and row.record.active and row.room > 0
         ]
         if not active:
@@ -144,7 +144,7 @@ class Speculation:
         if promised <= MIN_SPEED_UP:
             return ()
         allowed = {active[one][0]: min(size, active[one][2]) for one in chosen}
-        return tuple(allowed.get(place, 0) for place in range(len(rows)))
+        return tuple(allowed.get(index, 0) for index in range(len(rows)))
 
     def _promise(self, active: Sequence[tuple[Record, int]], rows: int) -> tuple[float, list[int], int]:
         """The best (speed-up over plain steps, indices of active rows, size) over all sizes and, for each size, over all numbers of
@@ -163,16 +163,16 @@ class Speculation:
 
     def answered(self, plan: Plan, stepped: Stepped, rows: Mapping[RowId, Drafter]) -> None:
         """Learn from the result of a plan. `rows`: the rows that still exist."""
-        said = {row: (tokens, right) for row, tokens, right in stepped.drafted}
-        for row, most in zip(plan.decode, plan.drafts, strict=False):
-            if most and row in rows and (record := rows[row].record) is not None:
-                record.drafted(*said.get(row, (0, 0)))
+        answers = {row: (tokens, right) for row, tokens, right in stepped.drafted}
+        for row, max_tokens in zip(plan.decode, plan.drafts, strict=False):
+            if max_tokens and row in rows and (record := rows[row].record) is not None:
+                record.drafted(*answers.get(row, (0, 0)))
         self._repeating = self._repeating or bool(stepped.matched)
         for row, matched in stepped.matched:
             if row in rows and (record := rows[row].record) is not None:
                 record.repeats(matched)
         if plan.decode and not plan.prefill and not plan.admit and stepped.seconds > 0:
-            longest = max((tokens for tokens, _ in said.values()), default=0)
+            longest = max((tokens for tokens, _ in answers.values()), default=0)
             self._costs.measured(len(plan.decode), size_of(longest) if plan.drafts else None, stepped.seconds)
         parks = not plan.drafts and any(row.record is not None for row in rows.values())
         self._count(plan, stepped, parked=parks)
@@ -188,12 +188,12 @@ class Speculation:
                 drafts=stats.drafts + len(stepped.drafted),
                 drafted=stats.drafted + sum(tokens for _, tokens, _ in stepped.drafted),
                 accepted=stats.accepted + sum(right for _, _, right in stepped.drafted),
-                accepted_at=by_place(stats.accepted_at, (right for _, _, right in stepped.drafted)),
+                accepted_at=by_position(stats.accepted_at, (right for _, _, right in stepped.drafted)),
             )
         self.stats = stats
 
 
-def by_place(before: tuple[int, ...], accepted: Iterable[int]) -> tuple[int, ...]:
+def by_position(before: tuple[int, ...], accepted: Iterable[int]) -> tuple[int, ...]:
     """Counts of accepted tokens by their index in a draft, with those of `accepted` added."""
     counts = list(before)
     for right in accepted:

@@ -17,9 +17,9 @@ def _reasons(counts: ModelRequestCounts) -> Iterable[Labelled]:
 
 
 def _sources(seen: ModelScrape) -> Iterable[Labelled]:
-    facts = seen.health.scheduler
-    cached = facts.total_cached_tokens
-    return [(("local_compute",), facts.total_prompt_tokens - cached), (("local_cache_hit",), cached)]
+    stats = seen.health.scheduler
+    cached = stats.total_cached_tokens
+    return [(("local_compute",), stats.total_prompt_tokens - cached), (("local_cache_hit",), cached)]
 
 
 def _cache_config(seen: ModelScrape) -> Iterable[Labelled]:

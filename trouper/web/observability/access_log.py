@@ -22,7 +22,7 @@ def log_record(record: RequestRecord) -> None:
 def _summary(record: RequestRecord) -> str:
     """Format a record for a person."""
     how = f"{record.reason} ({record.code})" if record.code else record.reason
-    summary = f"{record.endpoint} {how} after {record.whole_s:.2f} s"
+    summary = f"{record.endpoint} {how} after {record.total_s:.2f} s"
     if record.reason == "refused":
         return summary
     cached = f" ({record.cached_tokens} cached)" if record.cached_tokens else ""
@@ -46,7 +46,7 @@ def _fields(record: RequestRecord) -> dict[str, Any]:
         "prefill_s": _rounded(record.prefill_s),
         "decode_s": _rounded(record.decode_s),
         "first_token_s": _rounded(record.first_token_s),
-        "whole_s": _rounded(record.whole_s),
+        "whole_s": _rounded(record.total_s),
     }
     return {name: value for name, value in fields.items() if value is not None}
 

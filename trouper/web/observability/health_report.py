@@ -93,12 +93,12 @@ def _rank(rank: RankStats) -> dict[str, Any]:
 
 def cache_stats(health: Health) -> dict[str, int | float]:
     """Blocks in memory, and what they spared. Every block that is held is a cached one; `free_blocks` would still fit."""
-    facts, cache = health.scheduler, health.scheduler.cache
-    prompt_tokens = facts.total_prefill_tokens + facts.total_cached_tokens
-    looked_up = cache.hits_block + cache.misses
+    stats, cache = health.scheduler, health.scheduler.cache
+    prompt_tokens = stats.total_prefill_tokens + stats.total_cached_tokens
+    lookups = cache.hits_block + cache.misses
     return {
-        "active_sequences": facts.active_sequences,
-        "queued_requests": facts.queued_requests,
+        "active_sequences": stats.active_sequences,
+        "queued_requests": stats.queued_requests,
         "total_blocks": cache.capacity_blocks,
         "used_blocks": cache.blocks,
         "free_blocks": max(0, cache.capacity_blocks - cache.blocks),
@@ -106,12 +106,12 @@ def cache_stats(health: Health) -> dict[str, int | float]:
         "cache_hits_block": cache.hits_block,
         "cache_hits_sequence": cache.hits_sequence,
         "cache_misses": cache.misses,
-        "cache_hit_rate": cache.hits_block / looked_up if looked_up else 0.0,
-        "cache_effectiveness": facts.total_cached_tokens / prompt_tokens if prompt_tokens else 0.0,
-        "tokens_generated": facts.tokens_generated,
-        "total_prefill_tokens": facts.total_prefill_tokens,
-        "total_cached_tokens": facts.total_cached_tokens,
-        "requests_completed": facts.requests_completed,
-        "requests_errored": facts.requests_errored,
-        "total_requests": facts.total_requests,
+        "cache_hit_rate": cache.hits_block / lookups if lookups else 0.0,
+        "cache_effectiveness": stats.total_cached_tokens / prompt_tokens if prompt_tokens else 0.0,
+        "tokens_generated": stats.tokens_generated,
+        "total_prefill_tokens": stats.total_prefill_tokens,
+        "total_cached_tokens": stats.total_cached_tokens,
+        "requests_completed": stats.requests_completed,
+        "requests_errored": stats.requests_errored,
+        "total_requests": stats.total_requests,
     }
