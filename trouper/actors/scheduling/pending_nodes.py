@@ -25,10 +25,12 @@ class PendingNodes:
 
     def take(self, parent_key: bytes) -> tuple[BlockRef, ...]:
         """Remove and return the blocks that wait for this parent."""
-        refs = tuple(self._by_parent.pop(parent_key, {}).values())
-        for ref in refs:
-            del self._parents[ref.key]
-        return refs
+        refs = self._by_parent.pop(parent_key, None)
+        if refs is None:
+            return ()
+        for key in refs:
+            del self._parents[key]
+        return tuple(refs.values())
 
     def drop(self, key: bytes) -> None:
         """Forget a block that the disk no longer has."""

@@ -169,7 +169,8 @@ class PrefixTree:
 
     def _link_pending(self, node: Node) -> None:
         """Link the pending blocks of a node that has become known."""
-        self._link([(node, ref) for ref in self._pending.take(node.key)])
+        if pending := self._pending.take(node.key):
+            self._link([(node, ref) for ref in pending])
 
     def _link(self, found: list[tuple[Node, BlockRef]]) -> None:
         """Add blocks of the disk to their parents, then the pending blocks that continue them. (The loop replaces a recursion, since
