@@ -192,6 +192,15 @@ def test_a_long_text_of_another_tenant_is_found_when_the_tenant_comes() -> None:
     assert known(index, text, "tenant") == 20_000
 
 
+def test_parts_of_a_block_may_be_told_one_after_another_before_its_parent_is_known() -> None:
+    index = new()
+    root, part = root_key("tenant"), token_bytes([1, 2, 3, 4])
+    key = digest_of(root + part)
+    index.on_disk(root, BlockRef(key, part))
+    index.on_disk(root, BlockRef(key, part, payload=False, snapshot=True))
+    assert [known(index, [1, 2, 3, 4], "tenant", at_snapshot=at) for at in (False, True)] == [4, 4]
+
+
 def test_what_was_lost_before_it_was_known_is_not_believed() -> None:
     index = new()
     keys = tell(index, root_key("tenant"), list(range(12)))
