@@ -17,7 +17,9 @@ import attrs
 from rich.console import Console
 from rich.table import Table
 
-from trouper.actors.scheduling.prefix_tree import Index, Sizes, token_bytes
+from trouper.actors.scheduling.block_keys import token_bytes
+from trouper.actors.scheduling.eviction import Sizes
+from trouper.actors.scheduling.prefix_tree import PrefixTree
 
 LENGTHS = (1024, 4096, 16384, 65536, 131072)
 BLOCK_SIZE = 16
@@ -52,12 +54,12 @@ class Cost:
         return self.found_ms * 1000 / self.tokens
 
 
-def new_index(block_size: int) -> Index:
+def new_index(block_size: int) -> PrefixTree:
     sizes = Sizes(block_size=block_size, token_bytes=1, snapshot_bytes=0, capacity_bytes=2**50)
-    return Index(b"n" * 32, sizes)
+    return PrefixTree(b"n" * 32, sizes)
 
 
-def insert(index: Index, tokens: bytes) -> None:
+def insert(index: PrefixTree, tokens: bytes) -> None:
     chain = index.chain(tokens)
     parent, size = chain.root, index.sizes.block_size
     for start in range(0, len(chain) - size + 1, size):

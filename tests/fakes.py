@@ -11,7 +11,7 @@ import numpy as np
 import trio
 
 from tests.fake_digests import Diary, Held
-from trouper.protocol.blocks import Payload, Tensor
+from trouper.protocol.blocks import Tensor, Tensors
 from trouper.protocol.grammar import Grammar
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.model import EmbeddingLayout, LoadedModel, MemoryStats, ModelCard
@@ -324,7 +324,7 @@ class FakeEngine:
             assert restore.snapshot is not None and self.snapshots[restore.snapshot] == tuple(kv), "the wrong state"
         return kv
 
-    def _payload(self, block: BlockId) -> Payload:
+    def _payload(self, block: BlockId) -> Tensors:
         kind, tokens = ("I32", self.blocks[block]) if block in self.blocks else ("U8", self.snapshots[block])
         data = np.asarray(tokens, "<i4").tobytes()
         return (Tensor(kind, (len(tokens) if kind == "I32" else len(data),), data),)

@@ -28,7 +28,7 @@ import numpy as np
 
 from trouper.storage import cache_inspection, catalogue, run_reading
 from trouper.storage.cache_directory import TAG, TAG_TEXT, TEMPORARY_SUFFIX
-from trouper.storage.stored_pieces import RunInfo
+from trouper.storage.stored_blocks import RunInfo
 
 RUN = "from trouper.cli import main; main()"
 PATIENCE_S = 180.0

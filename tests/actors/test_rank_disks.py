@@ -20,17 +20,18 @@ from trouper.actors.ranks.leader_disk import ANSWER_S, PAUSE_S, LeaderDisk
 from trouper.actors.ranks.rank_handshake import Invitation, shared_flags
 from trouper.actors.ranks.rank_link import Link
 from trouper.actors.ssd_writer import DiskWriter, WriterEdges, write_to_disk
+from trouper.protocol.blocks import BlockData, BlockRef
 from trouper.protocol.health import DirectoryStats, SchedulerStats
 from trouper.protocol.link import Fetch, Fetched, Heartbeat, Hello, Message, Missing, WriteDone
 from trouper.protocol.plans import BlockId, Load, Plan, RowId, Stepped
 from trouper.protocol.settings import ByteSize, Settings
 from trouper.protocol.watch import Watch
 from trouper.protocol.wire import VERSION
-from trouper.protocol.work import DiskNews, DiskOrder, Gone, Loaded, NamedPiece, Piece, Read, Run, Write, Written
+from trouper.protocol.work import DiskNews, DiskOrder, Loaded, Read, RemovedFromDisk, Run, Write, Written
 
 PIECES = tuple(chain(4))
-WANTED = tuple(NamedPiece(one.key, one.tokens, payload=True, snapshot=False) for one in PIECES)
-NAMES = Run(ROOT, tuple(NamedPiece(one.key, one.tokens, True, one.snapshot is not None) for one in PIECES))
+WANTED = tuple(BlockRef(one.key, one.tokens, payload=True, snapshot=False) for one in PIECES)
+NAMES = Run(ROOT, tuple(BlockRef(one.key, one.tokens, True, one.snapshot is not None) for one in PIECES))
 KEYS = tuple(one.key for one in PIECES)
 PAYLOADS = tuple(part for one in PIECES for part in (one.payload, one.snapshot) if part is not None)
 WELL, SICK = DirectoryStats(attached=True), DirectoryStats(reason="No space left on device")
@@ -135,8 +136,8 @@ async def test_a_read_is_what_every_rank_has_at_the_pace_of_the_slowest(
         await group.tell(2, Fetched(7, counts[1], 0.3))
         loaded = await group.news.receive()
         assert isinstance(loaded, Loaded)
-        assert (loaded.ticket, loaded.seconds, loaded.held) == (7, 0.3, True)
-        assert same(loaded.pieces, PIECES[:everywhere])
+        assert (loaded.ticket, loaded.seconds, loaded.must_settle) == (7, 0.3, True)
+        assert same(loaded.blocks, PIECES[:everywhere])
         assert group.stats.latest.lacking == 4 - everywhere
 
 
@@ -183,7 +184,7 @@ async def test_what_one_rank_could_not_write_is_on_no_disk(autojump_clock: MockC
             await group.tell(2, WriteDone(KEYS, refused))
             assert await group.news.receive() == Written(KEYS, write.nbytes, refused)
         await group.tell(1, Missing(KEYS[:1]))
-        assert await group.news.receive() == Gone(KEYS[:1])
+        assert await group.news.receive() == RemovedFromDisk(KEYS[:1])
 
 
 async def test_nobody_waits_for_what_a_crash_forgot(autojump_clock: MockClock) -> None:
@@ -202,7 +203,7 @@ async def test_nobody_waits_for_what_a_crash_forgot(autojump_clock: MockClock) -
 
 def assert_nothing(news: DiskNews, ticket: int, *, held: bool) -> None:
     assert isinstance(news, Loaded)
-    assert (news.ticket, news.pieces, news.held) == (ticket, (), held)
+    assert (news.ticket, news.blocks, news.must_settle) == (ticket, (), held)
 
 
 # -- a follower --------------------------------------------------------------------------------------
@@ -247,7 +248,7 @@ def loads(ticket: int) -> tuple[Load, ...]:
     return tuple(Load(BlockId(place), (), ticket, place) for place in range(len(PIECES)))
 
 
-def shards(plan: Plan) -> list[Piece]:
+def shards(plan: Plan) -> list[BlockData]:
     return [attrs.evolve(piece, payload=load.payload) for piece, load in zip(PIECES, plan.load, strict=True)]
 
 

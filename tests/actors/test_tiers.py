@@ -13,16 +13,16 @@ from trio.testing import MockClock
 
 from tests.policy.test_prefix import Played
 from trouper.actors.runtime.channels import offer
+from trouper.actors.scheduling.block_keys import token_bytes
 from trouper.actors.scheduling.disk_tier import BACKLOG_BYTES, RUN_BYTES, DiskTier
 from trouper.actors.scheduling.prefix_cache import Found
-from trouper.actors.scheduling.prefix_tree import token_bytes
-from trouper.protocol.blocks import Payload, Tensor
+from trouper.protocol.blocks import BlockData, Tensor, Tensors
 from trouper.protocol.health import DirectoryStats
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.plans import RowId
 from trouper.protocol.settings import ByteSize
 from trouper.protocol.watch import Watch
-from trouper.protocol.work import Announce, DiskOrder, Loaded, Piece, Read, Write, Written
+from trouper.protocol.work import Announce, DiskOrder, Loaded, Read, Write, Written
 
 HEAVY = KvLayout(token_bytes=2**20)
 TEXT = tuple(range(1, 241))
@@ -73,7 +73,7 @@ def tier(capacity: int = 100, *, attached: bool = True) -> Iterator[Bench]:
         yield bench
 
 
-def payload(tokens: int) -> Payload:
+def payload(tokens: int) -> Tensors:
     return (Tensor("I32", (tokens,), bytes(4 * tokens)),)
 
 
@@ -81,14 +81,14 @@ def picked(bench: Bench) -> int:
     """Bytes of one run that the next plan would give back; 0: none."""
     blocks, run = bench.tier.pick()
     assert bool(blocks) == (run is not None)
-    return 0 if run is None else sum(len(piece.tokens) // 4 for piece in run.pieces) * HEAVY.token_bytes
+    return 0 if run is None else sum(len(piece.tokens) // 4 for piece in run.blocks) * HEAVY.token_bytes
 
 
 def on_disk(bench: Bench) -> None:
     """TEXT was written, and is nowhere else any more."""
-    while (saving := bench.played.cache.next_run(10**12)) is not None:
-        bench.played.cache.saved([piece.key for piece in saving.run.pieces], refused=False)
-    bench.played.cache.shrink(10**12)
+    while (saving := bench.played.cache.writes.next_run(10**12)) is not None:
+        bench.played.cache.saved([piece.key for piece in saving.run.blocks], refused=False)
+    bench.played.cache.evict(10**12)
     assert bench.look().missing_tokens == len(TEXT)
 
 
@@ -110,7 +110,7 @@ async def test_what_the_writer_had_no_room_for_is_not_on_its_way() -> None:
         assert run is not None
         bench.tier.persisted(tuple(payload(4) for _ in blocks))
         assert not bench.tier.busy
-        bench.played.cache.shrink(10**12)
+        bench.played.cache.evict(10**12)
         assert bench.look().missing_tokens == 0
 
 
@@ -121,7 +121,7 @@ async def test_what_was_asked_of_the_engine_is_written() -> None:
         bench.tier.persisted(tuple(payload(4) for _ in blocks))
         [order] = bench.ordered()
         assert isinstance(order, Write) and order.parent == run.parent
-        assert [piece.key for piece in order.pieces] == [piece.key for piece in run.pieces]
+        assert [piece.key for piece in order.blocks] == [piece.key for piece in run.blocks]
 
 
 async def test_a_disk_that_is_off_is_asked_for_nothing() -> None:
@@ -134,7 +134,7 @@ async def test_a_disk_that_is_off_is_asked_for_nothing() -> None:
         bench.directory.publish(DirectoryStats(attached=True))
         assert bench.tier.load(bench.look(), 0.0) is not None
         [order] = bench.ordered()
-        assert isinstance(order, Read) and b"".join(one.tokens for one in order.wanted) == token_bytes(TEXT)
+        assert isinstance(order, Read) and b"".join(one.tokens for one in order.blocks) == token_bytes(TEXT)
 
 
 @pytest.mark.parametrize("came", [0, 1, 60])
@@ -146,7 +146,7 @@ async def test_what_did_not_come_is_not_asked_for_again_and_nothing_stays_pinned
         ticket = bench.tier.load(bench.look(), 0.0)
         assert ticket is not None
         assert any(node.pins for node in ticket.pinned)
-        pieces = tuple(Piece(one.key, one.tokens, payload(4)) for one in ticket.wanted[:came])
+        pieces = tuple(BlockData(one.key, one.tokens, payload(4)) for one in ticket.requested[:came])
         loads = bench.tier.hear(Loaded(ticket.number, pieces, 100, 0.1))
         assert [load.index for load in loads] == [*range(came)]
         bench.played.cache.freed()

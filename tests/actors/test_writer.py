@@ -18,6 +18,7 @@ from tests.storage.making import NAMESPACE, ROOT, chain, piece, same
 from trouper import Settings
 from trouper.actors.runtime.disk_thread import DiskThread
 from trouper.actors.ssd_writer import REST, WriterEdges, write_to_disk
+from trouper.protocol.blocks import BlockData, BlockRef
 from trouper.protocol.health import DirectoryStats, SchedulerStats
 from trouper.protocol.settings import ByteSize
 from trouper.protocol.watch import Watch
@@ -26,12 +27,10 @@ from trouper.protocol.work import (
     Catalogue,
     DiskNews,
     DiskOrder,
-    Gone,
     Inspect,
     Loaded,
-    NamedPiece,
-    Piece,
     Read,
+    RemovedFromDisk,
     Sweep,
     Write,
     Written,
@@ -116,22 +115,22 @@ async def writing(path: Path, *, disk: Disk | None = None, **more: Any) -> Async
                 yield bench
 
 
-def write(pieces: list[Piece], parent: bytes = ROOT) -> Write:
+def write(pieces: list[BlockData], parent: bytes = ROOT) -> Write:
     return Write(parent, tuple(pieces))
 
 
-def read(ticket: int, pieces: list[Piece], *, snapshots: bool = False) -> Read:
-    named = (NamedPiece(one.key, one.tokens, bool(one.payload), snapshots) for one in pieces)
+def read(ticket: int, pieces: list[BlockData], *, snapshots: bool = False) -> Read:
+    named = (BlockRef(one.key, one.tokens, bool(one.payload), snapshots) for one in pieces)
     return Read(ticket, tuple(named))
 
 
-def keys(pieces: list[Piece]) -> tuple[bytes, ...]:
+def keys(pieces: list[BlockData]) -> tuple[bytes, ...]:
     return tuple(one.key for one in pieces)
 
 
 def said(news: list[DiskNews]) -> list[object]:
     """Something that can be compared, whatever time it took."""
-    return [(one.ticket, keys([*one.pieces])) if isinstance(one, Loaded) else one for one in news]
+    return [(one.ticket, keys([*one.blocks])) if isinstance(one, Loaded) else one for one in news]
 
 
 def nothing(ticket: int) -> object:
@@ -143,7 +142,7 @@ async def test_who_waits_for_a_read_goes_before_all_writes(tmp_path: Path, autoj
         await bench.tell(Announce(), write(A))
         told = await bench.tell(write(B), Inspect(), write(C), read(7, A))
         assert [type(one) for one in told] == [Loaded, Written, Written]
-        assert isinstance(told[0], Loaded) and same(told[0].pieces, [attrs.evolve(one, snapshot=None) for one in A])
+        assert isinstance(told[0], Loaded) and same(told[0].blocks, [attrs.evolve(one, snapshot=None) for one in A])
 
 
 @pytest.mark.parametrize("rows", [0, 3])
@@ -195,9 +194,9 @@ async def test_a_damaged_file_is_a_miss_and_gone(tmp_path: Path, autojump_clock:
         spoilt = next(path for path in bench.files() if A[0].key.hex()[:16] in path.name)
         spoilt.write_bytes(spoilt.read_bytes()[:-1] + b"?")
         told = await bench.tell(read(1, A, snapshots=False), read(2, B))
-        assert Gone(keys(A)) in told
+        assert RemovedFromDisk(keys(A)) in told
         loaded = [one for one in told if isinstance(one, Loaded)]
-        assert [(one.ticket, keys([*one.pieces])) for one in loaded] == [(1, ()), (2, keys(B))]
+        assert [(one.ticket, keys([*one.blocks])) for one in loaded] == [(1, ()), (2, keys(B))]
         assert not spoilt.exists() and len(bench.files()) == 1
         assert bench.stats.latest.damaged == 1
         assert said(await bench.tell(read(3, A))) == [nothing(3)]
@@ -208,13 +207,13 @@ async def test_what_lies_in_two_files_is_lost_with_the_last(tmp_path: Path, auto
     first = [attrs.evolve(one, snapshot=None) for one in A]
     whole = [attrs.evolve(A[1], snapshot=piece(ROOT, b"", payload=False, snapshot=True).snapshot)]
     for files in ([write(first), write(whole, A[0].key)], [write(whole, A[0].key), write(first)]):
-        path = tmp_path / str(len(files[0].pieces))
+        path = tmp_path / str(len(files[0].blocks))
         async with writing(path) as bench:
             await bench.tell(Announce(), *files)
             [loaded] = await bench.tell(read(1, whole, snapshots=True))
-            assert isinstance(loaded, Loaded) and same(loaded.pieces, whole)
+            assert isinstance(loaded, Loaded) and same(loaded.blocks, whole)
             next(one for one in bench.files() if A[0].key.hex()[:16] in one.name).unlink()
-            assert Gone(keys(A[:1])) in await bench.tell(Sweep(WEEK_S))
+            assert RemovedFromDisk(keys(A[:1])) in await bench.tell(Sweep(WEEK_S))
             assert [one.nbytes for one in await bench.tell(read(2, whole)) if isinstance(one, Loaded)] != [0]
 
 
@@ -239,7 +238,7 @@ async def test_a_sick_disk_answers_at_once_and_is_tried_again_with_the_next_swee
         assert said(await bench.tell(read(1, A), write(A))) == refused, "requests do not try it"
         attached = [bench.stats.latest.attached]
         assert not path.exists()
-        assert Catalogue((), whole=True) in await bench.tell(Sweep(WEEK_S))
+        assert Catalogue((), complete=True) in await bench.tell(Sweep(WEEK_S))
         assert [*attached, bench.stats.latest.attached] == [False, True]
         assert await bench.tell(write(A)) == [Written(keys(A), write(A).nbytes)]
 
@@ -268,7 +267,9 @@ async def test_each_file_is_inspected_in_its_turn(tmp_path: Path, autojump_clock
             path.write_bytes(path.read_bytes()[:-1] + b"?")
         told = await bench.tell(Inspect(), Inspect())
         await wait_all_tasks_blocked()
-        assert {key for one in told if isinstance(one, Gone) for key in one.keys} == {one[0].key for one in many}
+        assert {key for one in told if isinstance(one, RemovedFromDisk) for key in one.keys} == {
+            one[0].key for one in many
+        }
         assert not bench.files()
         assert bench.stats.latest.inspected == len(many)
 

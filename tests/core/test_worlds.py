@@ -10,8 +10,8 @@ import pytest
 
 from tests.core.worlds import CoreWorld, play
 from trouper.actors.scheduling.core import Core
+from trouper.actors.scheduling.eviction import Eviction
 from trouper.actors.scheduling.prefix_cache import PrefixCache
-from trouper.actors.scheduling.prefix_tree import Index
 from trouper.actors.scheduling.result_commit import ResultCommit
 from trouper.actors.scheduling.running_batch import RunningBatch
 from trouper.actors.scheduling.sequence import Sequence, State
@@ -73,15 +73,15 @@ def any_transition(sequence: Sequence, tokens: int) -> None:
 
 
 def forgets_freed(cache: PrefixCache) -> tuple[BlockId, ...]:
-    cache._index.freed()
+    cache.tree.eviction.freed()
     return ()
 
 
-def no_bound(index: Index, cost: int, blocks: int = 0) -> bool:
+def no_bound(eviction: Eviction, nbytes: int, blocks: int = 0, *, keep: Any) -> bool:
     return True
 
 
-def never_unpins(index: Index, node: Any) -> None:
+def never_unpins(eviction: Eviction, node: Any) -> None:
     """A row's end leaves its node in use."""
 
 
@@ -110,8 +110,8 @@ FAULTS = [
     fault("two terminal events", Sequence, "finish", finishes_twice),
     fault("a reply channel stays open", Sequence, "finish", never_closes),
     fault("evicted blocks stay in the engine", PrefixCache, "freed", forgets_freed),
-    fault("the cache has no bound", Index, "make_room", no_bound),
-    fault("nodes stay pinned", Index, "unpin", never_unpins),
+    fault("the cache has no bound", Eviction, "make_room", no_bound),
+    fault("nodes stay pinned", Eviction, "unpin", never_unpins),
     fault("a draft counts twice", ResultCommit, "_count_draft", a_token_too_many),
     fault("dropped rows stay in the books", RunningBatch, "dropped", forgets_the_row),
     fault("a state is not entered", Sequence, "enter_state", stays_in_its_state),

@@ -13,9 +13,10 @@ import attrs
 from tests.fakes import CUTTABLE, UNCUTTABLE, ByteTokenizer, FakeEngine, card, letters
 from trouper.actors.scheduling.core import Core
 from trouper.actors.scheduling.core_edges import CoreWatches, DiskSeam
-from trouper.actors.scheduling.prefix_tree import NODE_COST
+from trouper.actors.scheduling.eviction import NODE_COST
 from trouper.actors.scheduling.sequence import QUEUED, Sequence, State
 from trouper.protocol.batch import NOTHING_SHOWN, BatchStats
+from trouper.protocol.blocks import BlockData
 from trouper.protocol.health import DirectoryStats, MemoryStatus, SchedulerStats
 from trouper.protocol.model import LoadedModel
 from trouper.protocol.plans import PLANS_IN_FLIGHT, Plan, Stepped, ThinkingLimit
@@ -24,7 +25,7 @@ from trouper.protocol.replies import Delta, Failed, Finished, Reply
 from trouper.protocol.requests import Generate, TokenPrompt
 from trouper.protocol.settings import ByteSize, Settings
 from trouper.protocol.watch import Watch
-from trouper.protocol.work import DiskNews, DiskOrder, Gone, Loaded, Piece, Read, Write, Written
+from trouper.protocol.work import DiskNews, DiskOrder, Loaded, Read, RemovedFromDisk, Write, Written
 
 STEPS = 30
 MOST_STEPS = 3000
@@ -105,7 +106,7 @@ class CoreWorld:
         disk = DiskSeam(send=self._order, known=lambda: None)
         self.orders: list[Write | Read] = []
         self.core = Core(model, "fa4e", self.settings, watches=self.watches, disk=disk)
-        self.stored: dict[bytes, Piece] = {}
+        self.stored: dict[bytes, BlockData] = {}
         self.clients: list[RecordingClient] = []
         self.in_flight: deque[tuple[Plan, Stepped]] = deque()
         self.texts = [tuple(dice.randrange(1, 90) for _ in range(40)) for _ in range(3)]
@@ -180,8 +181,8 @@ class CoreWorld:
             news: DiskNews
             if isinstance(order, Write):
                 refused = self.dice.random() < 0.2
-                keys = tuple(piece.key for piece in order.pieces)
-                self.stored |= {} if refused else {piece.key: piece for piece in order.pieces}
+                keys = tuple(piece.key for piece in order.blocks)
+                self.stored |= {} if refused else {piece.key: piece for piece in order.blocks}
                 news = Written(keys, order.nbytes, refused)
             else:
                 news = self._read(order)
@@ -189,11 +190,11 @@ class CoreWorld:
         if self.stored and self.dice.random() < 0.1:
             key = self.dice.choice([*self.stored])
             del self.stored[key]
-            self.core.hear(Gone((key,)), self.now)
+            self.core.hear(RemovedFromDisk((key,)), self.now)
 
     def _read(self, order: Read) -> Loaded:
-        found: list[Piece] = []
-        for wanted in order.wanted:
+        found: list[BlockData] = []
+        for wanted in order.blocks:
             piece = self.stored.get(wanted.key)
             whole = piece is not None and (piece.snapshot is not None or not wanted.snapshot)
             if piece is None or not whole or self.dice.random() < 0.1:
@@ -229,7 +230,7 @@ class CoreWorld:
     def check(self) -> None:
         core, cache, batch = self.core, self.core._cache, self.core._batch
         assert core.plans_in_flight == len(self.in_flight) <= PLANS_IN_FLIGHT, "plans in flight"
-        assert cache._index.bytes <= cache._index.sizes.capacity_bytes, "bytes beyond the cache's capacity"
+        assert cache.tree.eviction.bytes <= cache.tree.sizes.capacity_bytes, "bytes beyond the cache's capacity"
         assert not batch.rows.keys() & batch.removed.keys(), "a row is here and removed"
         assert batch.num_rows <= self.settings.rows, "too many rows"
         for row, sequence in batch.rows.items():
@@ -266,7 +267,7 @@ class CoreWorld:
         assert not core._batch.rows, "a row is left"
         assert not core._batch.removed, "a row was never dropped"
         assert not self.engine.rows, "the engine keeps a row"
-        nodes = [*core._cache._index.nodes()]
+        nodes = [*core._cache.tree.nodes()]
         held = {node.block for node in nodes} | {node.snapshot for node in nodes}
         freed = set(core._cache.freed())
         assert {*self.engine.blocks, *self.engine.snapshots} - freed == held - {None}, "a block leaked"

@@ -15,7 +15,7 @@ import numpy as np
 
 from trouper.engine.launched_step import Launched
 from trouper.engine.step import StepEngine
-from trouper.protocol.blocks import Payload
+from trouper.protocol.blocks import Tensors
 from trouper.protocol.grammar import Grammar
 from trouper.protocol.plans import Admit, Chunk, Plan, Restore, RowId, Stepped, ThinkingLimit
 from trouper.protocol.replies import TokenLogprobs
@@ -100,7 +100,7 @@ class Driver:
         self.drafted: list[tuple[RowId, int, int]] = []
         self.prefilled: Counter[RowId] = Counter()
         """Prompt tokens that each row had computed."""
-        self.persisted: list[Payload] = []
+        self.persisted: list[Tensors] = []
         self.failed: list[tuple[RowId, str]] = []
         self._orders = orders or {}
         self._chunk: ChunkSize = chunk if callable(chunk) else lambda _: chunk

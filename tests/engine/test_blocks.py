@@ -20,12 +20,12 @@ from tests.family_configs import VOCABULARY
 from trouper.engine.adaptations import adaptation_registry
 from trouper.engine.adaptations.adaptation_registry import Adaptation, Adapted
 from trouper.engine.kv import pass_shapes
-from trouper.engine.kv.block_payloads import BlockData, pending, stored_from
+from trouper.engine.kv.block_payloads import BlockArrays, readable, stored_from
 from trouper.engine.kv.block_store import BlockStore
 from trouper.engine.kv.kv_layout import ArrayShape, Layout, kv_layout, layout_of
 from trouper.engine.kv.quantized_kv import PLAIN
 from trouper.engine.step import StepEngine
-from trouper.protocol.blocks import Payload
+from trouper.protocol.blocks import Tensors
 from trouper.protocol.plans import Admit, BlockId, Chunk, Load, Plan, Restore, RowId, Store
 from trouper.protocol.replies import TokenLogprobs
 
@@ -322,9 +322,9 @@ class TestOrdersThatAreWrong:
 class TestPayloads:
     SHAPES = Layout(((ArrayShape((2, 1, 4), mx.float32), ArrayShape((1, 1, 8), mx.bfloat16)),), (), ())
 
-    def payload(self, tokens: int = 5) -> Payload:
+    def payload(self, tokens: int = 5) -> Tensors:
         values = [mx.random.normal(shape.dims).astype(shape.dtype) for shape in self.SHAPES.block(tokens)]
-        return pending(BlockData(tokens, tuple(values))).read()
+        return readable(BlockArrays(tokens, tuple(values))).read()
 
     def test_there_and_back(self) -> None:
         mx.random.seed(4)
@@ -336,7 +336,7 @@ class TestPayloads:
         ]
         stored = stored_from(sent, self.SHAPES)
         assert stored.tokens == 5 and not stored.snapshot
-        assert [bytes(tensor.data) for tensor in pending(stored).read()] == [bytes(tensor.data) for tensor in sent]
+        assert [bytes(tensor.data) for tensor in readable(stored).read()] == [bytes(tensor.data) for tensor in sent]
         stored_from(tuple(attrs.evolve(tensor, data=bytes(tensor.data)) for tensor in sent), self.SHAPES)
 
     def test_a_snapshot_of_a_short_row_is_short(self) -> None:

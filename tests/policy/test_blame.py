@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.actors.bench import generate
 from trouper import Sampling, Settings, TokenPrompt
 from trouper.actors.runtime.submission import Submission, open_submission
+from trouper.actors.scheduling.block_keys import token_bytes
 from trouper.actors.scheduling.crash_attribution import (
     APART_S,
     MAX_APART_S,
@@ -27,7 +28,6 @@ from trouper.actors.scheduling.crash_attribution import (
 )
 from trouper.actors.scheduling.crash_cause import Cause, cause_of
 from trouper.actors.scheduling.crash_isolation import LONE_PATIENCE_S, may_enter
-from trouper.actors.scheduling.prefix_tree import token_bytes
 
 HERE, ELSEWHERE = Cause("ValueError", "rope.py:7"), Cause("ValueError", "mask.py:9")
 

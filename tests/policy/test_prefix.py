@@ -13,17 +13,17 @@ from tests.actors.bench import generate
 from tests.fakes import CUTTABLE, UNCUTTABLE, ByteTokenizer, card
 from trouper import Settings
 from trouper.actors.runtime.submission import open_submission
+from trouper.actors.scheduling.block_keys import token_bytes
+from trouper.actors.scheduling.cache_namespace import cache_namespace
 from trouper.actors.scheduling.crash_attribution import Content, Standing
-from trouper.actors.scheduling.prefix_cache import Found, PrefixCache, cache_namespace
-from trouper.actors.scheduling.prefix_tree import token_bytes
+from trouper.actors.scheduling.prefix_cache import Found, PrefixCache
 from trouper.actors.scheduling.sequence import Sequence
-from trouper.protocol.blocks import Tensor
+from trouper.protocol.blocks import BlockData, Tensor
 from trouper.protocol.health import CacheStats
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.model import ModelCard
 from trouper.protocol.plans import BlockId, Restore, RowId, Store
 from trouper.protocol.settings import ByteSize
-from trouper.protocol.work import Piece
 
 Tokens = tuple[int, ...]
 NAMESPACE = "fa4e" * 16
@@ -47,7 +47,7 @@ OTHERS: dict[str, tuple[ModelCard, Settings]] = {
 def test_f9_whatever_changes_kv_or_its_blocks_is_another_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
     own = cache_namespace(CARD, Settings())
     names = {what: cache_namespace(*other) for what, other in OTHERS.items()}
-    monkeypatch.setattr("trouper.actors.scheduling.prefix_cache.FORMAT", 10**6)
+    monkeypatch.setattr("trouper.actors.scheduling.cache_namespace.FORMAT", 10**6)
     names |= {"itself": own, "format": cache_namespace(CARD, Settings())}
     assert len(set(names.values())) == len(names), names
 
@@ -202,17 +202,17 @@ def test_a_chain_goes_to_the_disk_once_in_runs_of_bounded_size() -> None:
     played.begin(text)
     played.leave(RowId(0))
     runs = []
-    while (saved := played.cache.next_run(5 * 400)) is not None:
+    while (saved := played.cache.writes.next_run(5 * 400)) is not None:
         assert saved.nbytes <= 5 * 400
         assert sum(node.size for node in saved.nodes) * CUTTABLE.token_bytes == saved.nbytes
         runs.append(saved)
-    assert b"".join(piece.tokens for run in runs for piece in run.run.pieces) == token_bytes(text[:42])
-    assert [run.run.parent for run in runs[1:]] == [run.run.pieces[-1].key for run in runs[:-1]]
+    assert b"".join(piece.tokens for run in runs for piece in run.run.blocks) == token_bytes(text[:42])
+    assert [run.run.parent for run in runs[1:]] == [run.run.blocks[-1].key for run in runs[:-1]]
     played.begin((*text, 50))
     played.leave(RowId(1))
-    again = played.cache.next_run(10**9)
-    assert again is not None and {piece.key for piece in again.run.pieces}.isdisjoint(
-        piece.key for run in runs for piece in run.run.pieces
+    again = played.cache.writes.next_run(10**9)
+    assert again is not None and {piece.key for piece in again.run.blocks}.isdisjoint(
+        piece.key for run in runs for piece in run.run.blocks
     ), "what is on its way is not sent again"
 
 
@@ -221,9 +221,9 @@ def test_only_what_the_disk_took_is_looked_for_there(refused: bool) -> None:
     played = saving()
     played.begin((1,) * 13)
     played.leave(RowId(0))
-    while (run := played.cache.next_run(10**9)) is not None:
-        played.cache.saved([piece.key for piece in run.run.pieces], refused=refused)
-    played.cache.shrink(10**9)
+    while (run := played.cache.writes.next_run(10**9)) is not None:
+        played.cache.saved([piece.key for piece in run.run.blocks], refused=refused)
+    played.cache.evict(10**9)
     found = played.cache.look(played.cache.chain(token_bytes((1,) * 30), ""))
     assert (found.tokens, found.missing_tokens) == (0, 0 if refused else 13)
 
@@ -232,15 +232,15 @@ def test_what_was_loaded_is_believed_only_for_its_own_tokens() -> None:
     played = saving()
     played.begin((1,) * 8)
     played.leave(RowId(0))
-    run = played.cache.next_run(10**9)
+    run = played.cache.writes.next_run(10**9)
     assert run is not None
-    keys = [piece.key for piece in run.run.pieces]
+    keys = [piece.key for piece in run.run.blocks]
     played.cache.saved(keys, refused=False)
-    played.cache.shrink(10**9)
+    played.cache.evict(10**9)
     payload = (Tensor("I32", (4,), b"0" * 16),)
-    wrong = [Piece(keys[0], token_bytes((2,) * 4), payload)]
+    wrong = [BlockData(keys[0], token_bytes((2,) * 4), payload)]
     assert played.cache.loaded(1, wrong) == []
-    right = [Piece(key, token_bytes((1,) * 4), payload) for key in keys]
+    right = [BlockData(key, token_bytes((1,) * 4), payload) for key in keys]
     assert [(load.ticket, load.index) for load in played.cache.loaded(2, right)] == [(2, 0), (2, 1)]
     assert played.cache.look(played.cache.chain(token_bytes((1,) * 9), "")).tokens == 8
 

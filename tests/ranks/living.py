@@ -23,7 +23,7 @@ from trouper import Runtime, Settings
 from trouper.actors.graph import run_graph
 from trouper.actors.ranks.follower import Follower
 from trouper.actors.ranks.leader import Leader
-from trouper.actors.scheduling.prefix_cache import cache_namespace
+from trouper.actors.scheduling.cache_namespace import cache_namespace
 from trouper.engine.host import MlxEngine
 from trouper.protocol.model import LoadedModel
 from trouper.protocol.settings import ByteSize

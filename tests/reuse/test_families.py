@@ -33,8 +33,8 @@ from tests.reuse.serving import (
     until,
 )
 from trouper import Answer, Sampling
-from trouper.actors.scheduling.prefix_cache import APART_TOKENS
-from trouper.actors.scheduling.prefix_tree import NODE_COST
+from trouper.actors.scheduling.eviction import NODE_COST
+from trouper.actors.scheduling.snapshot_boundaries import APART_TOKENS
 
 LONG = text(100, 1)
 every_family = pytest.mark.parametrize("name", FAMILIES)

@@ -14,6 +14,7 @@ from tests.storage.making import NAMESPACE, ROOT, all_runs, chain, same, write_r
 from trouper import RequestFailed, Settings
 from trouper.actors.ssd_writer import WriterEdges, write_to_disk
 from trouper.engine.step import StepEngine
+from trouper.protocol.blocks import BlockRef
 from trouper.protocol.health import DirectoryStats, SchedulerStats
 from trouper.protocol.plans import Plan
 from trouper.protocol.watch import Watch
@@ -22,11 +23,10 @@ from trouper.protocol.work import (
     Catalogue,
     DiskNews,
     DiskOrder,
-    Gone,
     Inspect,
     Loaded,
-    NamedPiece,
     Read,
+    RemovedFromDisk,
     Sweep,
 )
 from trouper.storage.cache_directory import prepare
@@ -89,9 +89,9 @@ async def test_the_catalogue_is_whole_when_all_was_told(tmp_path: Path, before: 
     told = [each for each in await news_of(tmp_path, *before, Announce()) if isinstance(each, Catalogue)]
     keys: list[bytes] = []
     for each in told:
-        keys += [piece.key for piece in each.pieces]
-        assert not each.whole or keys == [piece.key for piece in pieces]
-    assert [each.whole for each in told].count(True) == 1
+        keys += [ref.key for run in each.runs for ref in run.blocks]
+        assert not each.complete or keys == [piece.key for piece in pieces]
+    assert [each.complete for each in told].count(True) == 1
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -105,11 +105,11 @@ async def test_f6_a_snapshot_is_read_where_it_is(tmp_path: Path, seed: int) -> N
     )
     write_run(store, ROOT, with_snapshot)
     [piece] = with_snapshot
-    wanted = NamedPiece(piece.key, piece.tokens, payload=True, snapshot=True)
+    wanted = BlockRef(piece.key, piece.tokens, payload=True, snapshot=True)
     told = await news_of(tmp_path, Announce(), Read(1, (wanted,)))
     [loaded] = [each for each in told if isinstance(each, Loaded)]
-    assert same(loaded.pieces, with_snapshot)
-    assert not [each for each in told if isinstance(each, Gone)]
+    assert same(loaded.blocks, with_snapshot)
+    assert not [each for each in told if isinstance(each, RemovedFromDisk)]
 
 
 async def test_r4_a_snapshot_that_is_nowhere_is_a_miss(tmp_path: Path) -> None:
@@ -118,8 +118,8 @@ async def test_r4_a_snapshot_that_is_nowhere_is_a_miss(tmp_path: Path) -> None:
     prepare(tmp_path)
     write_run(RunStore(tmp_path, NAMESPACE), ROOT, pieces)
     wanted = tuple(
-        NamedPiece(piece.key, piece.tokens, payload=True, snapshot=True) for piece in chain(2, snapshot_every=3)
+        BlockRef(piece.key, piece.tokens, payload=True, snapshot=True) for piece in chain(2, snapshot_every=3)
     )
     told = await news_of(tmp_path, Announce(), Read(1, wanted), Read(2, wanted))
-    assert [each.pieces for each in told if isinstance(each, Loaded)] == [(), ()]
+    assert [each.blocks for each in told if isinstance(each, Loaded)] == [(), ()]
     assert len(all_runs(RunStore(tmp_path, NAMESPACE))) == 1

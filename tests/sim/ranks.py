@@ -37,7 +37,7 @@ from trouper.actors.scheduling import core as core_module
 from trouper.actors.scheduling.speculation_policy import Speculation
 from trouper.actors.ssd_writer import DiskWriter, write_to_disk
 from trouper.cli.rank_process import LAST_ERRORS_S
-from trouper.protocol.blocks import Payload, Tensor
+from trouper.protocol.blocks import Tensor, Tensors
 from trouper.protocol.model import LoadedModel
 from trouper.protocol.plans import BlockId, Plan, RowId, Stepped
 from trouper.protocol.ranks import Joined
@@ -162,7 +162,7 @@ class Rank(SimEngine):
         model = await super().load()
         return attrs.evolve(model, card=attrs.evolve(model.card, fingerprint=f"part {self.rank}"))
 
-    def _payload(self, block: BlockId) -> Payload:
+    def _payload(self, block: BlockId) -> Tensors:
         return (*super()._payload(block), Tensor("U8", (1,), bytes([self.rank])))
 
     def _change(self, plan: Plan) -> None:

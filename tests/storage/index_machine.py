@@ -1,4 +1,4 @@
-"""Hypothesis plays with an `Index` and with dictionaries that promise the same; after each rule they agree."""
+"""Hypothesis plays with an `PrefixTree` and with dictionaries that promise the same; after each rule they agree."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from typing import ClassVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.storage.naive import Flags, NaiveIndex, Path, Tokens
-from trouper.actors.scheduling.prefix_tree import NODE_COST, Chain, Index, Match, Node, Sizes, token_bytes
-from trouper.protocol.blocks import TOKEN_BYTES
+from tests.storage.naive import Flags, NaiveTree, Path, Tokens
+from trouper.actors.scheduling.block_keys import Chain, token_bytes
+from trouper.actors.scheduling.eviction import NODE_COST, Sizes
+from trouper.actors.scheduling.prefix_tree import Match, PrefixTree
+from trouper.actors.scheduling.tree_node import Node
+from trouper.protocol.blocks import TOKEN_BYTES, BlockRef
 
 BLOCK = 4
 TOKEN_COST = 100
@@ -28,7 +31,7 @@ flags = st.sampled_from([Flags(payload=True), Flags(payload=True, snapshot=True)
 class IndexMachine(RuleBasedStateMachine):
     """The rules. `index_class` is replaced by broken ones to show that this would notice."""
 
-    index_class: ClassVar[type[Index]] = Index
+    index_class: ClassVar[type[PrefixTree]] = PrefixTree
 
     @initialize(
         capacity=st.integers(NODE_COST, 9 * (NODE_COST + BLOCK * TOKEN_COST)),
@@ -48,7 +51,7 @@ class IndexMachine(RuleBasedStateMachine):
 
     def open(self) -> None:
         self.index = self.index_class(NAMESPACE, self.sizes)
-        self.model = NaiveIndex(self.sizes)
+        self.model = NaiveTree(self.sizes)
         self.handed_out: set[int] = set()
 
     # -- names -----------------------------------------------------------------------------------
@@ -128,10 +131,10 @@ class IndexMachine(RuleBasedStateMachine):
                 self._check_match(match, tokens[:limit])
                 assert not (at_snapshot and match.nodes) or match.nodes[-1].has_snapshot
         if used:
-            self.index.touch(match.nodes)
+            self.index.eviction.touch(match.nodes)
             self.model.touch([(salt, tokens[: node.end]) for node in match.nodes])
             if match.nodes:
-                self.index.used_snapshot(match.nodes[-1])
+                self.index.eviction.touch_snapshot(match.nodes[-1])
                 self.model.used_snapshot((salt, tokens[: match.tokens]))
 
     def _check_match(self, match: Match, tokens: Tokens) -> None:
@@ -148,7 +151,7 @@ class IndexMachine(RuleBasedStateMachine):
     def pin(self, number: int) -> None:
         path = self.pick(self.model.nodes(), number)
         if path is not None:
-            self.index.pin(self.node(path))
+            self.index.eviction.pin(self.node(path))
             self.model.pin(path)
 
     @precondition(lambda self: self.model.pins)
@@ -156,12 +159,20 @@ class IndexMachine(RuleBasedStateMachine):
     def unpin(self, number: int) -> None:
         path = self.pick(self.model.pins, number)  # type: ignore[arg-type]
         assert path is not None
-        self.index.unpin(self.node(path))
+        self.index.eviction.unpin(self.node(path))
         self.model.unpin(path)
 
     @rule(excess=st.integers(1, 3 * NODE_COST))
     def shrink(self, excess: int) -> None:
-        assert self.index.shrink(excess) == self.model.shrink(excess)
+        evictable = self.index.eviction.evictable_bytes
+        evicted = self.index.eviction.evict(excess)
+        assert evicted == self.model.shrink(excess)
+        assert evicted >= min(excess, evictable), "fewer bytes were freed than promised"
+
+    @rule()
+    def evict_all(self) -> None:
+        evictable = self.index.eviction.evictable_bytes
+        assert self.index.eviction.evict(2**40) == self.model.shrink(2**40) == evictable
 
     @rule(number=picks, snapshot=st.booleans())
     def write(self, number: int, snapshot: bool) -> None:
@@ -183,7 +194,7 @@ class IndexMachine(RuleBasedStateMachine):
         parent = self.model.parent(path)
         tokens = token_bytes(path[1][len(parent[1]) :])
         self.model.on_disk(path, flags)
-        self.index.on_disk(self.key(parent), self.key(path), tokens, payload=flags.payload, snapshot=flags.snapshot)
+        self.index.on_disk(self.key(parent), BlockRef(self.key(path), tokens, flags.payload, flags.snapshot))
 
     @precondition(lambda self: self.stored)
     @rule(number=picks)
@@ -208,7 +219,7 @@ class IndexMachine(RuleBasedStateMachine):
     @invariant()
     def the_same_is_freed(self) -> None:
         """In the same order: least recently used first, each once."""
-        freed = self.index.freed()
+        freed = self.index.eviction.freed()
         assert list(freed) == self.model.freed
         assert self.handed_out.issuperset(freed), "freed twice, or never handed out"
         self.handed_out.difference_update(freed)
@@ -232,10 +243,13 @@ class IndexMachine(RuleBasedStateMachine):
         blocks = [node for node in nodes if node.block is not None]
         snapshots = [node for node in nodes if node.snapshot is not None]
         tokens = sum(node.size for node in blocks)
-        assert self.index.blocks == len(blocks)
-        assert self.index.snapshots == len(snapshots)
-        assert self.index.bytes == len(blocks) * NODE_COST + tokens * TOKEN_COST + len(snapshots) * SNAPSHOT_COST
-        assert self.index.bytes <= self.sizes.capacity_bytes
+        assert self.index.eviction.blocks == len(blocks)
+        assert self.index.eviction.snapshots == len(snapshots)
+        assert (
+            self.index.eviction.bytes == len(blocks) * NODE_COST + tokens * TOKEN_COST + len(snapshots) * SNAPSHOT_COST
+        )
+        assert self.index.eviction.evictable_bytes == self.model.evictable_bytes
+        assert self.index.eviction.bytes <= self.sizes.capacity_bytes
         assert self.sizes.capacity_blocks is None or len(blocks) <= self.sizes.capacity_blocks
 
     @invariant()

@@ -9,10 +9,10 @@ from hashlib import sha256
 from pathlib import Path
 from random import Random
 
-from trouper.protocol.blocks import Payload, Tensor
+from trouper.protocol.blocks import Tensor, Tensors
 from trouper.storage.file_operations import Disk
-from trouper.storage.runs import Damaged, Piece, PieceRequest, RunInfo, RunStore
-from trouper.storage.stored_pieces import parents_first
+from trouper.storage.runs import BlockData, BlockRef, Damaged, RunInfo, RunStore
+from trouper.storage.stored_blocks import parents_first
 
 ROOT = sha256(b"root").digest()
 NAMESPACE = sha256(b"namespace").hexdigest()
@@ -21,7 +21,9 @@ HUGE = 2**40
 Raw = tuple[tuple[str, tuple[int, ...], bytes], ...]
 
 
-def piece(parent: bytes, tokens: bytes, *, payload: bool = True, snapshot: bool = False, salt: bytes = b"") -> Piece:
+def piece(
+    parent: bytes, tokens: bytes, *, payload: bool = True, snapshot: bool = False, salt: bytes = b""
+) -> BlockData:
     """Of 16 bytes a token: a bfloat16 and a uint8 tensor, and if asked a float32 snapshot with an empty tensor in it. The
     same key has other bytes with another `salt`."""
     key = sha256(parent + tokens).digest()
@@ -31,7 +33,7 @@ def piece(parent: bytes, tokens: bytes, *, payload: bool = True, snapshot: bool 
         Tensor("U8", (count, 4), noise(key + salt, b"u8", 4 * count)),
     )
     state = (Tensor("F32", (5,), noise(key + salt, b"state", 20)), Tensor("F16", (0, 7), b""))
-    return Piece(key, tokens, kv if payload else (), state if snapshot else None)
+    return BlockData(key, tokens, kv if payload else (), state if snapshot else None)
 
 
 def noise(key: bytes, what: bytes, count: int) -> bytes:
@@ -40,8 +42,8 @@ def noise(key: bytes, what: bytes, count: int) -> bytes:
 
 def chain(
     count: int, *, parent: bytes = ROOT, seed: int = 0, tokens: int = 4, payload: bool = True, snapshot_every: int = 2
-) -> list[Piece]:
-    random, pieces = Random(f"{parent.hex()} {seed}"), list[Piece]()
+) -> list[BlockData]:
+    random, pieces = Random(f"{parent.hex()} {seed}"), list[BlockData]()
     for place in range(count):
         before = pieces[-1].key if pieces else parent
         has_snapshot = place % snapshot_every == snapshot_every - 1
@@ -49,35 +51,32 @@ def chain(
     return pieces
 
 
-def wanted(pieces: Sequence[Piece], places: Sequence[int] | None = None) -> list[PieceRequest]:
+def wanted(pieces: Sequence[BlockData], places: Sequence[int] | None = None) -> list[BlockRef]:
     """All that there is of these pieces."""
     return [
-        PieceRequest(i, pieces[i].key, pieces[i].tokens, bool(pieces[i].payload), pieces[i].snapshot is not None)
+        BlockRef(pieces[i].key, pieces[i].tokens, bool(pieces[i].payload), pieces[i].snapshot is not None)
         for i in (range(len(pieces)) if places is None else places)
     ]
 
 
-def raw(payload: Payload | None) -> Raw | None:
+def raw(payload: Tensors | None) -> Raw | None:
     """Something that can be compared."""
     return None if payload is None else tuple((one.dtype, one.shape, bytes(one.data)) for one in payload)
 
 
-def same(got: Sequence[Piece], expected: Sequence[Piece]) -> bool:
-    def content(piece: Piece) -> object:
+def same(got: Sequence[BlockData], expected: Sequence[BlockData]) -> bool:
+    def content(piece: BlockData) -> object:
         return piece.key, piece.tokens, raw(piece.payload), raw(piece.snapshot)
 
     return list(map(content, got)) == list(map(content, expected))
 
 
-def read_all(store: RunStore, run: RunInfo) -> list[Piece]:
-    parts = [
-        PieceRequest(place, info.key, info.tokens, snapshot=info.snapshot_bytes is not None)
-        for place, info in enumerate(run.pieces)
-    ]
+def read_all(store: RunStore, run: RunInfo) -> list[BlockData]:
+    parts = [BlockRef(info.key, info.tokens, snapshot=info.snapshot_bytes is not None) for info in run.pieces]
     return store.read(run.name, parts)
 
 
-def put(store: RunStore, count: int = 3, seed: int = 0) -> tuple[RunInfo, list[Piece]]:
+def put(store: RunStore, count: int = 3, seed: int = 0) -> tuple[RunInfo, list[BlockData]]:
     pieces = chain(count, seed=seed)
     return write_run(store, ROOT, pieces), pieces
 
@@ -86,7 +85,7 @@ def path_of(store: RunStore, run: RunInfo) -> Path:
     return store.path / run.name
 
 
-def how_it_reads(store: RunStore, run: RunInfo, pieces: list[Piece]) -> str:
+def how_it_reads(store: RunStore, run: RunInfo, pieces: list[BlockData]) -> str:
     """Either "right" or "wrong", or why the file is damaged."""
     try:
         return "right" if same(store.read(run.name, wanted(pieces)), pieces) else "wrong"
@@ -140,7 +139,7 @@ class Failing(Disk):
         raise OSError(28, "No space left on device")
 
 
-def write_run(store: RunStore, parent: bytes, pieces: Sequence[Piece]) -> RunInfo:
+def write_run(store: RunStore, parent: bytes, pieces: Sequence[BlockData]) -> RunInfo:
     return store.put(store.seal(parent, pieces))
 
 

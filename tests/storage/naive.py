@@ -1,4 +1,4 @@
-"""What `Index` promises, by dictionaries from (salt, tokens up to the end of a node). Slow and plain: an oracle."""
+"""What `PrefixTree` promises, by dictionaries from (salt, tokens up to the end of a node). Slow and plain: an oracle."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import count
 
 import attrs
 
-from trouper.actors.scheduling.prefix_tree import NODE_COST, Sizes
+from trouper.actors.scheduling.eviction import NODE_COST, Sizes
 
 Tokens = tuple[int, ...]
 Path = tuple[str, Tokens]
@@ -27,7 +27,7 @@ class Flags:
 
 
 @attrs.define
-class NaiveIndex:
+class NaiveTree:
     """The same, found by looking at everything."""
 
     sizes: Sizes
@@ -67,6 +67,13 @@ class NaiveIndex:
     @property
     def bytes(self) -> int:
         return sum(map(self._cost, self.memory)) + len(self.snapshots) * self.sizes.snapshot_bytes
+
+    @property
+    def evictable_bytes(self) -> int:
+        """All but blocks that are in use or continued by what is, and snapshots of nodes that are in use."""
+        locked = set(self.pins).union(*map(self.above, self.pins))
+        blocks = sum(self._cost(path) for path in self.memory if path not in locked)
+        return blocks + sum(self.sizes.snapshot_bytes for path in self.snapshots if path not in self.pins)
 
     def _cost(self, path: Path) -> int:
         return NODE_COST + (len(path[1]) - len(self.parent(path)[1])) * self.sizes.token_bytes

@@ -195,7 +195,7 @@ def test_a_read_outlives_a_removal_in_its_midst(store: RunStore) -> None:
     run, pieces = put(store)
     with run_reading.open_run(Disk(), path_of(store, run), NAMESPACE) as opened:
         store.remove(run.name)
-        assert same(opened.pieces(wanted(pieces)), pieces)
+        assert same(opened.blocks(wanted(pieces)), pieces)
 
 
 def test_a_sweep_takes_runs_away_and_the_next_look_says_so(store: RunStore) -> None:

@@ -12,7 +12,7 @@ from xxhash import xxh3_128_hexdigest
 
 from tests.storage.making import NAMESPACE, OTHER_NAMESPACE, all_runs, how_it_reads, path_of, put, wanted
 from trouper.storage import run_format, run_reading
-from trouper.storage.runs import Damaged, Disk, PieceRequest, RunStore
+from trouper.storage.runs import BlockRef, Damaged, Disk, RunStore
 
 
 def test_d9_every_byte_counts(store: RunStore) -> None:
@@ -159,12 +159,12 @@ def test_other_keys_or_tokens_than_expected_are_foreign(store: RunStore) -> None
     run, pieces = put(store)
     first, second = pieces[:2]
     for expected in (
-        PieceRequest(0, second.key, first.tokens),
-        PieceRequest(0, first.key, second.tokens),
-        PieceRequest(1, first.key, first.tokens),
-        PieceRequest(3, first.key, first.tokens),
-        PieceRequest(-3, first.key, first.tokens),
-        PieceRequest(0, first.key, first.tokens, snapshot=True),
+        BlockRef(second.key, first.tokens),
+        BlockRef(first.key, second.tokens),
+        BlockRef(run.parent, first.tokens),
+        BlockRef(first.key[:-1], first.tokens),
+        BlockRef(b"", b""),
+        BlockRef(first.key, first.tokens, snapshot=True),
     ):
         with pytest.raises(Damaged, match="foreign"):
             store.read(run.name, [expected])

@@ -29,7 +29,7 @@ from tests.storage.making import (
 )
 from trouper.protocol.blocks import Tensor
 from trouper.storage import cache_directory
-from trouper.storage.runs import Disk, PieceRequest, RunStore
+from trouper.storage.runs import BlockRef, Disk, RunStore
 
 
 def test_a_run_comes_back(store: RunStore) -> None:
@@ -45,9 +45,9 @@ def test_pieces_come_in_the_order_in_which_they_are_wanted_and_only_what_is_want
     run, pieces = put(store, 5)
     got = store.read(run.name, wanted(pieces, [3, 0, 4]))
     assert same(got, [pieces[3], pieces[0], pieces[4]])
-    bare = store.read(run.name, [PieceRequest(1, pieces[1].key, pieces[1].tokens)])
+    bare = store.read(run.name, [BlockRef(pieces[1].key, pieces[1].tokens)])
     assert same(bare, [attrs.evolve(pieces[1], snapshot=None)])
-    state = store.read(run.name, [PieceRequest(1, pieces[1].key, pieces[1].tokens, payload=False, snapshot=True)])
+    state = store.read(run.name, [BlockRef(pieces[1].key, pieces[1].tokens, payload=False, snapshot=True)])
     assert same(state, [attrs.evolve(pieces[1], payload=())])
 
 
@@ -56,7 +56,7 @@ def test_empty_parts_are_told_from_missing_ones(store: RunStore) -> None:
     first = attrs.evolve(piece(ROOT, b"abcd"), payload=(Tensor("BF16", (2, 0, 3), b""),), snapshot=())
     second = piece(first.key, b"efgh", payload=False, snapshot=True)
     run = write_run(store, ROOT, [first, second])
-    assert same(store.read(run.name, [PieceRequest(0, first.key, b"abcd", snapshot=True)]), [first])
+    assert same(store.read(run.name, [BlockRef(first.key, b"abcd", snapshot=True)]), [first])
     assert same(store.read(run.name, wanted([first, second], [1])), [second])
     assert [(info.payload_bytes, info.snapshot_bytes) for info in run.pieces] == [(0, 0), (0, 20)]
     assert all_runs(RunStore(store.directory, NAMESPACE)) == [run]
@@ -103,7 +103,7 @@ def test_neighbours_are_read_at_once_and_others_not_at_all(store: RunStore) -> N
     run, pieces = put(store, 20)
     disk = CountingDisk()
     reader = RunStore(store.directory, NAMESPACE, disk)
-    reader.read(run.name, [*wanted(pieces, [9]), PieceRequest(8, pieces[8].key, pieces[8].tokens)])
+    reader.read(run.name, [*wanted(pieces, [9]), BlockRef(pieces[8].key, pieces[8].tokens)])
     front = 2
     assert disk.preads == front + 2, "two payloads together, and a snapshot"
     before = disk.read_bytes

@@ -18,7 +18,7 @@ from tests.storage.making import NAMESPACE, OTHER_NAMESPACE, all_runs, piece, ra
 from trouper.storage import cache_directory
 from trouper.storage.cache_directory import TEMPORARY_SUFFIX
 from trouper.storage.run_format import SUFFIX
-from trouper.storage.runs import Damaged, Piece, PieceRequest, RunInfo, RunStore, Sealed
+from trouper.storage.runs import BlockData, BlockRef, Damaged, RunInfo, RunStore, Sealed
 
 MAX_BYTES = 16_000
 """A dozen runs."""
@@ -105,7 +105,7 @@ class World:
         parent = store.namespace.encode()
         if known and self.random.random() < 0.7:
             parent = self.random.choice(self.random.choice(known).info.pieces).key
-        first, pieces = parent, list[Piece]()
+        first, pieces = parent, list[BlockData]()
         for _ in range(self.random.randint(1, 5)):
             payload = self.random.random() < 0.9
             tokens = self.random.randbytes(4 * self.random.randint(1, 8))
@@ -123,12 +123,12 @@ class World:
         places = self.random.sample(range(len(run.pieces)), self.random.randint(1, len(run.pieces)))
         self._serve(store, run, [self._wanted(run, place) for place in places])
 
-    def _wanted(self, run: RunInfo, place: int) -> PieceRequest:
+    def _wanted(self, run: RunInfo, place: int) -> BlockRef:
         info = run.pieces[place]
         snapshot = info.snapshot_bytes is not None and self.random.random() < 0.7
-        return PieceRequest(place, info.key, info.tokens, self.random.random() < 0.8, snapshot)
+        return BlockRef(info.key, info.tokens, self.random.random() < 0.8, snapshot)
 
-    def _serve(self, store: RunStore, run: RunInfo, wanted: list[PieceRequest]) -> bool:
+    def _serve(self, store: RunStore, run: RunInfo, wanted: list[BlockRef]) -> bool:
         """Whether the run was there, undamaged."""
         try:
             pieces = store.read(run.name, wanted)
@@ -141,9 +141,10 @@ class World:
         self.counts["pieces served"] += len(pieces)
         return True
 
-    def _compare(self, store: RunStore, run: RunInfo, want: PieceRequest, got: Piece) -> None:
-        info = run.pieces[want.index]
-        parent = run.pieces[want.index - 1].key if want.index else run.parent
+    def _compare(self, store: RunStore, run: RunInfo, want: BlockRef, got: BlockData) -> None:
+        index = [info.key for info in run.pieces].index(want.key)
+        info = run.pieces[index]
+        parent = run.pieces[index - 1].key if index else run.parent
         payload = want.payload and bool(info.payload_bytes)
         expected = truth(store, parent, want.tokens, payload=payload, snapshot=want.snapshot)
         assert (got.key, got.tokens) == (expected.key, expected.tokens) == (want.key, want.tokens), "wrong piece"
@@ -188,10 +189,7 @@ class World:
         found = {run.name: run for run in all_runs(store)}
         assert whole <= found.keys(), "a sound run was lost"
         for run in found.values():
-            every = [
-                PieceRequest(place, info.key, info.tokens, snapshot=info.snapshot_bytes is not None)
-                for place, info in enumerate(run.pieces)
-            ]
+            every = [BlockRef(info.key, info.tokens, snapshot=info.snapshot_bytes is not None) for info in run.pieces]
             assert self._serve(store, run, every) or run.name not in whole, "a sound run is called damaged"
         assert store.make_room(0, MAX_BYTES).fits
         assert self._bytes() == store.total_bytes <= MAX_BYTES
@@ -211,7 +209,7 @@ class World:
         return sum(path.stat().st_size for path in self.directory.glob(f"*/*{SUFFIX}"))
 
 
-def truth(store: RunStore, parent: bytes, tokens: bytes, *, payload: bool, snapshot: bool) -> Piece:
+def truth(store: RunStore, parent: bytes, tokens: bytes, *, payload: bool, snapshot: bool) -> BlockData:
     """The same text has other bytes in another namespace."""
     return piece(parent, tokens, payload=payload, snapshot=snapshot, salt=store.namespace.encode())
 

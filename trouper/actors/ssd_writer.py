@@ -20,6 +20,7 @@ import trio
 
 from trouper.actors.runtime.disk_orders import DiskOrders
 from trouper.actors.runtime.disk_thread import DiskThread
+from trouper.protocol.blocks import BlockData
 from trouper.protocol.health import DirectoryStats, SchedulerStats
 from trouper.protocol.model import ModelCard
 from trouper.protocol.settings import Settings
@@ -29,28 +30,27 @@ from trouper.protocol.work import (
     Catalogue,
     DiskNews,
     DiskOrder,
-    Gone,
     Inspect,
     Loaded,
-    Piece,
     Read,
+    RemovedFromDisk,
     Sweep,
     Write,
     Written,
 )
+from trouper.storage.block_locations import BlockLocations
 from trouper.storage.file_operations import Disk
-from trouper.storage.piece_locations import PieceLocations
 from trouper.storage.runs import Damaged, RunInfo, RunStore
 from trouper.storage.store_upkeep import DiskLimits, InspectionRound, open_store, sweep_store, write_run
-from trouper.storage.stored_pieces import known_pieces, parents_first
+from trouper.storage.stored_blocks import catalogue_batches, parents_first
 from trouper.storage.write_budget import WriteBudget
 
 log = logging.getLogger("trouper.writer")
 
 REST = 30.0
 """Rest between two writes while rows decode, as a multiple of the last write's duration: about 3 % of one core."""
-PIECES_A_MESSAGE = 1000
-"""Maximum number of pieces in one `Catalogue`."""
+BLOCKS_A_MESSAGE = 1000
+"""Number of blocks after which a `Catalogue` is sent and the next one begun."""
 
 
 @attrs.frozen(eq=False)
@@ -108,7 +108,7 @@ class SSDWriter:
         self._budget = WriteBudget(settings.ssd_write_budget, trio.current_time())
         self._orders = DiskOrders(edges.orders)
         self._store: RunStore | None = None
-        self._locations = PieceLocations()
+        self._locations = BlockLocations()
         self._inspection = InspectionRound()
 
     async def run(self) -> None:
@@ -168,7 +168,7 @@ class SSDWriter:
         store = RunStore(path, self._namespace, self._disk)
         await self._in_thread(partial(open_store, store))
         self._store = store
-        self._locations = PieceLocations(store.runs)
+        self._locations = BlockLocations(store.runs)
         self._publish(path=str(path), attached=True, reason="", damaged=sum(store.damaged.values()))
         if fault:
             log.warning("the cache directory %s is in use again", path)
@@ -218,18 +218,17 @@ class SSDWriter:
     async def _announce(self, runs: Sequence[RunInfo], *, complete: bool = False) -> None:
         """Announce runs, each after the one that it continues. `complete`: the runs are the whole catalogue."""
         self._locations.add(*runs)
-        known = known_pieces(runs)
-        for start in range(0, len(known), PIECES_A_MESSAGE):
-            await self._send(Catalogue(known[start : start + PIECES_A_MESSAGE], whole=False))
+        for batch in catalogue_batches(runs, BLOCKS_A_MESSAGE):
+            await self._send(Catalogue(batch, complete=False))
         if complete:
-            await self._send(Catalogue((), whole=True))
+            await self._send(Catalogue((), complete=True))
         self._publish()
 
     async def _forget(self, removed: Iterable[RunInfo]) -> None:
-        """Report pieces that were only in these removed runs."""
+        """Report blocks that were only in these removed runs."""
         keys = self._locations.remove(removed)
         if keys:
-            await self._send(Gone(keys))
+            await self._send(RemovedFromDisk(keys))
 
     async def _discard(self, store: RunStore, damaged: Damaged) -> None:
         """Remove a damaged file and count a miss: damage never leads to wrong text or a crash."""
@@ -246,7 +245,7 @@ class SSDWriter:
         if not self._budget.allows(order.nbytes, began):
             await self._refuse_write(order)
             return
-        run, removed = await self._in_thread(partial(write_run, store, order.parent, order.pieces, self._limits))
+        run, removed = await self._in_thread(partial(write_run, store, order.parent, order.blocks, self._limits))
         await self._forget(removed)
         if run is None:
             await self._refuse_write(order)
@@ -256,23 +255,23 @@ class SSDWriter:
         self._count(written_files=1, written_bytes=run.file_bytes)
         if self._edges.scheduler.latest.active_sequences:
             self._orders.rest_writes(REST * (trio.current_time() - began))
-        await self._send(Written(tuple(piece.key for piece in order.pieces), order.nbytes))
+        await self._send(Written(tuple(block.key for block in order.blocks), order.nbytes))
 
     async def _refuse_write(self, order: Write) -> None:
         self._count(shed_writes=1)
-        await self._send(Written(tuple(piece.key for piece in order.pieces), order.nbytes, refused=True))
+        await self._send(Written(tuple(block.key for block in order.blocks), order.nbytes, refused=True))
 
     async def _read(self, store: RunStore, order: Read) -> None:
         began = trio.current_time()
-        pieces: list[Piece] = []
-        for name, requests in self._locations.requests(order.wanted):
+        blocks: list[BlockData] = []
+        for name, refs in self._locations.by_run(order.blocks):
             try:
-                pieces += await self._in_thread(partial(store.read, name, requests))
+                blocks += await self._in_thread(partial(store.read, name, refs))
             except Damaged as damaged:
                 await self._discard(store, damaged)
                 break
-        nbytes = sum(piece.nbytes for piece in pieces)
-        await self._send(Loaded(order.ticket, tuple(pieces), nbytes, trio.current_time() - began))
+        nbytes = sum(block.nbytes for block in blocks)
+        await self._send(Loaded(order.ticket, tuple(blocks), nbytes, trio.current_time() - began))
         self._count(read_files=1, read_bytes=nbytes)
-        names = self._locations.runs_of(piece.key for piece in pieces)
+        names = self._locations.runs_of(block.key for block in blocks)
         await self._in_thread(partial(store.touch, names))

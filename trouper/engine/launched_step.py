@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 import mlx.core as mx
 
-from trouper.engine.kv.block_payloads import PendingPayload
+from trouper.engine.kv.block_payloads import BlockArrays
 from trouper.engine.prefill import Prefilled
 from trouper.engine.sampling.logprobs import PendingLogprobs
 from trouper.engine.spec_decode.verification_spans import Spans
@@ -20,7 +20,7 @@ class Launched:
     at: float
     """Time of the launch (`time.perf_counter`), in seconds."""
     prefilled: Prefilled
-    persisted: list[PendingPayload]
+    persisted: list[BlockArrays]
     rows: tuple[RowId, ...] = ()
     """Rows that decode, in the order of `tokens`."""
     tokens: mx.array | None = None

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import attrs
 
+from trouper.protocol.blocks import BlockRef
 from trouper.protocol.grammar import Grammar
 from trouper.protocol.health import DirectoryStats
 from trouper.protocol.model import MemoryStats, ModelCard
 from trouper.protocol.plans import Plan
-from trouper.protocol.work import NamedPiece
 
 
 @attrs.frozen
@@ -99,7 +99,7 @@ class Fetch:
     settles the ticket."""
 
     ticket: int
-    wanted: tuple[NamedPiece, ...]
+    wanted: tuple[BlockRef, ...]
 
 
 @attrs.frozen

@@ -13,7 +13,7 @@ from typing import Literal, NewType
 
 import attrs
 
-from trouper.protocol.blocks import Payload
+from trouper.protocol.blocks import Tensors
 from trouper.protocol.grammar import Grammar
 from trouper.protocol.ranks import Digest
 from trouper.protocol.replies import TokenLogprobs
@@ -57,10 +57,10 @@ class Restore:
 @attrs.frozen
 class Load:
     """Bytes from disk become a block or a snapshot. No bytes travel to other ranks: each rank uses its own shard, which is the
-    piece at `place` (or the snapshot of that piece) of the read with this `ticket`."""
+    block at `index` (or the snapshot of that block) of the read with this `ticket`."""
 
     block: BlockId
-    payload: Payload
+    payload: Tensors
     ticket: int = -1
     index: int = 0
     snapshot: bool = False
@@ -185,7 +185,7 @@ class Stepped:
     logprobs: tuple[tuple[RowId, TokenLogprobs], ...] = ()
     seconds: float = 0.0
     """Seconds from the launch, or from the end of the previous step if that was later, to this step's tokens."""
-    persisted: tuple[Payload, ...] = ()
+    persisted: tuple[Tensors, ...] = ()
     """Bytes of each block and snapshot of the plan's `persist`, in order."""
     failed: tuple[tuple[RowId, str], ...] = ()
     """Rows that cannot continue, each with the reason: a grammar that became too complex."""

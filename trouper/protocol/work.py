@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import attrs
 
-from trouper.protocol.blocks import TOKEN_BYTES, Payload
+from trouper.protocol.blocks import BlockData, BlockRef, Tensors
 
 
 @attrs.frozen
@@ -28,101 +28,69 @@ class Announce:
 
 
 @attrs.frozen(eq=False)
-class Piece:
-    """The block, the snapshot, or both, of one node of the prefix tree."""
-
-    key: bytes
-    tokens: bytes
-    """Tokens as int32, in the byte order of their writer: here they are only compared and counted."""
-    payload: Payload
-    """Bytes of the block; () if only the snapshot is present, or if the model keeps nothing for each token."""
-    snapshot: Payload | None = None
-
-    @property
-    def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in (*self.payload, *(self.snapshot or ())))
-
-
-@attrs.frozen(eq=False)
 class Write:
-    """Order to write consecutive pieces of one chain. `parent` is the key of the node that the first piece continues."""
+    """Order to write consecutive blocks of one chain. `parent` is the key of the block that the first one continues."""
 
     parent: bytes
-    pieces: tuple[Piece, ...]
+    blocks: tuple[BlockData, ...]
 
     @property
     def nbytes(self) -> int:
-        return sum(piece.nbytes for piece in self.pieces)
-
-
-@attrs.frozen
-class NamedPiece:
-    """A piece without its bytes, and which of its parts (block, snapshot) are requested."""
-
-    key: bytes
-    tokens: bytes
-    payload: bool
-    snapshot: bool
-
-    @property
-    def payload_tokens(self) -> int:
-        """Number of tokens whose KV is requested."""
-        return len(self.tokens) // TOKEN_BYTES if self.payload else 0
+        return sum(block.nbytes for block in self.blocks)
 
 
 @attrs.frozen
 class Run:
-    """A future `Write` whose bytes are not available yet."""
+    """Consecutive blocks of one chain: on disk already, or a future `Write` whose bytes are not available yet. `parent`: as in
+    `Write`."""
 
     parent: bytes
-    pieces: tuple[NamedPiece, ...]
+    blocks: tuple[BlockRef, ...]
 
-    def filled(self, payloads: Sequence[Payload]) -> Write:
-        """Make the `Write` from the requested payloads and snapshots of the pieces, in order."""
-        rest = iter(payloads)
+    def linked(self) -> Iterator[tuple[bytes, BlockRef]]:
+        """Each block with the key of its parent: the block before it."""
+        return zip((self.parent, *(block.key for block in self.blocks[:-1])), self.blocks, strict=True)
+
+    def filled(self, data: Sequence[Tensors]) -> Write:
+        """Make the `Write` from the requested payloads and snapshots of the blocks, in order."""
+        remaining = iter(data)
         return Write(
             self.parent,
             tuple(
-                Piece(one.key, one.tokens, next(rest) if one.payload else (), next(rest) if one.snapshot else None)
-                for one in self.pieces
+                BlockData(
+                    block.key,
+                    block.tokens,
+                    next(remaining) if block.payload else (),
+                    next(remaining) if block.snapshot else None,
+                )
+                for block in self.blocks
             ),
         )
 
 
 @attrs.frozen
 class Read:
-    """Order to read these pieces into memory, in this order."""
+    """Order to read these blocks into memory, in this order."""
 
     ticket: int
-    wanted: tuple[NamedPiece, ...]
+    blocks: tuple[BlockRef, ...]
 
 
 DiskOrder = Sweep | Inspect | Announce | Write | Read
 
 
 @attrs.frozen
-class KnownPiece:
-    """Entry of the catalogue: a piece on disk."""
-
-    parent: bytes
-    key: bytes
-    tokens: bytes
-    payload: bool
-    snapshot: bool
-
-
-@attrs.frozen
 class Catalogue:
-    """News that these pieces are on disk. A piece comes after the one that it continues."""
+    """News that these runs are on disk. A run comes after the one that it continues."""
 
-    pieces: tuple[KnownPiece, ...]
-    whole: bool = True
+    runs: tuple[Run, ...]
+    complete: bool = True
     """Whether the catalogue is complete with this message."""
 
 
 @attrs.frozen
-class Gone:
-    """News that the pieces with these keys are no longer on disk."""
+class RemovedFromDisk:
+    """News that the blocks with these keys are no longer on disk."""
 
     keys: tuple[bytes, ...]
 
@@ -138,14 +106,14 @@ class Written:
 
 @attrs.frozen(eq=False)
 class Loaded:
-    """Answer to a `Read`: the requested pieces up to the first one that could not be read."""
+    """Answer to a `Read`: the requested blocks up to the first one that could not be read."""
 
     ticket: int
-    pieces: tuple[Piece, ...]
+    blocks: tuple[BlockData, ...]
     nbytes: int
     seconds: float
-    held: bool = False
-    """Whether other ranks keep their pieces until a plan settles the ticket."""
+    must_settle: bool = False
+    """Whether other ranks keep their blocks until a plan settles the ticket."""
 
 
-DiskNews = Catalogue | Gone | Written | Loaded
+DiskNews = Catalogue | RemovedFromDisk | Written | Loaded

@@ -17,7 +17,7 @@ from trouper.storage.file_operations import Disk, File
 from trouper.storage.run_format import SUFFIX
 from trouper.storage.run_reading import open_run
 from trouper.storage.runs import NAMESPACE
-from trouper.storage.stored_pieces import Damaged, RunInfo
+from trouper.storage.stored_blocks import Damaged, RunInfo
 
 DISK = Disk()
 SUMMED = ("files", "bytes", "blocks", "snapshots", "tokens", "unreadable")

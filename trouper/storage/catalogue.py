@@ -9,7 +9,7 @@ import attrs
 import msgspec
 from xxhash import xxh3_128_digest
 
-from trouper.storage.stored_pieces import RunInfo
+from trouper.storage.stored_blocks import RunInfo
 
 NAME: Final = "catalogue.msgpack"
 CHECKSUM_BYTES: Final = 16

@@ -20,9 +20,9 @@ import attrs
 import msgspec
 from xxhash import xxh3_128, xxh3_128_hexdigest, xxh32_hexdigest
 
-from trouper.protocol.blocks import Payload, Tensor
+from trouper.protocol.blocks import BlockData, Tensor, Tensors
 from trouper.storage.file_operations import Buffer
-from trouper.storage.stored_pieces import Damaged, Piece, PieceInfo, RunInfo
+from trouper.storage.stored_blocks import BlockEntry, Damaged, RunInfo
 
 FORMAT: Final = "trouper-run-1"
 SUFFIX: Final = ".safetensors"
@@ -90,7 +90,7 @@ class Header:
         entries = list(self._entries_of(part, index))
         return (entries[0].data_offsets[0], entries[-1].data_offsets[1]) if entries else (0, 0)
 
-    def tensors(self, part: Part, index: int, data: memoryview) -> Payload:
+    def tensors(self, part: Part, index: int, data: memoryview) -> Tensors:
         """Split the data of the part's span into tensors. Raises `ValueError` if the tensors do not fill it."""
         tensors, at = [], 0
         for entry in self._entries_of(part, index):
@@ -115,24 +115,24 @@ def tensor_bytes(dtype: str, shape: tuple[int, ...]) -> int:
     return ITEM_BYTES[dtype] * prod(shape)
 
 
-def file_name(pieces: Sequence[Piece | PieceInfo]) -> str:
+def file_name(pieces: Sequence[BlockData | BlockEntry]) -> str:
     """Make the file name. The first and the last key and the number of pieces identify the blocks; the last part is a hash of which
     pieces have payloads and snapshots."""
     first, last = pieces[0].key.hex()[:16], pieces[-1].key.hex()[:16]
     return f"{first}-{last}-{len(pieces)}-{xxh32_hexdigest(bytes(map(_kind, pieces)))}{SUFFIX}"
 
 
-def _kind(piece: Piece | PieceInfo) -> int:
-    if isinstance(piece, Piece):
+def _kind(piece: BlockData | BlockEntry) -> int:
+    if isinstance(piece, BlockData):
         return bool(_payload_bytes(piece.payload)) + 2 * (piece.snapshot is not None)
     return bool(piece.payload_bytes) + 2 * (piece.snapshot_bytes is not None)
 
 
-def _payload_bytes(payload: Payload) -> int:
+def _payload_bytes(payload: Tensors) -> int:
     return sum(tensor.nbytes for tensor in payload)
 
 
-def seal(namespace: str, parent: bytes, pieces: Sequence[Piece]) -> Sealed:
+def seal(namespace: str, parent: bytes, pieces: Sequence[BlockData]) -> Sealed:
     """Encode a run. `pieces`: at least one, each the continuation of the previous one. Raises `ValueError` for tensors whose
     bytes do not fill their shape."""
     entries: dict[str, Entry] = {}
@@ -149,19 +149,19 @@ def seal(namespace: str, parent: bytes, pieces: Sequence[Piece]) -> Sealed:
     return Sealed(RunInfo(file_name(pieces), len(front) + end, parent, infos), (front, *buffers))
 
 
-def _tensors(pieces: Sequence[Piece]) -> Iterator[tuple[str, Tensor]]:
+def _tensors(pieces: Sequence[BlockData]) -> Iterator[tuple[str, Tensor]]:
     for part in ("b", "s"):
         for index, piece in enumerate(pieces):
             for number, tensor in enumerate(piece.payload if part == "b" else piece.snapshot or ()):
                 yield f"{part}{index}.{number}", tensor
 
 
-def _info(piece: Piece) -> PieceInfo:
+def _info(piece: BlockData) -> BlockEntry:
     snapshot_bytes = None if piece.snapshot is None else _payload_bytes(piece.snapshot)
-    return PieceInfo(piece.key, piece.tokens, _payload_bytes(piece.payload), snapshot_bytes)
+    return BlockEntry(piece.key, piece.tokens, _payload_bytes(piece.payload), snapshot_bytes)
 
 
-def _metadata(namespace: str, parent: bytes, pieces: Sequence[Piece]) -> RunMetadata:
+def _metadata(namespace: str, parent: bytes, pieces: Sequence[BlockData]) -> RunMetadata:
     return RunMetadata(
         checksum="0" * 32,
         format=FORMAT,
@@ -174,7 +174,7 @@ def _metadata(namespace: str, parent: bytes, pieces: Sequence[Piece]) -> RunMeta
     )
 
 
-def _checksum(payload: Payload) -> str:
+def _checksum(payload: Tensors) -> str:
     digest = xxh3_128()
     for tensor in payload:
         digest.update(tensor.data)
@@ -229,7 +229,7 @@ def _decode(name: str, header: bytes, file_bytes: int) -> Header:
     return Header(info, metadata.namespace, data_start, entries, checksums)
 
 
-def _piece_infos(metadata: RunMetadata, entries: dict[str, Entry], snapshots: list[str]) -> tuple[PieceInfo, ...]:
+def _piece_infos(metadata: RunMetadata, entries: dict[str, Entry], snapshots: list[str]) -> tuple[BlockEntry, ...]:
     keys = [bytes.fromhex(key) for key in metadata.keys.split(",")]
     tokens = [b64decode(piece, validate=True) for piece in metadata.tokens.split(",")]
     sizes = {"b": [0] * len(keys), "s": [0] * len(keys)}
@@ -237,7 +237,7 @@ def _piece_infos(metadata: RunMetadata, entries: dict[str, Entry], snapshots: li
         start, end = entry.data_offsets
         sizes[tensor[0]][int(tensor[1:].partition(".")[0])] += end - start
     return tuple(
-        PieceInfo(key, piece_tokens, payload, None if checksum == NONE else snapshot)
+        BlockEntry(key, piece_tokens, payload, None if checksum == NONE else snapshot)
         for key, piece_tokens, payload, snapshot, checksum in zip(
             keys, tokens, sizes["b"], sizes["s"], snapshots, strict=True
         )

@@ -10,21 +10,10 @@ from pathlib import Path
 import attrs
 from xxhash import xxh3_128_hexdigest
 
-from trouper.protocol.blocks import Payload
+from trouper.protocol.blocks import BlockData, BlockRef, Tensors
 from trouper.storage.file_operations import Disk, read_all
 from trouper.storage.run_format import LENGTH_BYTES, Header, Part, Span, header_bytes, parse
-from trouper.storage.stored_pieces import Damaged, Piece, PieceInfo, Reason
-
-
-@attrs.frozen
-class PieceRequest:
-    """Request for one piece of a run by its index. `key` and `tokens` are those that the reader expects there."""
-
-    index: int
-    key: bytes
-    tokens: bytes
-    payload: bool = True
-    snapshot: bool = False
+from trouper.storage.stored_blocks import BlockEntry, Damaged, Reason
 
 
 @attrs.frozen(eq=False)
@@ -35,38 +24,37 @@ class OpenRun:
     _disk: Disk
     _fd: int
 
-    def pieces(self, requests: Sequence[PieceRequest]) -> list[Piece]:
-        """Read pieces, in the order of `requests`, without the parts that are not requested. Reads only what is necessary."""
-        infos = [self._expected(piece) for piece in requests]
-        parts: set[tuple[Part, int]] = {("b", piece.index) for piece in requests if piece.payload}
-        parts |= {("s", piece.index) for piece in requests if piece.snapshot}
+    def blocks(self, refs: Sequence[BlockRef]) -> list[BlockData]:
+        """Read blocks, in the order of `refs`, without the parts that are not requested. Reads only what is necessary."""
+        entries = {entry.key: (index, entry) for index, entry in enumerate(self.header.info.pieces)}
+        indices = [self._index(ref, *entries.get(ref.key, (-1, None))) for ref in refs]
+        parts: set[tuple[Part, int]] = {("b", index) for ref, index in zip(refs, indices, strict=True) if ref.payload}
+        parts |= {("s", index) for ref, index in zip(refs, indices, strict=True) if ref.snapshot}
         found = self._read(parts)
         return [
-            Piece(info.key, info.tokens, found.get(("b", piece.index), ()), found.get(("s", piece.index)))
-            for piece, info in zip(requests, infos, strict=True)
+            BlockData(ref.key, ref.tokens, found.get(("b", index), ()), found.get(("s", index)))
+            for ref, index in zip(refs, indices, strict=True)
         ]
 
-    def everything(self) -> list[Piece]:
-        return self.pieces(
+    def everything(self) -> list[BlockData]:
+        return self.blocks(
             [
-                PieceRequest(index, info.key, info.tokens, snapshot=info.snapshot_bytes is not None)
-                for index, info in enumerate(self.header.info.pieces)
+                BlockRef(entry.key, entry.tokens, snapshot=entry.snapshot_bytes is not None)
+                for entry in self.header.info.pieces
             ]
         )
 
-    def _expected(self, piece: PieceRequest) -> PieceInfo:
-        infos = self.header.info.pieces
-        info = infos[piece.index] if 0 <= piece.index < len(infos) else None
-        if info is None or info.key != piece.key or info.tokens != piece.tokens:
-            raise self._damaged("foreign", f"another piece at {piece.index}")
-        if piece.snapshot and info.snapshot_bytes is None:
-            raise self._damaged("foreign", f"no snapshot at {piece.index}")
-        return info
+    def _index(self, ref: BlockRef, index: int, entry: BlockEntry | None) -> int:
+        if entry is None or entry.tokens != ref.tokens:
+            raise self._damaged("foreign", f"no block {ref.key.hex()[:16]} of these tokens")
+        if ref.snapshot and entry.snapshot_bytes is None:
+            raise self._damaged("foreign", f"no snapshot at {index}")
+        return index
 
-    def _read(self, parts: Iterable[tuple[Part, int]]) -> dict[tuple[Part, int], Payload]:
+    def _read(self, parts: Iterable[tuple[Part, int]]) -> dict[tuple[Part, int], Tensors]:
         """Read and verify parts, with one call for all parts that are adjacent in the file."""
         spans = sorted((self.header.span(*part), part) for part in parts)
-        found: dict[tuple[Part, int], Payload] = {}
+        found: dict[tuple[Part, int], Tensors] = {}
         for (start, end), group in _neighbours(spans):
             data = memoryview(read_all(self._disk, self._fd, end - start, self.header.data_start + start))
             if data.nbytes != end - start:
@@ -75,7 +63,7 @@ class OpenRun:
                 found[part] = self._checked(part, data[span[0] - start : span[1] - start])
         return found
 
-    def _checked(self, part: tuple[Part, int], data: memoryview) -> Payload:
+    def _checked(self, part: tuple[Part, int], data: memoryview) -> Tensors:
         kind, index = part
         if xxh3_128_hexdigest(data) != self.header.checksums[kind][index]:
             raise self._damaged("checksum", f"{'snapshot' if kind == 's' else 'payload'} {index}")

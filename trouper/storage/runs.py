@@ -19,21 +19,22 @@ from typing import Final
 
 import attrs
 
+from trouper.protocol.blocks import BlockData, BlockRef
 from trouper.storage import catalogue
 from trouper.storage.cache_directory import TEMPORARY_SUFFIX
 from trouper.storage.file_operations import Buffer, Disk, File, read_all, write_all
 from trouper.storage.run_format import SUFFIX, Sealed, seal
-from trouper.storage.run_reading import PieceRequest, open_run
+from trouper.storage.run_reading import open_run
 from trouper.storage.run_uses import RunUse, RunUses
-from trouper.storage.stored_pieces import Damaged, Piece, PieceInfo, Reason, RunInfo, parents_first
+from trouper.storage.stored_blocks import BlockEntry, Damaged, Reason, RunInfo, parents_first
 
 __all__ = [
+    "BlockData",
+    "BlockEntry",
+    "BlockRef",
     "Changes",
     "Damaged",
     "Disk",
-    "Piece",
-    "PieceInfo",
-    "PieceRequest",
     "Reason",
     "Room",
     "RunInfo",
@@ -161,7 +162,7 @@ class RunStore:
 
     # -- writing ---------------------------------------------------------------------------------
 
-    def seal(self, parent: bytes, pieces: Sequence[Piece]) -> Sealed:
+    def seal(self, parent: bytes, pieces: Sequence[BlockData]) -> Sealed:
         """Encode a run, whose exact size is needed to make room for it before `put`. `pieces`: at least one, each the
         continuation of the previous one; `parent`: the key that the first one continues."""
         return seal(self.namespace, parent, pieces)
@@ -205,11 +206,11 @@ class RunStore:
 
     # -- reading ---------------------------------------------------------------------------------
 
-    def read(self, name: str, requests: Sequence[PieceRequest]) -> list[Piece]:
-        """Read pieces of a run, in the order of `requests`. Raises `Damaged` if the file is unusable, and the caller should
+    def read(self, name: str, refs: Sequence[BlockRef]) -> list[BlockData]:
+        """Read blocks of a run, in the order of `refs`. Raises `Damaged` if the file is unusable, and the caller should
         `remove` it; and `OSError` if the disk fails."""
         with open_run(self._disk, self.path / name, self.namespace) as run:
-            return run.pieces(requests)
+            return run.blocks(refs)
 
     def verify(self, name: str) -> RunInfo:
         """Read and verify a whole run. Raises as `read` does."""

@@ -7,10 +7,10 @@ from itertools import islice
 
 import attrs
 
-from trouper.protocol.work import Piece
+from trouper.protocol.blocks import BlockData
 from trouper.storage import cache_directory
 from trouper.storage.runs import RunStore
-from trouper.storage.stored_pieces import RunInfo
+from trouper.storage.stored_blocks import RunInfo
 
 INSPECTED_AT_ONCE = 4
 """Maximum number of files of one inspection."""
@@ -50,10 +50,10 @@ def sweep_store(store: RunStore, ttl_s: float, limits: DiskLimits) -> Swept:
 
 
 def write_run(
-    store: RunStore, parent: bytes, pieces: Sequence[Piece], limits: DiskLimits
+    store: RunStore, parent: bytes, blocks: Sequence[BlockData], limits: DiskLimits
 ) -> tuple[RunInfo | None, tuple[RunInfo, ...]]:
     """Write a run after making room for it. Returns the run, or None without room, and the evicted runs. Raises `OSError`."""
-    sealed = store.seal(parent, pieces)
+    sealed = store.seal(parent, blocks)
     room = store.make_room(sealed.info.file_bytes, limits.max_bytes, limits.keep_free_bytes)
     return (store.put(sealed) if room.fits else None), room.removed
 

@@ -1,7 +1,7 @@
 """A follower's disk: an SSDWriter and a CacheJanitor for this rank's shard of each block.
 
 Rank 0 decides what is read, which of that becomes blocks, and what is written (`leader_disk` has the protocol). No failure here
-ends the rank: rank 0 gets an answer without pieces, or a refused write, and the blocks are computed again.
+ends the rank: rank 0 gets an answer without blocks, or a refused write, and the blocks are computed again.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import trio
 from trouper.actors.cache_janitor import keep_tidy
 from trouper.actors.ranks.pending_disk_orders import nothing_read
 from trouper.actors.runtime.supervision import RestartLimit, supervise
+from trouper.actors.scheduling.cache_namespace import cache_namespace
 from trouper.actors.scheduling.disk_tier import BACKLOG_BYTES
-from trouper.actors.scheduling.prefix_cache import cache_namespace
 from trouper.actors.ssd_writer import DiskWriter, WriterEdges, directory_for, write_to_disk
+from trouper.protocol.blocks import BlockData
 from trouper.protocol.health import ActorStats, DirectoryStats, MemoryStatus, SchedulerStats
 from trouper.protocol.link import Fetch, Fetched, Message, Missing, WriteDone
 from trouper.protocol.model import MemoryStats, ModelCard
@@ -29,10 +30,9 @@ from trouper.protocol.work import (
     Catalogue,
     DiskNews,
     DiskOrder,
-    Gone,
     Loaded,
-    Piece,
     Read,
+    RemovedFromDisk,
     Run,
     Written,
 )
@@ -40,11 +40,11 @@ from trouper.protocol.work import (
 ORDERS = 64
 NEWS = 16
 Keys = tuple[bytes, ...]
-"""Keys of a run's pieces."""
+"""Keys of a run's blocks."""
 
 
 class FollowerDisk:
-    """The two actors, the pieces that were read for rank 0, and the writes in flight."""
+    """The two actors, the blocks that were read for rank 0, and the writes in flight."""
 
     def __init__(
         self,
@@ -71,8 +71,8 @@ class FollowerDisk:
         self._underway: dict[Keys, int] = {}
         """Bytes of runs that wait to be written."""
         self._shed = 0
-        self._reads: dict[int, tuple[Piece, ...] | None] = {}
-        """Pieces that were read, by ticket, until a plan settles it; None while they are being read."""
+        self._reads: dict[int, tuple[BlockData, ...] | None] = {}
+        """Blocks that were read, by ticket, until a plan settles it; None while they are being read."""
         self._read_bytes = 0
         self._capacity_bytes = card.cache_bytes if settings.cache_memory is None else settings.cache_memory
         """Limit of `_read_bytes`: more could not become blocks at the same time."""
@@ -143,7 +143,7 @@ class FollowerDisk:
     # -- what rank 0 orders ------------------------------------------------------------------------
 
     def fetch(self, fetch: Fetch) -> None:
-        """Read pieces for rank 0. The answer is `Fetched`, unless rank 0 settles the ticket before."""
+        """Read blocks for rank 0. The answer is `Fetched`, unless rank 0 settles the ticket before."""
         self._reads[fetch.ticket] = None
         if not self._order(Read(fetch.ticket, fetch.wanted)):
             self._keep(nothing_read(fetch.ticket))
@@ -153,7 +153,7 @@ class FollowerDisk:
         if plan.load:
             plan = attrs.evolve(plan, load=tuple(map(self._with_payload, plan.load)))
         for ticket in plan.settled:
-            self._read_bytes -= sum(piece.nbytes for piece in self._reads.pop(ticket, None) or ())
+            self._read_bytes -= sum(block.nbytes for block in self._reads.pop(ticket, None) or ())
         if plan.persist_as is not None:
             self._runs[plan.step] = plan.persist_as
         busy = bool(self._scheduler.latest.active_sequences)  # While it is, writes rest, and nothing is inspected.
@@ -162,10 +162,10 @@ class FollowerDisk:
         return plan
 
     def _with_payload(self, load: Load) -> Load:
-        pieces = self._reads[load.ticket]
-        assert pieces is not None, "rank 0 loads pieces that this rank has not reported"
-        piece = pieces[load.index]
-        payload = piece.snapshot if load.snapshot else piece.payload
+        blocks = self._reads[load.ticket]
+        assert blocks is not None, "rank 0 loads blocks that this rank has not reported"
+        block = blocks[load.index]
+        payload = block.snapshot if load.snapshot else block.payload
         assert payload is not None, "rank 0 loads a snapshot that this rank has not read"
         return attrs.evolve(load, payload=payload)
 
@@ -175,7 +175,7 @@ class FollowerDisk:
         if run is None:
             return
         write = run.filled(stepped.persisted)
-        keys = tuple(piece.key for piece in write.pieces)
+        keys = tuple(block.key for block in write.blocks)
         if sum(self._underway.values()) + write.nbytes <= BACKLOG_BYTES and self._order(write):
             self._underway[keys] = write.nbytes
             return
@@ -193,7 +193,7 @@ class FollowerDisk:
             match news:
                 case Loaded():
                     self._keep(news)
-                case Gone(keys=keys):
+                case RemovedFromDisk(keys=keys):
                     self._report(Missing(keys))
                 case Written(keys=keys, refused=refused):
                     self._report_written(keys, refused=refused)
@@ -201,14 +201,14 @@ class FollowerDisk:
                     pass
 
     def _keep(self, loaded: Loaded) -> None:
-        """Keep as many pieces as there is room for, and report their number."""
+        """Keep as many blocks as there is room for, and report their number."""
         if self._reads.get(loaded.ticket, ()) is not None:  # Settled meanwhile, since rank 0 did not wait; or given up.
             return
-        kept: list[Piece] = []
-        for piece in loaded.pieces:
-            if self._read_bytes + piece.nbytes > self._capacity_bytes:
+        kept: list[BlockData] = []
+        for block in loaded.blocks:
+            if self._read_bytes + block.nbytes > self._capacity_bytes:
                 break
-            self._read_bytes += piece.nbytes
-            kept.append(piece)
+            self._read_bytes += block.nbytes
+            kept.append(block)
         self._reads[loaded.ticket] = tuple(kept)
         self._report(Fetched(loaded.ticket, len(kept), loaded.seconds))

@@ -6,12 +6,12 @@ has these steps, and their order keeps that true without a rank having to wait f
 1. Scheduler orders a `Read`. It goes to the followers as `Fetch` before it goes to rank 0's own writer, so that all disks read at
    the same time. Each link is in order, so a follower gets it before any plan that names its ticket.
 2. A follower reads its shards and *keeps* them in memory: only rank 0 decides whether they become blocks. It answers how many of the
-   pieces it has, which are always the first ones: pieces continue one another, and one without its predecessor is useless.
+   blocks it has, which are always the first ones: blocks continue one another, and one without its predecessor is useless.
 3. When all have answered, or the time limit is over, the answer to Scheduler is what *every* rank has: the shortest of these
    prefixes. The duration is that of the slowest rank, since that is what a load costs. A rank without an answer counts as having
    nothing.
-4. Scheduler puts `Load`s into a plan. They name ticket and piece; each rank inserts its own bytes (`FollowerDisk.replay`). A plan that
-   settles the ticket lets followers forget the remaining pieces.
+4. Scheduler puts `Load`s into a plan. They name ticket and block; each rank inserts its own bytes (`FollowerDisk.replay`). A plan that
+   settles the ticket lets followers forget the remaining blocks.
 
 A rank that was late is not asked again for PAUSE_S, and the tier is detached for that time: a slow disk may cost blocks, never a
 request. For writes the same rule holds: a run is on disk when every rank has written its part, and refused when one has not.
@@ -27,14 +27,14 @@ import trio
 
 from trouper.actors.ranks.pending_disk_orders import PendingRead, PendingWrite, nothing_read
 from trouper.actors.ranks.rank_member import DiskReport
-from trouper.actors.scheduling.prefix_cache import cache_namespace
+from trouper.actors.scheduling.cache_namespace import cache_namespace
 from trouper.actors.ssd_writer import DiskWriter, WriterEdges, directory_for, write_to_disk
 from trouper.protocol.health import DirectoryStats
 from trouper.protocol.link import Fetch, Fetched, Missing, WriteDone
 from trouper.protocol.model import ModelCard
 from trouper.protocol.settings import Settings
 from trouper.protocol.watch import Relayed
-from trouper.protocol.work import Catalogue, DiskNews, DiskOrder, Gone, Loaded, Read, Write, Written
+from trouper.protocol.work import Catalogue, DiskNews, DiskOrder, Loaded, Read, RemovedFromDisk, Write, Written
 
 log = logging.getLogger("trouper.writer")
 ANSWER_S = 10.0
@@ -81,7 +81,7 @@ class LeaderDisk:
         self._reads: dict[int, PendingRead] = {}
         """Reads by ticket."""
         self._writes: dict[tuple[bytes, ...], PendingWrite] = {}
-        """Writes by the keys of their pieces."""
+        """Writes by the keys of their blocks."""
         self._lacking = 0
 
     async def run(self) -> None:
@@ -112,7 +112,7 @@ class LeaderDisk:
         self._writes.clear()
         self._silent.clear()
         for ticket in tickets:
-            await self._send(nothing_read(ticket, held=True))
+            await self._send(nothing_read(ticket, must_settle=True))
         for keys, write in writes:
             if write.nbytes is not None:
                 await self._send(Written(keys, write.nbytes, refused=True))
@@ -133,30 +133,30 @@ class LeaderDisk:
                         await self._send(nothing_read(order.ticket))
                         continue
                     case Read():
-                        ranks = self._followers.fetch(Fetch(order.ticket, order.wanted))
+                        ranks = self._followers.fetch(Fetch(order.ticket, order.blocks))
                         self._reads[order.ticket] = PendingRead({0, *ranks})
                         reads.start_soon(self._answer_read, order)
                     case Write():
                         await self._give_up_old_writes()
-                        self._pending_write(tuple(piece.key for piece in order.pieces)).nbytes = order.nbytes
+                        self._pending_write(tuple(block.key for block in order.blocks)).nbytes = order.nbytes
                     case _:
                         pass
                 await writer_orders.send(order)
 
     async def _answer_read(self, read: Read) -> None:
-        """Wait for all ranks, and answer with the pieces that every rank has."""
+        """Wait for all ranks, and answer with the blocks that every rank has."""
         pending, limit_s = self._reads[read.ticket], self._limit_s(read)
         with trio.move_on_after(limit_s) as waiting:
             await pending.complete.wait()
         if self._reads.pop(read.ticket, None) is None:
             return
-        pieces = pending.common_pieces
-        self._lacking += len(pending.pieces) - len(pieces)
+        blocks = pending.common_blocks
+        self._lacking += len(pending.blocks) - len(blocks)
         silent = sorted(pending.missing)
         self._silent += silent
         self._publish()
         await self._send(
-            Loaded(ticket=read.ticket, pieces=pieces, nbytes=pending.nbytes, seconds=pending.seconds, held=True)
+            Loaded(ticket=read.ticket, blocks=blocks, nbytes=pending.nbytes, seconds=pending.seconds, must_settle=True)
         )
         if waiting.cancelled_caught and silent:
             log.warning("rank %d: no answer to a read within %.0f s", silent[0], limit_s)
@@ -166,8 +166,8 @@ class LeaderDisk:
             self._publish()
 
     def _limit_s(self, read: Read) -> float:
-        tokens = sum(piece.payload_tokens for piece in read.wanted)
-        snapshots = sum(piece.snapshot for piece in read.wanted)
+        tokens = sum(block.payload_tokens for block in read.blocks)
+        snapshots = sum(block.snapshot for block in read.blocks)
         nbytes = tokens * self._card.kv.token_bytes + snapshots * self._card.kv.snapshot_bytes
         return ANSWER_S + nbytes / SLOWEST_BYTES_PER_S
 
@@ -180,7 +180,7 @@ class LeaderDisk:
                     self._take_loaded(news)
                 case Written(keys=keys, refused=refused):
                     await self._take_written(0, keys, refused=refused)
-                case Catalogue(whole=True):
+                case Catalogue(complete=True):
                     with trio.move_on_after(KNOWN_S):
                         await self._all_known.wait()
                     await self._send(news)
@@ -195,7 +195,7 @@ class LeaderDisk:
                 case WriteDone(keys=keys, refused=refused):
                     await self._take_written(rank, keys, refused=refused)
                 case Missing(keys=keys):
-                    await self._send(Gone(keys))
+                    await self._send(RemovedFromDisk(keys))
                 case DirectoryStats():
                     self._publish()
                     if all(stats is not None for stats in self._followers.directories().values()):
@@ -204,7 +204,7 @@ class LeaderDisk:
     def _take_loaded(self, loaded: Loaded) -> None:
         pending = self._reads.get(loaded.ticket)
         if pending is not None:
-            pending.pieces, pending.nbytes = loaded.pieces, loaded.nbytes
+            pending.blocks, pending.nbytes = loaded.blocks, loaded.nbytes
             pending.answer(0, loaded.seconds)
 
     def _take_fetched(self, rank: int, fetched: Fetched) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import attrs
 import trio
 
-from trouper.protocol.work import Loaded, Piece
+from trouper.protocol.blocks import BlockData
+from trouper.protocol.work import Loaded
 
 
 @attrs.define(eq=False)
@@ -14,13 +15,13 @@ class PendingRead:
 
     missing: set[int]
     """Ranks that have not answered."""
-    pieces: tuple[Piece, ...] = ()
-    """Pieces that rank 0 has read."""
+    blocks: tuple[BlockData, ...] = ()
+    """Blocks that rank 0 has read."""
     nbytes: int = 0
     seconds: float = 0.0
     """Duration of the slowest rank's read."""
     shortest: int | None = None
-    """Minimum number of pieces that a follower has; None before the first answer."""
+    """Minimum number of blocks that a follower has; None before the first answer."""
     complete: trio.Event = attrs.field(factory=trio.Event)
 
     def answer(self, rank: int, seconds: float) -> None:
@@ -30,9 +31,9 @@ class PendingRead:
             self.complete.set()
 
     @property
-    def common_pieces(self) -> tuple[Piece, ...]:
-        """Pieces that every rank has."""
-        return () if self.missing else self.pieces[: self.shortest]
+    def common_blocks(self) -> tuple[BlockData, ...]:
+        """Blocks that every rank has."""
+        return () if self.missing else self.blocks[: self.shortest]
 
 
 @attrs.define(eq=False)
@@ -47,6 +48,6 @@ class PendingWrite:
     """Bytes of rank 0's own write; None if rank 0 has no such order."""
 
 
-def nothing_read(ticket: int, *, held: bool = False) -> Loaded:
-    """The answer to a read that gave no piece."""
-    return Loaded(ticket=ticket, pieces=(), nbytes=0, seconds=0.0, held=held)
+def nothing_read(ticket: int, *, must_settle: bool = False) -> Loaded:
+    """The answer to a read that gave no block."""
+    return Loaded(ticket=ticket, blocks=(), nbytes=0, seconds=0.0, must_settle=must_settle)

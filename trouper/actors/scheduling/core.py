@@ -15,6 +15,7 @@ import numpy as np
 
 from trouper.actors.scheduling.admission import Admission
 from trouper.actors.scheduling.batch_view import BatchView
+from trouper.actors.scheduling.block_keys import token_bytes
 from trouper.actors.scheduling.core_edges import CoreWatches, DiskSeam
 from trouper.actors.scheduling.crash_handover import CrashHandover
 from trouper.actors.scheduling.crash_recovery import Recovery
@@ -22,7 +23,6 @@ from trouper.actors.scheduling.disk_tier import DiskTier
 from trouper.actors.scheduling.plan_composer import PlanComposer
 from trouper.actors.scheduling.prefill_budget import PrefillBudget
 from trouper.actors.scheduling.prefix_cache import PrefixCache
-from trouper.actors.scheduling.prefix_tree import token_bytes
 from trouper.actors.scheduling.prepared_request import PreparedRequest
 from trouper.actors.scheduling.result_commit import ResultCommit
 from trouper.actors.scheduling.running_batch import RunningBatch

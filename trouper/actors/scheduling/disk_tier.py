@@ -1,11 +1,18 @@
 """The disk tier of the prefix cache: which blocks to read from disk, and which to write. The scheduler never waits for it.
 
-A disk lookup has a fixed order. The prefix tree matches a prompt against memory and disk, and yields the nodes that are only
-on disk (`Found.missing`). `load` compares the expected duration of reading them with that of computing them, and only then
-sends a `Read`, so that a slow disk costs nothing. It pins the nodes right after the order was accepted: an eviction in the
-meantime would remove the parents of what arrives. The answer, `Loaded`, first becomes blocks (`PrefixCache.loaded`), while the
-pins still hold; then pieces that did not arrive are removed from the tree, so that no later request asks for them again; then
-the pins are released. The next plan carries the bytes to the engine before it admits the request.
+A disk lookup has a fixed order, in which each step protects the next:
+
+1. The prefix tree matches a prompt against memory and disk, and yields the nodes that are only on disk (`Found.missing`). This
+   needs no disk: the tree knows its catalogue.
+2. `load` compares the expected duration of reading them with that of computing them. Only then a `Read` is sent, so that a slow disk
+   costs nothing.
+3. The nodes are pinned as soon as the order was accepted, and not before: a refused order must leave nothing behind. An eviction
+   between order and answer would remove the parents of what arrives.
+4. The answer, `Loaded`, first becomes blocks (`PrefixCache.loaded`), while the pins still hold, since making room for one block may
+   evict any other.
+5. Then blocks that did not arrive are removed from the tree, so that no later request asks for them again.
+6. Then the pins are released, and the request looks its prompt up again. The plan that admits it carries the bytes: the engine
+   loads before it admits.
 
 Every order may be refused, and every answer may be empty; then the prompt is computed.
 """
@@ -19,9 +26,10 @@ from math import exp2
 
 import attrs
 
-from trouper.actors.scheduling.prefix_cache import Found, PrefixCache, Saving
-from trouper.actors.scheduling.prefix_tree import Node
-from trouper.protocol.blocks import Payload
+from trouper.actors.scheduling.prefix_cache import Found, PrefixCache
+from trouper.actors.scheduling.tree_node import Node
+from trouper.actors.scheduling.write_queue import InFlightWrite
+from trouper.protocol.blocks import BlockRef, Tensors
 from trouper.protocol.health import DirectoryStats
 from trouper.protocol.plans import BlockId, Load
 from trouper.protocol.watch import Watch
@@ -30,10 +38,9 @@ from trouper.protocol.work import (
     Catalogue,
     DiskNews,
     DiskOrder,
-    Gone,
     Loaded,
-    NamedPiece,
     Read,
+    RemovedFromDisk,
     Run,
     Written,
 )
@@ -48,8 +55,7 @@ LATENCY_S = 0.02
 """Latency of a load besides the transfer: two threads and a plan."""
 WORTH = 0.8
 """Maximum expected duration of a load, as a share of the time that computing would take."""
-
-FORGOTTEN_S = 300.0
+HALF_LIFE_S = 300.0
 """Half-life of a measured slowness: in this time half of the difference to `FIRST_BYTES_PER_S` is forgotten."""
 
 _tickets = count()
@@ -62,7 +68,7 @@ class Ticket:
 
     number: int
     pinned: tuple[Node, ...]
-    wanted: tuple[NamedPiece, ...]
+    requested: tuple[BlockRef, ...]
     done: bool = False
     read_tokens: int = 0
     """Number of tokens that were read."""
@@ -85,7 +91,7 @@ class ReadSpeed:
     def expected(self, now: float) -> float:
         """Expected speed in bytes a second."""
         slower = max(0.0, FIRST_BYTES_PER_S - self.bytes_per_s)
-        return self.bytes_per_s + slower * (1 - exp2((self.measured_at - now) / FORGOTTEN_S))
+        return self.bytes_per_s + slower * (1 - exp2((self.measured_at - now) / HALF_LIFE_S))
 
     def worth(self, nbytes: int, computing_s: float, now: float) -> bool:
         """Whether reading `nbytes` is expected to be faster than computing, which takes `computing_s`."""
@@ -99,19 +105,20 @@ class DiskTier:
         self,
         send: Callable[[DiskOrder], bool],
         directory: Watch[DirectoryStats],
-        known: Callable[[], object],
+        on_catalogue: Callable[[], object],
         cache: PrefixCache,
         clock: Callable[[], float],
     ) -> None:
-        """`send` returns False if there is no room for an order, or no writer. `known` is called when the catalogue of the disk is
-        complete."""
-        self._send, self._directory, self._known, self._cache, self._clock = send, directory, known, cache, clock
+        """`send` returns False if there is no room for an order, or no writer. `on_catalogue` is called when the catalogue of the disk
+        is complete."""
+        self._send, self._directory, self._on_catalogue = send, directory, on_catalogue
+        self._cache, self._clock = cache, clock
         self._loading: dict[int, Ticket] = {}
-        self._asked: deque[Saving] = deque()
-        """Savings whose plan is not answered yet."""
+        self._requested: deque[InFlightWrite] = deque()
+        """Writes whose bytes a plan requests that is not answered yet."""
         self._settled: list[int] = []
-        """Tickets that were answered since the last plan. Other ranks hold their pieces until a plan settles them."""
-        self._underway_bytes = 0
+        """Tickets that were answered since the last plan. Other ranks hold their blocks until a plan settles them."""
+        self._in_flight_bytes = 0
         self._speed = ReadSpeed()
         self._send(Announce())
 
@@ -122,7 +129,7 @@ class DiskTier:
     @property
     def busy(self) -> bool:
         """Whether bytes are in flight to the disk."""
-        return self._underway_bytes > 0
+        return self._in_flight_bytes > 0
 
     # -- from disk -------------------------------------------------------------------------------
 
@@ -130,12 +137,9 @@ class DiskTier:
         """Order a read of the missing nodes, if it is expected to be faster than computing them (F8)."""
         if not found.missing or not self.attached or not self._faster(found, tokens_per_s):
             return None
-        wanted = tuple(
-            NamedPiece(node.key, node.tokens, node.block is None, snapshot)
-            for node, snapshot in self._cache.wanted_parts(found)
-        )
-        ticket = Ticket(next(_tickets), (*found.match.nodes[-1:], *found.missing), wanted)
-        if not self._send(Read(ticket.number, wanted)):
+        requested = self._cache.missing_refs(found)
+        ticket = Ticket(next(_tickets), (*found.match.nodes[-1:], *found.missing), requested)
+        if not self._send(Read(ticket.number, requested)):
             return None
         self._cache.pin(ticket.pinned)
         self._loading[ticket.number] = ticket
@@ -157,14 +161,15 @@ class DiskTier:
     def hear(self, news: DiskNews) -> list[Load]:
         """Take news of the disk. Returns the loads of the next plan."""
         match news:
-            case Catalogue(pieces=pieces, whole=whole):
-                self._cache.on_disk(pieces)
-                if whole:
-                    self._known()
-            case Gone(keys=keys):
+            case Catalogue(runs=runs, complete=complete):
+                for run in runs:
+                    self._cache.on_disk(run.linked())
+                if complete:
+                    self._on_catalogue()
+            case RemovedFromDisk(keys=keys):
                 self._cache.not_on_disk(keys)
             case Written(keys=keys, nbytes=nbytes, refused=refused):
-                self._underway_bytes -= min(nbytes, self._underway_bytes)
+                self._in_flight_bytes -= min(nbytes, self._in_flight_bytes)
                 self._cache.saved(keys, refused=refused)
             case Loaded():
                 return self._loaded(news)
@@ -176,43 +181,43 @@ class DiskTier:
         return settled
 
     def _loaded(self, news: Loaded) -> list[Load]:
-        if news.held:
+        if news.must_settle:
             self._settled.append(news.ticket)
         ticket = self._loading.pop(news.ticket, None)
         if ticket is None:  # The request was aborted.
             return []
         self._speed.measured(news.nbytes, news.seconds, self._clock())
-        got = {piece.key: piece for piece in news.pieces}
-        loads = self._cache.loaded(news.ticket, news.pieces)
-        self._cache.not_on_disk([wanted.key for wanted in ticket.wanted if wanted.key not in got])
+        arrived = {block.key for block in news.blocks}
+        loads = self._cache.loaded(news.ticket, news.blocks)
+        self._cache.not_on_disk([ref.key for ref in ticket.requested if ref.key not in arrived])
         self._cache.unpin(ticket.pinned)
         ticket.done = True
-        ticket.read_tokens = sum(wanted.payload_tokens for wanted in ticket.wanted if wanted.key in got)
+        ticket.read_tokens = sum(ref.payload_tokens for ref in ticket.requested if ref.key in arrived)
         return loads
 
     # -- to disk ---------------------------------------------------------------------------------
 
     def pick(self) -> tuple[tuple[BlockId, ...], Run | None]:
         """Blocks and snapshots whose bytes the next plan returns, and the run that they become: one run at a time."""
-        if not self.attached or self._underway_bytes + RUN_BYTES > BACKLOG_BYTES:
+        if not self.attached or self._in_flight_bytes + RUN_BYTES > BACKLOG_BYTES:
             return (), None
-        saving = self._cache.next_run(RUN_BYTES)
-        if saving is None:
+        pending = self._cache.writes.next_run(RUN_BYTES)
+        if pending is None:
             return (), None
-        self._asked.append(saving)
-        self._underway_bytes += saving.nbytes
+        self._requested.append(pending)
+        self._in_flight_bytes += pending.nbytes
         ids: list[BlockId] = []
-        for node, piece in zip(saving.nodes, saving.run.pieces, strict=True):
-            ids += [node.block] if piece.payload and node.block is not None else []
-            ids += [node.snapshot] if piece.snapshot and node.snapshot is not None else []
-        return tuple(ids), saving.run
+        for node, ref in zip(pending.nodes, pending.run.blocks, strict=True):
+            ids += [node.block] if ref.payload and node.block is not None else []
+            ids += [node.snapshot] if ref.snapshot and node.snapshot is not None else []
+        return tuple(ids), pending.run
 
-    def persisted(self, payloads: tuple[Payload, ...]) -> None:
+    def persisted(self, data: tuple[Tensors, ...]) -> None:
         """Send the engine's answer to `pick` to the disk."""
-        if not payloads:
+        if not data:
             return
-        saving = self._asked.popleft()
-        write = saving.run.filled(payloads)
-        self._underway_bytes += write.nbytes - saving.nbytes
+        pending = self._requested.popleft()
+        write = pending.run.filled(data)
+        self._in_flight_bytes += write.nbytes - pending.nbytes
         if not self._send(write):
-            self.hear(Written(tuple(piece.key for piece in write.pieces), write.nbytes, refused=True))
+            self.hear(Written(tuple(block.key for block in write.blocks), write.nbytes, refused=True))

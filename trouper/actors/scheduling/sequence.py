@@ -10,11 +10,12 @@ from typing import Protocol
 import attrs
 
 from trouper.actors.scheduling.answer_output import AnswerOutput
+from trouper.actors.scheduling.block_keys import Chain
 from trouper.actors.scheduling.crash_attribution import Standing
 from trouper.actors.scheduling.prefill_budget import Work
-from trouper.actors.scheduling.prefix_tree import Chain, Node
 from trouper.actors.scheduling.prepared_request import PreparedRequest
 from trouper.actors.scheduling.speculation_policy import Record
+from trouper.actors.scheduling.tree_node import Node
 from trouper.protocol.model import Tokenizer
 from trouper.protocol.plans import RowId
 from trouper.protocol.problems import Problem
@@ -60,7 +61,7 @@ class IllegalTransitionError(Exception):
     """A fault of the scheduler: a sequence was used in a state in which that makes no sense."""
 
 
-class PendingRead(Protocol):
+class DiskRead(Protocol):
     """A read from disk for a sequence."""
 
     @property
@@ -94,7 +95,7 @@ class Sequence:
     """Running sequence that prefills tokens of this sequence's prompt."""
     shared_tokens: int = 0
     """Number of tokens up to which the primary must have prefilled."""
-    read: PendingRead | None = None
+    read: DiskRead | None = None
     """Read from disk for this sequence. It is ordered at most once."""
 
     # In a row of the engine.
@@ -150,7 +151,7 @@ class Sequence:
             raise IllegalTransitionError(f"{self.request.request_id}: from {self.state.value} to {state.value}")
         self.state = state
 
-    def wait_for_disk(self, read: PendingRead) -> None:
+    def wait_for_disk(self, read: DiskRead) -> None:
         self.enter_state(State.WAITING_FOR_DISK)
         self.read = read
 

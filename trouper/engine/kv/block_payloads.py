@@ -1,4 +1,4 @@
-"""Serialization of blocks and snapshots. The first tensor of a payload is its header: U32 (kind, tokens)."""
+"""Serialization of blocks and snapshots. The first of a block's tensors is its header: U32 (kind, tokens)."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ import mlx.core as mx
 import numpy as np
 
 from trouper.engine.kv.kv_layout import ArrayShape, Layout
-from trouper.protocol.blocks import Payload, Tensor
+from trouper.protocol.blocks import Tensor, Tensors
 
 BLOCK, SNAPSHOT = 0, 1
 DTYPES = {"F32": mx.float32, "F16": mx.float16, "BF16": mx.bfloat16, "U32": mx.uint32, "I32": mx.int32, "U8": mx.uint8}
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
+NAMES = {dtype: name for name, dtype in DTYPES.items()} | {mx.uint16: "BF16"}
+"""Names of types. NumPy has no bfloat16, so its bits are viewed as uint16, which no block has otherwise."""
 
 
 @attrs.frozen(eq=False)
-class BlockData:
+class BlockArrays:
     """Arrays of a block of `tokens` tokens, or of a snapshot after `tokens` tokens. The arrays are immutable."""
 
     tokens: int
@@ -28,31 +29,19 @@ class BlockData:
     def nbytes(self) -> int:
         return sum(array.nbytes for array in self.arrays)
 
-
-@attrs.frozen(eq=False)
-class PendingPayload:
-    """Arrays of a block that a step sends to the disk. The references are taken at launch."""
-
-    stored: BlockData
-    arrays: tuple[mx.array, ...]
-    """The block's arrays in types that NumPy has: bfloat16 is viewed as uint16."""
-
-    def read(self) -> Payload:
-        """Return the bytes without copying them. Waits for the device."""
+    def read(self) -> Tensors:
+        """Return the bytes of `readable` arrays without copying them. Waits for the device."""
         mx.eval(self.arrays)
-        header = np.array([SNAPSHOT if self.stored.snapshot else BLOCK, self.stored.tokens], np.uint32)
-        tensors = [
-            Tensor(NAMES[array.dtype], tuple(array.shape), _bytes(plain))
-            for array, plain in zip(self.stored.arrays, self.arrays, strict=True)
-        ]
+        header = np.array([SNAPSHOT if self.snapshot else BLOCK, self.tokens], np.uint32)
+        tensors = [Tensor(NAMES[array.dtype], tuple(array.shape), _bytes(array)) for array in self.arrays]
         return (Tensor("U32", (2,), header.tobytes()), *tensors)
 
 
-def pending(stored: BlockData) -> PendingPayload:
-    """Take references to a block's arrays, and start their conversion to types that NumPy has."""
-    plain = tuple(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array for array in stored.arrays)
-    mx.async_eval(plain)
-    return PendingPayload(stored, plain)
+def readable(stored: BlockArrays) -> BlockArrays:
+    """The block's arrays in types that NumPy has. The device makes them now, before the next step, and `read` waits for them."""
+    arrays = tuple(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array for array in stored.arrays)
+    mx.async_eval(arrays)
+    return attrs.evolve(stored, arrays=arrays)
 
 
 def _bytes(array: mx.array) -> memoryview | bytes:
@@ -60,7 +49,7 @@ def _bytes(array: mx.array) -> memoryview | bytes:
     return np.array(array, copy=False).reshape(-1).view(np.uint8).data if array.size else b""
 
 
-def stored_from(payload: Payload, layout: Layout) -> BlockData:
+def stored_from(payload: Tensors, layout: Layout) -> BlockArrays:
     """Decode a payload. Raises ValueError if the bytes are not a block or a snapshot of this layout."""
     if not payload or payload[0].dtype != "U32" or payload[0].shape != (2,) or payload[0].nbytes != 8:
         raise ValueError("the payload does not begin with its kind and length")
@@ -68,7 +57,7 @@ def stored_from(payload: Payload, layout: Layout) -> BlockData:
     if kind not in (BLOCK, SNAPSHOT) or tokens < 1:
         raise ValueError(f"the payload says kind {kind} and {tokens} tokens")
     shapes = layout.snapshot(tokens) if kind == SNAPSHOT else layout.block(tokens)
-    return BlockData(tokens, _arrays(payload[1:], shapes), kind == SNAPSHOT)
+    return BlockArrays(tokens, _arrays(payload[1:], shapes), kind == SNAPSHOT)
 
 
 def _arrays(tensors: Sequence[Tensor], shapes: Sequence[ArrayShape]) -> tuple[mx.array, ...]:

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import mlx.core as mx
 
-from trouper.engine.kv.block_payloads import BlockData, PendingPayload, pending, stored_from
+from trouper.engine.kv.block_payloads import BlockArrays, readable, stored_from
 from trouper.engine.kv.kv_layout import Layout
 from trouper.engine.kv.slot_rows import SlotRows
 from trouper.engine.platform.eager_eval import finish_or_start
@@ -27,7 +27,7 @@ class BlockStore:
 
     def __init__(self, rows: SlotRows) -> None:
         self._rows = rows
-        self._stored: dict[BlockId, BlockData] = {}
+        self._stored: dict[BlockId, BlockArrays] = {}
         self.members = 0
         """Set hash (`ranks.set_hash`) of all stored ids."""
 
@@ -54,7 +54,7 @@ class BlockStore:
         if order.snapshot is not None:
             arrays = tuple(self._rows.snapshot(order.row, at))
             finish_or_start(arrays)
-            self._keep(order.snapshot, BlockData(at, arrays, snapshot=True))
+            self._keep(order.snapshot, BlockArrays(at, arrays, snapshot=True))
         snapshots = () if order.snapshot is None else (order.snapshot,)
         self.members = joined(self.members, (*order.blocks, *snapshots))
 
@@ -66,7 +66,7 @@ class BlockStore:
         for block, size in blocks:
             assert size > 0, "an empty block"
             arrays = tuple(mx.contiguous(array[:, at : at + size]) for array in run)
-            self._keep(block, BlockData(size, arrays))
+            self._keep(block, BlockArrays(size, arrays))
             made += arrays
             at += size
         finish_or_start(made)
@@ -75,7 +75,7 @@ class BlockStore:
     def _bytes(self, block: tuple[BlockId, int]) -> int:
         return block[1] * self._layout.token_bytes
 
-    def _keep(self, block: BlockId, stored: BlockData) -> None:
+    def _keep(self, block: BlockId, stored: BlockArrays) -> None:
         assert block not in self._stored, "a block's id is used twice"
         self._stored[block] = stored
 
@@ -95,7 +95,7 @@ class BlockStore:
         self._restore_snapshot(row, order)
         self._rows.start()
 
-    def _write(self, row: RowId, blocks: Sequence[BlockData], room: int) -> None:
+    def _write(self, row: RowId, blocks: Sequence[BlockArrays], room: int) -> None:
         """Write each slot buffer once, since a second write while the first is under way would copy the buffer."""
         tokens = sum(block.tokens for block in blocks)
         if blocks and self._rows.can_begin_with:
@@ -111,12 +111,12 @@ class BlockStore:
             self._rows.start(slab.leaves)
         self._rows.advance(row, tokens)
 
-    def _parts(self, blocks: list[BlockData], tokens: int) -> list[BlockData]:
+    def _parts(self, blocks: list[BlockArrays], tokens: int) -> list[BlockArrays]:
         """Trim the blocks to `tokens` tokens: the last block may be used in part."""
         assert not any(block.snapshot for block in blocks), "a snapshot is no block"
         if blocks and (last := tokens - sum(block.tokens for block in blocks[:-1])) < blocks[-1].tokens:
             assert last > 0, "the last block has nothing to give"
-            blocks[-1] = BlockData(last, tuple(array[:, :last] for array in blocks[-1].arrays))
+            blocks[-1] = BlockArrays(last, tuple(array[:, :last] for array in blocks[-1].arrays))
         return blocks
 
     def _restore_snapshot(self, row: RowId, order: Restore) -> None:
@@ -126,9 +126,9 @@ class BlockStore:
             assert stored.snapshot and stored.tokens == order.tokens, "the snapshot is of another length"
             self._rows.restore_snapshot(row, stored.arrays)
 
-    def persist(self, blocks: Iterable[BlockId]) -> list[PendingPayload]:
+    def persist(self, blocks: Iterable[BlockId]) -> list[BlockArrays]:
         """Take references to the blocks' arrays, so that an eviction before they are read does no harm."""
-        return [pending(self._stored[block]) for block in blocks]
+        return [readable(self._stored[block]) for block in blocks]
 
 
 T = TypeVar("T")

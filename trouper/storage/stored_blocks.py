@@ -1,16 +1,15 @@
-"""Pieces and runs on the disk. A piece is the stored data of one node of the prefix tree."""
+"""Blocks and runs on the disk."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 import attrs
 
-from trouper.protocol.work import KnownPiece, Piece
-
-__all__ = ["Damaged", "Piece", "PieceInfo", "Reason", "RunInfo", "known_pieces", "parents_first"]
+from trouper.protocol.blocks import BlockRef
+from trouper.protocol.work import Run
 
 Reason = Literal["torn", "checksum", "foreign", "vanished"]
 
@@ -25,25 +24,25 @@ class Damaged(Exception):
 
 
 @attrs.frozen
-class PieceInfo:
-    """A piece without its bytes."""
+class BlockEntry:
+    """A block's entry in a file: which block, and the sizes of its parts."""
 
     key: bytes
     tokens: bytes
     payload_bytes: int
-    """Size of the payload; 0: the piece has none."""
+    """Size of the payload; 0: the file has none."""
     snapshot_bytes: int | None
-    """Size of the snapshot; None: the piece has none."""
+    """Size of the snapshot; None: the file has none."""
 
 
 @attrs.frozen
 class RunInfo:
-    """Contents of a file. `parent`: the key that the first piece continues."""
+    """Contents of a file. `parent`: the key that the first block continues."""
 
     name: str
     file_bytes: int
     parent: bytes
-    pieces: tuple[PieceInfo, ...]
+    pieces: tuple[BlockEntry, ...]
 
 
 def parents_first(runs: Iterable[RunInfo]) -> list[RunInfo]:
@@ -59,10 +58,18 @@ def parents_first(runs: Iterable[RunInfo]) -> list[RunInfo]:
     return ordered
 
 
-def known_pieces(runs: Iterable[RunInfo]) -> tuple[KnownPiece, ...]:
-    """Describe the pieces of runs for the scheduler, in order."""
-    return tuple(
-        KnownPiece(parent, piece.key, piece.tokens, piece.payload_bytes > 0, piece.snapshot_bytes is not None)
-        for run in runs
-        for parent, piece in zip([run.parent, *(piece.key for piece in run.pieces)], run.pieces, strict=False)
-    )
+def catalogue_batches(runs: Iterable[RunInfo], min_blocks: int) -> Iterator[tuple[Run, ...]]:
+    """Describe runs for the scheduler, in order, in batches that end with the run that reaches `min_blocks` blocks."""
+    batch, size = list[Run](), 0
+    for run in runs:
+        blocks = tuple(
+            BlockRef(entry.key, entry.tokens, entry.payload_bytes > 0, entry.snapshot_bytes is not None)
+            for entry in run.pieces
+        )
+        batch.append(Run(run.parent, blocks))
+        size += len(blocks)
+        if size >= min_blocks:
+            yield tuple(batch)
+            batch, size = [], 0
+    if batch:
+        yield tuple(batch)

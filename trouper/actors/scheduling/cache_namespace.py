@@ -1,0 +1,24 @@
+"""The namespace of cached blocks: hex digits that differ wherever KV would."""
+
+from __future__ import annotations
+
+from trouper.protocol.model import ModelCard
+from trouper.protocol.settings import Settings
+from trouper.storage.cache_fingerprint import namespace
+
+FORMAT = 1
+"""Version of the stored format. It is part of the namespace."""
+
+
+def cache_namespace(card: ModelCard, settings: Settings) -> str:
+    """Namespace of a model's blocks (F9): weights, adapter and dtype are in the card's fingerprint."""
+    parts = {
+        "format": str(FORMAT),
+        "fingerprint": card.fingerprint or card.id,
+        "architecture": card.architecture,
+        "dtype": card.dtype,
+        "kv": card.kv.description,
+        "token_bytes": str(card.kv.token_bytes),
+        "block_size": str(settings.block_size),
+    }
+    return namespace(parts)

@@ -1,0 +1,254 @@
+"""Eviction: which cached block is evicted first, and the bounds of the cache in bytes and in blocks. Pure: it only counts.
+
+Least recently used first, and leaves first: a block that a resident child continues is not evicted, since the child could not be
+found without it. So a text is evicted from its end, and what many texts share stays longest (SGLang's radix cache evicts its
+leaves in the same order). A snapshot has its own time of use and competes with the blocks, but may also be evicted alone.
+
+Rows and loads pin the nodes that they use. A pin locks its node and all ancestors: their blocks are not evicted, whatever is
+evicted around them. The bytes of all others are `evictable_bytes`: as many as `evict` can free. Locks are counted when a pin is
+set or released, up to the first ancestor that is locked anyway, so that neither call grows with the length of a text while its
+row advances.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable
+from itertools import count
+
+import attrs
+
+from trouper.actors.scheduling.tree_node import Node
+from trouper.protocol.plans import BlockId
+
+NODE_COST = 1024
+"""Bytes of a node in this process besides its KV, so that even the number of empty blocks is bounded."""
+SNAPSHOT, BLOCK = 0, 1
+"""What an entry of the heap would evict."""
+
+
+@attrs.frozen(kw_only=True)
+class Sizes:
+    """Sizes of KV in bytes, and the capacity of the cache."""
+
+    block_size: int
+    token_bytes: int
+    snapshot_bytes: int
+    capacity_bytes: int
+    capacity_blocks: int | None = None
+
+    def block_bytes(self, num_tokens: int) -> int:
+        """What a block of this many tokens counts against the capacity."""
+        return num_tokens * self.token_bytes + NODE_COST
+
+    @property
+    def max_blocks(self) -> int:
+        """Number of full blocks that fit."""
+        fit = self.capacity_bytes // self.block_bytes(self.block_size)
+        return min(fit, self.capacity_blocks or fit)
+
+
+class Eviction:
+    """The blocks and snapshots in memory: their ids, their bytes, their use, and the order in which they are evicted. `prune` is
+    called with each node that may have become superfluous."""
+
+    def __init__(self, sizes: Sizes, prune: Callable[[Node], None]) -> None:
+        self.sizes, self._prune = sizes, prune
+        self.bytes = 0
+        self.evictable_bytes = 0
+        """Bytes that `evict` can free: those of blocks that are not locked and of snapshots that are not pinned."""
+        self.blocks = 0
+        self.snapshots = 0
+        self.evicted_blocks = 0
+        self.evicted_snapshots = 0
+        self.refused = 0
+        """Number of calls of `make_room` that failed, since all other nodes were in use."""
+        self._ids = count()
+        self._clock = count(1)
+        self._heap: list[tuple[int, int, Node]] = []
+        """Candidates for eviction, oldest first: (stamp, SNAPSHOT or BLOCK, node). Entries whose stamp is no longer the node's are
+        void."""
+        self._freed: list[BlockId] = []
+        self._unsent: list[Node] = []
+        """Nodes that are pinned until the plan in composition is sent."""
+
+    # -- use -------------------------------------------------------------------------------------
+
+    def touch(self, nodes: Iterable[Node]) -> None:
+        """Mark nodes as used now."""
+        stamp = next(self._clock)
+        for node in nodes:
+            node.last_used = stamp
+            self._offer(node)
+
+    def touch_snapshot(self, node: Node) -> None:
+        node.snapshot_last_used = next(self._clock)
+        heapq.heappush(self._heap, (node.snapshot_last_used, SNAPSHOT, node))
+
+    def pin(self, node: Node) -> None:
+        """Pin a node: neither the node nor its ancestors are evicted."""
+        if not node.is_resident:
+            self._add_resident_child(node.parent)
+        if not node.pins and node.snapshot is not None:
+            self.evictable_bytes -= self.sizes.snapshot_bytes
+        node.pins += 1
+        self._lock(node)
+
+    def unpin(self, node: Node) -> None:
+        node.pins -= 1
+        assert node.pins >= 0, "unpinned more often than pinned"
+        self._unlock(node)
+        if not node.is_resident:
+            self._remove_resident_child(node.parent)
+        self._offer(node)
+        if node.snapshot is not None:
+            self.evictable_bytes += 0 if node.pins else self.sizes.snapshot_bytes
+            heapq.heappush(self._heap, (node.snapshot_last_used, SNAPSHOT, node))
+        self._prune(node)
+
+    def pin_until_sent(self, node: Node) -> None:
+        """Pin a node whose block or snapshot is stored by the plan in composition, which therefore must not evict it."""
+        self.pin(node)
+        self._unsent.append(node)
+
+    def freed(self) -> tuple[BlockId, ...]:
+        """Ids that were freed since the last call: those that the plan in composition evicts. It is sent after this call."""
+        freed, self._freed = tuple(self._freed), []
+        unsent, self._unsent = self._unsent, []
+        for node in unsent:
+            self.unpin(node)
+        return freed
+
+    def _lock(self, node: Node | None) -> None:
+        """Count one more lock. A node that becomes locked locks its parent."""
+        while node is not None:
+            node.locks += 1
+            if node.locks > 1:
+                return
+            self.evictable_bytes -= self._bytes_of(node)
+            node = node.parent
+
+    def _unlock(self, node: Node | None) -> None:
+        """Count one lock less. A node that is no longer locked unlocks its parent."""
+        while node is not None:
+            node.locks -= 1
+            if node.locks:
+                return
+            self.evictable_bytes += self._bytes_of(node)
+            node = node.parent
+
+    def _bytes_of(self, node: Node) -> int:
+        """Bytes of the node's block in memory."""
+        return 0 if node.block is None else self.sizes.block_bytes(node.size)
+
+    # -- blocks in memory ------------------------------------------------------------------------
+
+    def add_block(self, node: Node) -> None:
+        """Give a node a block, for which there is room, with a new id that the caller must fill."""
+        if not node.is_resident:
+            self._add_resident_child(node.parent)
+        node.block = BlockId(next(self._ids))
+        self._count_bytes(self.sizes.block_bytes(node.size), evictable=not node.locks)
+        self.blocks += 1
+        self.touch((node,))
+
+    def add_snapshot(self, node: Node) -> None:
+        """Give a node a snapshot, for which there is room, with a new id that the caller must fill."""
+        node.snapshot = BlockId(next(self._ids))
+        self._count_bytes(self.sizes.snapshot_bytes, evictable=not node.pins)
+        self.snapshots += 1
+        self.touch_snapshot(node)
+
+    def drop_snapshot(self, node: Node) -> None:
+        assert node.snapshot is not None
+        self._freed.append(node.snapshot)
+        node.snapshot = None
+        self._count_bytes(-self.sizes.snapshot_bytes, evictable=not node.pins)
+        self.snapshots -= 1
+
+    def _drop_block(self, node: Node) -> None:
+        assert node.block is not None
+        self._freed.append(node.block)
+        node.block = None
+        self._count_bytes(-self.sizes.block_bytes(node.size), evictable=not node.locks)
+        self.blocks -= 1
+        self._remove_resident_child(node.parent)
+        if node.snapshot is not None and not node.on_disk:
+            self.drop_snapshot(node)
+
+    def _count_bytes(self, nbytes: int, *, evictable: bool) -> None:
+        self.bytes += nbytes
+        self.evictable_bytes += nbytes if evictable else 0
+
+    def _add_resident_child(self, parent: Node | None) -> None:
+        """Count one more resident child. A node whose first child becomes resident becomes resident itself, and so on upwards."""
+        while parent is not None:
+            resident = parent.is_resident
+            parent.resident_children += 1
+            parent = None if resident else parent.parent
+
+    def _remove_resident_child(self, parent: Node | None) -> None:
+        """Count one resident child less, and so on upwards."""
+        while parent is not None:
+            parent.resident_children -= 1
+            self._offer(parent)
+            parent = None if parent.is_resident else parent.parent
+
+    # -- evicting --------------------------------------------------------------------------------
+
+    def make_room(self, nbytes: int, blocks: int = 0, *, keep: Node) -> bool:
+        """Evict until `nbytes` more bytes and `blocks` more blocks fit, but neither `keep` nor its ancestors. False if the
+        remaining nodes are in use."""
+        fits = self._fits(nbytes, blocks)
+        if not fits and nbytes <= self.sizes.capacity_bytes:
+            self.pin(keep)
+            while not fits and self._evict_oldest():
+                fits = self._fits(nbytes, blocks)
+            self.unpin(keep)
+        self.refused += not fits
+        return fits
+
+    def _fits(self, nbytes: int, blocks: int) -> bool:
+        max_blocks = self.sizes.capacity_blocks
+        if max_blocks is not None and self.blocks + blocks > max_blocks:
+            return False
+        return self.bytes + nbytes <= self.sizes.capacity_bytes
+
+    def evict(self, nbytes: int) -> int:
+        """Evict `nbytes` bytes now, or as many as are evictable. Returns the number of evicted bytes."""
+        before = self.bytes
+        while before - self.bytes < nbytes and self._evict_oldest():
+            pass
+        return before - self.bytes
+
+    def _evict_oldest(self) -> bool:
+        while self._heap:
+            entry = heapq.heappop(self._heap)
+            _, kind, node = entry
+            if not self._valid(entry):
+                continue
+            if kind == SNAPSHOT:
+                self.drop_snapshot(node)
+                self.evicted_snapshots += 1
+            else:
+                self._drop_block(node)
+                self.evicted_blocks += 1
+            self._prune(node)
+            return True
+        return False
+
+    def _evictable(self, node: Node) -> bool:
+        return node.block is not None and not node.pins and not node.resident_children
+
+    def _offer(self, node: Node) -> None:
+        if self._evictable(node):
+            heapq.heappush(self._heap, (node.last_used, BLOCK, node))
+        if len(self._heap) > 64 + 4 * (self.blocks + self.snapshots):
+            self._heap = list({entry for entry in self._heap if self._valid(entry)})
+            heapq.heapify(self._heap)
+
+    def _valid(self, entry: tuple[int, int, Node]) -> bool:
+        stamp, kind, node = entry
+        if kind == SNAPSHOT:
+            return node.snapshot is not None and stamp == node.snapshot_last_used and not node.pins
+        return stamp == node.last_used and self._evictable(node)

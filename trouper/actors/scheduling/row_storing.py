@@ -1,0 +1,116 @@
+"""What a row stores: which of its KV becomes blocks and snapshots, and when.
+
+Full blocks are stored by the plan after the chunk that completed them, so that other prompts can use them at once. What follows the last
+full block is stored when the row ends, or when an answer has grown by `TAIL_TOKENS`: until then other rows copy it from the row itself.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from trouper.actors.scheduling.prefix_tree import PrefixTree
+from trouper.actors.scheduling.sequence import Sequence
+from trouper.actors.scheduling.tree_node import Node
+from trouper.actors.scheduling.wait_for_primary import LiveRows
+from trouper.actors.scheduling.write_queue import WriteQueue
+from trouper.protocol.plans import Store
+
+TAIL_TOKENS = 256
+"""Length at which the tail of an answer is stored, so that the end of a row is never expensive and no step copies much."""
+
+
+@attrs.frozen(eq=False)
+class RowStoring:
+    """Composes the `Store`s of rows. `snapshot_tokens`: the interval of snapshots; None: the model needs none."""
+
+    _tree: PrefixTree
+    _live: LiveRows
+    _writes: WriteQueue
+    _snapshot_tokens: int | None
+
+    def computed(self, row: Sequence) -> list[Store]:
+        """Stores of a row that continues: its full blocks, and a snapshot at a boundary."""
+        if row.node is None:
+            return []
+        at = row.num_computed_tokens
+        stores = self._store(
+            row, min(at, row.num_tokens), at if self._snapshot_due(row) and at <= row.num_tokens else None
+        )
+        if not row.prefilling:
+            self._writes.add(row.node)
+        return stores
+
+    def due(self, row: Sequence) -> bool:
+        """Whether a decoding row has a long tail, or is at a boundary."""
+        if row.node is None:
+            return False
+        return row.num_tokens - row.node.end >= TAIL_TOKENS or self._snapshot_due(row)
+
+    def ended(self, row: Sequence) -> list[Store]:
+        """Stores of a row that ends: all of its KV, while the row is still in the engine (F12)."""
+        if row.node is None:
+            return []
+        at = min(row.num_computed_tokens, row.num_tokens)
+        stores: list[Store] = []
+        if self._snapshot_tokens is None or row.num_computed_tokens <= row.num_tokens:
+            stores = self._store(row, at, at)
+            self._writes.add(row.node)
+        self._live.detach(row)
+        return stores
+
+    def _snapshot_due(self, row: Sequence) -> bool:
+        return self._snapshot_tokens is not None and row.snapshot_due(self._snapshot_tokens)
+
+    def _store(self, row: Sequence, end: int, cut: int | None) -> list[Store]:
+        """Stores of full blocks up to `end`; with `cut` also the part of a block up to there, and its snapshot if one is needed."""
+        stores: list[Store] = []
+        size = self._tree.sizes.block_size
+        node = row.node
+        assert node is not None
+        for start in range(node.end, end - size + 1, size):
+            following = self._store_block(row, node, start, start + size, stores)
+            if following is None:
+                cut = None
+                break
+            node = following
+        if node is not row.node:
+            self._live.attach(row, node)
+        if cut is not None and cut >= node.end:
+            self._store_cut(row, node, cut, stores)
+        return stores
+
+    def _store_cut(self, row: Sequence, node: Node, cut: int, stores: list[Store]) -> None:
+        part = node if cut == node.end else self._store_block(row, node, node.end, cut, stores)
+        if part is None or part.parent is None:
+            return
+        if self._snapshot_tokens is None:
+            self._writes.add(part)
+            return
+        snapshot = self._tree.add_snapshot(part)
+        row.snapshot_at = cut
+        if snapshot is None:
+            return
+        self._tree.eviction.pin_until_sent(part)
+        self._writes.add(part)
+        if stores and stores[-1].start + sum(stores[-1].sizes) == cut:
+            stores[-1] = attrs.evolve(stores[-1], snapshot=snapshot)
+        else:
+            stores.append(Store(row.id, cut, (), (), snapshot))
+
+    def _store_block(self, row: Sequence, parent: Node, start: int, end: int, stores: list[Store]) -> Node | None:
+        """The node of these tokens. If it is not in memory yet, its store is added to `stores`, merged with the last one where it
+        continues that."""
+        tokens = row.chain.part(start, end)
+        before = self._tree.child(parent, tokens)
+        in_memory = before is not None and before.block is not None
+        node = self._tree.insert(parent, tokens)
+        if node is None or in_memory:
+            return node
+        assert node.block is not None
+        self._tree.eviction.pin_until_sent(node)
+        if stores and stores[-1].start + sum(stores[-1].sizes) == start and stores[-1].snapshot is None:
+            last = stores[-1]
+            stores[-1] = attrs.evolve(last, sizes=(*last.sizes, end - start), blocks=(*last.blocks, node.block))
+        else:
+            stores.append(Store(row.id, start, (end - start,), (node.block,)))
+        return node

@@ -1,0 +1,117 @@
+"""A node of the prefix tree: the tokens of one block, and where its data is."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator
+from operator import itemgetter
+
+import attrs
+import numpy as np
+
+from trouper.protocol.blocks import TOKEN_BYTES
+from trouper.protocol.plans import BlockId
+
+_tokens = itemgetter(0)
+
+
+def common(a: bytes, b: bytes) -> int:
+    """Number of tokens in the common prefix of two token strings."""
+    size = min(len(a), len(b))
+    a, b = a[:size], b[:size]
+    if a == b:
+        return size // TOKEN_BYTES
+    if size <= 16 * TOKEN_BYTES:
+        differ = int.from_bytes(a, "big") ^ int.from_bytes(b, "big")
+        return (size - (differ.bit_length() + 7) // 8) // TOKEN_BYTES
+    return int(np.argmax(np.frombuffer(a, ">i4") != np.frombuffer(b, ">i4")))
+
+
+@attrs.define(eq=False)
+class Node:
+    """A node of the prefix tree: the tokens of one block after those of its parent. It is usable while its block is in memory or
+    on disk."""
+
+    key: bytes
+    parent: Node | None
+    tokens: bytes
+    end: int
+    """Number of tokens from the root to the end of this node."""
+    block: BlockId | None = None
+    snapshot: BlockId | None = None
+    on_disk: bool = False
+    snapshot_on_disk: bool = False
+    queued: bool = False
+    """Whether the node is on a list of nodes to write to disk."""
+    pins: int = 0
+    """Number of rows and loads that use the node."""
+    locks: int = 0
+    """Number of pins, and of children that are locked. A locked node has a pin on it or on a descendant."""
+    resident_children: int = 0
+    """Number of children that are resident."""
+    last_used: int = 0
+    snapshot_last_used: int = 0
+    _order: list[tuple[bytes, Node]] = attrs.field(factory=list)
+    """Children, sorted by their tokens."""
+
+    def __lt__(self, other: Node) -> bool:  # Siblings have distinct tokens, and entries of a heap distinct stamps.
+        return self.key < other.key
+
+    @property
+    def size(self) -> int:
+        return len(self.tokens) // TOKEN_BYTES
+
+    @property
+    def start(self) -> int:
+        return self.end - self.size
+
+    @property
+    def usable(self) -> bool:
+        return self.block is not None or self.on_disk
+
+    @property
+    def is_resident(self) -> bool:
+        """Whether the node or a descendant is in memory or pinned. The parent of a resident node is not evicted."""
+        return self.block is not None or self.pins > 0 or self.resident_children > 0
+
+    @property
+    def has_snapshot(self) -> bool:
+        return self.snapshot is not None or self.snapshot_on_disk
+
+    @property
+    def is_leaf(self) -> bool:
+        return not self._order
+
+    @property
+    def children(self) -> Iterator[Node]:
+        return (node for _, node in self._order)
+
+    def attach(self, child: Node) -> None:
+        insort(self._order, (child.tokens, child))
+
+    def detach(self, child: Node) -> None:
+        del self._order[bisect_left(self._order, (child.tokens, child))]
+
+    def nearest(self, tokens: bytes) -> tuple[int, Node | None]:
+        """The usable child that shares the longest prefix with `tokens`, and its length in tokens. The further a child is from
+        where `tokens` would be inserted the less it shares, so the first usable one on either side is the best of that side."""
+        index = bisect_left(self._order, (tokens,))
+        sides = range(index - 1, -1, -1), range(index, len(self._order))
+        near = [next((node for n in side if (node := self._order[n][1]).usable), None) for side in sides]
+        found = [(common(tokens, node.tokens), node) for node in near if node is not None]
+        return max(((n, node) for n, node in found if n), default=(0, None))
+
+    def longest_with_snapshot(self, tokens: bytes) -> Node | None:
+        """The longest usable child that is a prefix of `tokens` and has a snapshot. All prefixes of `tokens` are prefixes of
+        what it shares with the last child that is not greater."""
+        index = bisect_right(self._order, tokens, key=_tokens)
+        while index:
+            child_tokens, node = self._order[index - 1]
+            shared = common(tokens, child_tokens) * TOKEN_BYTES
+            if shared == len(child_tokens):
+                if node.usable and node.has_snapshot:
+                    return node
+                shared -= TOKEN_BYTES
+            tokens = tokens[:shared]
+            index = bisect_right(self._order, tokens, key=_tokens)
+        return None

@@ -1,0 +1,93 @@
+"""The write queue: which cached blocks wait to be written to disk, in which order, and which are in flight."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+import attrs
+
+from trouper.actors.scheduling.eviction import Sizes
+from trouper.actors.scheduling.tree_node import Node
+from trouper.protocol.blocks import BlockRef
+from trouper.protocol.work import Run
+
+MAX_QUEUED_CHAINS = 4096
+"""Maximum number of chains that wait for the disk; the oldest are dropped."""
+
+
+@attrs.frozen(eq=False)
+class InFlightWrite:
+    """Consecutive nodes in flight to the disk. The record is valid even after the nodes were evicted."""
+
+    run: Run
+    nodes: tuple[Node, ...]
+    nbytes: int
+
+
+class WriteQueue:
+    """Nodes to write, and nodes in flight. `enabled`: whether there is a disk tier."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        self._sizes = sizes
+        self.enabled = False
+        self._chains: deque[tuple[Node, ...]] = deque()
+        """Chains of consecutive nodes that wait to be written."""
+        self._in_flight: dict[bytes, tuple[bytes, BlockRef]] = {}
+        """Blocks in flight, each with the key of its parent, by their own keys."""
+
+    def add(self, node: Node | None) -> None:
+        """Queue a node and its ancestors."""
+        nodes: list[Node] = []
+        while (
+            self.enabled and node is not None and node.parent is not None and not (node.queued or self._is_saved(node))
+        ):
+            node.queued = True
+            nodes.append(node)
+            node = node.parent
+        if nodes:
+            self._chains.append(tuple(reversed(nodes)))
+        while len(self._chains) > MAX_QUEUED_CHAINS:
+            for dropped in self._chains.popleft():
+                dropped.queued = False
+
+    def _is_saved(self, node: Node) -> bool:
+        return (node.on_disk and (node.snapshot is None or node.snapshot_on_disk)) or node.key in self._in_flight
+
+    def next_run(self, max_bytes: int) -> InFlightWrite | None:
+        """The next nodes of one chain to write to disk: those in memory that are not on disk yet."""
+        while self._chains:
+            nodes = self._chains.popleft()
+            for node in nodes:
+                node.queued = False
+            first = next((n for n, node in enumerate(nodes) if not self._is_saved(node)), len(nodes))
+            run: list[Node] = []
+            nbytes = 0
+            for node in nodes[first:]:
+                nbytes += self._bytes_of(node)
+                if node.block is None or self._is_saved(node) or (run and nbytes > max_bytes):
+                    break
+                run.append(node)
+            if run:
+                if remaining := nodes[first + len(run) :]:
+                    for node in remaining:
+                        node.queued = True
+                    self._chains.appendleft(remaining)
+                return self._send(run)
+        return None
+
+    def _bytes_of(self, node: Node) -> int:
+        return node.size * self._sizes.token_bytes + (node.snapshot is not None) * self._sizes.snapshot_bytes
+
+    def _send(self, nodes: list[Node]) -> InFlightWrite:
+        parent = nodes[0].parent
+        assert parent is not None
+        run = Run(
+            parent.key, tuple(BlockRef(node.key, node.tokens, snapshot=node.snapshot is not None) for node in nodes)
+        )
+        self._in_flight |= {ref.key: (parent_key, ref) for parent_key, ref in run.linked()}
+        return InFlightWrite(run, tuple(nodes), sum(map(self._bytes_of, nodes)))
+
+    def answered(self, keys: Iterable[bytes]) -> list[tuple[bytes, BlockRef]]:
+        """Blocks that were in flight and no longer are, each with the key of its parent."""
+        return [sent for key in keys if (sent := self._in_flight.pop(key, None)) is not None]

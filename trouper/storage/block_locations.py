@@ -1,0 +1,55 @@
+"""Index of the blocks on disk: which run has a block, and which of its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from trouper.protocol.blocks import BlockRef
+from trouper.storage.stored_blocks import BlockEntry, RunInfo
+
+
+class BlockLocations:
+    """Locations of blocks by key. A block may be in several runs; the one with its snapshot is preferred."""
+
+    def __init__(self, runs: Iterable[RunInfo] = ()) -> None:
+        self._locations: dict[bytes, tuple[str, BlockEntry]] = {}
+        """Name of the run, and the block's entry in it."""
+        self.add(*runs)
+
+    def __len__(self) -> int:
+        return len(self._locations)
+
+    def add(self, *runs: RunInfo) -> None:
+        for run in runs:
+            for entry in run.pieces:
+                known = self._locations.get(entry.key)
+                if entry.snapshot_bytes is not None or known is None or known[1].snapshot_bytes is None:
+                    self._locations[entry.key] = run.name, entry
+
+    def remove(self, runs: Iterable[RunInfo]) -> tuple[bytes, ...]:
+        """Forget removed runs. Returns the keys of the blocks that were located in them."""
+        keys = tuple(
+            entry.key
+            for run in runs
+            for entry in run.pieces
+            if (location := self._locations.get(entry.key)) is not None and location[0] == run.name
+        )
+        for key in keys:
+            del self._locations[key]
+        return keys
+
+    def runs_of(self, keys: Iterable[bytes]) -> set[str]:
+        """Names of the runs in which these blocks are located."""
+        return {self._locations[key][0] for key in keys if key in self._locations}
+
+    def by_run(self, refs: Sequence[BlockRef]) -> list[tuple[str, list[BlockRef]]]:
+        """Group blocks by run, in order, up to the first block that is not on disk."""
+        groups: list[tuple[str, list[BlockRef]]] = []
+        for ref in refs:
+            name, entry = self._locations.get(ref.key, ("", None))
+            if entry is None or (ref.snapshot and entry.snapshot_bytes is None):
+                break
+            if not groups or groups[-1][0] != name:
+                groups.append((name, []))
+            groups[-1][1].append(ref)
+        return groups
