@@ -24,7 +24,7 @@ class Anthropic:
         self._service = service
 
     def endpoints(self) -> tuple[Endpoint, ...]:
-        endpoint = partial(Endpoint, method="POST", tag="Anthropic", refused=messages.REFUSED, rules=messages.RULES)
+        endpoint = partial(Endpoint, method="POST", tag="Anthropic")
         question = {"messages": [{"role": "user", "content": "Who was Molière?"}]}
         tool = {"name": "look_up", "input_schema": {"type": "object", "properties": {"name": {"type": "string"}}}}
         forced = {"tools": [tool], "tool_choice": {"type": "tool", "name": "look_up"}}

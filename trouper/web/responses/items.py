@@ -1,90 +1,243 @@
-"""Items of a responses conversation: validation, completion with ids, and conversion to messages for the chat template."""
+"""Items of a responses conversation: their types, their form with ids, and their conversion to messages for the chat
+template."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 from uuid import uuid4
 
 import msgspec
+from msgspec import Meta
 
 from trouper.protocol.problems import Problem, RequestFailed, bad_request
+from trouper.web.http.body_faults import explains, says
 from trouper.web.http.body_parsing import combination, json_type
+from trouper.web.http.field_types import Ignored, JsonText
+from trouper.web.http.request_body import SentBack
 from trouper.web.openai.chat_tools import arguments_of
 from trouper.web.output.dialect import Json
-from trouper.web.responses.schemas import MAX_ID, MAX_ITEMS, ROLES, STATUSES
+from trouper.web.responses.schemas import REFUSALS_ARE_ANSWERS, STATUSES
 
-KEYS = {
-    "message": frozenset({"type", "id", "status", "role", "content", "phase"}),
-    "function_call": frozenset({"type", "id", "status", "call_id", "name", "arguments"}),
-    "function_call_output": frozenset({"type", "id", "status", "call_id", "output", "name"}),
-    "reasoning": frozenset({"type", "id", "status", "summary", "content"}),
-    "item_reference": frozenset({"type", "id"}),
-}
-"""Keys of each type of item. `phase`, and the `name` beside a `call_id`, hold nothing that a model could use."""
-PART_KEYS = {
-    "input_text": frozenset({"type", "text", "prompt_cache_breakpoint"}),
-    "output_text": frozenset({"type", "text", "annotations", "logprobs"}),
-    "refusal": frozenset({"type", "refusal"}),
-    "summary_text": frozenset({"type", "text"}),
-    "reasoning_text": frozenset({"type", "text"}),
-}
-"""Keys of each type of content part. Caching changes no output; annotations and logprobs are sent back from an earlier
-answer."""
-PREFIXES = {"message": "msg_", "function_call": "fc_", "function_call_output": "fco_", "reasoning": "rs_"}
-
+MAX_ITEMS = 10_000
+MAX_ID = 128
 Find = Callable[[str], Json | None]
 """Finds a stored item by its id."""
+ItemId = Annotated[str, says(f"{{path}} must be a string of 1 to {MAX_ID} characters", min_length=1, max_length=MAX_ID)]
+Status = Annotated[
+    Literal["completed", "incomplete", "in_progress"], says(f"{{path}} must be one of {', '.join(STATUSES)}")
+]
+PARTS = ("input_text", "output_text")
+NOT_A_PART = "{path}: only parts of type {known} are supported, not {tag!r}"
 
 
 def new_id(prefix: str) -> str:
     return prefix + uuid4().hex
 
 
-def items_of(value: Any, find: Find) -> tuple[Json, ...]:
-    """Parse the request's `input`. Raises `RequestFailed` (400; 404 for a reference to an item that is not stored)."""
+def _part(kind: str) -> Meta:
+    return says(NOT_A_PART.replace("{known}", kind), "unsupported_content")
+
+
+# -- types of items ------------------------------------------------------------------------------------
+
+
+class InputText(SentBack, tag="input_text", frozen=True):
+    """Text of a prompt."""
+
+    text: str
+    prompt_cache_breakpoint: Ignored = None
+
+
+class OutputText(SentBack, tag="output_text", frozen=True):
+    """Text of an answer. Annotations and logprobs are sent back from an earlier one."""
+
+    text: str
+    annotations: Ignored = None
+    logprobs: Ignored = None
+
+
+class RefusalText(SentBack, tag="refusal", frozen=True):
+    """Text of an answer that another server called a refusal."""
+
+    refusal: str
+
+
+class SummaryText(SentBack, tag="summary_text", frozen=True):
+    """Summary of reasoning."""
+
+    text: str
+
+
+class ReasoningText(SentBack, tag="reasoning_text", frozen=True):
+    """Text of reasoning."""
+
+    text: str
+
+
+class _Item(SentBack, kw_only=True, frozen=True):
+    id: ItemId | None = None
+    status: Status | None = None
+
+    def head(self, kind: str, prefix: str) -> Json:
+        """Return the fields that every item has. An item without an id gets one."""
+        return {"id": self.id or new_id(prefix), "type": kind, "status": self.status or "completed"}
+
+
+class InputMessage(_Item, tag="message", kw_only=True, frozen=True):
+    """A message. `phase` holds nothing that a model could use."""
+
+    may_lack_tag: ClassVar[bool] = True
+    rules: ClassVar[tuple[Json, ...]] = (REFUSALS_ARE_ANSWERS,)
+    role: Annotated[
+        Literal["user", "assistant", "system", "developer"],
+        says("{path} must be one of user, assistant, system, developer, not {value!r}"),
+    ]
+    content: Annotated[
+        str | list[InputText | OutputText | RefusalText],
+        says("{path} must be a string or an array of parts, not {type}", "invalid_type"),
+    ]
+    phase: Ignored = None
+
+    def stored(self, path: str) -> Json:
+        """Return the item as it is stored. Raises `RequestFailed` (400), as in the other types of items."""
+        parts: Sequence[InputText | OutputText | RefusalText]
+        parts = [InputText(self.content)] if isinstance(self.content, str) else self.content
+        content = [self._part(part, f"{path}.content.{index}") for index, part in enumerate(parts)]
+        return self.head("message", "msg_") | {"role": self.role, "content": content}
+
+    def _part(self, part: InputText | OutputText | RefusalText, path: str) -> Json:
+        if not isinstance(part, RefusalText):
+            return text_part(part.text) if self.role == "assistant" else _input_text(part.text)
+        if self.role != "assistant":
+            _refuse_part(PARTS, "refusal", path)
+        return {"type": "refusal", "refusal": part.refusal}
+
+
+class FunctionCallItem(_Item, tag="function_call", kw_only=True, frozen=True):
+    """A call of an earlier answer."""
+
+    call_id: str
+    name: str
+    arguments: JsonText
+
+    def stored(self, path: str) -> Json:
+        arguments_of(self.arguments, f"{path}.arguments")
+        call = {"call_id": self.call_id, "name": self.name, "arguments": self.arguments}
+        return self.head("function_call", "fc_") | call
+
+
+class FunctionCallOutputItem(_Item, tag="function_call_output", kw_only=True, frozen=True):
+    """The result of a call."""
+
+    call_id: str
+    output: Annotated[
+        str | list[Annotated[InputText, _part("input_text")]],
+        says("{path} must be a string, not {type}", "invalid_type"),
+    ]
+    name: Ignored = None
+
+    def stored(self, _: str) -> Json:
+        output = self.output if isinstance(self.output, str) else [_input_text(part.text) for part in self.output]
+        return self.head("function_call_output", "fco_") | {"call_id": self.call_id, "output": output}
+
+
+NOT_PARTS = says("{path} must be an array of parts, not {type}", "invalid_type")
+
+
+class ReasoningItem(_Item, tag="reasoning", kw_only=True, frozen=True):
+    """Reasoning of an earlier answer."""
+
+    summary: Annotated[list[Annotated[SummaryText, _part("summary_text")]], NOT_PARTS] | None = None
+    content: Annotated[list[Annotated[ReasoningText, _part("reasoning_text")]], NOT_PARTS] | None = None
+
+    def stored(self, _: str) -> Json:
+        summary = [{"type": "summary_text", "text": part.text} for part in self.summary or ()]
+        content = [{"type": "reasoning_text", "text": part.text} for part in self.content or ()]
+        return self.head("reasoning", "rs_") | {"summary": summary, "content": content}
+
+
+class ItemReference(SentBack, tag="item_reference", frozen=True):
+    """An item that is stored here."""
+
+    may_lack_tag: ClassVar[bool] = True
+    id: str
+
+
+Item = InputMessage | FunctionCallItem | FunctionCallOutputItem | ReasoningItem | ItemReference
+KINDS = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
+
+
+def explain_input(value: Any, path: str) -> None:
+    if not isinstance(value, str | list):
+        detail = f"{path} must be a string or an array of items, not {json_type(value)}"
+        raise bad_request(detail, path, "invalid_type")
+    if isinstance(value, list) and len(value) > MAX_ITEMS:
+        raise bad_request(f"{path} may have {MAX_ITEMS} items, not {len(value)}", path, "invalid_value")
+
+
+def explain_item(value: Any, path: str) -> None:
+    if not isinstance(value, dict):
+        return
+    kind = value.get("type")
+    if kind not in KINDS:
+        raise bad_request(f"{path}: items of type {kind!r} are not supported here", f"{path}.type", "unsupported_item")
+    if kind == "message" and isinstance(value.get("content"), list):
+        known = (*PARTS, "refusal") if value.get("role") == "assistant" else PARTS
+        for index, part in enumerate(value["content"]):
+            part_kind = part.get("type") if isinstance(part, dict) else None
+            if part_kind not in known:
+                _refuse_part(known, part_kind, f"{path}.content.{index}")
+
+
+Input = Annotated[
+    str | Annotated[list[Annotated[Item, explains(explain_item)]], Meta(max_length=MAX_ITEMS)],
+    explains(explain_input),
+]
+
+
+def with_types(value: Any) -> Any:
+    """Return the input with the types that messages and references may leave out."""
+    return [_with_type(item) for item in value] if isinstance(value, list) else value
+
+
+def _with_type(item: Any) -> Any:
+    if not isinstance(item, dict) or item.get("type") is not None:
+        return item
+    return item | {"type": "item_reference" if item.get("role") is None else "message"}
+
+
+# -- items as they are stored --------------------------------------------------------------------------
+
+
+def items_of(value: str | Sequence[Item], find: Find) -> tuple[Json, ...]:
+    """Complete the request's `input`. Raises `RequestFailed` (400; 404 for a reference to an item that is not
+    stored)."""
     if isinstance(value, str):
-        return (_message({"role": "user", "content": value}, "input"),)
-    if not isinstance(value, list):
-        raise bad_request(
-            f"input must be a string or an array of items, not {json_type(value)}", "input", "invalid_type"
-        )
-    if len(value) > MAX_ITEMS:
-        raise bad_request(f"input may have {MAX_ITEMS} items, not {len(value)}", "input", "invalid_value")
-    items = tuple(_item(item, f"input.{index}", find) for index, item in enumerate(value))
+        return (InputMessage(role="user", content=value).stored("input"),)
+    items = tuple(
+        _referred(item.id, f"input.{index}.id", find)
+        if isinstance(item, ItemReference)
+        else item.stored(f"input.{index}")
+        for index, item in enumerate(value)
+    )
     _check_references(value, items)
     return items
 
 
-def _check_references(given: list[Any], items: Sequence[Json]) -> None:
+def _check_references(given: Sequence[Item], items: Sequence[Json]) -> None:
     """Check that no item is referenced twice: a short request may not become a prompt of any length. Raises
     `RequestFailed` (400)."""
     seen: set[int] = set()
     for index, (original, item) in enumerate(zip(given, items, strict=True)):
-        if original.get("type") in (None, "item_reference") and original.get("role") is None:
+        if isinstance(original, ItemReference):
             if id(item) in seen:
                 path = f"input.{index}.id"
                 raise combination(f"{path}: {item['id']!r} is referred to twice", path)
             seen.add(id(item))
 
 
-def _item(item: Any, path: str, find: Find) -> Json:
-    if not isinstance(item, dict):
-        raise bad_request(f"{path} must be an object, not {json_type(item)}", path, "invalid_type")
-    kind = item.get("type")
-    if kind is None:  # Messages and references may omit their type.
-        kind = "item_reference" if item.get("role") is None else "message"
-    if not isinstance(kind, str) or kind not in KEYS:
-        raise bad_request(f"{path}: items of type {kind!r} are not supported here", f"{path}.type", "unsupported_item")
-    _only(item, KEYS[kind], path)
-    if kind == "item_reference":
-        return _referred(item.get("id"), f"{path}.id", find)
-    return READERS[kind](item, path)
-
-
-def _referred(item_id: Any, path: str, find: Find) -> Json:
-    if not isinstance(item_id, str):
-        raise bad_request(f"{path} must be a string, not {json_type(item_id)}", path, "invalid_type")
+def _referred(item_id: str, path: str, find: Find) -> Json:
     found = find(item_id)
     if found is None:
         detail = f"no item {item_id!r} is stored here, or it is gone: send the item itself"
@@ -92,110 +245,13 @@ def _referred(item_id: Any, path: str, find: Find) -> Json:
     return found
 
 
-def _only(given: Json, known: frozenset[str], path: str) -> None:
-    for name, value in given.items():
-        if name not in known and value is not None:
-            raise bad_request(f"{path}.{name} is not supported here", f"{path}.{name}", "unsupported_parameter")
+def _refuse_part(known: Sequence[str], kind: Any, path: str) -> None:
+    message = NOT_A_PART.format(path=path, tag=kind, known=" or ".join(known))
+    raise bad_request(message, path, "unsupported_content")
 
 
-def _head(item: Json, kind: str, path: str) -> Json:
-    """Return the fields that every item has. An item without an id gets one."""
-    item_id, status = item.get("id"), item.get("status")
-    if item_id is not None and not (isinstance(item_id, str) and 0 < len(item_id) <= MAX_ID):
-        raise bad_request(f"{path}.id must be a string of 1 to {MAX_ID} characters", f"{path}.id", "invalid_value")
-    if status is not None and status not in STATUSES:
-        raise bad_request(f"{path}.status must be one of {', '.join(STATUSES)}", f"{path}.status", "invalid_value")
-    return {"id": item_id or new_id(PREFIXES[kind]), "type": kind, "status": status or "completed"}
-
-
-def _string(item: Json, name: str, path: str) -> str:
-    value = item.get(name)
-    if not isinstance(value, str):
-        raise bad_request(f"{path}.{name} must be a string, not {json_type(value)}", f"{path}.{name}", "invalid_type")
-    return value
-
-
-def _message(item: Json, path: str) -> Json:
-    role = item.get("role")
-    if role not in ROLES:
-        raise bad_request(
-            f"{path}.role must be one of {', '.join(ROLES)}, not {role!r}", f"{path}.role", "invalid_value"
-        )
-    content = item.get("content")
-    if isinstance(content, str):
-        parts = [("input_text", content)]
-    elif isinstance(content, list):
-        allowed = ("input_text", "output_text", "refusal") if role == "assistant" else ("input_text", "output_text")
-        parts = [_part(part, allowed, f"{path}.content.{index}") for index, part in enumerate(content)]
-    else:
-        detail = f"{path}.content must be a string or an array of parts, not {json_type(content)}"
-        raise bad_request(detail, f"{path}.content", "invalid_type")
-    make_part = _answer_part if role == "assistant" else _prompt_part
-    return _head(item, "message", path) | {"role": role, "content": [make_part(kind, text) for kind, text in parts]}
-
-
-def _answer_part(kind: str, text: str) -> Json:
-    return {"type": "refusal", "refusal": text} if kind == "refusal" else text_part(text)
-
-
-def _prompt_part(_: str, text: str) -> Json:
+def _input_text(text: str) -> Json:
     return {"type": "input_text", "text": text}
-
-
-def _part(part: Any, allowed: Sequence[str], path: str) -> tuple[str, str]:
-    """Parse a content part to (type, text)."""
-    kind = part.get("type") if isinstance(part, dict) else None
-    if not isinstance(kind, str) or kind not in allowed:
-        known = " or ".join(allowed)
-        raise bad_request(
-            f"{path}: only parts of type {known} are supported, not {kind!r}", path, "unsupported_content"
-        )
-    _only(part, PART_KEYS[kind], path)
-    return kind, _string(part, "refusal" if kind == "refusal" else "text", path)
-
-
-def _call(item: Json, path: str) -> Json:
-    arguments = _string(item, "arguments", path)
-    arguments_of(arguments, f"{path}.arguments")
-    return _head(item, "function_call", path) | {
-        "call_id": _string(item, "call_id", path),
-        "name": _string(item, "name", path),
-        "arguments": arguments,
-    }
-
-
-def _output(item: Json, path: str) -> Json:
-    output = item.get("output")
-    if isinstance(output, list):
-        parts = (_part(part, ("input_text",), f"{path}.output.{index}") for index, part in enumerate(output))
-        content: str | list[Json] = [_prompt_part(kind, text) for kind, text in parts]
-    else:
-        content = _string(item, "output", path)
-    return _head(item, "function_call_output", path) | {"call_id": _string(item, "call_id", path), "output": content}
-
-
-def _reasoning(item: Json, path: str) -> Json:
-    return _head(item, "reasoning", path) | {
-        name: [
-            {"type": kind, "text": _part(part, (kind,), f"{path}.{name}.{index}")[1]}
-            for index, part in enumerate(_parts(item.get(name), f"{path}.{name}"))
-        ]
-        for name, kind in (("summary", "summary_text"), ("content", "reasoning_text"))
-    }
-
-
-def _parts(value: Any, path: str) -> list[Any]:
-    if value is not None and not isinstance(value, list):
-        raise bad_request(f"{path} must be an array of parts, not {json_type(value)}", path, "invalid_type")
-    return value or []
-
-
-READERS: dict[str, Callable[[Json, str], Json]] = {
-    "message": _message,
-    "function_call": _call,
-    "function_call_output": _output,
-    "reasoning": _reasoning,
-}
 
 
 def check_outputs(earlier: Iterable[Json], items: Sequence[Json]) -> None:

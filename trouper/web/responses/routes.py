@@ -15,20 +15,18 @@ from trouper.protocol.replies import Delta
 from trouper.protocol.requests import Generate
 from trouper.web.http.body_parsing import between, called, combination
 from trouper.web.http.endpoints import GENERATES, Endpoint
+from trouper.web.http.field_types import HUGE
 from trouper.web.http.query_parameters import Query
 from trouper.web.http.request_schema import FLAG, TEXT, ref
 from trouper.web.openai.chat_tools import check_callable
-from trouper.web.openai.parameters import HUGE
 from trouper.web.output.dialect import Json
 from trouper.web.output.output_parser import OutputParser
-from trouper.web.responses import response_request as responses
 from trouper.web.responses.items import check_outputs, items_of, messages_of, new_id
 from trouper.web.responses.response_events import ResponseDialect
 from trouper.web.responses.response_fields import head_of
 from trouper.web.responses.response_request import (
     ResolvedRequest,
     ResponseRequest,
-    asked_of,
     parse_response,
     response_to_generate,
 )
@@ -73,8 +71,6 @@ class Responses:
                 handler=self.create,
                 summary="Answer, and remember the conversation",
                 request=ResponseRequest,
-                refused=responses.REFUSED,
-                rules=responses.RULES,
                 answer=ref("Response"),
                 events=ref("ResponseEvent"),
                 also=GENERATES,
@@ -89,8 +85,6 @@ class Responses:
                 handler=self.count,
                 summary="How many tokens the input of a response has",
                 request=ResponseRequest,
-                refused=responses.REFUSED,
-                rules=responses.RULES,
                 answer=COUNTED,
                 examples={"A question": {"input": "Who was Molière?"}},
             ),
@@ -144,7 +138,7 @@ class Responses:
     # -- create ----------------------------------------------------------------------------------------
 
     async def create(self) -> Response:
-        asked = asked_of(await self._service.read(parse_response))
+        asked = await self._service.read(parse_response)
         parsed = asked.request
         stored = parsed.store and self._service.settings.stored_responses > 0
         self._check_background(parsed, stored)
@@ -161,7 +155,7 @@ class Responses:
 
     async def count(self) -> Response:
         """Return the number of input tokens that the same request would be charged when it creates a response."""
-        asked = asked_of(await self._service.read(parse_response))
+        asked = await self._service.read(parse_response)
         before = self._before(asked.request.previous_response_id)
         earlier = [] if before is None else before.all_items()
         items = self._input(asked.request, earlier)

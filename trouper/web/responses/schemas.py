@@ -1,5 +1,5 @@
-"""JSON Schema of the responses API: request fields with several JSON types, answers and events. Tests compare the
-schemas with the checks and with the answers that are sent."""
+"""JSON Schema of the responses API: what holds between request fields, answers and events. Tests compare the schemas
+with the checks and with the answers that are sent."""
 
 from __future__ import annotations
 
@@ -19,116 +19,11 @@ from trouper.web.http.request_schema import (
 )
 from trouper.web.openai import schemas
 from trouper.web.openai.answer_schemas import NUMBER
-from trouper.web.openai.chat_tools import MAX_TOOLS
 
-MAX_ITEMS = 10_000
-MAX_ID = 128
-MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
-ROLES = ("user", "assistant", "system", "developer")
 STATUSES = ("completed", "incomplete", "in_progress")
 LOGPROBS = "message.output_text.logprobs"
-INCLUDED = (LOGPROBS, "reasoning.encrypted_content")
-"""Values of `include`. The latter asks to carry reasoning on the client's side, which works as it is, since reasoning
-is returned in plain text."""
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-IGNORED: Json = {"description": "Changes nothing."}
 
 # -- requests ------------------------------------------------------------------------------------------------------
-
-
-def _open(properties: Json, *required: str) -> Json:
-    """Return the schema of an object whose unknown names may be null, because clients send back complete items."""
-    return closed(properties, *required) | {"additionalProperties": NULL}
-
-
-def _part(kind: str, text: str = "text", **more: Json) -> Json:
-    return _open({"type": {"const": kind}, text: TEXT, **more}, "type", text)
-
-
-_IN = _part("input_text", prompt_cache_breakpoint=IGNORED)
-_OUT = _part("output_text", annotations=IGNORED, logprobs=IGNORED)
-_REFUSAL = _part("refusal", "refusal")
-
-
-def _item(kind: str, properties: Json, *required: str) -> Json:
-    fixed: Json = {
-        "type": {"const": kind},
-        "id": {"type": ["string", "null"], "minLength": 1, "maxLength": MAX_ID},
-        "status": {"enum": [*STATUSES, None]},
-    }
-    return _open(fixed | properties, *required)
-
-
-def _message(roles: tuple[str, ...], *parts: Json) -> Json:
-    fixed = {
-        "type": {"enum": ["message", None]},
-        "role": {"type": "string", "enum": list(roles)},
-        "content": either(TEXT, array(either(*parts))),
-        "phase": IGNORED,
-    }
-    return _item("message", fixed, "role", "content")
-
-
-ITEM = either(
-    _message(("user", "system", "developer"), _IN, _OUT),
-    _message(("assistant",), _IN, _OUT, _REFUSAL),
-    _item(
-        "function_call",
-        {"call_id": TEXT, "name": TEXT, "arguments": schemas.JSON_TEXT},
-        "type", "call_id", "name", "arguments",
-    ),
-    _item(
-        "function_call_output",
-        {"call_id": TEXT, "output": either(TEXT, array(_IN)), "name": IGNORED},
-        "type", "call_id", "output",
-    ),
-    _item(
-        "reasoning",
-        {
-            "summary": nullable(array(_part("summary_text"))),
-            "content": nullable(array(_part("reasoning_text"))),
-        },
-        "type",
-    ),
-    _open({"type": {"enum": ["item_reference", None]}, "id": TEXT}, "id"),
-)  # fmt: skip
-INPUT = either(TEXT, array(ITEM, maxItems=MAX_ITEMS))
-TOOL = _open(
-    {
-        "type": {"const": "function"},
-        **schemas.TOOL["properties"]["function"]["properties"],
-        "defer_loading": {"enum": [False, None]},
-        "async": {"enum": [False, None]},
-        "allowed_callers": {"enum": [["direct"], None]},
-    },
-    "type", "name",
-)  # fmt: skip
-TOOLS = array(TOOL, maxItems=MAX_TOOLS)
-NAMED = closed({"type": {"const": "function"}, "name": TEXT}, "type", "name")
-ALLOWED = closed(
-    {
-        "type": {"const": "allowed_tools"},
-        "mode": {"enum": ["auto", "required"]},
-        "tools": array(NAMED, minItems=1, maxItems=MAX_TOOLS),
-    },
-    "type", "mode", "tools",
-)  # fmt: skip
-TOOL_CHOICE = either({"type": "string", "enum": ["none", "auto", "required"]}, NAMED, ALLOWED)
-FORMAT = either(
-    *(
-        option
-        for option in schemas.RESPONSE_FORMAT["anyOf"]
-        if option["properties"]["type"] != {"const": "json_schema"}
-    ),
-    closed({"type": {"const": "json_schema"}, **schemas.NAMED_SCHEMA["properties"]}, "type", "name"),
-)
-INCLUDE = array({"type": "string", "enum": list(INCLUDED)})
-METADATA: Json = {
-    "type": "object",
-    "maxProperties": MAX_METADATA,
-    "propertyNames": {"maxLength": MAX_METADATA_KEY},
-    "additionalProperties": {"type": "string", "maxLength": MAX_METADATA_VALUE},
-}
 
 SOMETHING: Json = {
     "anyOf": [
@@ -144,6 +39,11 @@ RULES = (
     TOP_NEEDS_INCLUDE,
     schemas.OPTIONS_NEED_A_STREAM,
     schemas.FORCED_NEEDS_TOOLS,
+)
+
+REFUSALS_ARE_ANSWERS = either(
+    {"properties": {"role": {"const": "assistant"}}},
+    {"properties": {"content": either(TEXT, array({"properties": {"type": {"not": {"const": "refusal"}}}}))}},
 )
 
 # -- answers -------------------------------------------------------------------------------------------------------

@@ -1,0 +1,178 @@
+"""The base of the request classes, whose types are both the parser of a body and its schema.
+
+`structure` reads a body in three steps: names that no field has are reported and nulls dropped (`_Reading`), msgspec
+checks types and limits, and if it refuses, `body_faults` says which parameter is at fault and why. What no type can say
+is checked by the functions beside each class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, ClassVar, TypeVar
+
+import msgspec
+from msgspec import inspect
+
+from trouper.protocol.problems import RequestFailed, bad_request
+from trouper.web.http.body_faults import info_of, members, refusal, unwrapped
+from trouper.web.http.request_schema import Json, Refused, among
+
+T = TypeVar("T", bound="Body")
+Report = Callable[[RequestFailed], None]
+"""Is called with the refusal of each name that is not read. It raises the refusal, or keeps it to name it later."""
+Read = Callable[[Any, str, Report], Any]
+"""Prepares a value at a path for its type."""
+PLAIN = {str, int, bool, type(None)}
+"""JSON types of values that need no preparation."""
+
+
+class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An object in a request's body. An optional field may be null, which means absent."""
+
+    refused: ClassVar[Refused] = {}
+    """Parameters of the API that are not supported. Any value that requests something would be ignored, so it is
+    refused by name (D13)."""
+    rules: ClassVar[tuple[Json, ...]] = ()
+    """What holds between fields, as JSON Schema; functions check it after decoding."""
+    unknown_may_be_null: ClassVar[bool] = False
+    """Whether a name that no field has may be null."""
+    may_lack_tag: ClassVar[bool] = False
+    """Whether the tag may be left out, because the parser adds it."""
+
+
+class SentBack(Body, frozen=True):
+    """An object that clients send back as they received it, so that unknown names may be null."""
+
+    unknown_may_be_null: ClassVar[bool] = True
+
+
+def refuse(failed: RequestFailed) -> None:
+    raise failed
+
+
+def structure(body: Mapping[str, Any], kind: type[T], unread: Report = refuse) -> T:
+    """Build `kind` from a body. Raises `RequestFailed` (400) that names the parameter at fault; `unread` gets the
+    refusals of names that are not read, at every level."""
+    found: list[RequestFailed] = []
+    prepared = _object(kind)(body, "", found.append)
+    fault: RequestFailed | None = None
+    try:
+        parsed = msgspec.convert(prepared, kind)
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
+        fault = refusal(error, prepared, kind)
+    for failed in found:
+        if fault is None or _explains(failed, fault):
+            unread(failed)
+    if fault is not None:
+        raise fault
+    return parsed
+
+
+def _explains(unread: RequestFailed, fault: RequestFailed) -> bool:
+    """Whether the fault lies in an object that has a name which is not read, perhaps since it is misspelled."""
+    parent, _, _ = (unread.problem.param or "").rpartition(".")
+    return not parent or f"{fault.problem.param}.".startswith(f"{parent}.")
+
+
+@cache
+def _object(kind: type[Body]) -> Read:
+    """Return the reader of an object: it reports names that are not read, and drops nulls."""
+    info = info_of(kind)
+    assert isinstance(info, inspect.StructType)
+    readers: dict[str, Read | None] = {field.encode_name: _reader(field.type) for field in info.fields}
+    tag_field, tag = info.tag_field, info.tag
+    if tag_field is not None:
+        readers[tag_field] = None
+
+    def read(value: Any, path: str, unread: Report) -> Any:
+        if not isinstance(value, dict):
+            return value
+        kept = {}
+        if tag_field is not None and value.get(tag_field) != tag:
+            if value.get(tag_field) is not None or not kind.may_lack_tag:
+                return {tag_field: None} | value  # msgspec would read past a missing tag where it expects one class.
+            kept[tag_field] = tag
+        for name, inner in value.items():
+            if name not in readers:
+                _check_unread(kind, name, inner, path and f"{path}.", unread)
+            elif inner is not None:
+                reader = readers[name]
+                kept[name] = inner if reader is None else reader(inner, f"{path}.{name}" if path else name, unread)
+        return kept
+
+    return read
+
+
+def _check_unread(kind: type[Body], name: str, value: Any, within: str, unread: Report) -> None:
+    """Report a name that no field has, unless its value requests nothing."""
+    path, refused = within + name, name in kind.refused
+    if value is None and (refused or kind.unknown_may_be_null):
+        return
+    if refused and among(value, kind.refused[name]):
+        return
+    if issubclass(kind, SentBack):
+        unread(bad_request(f"{path} is not supported here", path, "unsupported_parameter"))
+    elif refused:
+        named = path if kind.unknown_may_be_null else f"{path!r}"
+        unread(bad_request(f"{named} is not supported here; leave it out", path, "unsupported_parameter"))
+    else:
+        unread(bad_request(f"unknown parameter {path!r}", path, "unknown_parameter"))
+
+
+def _reader(info: inspect.Type) -> Read | None:
+    """Return the reader of a type's values; None if they need no preparation."""
+    match unwrapped(info):
+        case inspect.IntType():
+            return _whole
+        case inspect.StructType(cls=kind):
+            return _object(kind)
+        case inspect.ListType(item_type=item) | inspect.VarTupleType(item_type=item):
+            inner = _reader(item)
+            return None if inner is None else _array(inner)
+        case inspect.UnionType():
+            return _union(info)
+    return None
+
+
+def _whole(value: Any, _: str, __: Report) -> Any:
+    """Return 5 for 5.0: neither JSON nor JSON Schema distinguishes them."""
+    return int(value) if type(value) is float and value.is_integer() else value
+
+
+def _array(inner: Read) -> Read:
+    def read(value: Any, path: str, unread: Report) -> Any:
+        if not isinstance(value, list) or PLAIN.issuperset(map(type, value)):
+            return value
+        return [inner(item, f"{path}.{index}", unread) for index, item in enumerate(value)]
+
+    return read
+
+
+def _union(info: inspect.Type) -> Read | None:
+    """Return the reader of a union. msgspec allows one array type in it, and several classes if a tag tells them
+    apart."""
+    tagged: dict[Any, Read] = {}
+    field = ""
+    readers: dict[type, Read] = {}
+    for member in members(info):
+        reader = _reader(member)
+        if isinstance(member, inspect.StructType) and member.tag_field is not None:
+            field, tagged[member.tag] = member.tag_field, _object(member.cls)
+        elif reader is not None:
+            kind = {inspect.IntType: float, inspect.StructType: dict}.get(type(member), list)
+            readers[kind] = reader
+
+    def by_tag(value: Any, path: str, unread: Report) -> Any:
+        tag = value.get(field)
+        reader = tagged.get(tag) if isinstance(tag, str) else None
+        return value if reader is None else reader(value, path, unread)
+
+    if tagged:
+        readers[dict] = by_tag if len(tagged) > 1 else tagged.popitem()[1]
+
+    def read(value: Any, path: str, unread: Report) -> Any:
+        reader = readers.get(type(value))
+        return value if reader is None else reader(value, path, unread)
+
+    return read if readers else None
