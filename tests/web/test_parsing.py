@@ -134,6 +134,8 @@ NOTE = {"type": "note", "text": "a"}
         ({"parts": [NOTE, {"type": "film"}]}, "parts.1.type", "invalid_value"),
         ({"parts": [NOTE, {"text": "a"}]}, "parts.1.type", "invalid_value"),
         ({"parts": [NOTE, {"type": "note"}]}, "parts.1.text", "invalid_type"),
+        ({"parts": [NOTE, {"type": "note", "txt": "misspelled"}]}, "parts.1.txt", "unsupported_parameter"),
+        ({"parts": [NOTE | {"extra": 1}], "within": {"yes": 1}}, "within.yes", "invalid_type"),
         ({"parts": [NOTE | {"url": "x"}]}, "parts.0.url", "unsupported_parameter"),
         ({"parts": [NOTE | {"citations": [1]}]}, "parts.0.citations", "unsupported_parameter"),
         ({"parts": [{"type": "picture", "url": 3}]}, "parts.0.url", "unsupported_content"),

@@ -36,7 +36,7 @@ SCALARS = (inspect.StrType, inspect.LiteralType, inspect.BoolType, inspect.IntTy
 
 
 @attrs.frozen
-class Node:
+class BodyNode:
     """A value in the body, with its type and its path."""
 
     value: Any
@@ -95,7 +95,7 @@ def refusal(error: Exception, body: Any, kind: type) -> RequestFailed:
     steps = [name or index for name, index in STEP.findall(where)] if message else []
     if missing := MISSING.match(str(error)):
         steps.append(missing[1])
-    nodes = [Node(body, info_of(kind), "")]
+    nodes = [BodyNode(body, info_of(kind), "")]
     for step in steps:
         if (inner := _inside(nodes[-1], step)) is None:
             break  # The step is the tag of the object.
@@ -107,7 +107,7 @@ def refusal(error: Exception, body: Any, kind: type) -> RequestFailed:
     return bad_request(f"the body is not as expected: {error}", nodes[-1].path or None, "invalid_value")
 
 
-def _inside(node: Node, step: str) -> Node | None:
+def _inside(node: BodyNode, step: str) -> BodyNode | None:
     """Return the node one step further on the path."""
     value, within = node.value, node.path and f"{node.path}."
     for info in members(node.info):
@@ -115,11 +115,11 @@ def _inside(node: Node, step: str) -> Node | None:
             case inspect.StructType() if isinstance(value, dict) and is_tagged(value, info):
                 for field in info.fields:
                     if field.encode_name == step:
-                        return Node(value.get(step), field.type, within + step)
+                        return BodyNode(value.get(step), field.type, within + step)
             case inspect.ListType() | inspect.VarTupleType() if isinstance(value, list):
-                return Node(value[int(step)], info.item_type, within + step)
+                return BodyNode(value[int(step)], info.item_type, within + step)
             case inspect.DictType() if isinstance(value, dict):
-                inner = (Node(item, info.value_type, within + key) for key, item in value.items())
+                inner = (BodyNode(item, info.value_type, within + key) for key, item in value.items())
                 return next((node for node in inner if _fault_of(node) is not None), None)
     return None
 
@@ -128,7 +128,7 @@ def is_tagged(value: dict[str, Any], info: inspect.StructType) -> bool:
     return info.tag_field is None or value.get(info.tag_field) == info.tag
 
 
-def _explain(nodes: list[Node], *, required: bool) -> None:
+def _explain(nodes: list[BodyNode], *, required: bool) -> None:
     """Raise the `RequestFailed` that explains the fault of the last node."""
     last = nodes[-1]
     if required and last.path:
@@ -150,14 +150,14 @@ def is_array_of_integers(info: inspect.Type) -> bool:
     return len(items) == 1 and isinstance(items[0] and unwrapped(items[0]), inspect.IntType)
 
 
-def _say(node: Node, message: str, code: str, at: str) -> NoReturn:
+def _say(node: BodyNode, message: str, code: str, at: str) -> NoReturn:
     value, path = node.value, node.path + at
     tagged = next((info for info in members(node.info) if isinstance(info, inspect.StructType)), None)
     tag = value.get(tagged.tag_field or "type") if tagged and isinstance(value, dict) else None
     raise bad_request(message.format(path=node.path, type=json_type(value), tag=tag, value=value), path, code)
 
 
-def _fault_of(node: Node) -> RequestFailed | None:
+def _fault_of(node: BodyNode) -> RequestFailed | None:
     """Return the refusal of a value that is not of its type, or not within its limits."""
     value, path = node.value, node.path
     options = members(node.info)
@@ -189,7 +189,7 @@ def _has_json_type(value: Any, info: inspect.Type) -> bool:
     return type(value) in types or object in types or (isinstance(info, inspect.IntType) and is_integer(value))
 
 
-def _wrong_type(node: Node) -> RequestFailed:
+def _wrong_type(node: BodyNode) -> RequestFailed:
     """Return the refusal of a value whose JSON type is another one."""
     path, given = node.path, json_type(node.value)
     if is_array_of_integers(node.info):

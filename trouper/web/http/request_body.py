@@ -16,14 +16,18 @@ from msgspec import inspect
 
 from trouper.protocol.problems import RequestFailed, bad_request
 from trouper.web.http.body_faults import info_of, members, refusal, unwrapped
+from trouper.web.http.body_parsing import is_integer
 from trouper.web.http.request_schema import Json, Refused, among
 
 T = TypeVar("T", bound="Body")
 Report = Callable[[RequestFailed], None]
 """Is called with the refusal of each name that is not read. It raises the refusal, or keeps it to name it later."""
-Read = Callable[[Any, str, Report], Any]
+Path = tuple[Any, ...]
+"""Path of a value: that of the object or array around it, and the name or index in it; empty at the root. It is written
+out only for a refusal."""
+Read = Callable[[Any, Path, Report], Any]
 """Prepares a value at a path for its type."""
-PLAIN = {str, int, bool, type(None)}
+PLAIN = {str, int, bool}
 """JSON types of values that need no preparation."""
 
 
@@ -55,7 +59,7 @@ def structure(body: Mapping[str, Any], kind: type[T], unread: Report = refuse) -
     """Build `kind` from a body. Raises `RequestFailed` (400) that names the parameter at fault; `unread` gets the
     refusals of names that are not read, at every level."""
     found: list[RequestFailed] = []
-    prepared = _object(kind)(body, "", found.append)
+    prepared = _object(kind)(body, (), found.append)
     fault: RequestFailed | None = None
     try:
         parsed = msgspec.convert(prepared, kind)
@@ -80,37 +84,44 @@ def _object(kind: type[Body]) -> Read:
     """Return the reader of an object: it reports names that are not read, and drops nulls."""
     info = info_of(kind)
     assert isinstance(info, inspect.StructType)
-    readers: dict[str, Read | None] = {field.encode_name: _reader(field.type) for field in info.fields}
+    nested = {field.encode_name: reader for field in info.fields if (reader := _reader(field.type)) is not None}
     tag_field, tag = info.tag_field, info.tag
-    if tag_field is not None:
-        readers[tag_field] = None
+    known = {field.encode_name for field in info.fields} | ({tag_field} if tag_field is not None else set())
 
-    def read(value: Any, path: str, unread: Report) -> Any:
+    def read(value: Any, path: Path, unread: Report) -> Any:
         if not isinstance(value, dict):
             return value
-        kept = {}
+        if known.issuperset(value) and PLAIN.issuperset(map(type, value.values())) and value.get(tag_field) == tag:
+            return value  # As most messages are.
         if tag_field is not None and value.get(tag_field) != tag:
             if value.get(tag_field) is not None or not kind.may_lack_tag:
                 return {tag_field: None} | value  # msgspec would read past a missing tag where it expects one class.
-            kept[tag_field] = tag
-        for name, inner in value.items():
-            if name not in readers:
-                _check_unread(kind, name, inner, path and f"{path}.", unread)
-            elif inner is not None:
-                reader = readers[name]
-                kept[name] = inner if reader is None else reader(inner, f"{path}.{name}" if path else name, unread)
-        return kept
+            value = value | {tag_field: tag}
+        if not known.issuperset(value):
+            for name in value:
+                if name not in known:
+                    _check_unread(kind, name, value[name], path, unread)
+            value = {name: inner for name, inner in value.items() if name in known}
+        if None in value.values():
+            value = {name: inner for name, inner in value.items() if inner is not None}
+        prepared = {
+            name: reader(value[name], (path, name), unread)
+            for name, reader in nested.items()
+            if name in value and type(value[name]) not in PLAIN
+        }
+        return value | prepared if prepared else value
 
     return read
 
 
-def _check_unread(kind: type[Body], name: str, value: Any, within: str, unread: Report) -> None:
+def _check_unread(kind: type[Body], name: str, value: Any, within: Path, unread: Report) -> None:
     """Report a name that no field has, unless its value requests nothing."""
-    path, refused = within + name, name in kind.refused
+    refused = name in kind.refused
     if value is None and (refused or kind.unknown_may_be_null):
         return
     if refused and among(value, kind.refused[name]):
         return
+    path = _written((within, name))
     if issubclass(kind, SentBack):
         unread(bad_request(f"{path} is not supported here", path, "unsupported_parameter"))
     elif refused:
@@ -118,6 +129,14 @@ def _check_unread(kind: type[Body], name: str, value: Any, within: str, unread: 
         unread(bad_request(f"{named} is not supported here; leave it out", path, "unsupported_parameter"))
     else:
         unread(bad_request(f"unknown parameter {path!r}", path, "unknown_parameter"))
+
+
+def _written(path: Path) -> str:
+    """Return the path as refusals name it: messages.0.content."""
+    if not path:
+        return ""
+    within, step = path
+    return f"{_written(within)}.{step}" if within else str(step)
 
 
 def _reader(info: inspect.Type) -> Read | None:
@@ -135,16 +154,16 @@ def _reader(info: inspect.Type) -> Read | None:
     return None
 
 
-def _whole(value: Any, _: str, __: Report) -> Any:
+def _whole(value: Any, _: Path, __: Report) -> Any:
     """Return 5 for 5.0: neither JSON nor JSON Schema distinguishes them."""
-    return int(value) if type(value) is float and value.is_integer() else value
+    return int(value) if type(value) is float and is_integer(value) else value
 
 
 def _array(inner: Read) -> Read:
-    def read(value: Any, path: str, unread: Report) -> Any:
+    def read(value: Any, path: Path, unread: Report) -> Any:
         if not isinstance(value, list) or PLAIN.issuperset(map(type, value)):
             return value
-        return [inner(item, f"{path}.{index}", unread) for index, item in enumerate(value)]
+        return [inner(item, (path, index), unread) for index, item in enumerate(value)]
 
     return read
 
@@ -163,15 +182,17 @@ def _union(info: inspect.Type) -> Read | None:
             kind = {inspect.IntType: float, inspect.StructType: dict}.get(type(member), list)
             readers[kind] = reader
 
-    def by_tag(value: Any, path: str, unread: Report) -> Any:
-        tag = value.get(field)
-        reader = tagged.get(tag) if isinstance(tag, str) else None
+    def by_tag(value: Any, path: Path, unread: Report) -> Any:
+        name = value.get(field) if isinstance(value, dict) else None
+        reader = tagged.get(name) if isinstance(name, str) else None
         return value if reader is None else reader(value, path, unread)
 
     if tagged:
         readers[dict] = by_tag if len(tagged) > 1 else tagged.popitem()[1]
+    if [*readers] == [dict]:
+        return readers[dict]
 
-    def read(value: Any, path: str, unread: Report) -> Any:
+    def read(value: Any, path: Path, unread: Report) -> Any:
         reader = readers.get(type(value))
         return value if reader is None else reader(value, path, unread)
 

@@ -68,6 +68,13 @@ class AssistantMessage(SentBack, tag_field="role", tag="assistant", frozen=True)
 
 
 ChatMessage = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
+ROLES: dict[type, str] = {
+    SystemMessage: "system",
+    DeveloperMessage: "system",  # Templates know no developer; newer clients do.
+    UserMessage: "user",
+    ToolMessage: "tool",
+}
+"""Role of each class in templates."""
 Messages = Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
 
 
@@ -77,46 +84,39 @@ def messages_of(messages: Sequence[ChatMessage]) -> tuple[Json, ...]:
 
 
 def _plain(message: ChatMessage, path: str) -> Json:
-    # Templates know "system"; "developer" is what newer clients call it.
-    role = "system" if isinstance(message, DeveloperMessage) else _role(message)
     if isinstance(message, AssistantMessage):
         return _answer(message, path)
-    plain: Json = {"role": role, "content": _text(message.content, f"{path}.content")}
+    plain: Json = {"role": ROLES[type(message)], "content": _text(message.content, path)}
     if isinstance(message, ToolMessage) and message.tool_call_id is not None:
-        plain["tool_call_id"] = checked_text(message.tool_call_id, f"{path}.tool_call_id")
-    return _named(plain, message.name, path)
-
-
-def _role(message: ChatMessage) -> str:
-    return str(message.__struct_config__.tag)
+        plain["tool_call_id"] = checked_text(message.tool_call_id, path, "tool_call_id")
+    if message.name is not None:
+        plain["name"] = checked_text(message.name, path, "name")
+    return plain
 
 
 def _answer(message: AssistantMessage, path: str) -> Json:
     if message.content is None and not message.tool_calls:
         detail = NOT_TEXT.format(path=f"{path}.content", type=json_type(None))
         raise bad_request(detail, f"{path}.content", "invalid_type")
-    plain: Json = {"role": "assistant", "content": _text(message.content or "", f"{path}.content")}
+    plain: Json = {"role": "assistant", "content": _text(message.content or "", path)}
     if message.tool_calls:
         plain["tool_calls"] = past_calls(message.tool_calls, f"{path}.tool_calls")
-    if message.reasoning_content is not None:
-        plain["reasoning_content"] = checked_text(message.reasoning_content, f"{path}.reasoning_content")
-    return _named(plain, message.name, path)
-
-
-def _named(plain: Json, name: str | None, path: str) -> Json:
-    return plain if name is None else plain | {"name": checked_text(name, f"{path}.name")}
+    for name, value in (("reasoning_content", message.reasoning_content), ("name", message.name)):
+        if value is not None:
+            plain[name] = checked_text(value, path, name)
+    return plain
 
 
 def _text(content: str | Sequence[TextPart], path: str) -> str:
     if isinstance(content, str):
-        return checked_text(content, path)
-    return "".join(checked_text(part.text, f"{path}.{index}.text") for index, part in enumerate(content))
+        return checked_text(content, path, "content")
+    return "".join(checked_text(part.text, path, f"content.{index}.text") for index, part in enumerate(content))
 
 
-def checked_text(text: str, path: str) -> str:
+def checked_text(text: str, path: str, name: str) -> str:
     """Return the text. A lone surrogate is refused, since it is no text. Raises `RequestFailed` (400)."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise bad_request(f"{path} holds a lone surrogate", path, "invalid_text") from None
+        raise bad_request(f"{path}.{name} holds a lone surrogate", f"{path}.{name}", "invalid_text") from None
     return text

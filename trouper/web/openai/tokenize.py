@@ -42,6 +42,8 @@ class DetokenizeRequest(Body, kw_only=True, frozen=True):
 
 
 def parse_tokenize(body: dict[str, Any]) -> TokenizeRequest:
+    if (body.get("prompt") is None) == (body.get("messages") is None):
+        raise bad_request("give either prompt or messages", "prompt", "missing_required_parameter")
     return structure(body, TokenizeRequest)
 
 
@@ -51,14 +53,12 @@ def parse_detokenize(body: dict[str, Any]) -> DetokenizeRequest:
 
 def prompt_of(request: TokenizeRequest) -> Prompt:
     """Return the prompt to tokenize. Raises `RequestFailed` (400)."""
-    if request.prompt is not None and request.messages is None:
+    if request.prompt is not None:
         if request.chat_template_kwargs is not None:
             raise combination("chat_template_kwargs needs messages", "chat_template_kwargs")
         check_text(request.prompt, "prompt")
         return TextPrompt(request.prompt)
-    if request.prompt is not None or request.messages is None:
-        raise bad_request("give either prompt or messages", "prompt", "missing_required_parameter")
-    return ChatPrompt(messages_of(request.messages), template_kwargs(request.chat_template_kwargs))
+    return ChatPrompt(messages_of(request.messages or ()), template_kwargs(request.chat_template_kwargs))
 
 
 def text_of(request: DetokenizeRequest, tokenizer: Tokenizer, vocabulary: int) -> str:
