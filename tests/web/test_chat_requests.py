@@ -15,8 +15,9 @@ from trouper.actors.runtime.answer import Answer
 from trouper.protocol.replies import Accepted, Delta, Finished, Reply
 from trouper.protocol.requests import ChatPrompt, Timeouts
 from trouper.web.openai.chat_completions import parse_chat
-from trouper.web.openai.chat_dialect import ChatDialect, Envelope, Extras
+from trouper.web.openai.chat_dialect import ChatDialect
 from trouper.web.openai.chat_tools import check_callable
+from trouper.web.openai.openai_dialect import Envelope, Extras
 from trouper.web.openai.parameters import StreamOptions
 from trouper.web.output.dialect import Choice, Usage
 from trouper.web.output.output_parser import OutputParser

@@ -14,8 +14,8 @@ from tests.web.test_parsing import fault
 from trouper.protocol.replies import Finished, TokenLogprobs
 from trouper.protocol.requests import Generate, TextPrompt
 from trouper.web.http.request_seed import choices_of
-from trouper.web.openai.chat_dialect import DONE, Envelope, Extras, OpenAiDialect, usage_body
 from trouper.web.openai.completions import completion_to_generate, parse_completion, picked
+from trouper.web.openai.openai_dialect import DONE, Envelope, Extras, OpenAiDialect, usage_body
 from trouper.web.openai.parameters import MAX_STOPS, Parameters, StreamOptions, sampling_of, stream_options
 from trouper.web.output.dialect import Choice, Usage
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -53,6 +53,11 @@ def closed(properties: Json, *required: str, **more: Any) -> Json:
     """Return the schema of an object with these properties and no others."""
     needed = {"required": list(required)} if required else {}
     return {"type": "object", "properties": properties, **needed, "additionalProperties": False, **more}
+
+
+def full(properties: Json, *, optional: Collection[str] = ()) -> Json:
+    """Return the schema of an object that has all of these properties, except perhaps the optional ones."""
+    return closed(properties, *(name for name in properties if name not in optional))
 
 
 def array(items: Json, **more: Any) -> Json:

@@ -11,15 +11,16 @@ from trouper.protocol.health import NO_LATENCIES
 from trouper.protocol.histogram import Histogram
 from trouper.protocol.record import RequestRecord
 
-WAITS = Histogram.of(
+WAIT_BOUNDS_S = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0,
     640.0, 2560.0,
 )  # fmt: skip
 """Buckets in seconds; these and the other buckets here are vLLM's."""
-PHASES = Histogram.of(
+PHASE_BOUNDS_S = (
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0,
     7680.0,
 )  # fmt: skip
+WAITS, PHASES = Histogram.of(*WAIT_BOUNDS_S), Histogram.of(*PHASE_BOUNDS_S)
 LENGTHS = Histogram.of(*(digit * 10**power for power in range(6) for digit in (1, 2, 5)), 1_000_000)
 """Buckets in tokens. The same for every model, where vLLM's end at the model's context."""
 

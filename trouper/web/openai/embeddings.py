@@ -16,7 +16,7 @@ from trouper.web.http.body_faults import ordered
 from trouper.web.http.body_parsing import between
 from trouper.web.http.field_types import Dimensions, Model
 from trouper.web.http.request_body import Body, structure
-from trouper.web.http.request_schema import COUNT, HARMLESS, TEXT, Json, Refused, array, closed, either
+from trouper.web.http.request_schema import COUNT, HARMLESS, TEXT, Json, Refused, array, either, full
 from trouper.web.openai.prompts import Prompts, prompts_meta, prompts_of
 
 MAX_INPUTS = 2048
@@ -79,21 +79,14 @@ def _shown(request: EmbeddingRequest, vector: bytes) -> str | list[float]:
     return [float(number) for number in numbers]
 
 
-EMBEDDINGS = closed(
+EMBEDDING = full(
+    {"object": {"const": "embedding"}, "index": COUNT, "embedding": either(array({"type": "number"}), TEXT)}
+)
+EMBEDDINGS = full(
     {
         "object": {"const": "list"},
-        "data": array(
-            closed(
-                {
-                    "object": {"const": "embedding"},
-                    "index": COUNT,
-                    "embedding": either(array({"type": "number"}), TEXT),
-                },
-                "object", "index", "embedding",
-            )
-        ),
+        "data": array(EMBEDDING),
         "model": TEXT,
-        "usage": closed({"prompt_tokens": COUNT, "total_tokens": COUNT}, "prompt_tokens", "total_tokens"),
-    },
-    "object", "data", "model", "usage",
-)  # fmt: skip
+        "usage": full({"prompt_tokens": COUNT, "total_tokens": COUNT}),
+    }
+)

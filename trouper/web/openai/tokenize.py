@@ -15,8 +15,8 @@ from trouper.web.http.field_types import MAX_TOKENS, Model, TokenId
 from trouper.web.http.request_body import Body, structure
 from trouper.web.http.request_schema import Json, Refused
 from trouper.web.openai import schemas
-from trouper.web.openai.chat_dialect import token_text_of
 from trouper.web.openai.chat_messages import Messages, messages_of
+from trouper.web.openai.openai_dialect import token_text_of
 from trouper.web.openai.template_kwargs import TemplateKwargs, template_kwargs
 
 

@@ -23,7 +23,7 @@ from trouper.web.openai.response_format import TextOutputFormat, format_grammar
 from trouper.web.openai.template_kwargs import TemplateKwargs, template_kwargs
 from trouper.web.output.tool_calls import Tools
 from trouper.web.responses import schemas
-from trouper.web.responses.items import Input, with_types
+from trouper.web.responses.item_types import Input, with_types
 from trouper.web.responses.response_tools import FlatToolChoice, FlatTools, tools_of
 
 MAX_DEPTH = 256

@@ -13,6 +13,7 @@ from trouper.web.http.request_schema import (
     array,
     closed,
     either,
+    full,
     needs,
     nullable,
     ref,
@@ -53,16 +54,11 @@ TOKEN = {"token": TEXT, "logprob": NUMBER, "bytes": array({"type": "integer", "m
 TOKEN_LOGPROBS = array(closed({**TOKEN, "top_logprobs": array(closed(TOKEN, *TOKEN))}, *TOKEN, "top_logprobs"))
 
 
-def _full(properties: Json) -> Json:
-    """Return the schema of an object that has all of these properties."""
-    return closed(properties, *properties)
-
-
-OUTPUT_TEXT = _full(
+OUTPUT_TEXT = full(
     {"type": {"const": "output_text"}, "text": TEXT, "annotations": array({}), "logprobs": TOKEN_LOGPROBS}
 )
-REASONING_TEXT = _full({"type": {"const": "reasoning_text"}, "text": TEXT})
-MESSAGE = _full(
+REASONING_TEXT = full({"type": {"const": "reasoning_text"}, "text": TEXT})
+MESSAGE = full(
     {
         "id": TEXT,
         "type": {"const": "message"},
@@ -71,7 +67,7 @@ MESSAGE = _full(
         "content": array(OUTPUT_TEXT),
     }
 )
-REASONING = _full(
+REASONING = full(
     {
         "id": TEXT,
         "type": {"const": "reasoning"},
@@ -81,27 +77,27 @@ REASONING = _full(
         "encrypted_content": NULL,
     }
 )
-CALL = _full(
+CALL = full(
     {"id": TEXT, "type": {"const": "function_call"}, "status": STATUS, "call_id": TEXT, "name": TEXT, "arguments": TEXT}
 )
-USAGE = _full(
+USAGE = full(
     {
         "input_tokens": COUNT,
-        "input_tokens_details": _full({"cached_tokens": COUNT, "cache_write_tokens": COUNT}),
+        "input_tokens_details": full({"cached_tokens": COUNT, "cache_write_tokens": COUNT}),
         "output_tokens": COUNT,
-        "output_tokens_details": _full({"reasoning_tokens": COUNT}),
+        "output_tokens_details": full({"reasoning_tokens": COUNT}),
         "total_tokens": COUNT,
     }
 )
-RESPONSE = _full(
+RESPONSE = full(
     {
         "id": TEXT,
         "object": {"const": "response"},
         "created_at": COUNT,
         "completed_at": nullable(COUNT),
         "status": {"enum": ["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]},
-        "error": either(_full({"code": TEXT, "message": TEXT}), NULL),
-        "incomplete_details": either(_full({"reason": {"const": "max_output_tokens"}}), NULL),
+        "error": either(full({"code": TEXT, "message": TEXT}), NULL),
+        "incomplete_details": either(full({"reason": {"const": "max_output_tokens"}}), NULL),
         "model": TEXT,
         "output": array(ref("OutputItem")),
         "usage": either(USAGE, NULL),
@@ -116,8 +112,8 @@ RESPONSE = _full(
         "tools": array(OBJECT),
         "tool_choice": either(TEXT, OBJECT),
         "parallel_tool_calls": FLAG,
-        "text": _full({"format": OBJECT, "verbosity": {"const": "medium"}}),
-        "reasoning": _full({"effort": nullable(TEXT), "summary": NULL}),
+        "text": full({"format": OBJECT, "verbosity": {"const": "medium"}}),
+        "reasoning": full({"effort": nullable(TEXT), "summary": NULL}),
         "truncation": {"const": "disabled"},
         "service_tier": {"const": "default"},
         "store": FLAG,
@@ -127,9 +123,9 @@ RESPONSE = _full(
         "prompt_cache_key": nullable(TEXT),
     }
 )
-DELETED = _full({"id": TEXT, "object": {"const": "response"}, "deleted": {"const": True}})
-COUNTED = _full({"object": {"const": "response.input_tokens"}, "input_tokens": COUNT})
-INPUT_ITEMS = _full(
+DELETED = full({"id": TEXT, "object": {"const": "response"}, "deleted": {"const": True}})
+COUNTED = full({"object": {"const": "response.input_tokens"}, "input_tokens": COUNT})
+INPUT_ITEMS = full(
     {
         "object": {"const": "list"},
         "data": array(OBJECT),
@@ -142,12 +138,12 @@ INPUT_ITEMS = _full(
 
 def _event(kinds: tuple[str, ...], properties: Json) -> Json:
     names = {"enum": [f"response.{kind}" for kind in kinds]}
-    return _full({"type": names, "sequence_number": COUNT, **properties})
+    return full({"type": names, "sequence_number": COUNT, **properties})
 
 
 _ITEM: Json = {"item_id": TEXT, "output_index": COUNT}
 _PART_LOCATION: Json = {**_ITEM, "content_index": COUNT}
-EVENT = either(
+_EVENTS = (
     _event(("created", "queued", "in_progress", "completed", "incomplete", "failed"), {"response": ref("Response")}),
     _event(("output_item.added", "output_item.done"), {"output_index": COUNT, "item": ref("OutputItem")}),
     _event(
@@ -159,7 +155,7 @@ EVENT = either(
     _event(("reasoning_text.done",), {**_PART_LOCATION, "text": TEXT}),
     _event(("function_call_arguments.delta",), {**_ITEM, "delta": TEXT}),
     _event(("function_call_arguments.done",), {**_ITEM, "name": TEXT, "arguments": TEXT}),
-    _full(
+    full(
         {
             "type": {"const": "error"},
             "sequence_number": COUNT,
@@ -169,4 +165,5 @@ EVENT = either(
         }
     ),
 )
+EVENT = either(*_EVENTS)
 COMPONENTS: Json = {"Response": RESPONSE, "OutputItem": either(MESSAGE, REASONING, CALL), "ResponseEvent": EVENT}
