@@ -37,7 +37,7 @@ NAMED = {"type": "function", "function": {"name": "g"}}
 def tools_of(tools: Any, choice: Any, parallel: bool | None) -> Tools:
     """As a request asks for them."""
     asked = {"tools": tools, "tool_choice": choice, "parallel_tool_calls": parallel}
-    return parse_chat({"messages": [USER]} | asked).tools_asked
+    return parse_chat({"messages": [USER]} | asked).parsed_tools
 
 
 def chat(**more: Any) -> ChatPrompt:

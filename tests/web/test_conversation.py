@@ -24,7 +24,7 @@ def conversation_of(system: Any, messages: Any) -> tuple[Json, ...]:
 def thinking_of(asked: Any, max_tokens: int) -> Thinking:
     """As a request asks for it."""
     body = {"messages": [user("a")], "thinking": asked, "max_tokens": max_tokens}
-    return parse_count(body).thinking_asked
+    return parse_count(body).parsed_thinking
 
 
 def user(content: Any) -> Json:

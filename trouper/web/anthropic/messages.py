@@ -132,16 +132,16 @@ class CountRequest(Body, kw_only=True, frozen=True):
     chat_template_kwargs: TemplateKwargs | None = None
 
     @property
-    def tools_asked(self) -> Tools:
+    def parsed_tools(self) -> Tools:
         """Return the offered and the forced tools. Like the properties below, raises `RequestFailed` (400)."""
         return tools_of(self.tools, self.tool_choice)
 
     @property
-    def thinking_asked(self) -> Thinking:
+    def parsed_thinking(self) -> Thinking:
         return thinking_of(self.thinking, self.max_tokens)
 
     @property
-    def output_asked(self) -> Output:
+    def parsed_output(self) -> Output:
         return _output(self.output_config or OutputConfig(), self.output_format)
 
 
@@ -189,14 +189,14 @@ def messages_to_generate(request: MessagesRequest, request_id: str, default_seed
         ignore_eos=request.ignore_eos,
         cache_salt=request.cache_salt or "",
         min_tokens=request.min_tokens,
-        thinking_tokens=request.thinking_asked.budget,
-        grammar=request.tools_asked.grammar or request.output_asked.grammar,
+        thinking_tokens=request.parsed_thinking.budget,
+        grammar=request.parsed_tools.grammar or request.parsed_output.grammar,
     )
 
 
 def prompt_of(request: CountRequest) -> ChatPrompt:
     """Build the prompt. Raises `RequestFailed` (400) naming the parameter."""
-    tools, thinking, output = request.tools_asked, request.thinking_asked, request.output_asked
+    tools, thinking, output = request.parsed_tools, request.parsed_thinking, request.parsed_output
     _check_together(tools, thinking, output)
     messages = conversation_of(request.system, request.messages)
     bound = bool(tools.forced) or output.grammar is not None

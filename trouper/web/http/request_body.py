@@ -1,8 +1,8 @@
 """The base of the request classes, whose types are both the parser of a body and its schema.
 
-`structure` reads a body in three steps: names that no field has are reported and nulls dropped (`_Reading`), msgspec
-checks types and limits, and if it refuses, `body_faults` says which parameter is at fault and why. What no type can say
-is checked by the functions beside each class.
+`structure` reads a body in three steps: names that no field has are collected and nulls dropped, msgspec checks types
+and limits, and if it refuses, `body_faults` finds which parameter is at fault and why. What no type can say is checked by
+the functions beside each class.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from trouper.web.http.body_parsing import is_integer
 from trouper.web.http.request_schema import Json, Refused, among
 
 T = TypeVar("T", bound="Body")
-Report = Callable[[RequestFailed], None]
-"""Is called with the refusal of each name that is not read. It raises the refusal, or keeps it to name it later."""
+Unread = list[RequestFailed]
+"""Refusals of the names that are not read, at every level: the first `MAX_UNREAD`."""
+MAX_UNREAD = 100
 Path = tuple[Any, ...]
 """Path of a value: that of the object or array around it, and the name or index in it; empty at the root. It is written
 out only for a refusal."""
-Read = Callable[[Any, Path, Report], Any]
+Read = Callable[[Any, Path, Unread], Any]
 """Prepares a value at a path for its type."""
 PLAIN = {str, int, bool}
 """JSON types of values that need no preparation."""
@@ -55,27 +56,27 @@ def refuse(failed: RequestFailed) -> None:
     raise failed
 
 
-def structure(body: Mapping[str, Any], kind: type[T], unread: Report = refuse) -> T:
-    """Build `kind` from a body. Raises `RequestFailed` (400) that names the parameter at fault; `unread` gets the
-    refusals of names that are not read, at every level."""
-    found: list[RequestFailed] = []
-    prepared = _object(kind)(body, (), found.append)
+def structure(body: Mapping[str, Any], kind: type[T], report: Callable[[RequestFailed], None] = refuse) -> T:
+    """Build `kind` from a body. Raises `RequestFailed` (400) that names the parameter at fault. `report` is called with
+    the refusal of each name that is not read; it may keep it instead of raising it."""
+    unread: Unread = []
+    prepared = _object(kind)(body, (), unread)
     fault: RequestFailed | None = None
     try:
         parsed = msgspec.convert(prepared, kind)
     except (msgspec.ValidationError, UnicodeEncodeError) as error:
         fault = refusal(error, prepared, kind)
-    for failed in found:
+    for failed in unread:
         if fault is None or _explains(failed, fault):
-            unread(failed)
+            report(failed)
     if fault is not None:
         raise fault
     return parsed
 
 
-def _explains(unread: RequestFailed, fault: RequestFailed) -> bool:
+def _explains(misread: RequestFailed, fault: RequestFailed) -> bool:
     """Whether the fault lies in an object that has a name which is not read, perhaps since it is misspelled."""
-    parent, _, _ = (unread.problem.param or "").rpartition(".")
+    parent, _, _ = (misread.problem.param or "").rpartition(".")
     return not parent or f"{fault.problem.param}.".startswith(f"{parent}.")
 
 
@@ -88,7 +89,7 @@ def _object(kind: type[Body]) -> Read:
     tag_field, tag = info.tag_field, info.tag
     known = {field.encode_name for field in info.fields} | ({tag_field} if tag_field is not None else set())
 
-    def read(value: Any, path: Path, unread: Report) -> Any:
+    def read(value: Any, path: Path, unread: Unread) -> Any:
         if not isinstance(value, dict):
             return value
         if known.issuperset(value) and PLAIN.issuperset(map(type, value.values())) and value.get(tag_field) == tag:
@@ -114,21 +115,21 @@ def _object(kind: type[Body]) -> Read:
     return read
 
 
-def _check_unread(kind: type[Body], name: str, value: Any, within: Path, unread: Report) -> None:
+def _check_unread(kind: type[Body], name: str, value: Any, within: Path, unread: Unread) -> None:
     """Report a name that no field has, unless its value requests nothing."""
     refused = name in kind.refused
     if value is None and (refused or kind.unknown_may_be_null):
         return
-    if refused and among(value, kind.refused[name]):
+    if (refused and among(value, kind.refused[name])) or len(unread) == MAX_UNREAD:
         return
     path = _written((within, name))
     if issubclass(kind, SentBack):
-        unread(bad_request(f"{path} is not supported here", path, "unsupported_parameter"))
+        unread.append(bad_request(f"{path} is not supported here", path, "unsupported_parameter"))
     elif refused:
         named = path if kind.unknown_may_be_null else f"{path!r}"
-        unread(bad_request(f"{named} is not supported here; leave it out", path, "unsupported_parameter"))
+        unread.append(bad_request(f"{named} is not supported here; leave it out", path, "unsupported_parameter"))
     else:
-        unread(bad_request(f"unknown parameter {path!r}", path, "unknown_parameter"))
+        unread.append(bad_request(f"unknown parameter {path!r}", path, "unknown_parameter"))
 
 
 def _written(path: Path) -> str:
@@ -154,13 +155,13 @@ def _reader(info: inspect.Type) -> Read | None:
     return None
 
 
-def _whole(value: Any, _: Path, __: Report) -> Any:
+def _whole(value: Any, _: Path, __: Unread) -> Any:
     """Return 5 for 5.0: neither JSON nor JSON Schema distinguishes them."""
     return int(value) if type(value) is float and is_integer(value) else value
 
 
 def _array(inner: Read) -> Read:
-    def read(value: Any, path: Path, unread: Report) -> Any:
+    def read(value: Any, path: Path, unread: Unread) -> Any:
         if not isinstance(value, list) or PLAIN.issuperset(map(type, value)):
             return value
         return [inner(item, (path, index), unread) for index, item in enumerate(value)]
@@ -182,7 +183,7 @@ def _union(info: inspect.Type) -> Read | None:
             kind = {inspect.IntType: float, inspect.StructType: dict}.get(type(member), list)
             readers[kind] = reader
 
-    def by_tag(value: Any, path: Path, unread: Report) -> Any:
+    def by_tag(value: Any, path: Path, unread: Unread) -> Any:
         name = value.get(field) if isinstance(value, dict) else None
         reader = tagged.get(name) if isinstance(name, str) else None
         return value if reader is None else reader(value, path, unread)
@@ -192,7 +193,7 @@ def _union(info: inspect.Type) -> Read | None:
     if [*readers] == [dict]:
         return readers[dict]
 
-    def read(value: Any, path: Path, unread: Report) -> Any:
+    def read(value: Any, path: Path, unread: Unread) -> Any:
         reader = readers.get(type(value))
         return value if reader is None else reader(value, path, unread)
 

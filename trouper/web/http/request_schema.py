@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -84,17 +85,22 @@ def at_most_one(nothing: Mapping[str, Json]) -> Json:
 
 def schema_of(kind: type) -> Json:
     """Return the schema of the bodies that `structure(body, kind)` accepts, with references to `components_of`."""
-    schema: Json = components_of([kind], inner=False)[kind.__name__]
-    return schema
+    return _schemas(frozenset({kind}))[kind.__name__]
 
 
-def components_of(kinds: Iterable[type], *, inner: bool = True) -> Json:
-    """Return the schemas of request classes, by name: of those within them, or of `kinds` themselves."""
-    outer = set(kinds)
-    _, schemas = msgspec.json.schema_components(outer, ref_template="#/components/schemas/{name}")
-    classes = {struct.cls for info in inspect.multi_type_info(outer) for struct in _structs(info)}
-    chosen = classes - outer if inner else outer
-    return {cls.__name__: _as_read(cls, schemas[cls.__name__]) for cls in sorted(chosen, key=lambda cls: cls.__name__)}
+def components_of(kinds: Iterable[type]) -> Json:
+    """Return the schemas of the classes within request classes, by name."""
+    outer = frozenset(kinds)
+    names = {kind.__name__ for kind in outer}
+    return {name: schema for name, schema in _schemas(outer).items() if name not in names}
+
+
+@cache
+def _schemas(kinds: frozenset[type]) -> dict[str, Json]:
+    """Return the schemas of request classes and of those within them. It takes some milliseconds for each."""
+    _, schemas = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
+    classes = {struct.cls for info in inspect.multi_type_info(kinds) for struct in _structs(info)}
+    return {cls.__name__: _as_read(cls, schemas[cls.__name__]) for cls in sorted(classes, key=lambda cls: cls.__name__)}
 
 
 def _structs(info: Any) -> Iterator[inspect.StructType]:

@@ -68,7 +68,7 @@ class ChatRequest(Parameters, kw_only=True, frozen=True):
     prompt_cache_retention: Annotated[str, HARMLESS] | None = None
 
     @property
-    def tools_asked(self) -> Tools:
+    def parsed_tools(self) -> Tools:
         """Return the offered and the forced tools. Raises `RequestFailed` (400)."""
         return tools_of(self.tools, self.tool_choice, self.parallel_tool_calls)
 
@@ -79,7 +79,7 @@ def parse_chat(body: dict[str, Any]) -> ChatRequest:
 
 def chat_to_generate(request: ChatRequest, request_id: str, default_seed: int | None) -> tuple[Generate, ...]:
     """Build a request for each choice. Raises `RequestFailed` (400) naming the parameter."""
-    tools = request.tools_asked
+    tools = request.parsed_tools
     kwargs = template_kwargs(request.chat_template_kwargs)
     if tools.offered:
         kwargs = kwargs | {"tools": [*tools.offered]}
@@ -129,10 +129,10 @@ def _about_the_end(request: ChatRequest) -> dict[str, Any]:
 
 
 def _grammar(request: ChatRequest, tools: Tools) -> Grammar | None:
-    asked = grammar_of(request)
-    if asked is not None and tools.forced:
-        raise combination(f"{asked.param} cannot be combined with a forced tool", "tool_choice")
-    return tools.grammar or asked
+    grammar = grammar_of(request)
+    if grammar is not None and tools.forced:
+        raise combination(f"{grammar.param} cannot be combined with a forced tool", "tool_choice")
+    return tools.grammar or grammar
 
 
 def _top_logprobs(request: ChatRequest) -> int | None:

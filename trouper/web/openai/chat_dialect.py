@@ -99,13 +99,15 @@ class ChatDialect(OpenAiDialect):
 
     def ending(self, index: int, finished: Finished, answer: Answer) -> bytes:
         reason: str = finished.reason
-        held: list[Json] = []
+        pending: list[Json] = []
         if self._make_parser is not None:
             parser = self._parsers.setdefault(index, self._make_parser())
-            held = self._deltas(index, parser.end())
+            pending = self._deltas(index, parser.end())
             reason = parser.reason(finished.reason)
         last = self._delta(index, {}, reason) | {"matched_stop": finished.matched_stop}
-        return b"".join(self.chunk(chunk, answer) for chunk in [*(self._delta(index, delta) for delta in held), last])
+        return b"".join(
+            self.chunk(chunk, answer) for chunk in [*(self._delta(index, delta) for delta in pending), last]
+        )
 
 
 def call_body(call: Call) -> Json:

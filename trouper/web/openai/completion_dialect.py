@@ -97,14 +97,14 @@ class CompletionDialect(OpenAiDialect):
     def text(self, index: int, delta: Delta, answer: Answer) -> bytes:
         if self.plain and index == 0 and not delta.logprobs and not self._silent:
             return b"".join((self._before, encode(delta.text), self._after)) if delta.text else b""
-        held = self._prompt(index, answer)
+        pending = self._prompt(index, answer)
         seen = self._logprobs(index, delta.logprobs) if delta.logprobs else None
         if self._silent or not (delta.text or seen or self.extras.token_ids):
-            return held
+            return pending
         choice = self._choice(index, delta.text, None, seen)
         if self.extras.token_ids:
             choice["token_ids"] = delta.tokens
-        return held + self.chunk(choice, answer)
+        return pending + self.chunk(choice, answer)
 
     def _prompt(self, index: int, answer: Answer) -> bytes:
         """Format the prompt with its log-probabilities, once, before the first text."""

@@ -143,7 +143,7 @@ class OpenAi:
         seed = served.runtime.settings.seed
         generates = await self._service.run_off_loop(chat_to_generate, parsed, self._service.request_id, seed)
         extras = Extras.of(parsed, stream_options(parsed), parsed.n)
-        tools, tokenizer = parsed.tools_asked, served.runtime.tokenizer
+        tools, tokenizer = parsed.parsed_tools, served.runtime.tokenizer
         check_callable(tools, tokenizer)
         answers = await self._service.submit(served, generates)
         make_parser: Callable[[], OutputParser] | None = None

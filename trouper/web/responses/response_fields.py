@@ -7,9 +7,9 @@ from trouper.web.responses.response_request import ResolvedRequest
 from trouper.web.service import now
 
 
-def head_of(asked: ResolvedRequest, response_id: str, model: str, *, stored: bool) -> Json:
+def head_of(resolved: ResolvedRequest, response_id: str, model: str, *, stored: bool) -> Json:
     """Return the fields of a response that do not change while it is generated."""
-    parsed, given = asked.request, asked.given
+    parsed, given = resolved.request, resolved.given
     text: Json = given.get("text") or {}
     return {
         "id": response_id,
@@ -28,7 +28,7 @@ def head_of(asked: ResolvedRequest, response_id: str, model: str, *, stored: boo
         "tool_choice": given.get("tool_choice") or "auto",
         "parallel_tool_calls": parsed.parallel_tool_calls,
         "text": {"format": text.get("format") or {"type": "text"}, "verbosity": "medium"},
-        "reasoning": {"effort": asked.effort, "summary": None},
+        "reasoning": {"effort": resolved.effort, "summary": None},
         "truncation": "disabled",
         "service_tier": "default",
         "store": stored,

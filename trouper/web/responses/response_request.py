@@ -192,35 +192,35 @@ def _logprobs(request: ResponseRequest) -> int | None:
 
 
 def response_to_generate(
-    asked: ResolvedRequest, messages: tuple[Json, ...], request_id: str, default_seed: int | None
+    resolved: ResolvedRequest, messages: tuple[Json, ...], request_id: str, default_seed: int | None
 ) -> Generate:
     """Build the request for the runtime. Raises `RequestFailed` (400) naming the parameter."""
-    request = asked.request
+    request = resolved.request
     return Generate(
         request_id=request_id,
-        prompt=ChatPrompt(messages, _variables(asked)),
+        prompt=ChatPrompt(messages, _variables(resolved)),
         sampling=sampling_of(request, default_seed),
         max_tokens=request.max_output_tokens,
         stop=stops_of(request.stop),
         stop_token_ids=request.stop_token_ids,
         ignore_eos=request.ignore_eos,
-        logprobs=asked.logprobs,
+        logprobs=resolved.logprobs,
         cache_salt=request.cache_salt or "",
         speculation=request.speculation,
         min_tokens=min_tokens_of(request, request.max_output_tokens),
-        grammar=asked.tools.grammar or asked.grammar,
+        grammar=resolved.tools.grammar or resolved.grammar,
         thinking_tokens=request.thinking_token_budget,
     )
 
 
-def _variables(asked: ResolvedRequest) -> Json:
+def _variables(resolved: ResolvedRequest) -> Json:
     """Return the template's arguments; those that the request gives explicitly come last. An answer that follows a
     grammar has no room for reasoning."""
     variables: Json = {}
-    effort, bound = asked.effort, bool(asked.tools.forced) or asked.grammar is not None
+    effort, bound = resolved.effort, bool(resolved.tools.forced) or resolved.grammar is not None
     if effort is not None and effort != "none":
         variables = {"enable_thinking": True, "reasoning_effort": effort}
-    if bound or effort == "none" or asked.request.thinking_token_budget == 0:
+    if bound or effort == "none" or resolved.request.thinking_token_budget == 0:
         variables["enable_thinking"] = False
-    variables |= template_kwargs(asked.request.chat_template_kwargs)
-    return variables | ({"tools": [*asked.tools.offered]} if asked.tools.offered else {})
+    variables |= template_kwargs(resolved.request.chat_template_kwargs)
+    return variables | ({"tools": [*resolved.tools.offered]} if resolved.tools.offered else {})

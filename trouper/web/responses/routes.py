@@ -127,41 +127,41 @@ class Responses:
     # -- create ----------------------------------------------------------------------------------------
 
     async def create(self) -> Response:
-        asked = await self._service.read(parse_response)
-        parsed = asked.request
+        resolved = await self._service.read(parse_response)
+        parsed = resolved.request
         stored = parsed.store and self._service.settings.stored_responses > 0
         self._check_background(parsed, stored)
         before = self._before(parsed.previous_response_id)
         earlier = [] if before is None else before.all_items()
         items = self._input(parsed, earlier)
-        served, generate = await self._prepare(asked, (*earlier, *items))
+        served, generate = await self._prepare(resolved, (*earlier, *items))
         with called(PARAMS):
             [answer] = await self._service.submit(served, [generate])
-        live = self._begin(asked, served, answer, items, before, stored=stored)
+        live = self._begin(resolved, served, answer, items, before, stored=stored)
         if parsed.background:
             return self._in_background(live)
         return await self._service.respond(live.dialect, [answer], stream=parsed.stream)
 
     async def count(self) -> Response:
         """Return the number of input tokens that the same request would be charged when it creates a response."""
-        asked = await self._service.read(parse_response)
-        before = self._before(asked.request.previous_response_id)
+        resolved = await self._service.read(parse_response)
+        before = self._before(resolved.request.previous_response_id)
         earlier = [] if before is None else before.all_items()
-        items = self._input(asked.request, earlier)
-        served, generate = await self._prepare(asked, (*earlier, *items))
+        items = self._input(resolved.request, earlier)
+        served, generate = await self._prepare(resolved, (*earlier, *items))
         if generate.max_tokens is not None:  # No other code checks it here.
             between("max_output_tokens", generate.max_tokens, 1, context_of(served.runtime))
         with called(PARAMS):
             tokens = await served.runtime.tokens(generate.prompt)
         return as_json({"object": "response.input_tokens", "input_tokens": len(tokens)})
 
-    async def _prepare(self, asked: ResolvedRequest, items: Sequence[Json]) -> tuple[Served, Generate]:
+    async def _prepare(self, resolved: ResolvedRequest, items: Sequence[Json]) -> tuple[Served, Generate]:
         """Lease the model and build the request for it. Raises `RequestFailed` (400, 404)."""
-        messages = messages_of(asked.request.instructions, items)
-        served = await self._service.served(asked.request.model)
+        messages = messages_of(resolved.request.instructions, items)
+        served = await self._service.served(resolved.request.model)
         tokenizer, default_seed = served.runtime.tokenizer, served.runtime.settings.seed
-        check_callable(asked.tools, tokenizer)
-        return served, response_to_generate(asked, messages, self._service.request_id, default_seed)
+        check_callable(resolved.tools, tokenizer)
+        return served, response_to_generate(resolved, messages, self._service.request_id, default_seed)
 
     def _check_background(self, parsed: ResponseRequest, stored: bool) -> None:
         if parsed.background and not (stored and self._service.has_background):
@@ -193,7 +193,7 @@ class Responses:
 
     def _begin(
         self,
-        asked: ResolvedRequest,
+        resolved: ResolvedRequest,
         served: Served,
         answer: Answer,
         items: tuple[Json, ...],
@@ -201,15 +201,15 @@ class Responses:
         *,
         stored: bool,
     ) -> Live:
-        tokenizer, parsed = served.runtime.tokenizer, asked.request
+        tokenizer, parsed = served.runtime.tokenizer, resolved.request
         parser = None
-        if asked.tools.offered or tokenizer.thinking is not None:
+        if resolved.tools.offered or tokenizer.thinking is not None:
             parser = OutputParser(
-                asked.tools, tokenizer, thinks=thinks_already(answer.accepted.prompt_tokens, tokenizer)
+                resolved.tools, tokenizer, thinks=thinks_already(answer.accepted.prompt_tokens, tokenizer)
             )
         response_id = new_id("resp_")
         log = EventLog() if parsed.background and parsed.stream else None
-        head = head_of(asked, response_id, served.name, stored=stored)
+        head = head_of(resolved, response_id, served.name, stored=stored)
         ended = partial(self._ended, response_id, before)
         dialect = ResponseDialect(head, tokenizer, parser, answer, ended=ended, log=log)
         live = Live(dialect=dialect, answer=answer, input=items, background=parsed.background, stored=stored, log=log)
