@@ -16,7 +16,8 @@ from openai.resources.embeddings import Embeddings
 from openai.resources.responses import Responses
 
 from trouper.web.anthropic import messages
-from trouper.web.http.request_schema import Refused, among
+from trouper.web.http.request_body import Body
+from trouper.web.http.request_schema import among, components_of, schema_of
 from trouper.web.openai import chat_completions, completions, embeddings
 from trouper.web.responses import response_request as responses
 
@@ -31,8 +32,7 @@ class Table:
     """One endpoint's. `create` is the official client's method, which knows the API's own parameters."""
 
     path: str
-    request: type
-    refused: Refused
+    request: type[Body]
     create: Callable[..., Any] | None
 
     @property
@@ -44,8 +44,12 @@ class Table:
 
     @property
     def verdicts(self) -> dict[str, str]:
-        fields = {field.name: _verdict(field) for field in attrs.fields(self.request)}
-        return {name: _refusal(neutral) for name, neutral in self.refused.items()} | fields
+        properties, refused = schema_of(self.request)["properties"], self.request.refused
+        within = components_of([self.request])
+        return {
+            name: _refusal(refused[name]) if name in refused else _verdict(properties[name], within)
+            for name in properties
+        }
 
     def render(self, remarks: Mapping[str, str]) -> str:
         verdicts, own = self.verdicts, set(self.own)
@@ -60,10 +64,11 @@ class Table:
         return f"## POST {self.path}\n\n{rows(sorted(own))}{tail}"
 
 
-def _verdict(field: attrs.Attribute[Any]) -> str:
-    if field.metadata.get("harmless"):
+def _verdict(schema: dict[str, Any], within: dict[str, Any]) -> str:
+    told = next((option for option in schema.get("anyOf", ()) if option.get("type") != "null"), schema)
+    told = within.get(told.get("$ref", "").rpartition("/")[2], told)
+    if told.get("description", "").startswith("Changes nothing"):
         return "changes nothing"
-    told = field.metadata.get("schema", {})
     low, above, high = (told.get(name) for name in ("minimum", "exclusiveMinimum", "maximum"))
     if high is None or high >= 2**31:
         return "works" if low is None else f"works, from {low}"
@@ -80,11 +85,11 @@ def _refusal(neutral: tuple[Any, ...]) -> str:
 
 
 TABLES = (
-    Table("/v1/chat/completions", chat_completions.ChatRequest, chat_completions.REFUSED, Chat.create),
-    Table("/v1/completions", completions.CompletionRequest, completions.REFUSED, Completions.create),
-    Table("/v1/responses", responses.ResponseRequest, responses.REFUSED, Responses.create),
-    Table("/v1/embeddings", embeddings.EmbeddingRequest, embeddings.REFUSED, Embeddings.create),
-    Table("/v1/messages", messages.MessagesRequest, messages.REFUSED, None),
+    Table("/v1/chat/completions", chat_completions.ChatRequest, Chat.create),
+    Table("/v1/completions", completions.CompletionRequest, Completions.create),
+    Table("/v1/responses", responses.ResponseRequest, Responses.create),
+    Table("/v1/embeddings", embeddings.EmbeddingRequest, Embeddings.create),
+    Table("/v1/messages", messages.MessagesRequest, None),
 )
 
 

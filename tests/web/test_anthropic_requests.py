@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -17,11 +17,9 @@ from tests.web.test_speech import cut
 from trouper.protocol.problems import Problem, RequestFailed
 from trouper.web.anthropic.errors import TYPES, anthropic_error, is_anthropic
 from trouper.web.anthropic.message_dialect import Blocks
-from trouper.web.anthropic.message_history import BLOCKS
+from trouper.web.anthropic.message_history import AssistantBlock, ToolResultBlock
 from trouper.web.anthropic.message_schemas import COMPONENTS
 from trouper.web.anthropic.messages import (
-    REFUSED,
-    RULES,
     CountRequest,
     MessagesRequest,
     messages_to_generate,
@@ -31,7 +29,7 @@ from trouper.web.anthropic.messages import (
 )
 from trouper.web.anthropic.thinking import CARRIES, signature_of, thought
 from trouper.web.http.openapi import BEYOND_SCHEMA
-from trouper.web.http.request_schema import schema_of
+from trouper.web.http.request_schema import components_of, schema_of
 from trouper.web.output.output_parser import OutputParser
 from trouper.web.output.tool_calls import Tools
 
@@ -125,11 +123,10 @@ NAMES = (
     "made_up",
     "seed",
 )
-COMMON = {"components": {"schemas": {**COMPONENTS, "Model": {"type": "string"}}}}
-SCHEMAS = {
-    kind: Draft202012Validator({**COMMON, "allOf": [schema_of(kind, REFUSED, RULES)]})
-    for kind in (MessagesRequest, CountRequest)
-}
+KINDS = (MessagesRequest, CountRequest)
+COMMON = {"components": {"schemas": {**COMPONENTS, **components_of(KINDS), "Model": {"type": "string"}}}}
+BLOCKS = {kind.__struct_config__.tag for kind in (*get_args(AssistantBlock), ToolResultBlock)}
+SCHEMAS = {kind: Draft202012Validator({**COMMON, "allOf": [schema_of(kind)]}) for kind in KINDS}
 
 
 def paths(value: Any, at: Path = ()) -> Iterator[Path]:
@@ -279,14 +276,13 @@ def test_d13_events_add_up_to_the_whole_message(text: str, places: list[int], om
 
 @given(st.text())
 def test_a_signature_carries_what_is_not_shown(text: str) -> None:
-    sent_back = {"type": "thinking", "thinking": "", "signature": signature_of(text, omitted=True)}
-    assert thought(sent_back) == text
+    assert thought("", signature_of(text, omitted=True)) == text
 
 
 @pytest.mark.parametrize("signature", [None, "", "EqQBCgIYAhIM", CARRIES + "no base64", CARRIES + "/w=="])
 def test_a_signature_of_somebody_else_carries_nothing(signature: str | None) -> None:
-    assert thought({"type": "thinking", "thinking": "", "signature": signature}) == ""
-    assert thought({"type": "thinking", "thinking": "hm", "signature": signature}) == "hm"
+    assert thought("", signature) == ""
+    assert thought("hm", signature) == "hm"
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 405, 408, 413, 415, 422, 429, 499, 500, 501, 503, 504])

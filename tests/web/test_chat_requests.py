@@ -15,8 +15,10 @@ from trouper.actors.runtime.answer import Answer
 from trouper.actors.runtime.time_limits import TimeLimits
 from trouper.protocol.replies import Accepted, Delta, Finished, Reply
 from trouper.protocol.requests import ChatPrompt, Timeouts
-from trouper.web.openai.chat_dialect import ChatDialect, Envelope, Extras
-from trouper.web.openai.chat_tools import check_callable, tools_of
+from trouper.web.openai.chat_completions import parse_chat
+from trouper.web.openai.chat_dialect import ChatDialect
+from trouper.web.openai.chat_tools import check_callable
+from trouper.web.openai.openai_dialect import Envelope, Extras
 from trouper.web.openai.parameters import StreamOptions
 from trouper.web.output.dialect import Choice, Usage
 from trouper.web.output.output_parser import OutputParser
@@ -31,6 +33,12 @@ def tool(name: str) -> dict[str, Any]:
 
 OFFERED = [tool("f"), tool("g")]
 NAMED = {"type": "function", "function": {"name": "g"}}
+
+
+def tools_of(tools: Any, choice: Any, parallel: bool | None) -> Tools:
+    """As a request asks for them."""
+    asked = {"tools": tools, "tool_choice": choice, "parallel_tool_calls": parallel}
+    return parse_chat({"messages": [USER]} | asked).parsed_tools
 
 
 def chat(**more: Any) -> ChatPrompt:

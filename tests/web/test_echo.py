@@ -10,7 +10,7 @@ import pytest
 from tests.fakes import EOS, FakeEngine
 from tests.web.serving import Served, ask, serving
 from tests.web.streams import Json, joined, stream
-from trouper.web.openai.chat_dialect import CompletionDialect
+from trouper.web.openai.completion_dialect import CompletionDialect
 from trouper.web.streaming.response_streams import LONG_SCORES
 
 PROMPT = "né?"

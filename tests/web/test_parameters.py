@@ -13,9 +13,10 @@ from tests.fakes import ByteTokenizer
 from tests.web.test_parsing import fault
 from trouper.protocol.replies import Finished, TokenLogprobs
 from trouper.protocol.requests import Generate, TextPrompt
-from trouper.web.openai.chat_dialect import DONE, Envelope, Extras, OpenAiDialect, usage_body
+from trouper.web.http.request_seed import choices_of
 from trouper.web.openai.completions import completion_to_generate, parse_completion, picked
-from trouper.web.openai.parameters import MAX_STOPS, Parameters, StreamOptions, choices_of, sampling_of, stream_options
+from trouper.web.openai.openai_dialect import DONE, Envelope, Extras, OpenAiDialect, usage_body
+from trouper.web.openai.parameters import MAX_STOPS, Parameters, StreamOptions, sampling_of, stream_options
 from trouper.web.output.dialect import Choice, Usage
 
 
@@ -140,6 +141,9 @@ def test_the_end_of_a_stream_tells_usage_if_it_was_asked_for() -> None:
 
 
 def test_stream_options_need_a_stream() -> None:
-    parameters = Parameters(stream=True, stream_options={"include_usage": True})
+    parameters = Parameters(stream=True, stream_options=StreamOptions(include_usage=True))
     assert stream_options(parameters) == StreamOptions(include_usage=True)
-    assert fault(stream_options, Parameters(stream_options={})) == ("stream_options", "invalid_combination")
+    assert fault(stream_options, Parameters(stream_options=StreamOptions())) == (
+        "stream_options",
+        "invalid_combination",
+    )

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import json
 from math import inf, nextafter
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
-import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Meta
 
 from trouper.protocol.problems import RequestFailed
-from trouper.web.http.body_parsing import between, flag, only, parse_json, structure
-from trouper.web.http.request_schema import among, limits
-from trouper.web.openai.chat_completions import REFUSED as OF_CHATS
+from trouper.web.http.body_faults import ordered, says
+from trouper.web.http.body_parsing import between, parse_json
+from trouper.web.http.request_body import Body, SentBack, structure
+from trouper.web.http.request_schema import Refused, among, components_of, schema_of
 from trouper.web.openai.chat_completions import ChatRequest
-from trouper.web.openai.completions import REFUSED as OF_COMPLETIONS
 from trouper.web.openai.completions import CompletionRequest
 
 LIMITED = [
-    (cls, field.name, field.metadata["schema"])
+    (cls, name, told)
     for cls in (ChatRequest, CompletionRequest)
-    for field in attrs.fields(cls)
-    if {"minimum", "exclusiveMinimum", "maximum"} & {*field.metadata.get("schema", {})}
+    for name, schema in schema_of(cls)["properties"].items()
+    for told in (schema, *schema.get("anyOf", ()))
+    if {"minimum", "exclusiveMinimum", "maximum"} & {*told}
 ]
-REFUSED = {ChatRequest: OF_CHATS, CompletionRequest: OF_COMPLETIONS}
 
 
 def fault(*call: Any) -> tuple[str | None, str | None]:
@@ -38,24 +38,16 @@ def fault(*call: Any) -> tuple[str | None, str | None]:
 
 
 def parse(cls: Any, **fields: Any) -> Any:
-    body = {"messages": [], "prompt": "a"} | fields
-    return structure(
-        {name: body[name] for name in body if name in {f.name for f in attrs.fields(cls)} or name in fields},
-        cls,
-        REFUSED[cls],
-    )
-
-
-def of_type(cls: Any, name: str, value: float) -> float:
-    return int(value) if "int" in str(getattr(attrs.fields(cls), name).type) else value
+    needed = {"messages": [{"role": "user", "content": "a"}]} if cls is ChatRequest else {"prompt": "a"}
+    return structure(needed | fields, cls)
 
 
 @pytest.mark.parametrize(("cls", "name", "told"), LIMITED, ids=lambda one: getattr(one, "__name__", str(one)))
 def test_a_limit_is_taken_and_what_is_beyond_it_is_not(cls: Any, name: str, told: dict[str, Any]) -> None:
-    whole = "int" in str(getattr(attrs.fields(cls), name).type)
+    whole = "integer" in told["type"]
     for key, below in (("minimum", -1), ("maximum", 1)):
         if key in told:
-            bound = of_type(cls, name, told[key])
+            bound = told[key] if whole else float(told[key])
             assert getattr(parse(cls, **{name: bound}), name) == bound
             beyond = bound + below if whole else nextafter(bound, below * inf)
             assert fault(lambda value=beyond: parse(cls, **{name: value})) == (name, "invalid_value")
@@ -63,6 +55,10 @@ def test_a_limit_is_taken_and_what_is_beyond_it_is_not(cls: Any, name: str, told
         bound = told["exclusiveMinimum"]
         assert fault(lambda: parse(cls, **{name: bound})) == (name, "invalid_value")
         assert getattr(parse(cls, **{name: 1e-9}), name) == 1e-9
+
+
+def test_there_are_limits() -> None:
+    assert {name for _, name, _ in LIMITED} >= {"temperature", "top_p", "n", "min_tokens", "max_tokens", "best_of"}
 
 
 @given(st.floats(-10, 10), st.floats(-10, 10), st.floats(-10, 10), st.booleans())
@@ -74,13 +70,33 @@ def test_between(value: float, low: float, high: float, open_low: bool) -> None:
         assert fault(lambda: between("x", value, low, high, open_low=open_low)) == ("x", "invalid_value")
 
 
-@attrs.frozen(kw_only=True)
-class Body:
-    words: tuple[int, ...] = attrs.field(default=(), metadata=limits(maxItems=3))
-    name: str | None = attrs.field(default=None, metadata=limits(maxLength=5))
-    kind: str | None = attrs.field(default=None, metadata=limits(enum=["a", "b"]))
+Size = Literal["large", "a"]
+
+
+class Note(SentBack, tag="note", frozen=True):
+    text: str
+    refused: ClassVar[Refused] = {"citations": ([],)}
+
+
+class Picture(SentBack, tag="picture", frozen=True):
+    url: Annotated[str, says("{path} must be a URL, not {type}", "unsupported_content")]
+    large: bool | None = None
+
+
+class Inner(Body, kw_only=True, frozen=True):
+    refused: ClassVar[Refused] = {"old": (1,)}
+    words: Annotated[tuple[int, ...], Meta(max_length=3)] = ()
+    name: Annotated[str, Meta(max_length=5)] | None = None
+    kind: Annotated[Size, ordered(Size)] | None = None
     yes: bool = False
     size: float = 0.0
+
+
+class Outer(Body, kw_only=True, frozen=True):
+    within: Inner | None = None
+    parts: list[Note | Picture] | None = None
+    only: Note | None = None
+    raw: dict[str, Any] | None = None
 
 
 @pytest.mark.parametrize(
@@ -89,6 +105,7 @@ class Body:
         ({"words": [1, 2, 3, 4]}, "within.words", "invalid_value"),
         ({"name": "longer"}, "within.name", "invalid_value"),
         ({"kind": "c"}, "within.kind", "invalid_value"),
+        ({"kind": 3}, "within.kind", "invalid_type"),
         ({"yes": 1}, "within.yes", "invalid_type"),
         ({"size": True}, "within.size", "invalid_type"),
         ({"size": "1"}, "within.size", "invalid_type"),
@@ -97,30 +114,91 @@ class Body:
         ({"words": 1}, "within.words", "invalid_type"),
         ({"size": 10**400}, "within.size", "invalid_type"),
         ({"other": 1}, "within.other", "unknown_parameter"),
+        ({"other": None}, "within.other", "unknown_parameter"),
         ({"old": 2}, "within.old", "unsupported_parameter"),
         ({"old": True}, "within.old", "unsupported_parameter"),
     ],
 )
 def test_what_is_refused_names_its_place(body: dict[str, Any], param: str, code: str) -> None:
-    assert fault(lambda: structure(body, Body, {"old": (1,)}, within="within.")) == (param, code)
+    assert fault(lambda: structure({"within": body}, Outer)) == (param, code)
+
+
+NOTE = {"type": "note", "text": "a"}
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code"),
+    [
+        ({"parts": 3}, "parts", "invalid_type"),
+        ({"parts": [3]}, "parts.0", "invalid_type"),
+        ({"parts": [NOTE, {"type": "film"}]}, "parts.1.type", "invalid_value"),
+        ({"parts": [NOTE, {"text": "a"}]}, "parts.1.type", "invalid_value"),
+        ({"parts": [NOTE, {"type": "note"}]}, "parts.1.text", "invalid_type"),
+        ({"parts": [NOTE, {"type": "note", "txt": "misspelled"}]}, "parts.1.txt", "unsupported_parameter"),
+        ({"parts": [NOTE | {"extra": 1}], "within": {"yes": 1}}, "within.yes", "invalid_type"),
+        ({"parts": [NOTE | {"url": "x"}]}, "parts.0.url", "unsupported_parameter"),
+        ({"parts": [NOTE | {"citations": [1]}]}, "parts.0.citations", "unsupported_parameter"),
+        ({"parts": [{"type": "picture", "url": 3}]}, "parts.0.url", "unsupported_content"),
+        ({"parts": [{"type": "picture"}]}, "parts.0.url", "unsupported_content"),
+        ({"only": {"text": "a"}}, "only.type", "invalid_value"),
+        ({"only": {"type": "picture", "text": "a"}}, "only.type", "invalid_value"),
+        ({"raw": [1]}, "raw", "invalid_type"),
+    ],
+)
+def test_faults_within_arrays_and_tagged_objects(body: dict[str, Any], param: str, code: str) -> None:
+    assert fault(lambda: structure(body, Outer)) == (param, code)
+
+
+def test_messages_say_what_is_allowed() -> None:
+    def message(body: dict[str, Any]) -> str:
+        with pytest.raises(RequestFailed) as caught:
+            structure(body, Outer)
+        return caught.value.problem.message
+
+    assert message({"within": {"kind": "c"}}) == "within.kind must be one of large, a, not 'c'", "in their order"
+    assert message({"within": {"size": "1"}}) == "within.size: expected a number, got a string"
+    assert message({"parts": [{"type": "film"}]}) == "parts.0.type must be one of note, picture, not 'film'"
+    assert message({"parts": [{"type": "picture"}]}) == "parts.0.url must be a URL, not null"
+    assert message({"parts": [{"type": "note", "text": 1}]}) == "parts.0.text must be a string, not an integer"
 
 
 def test_what_fits_is_taken() -> None:
-    told = {"words": [1, 2.0, 3], "name": "five!", "kind": "b", "yes": True, "size": 1, "old": 1.0}
-    assert structure(told, Body, {"old": (1,)}) == Body(words=(1, 2, 3), name="five!", kind="b", yes=True, size=1.0)
-    assert structure(dict.fromkeys(("words", "name", "yes", "old")), Body, {"old": (1,)}) == Body()
+    told = {"words": [1, 2.0, 3], "name": "five!", "kind": "a", "yes": True, "size": 1, "old": 1.0}
+    assert structure(told, Inner) == Inner(words=(1, 2, 3), name="five!", kind="a", yes=True, size=1.0)
+    assert structure(dict.fromkeys(("words", "name", "yes", "old")), Inner) == Inner()
+
+
+def test_null_means_absent_at_every_level() -> None:
+    """But not inside of what is passed on as it is."""
+    told = {
+        "within": {"words": None, "size": None},
+        "parts": [NOTE | {"url": None, "citations": []}],
+        "raw": {"a": None},
+    }
+    assert structure(told, Outer) == Outer(within=Inner(), parts=[Note("a")], raw={"a": None})
+
+
+def test_what_is_not_read_can_be_kept_instead_of_refused() -> None:
+    """Names at every level, and the rest is parsed."""
+    unread: list[RequestFailed] = []
+    body = {"made_up": 1, "within": {"other": 2, "old": 3, "yes": True}, "parts": [NOTE | {"extra": 4}]}
+    assert structure(body, Outer, unread.append) == Outer(within=Inner(yes=True), parts=[Note("a")])
+    assert [failed.problem.param for failed in unread] == ["made_up", "within.other", "within.old", "parts.0.extra"]
+
+
+def test_the_types_are_the_schema() -> None:
+    components = components_of([Outer])
+    assert {*components} == {"Inner", "Note", "Picture"}
+    assert components["Inner"]["additionalProperties"] is False
+    assert components["Note"]["additionalProperties"] == {"type": "null"}
+    assert components["Note"]["required"] == ["type", "text"]
+    assert components["Inner"]["properties"]["words"]["maxItems"] == 3
+    assert components["Inner"]["properties"]["old"]["enum"] == [1, None]
 
 
 @pytest.mark.parametrize("body", [b"[]", b'"a"', b"1", b"null", b"{", b"", b"\xff", b"[" * 100_000])
 def test_what_is_no_object_is_no_body(body: bytes) -> None:
     assert fault(parse_json, body) == (None, "invalid_json")
-
-
-def test_flags_and_names_inside_of_objects() -> None:
-    assert [flag(None, "x"), flag(False, "x"), flag(True, "x")] == [False, False, True]
-    assert fault(flag, 1, "x") == fault(flag, "true", "x") == ("x", "invalid_type")
-    only({"a": 1}, {"a", "b"}, "x")
-    assert fault(only, {"a": 1, "c": None}, {"a", "b"}, "x") == ("x.c", "unknown_parameter")
 
 
 JSON = st.recursive(

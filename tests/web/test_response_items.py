@@ -7,9 +7,18 @@ from typing import Any
 import pytest
 
 from tests.web.test_parsing import fault
-from trouper.web.responses.items import check_outputs, items_of, messages_of
+from trouper.web.responses import items
+from trouper.web.responses.items import check_outputs, messages_of
+from trouper.web.responses.response_request import parse_response
 
 Json = dict[str, Any]
+
+
+def items_of(given: Any, find: items.Find) -> tuple[Json, ...]:
+    """As a request's input becomes them."""
+    value = parse_response({"input": given}).request.input
+    assert value is not None
+    return items.items_of(value, find)
 
 
 def nothing(_: str) -> Json | None:
@@ -33,8 +42,8 @@ def thought(**parts: str) -> Json:
     return {"type": "reasoning", **{name: [{"type": kinds[name], "text": text}] for name, text in parts.items()}}
 
 
-def heard(*items: Json, instructions: str | None = None) -> list[Json]:
-    return [*messages_of(instructions, items_of([*items], nothing))]
+def heard(*given: Json, instructions: str | None = None) -> list[Json]:
+    return [*messages_of(instructions, items_of([*given], nothing))]
 
 
 def test_one_turn_is_one_message() -> None:
@@ -63,25 +72,25 @@ def test_one_turn_is_one_message() -> None:
 
 
 @pytest.mark.parametrize(
-    ("items", "contents"),
+    ("given", "contents"),
     [
         ([message("assistant", "one"), message("assistant", "two")], ["one", "two"]),
         ([call("f"), message("assistant", "late")], ["", "late"]),
         ([message("assistant", "one"), thought(content="late")], ["one", ""]),
     ],
 )
-def test_what_comes_out_of_order_begins_another_message(items: list[Json], contents: list[str]) -> None:
+def test_what_comes_out_of_order_begins_another_message(given: list[Json], contents: list[str]) -> None:
     """Nothing that was said is lost."""
-    turns = heard(message("user", "a"), *items)
+    turns = heard(message("user", "a"), *given)
     assert [turn["content"] for turn in turns[1:]] == contents
 
 
 def test_an_output_answers_a_call_that_came_before() -> None:
-    items = items_of([call("f"), output("f", "1")], nothing)
-    check_outputs([], items)
-    check_outputs(items[:1], items[1:])
-    assert fault(check_outputs, [], items[1:])[0] == "input.0.call_id"
-    assert fault(check_outputs, [], items[::-1])[0] == "input.0.call_id"
+    both = items_of([call("f"), output("f", "1")], nothing)
+    check_outputs([], both)
+    check_outputs(both[:1], both[1:])
+    assert fault(check_outputs, [], both[1:])[0] == "input.0.call_id"
+    assert fault(check_outputs, [], both[::-1])[0] == "input.0.call_id"
 
 
 def test_an_item_is_referred_to_once() -> None:

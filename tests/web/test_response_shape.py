@@ -26,13 +26,13 @@ from trouper.web.output.output_parser import OutputParser
 from trouper.web.output.tool_calls import Tools
 from trouper.web.responses.response_events import ResponseDialect
 from trouper.web.responses.response_fields import head_of
-from trouper.web.responses.response_request import asked_of, parse_response
+from trouper.web.responses.response_request import parse_response
 from trouper.web.responses.schemas import COMPONENTS
 from trouper.web.streaming.event_log import EventLog
 
 WORDS = ByteTokenizer()
 TOOL = {"type": "function", "function": {"name": "f"}}
-HEAD = head_of(asked_of(parse_response({"input": "x"})), "resp_1", "fake", stored=True)
+HEAD = head_of(parse_response({"input": "x"}), "resp_1", "fake", stored=True)
 VALIDATORS = {
     name: Draft202012Validator({"components": {"schemas": COMPONENTS}, **ref(name)})
     for name in ("Response", "ResponseEvent")

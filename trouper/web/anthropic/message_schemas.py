@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from trouper.web.anthropic.errors import TYPES
-from trouper.web.http.request_schema import COUNT, OBJECT, TEXT, Json, array, closed, either, nullable, ref
+from trouper.web.http.request_schema import COUNT, OBJECT, TEXT, Json, array, either, full, nullable, ref
 
 REASON: Json = {
     "type": "string",
     "enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"],
 }
-USAGE = closed(
+USAGE = full(
     {
         "input_tokens": COUNT | {"description": "Without those that came from the cache."},
         "cache_creation_input_tokens": COUNT,
         "cache_read_input_tokens": COUNT,
         "output_tokens": COUNT,
-    },
-    "input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens",
-)  # fmt: skip
+    }
+)
 
 
 def _typed(kind: str, properties: Json) -> Json:
-    return closed({"type": {"const": kind}, **properties}, "type", *properties)
+    return full({"type": {"const": kind}, **properties})
 
 
 BLOCK = either(
@@ -44,24 +43,24 @@ MESSAGE = _typed(
 ERROR = _typed(
     "error",
     {
-        "error": closed(
+        "error": full(
             {
                 "type": {"enum": sorted({*TYPES.values(), "api_error", "invalid_request_error"})},
                 "message": TEXT,
-                "details": closed({"error_code": TEXT}, "error_code"),
+                "details": full({"error_code": TEXT}),
             },
-            "type", "message",
+            optional=("details",),
         ),
         "request_id": TEXT,
     },
-)  # fmt: skip
+)
 DELTA = either(
     _typed("text_delta", {"text": TEXT}),
     _typed("thinking_delta", {"thinking": TEXT}),
     _typed("signature_delta", {"signature": TEXT}),
     _typed("input_json_delta", {"partial_json": TEXT}),
 )
-EVENT = either(
+_EVENTS = (
     _typed("message_start", {"message": ref("AnthropicMessage")}),
     _typed("content_block_start", {"index": COUNT, "content_block": ref("AnthropicBlock")}),
     _typed("content_block_delta", {"index": COUNT, "delta": DELTA}),
@@ -69,7 +68,7 @@ EVENT = either(
     _typed(
         "message_delta",
         {
-            "delta": closed({"stop_reason": REASON, "stop_sequence": nullable(TEXT)}, "stop_reason", "stop_sequence"),
+            "delta": full({"stop_reason": REASON, "stop_sequence": nullable(TEXT)}),
             "usage": ref("AnthropicUsage"),
         },
     ),
@@ -77,7 +76,8 @@ EVENT = either(
     _typed("ping", {}),
     ref("AnthropicError"),
 )
-COUNTED = closed({"input_tokens": COUNT}, "input_tokens")
+EVENT = either(*_EVENTS)
+COUNTED = full({"input_tokens": COUNT})
 
 COMPONENTS: Json = {
     "AnthropicBlock": BLOCK,

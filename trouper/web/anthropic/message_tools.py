@@ -2,50 +2,124 @@
 
 from __future__ import annotations
 
-import re
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar
+
+from msgspec import Meta
 
 from trouper.protocol.model import Tokenizer
 from trouper.protocol.problems import bad_request
-from trouper.web.anthropic.schemas import MAX_TOOLS, TOOL_NAME
-from trouper.web.http.body_parsing import combination, flag, json_type, only
-from trouper.web.http.request_schema import Json, among
+from trouper.web.http.body_faults import explains, says
+from trouper.web.http.body_parsing import combination
+from trouper.web.http.field_types import Ignored, String, Text
+from trouper.web.http.request_body import Body
+from trouper.web.http.request_schema import Json, Refused
 from trouper.web.openai.chat_tools import offered_tools
 from trouper.web.output.tool_calls import Tools
 
-NAME = re.compile(TOOL_NAME)
-TAKEN = frozenset({"type", "name", "description", "input_schema", "strict"})
-HARMLESS: dict[str, tuple[Any, ...] | None] = {
-    "cache_control": None,
-    "eager_input_streaming": None,
-    "defer_loading": (False,),
-    "allowed_callers": (["direct"],),
-    "input_examples": ([],),
+MAX_TOOLS = 1024
+ToolNameLong = Annotated[
+    str,
+    says("{path} must be 1 to 128 letters, digits, '_', '-' or '.'", pattern=r"^[A-Za-z0-9_.-]{1,128}$(?!\n)"),
+]
+AN_OBJECT: Json = {
+    "properties": {"type": {"const": "object"}},
+    "anyOf": [{"required": ["type"]}, {"required": ["$ref"]}],
 }
-"""Keys of a tool that change no output with these values; None: with any value."""
-CHOICES = {
-    "auto": frozenset({"type", "disable_parallel_tool_use"}),
-    "any": frozenset({"type", "disable_parallel_tool_use"}),
-    "tool": frozenset({"type", "disable_parallel_tool_use", "name"}),
-    "none": frozenset({"type"}),
-}
+NOT_AN_OBJECT = "{path} must be a JSON Schema of type object"
+InputSchema = Annotated[
+    dict[str, Any],
+    says(
+        NOT_AN_OBJECT,
+        "invalid_type",
+        extra_json_schema=AN_OBJECT,
+        description="JSON Schema of the input: of type object, or a reference, as recursive classes have at their root.",
+    ),
+]
 
 
-def tools_of(tools: Any, choice: Any) -> Tools:
-    """Parse the tools. Raises `RequestFailed` (400) naming the parameter."""
-    offered = () if tools is None else offered_tools(tools, _tool, MAX_TOOLS)
-    kind, name, several = _choice(choice)
-    if kind == "auto":
-        return Tools(offered, (), several)
-    if kind == "none":
+class CustomTool(Body, tag="custom", frozen=True):
+    """A tool of the client. A forced call follows its schema whether `strict` is set or not."""
+
+    may_lack_tag: ClassVar[bool] = True
+    unknown_may_be_null: ClassVar[bool] = True
+    refused: ClassVar[Refused] = {
+        "defer_loading": (False,),
+        "allowed_callers": (["direct"],),
+        "input_examples": ([],),
+    }
+    name: ToolNameLong
+    input_schema: InputSchema
+    description: Text | None = None
+    strict: bool | None = None
+    cache_control: Ignored = None
+    eager_input_streaming: Ignored = None
+
+    def for_template(self, path: str) -> Json:
+        """Return the tool as templates expect it, in OpenAI's format. Raises `RequestFailed` (400)."""
+        if not _takes_an_object(self.input_schema):
+            path = f"{path}.input_schema"
+            raise bad_request(NOT_AN_OBJECT.format(path=path), path, "invalid_type")
+        described = {} if self.description is None else {"description": self.description}
+        return {"type": "function", "function": {"name": self.name, **described, "parameters": self.input_schema}}
+
+
+def _takes_an_object(schema: Json) -> bool:
+    """Whether the root of the schema is an object. The root of a recursive pydantic model is a reference without a
+    type."""
+    return bool(schema["type"] == "object") if "type" in schema else "$ref" in schema
+
+
+class _Choice(Body, frozen=True):
+    disable_parallel_tool_use: bool | None = None
+
+
+class AutoChoice(_Choice, tag="auto", frozen=True):
+    """The model decides."""
+
+
+class AnyChoice(_Choice, tag="any", frozen=True):
+    """One of the tools must be called."""
+
+
+class ToolNameChoice(_Choice, tag="tool", kw_only=True, frozen=True):
+    """This tool must be called."""
+
+    name: String
+
+
+class NoneChoice(Body, tag="none", frozen=True):
+    """No tool may be called."""
+
+
+def explain_tool(value: Any, path: str) -> None:
+    if isinstance(value, dict) and value.get("type") not in (None, "custom"):
+        message = f"{path}: tools of type {value['type']!r} are not supported here, only your own (custom)"
+        raise bad_request(message, f"{path}.type", "unsupported_parameter")
+
+
+ToolChoiceObject = Annotated[
+    AutoChoice | AnyChoice | ToolNameChoice | NoneChoice,
+    says("{path} must be an object of type auto, any, tool, none"),
+]
+CustomTools = Annotated[list[Annotated[CustomTool, explains(explain_tool)]], Meta(max_length=MAX_TOOLS)]
+
+
+def tools_of(tools: Sequence[CustomTool] | None, choice: ToolChoiceObject | None) -> Tools:
+    """Return the offered and the forced tools. Raises `RequestFailed` (400) naming the parameter."""
+    offered = offered_tools([tool.for_template(f"tools.{index}") for index, tool in enumerate(tools or ())])
+    if isinstance(choice, NoneChoice):
         return Tools()
+    several = choice is None or not choice.disable_parallel_tool_use
+    if choice is None or isinstance(choice, AutoChoice):
+        return Tools(offered, (), several)
     if not offered:
         raise combination("tool_choice needs tools", "tool_choice")
-    if kind == "any":
+    if isinstance(choice, AnyChoice):
         return Tools(offered, offered, several)
-    named = tuple(tool for tool in offered if tool["function"]["name"] == name)
+    named = tuple(tool for tool in offered if tool["function"]["name"] == choice.name)
     if not named:
-        raise combination(f"tool_choice.name is {name!r}, which is not among the tools", "tool_choice.name")
+        raise combination(f"tool_choice.name is {choice.name!r}, which is not among the tools", "tool_choice.name")
     return Tools(offered, named, several)
 
 
@@ -56,59 +130,3 @@ def check_callable(tools: Tools, tokenizer: Tokenizer) -> None:
             "tools: this model has not learnt to call them by itself; tool_choice of type any or tool forces a call"
         )
         raise bad_request(message, "tools", "tools_not_supported")
-
-
-def _choice(choice: Any) -> tuple[str, str | None, bool]:
-    """Parse tool_choice: its type, the tool's name, and whether several calls are allowed."""
-    if choice is None:
-        return "auto", None, True
-    kind = choice.get("type") if isinstance(choice, dict) else None
-    if not isinstance(kind, str) or kind not in CHOICES:
-        message = f"tool_choice must be an object of type {', '.join(CHOICES)}"
-        raise bad_request(message, "tool_choice", "invalid_value")
-    only(choice, CHOICES[kind], "tool_choice")
-    name = choice.get("name")
-    if kind == "tool" and not isinstance(name, str):
-        message = f"tool_choice.name must be a string, not {json_type(name)}"
-        raise bad_request(message, "tool_choice.name", "invalid_type")
-    single = flag(choice.get("disable_parallel_tool_use"), "tool_choice.disable_parallel_tool_use")
-    return kind, name, not single
-
-
-def _tool(tool: Any, path: str) -> Json:
-    """Return a tool as templates expect it, in OpenAI's format."""
-    if not isinstance(tool, dict):
-        raise bad_request(f"{path} must be an object, not {json_type(tool)}", path, "invalid_type")
-    if tool.get("type") not in (None, "custom"):
-        message = f"{path}: tools of type {tool['type']!r} are not supported here, only your own (custom)"
-        raise bad_request(message, f"{path}.type", "unsupported_parameter")
-    _check_names(tool, path)
-    name, schema = tool.get("name"), tool.get("input_schema")
-    if not isinstance(name, str) or not NAME.fullmatch(name):
-        message = f"{path}.name must be 1 to 128 letters, digits, '_', '-' or '.'"
-        raise bad_request(message, f"{path}.name", "invalid_value")
-    if not isinstance(schema, dict) or not _takes_an_object(schema):
-        message = f"{path}.input_schema must be a JSON Schema of type object"
-        raise bad_request(message, f"{path}.input_schema", "invalid_type")
-    if not isinstance(tool.get("description"), str | None):
-        raise bad_request(f"{path}.description must be a string", f"{path}.description", "invalid_type")
-    flag(tool.get("strict"), f"{path}.strict")
-    described = {} if tool.get("description") is None else {"description": tool["description"]}
-    return {"type": "function", "function": {"name": name, **described, "parameters": schema}}
-
-
-def _takes_an_object(schema: Json) -> bool:
-    """Whether the root of the schema is an object. The root of a recursive pydantic model is a reference without a
-    type."""
-    return bool(schema["type"] == "object") if "type" in schema else "$ref" in schema
-
-
-def _check_names(tool: Json, path: str) -> None:
-    for name, value in tool.items():
-        if name in TAKEN or value is None:
-            continue
-        only({name: value}, HARMLESS, path)
-        neutral = HARMLESS[name]
-        if neutral is not None and not among(value, neutral):
-            message = f"{path}.{name} is not supported here; leave it out"
-            raise bad_request(message, f"{path}.{name}", "unsupported_parameter")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
 import attrs
 
@@ -11,14 +11,18 @@ from trouper.protocol.problems import bad_request
 from trouper.protocol.requests import ChatPrompt, Generate
 from trouper.protocol.sampling import Sampling
 from trouper.web.anthropic import schemas
-from trouper.web.anthropic.message_history import continues, conversation_of
-from trouper.web.anthropic.message_tools import tools_of
-from trouper.web.anthropic.thinking import THINKING, Thinking, thinking_of
-from trouper.web.http.body_parsing import combination, json_type, only, structure
-from trouper.web.http.request_schema import HARMLESS, Json, Refused, limits, schema, schema_of
-from trouper.web.openai.chat_completions import TEMPLATE_KWARGS, template_kwargs
-from trouper.web.openai.parameters import HUGE, MAX_STOPS, drawn_seed
+from trouper.web.anthropic.message_history import TextContent, Turns, continues, conversation_of
+from trouper.web.anthropic.message_tools import CustomTools, ToolChoiceObject, tools_of
+from trouper.web.anthropic.thinking import Thinking, ThinkingParameter, thinking_of
+from trouper.web.http.body_faults import explains, ordered, says
+from trouper.web.http.body_parsing import combination
+from trouper.web.http.field_types import Count, Filled, Model, Salt, Share, TopP
+from trouper.web.http.request_body import Body, structure
+from trouper.web.http.request_schema import HARMLESS, Json, Refused
+from trouper.web.http.request_seed import drawn_seed
+from trouper.web.openai.parameters import MAX_STOPS
 from trouper.web.openai.response_format import schema_grammar
+from trouper.web.openai.template_kwargs import TemplateKwargs, template_kwargs
 from trouper.web.output.tool_calls import Tools
 
 REFUSED: Refused = {
@@ -36,74 +40,115 @@ REFUSED: Refused = {
     "workspace_id": (),
 }
 """Unsupported parameters of the API, and the values of each that request nothing."""
-RULES = (schemas.FORCED_NEEDS_TOOLS,)
 EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
 """Efforts by the names of those chat templates that read one."""
-OUTPUT_REFUSED: Refused = {"task_budget": ()}
+OutputEffort = Literal["low", "medium", "high", "xhigh", "max"]
+CLEAR_THINKING = "clear_thinking_20251015"
 
 
-@attrs.frozen(kw_only=True)
-class OutputConfig:
-    effort: str | None = attrs.field(default=None, metadata=limits(enum=[*EFFORTS]))
-    format: Any = attrs.field(default=None, metadata=schema(schemas.FORMAT))
+def explain_stop_sequences(value: Any, path: str) -> None:
+    if not isinstance(value, list) or not all(isinstance(stop, str) for stop in value):
+        raise bad_request(f"{path} must be an array of strings", path, "invalid_type")
+    if len(value) > MAX_STOPS:
+        raise bad_request(f"{path} may have {MAX_STOPS} strings, not {len(value)}", path, "invalid_value")
+    raise bad_request(f"{path}: none may be empty", path, "invalid_value")
 
 
-@attrs.frozen(kw_only=True)
-class Metadata:
-    user_id: str | None = attrs.field(default=None, metadata=HARMLESS)
+def explain_edit(value: Any, path: str) -> None:
+    if isinstance(value, dict):
+        detail = f"{path}: only {CLEAR_THINKING} with keep: all is supported here, which clears nothing"
+        raise bad_request(detail, path, "unsupported_parameter")
 
 
-@attrs.frozen(kw_only=True)
-class CountRequest:
+class SchemaFormat(Body, tag="json_schema", frozen=True):
+    """JSON that follows a schema."""
+
+    schema: Annotated[dict[str, Any], says("{path} must be a JSON Schema", "invalid_type")]
+
+
+OutputFormat = Annotated[SchemaFormat, says("{path} must be an object of type json_schema")]
+
+
+class OutputConfig(Body, kw_only=True, frozen=True):
+    refused: ClassVar[Refused] = {"task_budget": ()}
+    effort: Annotated[OutputEffort, ordered(OutputEffort)] | None = None
+    format: OutputFormat | None = None
+
+
+class Metadata(Body, frozen=True):
+    """Changes nothing: users are not told apart."""
+
+    user_id: Annotated[str, HARMLESS] | None = None
+
+
+class KeepAll(Body, tag="all", frozen=True):
+    pass
+
+
+class ClearThinking(Body, tag=CLEAR_THINKING, frozen=True):
+    """An edit that keeps all thinking, which happens anyway; agents request it."""
+
+    keep: Literal["all"] | KeepAll
+
+
+class ContextManagement(Body, frozen=True):
+    """Changes nothing: to keep all thinking is what happens anyway."""
+
+    edits: list[Annotated[ClearThinking, explains(explain_edit)]] | None = None
+
+
+StopSequences = Annotated[list[Filled], explains(explain_stop_sequences, max_length=MAX_STOPS)]
+
+
+class CountRequest(Body, kw_only=True, frozen=True):
     """The fields that make the prompt. The other fields of a messages request do not change the count."""
 
-    messages: Any = attrs.field(metadata=schema(schemas.MESSAGES))
-    model: str | None = None
-    max_tokens: int | None = attrs.field(default=None, metadata=limits(0, HUGE))
-    system: Any = attrs.field(default=None, metadata=schema(schemas.TEXTS))
-    tools: Any = attrs.field(default=None, metadata=schema(schemas.TOOLS))
-    tool_choice: Any = attrs.field(default=None, metadata=schema(schemas.TOOL_CHOICE))
-    thinking: Any = attrs.field(default=None, metadata=schema(THINKING))
-    output_config: dict[str, Any] | None = attrs.field(
-        default=None, metadata=schema(schema_of(OutputConfig, OUTPUT_REFUSED))
-    )
-    output_format: Any = attrs.field(default=None, metadata=schema(schemas.FORMAT))
-    stop_sequences: Any = attrs.field(default=None, metadata=schema(schemas.STOPS))
-    temperature: float = attrs.field(default=1.0, metadata=limits(0, 1))
-    top_p: float = attrs.field(default=1.0, metadata=limits(above=0, high=1))
-    top_k: int = attrs.field(default=0, metadata=limits(0, HUGE))
+    refused: ClassVar[Refused] = REFUSED
+    rules: ClassVar[tuple[Json, ...]] = (schemas.FORCED_NEEDS_TOOLS,)
+    messages: Turns
+    model: Model | None = None
+    max_tokens: Count | None = None
+    system: TextContent | None = None
+    tools: CustomTools | None = None
+    tool_choice: ToolChoiceObject | None = None
+    thinking: ThinkingParameter | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+    stop_sequences: StopSequences | None = None
+    temperature: Share = 1.0
+    top_p: TopP = 1.0
+    top_k: Count = 0
     stream: bool = False
-    cache_control: dict[str, Any] | None = attrs.field(default=None, metadata=HARMLESS)
-    context_management: dict[str, Any] | None = attrs.field(
-        default=None, metadata=schema(schemas.CONTEXT_MANAGEMENT, harmless=True)
-    )
-    diagnostics: dict[str, Any] | None = attrs.field(default=None, metadata=HARMLESS)
-    metadata: dict[str, Any] | None = attrs.field(default=None, metadata=schema(schema_of(Metadata, {}), harmless=True))
+    cache_control: Annotated[dict[str, Any], HARMLESS] | None = None
+    context_management: ContextManagement | None = None
+    diagnostics: Annotated[dict[str, Any], HARMLESS] | None = None
+    metadata: Metadata | None = None
     # Extensions of this server.
-    min_p: float = attrs.field(default=0.0, metadata=limits(0, 1))
+    min_p: Share = 0.0
     seed: int | None = None
-    min_tokens: int = attrs.field(default=0, metadata=limits(0, HUGE))
+    min_tokens: Count = 0
     ignore_eos: bool = False
-    cache_salt: str | None = attrs.field(default=None, metadata=limits(maxLength=1024))
-    chat_template_kwargs: Any = attrs.field(default=None, metadata=schema(TEMPLATE_KWARGS))
+    cache_salt: Salt | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
 
     @property
-    def tools_asked(self) -> Tools:
-        """Return the parsed tools. Like the properties below, raises `RequestFailed` (400)."""
+    def parsed_tools(self) -> Tools:
+        """Return the offered and the forced tools. Like the properties below, raises `RequestFailed` (400)."""
         return tools_of(self.tools, self.tool_choice)
 
     @property
-    def thinking_asked(self) -> Thinking:
+    def parsed_thinking(self) -> Thinking:
         return thinking_of(self.thinking, self.max_tokens)
 
     @property
-    def output_asked(self) -> Output:
-        return _output(self.output_config or {}, self.output_format)
+    def parsed_output(self) -> Output:
+        return _output(self.output_config or OutputConfig(), self.output_format)
 
 
-@attrs.frozen(kw_only=True)
-class MessagesRequest(CountRequest):
-    max_tokens: int = attrs.field(metadata=limits(0, HUGE))
+class MessagesRequest(CountRequest, kw_only=True, frozen=True):
+    """The same, with the limit that a messages request must have."""
+
+    max_tokens: Count
 
 
 @attrs.frozen
@@ -115,11 +160,11 @@ class Output:
 
 
 def parse_messages(body: Json) -> MessagesRequest:
-    return structure(body, MessagesRequest, REFUSED)
+    return structure(body, MessagesRequest)
 
 
 def parse_count(body: Json) -> CountRequest:
-    return structure(body, CountRequest, REFUSED)
+    return structure(body, CountRequest)
 
 
 def messages_to_generate(request: MessagesRequest, request_id: str, default_seed: int | None) -> Generate:
@@ -140,19 +185,18 @@ def messages_to_generate(request: MessagesRequest, request_id: str, default_seed
         max_tokens=request.max_tokens or 1,
         # Agents request as many tokens as the largest models can generate.
         as_room_allows=True,
-        stop=_stops(request.stop_sequences),
+        stop=tuple(dict.fromkeys(request.stop_sequences or ())),
         ignore_eos=request.ignore_eos,
         cache_salt=request.cache_salt or "",
         min_tokens=request.min_tokens,
-        thinking_tokens=request.thinking_asked.budget,
-        grammar=request.tools_asked.grammar or request.output_asked.grammar,
+        thinking_tokens=request.parsed_thinking.budget,
+        grammar=request.parsed_tools.grammar or request.parsed_output.grammar,
     )
 
 
 def prompt_of(request: CountRequest) -> ChatPrompt:
     """Build the prompt. Raises `RequestFailed` (400) naming the parameter."""
-    _check_unused(request)
-    tools, thinking, output = request.tools_asked, request.thinking_asked, request.output_asked
+    tools, thinking, output = request.parsed_tools, request.parsed_thinking, request.parsed_output
     _check_together(tools, thinking, output)
     messages = conversation_of(request.system, request.messages)
     bound = bool(tools.forced) or output.grammar is not None
@@ -177,56 +221,12 @@ def _check_together(tools: Tools, thinking: Thinking, output: Output) -> None:
         raise combination(f"thinking of type enabled cannot be combined with {other}", "thinking")
 
 
-def _stops(value: Any) -> tuple[str, ...]:
-    name = "stop_sequences"
-    if value is None:
-        return ()
-    if not isinstance(value, list) or not all(isinstance(stop, str) for stop in value):
-        raise bad_request(f"{name} must be an array of strings", name, "invalid_type")
-    if len(value) > MAX_STOPS:
-        raise bad_request(f"{name} may have {MAX_STOPS} strings, not {len(value)}", name, "invalid_value")
-    if "" in value:
-        raise bad_request(f"{name}: none may be empty", name, "invalid_value")
-    return tuple(dict.fromkeys(value))
-
-
-def _output(config: Json, older: Any) -> Output:
-    asked = structure(config, OutputConfig, OUTPUT_REFUSED, within="output_config.")
-    if asked.format is not None and older is not None:
+def _output(config: OutputConfig, older: SchemaFormat | None) -> Output:
+    if config.format is not None and older is not None:
         raise combination("output_format is the older name of output_config.format", "output_format")
-    effort = None if asked.effort is None else EFFORTS[asked.effort]
+    effort = None if config.effort is None else EFFORTS[config.effort]
     if older is not None:
-        return Output(effort, _format(older, "output_format"))
-    return Output(effort, None if asked.format is None else _format(asked.format, "output_config.format"))
-
-
-def _format(value: Any, path: str) -> Grammar:
-    if not isinstance(value, dict) or value.get("type") != "json_schema":
-        raise bad_request(f"{path} must be an object of type json_schema", path, "invalid_value")
-    only(value, {"type", "schema"}, path)
-    if not isinstance(value.get("schema"), dict):
-        raise bad_request(f"{path}.schema must be a JSON Schema", f"{path}.schema", "invalid_type")
-    return schema_grammar(value["schema"], f"{path}.schema")
-
-
-def _check_unused(request: CountRequest) -> None:
-    """Check the parameters that change nothing, or not the prompt: they must still be valid."""
-    _stops(request.stop_sequences)
-    structure(request.metadata or {}, Metadata, {}, within="metadata.")
-    context = request.context_management or {}
-    only(context, {"edits"}, "context_management")
-    edits, path = context.get("edits"), "context_management.edits"
-    if not isinstance(edits, list | None):
-        raise bad_request(f"{path} must be an array, not {json_type(edits)}", path, "invalid_type")
-    for index, edit in enumerate(edits or ()):
-        _check_edit(edit, f"{path}.{index}")
-
-
-def _check_edit(edit: Any, path: str) -> None:
-    """Accept an edit that keeps all thinking, which happens anyway; agents request it."""
-    if not isinstance(edit, dict):
-        raise bad_request(f"{path} must be an object, not {json_type(edit)}", path, "invalid_type")
-    only(edit, {"type", "keep"}, path)
-    if edit.get("type") != schemas.CLEAR_THINKING or edit.get("keep") not in schemas.KEEP_ALL:
-        detail = f"{path}: only {schemas.CLEAR_THINKING} with keep: all is supported here, which clears nothing"
-        raise bad_request(detail, path, "unsupported_parameter")
+        return Output(effort, schema_grammar(older.schema, "output_format.schema"))
+    if config.format is None:
+        return Output(effort)
+    return Output(effort, schema_grammar(config.format.schema, "output_config.format.schema"))

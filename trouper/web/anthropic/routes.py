@@ -24,7 +24,7 @@ class Anthropic:
         self._service = service
 
     def endpoints(self) -> tuple[Endpoint, ...]:
-        endpoint = partial(Endpoint, method="POST", tag="Anthropic", refused=messages.REFUSED, rules=messages.RULES)
+        endpoint = partial(Endpoint, method="POST", tag="Anthropic")
         question = {"messages": [{"role": "user", "content": "Who was Molière?"}]}
         tool = {"name": "look_up", "input_schema": {"type": "object", "properties": {"name": {"type": "string"}}}}
         forced = {"tools": [tool], "tool_choice": {"type": "tool", "name": "look_up"}}
@@ -58,8 +58,8 @@ class Anthropic:
     async def messages(self) -> Response:
         parsed = await self._service.read(parse_messages)
         served = await self._service.served(parsed.model)
-        check_callable(parsed.tools_asked, served.runtime.tokenizer)
-        request_id, tools, tokenizer = self._service.request_id, parsed.tools_asked, served.runtime.tokenizer
+        check_callable(parsed.parsed_tools, served.runtime.tokenizer)
+        request_id, tools, tokenizer = self._service.request_id, parsed.parsed_tools, served.runtime.tokenizer
         generate = await self._service.run_off_loop(
             messages_to_generate, parsed, request_id, served.runtime.settings.seed
         )
@@ -71,7 +71,7 @@ class Anthropic:
             request_id,
             served.name,
             parser,
-            omitted=parsed.thinking_asked.omitted,
+            omitted=parsed.parsed_thinking.omitted,
             cut=answer.accepted.max_tokens < parsed.max_tokens,
             silent=parsed.max_tokens == 0,
         )
@@ -80,6 +80,6 @@ class Anthropic:
     async def count_tokens(self) -> Response:
         parsed = await self._service.read(parse_count)
         served = await self._service.served(parsed.model)
-        check_callable(parsed.tools_asked, served.runtime.tokenizer)
+        check_callable(parsed.parsed_tools, served.runtime.tokenizer)
         prompt = await self._service.run_off_loop(prompt_of, parsed)
         return as_json({"input_tokens": len(await served.runtime.tokens(prompt))})

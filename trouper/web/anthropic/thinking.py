@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from hashlib import sha256
-from typing import Any
+from typing import Annotated, Literal
 
 import attrs
 
 from trouper.protocol.problems import bad_request
-from trouper.web.http.body_parsing import combination, json_type, structure
-from trouper.web.http.request_schema import Json, closed, either, limits, schema_of
+from trouper.web.http.body_faults import explains, ordered
+from trouper.web.http.body_parsing import combination
+from trouper.web.http.field_types import HUGE
+from trouper.web.http.request_body import Body
 
 CARRIES = "trouper.thinking:"
 
@@ -27,52 +29,46 @@ class Thinking:
     """Whether the text of the thinking is left out of the answer."""
 
 
-@attrs.frozen(kw_only=True)
-class Adaptive:
-    display: str | None = attrs.field(default=None, metadata=limits(enum=["summarized", "omitted"]))
-
-
-@attrs.frozen(kw_only=True)
-class Enabled(Adaptive):
-    budget_tokens: int = attrs.field(metadata=limits(1024, 2**63))
-    """The minimum is the API's."""
-
-
-@attrs.frozen(kw_only=True)
-class Disabled:
-    pass
-
-
-KINDS: dict[str, type[Adaptive | Disabled]] = {"enabled": Enabled, "adaptive": Adaptive, "disabled": Disabled}
-
-
-def _kind(name: str) -> Json:
-    fields = schema_of(KINDS[name], {})
-    return closed({"type": {"const": name}, **fields["properties"]}, "type", *fields.get("required", ()))
-
-
-THINKING = either(*map(_kind, KINDS))
-
-
-def thinking_of(value: Any, max_tokens: int | None) -> Thinking:
-    """Parse the parameter. Raises `RequestFailed` (400) naming the parameter."""
+def explain_budget(value: object, path: str) -> None:
     if value is None:
+        raise bad_request(f"{path} is required", path, "missing_required_parameter")
+
+
+Display = Literal["summarized", "omitted"]
+
+
+class _Shown(Body, frozen=True):
+    display: Annotated[Display, ordered(Display)] | None = None
+
+
+class EnabledThinking(_Shown, tag="enabled", kw_only=True, frozen=True):
+    """Thinking with a budget. Its minimum is the API's."""
+
+    budget_tokens: Annotated[int, explains(explain_budget, ge=1024, le=HUGE)]
+
+
+class AdaptiveThinking(_Shown, tag="adaptive", frozen=True):
+    """Thinking as long as the model decides."""
+
+
+class DisabledThinking(Body, tag="disabled", frozen=True):
+    """No thinking."""
+
+
+ThinkingParameter = EnabledThinking | AdaptiveThinking | DisabledThinking
+
+
+def thinking_of(requested: ThinkingParameter | None, max_tokens: int | None) -> Thinking:
+    """Return the thinking. Raises `RequestFailed` (400) naming the parameter."""
+    if requested is None:
         return Thinking()
-    if not isinstance(value, dict):
-        raise bad_request(f"thinking must be an object, not {json_type(value)}", "thinking", "invalid_type")
-    kind = value.get("type")
-    if not isinstance(kind, str) or kind not in KINDS:
-        message = f"thinking.type must be one of {', '.join(KINDS)}, not {kind!r}"
-        raise bad_request(message, "thinking.type", "invalid_value")
-    options = {name: option for name, option in value.items() if name != "type"}
-    asked = structure(options, KINDS[kind], {}, within="thinking.")
-    if not isinstance(asked, Adaptive):
+    if isinstance(requested, DisabledThinking):
         return Thinking(budget=0)
-    budget = asked.budget_tokens if isinstance(asked, Enabled) else None
+    budget = requested.budget_tokens if isinstance(requested, EnabledThinking) else None
     if budget is not None and max_tokens is not None and budget >= max_tokens:
         message = f"thinking.budget_tokens must be less than max_tokens, which is {max_tokens}"
         raise combination(message, "thinking.budget_tokens")
-    return Thinking(enabled=True, budget=budget, omitted=asked.display == "omitted")
+    return Thinking(enabled=True, budget=budget, omitted=requested.display == "omitted")
 
 
 def signature_of(text: str, *, omitted: bool) -> str:
@@ -83,11 +79,9 @@ def signature_of(text: str, *, omitted: bool) -> str:
     return sha256(text.encode()).hexdigest()
 
 
-def thought(block: Json) -> str:
+def thought(text: str, signature: str | None) -> str:
     """Return the text of a thinking block of the history. The signature of another server carries no information."""
-    text: str = block["thinking"]
-    signature: str = block.get("signature") or ""
-    if text or not signature.startswith(CARRIES):
+    if text or signature is None or not signature.startswith(CARRIES):
         return text
     try:
         return b64decode(signature.removeprefix(CARRIES), validate=True).decode()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal
 
 import attrs
 from quart import Response
 
 from trouper.protocol.api_keys import OPEN_PATHS
-from trouper.web.http.request_schema import Json, Refused, closed, nullable, ref
+from trouper.web.http.request_body import Body
+from trouper.web.http.request_schema import Json, closed, nullable, ref
 
 PATH_PARAMETER = re.compile(r"<(?:\w+:)?(\w+)>")
 """A parameter in a path, as the router writes it."""
@@ -23,8 +24,7 @@ GENERATES = (422, 429, 499, 500, 503, 504)
 class Endpoint:
     """One endpoint. `path` is the router's: "/v1/models/<path:model>".
 
-    `request` is the class of its body, `refused` the table of unsupported parameters, `rules` the conditions between
-    fields. `answer` is the schema of a body with status 200, of JSON unless `content_type` names another type; `events`
+    `request` is the class of its body. `answer` is the schema of a body with status 200, of JSON unless `content_type` names another type; `events`
     is the schema of each event's data if the response can be streamed.
     """
 
@@ -34,9 +34,7 @@ class Endpoint:
     summary: str
     tag: str
     description: str = ""
-    request: type | None = None
-    refused: Refused = attrs.field(factory=dict)
-    rules: Sequence[Json] = ()
+    request: type[Body] | None = None
     query: Mapping[str, Json] = attrs.field(factory=dict)
     """Parameters of the query; all are optional."""
     answer: Json

@@ -137,7 +137,15 @@ class Connection:
         state = ConnectionState({})
         async with TaskGroup() as group:
             self._protocol = PlainHttp(
-                self._app, self._config, self._context, group, state, False, client, server, self._send
+                app=self._app,
+                config=self._config,
+                context=self._context,
+                task_group=group,
+                connection_state=state,
+                ssl=False,
+                client=client,
+                server=server,
+                send=self._send,
             )
             self._wait_at_most(self._settings.header_timeout_s)
             with self._patience:

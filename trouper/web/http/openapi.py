@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import attrs
 
 from trouper.web.http.endpoints import OPENAI_ERROR, Endpoint
-from trouper.web.http.request_schema import TEXT, Json, array, either, schema_of
+from trouper.web.http.request_schema import TEXT, Json, array, components_of, either, schema_of
 
 BEYOND_SCHEMA: Mapping[str, str] = {
     "invalid_combination": "parameters that contradict each other where no schema can say it: best_of below n, a named tool "
@@ -63,9 +63,10 @@ class DocumentContext:
 
 def document(endpoints: Iterable[Endpoint], components: Mapping[str, Json], context: DocumentContext) -> Json:
     """Build the OpenAPI 3.1 document."""
-    paths: dict[str, Json] = {}
+    endpoints, paths = list(endpoints), dict[str, Json]()
     for endpoint in endpoints:
         paths.setdefault(endpoint.template, {})[endpoint.method.lower()] = _operation(endpoint, context)
+    requests = components_of({endpoint.request for endpoint in endpoints if endpoint.request is not None})
     keys = {"securitySchemes": SECURITY} if context.keyed else {}
     return {
         "openapi": "3.1.0",
@@ -77,7 +78,7 @@ def document(endpoints: Iterable[Endpoint], components: Mapping[str, Json], cont
         },
         "servers": [{"url": "/"}],
         "paths": paths,
-        "components": {"schemas": {**components, **_served(context)}, **keys},
+        "components": {"schemas": {**components, **requests, **_served(context)}, **keys},
     }
 
 
@@ -142,7 +143,7 @@ def _query(endpoint: Endpoint) -> list[Json]:
 
 
 def _body(endpoint: Endpoint, request: type) -> Json:
-    content: Json = {"schema": schema_of(request, endpoint.refused, endpoint.rules)}
+    content: Json = {"schema": schema_of(request)}
     if endpoint.examples:
         content["examples"] = {name: {"value": value} for name, value in endpoint.examples.items()}
     return {"required": True, "content": {"application/json": content}}

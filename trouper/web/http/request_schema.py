@@ -1,22 +1,20 @@
-"""Request classes as JSON Schema, and the limits that both the schema and the parser go by.
-
-A field's schema follows from its type, and from `metadata={"schema": ...}`: limits of a typed field (`limits`), or all that
-an `Any` field accepts. An optional field may be null, which means absent.
-"""
+"""JSON Schema: of the request classes, whose types say it, and the pieces that descriptions of answers are made of."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import NoneType, UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
 
-import attrs
+import msgspec
+from msgspec import Meta, inspect
+
+from trouper.web.http.body_faults import extras, info_of
 
 Json = dict[str, Any]
 Refused = Mapping[str, tuple[Any, ...]]
 """Names of unsupported parameters, and the values of each that request nothing."""
 
-TYPES: Mapping[type, str] = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object"}
 NULL: Json = {"type": "null"}
 TEXT: Json = {"type": "string"}
 OBJECT: Json = {"type": "object"}
@@ -34,26 +32,20 @@ LENGTH, DIMENSIONS = ref("Length"), ref("Dimensions")
 length of an answer, and the dimensions of an embedding."""
 
 
-def limits(low: float | None = None, high: float | None = None, *, above: float | None = None, **more: Any) -> Json:
-    """Return metadata of a field that `structure` checks: low <= value <= high, or above < value. `more` are other
-    keywords."""
-    bounds = {"minimum": low, "exclusiveMinimum": above, "maximum": high}
-    return schema({name: bound for name, bound in bounds.items() if bound is not None} | more)
+HARMLESS = Meta(description="Changes nothing.")
+"""Metadata of a field that is accepted and changes nothing."""
 
 
-def schema(value: Json, *, harmless: bool = False) -> Json:
-    """Return metadata of a field. `harmless`: the field is accepted and changes nothing."""
-    return {"schema": value, "harmless": harmless}
-
-
-HARMLESS = schema({}, harmless=True)
+def described(value: Json, **limits: Any) -> Meta:
+    """Return metadata of a type: its limits, and what JSON Schema can say of it beyond them."""
+    return Meta(extra_json_schema=value, **limits)
 
 
 def nullable(value: Json) -> Json:
     if not value:
         return value
     kind = value.get("type")
-    if not isinstance(kind, str):
+    if not isinstance(kind, str) or "$ref" in value:
         return {"anyOf": [value, NULL]}
     return value | {"type": [kind, "null"]} | ({"enum": [*value["enum"], None]} if "enum" in value else {})
 
@@ -62,6 +54,11 @@ def closed(properties: Json, *required: str, **more: Any) -> Json:
     """Return the schema of an object with these properties and no others."""
     needed = {"required": list(required)} if required else {}
     return {"type": "object", "properties": properties, **needed, "additionalProperties": False, **more}
+
+
+def full(properties: Json, *, optional: Collection[str] = ()) -> Json:
+    """Return the schema of an object that has all of these properties, except perhaps the optional ones."""
+    return closed(properties, *(name for name in properties if name not in optional))
 
 
 def array(items: Json, **more: Any) -> Json:
@@ -86,41 +83,66 @@ def at_most_one(nothing: Mapping[str, Json]) -> Json:
     return {"anyOf": [{"properties": {name: nothing[name] for name in nothing if name != kept}} for kept in nothing]}
 
 
-def schema_of(kind: type, refused: Refused, rules: Sequence[Json] = ()) -> Json:
-    """Return the schema of the bodies that `structure(body, kind, refused)` accepts, with the rules that are checked
-    afterwards."""
-    hints = get_type_hints(kind)
-    fields: Sequence[attrs.Attribute[Any]] = attrs.fields(kind)
-    properties = {field.name: _field(field, hints[field.name]) for field in fields}
-    properties |= {name: _refused(neutral) for name, neutral in refused.items() if name not in properties}
-    body = closed(properties, *(field.name for field in fields if field.default is attrs.NOTHING))
-    return body | ({"allOf": list(rules)} if rules else {})
+def schema_of(kind: type) -> Json:
+    """Return the schema of the bodies that `structure(body, kind)` accepts, with references to `components_of`."""
+    return _schemas(frozenset({kind}))[kind.__name__]
 
 
-def _field(field: attrs.Attribute[Any], hint: Any) -> Json:
-    field_schema: Json = field.metadata.get("schema", {})
-    if field.name == "model" and not field_schema:
-        field_schema = MODEL
-    if "$ref" not in field_schema:
-        field_schema = _typed(hint, field.name) | field_schema
-    if field.default is attrs.NOTHING:
-        return field_schema
-    field_schema = nullable(field_schema)
-    return field_schema if field.default in (None, ()) else field_schema | {"default": field.default}
+def components_of(kinds: Iterable[type]) -> Json:
+    """Return the schemas of the classes within request classes, by name."""
+    outer = frozenset(kinds)
+    names = {kind.__name__ for kind in outer}
+    return {name: schema for name, schema in _schemas(outer).items() if name not in names}
 
 
-def _typed(hint: Any, name: str) -> Json:
-    """Return the schema of a type, without null."""
-    if hint is Any:
-        return {}
-    if isinstance(hint, UnionType):
-        [hint] = [option for option in get_args(hint) if option is not NoneType]
-    if get_origin(hint) is tuple:
-        return array(_typed(get_args(hint)[0], name))
-    kind = get_origin(hint) or hint
-    if kind not in TYPES:
-        raise TypeError(f"{name}: no JSON Schema is known for {hint}")
-    return {"type": TYPES[kind]}
+@cache
+def _schemas(kinds: frozenset[type]) -> dict[str, Json]:
+    """Return the schemas of request classes and of those within them. It takes some milliseconds for each."""
+    _, schemas = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
+    classes = {struct.cls for info in inspect.multi_type_info(kinds) for struct in _structs(info)}
+    return {cls.__name__: _as_read(cls, schemas[cls.__name__]) for cls in sorted(classes, key=lambda cls: cls.__name__)}
+
+
+def _structs(info: Any) -> Iterator[inspect.StructType]:
+    """Yield the classes in a type."""
+    match info:
+        case inspect.StructType(fields=fields):
+            yield info
+            for field in fields:
+                yield from _structs(field.type)
+        case inspect.UnionType(types=types):
+            for option in types:
+                yield from _structs(option)
+        case inspect.Metadata(type=inner) | inspect.ListType(item_type=inner):
+            yield from _structs(inner)
+
+
+def _as_read(kind: Any, schema: Json) -> Json:
+    """Return msgspec's schema of a request class, with what `structure` reads besides: null means absent, and names
+    whose values request nothing."""
+    info = info_of(kind)
+    assert isinstance(info, inspect.StructType)
+    properties, required = {**schema["properties"]}, [*schema["required"]]
+    for field in info.fields:
+        name = field.encode_name
+        for extra in extras(field.type):
+            properties[name] = extra.get("schema", properties[name])
+        if not field.required:
+            properties[name] = _optional(properties[name])
+    if kind.may_lack_tag and info.tag_field is not None:
+        required.remove(info.tag_field)
+        properties[info.tag_field] = _optional(properties[info.tag_field])
+    properties |= {name: _refused(neutral) for name, neutral in kind.refused.items()}
+    unknown = {"additionalProperties": NULL} if kind.unknown_may_be_null else {}
+    rules = {"allOf": list(kind.rules)} if kind.rules else {}
+    kept = {key: value for key, value in schema.items() if key != "title"}
+    return kept | {"properties": properties, "required": required} | unknown | rules
+
+
+def _optional(value: Json) -> Json:
+    """Return the schema of an optional field: it may be null."""
+    value = {key: inner for key, inner in value.items() if (key, inner) != ("default", None)}
+    return value if NULL in value.get("anyOf", ()) else nullable(value)
 
 
 def _refused(neutral: tuple[Any, ...]) -> Json:

@@ -47,6 +47,11 @@ BATCH = open_object(
         "gap_longest_s": nullable(NUMBER),
     }
 )
+ONLY_LOADED = (
+    "problem", "status", "detail", "card", "scheduler", "cache", "memory", "directory", "speculation", "ranks", "actors",
+    "channels", "batch",
+)  # fmt: skip
+"""Fields that a model has in some states only."""
 MODEL = open_object(
     {
         "name": TEXT,
@@ -65,9 +70,8 @@ MODEL = open_object(
         "channels": array(open_object({"name": TEXT, "used": COUNT, "capacity": COUNT, "senders_waiting": COUNT})),
         "batch": BATCH,
     },
-    "problem", "status", "detail", "card", "scheduler", "cache", "memory", "directory", "speculation", "ranks", "actors", "channels",
-    "batch",
-)  # fmt: skip
+    *ONLY_LOADED,
+)
 SNAPSHOT = open_object(
     {
         "version": TEXT,

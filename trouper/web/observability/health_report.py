@@ -13,21 +13,20 @@ from trouper.actors.runtime.served_models import ModelEntry
 from trouper.actors.runtime.watches import Health
 from trouper.protocol.health import RankStats
 from trouper.protocol.model import ModelCard
-from trouper.web.http.request_schema import OBJECT, TEXT, Json, array, closed
+from trouper.web.http.request_schema import OBJECT, TEXT, Json, array, full
 
 STATUS: Json = {"type": "object", "properties": {"status": TEXT}, "required": ["status"]}
-READY = closed({"status": TEXT, "detail": TEXT}, "status", "detail")
-SELF_CHECK = closed(
+READY = full({"status": TEXT, "detail": TEXT})
+SELF_CHECK = full(
     {
         "mode": TEXT,
         "checked": TEXT,
         "seconds": {"type": "number"},
         "remembered": {"type": "boolean"},
         "off": {"type": "object", "additionalProperties": TEXT},
-    },
-    "mode", "checked", "seconds", "remembered", "off",
-)  # fmt: skip
-HEALTH = closed(
+    }
+)
+HEALTH = full(
     {
         "status": TEXT,
         "detail": TEXT,
@@ -40,10 +39,8 @@ HEALTH = closed(
         "directory": OBJECT,
         "ranks": array(OBJECT),
         "self_check": SELF_CHECK,
-    },
-    "status", "detail", "cache_stats", "cache", "speculation", "recovery", "actors", "memory", "directory", "ranks",
-    "self_check",
-)  # fmt: skip
+    }
+)
 
 
 def health_body(listed: Sequence[ModelEntry]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trouper.web.http.request_schema import COUNT, FLAG, NULL, TEXT, Json, array, closed, either, nullable, ref
+from trouper.web.http.request_schema import COUNT, FLAG, NULL, TEXT, Json, array, closed, either, full, nullable, ref
 
 NUMBER: Json = {"type": "number"}
 TOKENS = array(COUNT)
@@ -65,7 +65,7 @@ DELTA = closed(
         "tool_calls": array(closed({"index": COUNT, **CALL}, "index", *CALL)),
     }
 )
-CHAT_CHOICE = closed(
+CHAT_CHOICE = full(
     {
         "index": COUNT,
         "message": MESSAGE,
@@ -74,9 +74,9 @@ CHAT_CHOICE = closed(
         "matched_stop": MATCHED,
         "token_ids": TOKENS,
     },
-    "index", "message", "logprobs", "finish_reason", "matched_stop",
-)  # fmt: skip
-CHAT_CHUNK_CHOICE = closed(
+    optional=("token_ids",),
+)
+CHAT_CHUNK_CHOICE = full(
     {
         "index": COUNT,
         "delta": DELTA,
@@ -85,12 +85,12 @@ CHAT_CHUNK_CHOICE = closed(
         "matched_stop": MATCHED,
         "token_ids": TOKENS,
     },
-    "index", "delta", "logprobs", "finish_reason",
-)  # fmt: skip
+    optional=("matched_stop", "token_ids"),
+)
 
 
 def completion_choice(reason: Json, *required: str) -> Json:
-    return closed(
+    return full(
         {
             "index": COUNT,
             "text": TEXT,
@@ -100,8 +100,8 @@ def completion_choice(reason: Json, *required: str) -> Json:
             "token_ids": TOKENS,
             "prompt_token_ids": TOKENS,
         },
-        "index", "text", "logprobs", "finish_reason", *required,
-    )  # fmt: skip
+        optional={"matched_stop", "token_ids", "prompt_token_ids"} - {*required},
+    )
 
 
 def _around(kind: str, choice: Json, *required: str, **more: Json) -> Json:
@@ -117,18 +117,20 @@ def _around(kind: str, choice: Json, *required: str, **more: Json) -> Json:
     return closed({**shared, "usage": ref("Usage"), **more}, *shared, *required)
 
 
-MODEL_BODY = closed(
+MODEL_BODY = full(
     {
-        "id": TEXT, "object": {"const": "model"}, "created": COUNT, "owned_by": TEXT, "max_model_len": COUNT,
+        "id": TEXT,
+        "object": {"const": "model"},
+        "created": COUNT,
+        "owned_by": TEXT,
+        "max_model_len": COUNT,
         "loaded": FLAG,
     },
-    "id", "object", "created", "owned_by", "loaded",
-)  # fmt: skip
-CANCELLED = closed(
-    {"id": TEXT, "object": {"const": "request.cancelled"}, "cancelled": FLAG}, "id", "object", "cancelled"
+    optional=("max_model_len",),
 )
-TOKENIZED = closed({"count": COUNT, "max_model_len": COUNT, "tokens": TOKENS}, "count", "max_model_len", "tokens")
-DETOKENIZED = closed({"prompt": TEXT}, "prompt")
+CANCELLED = full({"id": TEXT, "object": {"const": "request.cancelled"}, "cancelled": FLAG})
+TOKENIZED = full({"count": COUNT, "max_model_len": COUNT, "tokens": TOKENS})
+DETOKENIZED = full({"prompt": TEXT})
 
 COMPONENTS: Json = {
     "ChatLogprobs": CHAT_LOGPROBS,

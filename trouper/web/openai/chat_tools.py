@@ -2,29 +2,101 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-from types import NoneType
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
+from msgspec import Meta
 
 from trouper.protocol.model import Tokenizer
 from trouper.protocol.problems import bad_request
-from trouper.web.http.body_parsing import combination, json_type, only
+from trouper.web.http.body_faults import explains, says
+from trouper.web.http.body_parsing import combination
+from trouper.web.http.field_types import Flag, Ignored, JsonText, Text
+from trouper.web.http.request_body import Body
 from trouper.web.output.tool_calls import Tools
 
 MAX_TOOLS = 128
-TOOL_KEYS = frozenset({"type", "function", "cache_control"})
-FUNCTION_KEYS = frozenset({"name", "description", "parameters", "strict"})
-CALL_KEYS = frozenset({"id", "type", "index", "function"})
-NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 Json = dict[str, Any]
+ToolName = Annotated[
+    str,
+    # Python's $ also matches before a newline at the end.
+    says("{path} must be 1 to 64 letters, digits, '_', '-' or '.'", pattern=r"^[A-Za-z0-9_.-]{1,64}$(?!\n)"),
+]
+Arguments = Annotated[
+    dict[str, Any], says("{path} must be a JSON Schema", "invalid_type", description="JSON Schema of the arguments.")
+]
 
 
-def tools_of(tools: Any, choice: Any, parallel: bool | None) -> Tools:
-    """Parse the tools. Raises `RequestFailed` (400) naming the parameter."""
-    offered = () if tools is None else offered_tools(tools, _tool)
+class FunctionDefinition(Body, frozen=True):
+    """A function that the model may call."""
+
+    name: ToolName
+    description: Text | None = None
+    parameters: Arguments | None = None
+    strict: Flag | None = None
+
+    def for_template(self) -> Json:
+        """Return the tool as templates expect it."""
+        fields = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        given = fields | {"strict": self.strict}
+        return {"type": "function", "function": {key: value for key, value in given.items() if value is not None}}
+
+
+class FunctionTool(Body, tag="function", frozen=True):
+    """A tool of the client."""
+
+    function: FunctionDefinition
+    cache_control: Ignored = None
+
+
+class FunctionName(Body, frozen=True):
+    name: str
+
+
+class NamedTool(Body, tag="function", frozen=True):
+    """The tool that must be called."""
+
+    function: FunctionName
+
+
+class CalledFunction(Body, frozen=True):
+    name: str
+    arguments: (
+        Annotated[JsonText | dict[str, Any], says("{path} must be JSON, as text, not {type}", "invalid_type")] | None
+    ) = None
+
+
+def explain_called(value: Any, path: str) -> None:
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        raise bad_request(f"{path} must have a name", path, "invalid_type")
+
+
+class PastCall(Body, tag="function", frozen=True):
+    """A call of an earlier answer."""
+
+    may_lack_tag: ClassVar[bool] = True
+    function: Annotated[CalledFunction, explains(explain_called)]
+    id: str | None = None
+    index: Ignored = None
+
+
+def explain_choice(_: Any, path: str) -> None:
+    message = f"{path} must be none, auto, required, or name one of the tools"
+    raise bad_request(message, path, "invalid_value")
+
+
+FunctionTools = Annotated[
+    list[Annotated[FunctionTool, says("{path} must be an object of type function", "invalid_type")]],
+    Meta(max_length=MAX_TOOLS),
+]
+ToolChoice = Annotated[Literal["none", "auto", "required"] | NamedTool, explains(explain_choice)]
+PastCalls = list[Annotated[PastCall, says("{path} must be an object of type function", "invalid_type")]]
+
+
+def tools_of(tools: Sequence[FunctionTool] | None, choice: str | NamedTool | None, parallel: bool | None) -> Tools:
+    """Return the offered and the forced tools. Raises `RequestFailed` (400) naming the parameter."""
+    offered = offered_tools([tool.function.for_template() for tool in tools or ()])
     parallel = parallel is not False
     if choice is None or choice == "auto":
         return Tools(offered, (), parallel)
@@ -32,58 +104,25 @@ def tools_of(tools: Any, choice: Any, parallel: bool | None) -> Tools:
         return Tools()
     if not offered:
         raise combination("tool_choice needs tools", "tool_choice")
-    if choice == "required":
+    if isinstance(choice, str):
         return Tools(offered, offered, parallel)
-    return Tools(offered, (_named(choice, offered),), parallel)
+    return Tools(offered, (named_tool(choice.function.name, offered, "tool_choice"),), parallel)
 
 
-def offered_tools(tools: Any, read: Callable[[Any, str], Json], limit: int = MAX_TOOLS) -> tuple[Json, ...]:
-    """Parse the offered tools; `read` checks one of them. Raises `RequestFailed` (400)."""
-    if not isinstance(tools, list):
-        raise bad_request(f"tools must be an array, not {json_type(tools)}", "tools", "invalid_type")
-    if len(tools) > limit:
-        raise bad_request(f"tools may have {limit} entries, not {len(tools)}", "tools", "invalid_value")
-    checked = tuple(read(tool, f"tools.{index}") for index, tool in enumerate(tools))
-    names = [tool["function"]["name"] for tool in checked]
+def offered_tools(tools: Sequence[Json]) -> tuple[Json, ...]:
+    """Check that no two tools have one name. Raises `RequestFailed` (400)."""
+    names = [tool["function"]["name"] for tool in tools]
     if len(set(names)) != len(names):
         raise combination("tools: two of them have the same name", "tools")
-    return checked
+    return tuple(tools)
 
 
-def _tool(tool: Any, path: str) -> Json:
-    if not isinstance(tool, dict) or tool.get("type") != "function" or not isinstance(tool.get("function"), dict):
-        raise bad_request(f"{path} must be an object of type function", path, "invalid_type")
-    only(tool, TOOL_KEYS, path)
-    return function_tool(tool["function"], f"{path}.function")
-
-
-def function_tool(function: Json, path: str) -> Json:
-    """Return a function as templates expect it. Raises `RequestFailed` (400) naming the fault."""
-    only(function, FUNCTION_KEYS, path)
-    if type(function.get("strict")) not in (bool, NoneType):
-        raise bad_request(f"{path}.strict must be a boolean", f"{path}.strict", "invalid_type")
-    if not isinstance(function.get("name"), str) or not NAME.fullmatch(function["name"]):
-        message = f"{path}.name must be 1 to 64 letters, digits, '_', '-' or '.'"
-        raise bad_request(message, f"{path}.name", "invalid_value")
-    if not isinstance(function.get("description", ""), str | None):
-        raise bad_request(f"{path}.description must be a string", f"{path}.description", "invalid_type")
-    if not isinstance(function.get("parameters", {}), dict | None):
-        raise bad_request(f"{path}.parameters must be a JSON Schema", f"{path}.parameters", "invalid_type")
-    return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
-
-
-def _named(choice: Any, offered: tuple[Json, ...]) -> Json:
-    function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
-    name = function.get("name") if isinstance(function, dict) else None
-    if not isinstance(function, dict) or not isinstance(name, str):
-        message = "tool_choice must be none, auto, required, or name one of the tools"
-        raise bad_request(message, "tool_choice", "invalid_value")
-    only(choice, {"type", "function"}, "tool_choice")
-    only(function, {"name"}, "tool_choice.function")
-    found = [tool for tool in offered if tool["function"]["name"] == name]
-    if not found:
-        raise combination(f"tool_choice names {name!r}, which is not among the tools", "tool_choice")
-    return found[0]
+def named_tool(name: str, offered: Sequence[Json], path: str) -> Json:
+    """Return the tool of a name, which the parameter at `path` requests. Raises `RequestFailed` (400)."""
+    for tool in offered:
+        if tool["function"]["name"] == name:
+            return tool
+    raise combination(f"{path} names {name!r}, which is not among the tools", path)
 
 
 def check_callable(tools: Tools, tokenizer: Tokenizer) -> None:
@@ -95,40 +134,29 @@ def check_callable(tools: Tools, tokenizer: Tokenizer) -> None:
         raise bad_request(message, "tools", "tools_not_supported")
 
 
-def past_calls(calls: Any, path: str) -> list[Json]:
+def past_calls(calls: Sequence[PastCall], path: str) -> list[Json]:
     """Return an assistant message's tool_calls as templates expect them: arguments as an object."""
-    if not isinstance(calls, list):
-        raise bad_request(f"{path} must be an array, not {json_type(calls)}", path, "invalid_type")
-    return [_past_call(call, f"{path}.{index}") for index, call in enumerate(calls)]
+    return [
+        {
+            "id": call.id or "",
+            "type": "function",
+            "function": {
+                "name": call.function.name,
+                "arguments": arguments_of(call.function.arguments, f"{path}.{index}.function.arguments"),
+            },
+        }
+        for index, call in enumerate(calls)
+    ]
 
 
-def _past_call(call: Any, path: str) -> Json:
-    if not isinstance(call, dict) or call.get("type") not in ("function", None):
-        raise bad_request(f"{path} must be an object of type function", path, "invalid_type")
-    only(call, CALL_KEYS, path)
-    function = call.get("function")
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise bad_request(f"{path}.function must have a name", f"{path}.function", "invalid_type")
-    only(function, {"name", "arguments"}, f"{path}.function")
-    if not isinstance(call.get("id"), str | None):
-        raise bad_request(f"{path}.id must be a string", f"{path}.id", "invalid_type")
-    arguments = arguments_of(function.get("arguments"), f"{path}.function.arguments")
-    return {
-        "id": call.get("id") or "",
-        "type": "function",
-        "function": {"name": function["name"], "arguments": arguments},
-    }
-
-
-def arguments_of(value: Any, path: str) -> Json:
-    """Return the arguments as an object; an earlier answer had them as text."""
-    if isinstance(value, str):
-        try:
-            value = msgspec.json.decode(value or "{}")
-        except (msgspec.DecodeError, RecursionError):
-            value = None
-        if not isinstance(value, dict):
-            raise bad_request(f"{path} must be the JSON of an object", path, "invalid_json_text")
-    if not isinstance(value, dict | None):
-        raise bad_request(f"{path} must be JSON, as text, not {json_type(value)}", path, "invalid_type")
-    return value or {}
+def arguments_of(value: str | Json | None, path: str) -> Json:
+    """Return the arguments as an object; an earlier answer had them as text. Raises `RequestFailed` (400)."""
+    if not isinstance(value, str):
+        return value or {}
+    try:
+        parsed = msgspec.json.decode(value or "{}")
+    except (msgspec.DecodeError, RecursionError):
+        parsed = None
+    if not isinstance(parsed, dict):
+        raise bad_request(f"{path} must be the JSON of an object", path, "invalid_json_text")
+    return parsed

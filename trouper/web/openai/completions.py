@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import inf
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import attrs
+from msgspec import Meta
 
 from trouper.protocol.requests import Generate
-from trouper.web.http.body_parsing import combination, structure
-from trouper.web.http.request_schema import LENGTH, Refused, either, limits, schema
+from trouper.web.http.body_parsing import between, combination
+from trouper.web.http.field_types import HUGE, Count
+from trouper.web.http.request_body import structure
+from trouper.web.http.request_schema import LENGTH, Json, Refused, either
+from trouper.web.http.request_seed import choices_of
 from trouper.web.openai import schemas
 from trouper.web.openai.parameters import (
     MAX_CHOICES,
     NOT_SUPPORTED,
     Parameters,
-    choices_of,
-    length_of,
     min_tokens_of,
-    salt_of,
     sampling_of,
-    speculation_of,
     stops_of,
 )  # fmt: skip
-from trouper.web.openai.prompts import prompts_of
+from trouper.web.openai.prompts import Prompts, prompts_meta, prompts_of
 from trouper.web.openai.response_format import grammar_of
 from trouper.web.output.dialect import Choice
 
@@ -32,19 +32,18 @@ MAX_PROMPTS = 128
 DEFAULT_MAX_TOKENS = 16
 """Default of max_tokens, which is OpenAI's for this endpoint."""
 
-REFUSED: Refused = {
-    **NOT_SUPPORTED,
-    "suffix": ("",),
-}
-RULES = (schemas.OPTIONS_NEED_A_STREAM, schemas.NOTHING_NEEDS_ECHO, schemas.ONE_STRUCTURE)
 
-
-@attrs.frozen(kw_only=True)
-class CompletionRequest(Parameters):
-    prompt: Any = attrs.field(metadata=schema(schemas.prompts(MAX_PROMPTS)))
-    logprobs: int | None = attrs.field(default=None, metadata=limits(0, 20))
-    max_tokens: int | None = attrs.field(default=DEFAULT_MAX_TOKENS, metadata=schema(either(LENGTH, {"const": 0})))
-    best_of: int | None = attrs.field(default=None, metadata=limits(1, MAX_CHOICES))
+class CompletionRequest(Parameters, kw_only=True, frozen=True):
+    refused: ClassVar[Refused] = {**NOT_SUPPORTED, "suffix": ("",)}
+    rules: ClassVar[tuple[Json, ...]] = (
+        schemas.OPTIONS_NEED_A_STREAM,
+        schemas.NOTHING_NEEDS_ECHO,
+        schemas.ONE_STRUCTURE,
+    )
+    prompt: Annotated[Prompts, prompts_meta(MAX_PROMPTS)]
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    max_tokens: Annotated[Count, Meta(extra={"schema": either(LENGTH, {"const": 0})})] | None = DEFAULT_MAX_TOKENS
+    best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     echo: bool = False
 
     @property
@@ -54,7 +53,7 @@ class CompletionRequest(Parameters):
 
 
 def parse_completion(body: dict[str, Any]) -> CompletionRequest:
-    return structure(body, CompletionRequest, REFUSED)
+    return structure(body, CompletionRequest)
 
 
 def completion_to_generate(
@@ -69,22 +68,31 @@ def completion_to_generate(
             request_id=request_id if len(prompts) == 1 else f"{request_id}-{index}",
             prompt=prompt,
             sampling=sampling_of(request, default_seed),
-            # With max_tokens 0 only the prompt is requested; one token is generated after it, and not shown.
-            max_tokens=1 if request.max_tokens == 0 and request.echo else length_of(request.max_tokens, "max_tokens"),
+            max_tokens=_max_tokens(request),
             stop=stops_of(request.stop),
             stop_token_ids=request.stop_token_ids,
             ignore_eos=request.ignore_eos,
             # The best are those of the highest mean log-probability.
             logprobs=0 if request.logprobs is None and request.candidates > request.n else request.logprobs,
             prompt_logprobs=request.logprobs if request.echo else None,
-            cache_salt=salt_of(request),
-            speculation=speculation_of(request),
+            cache_salt=request.cache_salt or "",
+            speculation=request.speculation,
             min_tokens=min_tokens_of(request, request.max_tokens),
             grammar=grammar_of(request),
         )
         for index, prompt in enumerate(prompts)
     )
     return tuple(choice for generate in generates for choice in choices_of(generate, request.candidates))
+
+
+def _max_tokens(request: CompletionRequest) -> int | None:
+    """Return the maximum number of tokens. With max_tokens 0 only the prompt is requested; one token is generated after
+    it, and not shown."""
+    if request.max_tokens == 0 and request.echo:
+        return 1
+    if request.max_tokens is not None:
+        between("max_tokens", request.max_tokens, 1, HUGE)
+    return request.max_tokens
 
 
 def _check_candidates(request: CompletionRequest, prompts: int) -> None:

@@ -4,51 +4,39 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, ClassVar, Literal
 
-import attrs
 import numpy as np
 
 from trouper.protocol.model import ModelCard
 from trouper.protocol.problems import bad_request
 from trouper.protocol.requests import Generate
 from trouper.protocol.sampling import Sampling
-from trouper.web.http.body_parsing import between, structure
-from trouper.web.http.request_schema import (
-    COUNT,
-    DIMENSIONS,
-    HARMLESS,
-    TEXT,
-    Json,
-    Refused,
-    array,
-    closed,
-    either,
-    limits,
-    schema,
-)
-from trouper.web.openai import schemas
-from trouper.web.openai.prompts import prompts_of
+from trouper.web.http.body_faults import ordered
+from trouper.web.http.body_parsing import between
+from trouper.web.http.field_types import Dimensions, Model
+from trouper.web.http.request_body import Body, structure
+from trouper.web.http.request_schema import COUNT, HARMLESS, TEXT, Json, Refused, array, either, full
+from trouper.web.openai.prompts import Prompts, prompts_meta, prompts_of
 
 MAX_INPUTS = 2048
 """Maximum number of inputs, which is OpenAI's."""
 AT_A_TIME = 16
 """Number of inputs of one request that are submitted at a time, because the queue is shared by all clients."""
-ENCODINGS = ("float", "base64")
-REFUSED: Refused = {"truncate_prompt_tokens": (), "priority": (0,), "add_special_tokens": (True,)}
+Encoding = Literal["float", "base64"]
 
 
-@attrs.frozen(kw_only=True)
-class EmbeddingRequest:
-    model: str | None = None
-    input: Any = attrs.field(metadata=schema(schemas.prompts(MAX_INPUTS)))
-    encoding_format: str = attrs.field(default="float", metadata=limits(enum=list(ENCODINGS)))
-    dimensions: int | None = attrs.field(default=None, metadata=schema(DIMENSIONS))
-    user: str | None = attrs.field(default=None, metadata=HARMLESS)
+class EmbeddingRequest(Body, kw_only=True, frozen=True):
+    refused: ClassVar[Refused] = {"truncate_prompt_tokens": (), "priority": (0,), "add_special_tokens": (True,)}
+    model: Model | None = None
+    input: Annotated[Prompts, prompts_meta(MAX_INPUTS)]
+    encoding_format: Annotated[Encoding, ordered(Encoding)] = "float"
+    dimensions: Dimensions | None = None
+    user: Annotated[str, HARMLESS] | None = None
 
 
 def parse_embedding(body: Json) -> EmbeddingRequest:
-    return structure(body, EmbeddingRequest, REFUSED)
+    return structure(body, EmbeddingRequest)
 
 
 def embedding_to_generate(request: EmbeddingRequest, request_id: str, card: ModelCard) -> tuple[Generate, ...]:
@@ -91,21 +79,14 @@ def _shown(request: EmbeddingRequest, vector: bytes) -> str | list[float]:
     return [float(number) for number in numbers]
 
 
-EMBEDDINGS = closed(
+EMBEDDING = full(
+    {"object": {"const": "embedding"}, "index": COUNT, "embedding": either(array({"type": "number"}), TEXT)}
+)
+EMBEDDINGS = full(
     {
         "object": {"const": "list"},
-        "data": array(
-            closed(
-                {
-                    "object": {"const": "embedding"},
-                    "index": COUNT,
-                    "embedding": either(array({"type": "number"}), TEXT),
-                },
-                "object", "index", "embedding",
-            )
-        ),
+        "data": array(EMBEDDING),
         "model": TEXT,
-        "usage": closed({"prompt_tokens": COUNT, "total_tokens": COUNT}, "prompt_tokens", "total_tokens"),
-    },
-    "object", "data", "model", "usage",
-)  # fmt: skip
+        "usage": full({"prompt_tokens": COUNT, "total_tokens": COUNT}),
+    }
+)

@@ -2,96 +2,115 @@
 
 from __future__ import annotations
 
-import secrets
-from typing import Any, get_args
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
-import attrs
+from msgspec import Meta
 
 from trouper.protocol.problems import bad_request
-from trouper.protocol.requests import Generate, Speculation
+from trouper.protocol.requests import Speculation
 from trouper.protocol.sampling import Sampling
-from trouper.web.http.body_parsing import between, combination, json_type, structure
-from trouper.web.http.request_schema import HARMLESS, LENGTH, Refused, limits, schema, schema_of
-from trouper.web.openai import schemas
+from trouper.web.http.body_faults import explains
+from trouper.web.http.body_parsing import at_most, between, combination, json_type
+from trouper.web.http.field_types import HUGE, Count, Filled, Length, Model, Salt, Share, TopP
+from trouper.web.http.request_body import Body
+from trouper.web.http.request_schema import HARMLESS, TOKEN_KEY, Refused, described
+from trouper.web.http.request_seed import drawn_seed
+from trouper.web.openai.response_format import (
+    Choices,
+    Lark,
+    Regex,
+    ResponseFormat,
+    Schema,
+    StructuredOutputs,
+)  # fmt: skip
 
-SPECULATIONS: tuple[Speculation, ...] = get_args(Speculation)
 MAX_STOPS = 16
 MAX_BIASES = 1024
 MAX_CHOICES = 128
-SEED_STRIDE = 0x9E3779B97F4A7C15
-"""Difference of the seeds of two choices. Odd, so that the seeds of many choices differ: 2^64 over the golden ratio."""
-HUGE = 2**63
 
 
-@attrs.frozen(kw_only=True)
-class StreamOptions:
+def explain_stops(value: Any, path: str) -> None:
+    """Raise `RequestFailed` (400): stop strings are one, or up to 16 of them, none empty."""
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise bad_request(f"{path} must be a string or an array of strings", path, "invalid_type")
+    if len(stops) > MAX_STOPS:
+        raise bad_request(f"{path} may have {MAX_STOPS} strings, not {len(stops)}", path, "invalid_value")
+    raise bad_request("a stop string may not be empty", path, "invalid_value")
+
+
+def explain_biases(value: Any, path: str) -> None:
+    """Raise `RequestFailed` (400) that names the entry at fault."""
+    if not isinstance(value, dict):
+        raise bad_request(f"{path} must be an object, not {json_type(value)}", path, "invalid_type")
+    at_most(path, value, MAX_BIASES)
+    for token, bias in value.items():
+        name = f"{path}.{token}"
+        token_of(token, name)
+        if type(bias) not in (int, float):
+            raise bad_request(f"{name} must be a number, not {json_type(bias)}", name, "invalid_type")
+        between(name, bias, -100, 100)
+
+
+def token_of(key: str, path: str) -> int:
+    """Return the token id of a key. Raises `RequestFailed` (400)."""
+    if not (key.isascii() and key.isdigit() and len(key) < 10 and str(int(key)) == key):
+        raise bad_request(f"logit_bias keys are token ids, not {key!r}", path, "invalid_value")
+    return int(key)
+
+
+Stops = Annotated[Filled | Annotated[list[Filled], Meta(max_length=MAX_STOPS)], explains(explain_stops)]
+TokenKey = Annotated[str, described(TOKEN_KEY)]
+Biases = Annotated[
+    dict[TokenKey, Annotated[float, Meta(ge=-100, le=100)]], explains(explain_biases, max_length=MAX_BIASES)
+]
+StopToken = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+
+
+class StreamOptions(Body, kw_only=True, frozen=True):
+    refused: ClassVar[Refused] = {"include_obfuscation": (False,)}
     include_usage: bool = False
     continuous_usage_stats: bool = False
 
 
-STREAM_OPTIONS_REFUSED: Refused = {
-    "include_obfuscation": (False,),
-}
+class SamplingParameters(Body, kw_only=True, frozen=True):
+    """The parameters of every endpoint that generates."""
 
-
-@attrs.frozen(kw_only=True)
-class SamplingParameters:
-    """The parameters of every endpoint. `Any` fields have several JSON types and are checked by hand."""
-
-    model: str | None = None
-    temperature: float = attrs.field(default=1.0, metadata=limits(0, 2))
-    top_p: float = attrs.field(default=1.0, metadata=limits(above=0, high=1))
-    top_k: int = attrs.field(default=0, metadata=limits(-1, HUGE))
-    min_p: float = attrs.field(default=0.0, metadata=limits(0, 1))
-    repetition_penalty: float = attrs.field(default=1.0, metadata=limits(above=0, high=100))
-    presence_penalty: float = attrs.field(default=0.0, metadata=limits(-2, 2))
-    frequency_penalty: float = attrs.field(default=0.0, metadata=limits(-2, 2))
-    logit_bias: Any = attrs.field(default=None, metadata=schema(schemas.LOGIT_BIAS))
+    model: Model | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] = 1.0
+    top_p: TopP = 1.0
+    top_k: Annotated[int, Meta(ge=-1, le=HUGE)] = 0
+    min_p: Share = 0.0
+    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] = 1.0
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    logit_bias: Biases | None = None
     seed: int | None = None
-    stop: Any = attrs.field(default=None, metadata=schema(schemas.STOP))
-    stop_token_ids: tuple[int, ...] = attrs.field(
-        default=(), metadata=limits(maxItems=1024, items={"type": "integer", "minimum": 0, "maximum": 2**31 - 1})
-    )
+    stop: Stops | None = None
+    stop_token_ids: Annotated[tuple[StopToken, ...], Meta(max_length=1024)] = ()
     ignore_eos: bool = False
-    min_tokens: int = attrs.field(default=0, metadata=limits(0, HUGE))
+    min_tokens: Count = 0
     stream: bool = False
-    stream_options: Any = attrs.field(default=None, metadata=schema(schema_of(StreamOptions, STREAM_OPTIONS_REFUSED)))
-    user: str | None = attrs.field(default=None, metadata=HARMLESS)
-    cache_salt: str | None = attrs.field(default=None, metadata=limits(maxLength=1024))
-    speculation: str | None = attrs.field(default=None, metadata=schema({"enum": [*SPECULATIONS]}))
+    user: Annotated[str, HARMLESS] | None = None
+    cache_salt: Salt | None = None
+    speculation: Speculation | None = None
 
 
-@attrs.frozen(kw_only=True)
-class Parameters(SamplingParameters):
+class Parameters(SamplingParameters, kw_only=True, frozen=True):
     """The further parameters that chat and completions share."""
 
-    max_tokens: int | None = attrs.field(default=None, metadata=schema(LENGTH))
-    response_format: Any = attrs.field(default=None, metadata=schema(schemas.RESPONSE_FORMAT))
-    structured_outputs: Any = attrs.field(default=None, metadata=schema(schemas.STRUCTURED_OUTPUTS))
-    guided_json: Any = attrs.field(default=None, metadata=schema(schemas.SCHEMA))
-    guided_regex: Any = attrs.field(default=None, metadata=schema(schemas.REGEX))
-    guided_choice: Any = attrs.field(default=None, metadata=schema(schemas.OPTIONS))
-    guided_grammar: Any = attrs.field(default=None, metadata=schema(schemas.LARK))
-    n: int = attrs.field(default=1, metadata=limits(1, MAX_CHOICES))
+    max_tokens: Length | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | None = None
+    guided_regex: Regex | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: Lark | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] = 1
     return_token_ids: bool = False
-
-
-def salt_of(parameters: SamplingParameters) -> str:
-    """Salt of the prefix cache. Requests with another salt share no cached prompt, so a client cannot find out by
-    timing what others sent."""
-    return parameters.cache_salt or ""
-
-
-def speculation_of(parameters: SamplingParameters) -> Speculation | None:
-    """Return the speculation mode; the tokens are the same with any of them. Raises `RequestFailed` (400)."""
-    asked = parameters.speculation
-    for known in SPECULATIONS:
-        if asked == known:
-            return known
-    if asked is None:
-        return None
-    choices = " or ".join(SPECULATIONS)
-    raise bad_request(f"speculation must be {choices}, not {asked!r}", "speculation", "invalid_value")
 
 
 def sampling_of(parameters: SamplingParameters, default_seed: int | None) -> Sampling:
@@ -109,64 +128,14 @@ def sampling_of(parameters: SamplingParameters, default_seed: int | None) -> Sam
     )
 
 
-def choices_of(generate: Generate, count: int) -> tuple[Generate, ...]:
-    """Repeat the request. The first keeps its seed, the others have seeds derived from it. The common prompt is
-    prefilled once: later ones wait for it."""
-    return tuple(
-        attrs.evolve(
-            generate,
-            request_id=f"{generate.request_id}-{index}" if index else generate.request_id,
-            sampling=attrs.evolve(generate.sampling, seed=(generate.sampling.seed + index * SEED_STRIDE) % 2**64),
-        )
-        for index in range(count)
-    )
+def biases(value: Mapping[str, float] | None) -> tuple[tuple[int, float], ...]:
+    return tuple((token_of(key, f"logit_bias.{key}"), bias) for key, bias in (value or {}).items())
 
 
-def drawn_seed(asked: int | None, default: int | None) -> int:
-    """Return the seed. Randomness enters here, as data: the engine only hashes it."""
-    if asked is not None:
-        return asked
-    return default if default is not None else secrets.randbits(63)
-
-
-def biases(value: Any) -> tuple[tuple[int, float], ...]:
-    if value is None:
-        return ()
-    if not isinstance(value, dict):
-        raise bad_request(f"logit_bias must be an object, not {json_type(value)}", "logit_bias", "invalid_type")
-    if len(value) > MAX_BIASES:
-        raise bad_request(f"logit_bias may have {MAX_BIASES} entries, not {len(value)}", "logit_bias", "invalid_value")
-    return tuple(_bias(token, bias) for token, bias in value.items())
-
-
-def _bias(token: str, bias: Any) -> tuple[int, float]:
-    name = f"logit_bias.{token}"
-    if not (token.isascii() and token.isdigit() and len(token) < 10 and str(int(token)) == token):
-        raise bad_request(f"logit_bias keys are token ids, not {token!r}", name, "invalid_value")
-    if type(bias) not in (int, float):
-        raise bad_request(f"{name} must be a number, not {json_type(bias)}", name, "invalid_type")
-    between(name, bias, -100, 100)
-    return int(token), float(bias)
-
-
-def stops_of(value: Any) -> tuple[str, ...]:
-    """Return the stop strings: one, or up to 16 of them, none empty."""
+def stops_of(value: str | list[str] | None) -> tuple[str, ...]:
+    """Return the stop strings, each once."""
     stops = [value] if isinstance(value, str) else value
-    if stops is None:
-        return ()
-    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
-        raise bad_request("stop must be a string or an array of strings", "stop", "invalid_type")
-    if len(stops) > MAX_STOPS:
-        raise bad_request(f"stop may have {MAX_STOPS} strings, not {len(stops)}", "stop", "invalid_value")
-    if "" in stops:
-        raise bad_request("a stop string may not be empty", "stop", "invalid_value")
-    return tuple(dict.fromkeys(stops))
-
-
-def length_of(value: int | None, name: str) -> int | None:
-    if value is not None:
-        between(name, value, 1, HUGE)
-    return value
+    return tuple(dict.fromkeys(stops or ()))
 
 
 def min_tokens_of(parameters: SamplingParameters, max_tokens: int | None) -> int:
@@ -176,15 +145,12 @@ def min_tokens_of(parameters: SamplingParameters, max_tokens: int | None) -> int
 
 
 def stream_options(parameters: Parameters) -> StreamOptions:
-    """Parse the stream options. Raises `RequestFailed` (400) naming the parameter."""
-    name, options = "stream_options", parameters.stream_options
-    if options is None:
+    """Return the stream options. Raises `RequestFailed` (400) if there is no stream."""
+    if parameters.stream_options is None:
         return StreamOptions()
-    if not isinstance(options, dict):
-        raise bad_request(f"{name} must be an object, not {json_type(options)}", name, "invalid_type")
     if not parameters.stream:
-        raise combination(f"{name} needs stream: true", name)
-    return structure(options, StreamOptions, STREAM_OPTIONS_REFUSED, within=f"{name}.")
+        raise combination("stream_options needs stream: true", "stream_options")
+    return parameters.stream_options
 
 
 NOT_SUPPORTED: Refused = {

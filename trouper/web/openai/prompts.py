@@ -4,10 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import Meta
+
 from trouper.protocol.problems import bad_request
 from trouper.protocol.requests import Prompt, TextPrompt, TokenPrompt
 from trouper.web.http.body_parsing import at_most, is_integer
-from trouper.web.openai.schemas import MAX_TOKENS
+from trouper.web.http.field_types import MAX_TOKENS, TokenId
+from trouper.web.http.request_schema import TEXT, TOKEN, array, either
+
+Prompts = str | list[TokenId | str | list[TokenId]]
+"""msgspec knows no union of two array types, so `prompts_of` checks that ids and texts are not mixed."""
+
+
+def prompts_meta(limit: int) -> Meta:
+    """Return metadata of a field of prompts, at most `limit`."""
+    ids = array(TOKEN, minItems=1, maxItems=MAX_TOKENS)
+    schema = either(TEXT, ids, array(either(TEXT, ids), minItems=1, maxItems=limit))
+    return Meta(extra={"schema": schema, "explains": lambda value, path: prompts_of(value, path, limit)})
 
 
 def prompts_of(value: Any, name: str, limit: int) -> tuple[Prompt, ...]:

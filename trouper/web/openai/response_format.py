@@ -3,22 +3,101 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import NoneType
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
 from trouper.protocol.grammar import MAX_SOURCE, Grammar
 from trouper.protocol.problems import bad_request
-from trouper.web.http.body_parsing import combination, json_type, only
-from trouper.web.openai.parameters import Parameters
+from trouper.web.http.body_faults import explains, says
+from trouper.web.http.body_parsing import combination
+from trouper.web.http.field_types import Filled, Flag, JsonText, Text
+from trouper.web.http.request_body import Body
+from trouper.web.http.request_schema import Json
+from trouper.web.openai import schemas
 from trouper.web.output.schema_references import ReferenceUnknown, has_references, moved
 
 MAX_OPTIONS = 1024
-SCHEMA_KEYS = frozenset({"name", "description", "schema", "strict"})
 
 
-def grammar_of(parameters: Parameters) -> Grammar | None:
+def explain_source(value: Any, path: str) -> None:
+    """Raise `RequestFailed` (400): the source of a regex or a grammar is a string of 1 to `MAX_SOURCE` bytes."""
+    if not isinstance(value, str) or not value:
+        raise bad_request(f"{path} must be a string that is not empty", path, "invalid_type")
+    _short(value, path)
+
+
+def explain_choices(value: Any, path: str) -> None:
+    if not isinstance(value, list) or not value or not all(isinstance(option, str) and option for option in value):
+        raise bad_request(f"{path} must be an array of strings, none empty", path, "invalid_type")
+
+
+Schema = Annotated[
+    dict[str, Any] | bool | JsonText,
+    says("{path} must be a JSON Schema, not {type}", "invalid_type", description="JSON Schema, or its text."),
+]
+SOURCE = {"min_length": 1, "max_length": MAX_SOURCE}
+Regex = Annotated[str, explains(explain_source, description="As Rust's regex crate reads it.", **SOURCE)]
+Lark = Annotated[str, explains(explain_source, description="A grammar as llguidance reads it.", **SOURCE)]
+Choices = Annotated[list[Filled], explains(explain_choices, min_length=1, max_length=MAX_OPTIONS)]
+SchemaName = Annotated[str, says("{path} must be a string", "missing_required_parameter")]
+
+
+class NamedSchema(Body, frozen=True):
+    """A JSON Schema and its name. The answer follows it whether `strict` is set or not."""
+
+    name: SchemaName
+    description: Text | None = None
+    schema: Schema | None = None
+    strict: Flag | None = None
+
+
+class TextFormat(Body, tag="text", frozen=True):
+    """No constraint."""
+
+
+class JsonObjectFormat(Body, tag="json_object", frozen=True):
+    """Any JSON object."""
+
+
+class JsonSchemaFormat(Body, tag="json_schema", frozen=True):
+    """JSON that follows a schema."""
+
+    json_schema: NamedSchema
+
+
+class RegexFormat(Body, tag="regex", frozen=True):
+    """Text that a regex matches."""
+
+    pattern: Regex
+
+
+class LarkFormat(Body, tag="grammar", frozen=True):
+    """Text that a grammar derives."""
+
+    grammar: Lark
+
+
+class FlatSchemaFormat(NamedSchema, tag="json_schema", frozen=True):
+    """JSON that follows a schema, as the responses API writes it: its parts stand beside the type."""
+
+
+class StructuredOutputs(Body, frozen=True):
+    """vLLM's newer form: one of these constraints."""
+
+    rules: ClassVar[tuple[Json, ...]] = (schemas.ONE_CONSTRAINT,)
+    json: Schema | None = None
+    regex: Regex | None = None
+    choice: Choices | None = None
+    grammar: Lark | None = None
+    json_object: Flag = False
+
+
+ResponseFormat = TextFormat | JsonObjectFormat | JsonSchemaFormat | RegexFormat | LarkFormat
+TextOutputFormat = TextFormat | JsonObjectFormat | FlatSchemaFormat | RegexFormat | LarkFormat
+
+
+def grammar_of(parameters: Body) -> Grammar | None:
     """Return the grammar. Whether a schema can be followed is found out later. Raises `RequestFailed` (400) naming the
     parameter."""
     given = [
@@ -31,54 +110,30 @@ def grammar_of(parameters: Parameters) -> Grammar | None:
     return given[0] if given else None
 
 
-def _response_format(value: Any, name: str) -> Grammar | None:
-    if not isinstance(value, dict):
-        raise bad_request(f"{name} must be an object, not {json_type(value)}", name, "invalid_type")
-    kind = value.get("type")
-    match kind:
-        case "text":
-            only(value, {"type"}, name)
+def format_grammar(value: ResponseFormat | FlatSchemaFormat, name: str) -> Grammar | None:
+    """Return the grammar of a format, which the parameter `name` holds."""
+    match value:
+        case TextFormat():
             return None
-        case "json_object":
-            only(value, {"type"}, name)
+        case JsonObjectFormat():
             return Grammar("json_object", param=name)
-        case "json_schema":
-            only(value, {"type", "json_schema"}, name)
-            return _named_schema(value.get("json_schema"), f"{name}.json_schema")
-        case "regex":
-            only(value, {"type", "pattern"}, name)
-            return _regex(value.get("pattern"), f"{name}.pattern")
-        case "grammar":
-            only(value, {"type", "grammar"}, name)
-            return _lark(value.get("grammar"), f"{name}.grammar")
-    known = "text, json_object, json_schema, regex, grammar"
-    raise bad_request(f"{name}.type must be one of {known}, not {kind!r}", f"{name}.type", "invalid_value")
+        case JsonSchemaFormat():
+            return _named_schema(value.json_schema, f"{name}.json_schema")
+        case FlatSchemaFormat():
+            return _named_schema(value, name)
+        case RegexFormat():
+            return _regex(value.pattern, f"{name}.pattern")
+        case LarkFormat():
+            return _lark(value.grammar, f"{name}.grammar")
 
 
-def text_format(value: Any, name: str) -> Grammar | None:
-    """Return the grammar of a format of the responses API, where the parts of a json_schema stand beside its type."""
-    if isinstance(value, dict) and value.get("type") == "json_schema":
-        return _named_schema({key: part for key, part in value.items() if key != "type"}, name)
-    return _response_format(value, name)
-
-
-def _named_schema(value: Any, path: str) -> Grammar:
-    """Return the grammar of a schema. The answer follows it whether `strict` is set or not."""
-    if not isinstance(value, dict):
-        raise bad_request(f"{path} must be an object, not {json_type(value)}", path, "invalid_type")
-    only(value, SCHEMA_KEYS, path)
-    if not isinstance(value.get("name"), str):
-        raise bad_request(f"{path}.name must be a string", f"{path}.name", "missing_required_parameter")
-    if not isinstance(value.get("description"), str | None):
-        raise bad_request(f"{path}.description must be a string", f"{path}.description", "invalid_type")
-    if type(value.get("strict")) not in (bool, NoneType):
-        raise bad_request(f"{path}.strict must be a boolean", f"{path}.strict", "invalid_type")
-    if "schema" not in value:
+def _named_schema(value: NamedSchema, path: str) -> Grammar:
+    if value.schema is None:
         return Grammar("json_object", param=f"{path}.schema")
-    return schema_grammar(value["schema"], f"{path}.schema")
+    return schema_grammar(value.schema, f"{path}.schema")
 
 
-def schema_grammar(value: Any, path: str) -> Grammar:
+def schema_grammar(value: Schema, path: str) -> Grammar:
     if isinstance(value, str):
         try:
             value = msgspec.json.decode(value)
@@ -86,8 +141,6 @@ def schema_grammar(value: Any, path: str) -> Grammar:
             raise bad_request(f"{path} is a string, but not of JSON", path, "invalid_json_text") from None
         if not isinstance(value, dict | bool):
             raise bad_request(f"{path} must be the JSON of a schema", path, "invalid_json_text")
-    if not isinstance(value, dict | bool):
-        raise bad_request(f"{path} must be a JSON Schema, not {json_type(value)}", path, "invalid_type")
     if value is True or value == {}:
         return Grammar("json_schema", '{"type": ["object", "array", "string", "number", "boolean", "null"]}', path)
     encoded = msgspec.json.encode(value)
@@ -105,49 +158,37 @@ def _short(source: str, path: str) -> str:
     return source
 
 
-def _string(value: Any, path: str) -> str:
-    if not isinstance(value, str) or not value:
-        raise bad_request(f"{path} must be a string that is not empty", path, "invalid_type")
-    return _short(value, path)
+def _regex(value: str, path: str) -> Grammar:
+    return Grammar("regex", value, path)
 
 
-def _regex(value: Any, path: str) -> Grammar:
-    return Grammar("regex", _string(value, path), path)
+def _lark(value: str, path: str) -> Grammar:
+    return Grammar("lark", value, path)
 
 
-def _lark(value: Any, path: str) -> Grammar:
-    return Grammar("lark", _string(value, path), path)
-
-
-def _choice(value: Any, path: str) -> Grammar:
-    if not isinstance(value, list) or not value or not all(isinstance(option, str) and option for option in value):
-        raise bad_request(f"{path} must be an array of strings, none empty", path, "invalid_type")
-    if len(value) > MAX_OPTIONS:
-        raise bad_request(f"{path} may have {MAX_OPTIONS} entries, not {len(value)}", path, "invalid_value")
+def _choice(value: list[str], path: str) -> Grammar:
     return Grammar("choice", _short(msgspec.json.encode(value).decode(), path), path)
 
 
-def _structured_outputs(value: Any, name: str) -> Grammar | None:
-    """Return the grammar of vLLM's newer form: one of json, regex, choice, grammar, json_object."""
-    if not isinstance(value, dict):
-        raise bad_request(f"{name} must be an object, not {json_type(value)}", name, "invalid_type")
-    only(value, {"json", "regex", "choice", "grammar", "json_object"}, name)
-    given = {key: constraint for key, constraint in value.items() if constraint is not None and constraint is not False}
+def _structured_outputs(value: StructuredOutputs, name: str) -> Grammar | None:
+    """Return the grammar of the one constraint. False and null request none."""
+    given = {key: constraint for key in schemas.CONSTRAINTS if (constraint := getattr(value, key)) not in (None, False)}
     if len(given) > 1:
         raise bad_request(f"{name} may ask for one thing, not for {' and '.join(given)}", name, "invalid_value")
     for key, constraint in given.items():
-        if key == "json_object":
-            if constraint is not True:
-                raise bad_request(f"{name}.json_object must be a boolean", f"{name}.json_object", "invalid_type")
-            return Grammar("json_object", param=f"{name}.json_object")
-        return {"json": schema_grammar, "regex": _regex, "choice": _choice, "grammar": _lark}[key](
-            constraint, f"{name}.{key}"
-        )
+        return CONSTRAINTS[key](constraint, f"{name}.{key}")
     return None
 
 
+CONSTRAINTS: dict[str, Callable[[Any, str], Grammar]] = {
+    "json": schema_grammar,
+    "regex": _regex,
+    "choice": _choice,
+    "grammar": _lark,
+    "json_object": lambda _, path: Grammar("json_object", param=path),
+}
 READERS: dict[str, Callable[[Any, str], Grammar | None]] = {
-    "response_format": _response_format,
+    "response_format": format_grammar,
     "structured_outputs": _structured_outputs,
     "guided_json": schema_grammar,
     "guided_regex": _regex,

@@ -16,10 +16,12 @@ from trouper.web.http.openapi import listing
 from trouper.web.http.request_schema import either, ref
 from trouper.web.openai import answer_schemas, chat_completions, completions, embeddings, tokenize
 from trouper.web.openai.chat_completions import chat_to_generate, parse_chat
-from trouper.web.openai.chat_dialect import ChatDialect, CompletionDialect, Envelope, Extras, token_text_of
+from trouper.web.openai.chat_dialect import ChatDialect
 from trouper.web.openai.chat_tools import check_callable
+from trouper.web.openai.completion_dialect import CompletionDialect
 from trouper.web.openai.completions import completion_to_generate, parse_completion, picked
 from trouper.web.openai.errors import error_response, http_problem
+from trouper.web.openai.openai_dialect import Envelope, Extras, token_text_of
 from trouper.web.openai.parameters import stream_options
 from trouper.web.openai.tokenize import parse_detokenize, parse_tokenize, prompt_of, text_of
 from trouper.web.output.output_parser import OutputParser
@@ -42,8 +44,10 @@ class OpenAi:
         )
 
     def endpoints(self) -> tuple[Endpoint, ...]:
-        endpoint = partial(Endpoint, tag="OpenAI")
-        more = partial(Endpoint, tag="Tokens")
+        return (*self._generating(), *self._embedding(), *self._about_models(), *self._about_tokens())
+
+    def _generating(self) -> tuple[Endpoint, ...]:
+        endpoint = partial(Endpoint, tag="OpenAI", last_event="[DONE]", also=GENERATES)
         return (
             endpoint(
                 method="POST",
@@ -51,12 +55,8 @@ class OpenAi:
                 handler=self.chat,
                 summary="Answer a conversation",
                 request=chat_completions.ChatRequest,
-                refused=chat_completions.REFUSED,
-                rules=chat_completions.RULES,
                 answer=ref("ChatCompletion"),
                 events=either(ref("ChatCompletionChunk"), ref("Error")),
-                last_event="[DONE]",
-                also=GENERATES,
                 examples={
                     "A question": {"messages": [{"role": "user", "content": "Who was Molière?"}], "max_tokens": 9}
                 },
@@ -67,26 +67,31 @@ class OpenAi:
                 handler=self.completions,
                 summary="Continue a text",
                 request=completions.CompletionRequest,
-                refused=completions.REFUSED,
-                rules=completions.RULES,
                 answer=ref("Completion"),
                 events=either(ref("CompletionChunk"), ref("Error")),
-                last_event="[DONE]",
-                also=GENERATES,
                 examples={"A beginning": {"prompt": "Once upon a time", "max_tokens": 9}},
             ),
-            endpoint(
+        )
+
+    def _embedding(self) -> tuple[Endpoint, ...]:
+        return (
+            Endpoint(
+                tag="OpenAI",
                 method="POST",
                 path="/v1/embeddings",
                 handler=self.embeddings,
                 summary="Texts as vectors",
                 description="Hidden states, pooled as the model's own files say or else their mean; of length one.",
                 request=embeddings.EmbeddingRequest,
-                refused=embeddings.REFUSED,
                 answer=embeddings.EMBEDDINGS,
                 also=GENERATES,
                 examples={"Two texts": {"input": ["a cat", "a dog"]}},
             ),
+        )
+
+    def _about_models(self) -> tuple[Endpoint, ...]:
+        endpoint = partial(Endpoint, tag="OpenAI")
+        return (
             endpoint(
                 method="GET",
                 path="/v1/models",
@@ -109,19 +114,20 @@ class OpenAi:
                 description="By the X-Request-Id of its response, or the id in its body. Whoever waits for it is told.",
                 answer=answer_schemas.CANCELLED,
             ),
-            more(
-                method="POST",
+        )
+
+    def _about_tokens(self) -> tuple[Endpoint, ...]:
+        endpoint = partial(Endpoint, tag="Tokens", method="POST")
+        return (
+            endpoint(
                 path="/tokenize",
                 handler=self.tokenize,
                 summary="The tokens of a text or a conversation",
                 request=tokenize.TokenizeRequest,
-                refused=tokenize.NOT_SUPPORTED,
-                rules=[tokenize.PROMPT_OR_MESSAGES],
                 answer=answer_schemas.TOKENIZED,
                 examples={"A text": {"prompt": "Once upon a time"}},
             ),
-            more(
-                method="POST",
+            endpoint(
                 path="/detokenize",
                 handler=self.detokenize,
                 summary="The text of tokens",
@@ -137,7 +143,7 @@ class OpenAi:
         seed = served.runtime.settings.seed
         generates = await self._service.run_off_loop(chat_to_generate, parsed, self._service.request_id, seed)
         extras = Extras.of(parsed, stream_options(parsed), parsed.n)
-        tools, tokenizer = parsed.tools_asked, served.runtime.tokenizer
+        tools, tokenizer = parsed.parsed_tools, served.runtime.tokenizer
         check_callable(tools, tokenizer)
         answers = await self._service.submit(served, generates)
         make_parser: Callable[[], OutputParser] | None = None

@@ -2,74 +2,63 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
-import attrs
+from msgspec import Meta
 
 from trouper.actors.runtime.prompt_tokenizing import check_text
 from trouper.protocol.model import Tokenizer
 from trouper.protocol.problems import bad_request
 from trouper.protocol.requests import ChatPrompt, Prompt, TextPrompt
-from trouper.web.http.body_parsing import combination, structure
-from trouper.web.http.request_schema import NULL, TEXT, TOKEN, Json, Refused, limits, schema
+from trouper.web.http.body_parsing import combination
+from trouper.web.http.field_types import MAX_TOKENS, Model, TokenId
+from trouper.web.http.request_body import Body, structure
+from trouper.web.http.request_schema import Json, Refused
 from trouper.web.openai import schemas
-from trouper.web.openai.chat_completions import TEMPLATE_KWARGS, messages_of, template_kwargs
-from trouper.web.openai.chat_dialect import token_text_of
-from trouper.web.openai.schemas import MAX_TOKENS
-
-NOT_SUPPORTED: Refused = {
-    "add_special_tokens": (True,),
-    "return_token_strs": (False,),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
-    "chat_template": (),
-    "tools": ([],),
-}
+from trouper.web.openai.chat_messages import Messages, messages_of
+from trouper.web.openai.openai_dialect import token_text_of
+from trouper.web.openai.template_kwargs import TemplateKwargs, template_kwargs
 
 
-PROMPT_OR_MESSAGES: Json = {
-    "anyOf": [
-        {
-            "properties": {"prompt": TEXT, "messages": NULL, "chat_template_kwargs": NULL},
-            "required": ["prompt"],
-        },
-        {"properties": {"prompt": NULL, "messages": {"type": "array"}}, "required": ["messages"]},
-    ]
-}
-
-
-@attrs.frozen(kw_only=True)
-class TokenizeRequest:
-    model: str | None = None
+class TokenizeRequest(Body, kw_only=True, frozen=True):
+    refused: ClassVar[Refused] = {
+        "add_special_tokens": (True,),
+        "return_token_strs": (False,),
+        "add_generation_prompt": (True,),
+        "continue_final_message": (False,),
+        "chat_template": (),
+        "tools": ([],),
+    }
+    rules: ClassVar[tuple[Json, ...]] = (schemas.PROMPT_OR_MESSAGES,)
+    model: Model | None = None
     prompt: str | None = None
-    messages: Any = attrs.field(default=None, metadata=schema(schemas.MESSAGES))
-    chat_template_kwargs: Any = attrs.field(default=None, metadata=schema(TEMPLATE_KWARGS))
+    messages: Messages | None = None
+    chat_template_kwargs: TemplateKwargs | None = None
 
 
-@attrs.frozen(kw_only=True)
-class DetokenizeRequest:
-    model: str | None = None
-    tokens: tuple[int, ...] = attrs.field(metadata=limits(maxItems=MAX_TOKENS, items=TOKEN))
+class DetokenizeRequest(Body, kw_only=True, frozen=True):
+    model: Model | None = None
+    tokens: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_TOKENS)]
 
 
 def parse_tokenize(body: dict[str, Any]) -> TokenizeRequest:
-    return structure(body, TokenizeRequest, NOT_SUPPORTED)
+    if (body.get("prompt") is None) == (body.get("messages") is None):
+        raise bad_request("give either prompt or messages", "prompt", "missing_required_parameter")
+    return structure(body, TokenizeRequest)
 
 
 def parse_detokenize(body: dict[str, Any]) -> DetokenizeRequest:
-    return structure(body, DetokenizeRequest, {})
+    return structure(body, DetokenizeRequest)
 
 
 def prompt_of(request: TokenizeRequest) -> Prompt:
     """Return the prompt to tokenize. Raises `RequestFailed` (400)."""
-    if (request.prompt is None) == (request.messages is None):
-        raise bad_request("give either prompt or messages", "prompt", "missing_required_parameter")
     if request.prompt is not None:
         if request.chat_template_kwargs is not None:
             raise combination("chat_template_kwargs needs messages", "chat_template_kwargs")
         check_text(request.prompt, "prompt")
         return TextPrompt(request.prompt)
-    return ChatPrompt(messages_of(request.messages), template_kwargs(request.chat_template_kwargs))
+    return ChatPrompt(messages_of(request.messages or ()), template_kwargs(request.chat_template_kwargs))
 
 
 def text_of(request: DetokenizeRequest, tokenizer: Tokenizer, vocabulary: int) -> str:

@@ -15,7 +15,7 @@ from trouper.protocol.replies import Delta, Finished, TokenLogprobs
 from trouper.web.output.dialect import COMMENT, Choice, Json, Usage, usage_of
 from trouper.web.output.output_parser import OutputParser, ParsedDelta
 from trouper.web.output.tool_calls import Call
-from trouper.web.responses.items import new_id, text_part
+from trouper.web.responses.item_types import new_id, text_part
 from trouper.web.responses.response_fields import usage_body
 from trouper.web.service import now
 from trouper.web.streaming.event_log import EventLog

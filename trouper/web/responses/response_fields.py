@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from trouper.web.output.dialect import Json, Usage
 from trouper.web.responses.response_request import ResolvedRequest
 from trouper.web.service import now
 
 
-def head_of(asked: ResolvedRequest, response_id: str, model: str, *, stored: bool) -> Json:
+def head_of(resolved: ResolvedRequest, response_id: str, model: str, *, stored: bool) -> Json:
     """Return the fields of a response that do not change while it is generated."""
-    parsed = asked.request
-    tools: list[Any] = [] if parsed.tools is None else parsed.tools
+    parsed, given = resolved.request, resolved.given
+    text: Json = given.get("text") or {}
     return {
         "id": response_id,
         "object": "response",
@@ -26,15 +24,15 @@ def head_of(asked: ResolvedRequest, response_id: str, model: str, *, stored: boo
         "temperature": parsed.temperature,
         "top_p": parsed.top_p,
         "top_logprobs": parsed.top_logprobs or 0,
-        "tools": tools,
-        "tool_choice": "auto" if parsed.tool_choice is None else parsed.tool_choice,
+        "tools": given.get("tools") or [],
+        "tool_choice": given.get("tool_choice") or "auto",
         "parallel_tool_calls": parsed.parallel_tool_calls,
-        "text": {"format": asked.format, "verbosity": "medium"},
-        "reasoning": {"effort": asked.reasoning.effort, "summary": None},
+        "text": {"format": text.get("format") or {"type": "text"}, "verbosity": "medium"},
+        "reasoning": {"effort": resolved.effort, "summary": None},
         "truncation": "disabled",
         "service_tier": "default",
         "store": stored,
-        "metadata": asked.metadata,
+        "metadata": parsed.metadata or {},
         "user": parsed.user,
         "safety_identifier": parsed.safety_identifier,
         "prompt_cache_key": parsed.prompt_cache_key,

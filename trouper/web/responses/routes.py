@@ -5,34 +5,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-import attrs
 from quart import Response, request
 
 from trouper.actors.request_intake import thinks_already
 from trouper.actors.runtime.answer import Answer
-from trouper.protocol.problems import Problem, RequestFailed, bad_request
-from trouper.protocol.replies import Delta
+from trouper.protocol.problems import bad_request
 from trouper.protocol.requests import Generate
 from trouper.web.http.body_parsing import between, called, combination
 from trouper.web.http.endpoints import GENERATES, Endpoint
+from trouper.web.http.field_types import HUGE
 from trouper.web.http.query_parameters import Query
 from trouper.web.http.request_schema import FLAG, TEXT, ref
 from trouper.web.openai.chat_tools import check_callable
-from trouper.web.openai.parameters import HUGE
 from trouper.web.output.dialect import Json
 from trouper.web.output.output_parser import OutputParser
-from trouper.web.responses import response_request as responses
-from trouper.web.responses.items import check_outputs, items_of, messages_of, new_id
+from trouper.web.responses.item_types import new_id
+from trouper.web.responses.items import check_outputs, items_of, messages_of, page_of
 from trouper.web.responses.response_events import ResponseDialect
 from trouper.web.responses.response_fields import head_of
 from trouper.web.responses.response_request import (
     ResolvedRequest,
     ResponseRequest,
-    asked_of,
     parse_response,
     response_to_generate,
 )
 from trouper.web.responses.response_store import ResponseStore, StoredResponse, Turn
+from trouper.web.responses.running_response import Live, run
 from trouper.web.responses.schemas import COUNTED, DELETED, INPUT_ITEMS
 from trouper.web.service import Served, Service, as_events, as_json, context_of
 from trouper.web.streaming.event_log import EventLog, Replay
@@ -40,20 +38,17 @@ from trouper.web.streaming.event_log import EventLog, Replay
 PARAMS = {"messages": "input", "prompt": "input", "max_tokens": "max_output_tokens"}
 """The runtime's names of parameters, and the names in this API."""
 CONTINUABLE = ("completed", "incomplete")
-STOPPED = Problem(500, "the server could not finish the response", "server_error", None, "internal_error")
 MAX_PAGE, DEFAULT_PAGE = 100, 20
-
-
-@attrs.define(eq=False)
-class Live:
-    """A response that still runs."""
-
-    dialect: ResponseDialect
-    answer: Answer
-    input: tuple[Json, ...]
-    background: bool
-    stored: bool
-    log: EventLog | None
+REPLAY_QUERY: Json = {
+    "stream": FLAG,
+    "starting_after": {"type": "integer", "minimum": 0, "maximum": HUGE},
+    "include_obfuscation": {"enum": [False]},
+}
+PAGE_QUERY: Json = {
+    "limit": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": DEFAULT_PAGE},
+    "order": {"enum": ["asc", "desc"], "default": "desc"},
+    "after": TEXT,
+}
 
 
 class Responses:
@@ -65,16 +60,15 @@ class Responses:
         self._live: dict[str, Live] = {}
 
     def endpoints(self) -> tuple[Endpoint, ...]:
-        endpoint = partial(Endpoint, tag="Responses")
+        return (*self._creating(), *self._about_stored())
+
+    def _creating(self) -> tuple[Endpoint, ...]:
+        endpoint = partial(Endpoint, tag="Responses", method="POST", request=ResponseRequest)
         return (
             endpoint(
-                method="POST",
                 path="/v1/responses",
                 handler=self.create,
                 summary="Answer, and remember the conversation",
-                request=ResponseRequest,
-                refused=responses.REFUSED,
-                rules=responses.RULES,
                 answer=ref("Response"),
                 events=ref("ResponseEvent"),
                 also=GENERATES,
@@ -84,30 +78,26 @@ class Responses:
                 },
             ),
             endpoint(
-                method="POST",
                 path="/v1/responses/input_tokens",
                 handler=self.count,
                 summary="How many tokens the input of a response has",
-                request=ResponseRequest,
-                refused=responses.REFUSED,
-                rules=responses.RULES,
                 answer=COUNTED,
                 examples={"A question": {"input": "Who was Molière?"}},
             ),
+        )
+
+    def _about_stored(self) -> tuple[Endpoint, ...]:
+        endpoint = partial(Endpoint, tag="Responses", also=(400,))
+        return (
             endpoint(
                 method="GET",
                 path="/v1/responses/<response:response_id>",
                 handler=self.get,
                 summary="A response that is stored or still runs",
                 description="`stream` repeats the events of one that was created with `background` and `stream`.",
-                query={
-                    "stream": FLAG,
-                    "starting_after": {"type": "integer", "minimum": 0, "maximum": HUGE},
-                    "include_obfuscation": {"enum": [False]},
-                },
+                query=REPLAY_QUERY,
                 answer=ref("Response"),
                 events=ref("ResponseEvent"),
-                also=(400,),
             ),
             endpoint(
                 method="DELETE",
@@ -116,7 +106,6 @@ class Responses:
                 summary="Forget a response",
                 description="One that still runs is cancelled. What later responses build on stays with them.",
                 answer=DELETED,
-                also=(400,),
             ),
             endpoint(
                 method="POST",
@@ -124,61 +113,55 @@ class Responses:
                 handler=self.cancel,
                 summary="Cancel a response that runs",
                 answer=ref("Response"),
-                also=(400,),
             ),
             endpoint(
                 method="GET",
                 path="/v1/responses/<response:response_id>/input_items",
                 handler=self.input_items,
                 summary="What went into a response",
-                query={
-                    "limit": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": DEFAULT_PAGE},
-                    "order": {"enum": ["asc", "desc"], "default": "desc"},
-                    "after": TEXT,
-                },
+                query=PAGE_QUERY,
                 answer=INPUT_ITEMS,
-                also=(400,),
             ),
         )
 
     # -- create ----------------------------------------------------------------------------------------
 
     async def create(self) -> Response:
-        asked = asked_of(await self._service.read(parse_response))
-        parsed = asked.request
+        resolved = await self._service.read(parse_response)
+        parsed = resolved.request
         stored = parsed.store and self._service.settings.stored_responses > 0
         self._check_background(parsed, stored)
         before = self._before(parsed.previous_response_id)
         earlier = [] if before is None else before.all_items()
         items = self._input(parsed, earlier)
-        served, generate = await self._prepare(asked, (*earlier, *items))
+        served, generate = await self._prepare(resolved, (*earlier, *items))
         with called(PARAMS):
             [answer] = await self._service.submit(served, [generate])
-        live = self._begin(asked, served, answer, items, before, stored=stored)
+        live = self._begin(resolved, served, answer, items, before, stored=stored)
         if parsed.background:
             return self._in_background(live)
         return await self._service.respond(live.dialect, [answer], stream=parsed.stream)
 
     async def count(self) -> Response:
         """Return the number of input tokens that the same request would be charged when it creates a response."""
-        asked = asked_of(await self._service.read(parse_response))
-        before = self._before(asked.request.previous_response_id)
+        resolved = await self._service.read(parse_response)
+        before = self._before(resolved.request.previous_response_id)
         earlier = [] if before is None else before.all_items()
-        items = self._input(asked.request, earlier)
-        served, generate = await self._prepare(asked, (*earlier, *items))
+        items = self._input(resolved.request, earlier)
+        served, generate = await self._prepare(resolved, (*earlier, *items))
         if generate.max_tokens is not None:  # No other code checks it here.
             between("max_output_tokens", generate.max_tokens, 1, context_of(served.runtime))
         with called(PARAMS):
             tokens = await served.runtime.tokens(generate.prompt)
         return as_json({"object": "response.input_tokens", "input_tokens": len(tokens)})
 
-    async def _prepare(self, asked: ResolvedRequest, items: Sequence[Json]) -> tuple[Served, Generate]:
+    async def _prepare(self, resolved: ResolvedRequest, items: Sequence[Json]) -> tuple[Served, Generate]:
         """Lease the model and build the request for it. Raises `RequestFailed` (400, 404)."""
-        messages = messages_of(asked.request.instructions, items)
-        served = await self._service.served(asked.request.model)
+        messages = messages_of(resolved.request.instructions, items)
+        served = await self._service.served(resolved.request.model)
         tokenizer, default_seed = served.runtime.tokenizer, served.runtime.settings.seed
-        check_callable(asked.tools, tokenizer)
-        return served, response_to_generate(asked, messages, self._service.request_id, default_seed)
+        check_callable(resolved.tools, tokenizer)
+        return served, response_to_generate(resolved, messages, self._service.request_id, default_seed)
 
     def _check_background(self, parsed: ResponseRequest, stored: bool) -> None:
         if parsed.background and not (stored and self._service.has_background):
@@ -210,7 +193,7 @@ class Responses:
 
     def _begin(
         self,
-        asked: ResolvedRequest,
+        resolved: ResolvedRequest,
         served: Served,
         answer: Answer,
         items: tuple[Json, ...],
@@ -218,18 +201,18 @@ class Responses:
         *,
         stored: bool,
     ) -> Live:
-        tokenizer, parsed = served.runtime.tokenizer, asked.request
+        tokenizer, parsed = served.runtime.tokenizer, resolved.request
         parser = None
-        if asked.tools.offered or tokenizer.thinking is not None:
+        if resolved.tools.offered or tokenizer.thinking is not None:
             parser = OutputParser(
-                asked.tools, tokenizer, thinks=thinks_already(answer.accepted.prompt_tokens, tokenizer)
+                resolved.tools, tokenizer, thinks=thinks_already(answer.accepted.prompt_tokens, tokenizer)
             )
         response_id = new_id("resp_")
         log = EventLog() if parsed.background and parsed.stream else None
-        head = head_of(asked, response_id, served.name, stored=stored)
+        head = head_of(resolved, response_id, served.name, stored=stored)
         ended = partial(self._ended, response_id, before)
         dialect = ResponseDialect(head, tokenizer, parser, answer, ended=ended, log=log)
-        live = Live(dialect, answer, items, parsed.background, stored, log)
+        live = Live(dialect=dialect, answer=answer, input=items, background=parsed.background, stored=stored, log=log)
         self._live[response_id] = live
         self._service.at_end(self._forget, response_id)
         return live
@@ -303,26 +286,4 @@ class Responses:
         if order not in ("asc", "desc"):
             raise bad_request("order must be asc or desc", "order", "invalid_value")
         kept = self._running(response_id) or self._store.get(response_id)
-        items = list(kept.input) if order == "asc" else list(reversed(kept.input))
-        if after is not None:
-            found = [index for index, item in enumerate(items) if item["id"] == after]
-            if not found:
-                message = f"no item {after!r} went into this response"
-                raise RequestFailed(Problem(404, message, "invalid_request_error", "after", "item_not_found"))
-            items = items[found[0] + 1 :]
-        page = items[:limit]
-        ends = {"first_id": page[0]["id"] if page else None, "last_id": page[-1]["id"] if page else None}
-        return as_json({"object": "list", "data": page, "has_more": len(items) > limit} | ends)
-
-
-async def run(live: Live) -> None:
-    """Run a response in the background until it ends or the server does."""
-    dialect, answer = live.dialect, live.answer
-    try:
-        while isinstance(event := await answer.next(), Delta):
-            dialect.text(0, event, answer)
-        dialect.ending(0, event, answer)
-    except RequestFailed as failed:
-        dialect.failure(failed.problem)
-    finally:
-        dialect.failure(STOPPED)  # Has no effect if the response is over.
+        return as_json(page_of(kept.input if order == "asc" else kept.input[::-1], after, limit))

@@ -1,5 +1,5 @@
-"""JSON Schema of the responses API: request fields with several JSON types, answers and events. Tests compare the
-schemas with the checks and with the answers that are sent."""
+"""JSON Schema of the responses API: what holds between request fields, answers and events. Tests compare the schemas
+with the checks and with the answers that are sent."""
 
 from __future__ import annotations
 
@@ -13,122 +13,18 @@ from trouper.web.http.request_schema import (
     array,
     closed,
     either,
+    full,
     needs,
     nullable,
     ref,
 )
 from trouper.web.openai import schemas
 from trouper.web.openai.answer_schemas import NUMBER
-from trouper.web.openai.chat_tools import MAX_TOOLS
 
-MAX_ITEMS = 10_000
-MAX_ID = 128
-MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
-ROLES = ("user", "assistant", "system", "developer")
 STATUSES = ("completed", "incomplete", "in_progress")
 LOGPROBS = "message.output_text.logprobs"
-INCLUDED = (LOGPROBS, "reasoning.encrypted_content")
-"""Values of `include`. The latter asks to carry reasoning on the client's side, which works as it is, since reasoning
-is returned in plain text."""
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-IGNORED: Json = {"description": "Changes nothing."}
 
 # -- requests ------------------------------------------------------------------------------------------------------
-
-
-def _open(properties: Json, *required: str) -> Json:
-    """Return the schema of an object whose unknown names may be null, because clients send back complete items."""
-    return closed(properties, *required) | {"additionalProperties": NULL}
-
-
-def _part(kind: str, text: str = "text", **more: Json) -> Json:
-    return _open({"type": {"const": kind}, text: TEXT, **more}, "type", text)
-
-
-_IN = _part("input_text", prompt_cache_breakpoint=IGNORED)
-_OUT = _part("output_text", annotations=IGNORED, logprobs=IGNORED)
-_REFUSAL = _part("refusal", "refusal")
-
-
-def _item(kind: str, properties: Json, *required: str) -> Json:
-    fixed: Json = {
-        "type": {"const": kind},
-        "id": {"type": ["string", "null"], "minLength": 1, "maxLength": MAX_ID},
-        "status": {"enum": [*STATUSES, None]},
-    }
-    return _open(fixed | properties, *required)
-
-
-def _message(roles: tuple[str, ...], *parts: Json) -> Json:
-    fixed = {
-        "type": {"enum": ["message", None]},
-        "role": {"type": "string", "enum": list(roles)},
-        "content": either(TEXT, array(either(*parts))),
-        "phase": IGNORED,
-    }
-    return _item("message", fixed, "role", "content")
-
-
-ITEM = either(
-    _message(("user", "system", "developer"), _IN, _OUT),
-    _message(("assistant",), _IN, _OUT, _REFUSAL),
-    _item(
-        "function_call",
-        {"call_id": TEXT, "name": TEXT, "arguments": schemas.JSON_TEXT},
-        "type", "call_id", "name", "arguments",
-    ),
-    _item(
-        "function_call_output",
-        {"call_id": TEXT, "output": either(TEXT, array(_IN)), "name": IGNORED},
-        "type", "call_id", "output",
-    ),
-    _item(
-        "reasoning",
-        {
-            "summary": nullable(array(_part("summary_text"))),
-            "content": nullable(array(_part("reasoning_text"))),
-        },
-        "type",
-    ),
-    _open({"type": {"enum": ["item_reference", None]}, "id": TEXT}, "id"),
-)  # fmt: skip
-INPUT = either(TEXT, array(ITEM, maxItems=MAX_ITEMS))
-TOOL = _open(
-    {
-        "type": {"const": "function"},
-        **schemas.TOOL["properties"]["function"]["properties"],
-        "defer_loading": {"enum": [False, None]},
-        "async": {"enum": [False, None]},
-        "allowed_callers": {"enum": [["direct"], None]},
-    },
-    "type", "name",
-)  # fmt: skip
-TOOLS = array(TOOL, maxItems=MAX_TOOLS)
-NAMED = closed({"type": {"const": "function"}, "name": TEXT}, "type", "name")
-ALLOWED = closed(
-    {
-        "type": {"const": "allowed_tools"},
-        "mode": {"enum": ["auto", "required"]},
-        "tools": array(NAMED, minItems=1, maxItems=MAX_TOOLS),
-    },
-    "type", "mode", "tools",
-)  # fmt: skip
-TOOL_CHOICE = either({"type": "string", "enum": ["none", "auto", "required"]}, NAMED, ALLOWED)
-FORMAT = either(
-    *(
-        option
-        for option in schemas.RESPONSE_FORMAT["anyOf"]
-        if option["properties"]["type"] != {"const": "json_schema"}
-    ),
-    closed({"type": {"const": "json_schema"}, **schemas.NAMED_SCHEMA["properties"]}, "type", "name"),
-)
-INCLUDE = array({"type": "string", "enum": list(INCLUDED)})
-METADATA: Json = {
-    "type": "object",
-    "maxProperties": MAX_METADATA,
-    "propertyNames": {"maxLength": MAX_METADATA_KEY},
-    "additionalProperties": {"type": "string", "maxLength": MAX_METADATA_VALUE},
-}
 
 SOMETHING: Json = {
     "anyOf": [
@@ -146,6 +42,11 @@ RULES = (
     schemas.FORCED_NEEDS_TOOLS,
 )
 
+REFUSALS_ARE_ANSWERS = either(
+    {"properties": {"role": {"const": "assistant"}}},
+    {"properties": {"content": either(TEXT, array({"properties": {"type": {"not": {"const": "refusal"}}}}))}},
+)
+
 # -- answers -------------------------------------------------------------------------------------------------------
 
 STATUS: Json = {"type": "string", "enum": list(STATUSES)}
@@ -153,16 +54,11 @@ TOKEN = {"token": TEXT, "logprob": NUMBER, "bytes": array({"type": "integer", "m
 TOKEN_LOGPROBS = array(closed({**TOKEN, "top_logprobs": array(closed(TOKEN, *TOKEN))}, *TOKEN, "top_logprobs"))
 
 
-def _full(properties: Json) -> Json:
-    """Return the schema of an object that has all of these properties."""
-    return closed(properties, *properties)
-
-
-OUTPUT_TEXT = _full(
+OUTPUT_TEXT = full(
     {"type": {"const": "output_text"}, "text": TEXT, "annotations": array({}), "logprobs": TOKEN_LOGPROBS}
 )
-REASONING_TEXT = _full({"type": {"const": "reasoning_text"}, "text": TEXT})
-MESSAGE = _full(
+REASONING_TEXT = full({"type": {"const": "reasoning_text"}, "text": TEXT})
+MESSAGE = full(
     {
         "id": TEXT,
         "type": {"const": "message"},
@@ -171,7 +67,7 @@ MESSAGE = _full(
         "content": array(OUTPUT_TEXT),
     }
 )
-REASONING = _full(
+REASONING = full(
     {
         "id": TEXT,
         "type": {"const": "reasoning"},
@@ -181,27 +77,27 @@ REASONING = _full(
         "encrypted_content": NULL,
     }
 )
-CALL = _full(
+CALL = full(
     {"id": TEXT, "type": {"const": "function_call"}, "status": STATUS, "call_id": TEXT, "name": TEXT, "arguments": TEXT}
 )
-USAGE = _full(
+USAGE = full(
     {
         "input_tokens": COUNT,
-        "input_tokens_details": _full({"cached_tokens": COUNT, "cache_write_tokens": COUNT}),
+        "input_tokens_details": full({"cached_tokens": COUNT, "cache_write_tokens": COUNT}),
         "output_tokens": COUNT,
-        "output_tokens_details": _full({"reasoning_tokens": COUNT}),
+        "output_tokens_details": full({"reasoning_tokens": COUNT}),
         "total_tokens": COUNT,
     }
 )
-RESPONSE = _full(
+RESPONSE = full(
     {
         "id": TEXT,
         "object": {"const": "response"},
         "created_at": COUNT,
         "completed_at": nullable(COUNT),
         "status": {"enum": ["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]},
-        "error": either(_full({"code": TEXT, "message": TEXT}), NULL),
-        "incomplete_details": either(_full({"reason": {"const": "max_output_tokens"}}), NULL),
+        "error": either(full({"code": TEXT, "message": TEXT}), NULL),
+        "incomplete_details": either(full({"reason": {"const": "max_output_tokens"}}), NULL),
         "model": TEXT,
         "output": array(ref("OutputItem")),
         "usage": either(USAGE, NULL),
@@ -216,8 +112,8 @@ RESPONSE = _full(
         "tools": array(OBJECT),
         "tool_choice": either(TEXT, OBJECT),
         "parallel_tool_calls": FLAG,
-        "text": _full({"format": OBJECT, "verbosity": {"const": "medium"}}),
-        "reasoning": _full({"effort": nullable(TEXT), "summary": NULL}),
+        "text": full({"format": OBJECT, "verbosity": {"const": "medium"}}),
+        "reasoning": full({"effort": nullable(TEXT), "summary": NULL}),
         "truncation": {"const": "disabled"},
         "service_tier": {"const": "default"},
         "store": FLAG,
@@ -227,9 +123,9 @@ RESPONSE = _full(
         "prompt_cache_key": nullable(TEXT),
     }
 )
-DELETED = _full({"id": TEXT, "object": {"const": "response"}, "deleted": {"const": True}})
-COUNTED = _full({"object": {"const": "response.input_tokens"}, "input_tokens": COUNT})
-INPUT_ITEMS = _full(
+DELETED = full({"id": TEXT, "object": {"const": "response"}, "deleted": {"const": True}})
+COUNTED = full({"object": {"const": "response.input_tokens"}, "input_tokens": COUNT})
+INPUT_ITEMS = full(
     {
         "object": {"const": "list"},
         "data": array(OBJECT),
@@ -242,12 +138,12 @@ INPUT_ITEMS = _full(
 
 def _event(kinds: tuple[str, ...], properties: Json) -> Json:
     names = {"enum": [f"response.{kind}" for kind in kinds]}
-    return _full({"type": names, "sequence_number": COUNT, **properties})
+    return full({"type": names, "sequence_number": COUNT, **properties})
 
 
 _ITEM: Json = {"item_id": TEXT, "output_index": COUNT}
 _PART_LOCATION: Json = {**_ITEM, "content_index": COUNT}
-EVENT = either(
+_EVENTS = (
     _event(("created", "queued", "in_progress", "completed", "incomplete", "failed"), {"response": ref("Response")}),
     _event(("output_item.added", "output_item.done"), {"output_index": COUNT, "item": ref("OutputItem")}),
     _event(
@@ -259,7 +155,7 @@ EVENT = either(
     _event(("reasoning_text.done",), {**_PART_LOCATION, "text": TEXT}),
     _event(("function_call_arguments.delta",), {**_ITEM, "delta": TEXT}),
     _event(("function_call_arguments.done",), {**_ITEM, "name": TEXT, "arguments": TEXT}),
-    _full(
+    full(
         {
             "type": {"const": "error"},
             "sequence_number": COUNT,
@@ -269,4 +165,5 @@ EVENT = either(
         }
     ),
 )
+EVENT = either(*_EVENTS)
 COMPONENTS: Json = {"Response": RESPONSE, "OutputItem": either(MESSAGE, REASONING, CALL), "ResponseEvent": EVENT}

@@ -28,14 +28,14 @@ async def collect(answer: Answer) -> Choice:
     deltas = [delta async for delta in answer]
     assert answer.finished is not None
     return Choice(
-        "".join(delta.text for delta in deltas),
-        tuple(token for delta in deltas for token in delta.tokens),
-        tuple(seen for delta in deltas for seen in delta.logprobs),
-        answer.finished,
-        usage_of(answer),
-        answer.accepted.prompt_tokens,
-        answer.prompt_logprobs,
-        tuple(deltas),
+        text="".join(delta.text for delta in deltas),
+        tokens=tuple(token for delta in deltas for token in delta.tokens),
+        logprobs=tuple(seen for delta in deltas for seen in delta.logprobs),
+        finished=answer.finished,
+        usage=usage_of(answer),
+        prompt_tokens=answer.accepted.prompt_tokens,
+        prompt_logprobs=answer.prompt_logprobs,
+        deltas=tuple(deltas),
     )
 
 

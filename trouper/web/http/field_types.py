@@ -1,0 +1,32 @@
+"""Types of fields that the request classes of all dialects share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from trouper.web.http.body_faults import says
+from trouper.web.http.request_schema import DIMENSIONS, LENGTH, MODEL, TOKEN, described
+
+HUGE = 2**63 - 1
+MAX_MESSAGES = 10_000
+MAX_TOKENS = 2**20
+"""Bound on token ids in a prompt: more than any context holds, and few enough to be checked one by one."""
+
+Model = Annotated[str, described(MODEL)]
+TokenId = Annotated[int, described(TOKEN)]
+Length = Annotated[int, described(LENGTH, ge=1, le=HUGE)]
+Dimensions = Annotated[int, described(DIMENSIONS)]
+Count = Annotated[int, Meta(ge=0, le=HUGE)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+TopP = Annotated[float, Meta(gt=0, le=1)]
+Filled = Annotated[str, Meta(min_length=1)]
+Salt = Annotated[str, Meta(max_length=1024)]
+"""Salt of the prefix cache. Requests with another salt share no cached prompt, so a client cannot find out by timing
+what others sent."""
+JsonText = Annotated[str, described({"format": "json-object"}, description="A JSON object, as text.")]
+Ignored = Annotated[Any, Meta(description="Changes nothing.")]
+Text = Annotated[str, says("{path} must be a string", "invalid_type")]
+String = Annotated[str, says("{path} must be a string, not {type}", "invalid_type")]
+Flag = Annotated[bool, says("{path} must be a boolean", "invalid_type")]

@@ -1,0 +1,200 @@
+"""The base of the request classes, whose types are both the parser of a body and its schema.
+
+`structure` reads a body in three steps: names that no field has are collected and nulls dropped, msgspec checks types
+and limits, and if it refuses, `body_faults` finds which parameter is at fault and why. What no type can say is checked by
+the functions beside each class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, ClassVar, TypeVar
+
+import msgspec
+from msgspec import inspect
+
+from trouper.protocol.problems import RequestFailed, bad_request
+from trouper.web.http.body_faults import info_of, members, refusal, unwrapped
+from trouper.web.http.body_parsing import is_integer
+from trouper.web.http.request_schema import Json, Refused, among
+
+T = TypeVar("T", bound="Body")
+Unread = list[RequestFailed]
+"""Refusals of the names that are not read, at every level: the first `MAX_UNREAD`."""
+MAX_UNREAD = 100
+Path = tuple[Any, ...]
+"""Path of a value: that of the object or array around it, and the name or index in it; empty at the root. It is written
+out only for a refusal."""
+Read = Callable[[Any, Path, Unread], Any]
+"""Prepares a value at a path for its type."""
+PLAIN = {str, int, bool}
+"""JSON types of values that need no preparation."""
+
+
+class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An object in a request's body. An optional field may be null, which means absent."""
+
+    refused: ClassVar[Refused] = {}
+    """Parameters of the API that are not supported. Any value that requests something would be ignored, so it is
+    refused by name (D13)."""
+    rules: ClassVar[tuple[Json, ...]] = ()
+    """What holds between fields, as JSON Schema; functions check it after decoding."""
+    unknown_may_be_null: ClassVar[bool] = False
+    """Whether a name that no field has may be null."""
+    may_lack_tag: ClassVar[bool] = False
+    """Whether the tag may be left out, because the parser adds it."""
+
+
+class SentBack(Body, frozen=True):
+    """An object that clients send back as they received it, so that unknown names may be null."""
+
+    unknown_may_be_null: ClassVar[bool] = True
+
+
+def refuse(failed: RequestFailed) -> None:
+    raise failed
+
+
+def structure(body: Mapping[str, Any], kind: type[T], report: Callable[[RequestFailed], None] = refuse) -> T:
+    """Build `kind` from a body. Raises `RequestFailed` (400) that names the parameter at fault. `report` is called with
+    the refusal of each name that is not read; it may keep it instead of raising it."""
+    unread: Unread = []
+    prepared = _object(kind)(body, (), unread)
+    fault: RequestFailed | None = None
+    try:
+        parsed = msgspec.convert(prepared, kind)
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
+        fault = refusal(error, prepared, kind)
+    for failed in unread:
+        if fault is None or _explains(failed, fault):
+            report(failed)
+    if fault is not None:
+        raise fault
+    return parsed
+
+
+def _explains(misread: RequestFailed, fault: RequestFailed) -> bool:
+    """Whether the fault lies in an object that has a name which is not read, perhaps since it is misspelled."""
+    parent, _, _ = (misread.problem.param or "").rpartition(".")
+    return not parent or f"{fault.problem.param}.".startswith(f"{parent}.")
+
+
+@cache
+def _object(kind: type[Body]) -> Read:
+    """Return the reader of an object: it reports names that are not read, and drops nulls."""
+    info = info_of(kind)
+    assert isinstance(info, inspect.StructType)
+    nested = {field.encode_name: reader for field in info.fields if (reader := _reader(field.type)) is not None}
+    tag_field, tag = info.tag_field, info.tag
+    known = {field.encode_name for field in info.fields} | ({tag_field} if tag_field is not None else set())
+
+    def read(value: Any, path: Path, unread: Unread) -> Any:
+        if not isinstance(value, dict):
+            return value
+        if known.issuperset(value) and PLAIN.issuperset(map(type, value.values())) and value.get(tag_field) == tag:
+            return value  # As most messages are.
+        if tag_field is not None and value.get(tag_field) != tag:
+            if value.get(tag_field) is not None or not kind.may_lack_tag:
+                return {tag_field: None} | value  # msgspec would read past a missing tag where it expects one class.
+            value = value | {tag_field: tag}
+        if not known.issuperset(value):
+            for name in value:
+                if name not in known:
+                    _check_unread(kind, name, value[name], path, unread)
+            value = {name: inner for name, inner in value.items() if name in known}
+        if None in value.values():
+            value = {name: inner for name, inner in value.items() if inner is not None}
+        prepared = {
+            name: reader(value[name], (path, name), unread)
+            for name, reader in nested.items()
+            if name in value and type(value[name]) not in PLAIN
+        }
+        return value | prepared if prepared else value
+
+    return read
+
+
+def _check_unread(kind: type[Body], name: str, value: Any, within: Path, unread: Unread) -> None:
+    """Report a name that no field has, unless its value requests nothing."""
+    refused = name in kind.refused
+    if value is None and (refused or kind.unknown_may_be_null):
+        return
+    if (refused and among(value, kind.refused[name])) or len(unread) == MAX_UNREAD:
+        return
+    path = _written((within, name))
+    if issubclass(kind, SentBack):
+        unread.append(bad_request(f"{path} is not supported here", path, "unsupported_parameter"))
+    elif refused:
+        named = path if kind.unknown_may_be_null else f"{path!r}"
+        unread.append(bad_request(f"{named} is not supported here; leave it out", path, "unsupported_parameter"))
+    else:
+        unread.append(bad_request(f"unknown parameter {path!r}", path, "unknown_parameter"))
+
+
+def _written(path: Path) -> str:
+    """Return the path as refusals name it: messages.0.content."""
+    if not path:
+        return ""
+    within, step = path
+    return f"{_written(within)}.{step}" if within else str(step)
+
+
+def _reader(info: inspect.Type) -> Read | None:
+    """Return the reader of a type's values; None if they need no preparation."""
+    match unwrapped(info):
+        case inspect.IntType():
+            return _whole
+        case inspect.StructType(cls=kind):
+            return _object(kind)
+        case inspect.ListType(item_type=item) | inspect.VarTupleType(item_type=item):
+            inner = _reader(item)
+            return None if inner is None else _array(inner)
+        case inspect.UnionType():
+            return _union(info)
+    return None
+
+
+def _whole(value: Any, _: Path, __: Unread) -> Any:
+    """Return 5 for 5.0: neither JSON nor JSON Schema distinguishes them."""
+    return int(value) if type(value) is float and is_integer(value) else value
+
+
+def _array(inner: Read) -> Read:
+    def read(value: Any, path: Path, unread: Unread) -> Any:
+        if not isinstance(value, list) or PLAIN.issuperset(map(type, value)):
+            return value
+        return [inner(item, (path, index), unread) for index, item in enumerate(value)]
+
+    return read
+
+
+def _union(info: inspect.Type) -> Read | None:
+    """Return the reader of a union. msgspec allows one array type in it, and several classes if a tag tells them
+    apart."""
+    tagged: dict[Any, Read] = {}
+    field = ""
+    readers: dict[type, Read] = {}
+    for member in members(info):
+        reader = _reader(member)
+        if isinstance(member, inspect.StructType) and member.tag_field is not None:
+            field, tagged[member.tag] = member.tag_field, _object(member.cls)
+        elif reader is not None:
+            kind = {inspect.IntType: float, inspect.StructType: dict}.get(type(member), list)
+            readers[kind] = reader
+
+    def by_tag(value: Any, path: Path, unread: Unread) -> Any:
+        name = value.get(field) if isinstance(value, dict) else None
+        reader = tagged.get(name) if isinstance(name, str) else None
+        return value if reader is None else reader(value, path, unread)
+
+    if tagged:
+        readers[dict] = by_tag if len(tagged) > 1 else tagged.popitem()[1]
+    if [*readers] == [dict]:
+        return readers[dict]
+
+    def read(value: Any, path: Path, unread: Unread) -> Any:
+        reader = readers.get(type(value))
+        return value if reader is None else reader(value, path, unread)
+
+    return read if readers else None

@@ -1,0 +1,122 @@
+"""Messages of chat requests: their types, and their conversion to messages for the chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, ClassVar
+
+from msgspec import Meta
+
+from trouper.protocol.problems import bad_request
+from trouper.web.http.body_faults import says
+from trouper.web.http.body_parsing import json_type
+from trouper.web.http.field_types import MAX_MESSAGES, Ignored, Text
+from trouper.web.http.request_body import SentBack
+from trouper.web.http.request_schema import Json
+from trouper.web.openai import schemas
+from trouper.web.openai.chat_tools import PastCalls, past_calls
+
+NOT_TEXT = "{path} must be a string or an array of parts, not {type}"
+
+
+class TextPart(SentBack, tag="text", frozen=True):
+    """Text. Caching needs no marks: what prompts share is found anyway."""
+
+    text: Text
+    cache_control: Ignored = None
+    prompt_cache_breakpoint: Ignored = None
+
+
+Parts = list[
+    Annotated[TextPart, says("{path}: only parts of type text are supported, not {tag!r}", "unsupported_content")]
+]
+Content = Annotated[str | Parts, says(NOT_TEXT, "invalid_type")]
+
+
+class _ChatMessage(SentBack, tag_field="role", frozen=True):
+    content: Content
+    name: str | None = None
+
+
+class SystemMessage(_ChatMessage, tag="system", frozen=True):
+    """Instructions."""
+
+
+class DeveloperMessage(_ChatMessage, tag="developer", frozen=True):
+    """Instructions, as newer clients call them."""
+
+
+class UserMessage(_ChatMessage, tag="user", frozen=True):
+    """What the user says."""
+
+
+class ToolMessage(_ChatMessage, tag="tool", frozen=True):
+    """The result of a call."""
+
+    tool_call_id: str | None = None
+
+
+class AssistantMessage(SentBack, tag_field="role", tag="assistant", frozen=True):
+    """An earlier answer: text, calls of tools, or both."""
+
+    rules: ClassVar[tuple[Json, ...]] = (schemas.CONTENT_OR_CALLS,)
+    content: Content | None = None
+    name: str | None = None
+    tool_calls: PastCalls | None = None
+    reasoning_content: str | None = None
+    annotations: Ignored = None
+
+
+ChatMessage = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
+ROLES: dict[type, str] = {
+    SystemMessage: "system",
+    DeveloperMessage: "system",  # Templates know no developer; newer clients do.
+    UserMessage: "user",
+    ToolMessage: "tool",
+}
+"""Role of each class in templates."""
+Messages = Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
+
+
+def messages_of(messages: Sequence[ChatMessage]) -> tuple[Json, ...]:
+    """Return the messages as templates expect them. Raises `RequestFailed` (400) naming the parameter."""
+    return tuple(_plain(message, f"messages.{index}") for index, message in enumerate(messages))
+
+
+def _plain(message: ChatMessage, path: str) -> Json:
+    if isinstance(message, AssistantMessage):
+        return _answer(message, path)
+    plain: Json = {"role": ROLES[type(message)], "content": _text(message.content, path)}
+    if isinstance(message, ToolMessage) and message.tool_call_id is not None:
+        plain["tool_call_id"] = checked_text(message.tool_call_id, path, "tool_call_id")
+    if message.name is not None:
+        plain["name"] = checked_text(message.name, path, "name")
+    return plain
+
+
+def _answer(message: AssistantMessage, path: str) -> Json:
+    if message.content is None and not message.tool_calls:
+        detail = NOT_TEXT.format(path=f"{path}.content", type=json_type(None))
+        raise bad_request(detail, f"{path}.content", "invalid_type")
+    plain: Json = {"role": "assistant", "content": _text(message.content or "", path)}
+    if message.tool_calls:
+        plain["tool_calls"] = past_calls(message.tool_calls, f"{path}.tool_calls")
+    for name, value in (("reasoning_content", message.reasoning_content), ("name", message.name)):
+        if value is not None:
+            plain[name] = checked_text(value, path, name)
+    return plain
+
+
+def _text(content: str | Sequence[TextPart], path: str) -> str:
+    if isinstance(content, str):
+        return checked_text(content, path, "content")
+    return "".join(checked_text(part.text, path, f"content.{index}.text") for index, part in enumerate(content))
+
+
+def checked_text(text: str, path: str, name: str) -> str:
+    """Return the text. A lone surrogate is refused, since it is no text. Raises `RequestFailed` (400)."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise bad_request(f"{path}.{name} holds a lone surrogate", f"{path}.{name}", "invalid_text") from None
+    return text

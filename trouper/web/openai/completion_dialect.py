@@ -1,0 +1,119 @@
+"""Formatting of completions: complete, and in chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import attrs
+
+from trouper.actors.runtime.answer import Answer
+from trouper.protocol.replies import Delta, Finished, TokenLogprobs
+from trouper.web.openai.openai_dialect import Envelope, Extras, OpenAiDialect, encode
+from trouper.web.output.dialect import Choice, Json, Usage, total
+
+
+class CompletionDialect(OpenAiDialect):
+    """text_completion, complete and in chunks, which look alike.
+
+    `echo`: the prompt stands before each answer; `scores`: with its log-probabilities. `silent`: only the prompt was
+    asked for (max_tokens 0); tokens that were computed after it are not shown. `pick` chooses the returned answers
+    among all that were generated.
+    """
+
+    def __init__(
+        self,
+        envelope: Envelope,
+        extras: Extras,
+        *,
+        echo: Callable[[int], str] | None,
+        scores: bool,
+        silent: bool,
+        pick: Callable[[Sequence[Choice]], Sequence[Choice]],
+    ) -> None:
+        super().__init__("text_completion", envelope, extras)
+        self._echo, self._scores, self._silent, self._pick = echo, scores, silent, pick
+        self._offsets: dict[int, int] = {}
+        self._before, self._after = self.template(self._choice(0, "\0", None, None))
+
+    def _choice(
+        self, index: int, text: str, reason: str | None, logprobs: Json | None, matched: str | int | None = None
+    ) -> Json:
+        choice: Json = {"text": text, "index": index, "logprobs": logprobs, "finish_reason": reason}
+        return choice | ({"matched_stop": matched} if reason is not None else {})
+
+    def body(self, choices: Sequence[Choice]) -> Json:
+        usage = self.counted(total([choice.usage for choice in choices], self.extras.choices))
+        bodies = [self._choice_body(index, choice) for index, choice in enumerate(self._pick(choices))]
+        return self.envelope.around("text_completion", bodies, usage)
+
+    def counted(self, usage: Usage) -> Usage:
+        return attrs.evolve(usage, completion_tokens=0) if self._silent else usage
+
+    def _ended(self, finished: Finished) -> Finished:
+        """Return how the answer ended. Tokens that are not shown do not end it."""
+        return Finished("length", 0) if self._silent else finished
+
+    def _choice_body(self, index: int, choice: Choice) -> Json:
+        text = "" if self._silent else choice.text
+        seen: list[TokenLogprobs | int] = [] if self._silent else [*choice.logprobs]
+        if self._echo is not None:
+            text = self._echo(index) + text
+            if self._scores:
+                seen = [choice.prompt_tokens[0], *choice.prompt_logprobs, *seen]
+        logprobs = self._logprobs(index, seen) if seen else None
+        finished = self._ended(choice.finished)
+        body = self._choice(index, text, finished.reason, logprobs, finished.matched_stop)
+        if self.extras.token_ids:
+            body |= {"token_ids": () if self._silent else choice.tokens, "prompt_token_ids": choice.prompt_tokens}
+        return body
+
+    def _logprobs(self, index: int, logprobs: Sequence[TokenLogprobs | int]) -> Json:
+        """Format log-probabilities. A bare token is the prompt's first, which has none because nothing comes before it."""
+        text = self.envelope.tokenizer.token_text
+        tokens = [text(at if isinstance(at, int) else at.token) for at in logprobs]
+        offsets = []
+        for token in tokens:
+            offsets.append(self._offsets.get(index, 0))
+            self._offsets[index] = offsets[-1] + len(token)
+        return {
+            "tokens": tokens,
+            "token_logprobs": [None if isinstance(at, int) else at.logprob for at in logprobs],
+            "top_logprobs": [
+                None if isinstance(at, int) else {text(token): value for token, value in at.top} for at in logprobs
+            ],
+            "text_offset": offsets,
+        }
+
+    def opening(self, index: int, answer: Answer) -> bytes:
+        """Format the prompt, if requested; with log-probabilities its text comes with the first token."""
+        text = "" if self._echo is None or self._scores else self._echo(index)
+        if not (text or self.extras.token_ids):
+            return b""
+        choice = self._choice(index, text, None, None)
+        if self.extras.token_ids:
+            choice |= {"token_ids": (), "prompt_token_ids": answer.accepted.prompt_tokens}
+        return self.chunk(choice, answer)
+
+    def text(self, index: int, delta: Delta, answer: Answer) -> bytes:
+        if self.plain and index == 0 and not delta.logprobs and not self._silent:
+            return b"".join((self._before, encode(delta.text), self._after)) if delta.text else b""
+        pending = self._prompt(index, answer)
+        seen = self._logprobs(index, delta.logprobs) if delta.logprobs else None
+        if self._silent or not (delta.text or seen or self.extras.token_ids):
+            return pending
+        choice = self._choice(index, delta.text, None, seen)
+        if self.extras.token_ids:
+            choice["token_ids"] = delta.tokens
+        return pending + self.chunk(choice, answer)
+
+    def _prompt(self, index: int, answer: Answer) -> bytes:
+        """Format the prompt with its log-probabilities, once, before the first text."""
+        if self._echo is None or not self._scores or index in self._offsets:
+            return b""
+        seen = self._logprobs(index, [answer.accepted.prompt_tokens[0], *answer.prompt_logprobs])
+        return self.chunk(self._choice(index, self._echo(index), None, seen), answer)
+
+    def ending(self, index: int, finished: Finished, answer: Answer) -> bytes:
+        ended = self._ended(finished)
+        last = self._choice(index, "", ended.reason, None, ended.matched_stop)
+        return self._prompt(index, answer) + self.chunk(last, answer)

@@ -1,0 +1,111 @@
+"""The format that answers of chat and of completions share: envelope, usage, and the frame of a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import msgspec
+
+from trouper.actors.runtime.answer import Answer
+from trouper.protocol.model import Tokenizer
+from trouper.protocol.problems import Problem
+from trouper.web.openai.errors import error_body
+from trouper.web.openai.parameters import Parameters, StreamOptions
+from trouper.web.output.dialect import COMMENT, Json, Usage, event, total, usage_of
+
+encode = msgspec.json.encode
+DONE = b"data: [DONE]\n\n"
+
+
+def usage_body(usage: Usage) -> Json:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+@attrs.frozen(kw_only=True)
+class Envelope:
+    """The fields that all objects of one response share."""
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str
+    tokenizer: Tokenizer
+
+    def around(self, kind: str, choices: list[Json], usage: Usage | None = None) -> Json:
+        body: Json = {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+            "choices": choices,
+        }
+        return body if usage is None else body | {"usage": usage_body(usage)}
+
+    def token(self, token: int, logprob: float) -> Json:
+        text = self.tokenizer.token_text(token)
+        data = self.tokenizer.token_bytes(token)
+        return {"token": text, "logprob": logprob, "bytes": list(data) if data else None}
+
+
+@attrs.frozen
+class Extras:
+    """Additional output that a request asks for."""
+
+    stream: StreamOptions
+    token_ids: bool
+    choices: int
+    """Number of answers that were generated for each prompt."""
+
+    @classmethod
+    def of(cls, parameters: Parameters, options: StreamOptions, choices: int) -> Extras:
+        return cls(options, parameters.return_token_ids, choices)
+
+
+class OpenAiDialect:
+    """The stream format that both endpoints share."""
+
+    def __init__(self, kind: str, envelope: Envelope, extras: Extras) -> None:
+        self.kind = kind
+        self.envelope = envelope
+        self.extras = extras
+        self.plain = not (extras.token_ids or extras.stream.continuous_usage_stats)
+        """Whether a chunk of text carries nothing but text."""
+
+    def chunk(self, choice: Json, answer: Answer, **more: Any) -> bytes:
+        usage = self.counted(usage_of(answer)) if self.extras.stream.continuous_usage_stats else None
+        return event(encode(self.envelope.around(self.kind, [choice], usage) | more))
+
+    def counted(self, usage: Usage) -> Usage:
+        """Return the usage as it is reported."""
+        return usage
+
+    def template(self, choice: Json) -> tuple[bytes, bytes]:
+        r"""Return the bytes before and after the text of an event, so that on the hot path only the text is encoded."""
+        before, after = event(encode(self.envelope.around(self.kind, [choice]))).split(encode("\0"))
+        return before, after
+
+    def closing(self, usages: Sequence[Usage]) -> bytes:
+        if not self.extras.stream.include_usage:
+            return DONE
+        usage = self.counted(total(usages, self.extras.choices))
+        return event(encode(self.envelope.around(self.kind, [], usage))) + DONE
+
+    def failure(self, problem: Problem) -> bytes:
+        return event(encode(error_body(problem)))
+
+    def heartbeat(self) -> bytes:
+        return COMMENT
+
+
+def token_text_of(tokens: Sequence[int], tokenizer: Tokenizer) -> str:
+    """Return readable text: special tokens by name, invalid UTF-8 as U+FFFD."""
+    data = (tokenizer.token_bytes(token) or tokenizer.token_text(token).encode() for token in tokens)
+    return b"".join(data).decode("utf-8", "replace")

@@ -1,0 +1,39 @@
+"""A response that still runs, and its end in the background."""
+
+from __future__ import annotations
+
+import attrs
+
+from trouper.actors.runtime.answer import Answer
+from trouper.protocol.problems import Problem, RequestFailed
+from trouper.protocol.replies import Delta
+from trouper.web.output.dialect import Json
+from trouper.web.responses.response_events import ResponseDialect
+from trouper.web.streaming.event_log import EventLog
+
+STOPPED = Problem(500, "the server could not finish the response", "server_error", None, "internal_error")
+
+
+@attrs.define(eq=False, kw_only=True)
+class Live:
+    """A response that still runs."""
+
+    dialect: ResponseDialect
+    answer: Answer
+    input: tuple[Json, ...]
+    background: bool
+    stored: bool
+    log: EventLog | None
+
+
+async def run(live: Live) -> None:
+    """Run a response in the background until it ends or the server does."""
+    dialect, answer = live.dialect, live.answer
+    try:
+        while isinstance(event := await answer.next(), Delta):
+            dialect.text(0, event, answer)
+        dialect.ending(0, event, answer)
+    except RequestFailed as failed:
+        dialect.failure(failed.problem)
+    finally:
+        dialect.failure(STOPPED)  # Has no effect if the response is over.
