@@ -99,7 +99,7 @@ class Fetch:
     settles the ticket."""
 
     ticket: int
-    wanted: tuple[BlockRef, ...]
+    blocks: tuple[BlockRef, ...]
 
 
 @attrs.frozen

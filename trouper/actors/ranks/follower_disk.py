@@ -145,7 +145,7 @@ class FollowerDisk:
     def fetch(self, fetch: Fetch) -> None:
         """Read blocks for rank 0. The answer is `Fetched`, unless rank 0 settles the ticket before."""
         self._reads[fetch.ticket] = None
-        if not self._order(Read(fetch.ticket, fetch.wanted)):
+        if not self._order(Read(fetch.ticket, fetch.blocks)):
             self._keep(nothing_read(fetch.ticket))
 
     def replay(self, plan: Plan) -> Plan:

@@ -144,7 +144,7 @@ def _reader(info: inspect.Type) -> Read | None:
     """Return the reader of a type's values; None if they need no preparation."""
     match unwrapped(info):
         case inspect.IntType():
-            return _whole
+            return _as_integer
         case inspect.StructType(cls=kind):
             return _object(kind)
         case inspect.ListType(item_type=item) | inspect.VarTupleType(item_type=item):
@@ -155,7 +155,7 @@ def _reader(info: inspect.Type) -> Read | None:
     return None
 
 
-def _whole(value: Any, _: Path, __: Unread) -> Any:
+def _as_integer(value: Any, _: Path, __: Unread) -> Any:
     """Return 5 for 5.0: neither JSON nor JSON Schema distinguishes them."""
     return int(value) if type(value) is float and is_integer(value) else value
 
