@@ -101,7 +101,7 @@ StopSequences = Annotated[list[Filled], explains(explain_stop_sequences, max_len
 
 
 class CountRequest(Body, kw_only=True, frozen=True):
-    """The fields that make the prompt. The other fields of a messages request do not change the count."""
+    """A conversation whose tokens are counted. Only some of the fields change the count."""
 
     refused: ClassVar[Refused] = REFUSED
     rules: ClassVar[tuple[Json, ...]] = (schemas.FORCED_NEEDS_TOOLS,)
@@ -146,7 +146,7 @@ class CountRequest(Body, kw_only=True, frozen=True):
 
 
 class MessagesRequest(CountRequest, kw_only=True, frozen=True):
-    """The same, with the limit that a messages request must have."""
+    """A conversation to answer."""
 
     max_tokens: Count
 
