@@ -5,6 +5,10 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+import click
 
 import tests.conftest  # noqa: F401 - the threads of BLAS, before MLX
 
@@ -19,7 +23,18 @@ from tests.zoo.table import PAGE, Line, figures, page
 BAR = 40
 
 
-def main(*names: str) -> int:
+@click.command()
+@click.argument("names", nargs=-1, metavar="[CONFIG]...")
+def main(names: tuple[str, ...]) -> None:
+    """Play each CONFIG of tests/zoo/catalogue.py in every mix, or all; all of them write docs/architectures.md."""
+    for name in names:
+        if name not in CONFIGS:
+            near = ", ".join(get_close_matches(name, CONFIGS)) or ", ".join(sorted(CONFIGS))
+            raise click.BadParameter(f"there is no config {name!r}; there is {near}")
+    sys.exit(bool(play(names)))
+
+
+def play(names: Sequence[str]) -> int:
     """The number of configs that showed a fault."""
     lines, faults, worst, began = list[Line](), list[str](), (0.0, ""), time.perf_counter()
     chosen = names or tuple(CONFIGS)
@@ -45,8 +60,8 @@ def look_at(name: str) -> tuple[Line, list[float], list[str]]:
     """How a config is run, the errors of its mixes, and its faults in words."""
     model, faults, errors = build(name), list[str](), list[float]()
     for kind, shapes in ALL_SHAPES.items():
-        play, outcome = play_all(model, shapes)
-        line = Line.of(name, play)
+        played, outcome = play_all(model, shapes)
+        line = Line.of(name, played)
         errors += [error for error in outcome.errors.values() if error <= BOUND]
         faults += [f"{mix}, {kind} shapes: off by {error:.2g}" for mix, error in outcome.wrong.items()]
         faults += [f"{mix}, {kind} shapes: {text}" for mix, text in outcome.crashes.items()]
@@ -66,4 +81,4 @@ def progress(done: int, total: int, name: str, faults: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(min(main(*sys.argv[1:]), 1))
+    main()

@@ -86,7 +86,7 @@ def own_rate(stream: Stream) -> float:
 
 
 def percentiles(values: Sequence[float]) -> dict[int, float]:
-    """Return percentiles, each a value that occurred (nearest rank); () without values."""
+    """Return percentiles, each a value that occurred (nearest rank); none without values."""
     ordered = sorted(values)
     last = len(ordered) - 1
     return {percent: ordered[round(percent / 100 * last)] for percent in PERCENTILES} if ordered else {}
