@@ -77,7 +77,7 @@ async def play_kind(stage: Stage, abuses: list[Abuse], kind: Kind, before: Memor
     honest = await stage.play(HONEST[kind])
     for start in range(0, len(abuses), EVERY):
         turn = abuses[start : start + EVERY]
-        played = [await stage.play(abuse.asks, int(before.process * WITHIN)) for abuse in turn]
+        played = [await stage.play(abuse.asks, before) for abuse in turn]
         after = await stage.play(HONEST[kind])
         honest_s = max(honest.gap_s, after.gap_s)
         honest = after

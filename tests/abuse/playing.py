@@ -94,6 +94,10 @@ class Memory:
     process: int
     active: int
 
+    def exceeds(self, before: Self) -> bool:
+        """Whether more is in use than may be left behind."""
+        return self.process > before.process * WITHIN or self.active > before.active * WITHIN
+
     @classmethod
     async def of(cls, port: int, process: psutil.Process) -> Self:
         heard = await ask(port, Ask(bytes, "/health", method="GET"))
@@ -122,8 +126,8 @@ class Stage:
     def __init__(self, port: int, process: psutil.Process, stream: Stream) -> None:
         self.port, self._process, self._stream = port, process, stream
 
-    async def play(self, asks: Sequence[Ask], bound: int = 0) -> Played:
-        """All at once; then until memory is below `bound`, for a while."""
+    async def play(self, asks: Sequence[Ask], before: Memory | None = None) -> Played:
+        """All at once; then until memory is what it was before, for a while."""
         heard = [Heard(0)] * len(asks)
 
         async def one(place: int, wish: Ask) -> None:
@@ -140,7 +144,7 @@ class Stage:
         gap, broken, self._stream.broken = self._stream.longest(), self._stream.broken, ""
         memory = await self.memory()
         with trio.move_on_after(BACK_S):
-            while bound and memory.process > bound:
+            while before is not None and memory.exceeds(before):
                 await trio.sleep(0.5)
                 memory = await self.memory()
         return Played(tuple(heard), gap, took, memory, broken)
