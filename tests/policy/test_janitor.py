@@ -74,6 +74,15 @@ class TestProcessMemory:
     def test_what_is_not_given_back_is_needed(self) -> None:
         assert self.played((100, 1), (180, 1), (180, 1), (180, 1), (180, 1)) == [False, True, True, False, False]
 
+    def test_what_a_long_row_needs_is_asked_back_after_its_end(self) -> None:
+        """While it runs nothing can be given back; that must not be taken for what the process always needs."""
+        looks = (100, 1), (180, 2), (180, 2), (180, 2), (180, 2), (180, 1), (102, 1), (102, 1)
+        assert self.played(*looks) == [False, True, True, False, False, True, False, False]
+
+    def test_what_the_last_row_needs_is_asked_back_once_more(self) -> None:
+        looks = (100, 1), (180, 1), (180, 1), (180, 1), (180, 0), (180, 0), (180, 0), (180, 0)
+        assert self.played(*looks) == [False, True, True, False, True, True, False, False]
+
     def test_a_release_that_comes_late_was_not_in_vain(self) -> None:
         assert self.played((100, 1), (180, 1), (180, 1), (102, 1), (180, 1)) == [False, True, True, False, True]
 

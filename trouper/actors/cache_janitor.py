@@ -82,18 +82,31 @@ class ProcessMemory:
     _bytes_before: int = 0
     """Resident memory at the last request for a release; 0 if the last look requested none."""
     _failed_tries: int = 0
+    _accepted_rows: int = 0
+    """Number of rows when memory was last taken for needed."""
+    _settled_before: int = 0
+    """`settled_bytes` before that. Once fewer rows run, it holds again: a long row needs its KV only until its end."""
 
     def is_worth_releasing(self, resident_bytes: int, rows: int) -> bool:
         gained_nothing = self._bytes_before and resident_bytes * MAX_KEPT > self._bytes_before
         self._failed_tries = self._failed_tries + 1 if gained_nothing else 0
-        if not self.settled_bytes or self._failed_tries >= RELEASE_TRIES or resident_bytes < self.settled_bytes:
-            self.settled_bytes, self._busiest, self._bytes_before, self._failed_tries = resident_bytes, rows, 0, 0
+        if rows < self._accepted_rows:
+            self.settled_bytes, self._accepted_rows = self._settled_before, 0
+        if self._failed_tries >= RELEASE_TRIES:
+            self._accepted_rows, self._settled_before = rows, self.settled_bytes
+            self._settle(resident_bytes, rows)
+            return False
+        if not self.settled_bytes or resident_bytes < self.settled_bytes:
+            self._settle(resident_bytes, rows)
             return False
         self._busiest = max(self._busiest, rows)
         few = rows <= max(FEW_ROWS, self._busiest // 8)
         worth = few and resident_bytes > self.settled_bytes * MAX_KEPT
         self._bytes_before = resident_bytes if worth else 0
         return worth
+
+    def _settle(self, resident_bytes: int, rows: int) -> None:
+        self.settled_bytes, self._busiest, self._bytes_before, self._failed_tries = resident_bytes, rows, 0, 0
 
 
 def judge(stats: MemoryStats, last: MemoryStatus, fraction: float, kept_bytes: int = 0) -> MemoryStatus:
