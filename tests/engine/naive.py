@@ -14,7 +14,7 @@ from mlx import nn
 from mlx_lm.models.cache import make_prompt_cache
 from numpy.typing import NDArray
 
-from trouper.engine.sampling.gumbel_noise import gumbel, mix, stream_keys
+from trouper.engine.sampling.gumbel_noise import gumbel, mixed_seeds, stream_keys
 from trouper.protocol.sampling import Sampling
 
 Floats = NDArray[np.float64]
@@ -66,7 +66,7 @@ def kept(scaled: Floats, sampling: Sampling, slack: float = 0.0) -> Bools:
 
 
 def noise(seed: int, position: int, vocabulary: int) -> Floats:
-    keys = stream_keys(np.array([mix(seed)], np.uint64), np.array([position], np.uint64))
+    keys = stream_keys(mixed_seeds([seed]), np.array([position], np.uint64))
     return np.array(gumbel(keys, mx.arange(vocabulary, dtype=mx.uint32))[0], np.float64)
 
 

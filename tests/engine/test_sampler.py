@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.engine.naive import Floats, choose, kept, shaped, softmax
-from trouper.engine.sampling.gumbel_noise import gumbel, gumbel_of, hashed, mix, stream_keys
+from trouper.engine.sampling.gumbel_noise import gumbel, gumbel_of, hashed, mixed_seeds, stream_keys
 from trouper.engine.sampling.logprobs import logprobs_of
 from trouper.engine.sampling.penalties import Bias, History, Penalties
 from trouper.engine.sampling.sampler import (
@@ -176,14 +176,14 @@ class TestDistribution:
         logits = mx.zeros((1, vocabulary)).at[0, 11].add(40.0)
         columns = Columns.of([Sampling()], vocabulary)
         for seed in range(3):
-            keys = stream_keys(at(mix(seed), draws), np.arange(draws, dtype=np.uint64))
+            keys = stream_keys(at(int(mixed_seeds([seed])[0]), draws), np.arange(draws, dtype=np.uint64))
             drawn = choose_wide(mx.broadcast_to(logits, (draws, vocabulary)), columns, keys, ordered=False)
             assert set(drawn.tolist()) == {11}  # type: ignore[arg-type]
 
     def _draw(
         self, sampling: Sampling, chooser: Callable[..., mx.array], logits: NDArray[np.float32]
     ) -> NDArray[np.int64]:
-        keys = stream_keys(at(mix(5), self.DRAWS), np.arange(self.DRAWS, dtype=np.uint64))
+        keys = stream_keys(at(int(mixed_seeds([5])[0]), self.DRAWS), np.arange(self.DRAWS, dtype=np.uint64))
         rows = mx.broadcast_to(mx.array(logits), (self.DRAWS, logits.shape[1]))
         return np.array(chooser(rows, Columns.of([sampling], logits.shape[1]), keys), np.int64)
 
@@ -199,7 +199,7 @@ def test_narrow_and_wide_draw_the_same(sampling: Sampling, vocabulary: int) -> N
     rows = 200
     logits = mx.array(logits_of(vocabulary, rows))
     columns = Columns.of([sampling] * rows, vocabulary)
-    keys = stream_keys(at(mix(9), rows), np.arange(rows, dtype=np.uint64))
+    keys = stream_keys(at(int(mixed_seeds([9])[0]), rows), np.arange(rows, dtype=np.uint64))
     narrow = choose_narrow(logits, columns, keys)
     assert narrow.tolist() == choose_wide(logits, columns, keys, ordered=True).tolist()
 
@@ -213,7 +213,7 @@ class TestNoise:
     IDS = mx.arange(1000, dtype=mx.uint32)
 
     def of(self, seeds: Sequence[int], positions: Sequence[int]) -> Floats:
-        keys = stream_keys(np.array([mix(seed) for seed in seeds], np.uint64), np.array(positions, np.uint64))
+        keys = stream_keys(mixed_seeds(seeds), np.array(positions, np.uint64))
         return uniforms(keys, self.IDS)
 
     @pytest.mark.parametrize("what", ["positions", "seeds", "large seeds"])
@@ -256,14 +256,14 @@ class TestNoise:
 
     def test_golden(self) -> None:
         """A seeded request gives the same text with every release: these numbers may not change."""
-        keys = stream_keys(np.array([mix(0), mix(42), mix(-1)], np.uint64), np.array([0, 5, 10**6], np.uint64))
+        keys = stream_keys(mixed_seeds([0, 42, -1]), np.array([0, 5, 10**6], np.uint64))
         assert keys.tolist() == GOLDEN_KEYS
         assert hashed(keys, mx.array([0, 1, 49151], mx.uint32)).tolist() == GOLDEN_BITS
 
     @given(st.integers(-(2**80), 2**80), st.integers(0, 2**40))
     @settings(max_examples=50)
     def test_any_seed_and_position(self, seed: int, position: int) -> None:
-        keys = stream_keys(np.array([mix(seed)], np.uint64), np.array([position], np.uint64))
+        keys = stream_keys(mixed_seeds([seed]), np.array([position], np.uint64))
         assert np.isfinite(np.array(gumbel(keys, self.IDS))).all()
 
     def test_seeds_differ(self) -> None:

@@ -118,8 +118,8 @@ class Plan:
     """One step of the engine.
 
     The engine carries out its parts in this order: evict, store, drop, load, admit, prefill the chunks, persist, decode one token
-    for each row of `decode` and for each row whose prompt is complete. Evicted blocks make room for stored ones. A dropped row can be stored, since
-    stores precede drops. Loaded blocks can be restored by an admitted row, and stored ones, too.
+    for each row of `decode` and for each row whose prompt is complete. Evicted blocks make room for stored ones. A dropped row
+    can be stored, since stores precede drops. Loaded blocks can be restored by an admitted row, and stored ones, too.
     """
 
     step: int

@@ -45,6 +45,8 @@ class Admission:
     def admit(self, *, under_pressure: bool, idle: bool, now: float) -> tuple[Admit, ...]:
         """Admit as many sequences as there are free rows. `under_pressure`: the device's memory is nearly full. `idle`: no plan is in
         flight."""
+        if not self.queue:
+            return ()
         prefilling = len(self.batch.prefilling)
         free = free_rows(
             self.batch.num_rows, prefilling, self.settings.rows, self.settings.prefill_batch_size, under_pressure

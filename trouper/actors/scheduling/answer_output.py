@@ -8,7 +8,6 @@ from trouper.actors.scheduling.detokenizer import TextStream
 from trouper.actors.scheduling.prepared_request import PreparedRequest
 from trouper.protocol.model import Tokenizer
 from trouper.protocol.replies import Delta, Finished, Scored, TokenLogprobs
-from trouper.protocol.requests import Generate
 
 
 @attrs.define(eq=False)
@@ -23,10 +22,10 @@ class AnswerOutput:
     first_token_at: float | None = None
     scores: list[TokenLogprobs] = attrs.field(factory=list)
     """Log-probabilities of the prompt, if requested, until the first output token."""
+    num_tokens: int = 0
+    """Number of output tokens."""
     _now: float = 0.0
     """Time of the result with the current token."""
-    _num_tokens: int = 0
-    """Number of output tokens, the current one included."""
 
     @classmethod
     def of(cls, client: PreparedRequest, tokenizer: Tokenizer) -> AnswerOutput:
@@ -34,35 +33,28 @@ class AnswerOutput:
         ends = frozenset(request.stop_token_ids) | (frozenset() if request.ignore_eos else tokenizer.eos_token_ids)
         return cls(client, tokenizer, TextStream(request.stop), ends)
 
-    @property
-    def request(self) -> Generate:
-        return self.client.request
-
-    @property
-    def max_tokens(self) -> int:
-        return self.client.max_tokens
-
-    def append(self, token: int, num_tokens: int, logprobs: TokenLogprobs | None, now: float) -> Finished | None:
+    def append(self, token: int, logprobs: TokenLogprobs | None, now: float) -> Finished | None:
         """Send a token. Returns the `Finished` that it caused, after the last text was sent."""
-        self._now, self._num_tokens = now, num_tokens
+        client, self._now = self.client, now
+        self.num_tokens += 1
         if self.first_token_at is None:
             self._begin()
         if token in self.ends:
             return self._end("stop", (token,), None, None if token in self.tokenizer.eos_token_ids else token)
-        may_stop = num_tokens > self.request.min_tokens
+        may_stop = self.num_tokens > client.request.min_tokens
         shown = self.text.push(self.tokenizer.token_bytes(token), may_stop=may_stop)
         if shown.stop is not None:
             self._send(shown.text, (token,), logprobs)
-            return Finished("stop", num_tokens, shown.stop, now)
-        if num_tokens == self.max_tokens:
+            return Finished("stop", self.num_tokens, shown.stop, now)
+        if self.num_tokens == client.max_tokens:
             return self._end("length", (token,), logprobs, None, shown.text)
         self._send(shown.text, (token,), logprobs)
         return None
 
     def _begin(self) -> None:
-        self.first_token_at = self._now
-        if self.request.prompt_logprobs is not None:
-            self.client.reply(Scored(tuple(self.scores)))
+        client, self.first_token_at = self.client, self._now
+        if client.request.prompt_logprobs is not None:
+            client.reply(Scored(tuple(self.scores)))
             self.scores.clear()
 
     def _end(
@@ -71,8 +63,8 @@ class AnswerOutput:
         shown = self.text.flush()
         self._send(text + shown.text, tokens, logprobs)
         if shown.stop is not None:
-            return Finished("stop", self._num_tokens, shown.stop, self._now)
-        return Finished("stop" if reason == "stop" else "length", self._num_tokens, matched, self._now)
+            return Finished("stop", self.num_tokens, shown.stop, self._now)
+        return Finished("stop" if reason == "stop" else "length", self.num_tokens, matched, self._now)
 
     def _send(self, text: str, tokens: tuple[int, ...], logprobs: TokenLogprobs | None) -> None:
         self.client.reply(Delta(text, tokens, () if logprobs is None else (logprobs,), self._now))

@@ -183,7 +183,8 @@ class Core:
             if (read := sequence.read) is not None:
                 self._disk.forget(read.number)
             sequence.finish()
-        self._counters.add(requests_withdrawn=len(aborted))
+        if aborted:
+            self._counters.add(requests_withdrawn=len(aborted))
         for sequence in tuple(self._batch.rows.values()):
             if sequence.aborted and not sequence.standing.suspect:
                 self._batch.abort(sequence)

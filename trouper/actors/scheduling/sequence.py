@@ -82,7 +82,6 @@ class Sequence:
 
     client: PreparedRequest
     standing: Standing
-    tokenizer: Tokenizer
     chain: Chain
     """Prompt and output tokens, as the prefix cache knows them."""
     output: AnswerOutput
@@ -106,7 +105,6 @@ class Sequence:
     num_resumed_tokens: int = 0
     """Output tokens that the sequence had when it entered its row, which prefills them behind the prompt."""
     num_scheduled_tokens: int = 0
-    num_output_tokens: int = 0
     num_draft_tokens: int = 0
     """Maximum number of tokens that the row drafts in unanswered plans."""
     dropped: bool = False
@@ -129,7 +127,7 @@ class Sequence:
     def of(
         cls, client: PreparedRequest, standing: Standing, tokenizer: Tokenizer, chain: Chain, now: float = 0.0
     ) -> Sequence:
-        return cls(client, standing, tokenizer, chain, AnswerOutput.of(client, tokenizer), since=now)
+        return cls(client, standing, chain, AnswerOutput.of(client, tokenizer), since=now)
 
     @property
     def request(self) -> Generate:
@@ -160,8 +158,8 @@ class Sequence:
         self.primary, self.shared_tokens = primary, shared_tokens
 
     def enter(self, row: RowId) -> None:
-        """Begin to prefill the prompt, and the output tokens so far if the sequence resumes. Tokens that its last row sampled and
-        nobody has read are sampled again."""
+        """Begin to prefill the prompt, and the output tokens so far if the sequence resumes. Tokens that were in flight in its
+        last row are sampled again."""
         self.enter_state(State.PREFILLING)
         self.id, self.primary, self.node = row, None, None
         self.num_resumed_tokens = self.num_scheduled_tokens = self.num_output_tokens
@@ -203,9 +201,8 @@ class Sequence:
 
     def append_token(self, token: int, logprobs: TokenLogprobs | None, now: float = 0.0) -> Finished | None:
         """Commit one token. Returns the `Finished` that it caused, after the last text was sent."""
-        self.num_output_tokens += 1
         self.chain.append(token)
-        return self.output.append(token, self.num_output_tokens, logprobs, now)
+        return self.output.append(token, logprobs, now)
 
     def finish(self) -> None:
         """The terminal event was sent, or the client aborted."""
@@ -229,6 +226,11 @@ class Sequence:
     @property
     def num_prompt_tokens(self) -> int:
         return len(self.client.prompt)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Number of output tokens that were answered."""
+        return self.output.num_tokens
 
     @property
     def num_prefill_tokens(self) -> int:
@@ -260,7 +262,7 @@ class Sequence:
     @property
     def turns(self) -> list[int]:
         """Ends of the turns of the prompt: after each token that would end an answer."""
-        ends = self.tokenizer.eos_token_ids
+        ends = self.output.tokenizer.eos_token_ids
         return [index + 1 for index, token in enumerate(self.client.prompt) if token in ends]
 
     @property

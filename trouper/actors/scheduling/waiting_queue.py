@@ -45,8 +45,6 @@ class WaitingQueue:
 
     def candidates(self, batch: RunningBatch, blame: Blame, *, idle: bool, now: float) -> Ordered[Sequence]:
         """Sequences that may enter the batch, in order, as far as isolated rows let them. `idle`: no plan is in flight."""
-        if not self._sequences:
-            return ()
         return may_enter(
             tuple(self._sequences),
             [sequence.standing for sequence in (*batch.rows.values(), *batch.removed.values())],

@@ -32,8 +32,8 @@ third of a second each."""
 LIMITS = LLParserLimits()
 """Limits for JSON schemas. An object takes four items for each property that is not required, and may have hundreds."""
 COMPILE_S = 10.0
-RECENT_BYTES = 64 * 2**20
-"""Upper bound of the cache of compiled grammars that no request uses."""
+RECENT_BYTES = 32 * 2**20
+"""Upper bound of the cache of compiled grammars that no request uses: some 60,000 characters of schemas."""
 BYTES_PER_CHARACTER = 500
 
 

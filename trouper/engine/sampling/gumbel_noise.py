@@ -6,6 +6,8 @@ needs no generator with a state that rows would share (D2), and noise for a few 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +17,9 @@ from trouper.protocol.splitmix import GOLDEN, mix64
 MASK = 0xFFFFFFFF
 
 
-def mix(value: int) -> int:
-    """SplitMix64's finalizer of any integer, folded to 64 bits."""
-    return int(mix64(np.array([value & 0xFFFFFFFFFFFFFFFF], np.uint64))[0])
+def mixed_seeds(seeds: Iterable[int]) -> NDArray[np.uint64]:
+    """SplitMix64's finalizer of seeds, (n,) uint64. Seeds may be any integers, and are folded to 64 bits."""
+    return mix64(np.array([seed & 0xFFFFFFFFFFFFFFFF for seed in seeds], np.uint64))
 
 
 def stream_keys(seeds: NDArray[np.uint64], positions: NDArray[np.uint64]) -> mx.array:

@@ -21,7 +21,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from trouper.engine.sampling.gumbel_noise import gumbel, mix, stream_keys
+from trouper.engine.sampling.gumbel_noise import gumbel, mixed_seeds, stream_keys
 from trouper.protocol.sampling import Sampling
 
 Drawn = np.ndarray[tuple[int], np.dtype[np.uint64]]
@@ -166,7 +166,7 @@ class BatchSampler:
 
     def __init__(self, rows: Sequence[Sampling], vocabulary: int) -> None:
         self._groups = sampling_groups(rows, vocabulary)
-        self._seeds = np.array([mix(row.seed) for row in rows], np.uint64)
+        self._seeds = mixed_seeds(row.seed for row in rows)
         self._greedy = all(row.greedy for row in rows)
         order = np.concatenate([group.rows for group in self._groups]) if rows else np.zeros(0, np.int64)
         self._back = mx.array(np.argsort(order).astype(np.int32))
