@@ -31,9 +31,8 @@ FEW_ROWS = 4
 MAX_KEPT = 1.05
 """Resident memory, as a multiple of what the process had before a burst, above which a release is worth it. A burst of 60
 clients left 1.8 times that behind."""
-RELEASE_TRIES = 2
-"""Number of releases that gain nothing after which the memory counts as needed. One is not enough: on a busy machine the engine
-may not have come to it before the next look."""
+MOST_LOOKS = 7
+"""Maximum number of looks between two releases that gain nothing. A release costs the next step some milliseconds."""
 
 
 async def keep_tidy(
@@ -73,40 +72,34 @@ def _order(orders: trio.MemorySendChannel[DiskOrder], order: DiskOrder) -> None:
 @attrs.define
 class ProcessMemory:
     """Decides when to release memory that the process has freed but still holds: after many rows, once few are left. While many
-    rows run nothing is released, since the next step would need the memory again."""
+    rows run nothing is released, since the next step would need the memory again. A release that gains nothing is tried again
+    later and later: the memory may be needed, or only be needed until a long row ends."""
 
-    settled_bytes: int = 0
-    """Resident memory when the process last held none that it did not need; 0: not known yet."""
+    lowest_bytes: int = 0
+    """Least resident memory so far; 0: not known yet."""
     _busiest: int = 0
-    """Maximum number of rows at one time since then."""
+    """Maximum number of rows at one time since memory was last near the least."""
     _bytes_before: int = 0
-    """Resident memory at the last request for a release; 0 if the last look requested none."""
-    _failed_tries: int = 0
-    _accepted_rows: int = 0
-    """Number of rows when memory was last taken for needed."""
-    _settled_before: int = 0
-    """`settled_bytes` before that. Once fewer rows run, it holds again: a long row needs its KV only until its end."""
+    """Resident memory at the last request for a release."""
+    _pause: int = 0
+    """Number of looks between two releases."""
+    _looks_to_wait: int = 0
 
     def is_worth_releasing(self, resident_bytes: int, rows: int) -> bool:
-        gained_nothing = self._bytes_before and resident_bytes * MAX_KEPT > self._bytes_before
-        self._failed_tries = self._failed_tries + 1 if gained_nothing else 0
-        if rows < self._accepted_rows:
-            self.settled_bytes, self._accepted_rows = self._settled_before, 0
-        if self._failed_tries >= RELEASE_TRIES:
-            self._accepted_rows, self._settled_before = rows, self.settled_bytes
-            self._settle(resident_bytes, rows)
-            return False
-        if not self.settled_bytes or resident_bytes < self.settled_bytes:
-            self._settle(resident_bytes, rows)
-            return False
+        self.lowest_bytes = min(self.lowest_bytes or resident_bytes, resident_bytes)
         self._busiest = max(self._busiest, rows)
-        few = rows <= max(FEW_ROWS, self._busiest // 8)
-        worth = few and resident_bytes > self.settled_bytes * MAX_KEPT
-        self._bytes_before = resident_bytes if worth else 0
-        return worth
-
-    def _settle(self, resident_bytes: int, rows: int) -> None:
-        self.settled_bytes, self._busiest, self._bytes_before, self._failed_tries = resident_bytes, rows, 0, 0
+        if resident_bytes <= self.lowest_bytes * MAX_KEPT:
+            self._busiest, self._bytes_before, self._pause, self._looks_to_wait = rows, 0, 0, 0
+            return False
+        self._looks_to_wait -= 1
+        if rows > max(FEW_ROWS, self._busiest // 8) or self._looks_to_wait >= 0:
+            return False
+        if resident_bytes * MAX_KEPT > self._bytes_before > 0:
+            self._pause = min(2 * self._pause + 1, MOST_LOOKS)
+        else:
+            self._pause = 0
+        self._bytes_before, self._looks_to_wait = resident_bytes, self._pause
+        return True
 
 
 def judge(stats: MemoryStats, last: MemoryStatus, fraction: float, kept_bytes: int = 0) -> MemoryStatus:
