@@ -25,6 +25,16 @@ class Shapes:
 
     pass_tokens: int
     rounded: bool = False
+    first_bank: int = 512
+    """Maximum number of tokens of rows in the bank of level 0; each level has twice as many."""
+
+    def level(self, tokens: int) -> int:
+        """Level of the bank for a row of `tokens` tokens."""
+        return (max(tokens - 1, 0) // self.first_bank).bit_length()
+
+    def bank_tokens(self, level: int) -> int:
+        """Maximum number of tokens of rows in a bank of this level."""
+        return self.first_bank << level
 
     def width(self, tokens: int) -> int:
         """Width of a pass in which a row runs at most `tokens` tokens. 1 stays 1: decoding has kernels of its own."""
