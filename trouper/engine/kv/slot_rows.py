@@ -128,7 +128,7 @@ class SlotRows:
         for bank in self._banks:
             first, prefilling = bank.slots.num_decoding, bank.slots.prefilling
             counts = np.array([len(chunks.get(row, ())) for row in prefilling], np.int32)
-            for group in self._groups(counts.tolist()):
+            for group in self._groups(counts.tolist(), bank.slots.lengths[first:].tolist()):
                 rows, counts_of_group = prefilling[group.start : group.stop], counts[group.start : group.stop]
                 tokens = np.zeros((len(rows), int(counts_of_group.max())), np.int32)
                 for index, row in enumerate(rows):
@@ -138,9 +138,9 @@ class SlotRows:
                 done = start_eval([*bank.buffers.state(), *self._states.state()])
         return done
 
-    def _groups(self, counts: list[int]) -> list[range]:
+    def _groups(self, counts: list[int], lengths: list[int]) -> list[range]:
         """Partition the prefilling rows of a bank into passes. Recurrent state would absorb padding, so there each row runs alone."""
-        if self._prefill_together:
+        if self._prefill_together and not any(map(self._shapes.alone, counts, lengths)):
             return self._shapes.groups(counts)
         return [range(index, index + 1) for index, count in enumerate(counts) if count]
 
