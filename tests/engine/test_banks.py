@@ -23,10 +23,11 @@ from tests.families import FAMILIES
 from tests.family_configs import VOCABULARY
 from trouper.engine.kv import attention_seam
 from trouper.engine.kv.banks import Banks
-from trouper.engine.kv.joined_slots import Parts
+from trouper.engine.kv.joined_slots import JoinedSlots, Parts
 from trouper.engine.kv.model_caches import guessed
-from trouper.engine.kv.pass_shapes import EXACT
+from trouper.engine.kv.pass_shapes import EXACT, ROUNDED
 from trouper.engine.kv.quantized_kv import PLAIN
+from trouper.engine.kv.region import Region
 from trouper.engine.kv.rows import rows_for
 from trouper.engine.kv.slot_rows import SlotRows
 from trouper.engine.step import StepEngine
@@ -160,10 +161,29 @@ class TestSeam:
             )
 
 
-def test_the_comparison_can_fail() -> None:
-    """Attention that gives the rows of one bank the keys of another is seen by the tests of exactness."""
-    cases = [Request([5 + row] * (30 if row == 1 else 4), 12, sampling=GREEDY) for row in range(3)]
-    right = [row.tokens for row in Driver(StepEngine(model_of("llama"), VOCABULARY, shapes=SMALL_BANKS)).play(cases)]
+class TestLargeChunksOnDevicesThatPrepareShapes:
+    SHAPES = attrs.evolve(ROUNDED, mask_elements=256)
+
+    def test_they_attend_causally(self) -> None:
+        region = Region(0, np.array([64], np.int32), np.array([8], np.int32), 8, self.SHAPES)
+        assert region.causal and region.keys == 72
+        assert not Region(0, np.array([20], np.int32), np.array([8], np.int32), 8, self.SHAPES).causal
+
+    def test_and_alone_with_the_same_tokens(self) -> None:
+        cases = [Request(list(range(3, 3 + length)), 6, sampling=GREEDY) for length in (150, 140, 9)]
+        wanted = [Driver(StepEngine(model_of("llama"), VOCABULARY), 64).play([case])[0].tokens for case in cases]
+        engine = StepEngine(model_of("llama"), VOCABULARY, shapes=self.SHAPES)
+        assert [row.tokens for row in Driver(engine, 64).play(cases)] == wanted
+
+
+def test_the_comparison_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that get the keys of another bank say something else."""
+    cases = [Request([5 + row] * (30 if row == 1 else 4 + row), 12, sampling=GREEDY) for row in range(3)]
     alone = [Driver(StepEngine(model_of("llama"), VOCABULARY)).play([case])[0].tokens for case in cases]
-    assert right == alone
-    assert np.unique([str(tokens) for tokens in alone]).size == 3, "rows that say the same show nothing"
+
+    def played() -> list[list[int]]:
+        return [row.tokens for row in Driver(StepEngine(model_of("llama"), VOCABULARY, shapes=SMALL_BANKS)).play(cases)]
+
+    assert played() == alone
+    monkeypatch.setattr(JoinedSlots, "make_mask", lambda *_, **__: None)
+    assert played() != alone
