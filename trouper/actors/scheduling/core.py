@@ -248,6 +248,7 @@ class Core:
         self._prefill_budget.answered(plan, stepped)
         self._disk.persisted(stepped.persisted)
         self._commit.drops(plan, now)
+        self._commit.chunks(plan, now)
         self._learn(plan, stepped)
         self._commit.results(stepped, now)
         decoding = sum(map(self._batch.rows.__contains__, plan.decode))

@@ -11,7 +11,7 @@ from trouper.actors.scheduling.scheduler_counters import SchedulerCounters
 from trouper.actors.scheduling.sequence import Sequence, State
 from trouper.protocol.plans import Plan, RowId, Stepped
 from trouper.protocol.problems import Problem
-from trouper.protocol.replies import Embedded, Finished, TokenLogprobs
+from trouper.protocol.replies import Embedded, Finished, Progress, TokenLogprobs
 from trouper.protocol.requests import Generate
 
 
@@ -37,6 +37,12 @@ class ResultCommit:
             sequence = self.batch.dropped(row)
             if sequence is not None and sequence.standing.suspect:
                 self.handover.recovery.blame.passed(sequence.standing, now)
+
+    def chunks(self, plan: Plan, now: float) -> None:
+        """The engine has computed the plan's chunks of prompts."""
+        for chunk in plan.prefill:
+            if chunk.row in self.batch.rows:
+                self.batch.rows[chunk.row].client.report(Progress(now))
 
     def results(self, stepped: Stepped, now: float) -> None:
         """Commit all results but tokens: scores of prompts, embeddings, and rows that the engine gave up."""
