@@ -103,6 +103,23 @@ async def test_r12_a_prefill_that_makes_no_progress_any_more(opened: Opened, aut
         await rows_gone(runtime, engine, 2000)
 
 
+async def test_who_waits_for_a_prefix_is_not_late_while_it_is_computed(
+    opened: Opened, autojump_clock: MockClock
+) -> None:
+    """Choices of one prompt, and agents with the same one, wait in the queue until the first of them has computed it."""
+    engine = pace(prefill_s=5)
+    async with running(engine, prefill_step_size=1, block_size=1) as runtime:
+        began = trio.current_time()
+        with await runtime.submit(generate("first", 40, max_tokens=3)) as first:
+            await wait_all_tasks_blocked()
+            with await runtime.submit(generate("second", 40, max_tokens=3)) as second:
+                texts = [await whole_text(answer) for answer in (second, first)]
+                assert texts[0] == texts[1] and len(texts[0]) == 3
+                assert second.admitted_at is not None
+                assert second.admitted_at - began > runtime.settings.queue_timeout_s
+                assert second.cached_tokens == 39
+
+
 async def test_a_preempted_request_is_not_late_and_a_returned_one_may_be(autojump_clock: MockClock) -> None:
     replies, received = trio.open_memory_channel[Reply](9)
     limits = TimeLimits(Timeouts(queue_s=5, first_token_s=10, between_tokens_s=5), trio.current_time())
