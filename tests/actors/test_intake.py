@@ -101,6 +101,12 @@ async def test_the_default_length_ends_where_the_context_does(opened: Opened) ->
     assert (await prepared(opened, generate(tokens=10), settings=settings)).max_tokens == 40
 
 
+@pytest.mark.parametrize(("context", "most"), [(4096, 4086), (131_072, 32_768)])
+async def test_a_length_that_nobody_names(opened: Opened, context: int, most: int) -> None:
+    model = LoadedModel(card(context), ByteTokenizer())
+    assert (await prepared(opened, generate(tokens=10), model, Settings())).max_tokens == most
+
+
 async def test_as_much_as_there_is_room_for(opened: Opened) -> None:
     """Instead of a refusal, if the request says so; a prompt without any room behind it is refused all the same."""
     settings = Settings(max_kv_size=50)

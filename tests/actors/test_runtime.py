@@ -13,8 +13,10 @@ from tests.fakes import ByteTokenizer, FakeEngine, card
 from trouper import Answer, RequestFailed, Runtime, Settings, Timeouts
 from trouper.actors.runtime.channels import Channels
 from trouper.actors.runtime.submission import Submission
+from trouper.actors.runtime.time_limits import TimeLimits
 from trouper.actors.runtime.watches import Watches
 from trouper.protocol.plans import Plan
+from trouper.protocol.replies import Accepted, Delta, Progress, Reply
 
 
 def pace(*, prefill_s: float = 0.0, decode_s: float = 0.0) -> FakeEngine:
@@ -28,11 +30,13 @@ async def whole_text(answer: Answer) -> str:
     return "".join([delta.text async for delta in answer])
 
 
-async def failure(runtime: Runtime, limits: Timeouts, max_tokens: int = 5) -> tuple[str | None, int, float]:
+async def failure(
+    runtime: Runtime, limits: Timeouts, max_tokens: int = 5, tokens: int = 3
+) -> tuple[str | None, int, float]:
     """(code, status, seconds until it came) of the failure that the client meets."""
     began = trio.current_time()
     with pytest.raises(RequestFailed) as failed:  # noqa: SIM117  Submitting is part of it.
-        with await runtime.submit(generate("late", max_tokens=max_tokens, timeouts=limits)) as answer:
+        with await runtime.submit(generate("late", tokens, max_tokens=max_tokens, timeouts=limits)) as answer:
             await whole_text(answer)
     return failed.value.problem.code, failed.value.problem.status, trio.current_time() - began
 
@@ -75,6 +79,61 @@ async def test_r12_first_token_timeout(opened: Opened, autojump_clock: MockClock
         limits = Timeouts(queue_s=1, first_token_s=5, between_tokens_s=1, request_s=100)
         assert await failure(runtime, limits) == ("first_token_timeout", 504, 5)
         await rows_gone(runtime, engine, 30)
+
+
+async def test_r12_a_prefill_of_ten_minutes_that_makes_progress(opened: Opened, autojump_clock: MockClock) -> None:
+    """No default ends it: each chunk begins the limit anew, and there is none for the whole request."""
+    async with running(pace(prefill_s=30), prefill_step_size=1) as runtime:
+        began = trio.current_time()
+        with await runtime.submit(generate(tokens=20, max_tokens=3)) as answer:
+            assert len(await whole_text(answer)) == 3
+            assert answer.first_token_at is not None
+            assert answer.first_token_at - began >= 600
+
+
+async def test_r12_a_prefill_that_makes_no_progress_any_more(opened: Opened, autojump_clock: MockClock) -> None:
+    began = trio.current_time()
+
+    async def before_step(_: Plan) -> None:
+        await trio.sleep(30 if trio.current_time() - began < 300 else 1000)
+
+    engine = FakeEngine(before_step=before_step)
+    async with running(engine, prefill_step_size=1, stall_timeout_s=5000) as runtime:
+        assert await failure(runtime, Timeouts(first_token_s=120), tokens=20) == ("first_token_timeout", 504, 420)
+        await rows_gone(runtime, engine, 2000)
+
+
+async def test_who_waits_for_a_prefix_is_not_late_while_it_is_computed(
+    opened: Opened, autojump_clock: MockClock
+) -> None:
+    """Choices of one prompt, and agents with the same one, wait in the queue until the first of them has computed it."""
+    engine = pace(prefill_s=5)
+    async with running(engine, prefill_step_size=1, block_size=1) as runtime:
+        began = trio.current_time()
+        with await runtime.submit(generate("first", 40, max_tokens=3)) as first:
+            await wait_all_tasks_blocked()
+            with await runtime.submit(generate("second", 40, max_tokens=3)) as second:
+                texts = [await whole_text(answer) for answer in (second, first)]
+                assert texts[0] == texts[1] and len(texts[0]) == 3
+                assert second.admitted_at is not None
+                assert second.admitted_at - began > runtime.settings.queue_timeout_s
+                assert second.cached_tokens == 39
+
+
+async def test_a_preempted_request_is_not_late_and_a_returned_one_may_be(autojump_clock: MockClock) -> None:
+    replies, received = trio.open_memory_channel[Reply](9)
+    limits = TimeLimits(Timeouts(queue_s=5, first_token_s=10, between_tokens_s=5), trio.current_time())
+    answer = Answer("r", Accepted((1,), 9), received, limits)
+    with replies, received:
+        replies.send_nowait(Delta("a", (97,)))
+        await answer.next()
+        limits.progress.publish(Progress(preempted=True))
+        with trio.move_on_after(1000):
+            await answer.next()
+        limits.progress.publish(Progress(trio.current_time()))
+        with pytest.raises(RequestFailed) as failed:
+            await answer.next()
+        assert (failed.value.problem.code, trio.current_time()) == ("token_timeout", 1005)
 
 
 async def test_r12_token_timeout(opened: Opened, autojump_clock: MockClock) -> None:

@@ -187,7 +187,7 @@ def test_what_was_measured_before_stays_until_there_is_more(tmp_path: Path) -> N
     ],
 )
 async def test_what_cannot_be_measured_is_said(flags: Sequence[str], said: str, tmp_path: Path) -> None:
-    async with serving() as served:
+    async with serving(settings={"max_prompt_tokens": 32768}) as served:
         given = ("--url", served.base_url, "--streams", "1", "--rounds", "1", "--out", str(tmp_path / "x"), *flags)
         outcome = await bench(*given)
     assert outcome.exit_code == USAGE_ERROR

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trouper.actors.cache_janitor import MAX_KEPT, MOST_LOOKS, ProcessMemory, judge
+from trouper.actors.cache_janitor import MAX_KEPT, MAX_LOOKS, ProcessMemory, judge
 from trouper.protocol.health import MemoryStatus
 from trouper.protocol.model import MemoryStats
 
@@ -80,7 +80,7 @@ class TestProcessMemory:
         process = ProcessMemory()
         for rows in (1, *[2] * 40):
             process.is_worth_releasing(100 if rows == 1 else 180, rows)
-        assert any(process.is_worth_releasing(180, 1) for _ in range(MOST_LOOKS + 1))
+        assert any(process.is_worth_releasing(180, 1) for _ in range(MAX_LOOKS + 1))
         assert not process.is_worth_releasing(102, 1)
 
     def test_a_release_that_gains_something_is_followed_by_another_at_once(self) -> None:
@@ -95,7 +95,7 @@ class TestProcessMemory:
         for resident in (755, *[795] * 9, *[822] * 9, *[869] * 20):
             process.is_worth_releasing(resident, 1)
         assert process.lowest_bytes == 755
-        assert any(process.is_worth_releasing(869, 1) for _ in range(MOST_LOOKS + 1))
+        assert any(process.is_worth_releasing(869, 1) for _ in range(MAX_LOOKS + 1))
 
     def test_a_release_that_comes_late_was_not_in_vain(self) -> None:
         assert self.played((100, 1), (180, 1), (180, 1), (102, 1), (180, 1)) == [False, True, True, False, True]

@@ -68,7 +68,7 @@ async def test_more_inputs_than_the_queue_takes() -> None:
         ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
         ({"input": "a", "dimensions": 5}, "dimensions"),
         ({"input": "a", "dimensions": 0}, "dimensions"),
-        ({"input": "a", "priority": 3}, "priority"),
+        ({"input": "a", "priority": "3"}, "priority"),
         ({"input": ["a"] * 2049}, "input"),
     ],
 )

@@ -31,7 +31,7 @@ FEW_ROWS = 4
 MAX_KEPT = 1.05
 """Resident memory, as a multiple of what the process had before a burst, above which a release is worth it. A burst of 60
 clients left 1.8 times that behind."""
-MOST_LOOKS = 7
+MAX_LOOKS = 7
 """Maximum number of looks between two releases that gain nothing. A release costs the next step some milliseconds."""
 
 
@@ -95,7 +95,7 @@ class ProcessMemory:
         if rows > max(FEW_ROWS, self._busiest // 8) or self._looks_to_wait >= 0:
             return False
         if resident_bytes * MAX_KEPT > self._bytes_before > 0:
-            self._pause = min(2 * self._pause + 1, MOST_LOOKS)
+            self._pause = min(2 * self._pause + 1, MAX_LOOKS)
         else:
             self._pause = 0
         self._bytes_before, self._looks_to_wait = resident_bytes, self._pause

@@ -187,7 +187,7 @@ def room(request: Generate, prompt_tokens: int, context_length: int, settings: S
     """Maximum number of tokens of the answer. Raises `RequestFailed` (400) if the context has no room for it."""
     if not prompt_tokens:
         raise bad_request("the prompt is empty; send at least one token", "prompt", "empty_prompt")
-    if prompt_tokens > settings.max_prompt_tokens:
+    if settings.max_prompt_tokens is not None and prompt_tokens > settings.max_prompt_tokens:
         raise bad_request(
             f"the prompt has {prompt_tokens} tokens, more than --max-prompt-tokens {settings.max_prompt_tokens}",
             "prompt" if not isinstance(request.prompt, ChatPrompt) else "messages",

@@ -95,7 +95,7 @@ def _key(keys: tuple[str, ...], path: Path | None) -> str | None:
     try:
         if keys:
             return sendable(keys[0], "--api-key")
-        return None if path is None else next(keys_in(path), None)
+        return None if path is None else next((key.key for key in keys_in(path)), None)
     except SettingsInvalid as invalid:
         refuse(str(invalid))
 

@@ -141,15 +141,19 @@ class Settings:
         50,
     )
     max_queue_size: int = setting(128, "Requests that may wait for a row; more are answered 429.", 0)
-    default_max_tokens: int = setting(512, "Length of an answer when the request names none.", 1)
-    max_prompt_tokens: int = setting(32768, "Longer prompts are refused.", 1)
+    default_max_tokens: int = setting(
+        32768, "Most tokens of an answer when the request names no length; the context may leave fewer.", 1
+    )
+    max_prompt_tokens: int | None = setting(
+        None, "Longer prompts are refused. Default: what the context, or --max-kv-size, holds.", 1
+    )
     max_kv_size: int | None = setting(
         None, "Most tokens (prompt and answer) of one row. Default: the model's context.", 32
     )
     queue_timeout_s: float = setting(60.0, "Longest wait for a row; 0: no limit.", 0)
-    first_token_timeout_s: float = setting(120.0, "Longest prefill; 0: no limit.", 0)
+    first_token_timeout_s: float = setting(120.0, "Longest time in which a prefill makes no progress; 0: no limit.", 0)
     token_timeout_s: float = setting(60.0, "Longest pause between two tokens; 0: no limit.", 0)
-    request_timeout_s: float = setting(120.0, "Longest whole request; 0: no limit.", 0)
+    request_timeout_s: float = setting(0.0, "Longest whole request; 0: no limit.", 0)
     grammar_timeout_s: float = setting(10.0, "A schema or grammar that takes longer to compile is refused.", 0.05, 600)
     stall_timeout_s: float = setting(
         60.0, "A step that takes longer makes /readyz 503; ten times as long ends the process.", 0.1
@@ -230,7 +234,9 @@ class ServerSettings:
     host: str = setting("127.0.0.1", "Address to listen on. Anything but loopback needs --api-key or --allow-no-key.")
     port: int = setting(8000, "Port to listen on; 0 takes a free one.", 0, 65535)
     api_key: tuple[str, ...] = setting((), "Key that clients must send. Or TROUPER_API_KEY.", repeat=True, secret=True)
-    api_key_file: Path | None = setting(None, "File with one key a line.")
+    api_key_file: Path | None = setting(
+        None, "File with one key a line, and perhaps options behind it: priority=5 name=batch."
+    )
     allow_no_key: bool = setting(False, "Listen beyond loopback although anybody may then use the model.")
     allowed_hosts: tuple[str, ...] = entries(
         host_pattern,

@@ -97,8 +97,9 @@ def create_app(
     app.config["RESPONSE_TIMEOUT"] = None
     app.url_map.converters["response"] = ResponseId
     metrics = Metrics(models.entries)
-    service = Service(models, settings, background, RequestLog(metrics.requests.observe, log_record, *observers))
     keys = Keys.of(settings)
+    request_log = RequestLog(metrics.requests.observe, log_record, *observers)
+    service = Service(models, settings, background, request_log, keys)
     edge, dialects = HttpEdge(service, keys, metrics), (OpenAi(service), Responses(service), Anthropic(service))
     app.before_request(edge.let_in)
     app.after_request(edge.sign)

@@ -21,6 +21,7 @@ from trouper import heap
 from trouper.actors.runtime.answer import Answer
 from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.served_models import ModelEntry, Models, model_not_found
+from trouper.protocol.api_keys import NO_KEYS, Keys
 from trouper.protocol.problems import RequestFailed
 from trouper.protocol.record import Reason, RequestRecord
 from trouper.protocol.requests import Generate
@@ -107,9 +108,10 @@ class Service:
         settings: ServerSettings,
         background: trio.Nursery | None = None,
         request_log: RequestLog | None = None,
+        keys: Keys = NO_KEYS,
     ) -> None:
         self.models, self.settings = models, settings
-        self._background = background
+        self._background, self._keys = background, keys
         self.request_log = request_log or RequestLog()
         self._running: dict[str, set[Answer]] = {}
         self._large = trio.CapacityLimiter(LARGE_AT_ONCE)
@@ -211,10 +213,12 @@ class Service:
 
     # -- answers -----------------------------------------------------------------------------------
 
-    async def submit(self, served: Served, generates: Sequence[Generate]) -> list[Answer]:
+    async def submit(self, served: Served, generates: Sequence[Generate], priority: int | None) -> list[Answer]:
         """Submit the requests: admission comes before a response exists. Admitted answers are closed with the HTTP
-        request, however it ends."""
-        return [await self._submit(served, generate) for generate in generates]
+        request, however it ends. `priority` None: that of the API key."""
+        if priority is None:
+            priority = self._keys.priority_of(request.headers.get("Authorization"), request.headers.get("X-Api-Key"))
+        return [await self._submit(served, attrs.evolve(generate, priority=priority)) for generate in generates]
 
     async def _submit(self, served: Served, generate: Generate) -> Answer:
         self._state["submitted"] = True

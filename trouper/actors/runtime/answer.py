@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from math import inf
 from types import TracebackType
 from typing import Self
 
@@ -195,17 +196,19 @@ class Answer:
 
     async def receive_reply(self) -> Reply:
         """The next reply. A reply that has already arrived is not late: its reader was slow, and only the limit of the whole request
-        applies."""
+        applies. Nor is a request late that made progress since the deadline was set."""
+        passed = -inf
         try:
             self._receive_waiting()
-            deadline = self._limits.next_deadline(reply_waits=self._unreturned is not None)
-            with trio.move_on_at(deadline.at):
-                if self._unreturned is None:
-                    self._unreturned = await self._replies.receive()
-                else:
-                    await trio.lowlevel.checkpoint()
-                reply, self._unreturned = self._unreturned, None
-                return reply
+            while (deadline := self._limits.next_deadline(reply_waits=self._unreturned is not None)).at > passed:
+                with trio.move_on_at(deadline.at):
+                    if self._unreturned is None:
+                        self._unreturned = await self._replies.receive()
+                    else:
+                        await trio.lowlevel.checkpoint()
+                    reply, self._unreturned = self._unreturned, None
+                    return reply
+                passed = deadline.at
         except trio.EndOfChannel:
             raise AssertionError(f"{self.request_id}: the owner left without a terminal event") from None
         except trio.ClosedResourceError:

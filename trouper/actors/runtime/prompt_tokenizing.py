@@ -24,7 +24,8 @@ Check = Callable[[str, Tokenizer, int, str], None]
 
 def max_prompt_tokens_of(card: ModelCard, settings: Settings) -> int:
     """Upper bound of a prompt's tokens."""
-    return min(card.context_length, settings.max_kv_size or card.context_length, settings.max_prompt_tokens)
+    bounds = (card.context_length, settings.max_kv_size, settings.max_prompt_tokens)
+    return min(bound for bound in bounds if bound is not None)
 
 
 def max_characters(tokens: int, tokenizer: Tokenizer) -> int:

@@ -41,8 +41,9 @@ class Runtime:
     async def submit(self, request: Generate, ended: Ended | None = None) -> Answer:
         """Admit a request. Returns once it is in the queue; raises `RequestFailed` (400, 429, 503) before that. `ended` is
         called exactly once, however it ends, also if it is refused."""
-        limits = TimeLimits(request.timeouts or default_timeouts(self.settings), trio.current_time())
         submission, replies = open_submission(request, self.settings)
+        timeouts = request.timeouts or default_timeouts(self.settings)
+        limits = TimeLimits(timeouts, trio.current_time(), submission.progress)
         answer = Answer(request.request_id, Accepted((), 0), replies, limits, ended=ended)
         try:
             await self._deliver(submission, answer)

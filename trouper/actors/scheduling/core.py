@@ -89,7 +89,7 @@ class Core:
             recovery=self._recovery, queue=self._queue, batch=self._batch, cache=self._cache, counters=self._counters
         )
         self._commit = ResultCommit(
-            batch=self._batch, cache=self._cache, handover=self._handover, counters=self._counters
+            queue=self._queue, batch=self._batch, cache=self._cache, handover=self._handover, counters=self._counters
         )
         self._composer = PlanComposer(
             admission=admission, batch=self._batch, cache=self._cache, disk=self._disk, commit=self._commit,
@@ -248,6 +248,7 @@ class Core:
         self._prefill_budget.answered(plan, stepped)
         self._disk.persisted(stepped.persisted)
         self._commit.drops(plan, now)
+        self._commit.chunks(plan, now)
         self._learn(plan, stepped)
         self._commit.results(stepped, now)
         decoding = sum(map(self._batch.rows.__contains__, plan.decode))

@@ -9,14 +9,16 @@ from trouper.actors.scheduling.prefix_cache import PrefixCache
 from trouper.actors.scheduling.running_batch import RunningBatch
 from trouper.actors.scheduling.scheduler_counters import SchedulerCounters
 from trouper.actors.scheduling.sequence import Sequence, State
+from trouper.actors.scheduling.waiting_queue import WaitingQueue
 from trouper.protocol.plans import Plan, RowId, Stepped
 from trouper.protocol.problems import Problem
-from trouper.protocol.replies import Embedded, Finished, TokenLogprobs
+from trouper.protocol.replies import Embedded, Finished, Progress, TokenLogprobs
 from trouper.protocol.requests import Generate
 
 
 @attrs.define(kw_only=True, eq=False)
 class ResultCommit:
+    queue: WaitingQueue
     batch: RunningBatch
     cache: PrefixCache
     handover: CrashHandover
@@ -37,6 +39,16 @@ class ResultCommit:
             sequence = self.batch.dropped(row)
             if sequence is not None and sequence.standing.suspect:
                 self.handover.recovery.blame.passed(sequence.standing, now)
+
+    def chunks(self, plan: Plan, now: float) -> None:
+        """The engine has computed the plan's chunks of prompts. This is progress of their rows, and of those who wait for a prefix
+        that one of them computes."""
+        progress, rows = Progress(now), {chunk.row for chunk in plan.prefill} & self.batch.rows.keys()
+        for row in rows:
+            self.batch.rows[row].client.report(progress)
+        for sequence in self.queue if rows else ():
+            if sequence.primary is not None and sequence.primary.id in rows:
+                sequence.client.report(progress)
 
     def results(self, stepped: Stepped, now: float) -> None:
         """Commit all results but tokens: scores of prompts, embeddings, and rows that the engine gave up."""

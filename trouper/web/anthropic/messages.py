@@ -16,7 +16,7 @@ from trouper.web.anthropic.message_tools import CustomTools, ToolChoiceObject, t
 from trouper.web.anthropic.thinking import Thinking, ThinkingParameter, thinking_of
 from trouper.web.http.body_faults import explains, ordered, says
 from trouper.web.http.body_parsing import combination
-from trouper.web.http.field_types import Count, Filled, Model, Salt, Share, TopP
+from trouper.web.http.field_types import Count, Filled, Model, Priority, Salt, Share, TopP
 from trouper.web.http.request_body import Body, structure
 from trouper.web.http.request_schema import HARMLESS, Json, Refused
 from trouper.web.http.request_seed import drawn_seed
@@ -129,6 +129,7 @@ class CountRequest(Body, kw_only=True, frozen=True):
     min_tokens: Count = 0
     ignore_eos: bool = False
     cache_salt: Salt | None = None
+    priority: Priority | None = None
     chat_template_kwargs: TemplateKwargs | None = None
 
     @property

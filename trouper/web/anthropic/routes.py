@@ -63,7 +63,7 @@ class Anthropic:
         generate = await self._service.run_off_loop(
             messages_to_generate, parsed, request_id, served.runtime.settings.seed
         )
-        [answer] = await self._service.submit(served, [generate])
+        [answer] = await self._service.submit(served, [generate], parsed.priority)
         parser: OutputParser | None = None
         if tools.forced or generate.grammar is None:
             parser = OutputParser(tools, tokenizer, thinks=thinks_already(answer.accepted.prompt_tokens, tokenizer))

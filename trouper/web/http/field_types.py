@@ -6,13 +6,23 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from trouper.web.http.body_faults import says
+from trouper.protocol.problems import bad_request
+from trouper.protocol.requests import MAX_PRIORITY, MIN_PRIORITY
+from trouper.web.http.body_faults import explains, says
+from trouper.web.http.body_parsing import is_integer
 from trouper.web.http.request_schema import DIMENSIONS, LENGTH, MODEL, TOKEN, described
 
 HUGE = 2**63 - 1
 MAX_MESSAGES = 10_000
 MAX_TOKENS = 2**20
 """Bound on token ids in a prompt: more than any context holds, and few enough to be checked one by one."""
+
+
+def explain_priority(value: Any, path: str) -> None:
+    if is_integer(value):
+        message = f"{path} must be at least {MIN_PRIORITY} and at most {MAX_PRIORITY}"
+        raise bad_request(message, path, "invalid_value")
+
 
 Model = Annotated[str, described(MODEL)]
 TokenId = Annotated[int, described(TOKEN)]
@@ -25,6 +35,15 @@ Filled = Annotated[str, Meta(min_length=1)]
 Salt = Annotated[str, Meta(max_length=1024)]
 """Salt of the prefix cache. Requests with another salt share no cached prompt, so a client cannot find out by timing
 what others sent."""
+Priority = Annotated[
+    int,
+    explains(
+        explain_priority,
+        ge=MIN_PRIORITY,
+        le=MAX_PRIORITY,
+        description="Lower is scheduled first. Default: that of the API key, else 0.",
+    ),
+]
 JsonText = Annotated[str, described({"format": "json-object"}, description="A JSON object, as text.")]
 Ignored = Annotated[Any, Meta(description="Changes nothing.")]
 Text = Annotated[str, says("{path} must be a string", "invalid_type")]

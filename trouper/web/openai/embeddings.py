@@ -14,7 +14,7 @@ from trouper.protocol.requests import Generate
 from trouper.protocol.sampling import Sampling
 from trouper.web.http.body_faults import ordered
 from trouper.web.http.body_parsing import between
-from trouper.web.http.field_types import Dimensions, Model
+from trouper.web.http.field_types import Dimensions, Model, Priority
 from trouper.web.http.request_body import Body, structure
 from trouper.web.http.request_schema import COUNT, HARMLESS, TEXT, Json, Refused, array, either, full
 from trouper.web.openai.prompts import Prompts, prompts_meta, prompts_of
@@ -27,12 +27,13 @@ Encoding = Literal["float", "base64"]
 
 
 class EmbeddingRequest(Body, kw_only=True, frozen=True):
-    refused: ClassVar[Refused] = {"truncate_prompt_tokens": (), "priority": (0,), "add_special_tokens": (True,)}
+    refused: ClassVar[Refused] = {"truncate_prompt_tokens": (), "add_special_tokens": (True,)}
     model: Model | None = None
     input: Annotated[Prompts, prompts_meta(MAX_INPUTS)]
     encoding_format: Annotated[Encoding, ordered(Encoding)] = "float"
     dimensions: Dimensions | None = None
     user: Annotated[str, HARMLESS] | None = None
+    priority: Priority | None = None
 
 
 def parse_embedding(body: Json) -> EmbeddingRequest:

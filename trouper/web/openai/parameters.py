@@ -12,7 +12,7 @@ from trouper.protocol.requests import Speculation
 from trouper.protocol.sampling import Sampling
 from trouper.web.http.body_faults import explains
 from trouper.web.http.body_parsing import at_most, between, combination, json_type
-from trouper.web.http.field_types import HUGE, Count, Filled, Length, Model, Salt, Share, TopP
+from trouper.web.http.field_types import HUGE, Count, Filled, Length, Model, Priority, Salt, Share, TopP
 from trouper.web.http.request_body import Body
 from trouper.web.http.request_schema import HARMLESS, TOKEN_KEY, Refused, described
 from trouper.web.http.request_seed import drawn_seed
@@ -95,6 +95,7 @@ class SamplingParameters(Body, kw_only=True, frozen=True):
     stream: bool = False
     user: Annotated[str, HARMLESS] | None = None
     cache_salt: Salt | None = None
+    priority: Priority | None = None
     speculation: Speculation | None = None
 
 
@@ -161,7 +162,6 @@ NOT_SUPPORTED: Refused = {
     "include_stop_str_in_output": (False,),
     "length_penalty": (1, 1.0),
     "use_beam_search": (False,),
-    "priority": (0,),
     "truncate_prompt_tokens": (),
     "no_stop_trim": (False,),
     "return_hidden_states": (False,),

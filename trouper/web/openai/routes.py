@@ -145,7 +145,7 @@ class OpenAi:
         extras = Extras.of(parsed, stream_options(parsed), parsed.n)
         tools, tokenizer = parsed.parsed_tools, served.runtime.tokenizer
         check_callable(tools, tokenizer)
-        answers = await self._service.submit(served, generates)
+        answers = await self._service.submit(served, generates, parsed.priority)
         make_parser: Callable[[], OutputParser] | None = None
         if tools.offered or tokenizer.thinking is not None:
             thinks = thinks_already(answers[0].accepted.prompt_tokens, tokenizer)
@@ -159,7 +159,7 @@ class OpenAi:
         seed = served.runtime.settings.seed
         generates = await self._service.run_off_loop(completion_to_generate, parsed, self._service.request_id, seed)
         extras = Extras.of(parsed, stream_options(parsed), parsed.candidates)
-        answers = await self._service.submit(served, generates)
+        answers = await self._service.submit(served, generates, parsed.priority)
 
         def echo(index: int) -> str:
             first = index // parsed.n * parsed.candidates
@@ -188,7 +188,8 @@ class OpenAi:
         answers: list[Answer] = []
         for start in range(0, len(generates), embeddings.AT_A_TIME):
             with called({"prompt": "input"}):
-                batch = await self._service.submit(served, generates[start : start + embeddings.AT_A_TIME])
+                few = generates[start : start + embeddings.AT_A_TIME]
+                batch = await self._service.submit(served, few, parsed.priority)
             for answer in batch:
                 await answer.next()
             answers += batch

@@ -40,7 +40,6 @@ REFUSED: Refused = {
     "access_programs": (),
     "image": (),
     "modalities": (["text"],),
-    "priority": (0,),
 }
 
 

@@ -136,7 +136,7 @@ class Responses:
         items = self._input(parsed, earlier)
         served, generate = await self._prepare(resolved, (*earlier, *items))
         with called(PARAMS):
-            [answer] = await self._service.submit(served, [generate])
+            [answer] = await self._service.submit(served, [generate], parsed.priority)
         live = self._begin(resolved, served, answer, items, before, stored=stored)
         if parsed.background:
             return self._in_background(live)
