@@ -145,6 +145,10 @@ bench-structure *flags: _setup
 bench-self-check *flags: _setup
     @.venv/bin/python -m benchmarks.self_check "$@"
 
+# Long rows beside short ones, through HTTP: what a step takes, and what memory holds; `just bench-long-rows --mix 15x100+1x6000`
+bench-long-rows *flags: _setup
+    @.venv/bin/python -m benchmarks.long_rows "$@"
+
 # What drafts are worth, in turns with and without them
 bench-speculation *flags: _setup
     @.venv/bin/python -m benchmarks.speculation "$@"

@@ -54,7 +54,7 @@ def save_random(shape: str, source: str, target: str) -> None:
     hidden, inner, layers, heads, kv_heads, head_dim, dtype = SHAPES[shape]
     config = {"model_type": "qwen3", "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": 1,
               "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim, "rms_norm_eps": 1e-6,
-              "rope_theta": 1e6, "vocab_size": 49152, "max_position_embeddings": 40960, "tie_word_embeddings": True,
+              "rope_theta": 1e6, "vocab_size": 49152, "max_position_embeddings": 131_072, "tie_word_embeddings": True,
               "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
     mx.random.seed(0)
     model = qwen3.Model(qwen3.ModelArgs.from_dict(config))

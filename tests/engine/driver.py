@@ -13,6 +13,8 @@ from typing import Any
 import attrs
 import numpy as np
 
+from trouper.engine.kv.banks import Bank
+from trouper.engine.kv.slot_rows import SlotRows
 from trouper.engine.launched_step import Launched
 from trouper.engine.step import StepEngine
 from trouper.protocol.blocks import Tensors
@@ -213,3 +215,10 @@ def _by_id(rows: dict[int, Row]) -> dict[RowId, Row]:
 def answers(engine: StepEngine, requests: Sequence[Request], chunk: int | ChunkSize = 32) -> list[list[int]]:
     """The tokens of each request."""
     return [row.tokens for row in Driver(engine, chunk).play(requests)]
+
+
+def only_bank(engine: StepEngine) -> Bank:
+    """The bank of all rows, where there is one."""
+    assert isinstance(engine._rows, SlotRows)
+    [bank] = engine._rows._banks
+    return bank

@@ -12,7 +12,7 @@ import pytest
 from mlx import nn
 
 from tests.arithmetic import CERTAIN, CLOSE, TF32, releases_late
-from tests.engine.driver import GREEDY, Driver, Orders, Request, Row
+from tests.engine.driver import GREEDY, Driver, Orders, Request, Row, only_bank
 from tests.engine.test_exactness import engine_of, every_family, model_of
 from tests.engine.test_slots import Watching
 from tests.families import build, prompts
@@ -399,7 +399,7 @@ class TestMemory:
         return mx.get_peak_memory() - before
 
     def buffer(self, engine: StepEngine) -> int:
-        return min(buffer.nbytes for cache in engine._rows._buffers.leaves for buffer in cache.buffers)  # type: ignore[attr-defined]
+        return min(buffer.nbytes for cache in only_bank(engine).buffers.leaves for buffer in cache.buffers)
 
     @releases_late
     def test_no_buffer_is_copied_by_storing_and_restoring(self, engine: StepEngine) -> None:
@@ -434,7 +434,7 @@ class TestMemory:
 
     def test_the_comparison_can_fail(self, engine: StepEngine) -> None:
         """A view is enough to make the next step copy its buffer."""
-        views = [cache.buffers[0][:1] for cache in engine._rows._buffers.leaves]  # type: ignore[attr-defined]
+        views = [cache.buffers[0][:1] for cache in only_bank(engine).buffers.leaves]
         mx.eval(views)
         assert self.rise(engine, Plan(1, decode=self.LIVE)) > self.buffer(engine) // 2
 

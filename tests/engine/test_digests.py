@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.arithmetic import assert_tokens
-from tests.engine.driver import Driver, Request
+from tests.engine.driver import Driver, Request, only_bank
 from tests.engine.test_drafts import foretelling
 from tests.engine.test_exactness import engine_of, greedy_requests, model_of, random_script
 from tests.families import prompts
@@ -79,7 +79,7 @@ def without_a_row(engine: StepEngine) -> None:
 
 
 def longer_by_one(engine: StepEngine) -> None:
-    engine._rows._slots.lengths[0] += 1  # type: ignore[attr-defined]
+    only_bank(engine).slots.lengths[0] += 1
 
 
 def without_a_block(engine: StepEngine) -> None:

@@ -20,7 +20,7 @@ from tests.engine.test_exactness import LONG, assert_equal_as_far, greedy_reques
 from tests.families import FAMILIES, prompts
 from tests.family_configs import VOCABULARY
 from trouper.engine.kv.model_caches import guessed
-from trouper.engine.kv.pass_shapes import ROUNDED, Shapes
+from trouper.engine.kv.pass_shapes import EXACT, ROUNDED, Shapes
 from trouper.engine.kv.quantized_kv import PLAIN, KvFormat
 from trouper.engine.kv.region import Ints
 from trouper.engine.launched_step import Launched
@@ -83,6 +83,12 @@ def test_r9_f22_a_row_says_the_same(name: str, seed: int) -> None:
     driver = play(name, asked, f"{name} {seed}")
     assert {0, 1} <= {right for _, _, right in driver.drafted}, "a mix of right and wrong drafts, or this shows little"
     assert any(right < tokens for _, tokens, right in driver.drafted)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_oss", "gemma3_text", "qwen3_moe"])
+def test_f22_rows_of_different_banks(name: str) -> None:
+    driver = play(name, greedy_requests(name), f"{name} banks", shapes=attrs.evolve(EXACT, first_bank=8))
+    assert {0, 1} <= {right for _, _, right in driver.drafted}
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt_oss", "gemma2", "deepseek_v3"])
@@ -187,7 +193,7 @@ def plain_kv(model: nn.Module, tokens: list[int], kv: KvFormat, prompt: int) -> 
     """What a row's KV is once these tokens went in one by one, after the prompt."""
     engine = StepEngine(model, VOCABULARY, kv)
     rows = engine.blocks._rows
-    rows.open(RowId(0))
+    rows.open(RowId(0), prompt)
     if prompt > 1:
         rows.prefill({RowId(0): tokens[: prompt - 1]})
     rows.promote(RowId(0))

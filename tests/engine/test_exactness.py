@@ -16,11 +16,12 @@ import pytest
 from mlx import nn
 
 from tests.arithmetic import TF32, assert_tokens
-from tests.engine.driver import GREEDY, ChunkSize, Driver, Request, Row, answers
+from tests.engine.driver import GREEDY, ChunkSize, Driver, Request, Row, answers, only_bank
 from tests.engine.naive import certain_answer
 from tests.families import FAMILIES, build, prompts, reference
 from tests.family_configs import VOCABULARY
-from trouper.engine.kv.pass_shapes import ROUNDED, Shapes
+from trouper.engine.kv.banks import Bank
+from trouper.engine.kv.pass_shapes import EXACT, ROUNDED, Shapes
 from trouper.engine.step import StepEngine
 from trouper.protocol.plans import Plan, RowId
 from trouper.protocol.sampling import Sampling
@@ -63,6 +64,10 @@ def seeded_requests(name: str) -> list[tuple[Request, list[int]]]:
         seeded, answer = certain_answer(model, prompt, sampling, TOKENS)
         requests.append((Request(prompt, TOKENS, seeded), answer))
     return requests
+
+
+SMALL_BANKS = attrs.evolve(EXACT, first_bank=8)
+"""Rows of a few tokens have different banks, and outgrow them."""
 
 
 def engine_of(name: str, shapes: Shapes | None = None) -> StepEngine:
@@ -121,6 +126,11 @@ class TestGreedy:
         """As on devices that prepare each new shape anew."""
         play_randomly(name, greedy_requests(name), 0, ROUNDED)
 
+    @pytest.mark.parametrize("seed", range(10 if LONG else 1))
+    @pytest.mark.parametrize("shapes", [SMALL_BANKS, attrs.evolve(ROUNDED, first_bank=8)], ids=["exact", "rounded"])
+    def test_r1_rows_that_move_between_banks(self, name: str, seed: int, shapes: Shapes) -> None:
+        play_randomly(name, greedy_requests(name), seed, shapes)
+
 
 @every_family
 class TestSeeded:
@@ -131,6 +141,9 @@ class TestSeeded:
     @pytest.mark.parametrize("seed", range(10 if LONG else 1))
     def test_d2_d5_joining_and_leaving(self, name: str, seed: int) -> None:
         play_randomly(name, seeded_requests(name), seed)
+
+    def test_d2_rows_that_move_between_banks(self, name: str) -> None:
+        play_randomly(name, seeded_requests(name), 0, SMALL_BANKS)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt_oss", "jamba"])
@@ -161,6 +174,10 @@ def test_d1_logprobs_only_for_rows_that_asked(name: str) -> None:
         assert all(said.top[0] == (said.token, said.logprob) for said in row.logprobs if asked), "greedy takes the best"
 
 
+def exchange_kv(bank: Bank) -> None:
+    bank.buffers.move([(0, 1), (1, 0)], bank.slots.lengths)
+
+
 class Meddling(Driver):
     """Does something wrong once, before the sixth step."""
 
@@ -179,13 +196,13 @@ class TestTheComparisonCanFail:
 
     def test_a_row_whose_offset_is_one_too_many(self) -> None:
         engine, cases = engine_of("llama"), greedy_requests("llama")
-        driver = Meddling(engine, lambda: np.add.at(engine._rows._slots.lengths, 0, 1))  # type: ignore[attr-defined]
+        driver = Meddling(engine, lambda: np.add.at(only_bank(engine).slots.lengths, 0, 1))
         with pytest.raises(AssertionError):
             driver.play([request for request, _ in cases])
 
     def test_a_row_whose_kv_is_a_neighbours(self) -> None:
         engine, cases = engine_of("llama"), greedy_requests("llama")
-        driver = Meddling(engine, lambda: engine._rows._buffers.move([(0, 1), (1, 0)], engine._rows._slots.lengths))  # type: ignore[attr-defined]
+        driver = Meddling(engine, lambda: exchange_kv(only_bank(engine)))
         same = [
             row.tokens == wanted
             for row, (_, wanted) in zip(driver.play([request for request, _ in cases]), cases, strict=True)

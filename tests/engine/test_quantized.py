@@ -22,6 +22,7 @@ from trouper.engine.kv.kv_layout import kv_layout, layout_of
 from trouper.engine.kv.model_caches import slot_caches
 from trouper.engine.kv.quantized_kv import PLAIN, KvFormat, QuantizedSlots, dequantized
 from trouper.engine.kv.rows import rows_for
+from trouper.engine.kv.slot_rows import SlotRows
 from trouper.engine.step import StepEngine
 from trouper.protocol.plans import BlockId, Load, RowId, Store
 
@@ -133,9 +134,10 @@ def written(name: str, tokens: Sequence[int], pieces: Sequence[int]) -> tuple[li
     """One row that takes its tokens in pieces: of each position what every layer wrote there, first layers first; and its
     log-probabilities (tokens, vocabulary)."""
     Written.passes = []
+    rows, _ = rows_for(model_of(name), EIGHT)
+    assert isinstance(rows, SlotRows) and rows.layout, "made before, by a pass that does not count"
     with patch.object(model_caches, "QuantizedSlots", Written):
-        rows, _ = rows_for(model_of(name), EIGHT)
-    rows.open(RowId(0))
+        rows.open(RowId(0))
     said, at = [], 0
     for piece in pieces:
         logits = rows.score(RowId(0), tokens[at : at + piece])

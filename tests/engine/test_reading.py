@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trouper.engine.platform.read_ahead import PAUSE_STEPS, SURE, ReadAhead
+from trouper.engine.platform.read_ahead import LARGE_KV, PAUSE_STEPS, SURE, ReadAhead
 
 
 def steps(reading: ReadAhead, waited_s: float, count: int) -> list[bool]:
@@ -34,3 +34,9 @@ def test_one_long_wait_among_short_ones_begins_the_count_again() -> None:
     steps(reading, 0.0001, SURE - 1)
     steps(reading, 0.01, 1)
     assert not any(steps(reading, 0.0001, SURE - 1))
+
+
+def test_much_kv_is_not_copied_by_a_step_that_starts_early() -> None:
+    assert not ReadAhead().reads_early(LARGE_KV)
+    assert ReadAhead().reads_early(LARGE_KV + 1)
+    assert ReadAhead(early=True).reads_early(0)

@@ -282,7 +282,7 @@ def test_recurrent_states_stay_with_their_rows() -> None:
     states = StateSlots(2)
     for row in range(5):
         states.open()
-        states.begin(Region(row, np.zeros(1, np.int32), np.ones(1, np.int32), 1))
+        states.begin(row)
         states.view.cache = [mx.full((1, 2), row), mx.full((1, 3), 10 + row)]
         states.finish()
     states.promote(2)  # 2 | 1 0 3 4, as rows.py swaps the overtaken row into the place of the other

@@ -175,7 +175,7 @@ class MlxEngine:
                 read_ahead.record(time.perf_counter() - began, stepped.seconds)
                 self._send_result(results, stepped)
 
-        engine.starting = lambda: read_pending() if read_ahead.early else None
+        engine.starting = lambda: read_pending() if read_ahead.reads_early(engine.nbytes) else None
         while True:
             try:
                 plan = trio.from_thread.run(plans.receive)

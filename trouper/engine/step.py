@@ -96,6 +96,7 @@ class StepEngine:
     #   buffers that grow row by row would be copied each time.
     # Prefill: before decoding, since a row whose prompt ends in this step decodes its last prompt token in this step's pass,
     #   over the KV of the others.
+    # Move: rows that outgrew their buffers, before anything of this step is made in the order of the rows.
     # Persist: takes references to immutable arrays, among them blocks that this plan stores. A later plan may evict them.
     # Draft: proposals follow from committed tokens alone, which `launch` has read. With a draft in any row one pass verifies
     #   all decoding rows, else one pass decodes them.
@@ -113,6 +114,7 @@ class StepEngine:
         self._change_blocks_and_rows(plan)
         prefilled = run_chunks(self._rows, self._state, plan.prefill)
         alone = self._promote(prefilled.complete)
+        self._rows.move_outgrown()
         persisted = self.blocks.persist(plan.persist) if plan.persist else []
         launched = Launched(plan=plan, at=at, prefilled=prefilled, persisted=persisted)
         if self._rows.decoding or alone:
@@ -137,7 +139,7 @@ class StepEngine:
         for load in plan.load:
             self.blocks.load(load)
         if plan.admit:
-            self._rows.make_room(len(plan.admit))
+            self._rows.make_room([admit.num_tokens for admit in plan.admit])
         for admit in plan.admit:
             self._admit(admit)
 
@@ -154,7 +156,7 @@ class StepEngine:
             self._constraints[admit.row] = state.constraint
         if admit.drafts and self.capabilities.allows("drafts"):
             self._proposals.open(admit.row, state.prompt.tolist())
-        self._rows.open(admit.row)
+        self._rows.open(admit.row, admit.num_tokens)
         if admit.restore is not None:
             assert admit.restore.tokens < len(state.prompt), "one token of a prompt must be computed"
             self.blocks.restore(admit.row, admit.restore)

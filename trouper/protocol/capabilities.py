@@ -6,8 +6,8 @@ from typing import Literal, Self
 
 import attrs
 
-Feature = Literal["batch", "prefill_together", "restore", "drafts"]
-FEATURES: tuple[Feature, ...] = ("batch", "prefill_together", "restore", "drafts")
+Feature = Literal["batch", "prefill_together", "restore", "drafts", "banks"]
+FEATURES: tuple[Feature, ...] = ("batch", "prefill_together", "restore", "drafts", "banks")
 """Features in order: the first is needed by the others, the last is the cheapest to lose."""
 
 
@@ -17,13 +17,14 @@ class Capabilities:
 
     batch: rows share a forward pass. prefill_together: prompts of different lengths share a padded pass, and a row without
     KV decodes beside others. restore: KV and state come back from cached blocks. drafts: drafted tokens are verified, and
-    wrong ones are taken back.
+    wrong ones are taken back. banks: long rows do not share buffers with short ones.
     """
 
     batch: str = ""
     prefill_together: str = ""
     restore: str = ""
     drafts: str = ""
+    banks: str = ""
 
     def __attrs_post_init__(self) -> None:
         if self.batch:

@@ -104,6 +104,11 @@ class Admit:
     """Trailing tokens of `prompt` that the row has sampled already. They count as output wherever prompt and output are
     distinguished: the position that keys the next draw, penalties, `min_tokens`, the grammar, the thinking limit."""
 
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens of `prompt`."""
+        return len(self.prompt) // 4
+
 
 @attrs.frozen
 class Chunk:

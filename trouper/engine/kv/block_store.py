@@ -93,14 +93,14 @@ class BlockStore:
             self._rows.extend(row, order.source, order.tokens)
         assert self._rows.length(row) == order.tokens, "blocks and source are not as long as the plan says"
         self._restore_snapshot(row, order)
-        self._rows.start()
+        self._rows.start(row)
 
     def _write(self, row: RowId, blocks: Sequence[BlockArrays], room: int) -> None:
         """Write each slot buffer once, since a second write while the first is under way would copy the buffer."""
         tokens = sum(block.tokens for block in blocks)
-        if blocks and self._rows.can_begin_with:
+        if blocks and self._rows.can_begin_with(row):
             planes = self._layout.planes
-            self._rows.begin_with([[block.arrays[at][part] for block in blocks] for at, part in planes], room + 1)
+            self._rows.begin_with(row, [[block.arrays[at][part] for block in blocks] for at, part in planes], room + 1)
             self._rows.advance(row, tokens)
             return
         for slab in self._layout.slabs(tokens) if blocks else ():
@@ -108,7 +108,7 @@ class BlockStore:
                 mx.concatenate([block.arrays[index][planes] for block in blocks], 1) for index, planes in slab.planes
             ]
             self._rows.write(row, slab.layout.unpack(run), room, slab.leaves)
-            self._rows.start(slab.leaves)
+            self._rows.start(row, slab.leaves)
         self._rows.advance(row, tokens)
 
     def _parts(self, blocks: list[BlockArrays], tokens: int) -> list[BlockArrays]:

@@ -21,7 +21,7 @@ class FullSlots(SlotCache):
     def _put(self, parts: Sequence[mx.array]) -> None:
         """Write the pass's tokens into the buffers. Each part (n, heads, width, any dim)."""
         region = self.region
-        self._reserve(parts, region.stop, region.longest)
+        self.reserve(parts, region.stop, region.longest)
         if region.level:
             first = int(region.lengths[0])
             for buffer, part in zip(self.buffers, parts, strict=True):
@@ -46,7 +46,7 @@ class FullSlots(SlotCache):
     def write(self, slot: int, start: int, parts: Sequence[mx.array], room: int = 0) -> None:
         """Write tokens from `start` on, in the form that `read` returns, of a row that will have `room` tokens."""
         stop = start + parts[0].shape[1]
-        self._reserve([part[None] for part in parts], slot + 1, max(stop, room))
+        self.reserve([part[None] for part in parts], slot + 1, max(stop, room))
         for buffer, part in zip(self.buffers, parts, strict=True):
             buffer[slot, :, start:stop] = part
 

@@ -157,7 +157,9 @@ def layout_of(model: nn.Module, kv: KvFormat) -> Layout:
     for leaf in leaves:
         if isinstance(leaf, StateSlots):
             leaf.open()
-        leaf.begin(region)
+            leaf.begin(0)
+        else:
+            leaf.begin(region)
     with adapted(model).during(region):
         model(mx.array([[0]]), cache=[view(cache) for cache in caches])
     return Layout(

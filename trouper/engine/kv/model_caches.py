@@ -43,20 +43,30 @@ def guessed(model: nn.Module) -> Capabilities:
     if not found.allows("batch"):
         return found
     caches = slot_caches(model, PLAIN)
-    leaves = flatten(caches)
-    states = [leaf for leaf in leaves if isinstance(leaf, StateSlots)]
-    lengths = np.array([0] if states else [0, 3], np.int32)
-    region = Region(0, lengths, np.full(len(lengths), 2, np.int32), 2)
-    try:
-        for leaf in states:
-            leaf.open()
-        for leaf in leaves:
-            leaf.begin(region)
-        with adapted(model).during(region):
-            model(mx.ones((len(lengths), 2), mx.int32), cache=[view(cache) for cache in caches])
-    except Exception as error:  # noqa: BLE001 - any architecture's code over caches that are not mlx-lm's: it is the answer
-        return Capabilities(batch=f"a pass over slots cannot be built: {line_of(error)}")
+    lengths = np.array([0] if _states(caches) else [0, 3], np.int32)
+    if reason := _fault(model, caches, Region(0, lengths, np.full(len(lengths), 2, np.int32), 2)):
+        return Capabilities(batch=f"a pass over slots cannot be built: {reason}")
     return found
+
+
+def _states(caches: Sequence[Any]) -> list[StateSlots]:
+    return [leaf for leaf in flatten(caches) if isinstance(leaf, StateSlots)]
+
+
+def _fault(model: nn.Module, caches: Sequence[Any], region: Region) -> str:
+    """Return why a pass over slots cannot be built, or ""."""
+    try:
+        for leaf in flatten(caches):
+            if isinstance(leaf, StateSlots):
+                leaf.open()
+                leaf.begin(0)
+            else:
+                leaf.begin(region)
+        with adapted(model).during(region):
+            model(mx.ones((len(region.lengths), region.width), mx.int32), cache=[view(cache) for cache in caches])
+    except Exception as error:  # noqa: BLE001 - any architecture's code over caches that are not mlx-lm's: it is the answer
+        return line_of(error)
+    return ""
 
 
 def by_caches(model: nn.Module) -> Capabilities:
@@ -82,10 +92,19 @@ def flatten(caches: Sequence[Any]) -> list[Any]:
     ]
 
 
-def slot_caches(model: nn.Module, kv: KvFormat, slack: int = 0) -> list[Any]:
-    """Make one slot cache for each cache that the model makes for a single row. Rings and states are bounded, and are
-    never quantized. `slack`: tokens that a ring holds beyond its window."""
-    found = adapted(model)
+def state_slots(model: nn.Module) -> list[StateSlots]:
+    """Make the recurrent states of a model, one for each of its caches that holds such."""
+    history = adapted(model).history
+    caches = flatten(make_prompt_cache(model))
+    return [StateSlots(len(cache.cache), history) for cache in caches if isinstance(cache, ArraysCache)]
+
+
+def slot_caches(
+    model: nn.Module, kv: KvFormat, slack: int = 0, states: Sequence[StateSlots] | None = None
+) -> list[Any]:
+    """Make one slot cache for each cache that the model makes for a single row; `states` take the places of recurrent ones. Rings
+    and states are bounded, and are never quantized. `slack`: tokens that a ring holds beyond its window."""
+    found, following = adapted(model), iter(state_slots(model) if states is None else states)
     traits = found.traits
     full, quantized = (OpenSlots, OpenQuantizedSlots) if traits.open_buffers else (FullSlots, QuantizedSlots)
 
@@ -93,7 +112,7 @@ def slot_caches(model: nn.Module, kv: KvFormat, slack: int = 0) -> list[Any]:
         if isinstance(cache, CacheList):
             return ListSlots(*map(counterpart, cache.caches))
         if isinstance(cache, ArraysCache):
-            return StateSlots(len(cache.cache), found.history)
+            return next(following)
         if isinstance(cache, ChunkedKVCache):
             return ChunkSlots(traits)
         if isinstance(cache, RotatingKVCache):

@@ -25,6 +25,19 @@ class Shapes:
 
     pass_tokens: int
     rounded: bool = False
+    mask_elements: int = 2**22
+    """Maximum number of queries times keys of a row for which attention gets a mask as an array, to spare the device a new shape.
+    Attention with such a mask computes all scores: 2,048 queries over 20,480 keys took 29 GB on an H200 (Qwen3-4B's shape)."""
+    first_bank: int = 512
+    """Maximum number of tokens of rows in the bank of level 0; each level has twice as many."""
+
+    def level(self, tokens: int) -> int:
+        """Level of the bank for a row of `tokens` tokens."""
+        return (max(tokens - 1, 0) // self.first_bank).bit_length()
+
+    def bank_tokens(self, level: int) -> int:
+        """Maximum number of tokens of rows in a bank of this level."""
+        return self.first_bank << level
 
     def width(self, tokens: int) -> int:
         """Width of a pass in which a row runs at most `tokens` tokens. 1 stays 1: decoding has kernels of its own."""
@@ -38,6 +51,10 @@ class Shapes:
     def capacity(self, tokens: int) -> int:
         """Capacity of buffers that must hold `tokens` tokens."""
         return coarse(tokens, STEP) if self.rounded else -(-tokens // STEP) * STEP
+
+    def alone(self, tokens: int, length: int) -> bool:
+        """Whether a row of `length` tokens runs `tokens` more without other rows, which would need a mask."""
+        return self.rounded and self.width(tokens) * (length + tokens) > self.mask_elements
 
     def groups(self, counts: Sequence[int]) -> list[range]:
         """Partition the rows into padded passes of neighbours, given how many tokens each row runs, at the minimum total cost of

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
 
-from trouper.engine.kv.region import Region
+from trouper.protocol.plans import RowId
 
 
 class StateSlots:
@@ -31,14 +31,9 @@ class StateSlots:
         """The cache that the model gets for the pass."""
         return self._current
 
-    def begin(self, region: Region) -> None:
-        """Choose the cache for the next pass: over all decoding rows, or over one prefilling row."""
-        if region.stop <= self._decoding_rows:
-            assert region.start == 0, "all decoding rows step together"
-            self._current = self._decoding
-        else:
-            assert region.stop - region.start == 1, "recurrent rows prefill one at a time"
-            self._current = self._prefilling[region.start - self._decoding_rows]
+    def begin(self, prefilling: int | None = None) -> None:
+        """Choose the cache for the next pass: over all decoding rows, or over the prefilling row of this index."""
+        self._current = self._decoding if prefilling is None else self._prefilling[prefilling]
 
     def finish(self) -> None:
         self._current = self._decoding
@@ -94,3 +89,83 @@ class StateSlots:
 
     def clear(self) -> None:
         self.keep([], [])
+
+
+class StateRows:
+    """The recurrent states of all layers, by row. Decoding rows of all banks share a pass, so they have one order."""
+
+    def __init__(self, caches: Sequence[StateSlots]) -> None:
+        self._caches = caches
+        self._decoding: list[RowId] = []
+        self._prefilling: list[RowId] = []
+
+    def __bool__(self) -> bool:
+        """Whether the model has recurrent state."""
+        return bool(self._caches)
+
+    def open(self, row: RowId) -> None:
+        """Add a prefilling row without state."""
+        self._prefilling.append(row)
+        for cache in self._caches:
+            cache.open()
+
+    def promote(self, row: RowId) -> None:
+        """Make a prefilling row the last decoding row."""
+        rows, index = self._prefilling, self._prefilling.index(row)
+        rows[0], rows[index] = rows[index], rows[0]
+        self._decoding.append(rows.pop(0))
+        for cache in self._caches:
+            cache.promote(index)
+
+    def drop(self, rows: Sequence[RowId]) -> None:
+        """Free the states of these rows."""
+        self._keep(
+            [row for row in self._decoding if row not in rows], [row for row in self._prefilling if row not in rows]
+        )
+
+    def begin(self, rows: Sequence[RowId]) -> None:
+        """Set the rows of the next pass: one prefilling row, or all decoding rows in this order."""
+        if not self._caches:
+            return
+        prefilling = None
+        if rows[0] in self._prefilling:
+            assert len(rows) == 1, "recurrent rows prefill one at a time"
+            prefilling = self._prefilling.index(rows[0])
+        elif self._decoding != list(rows):
+            assert len(rows) == len(self._decoding), "all decoding rows step together"
+            self._keep(rows, self._prefilling)
+        for cache in self._caches:
+            cache.begin(prefilling)
+
+    def finish(self) -> None:
+        """Drop the choice of rows after the pass is built."""
+        for cache in self._caches:
+            cache.finish()
+
+    def _keep(self, decoding: Sequence[RowId], prefilling: Sequence[RowId]) -> None:
+        indices = [self._decoding.index(row) for row in decoding], [self._prefilling.index(row) for row in prefilling]
+        for cache in self._caches:
+            cache.keep(*indices)
+        self._decoding, self._prefilling = list(decoding), list(prefilling)
+
+    def snapshot(self, row: RowId) -> list[mx.array]:
+        """Copy a row's states (1, ...)."""
+        return [part for cache in self._caches for part in cache.snapshot(self._index(row))]
+
+    def restore(self, row: RowId, parts: Sequence[Sequence[mx.array]]) -> None:
+        """Set a prefilling row's states to a snapshot, given by layer."""
+        for cache, parts_of_cache in zip(self._caches, parts, strict=True):
+            cache.restore(self._index(row), parts_of_cache)
+
+    def _index(self, row: RowId) -> int:
+        if row in self._decoding:
+            return self._decoding.index(row)
+        return len(self._decoding) + self._prefilling.index(row)
+
+    def state(self) -> list[mx.array]:
+        """Return the states of all rows."""
+        return [state for cache in self._caches for state in cache.state()]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(state.nbytes for state in self.state())

@@ -34,7 +34,9 @@ class Region:
         self.lengths, self.counts = lengths, counts
         self.longest = int(lengths.max()) + width
         self.level = bool((lengths == lengths[0]).all())
-        self.causal = self.level and (width == 1 or not shapes.rounded or not lengths[0])
+        self.causal = self.level and (
+            width == 1 or not shapes.rounded or not lengths[0] or width * self.longest > shapes.mask_elements
+        )
         self.keys = self.longest if self.causal or width == 1 else shapes.keys(self.longest)
         self._flat_indices: dict[tuple[int, int, int], mx.array] = {}
 

@@ -42,7 +42,7 @@ class RingSlots(SlotCache):
         """Write the pass's tokens. Returns the ring after the write if the pass has few tokens, else the ring before the write
         followed by the new tokens."""
         region, parts = self.region, (keys, values)
-        self._reserve(parts, region.stop, 0)
+        self.reserve(parts, region.stop, 0)
         if not self._fits:
             before_keys, before_values = self._ring_contents()
             self._fetched = mx.concatenate([before_keys, keys], 2), mx.concatenate([before_values, values], 2)
@@ -68,7 +68,7 @@ class RingSlots(SlotCache):
     def restore(self, slot: int, length: int, parts: Sequence[mx.array]) -> None:
         """Write the snapshot of a row of `length` tokens."""
         indices = self._ring_indices(length)
-        self._reserve([part.transpose(1, 0, 2)[None] for part in parts], slot + 1, 0)
+        self.reserve([part.transpose(1, 0, 2)[None] for part in parts], slot + 1, 0)
         for buffer, part in zip(self.buffers, parts, strict=True):
             buffer[mx.full(indices.shape, slot), :, indices] = part
 
@@ -111,7 +111,7 @@ class RingSlots(SlotCache):
         mlx-lm keeps `window` tokens when a pass begins, so the pass's first token attends to these and itself at most; with
         a wider mask, later tokens attend to more. Each draft token attends as if it were fed alone.
         """
-        if window <= self.window or not self._traits.wide_masks or self.region.singly:
+        if window <= self.window or not self.traits.wide_masks or self.region.singly:
             window = min(window, self.window)
             return lambda query: mx.maximum(query - (window - 1), 0)
         kept = mx.maximum(self.region.offset[:, None, None] - (self.window - 1), 0)

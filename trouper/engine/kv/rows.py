@@ -8,6 +8,7 @@ from typing import Protocol
 import mlx.core as mx
 import mlx.nn as nn
 
+from trouper.engine.kv import attention_seam
 from trouper.engine.kv.model_caches import guessed
 from trouper.engine.kv.pass_shapes import EXACT, Shapes
 from trouper.engine.kv.quantized_kv import KvFormat
@@ -29,14 +30,15 @@ class Rows(Protocol):
     def order(self) -> Sequence[RowId]:
         """All rows; decoding rows come first."""
 
-    def make_room(self, rows: int) -> None:
-        """Make room for `rows` more rows at once: buffers that grow for each row would be copied each time."""
+    def make_room(self, lengths: Sequence[int]) -> None:
+        """Make room for more rows, which will have this many tokens, at once: buffers that grow for each row would be copied each
+        time."""
 
     def give_back(self) -> None:
         """Release the memory that the present rows do not need."""
 
-    def open(self, row: RowId) -> None:
-        """Add a prefilling row without KV."""
+    def open(self, row: RowId, tokens: int = 0) -> None:
+        """Add a prefilling row without KV, which will have `tokens` tokens when it decodes."""
 
     def prefill(self, chunks: Mapping[RowId, Sequence[int]]) -> mx.array | None:
         """Run these tokens of prefilling rows without sampling. Returns a small array that is ready when the prefill is done."""
@@ -49,6 +51,9 @@ class Rows(Protocol):
 
     def promote(self, row: RowId) -> None:
         """Make a prefilling row the last decoding row."""
+
+    def move_outgrown(self) -> None:
+        """Move decoding rows that outgrew their buffers. Changes the order of rows, so this comes before their inputs are made."""
 
     def decodes_from_nothing(self, row: RowId) -> bool:
         """Whether the row may decode in the batch at once. False for a row without recurrent state to join the batch with: its
@@ -83,4 +88,6 @@ def rows_for(
 ) -> tuple[Rows, Capabilities]:
     """Make the rows for a model, and return them with its capabilities. `capabilities` None: guessed from its caches."""
     found = guessed(model) if capabilities is None else capabilities
+    if found.allows("banks") and (reason := attention_seam.fault(model)):
+        found = found.without("banks", f"attention over several banks cannot be built: {reason}")
     return (SlotRows(model, found, kv, slack, shapes) if found.allows("batch") else SingleRows(model)), found

@@ -34,13 +34,16 @@ class SingleRows:
     def order(self) -> Sequence[RowId]:
         return [*self._decoding, *(row for row in self._caches if row not in self._decoding)]
 
-    def make_room(self, rows: int) -> None:
+    def make_room(self, lengths: Sequence[int]) -> None:
         """Do nothing: each row has caches of its own."""
 
     def give_back(self) -> None:
         """Do nothing: a row's caches are freed with the row."""
 
-    def open(self, row: RowId) -> None:
+    def move_outgrown(self) -> None:
+        """Do nothing: each row has caches of its own."""
+
+    def open(self, row: RowId, tokens: int = 0) -> None:  # noqa: ARG002  The caches grow.
         self._caches[row] = make_prompt_cache(self._model)
         self._lengths[row] = 0
 

@@ -26,7 +26,7 @@ class SlotCache:
         """Keys and values, each with a slot for every row. Empty before the first write."""
         self._region: Region | None = None
         self._updated = False
-        self._traits = traits
+        self.traits = traits
         self.slots = 0
         """Number of rows, with or without KV: buffers have a slot for each."""
         self.phase = 0
@@ -52,7 +52,7 @@ class SlotCache:
     def offset(self) -> mx.array | int:
         """Rope offset of each row, (n,) int32, as mlx-lm's models read it: before `update_and_fetch` of the position of
         the first new token, after it behind the last one."""
-        if self._traits.counts_from_zero:
+        if self.traits.counts_from_zero:
             return 0
         return self.region.after if self._updated else self.region.offset
 
@@ -106,7 +106,7 @@ class SlotCache:
         """Number of positions of its slot that a row of `tokens` tokens uses."""
         return tokens
 
-    def _reserve(self, parts: Sequence[mx.array], slots: int, tokens: int) -> None:
+    def reserve(self, parts: Sequence[mx.array], slots: int, tokens: int) -> None:
         """Make room for `slots` slots of `tokens` tokens. `parts`, (rows, heads, any, dim) each, give heads, dim and dtype."""
         slots = max(self.slots, slots)
         if self.buffers and self.buffers[0].shape[0] >= slots and self.buffers[0].shape[2] >= tokens:
@@ -129,7 +129,7 @@ class SlotCache:
 
     def _shape_mask(self, mask: mx.array) -> mx.array:
         """Reshape a mask (n, queries, keys) bool to the rank that the model's attention broadcasts."""
-        return mask.reshape(mask.shape[0], *([1] * (self._traits.mask_rank - 3)), *mask.shape[1:])
+        return mask.reshape(mask.shape[0], *([1] * (self.traits.mask_rank - 3)), *mask.shape[1:])
 
 
 def _cut(buffer: mx.array, slots: int, tokens: int) -> mx.array:

@@ -1,24 +1,30 @@
 """Rows in slots: the passes over them, and the blocks that are copied out of and into them.
 
-A row's tokens lie in one slot of every layer's buffers (`slot_buffers.py`); `slot_assignment.py` knows which. A pass is over a
-contiguous range of slots, a `Region`, so no row's KV is gathered.
+A row's tokens lie in one slot of every layer's buffers in its bank (`banks.py`). A pass is over contiguous slots of each bank,
+a `Region`, so no row's KV is gathered.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
+import attrs
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
 from trouper.engine.adaptations.adaptation_registry import adapted
-from trouper.engine.kv.kv_layout import Layout
+from trouper.engine.kv import attention_seam
+from trouper.engine.kv.banks import Bank, Banks
+from trouper.engine.kv.joined_slots import joined
+from trouper.engine.kv.kv_layout import Layout, dealt, layout_of
+from trouper.engine.kv.model_caches import slot_caches, state_slots, view
 from trouper.engine.kv.pass_shapes import EXACT, Shapes
 from trouper.engine.kv.quantized_kv import KvFormat
+from trouper.engine.kv.recurrent_state import StateRows
 from trouper.engine.kv.region import Ints, Region
-from trouper.engine.kv.slot_assignment import SlotAssignment
 from trouper.engine.kv.slot_buffers import ALL, SlotBuffers
 from trouper.engine.platform.eager_eval import copied, start_eval
 from trouper.engine.pooling import body_of
@@ -26,90 +32,115 @@ from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.plans import RowId
 
 
+@attrs.frozen(eq=False)
+class Segment:
+    """The slots of one bank in a pass: `rows` slots from `start` on, which are the rows `range` of the pass."""
+
+    bank: Bank
+    start: int
+    range: slice
+
+    @property
+    def lengths(self) -> Ints:
+        """View of the lengths of the rows."""
+        return self.bank.slots.lengths[self.start : self.start + self.range.stop - self.range.start]
+
+
 class SlotRows:
-    """Rows in slots (see `rows.Rows`). KV moves only when a row is dropped, or is promoted before an older one."""
+    """Rows in slots (see `rows.Rows`). KV moves only when a row is dropped, is promoted before an older one, or outgrows its
+    bank."""
 
     def __init__(
         self, model: nn.Module, capabilities: Capabilities, kv: KvFormat, slack: int = 0, shapes: Shapes = EXACT
     ) -> None:
         """`slack`: number of tokens that rings hold beyond their window."""
-        self._model = model
+        self._model, self._kv = model, kv
         self._shapes = shapes
         self._slack = slack
         self._prefill_together = capabilities.allows("prefill_together")
-        self._buffers = SlotBuffers(model, kv, slack, shapes)
-        self._slots = SlotAssignment()
         self._adapted = adapted(model)
+        states = state_slots(model)
+        self._states = StateRows(states)
+
+        def make_buffers() -> SlotBuffers:
+            return SlotBuffers(slot_caches(model, kv, slack, states), self.layout, shapes)
+
+        several = capabilities.allows("banks")
+        if several:
+            attention_seam.install(model)
+        self._banks = Banks(make_buffers, shapes, several=several)
 
     @property
     def decoding(self) -> Sequence[RowId]:
-        return self._slots.decoding
+        return self._banks.decoding
 
     @property
     def order(self) -> Sequence[RowId]:
-        return self._slots.order
+        return [*self._banks.decoding, *self._banks.prefilling]
 
     def lengths(self) -> dict[RowId, int]:
-        return dict(zip(self._slots.order, self._slots.lengths.tolist(), strict=True))
+        return {
+            row: length
+            for bank in self._banks
+            for row, length in zip(bank.slots.order, bank.slots.lengths.tolist(), strict=True)
+        }
 
     def length(self, row: RowId) -> int:
-        return self._slots.length(row)
+        return self._banks[row].slots.length(row)
 
     @property
     def nbytes(self) -> int:
-        return self._buffers.nbytes
+        return sum(bank.buffers.nbytes for bank in self._banks) + self._states.nbytes
 
     # -- rows that enter, decode and leave -------------------------------------------------------
 
-    def make_room(self, rows: int) -> None:
-        self._buffers.hold(len(self._slots) + rows)
+    def make_room(self, lengths: Sequence[int]) -> None:
+        self._banks.hold(lengths)
 
     def give_back(self) -> None:
-        if len(self._slots):
-            self._buffers.fit(len(self._slots), self._slots.longest + 1, exactly=True)
+        for bank in self._banks:
+            if len(bank.slots):
+                bank.buffers.fit(len(bank.slots), bank.slots.longest + 1, exactly=True)
 
-    def open(self, row: RowId) -> None:
-        self._slots.open(row)
-        self._buffers.open(self._slots.slot(row))
+    def open(self, row: RowId, tokens: int = 0) -> None:
+        self._banks.open(row, tokens)
+        self._states.open(row)
 
     def promote(self, row: RowId) -> None:
-        first = self._slots.num_decoding
-        slot = self._slots.order.index(row, first)
-        self._buffers.promote(slot, first, self._slots.lengths)
-        self._slots.promote(slot)
+        self._banks[row].promote(row)
+        self._states.promote(row)
+
+    def move_outgrown(self) -> None:
+        self._banks.move_outgrown()
 
     def decodes_from_nothing(self, row: RowId) -> bool:
         return self._prefill_together or bool(self.length(row))
 
     def drop(self, rows: Sequence[RowId]) -> None:
-        if not rows:
-            return
-        change = self._slots.without(rows)
-        self._buffers.rearrange(change, self._slots.num_decoding, self._slots.lengths)
-        self._slots.rearrange(change)
-        if len(self._slots):
-            self._buffers.fit(len(self._slots), self._slots.longest + 1)
-        else:
-            self._buffers.clear()
+        if rows:
+            self._banks.drop(rows)
+            self._states.drop(rows)
 
     # -- passes ----------------------------------------------------------------------------------
 
     def prefill(self, chunks: Mapping[RowId, Sequence[int]]) -> mx.array | None:
-        first, prefilling = self._slots.num_decoding, self._slots.prefilling
-        counts = np.array([len(chunks.get(row, ())) for row in prefilling], np.int32)
         done = None
-        for group in self._groups(counts.tolist()):
-            rows, counts_of_group = prefilling[group.start : group.stop], counts[group.start : group.stop]
-            tokens = np.zeros((len(rows), int(counts_of_group.max())), np.int32)
-            for index, row in enumerate(rows):
-                tokens[index, : counts_of_group[index]] = chunks.get(row, ())
-            self._forward(first + group.start, mx.array(tokens), counts_of_group)
-            done = start_eval(self._buffers.state())
+        for bank in self._banks:
+            first, prefilling = bank.slots.num_decoding, bank.slots.prefilling
+            counts = np.array([len(chunks.get(row, ())) for row in prefilling], np.int32)
+            for group in self._groups(counts.tolist(), bank.slots.lengths[first:].tolist()):
+                rows, counts_of_group = prefilling[group.start : group.stop], counts[group.start : group.stop]
+                tokens = np.zeros((len(rows), int(counts_of_group.max())), np.int32)
+                for index, row in enumerate(rows):
+                    tokens[index, : counts_of_group[index]] = chunks.get(row, ())
+                segment = Segment(bank, first + group.start, slice(0, len(rows)))
+                self._forward([segment], mx.array(tokens), counts_of_group)
+                done = start_eval([*bank.buffers.state(), *self._states.state()])
         return done
 
-    def _groups(self, counts: list[int]) -> list[range]:
-        """Partition the prefilling rows into passes. Recurrent state would absorb padding, so there each row runs alone."""
-        if self._prefill_together:
+    def _groups(self, counts: list[int], lengths: list[int]) -> list[range]:
+        """Partition the prefilling rows of a bank into passes. Recurrent state would absorb padding, so there each row runs alone."""
+        if self._prefill_together and not any(map(self._shapes.alone, counts, lengths)):
             return self._shapes.groups(counts)
         return [range(index, index + 1) for index, count in enumerate(counts) if count]
 
@@ -124,71 +155,112 @@ class SlotRows:
         return body_of(self._model)
 
     def first(self, row: RowId, token: int) -> mx.array:
-        return self._forward(self._slots.slot(row), mx.array([[token]]), np.ones(1, np.int32))[:, -1, :]
+        return self._forward_alone(row, [token])[:, -1, :]
 
     def decode(self, tokens: mx.array) -> mx.array:
-        logits = self._forward(0, tokens[:, None], np.ones(self._slots.num_decoding, np.int32))
+        logits = self._forward(self._decoding_segments(), tokens[:, None], np.ones(tokens.shape[0], np.int32))
         return logits[:, -1, :]
 
     def verify(self, tokens: mx.array, counts: Ints) -> mx.array:
-        assert not self._buffers.states, "recurrent state cannot be taken back"
-        logits = self._forward(0, tokens, counts, singly=True)
-        self._slots.lengths[: self._slots.num_decoding] -= counts - 1
+        assert not self._states, "recurrent state cannot be taken back"
+        logits = self._forward(self._decoding_segments(), tokens, counts, singly=True)
+        self.accepted(1 - counts)
         return logits
 
     def accepted(self, more: Ints) -> None:
-        self._slots.lengths[: self._slots.num_decoding] += more
+        for segment in self._decoding_segments():
+            lengths = segment.lengths
+            lengths += more[segment.range]
+
+    def _decoding_segments(self) -> list[Segment]:
+        segments, end = list[Segment](), 0
+        for bank in self._banks:
+            if rows := bank.slots.num_decoding:
+                segments.append(Segment(bank, 0, slice(end, end + rows)))
+                end += rows
+        return segments
 
     def _forward_alone(self, row: RowId, tokens: Sequence[int], part: nn.Module | None = None) -> mx.array:
+        bank = self._banks[row]
         inputs = mx.array(np.array([tokens], np.int32))
-        return self._forward(self._slots.slot(row), inputs, np.array([len(tokens)], np.int32), part)
+        segment = Segment(bank, bank.slots.slot(row), slice(0, 1))
+        return self._forward([segment], inputs, np.array([len(tokens)], np.int32), part)
 
     def _forward(
-        self, start: int, tokens: mx.array, counts: Ints, part: nn.Module | None = None, *, singly: bool = False
+        self,
+        segments: Sequence[Segment],
+        tokens: mx.array,
+        counts: Ints,
+        part: nn.Module | None = None,
+        *,
+        singly: bool = False,
     ) -> mx.array:
-        """Build the pass of the rows in slots from `start` on over tokens (n, width), of which counts[i] are row i's own. Returns
-        logits (n, width, vocabulary), or what `part`, a part of the model, returns."""
-        rows, width = tokens.shape
-        wide = width if self._buffers.states else self._shapes.width(width)
+        """Build the pass of the rows in these slots over tokens (n, width), of which counts[i] are row i's own. Returns logits
+        (n, width, vocabulary), or what `part`, a part of the model, returns."""
+        width = tokens.shape[1]
+        wide = width if self._states else self._shapes.width(width)
         if wide > width:
             tokens = mx.pad(tokens, [(0, 0), (0, wide - width)])
-        lengths = self._slots.lengths[start : start + rows]
-        region = Region(start, lengths.copy(), counts, wide, self._shapes, singly=singly)
-        caches = self._buffers.begin(region)
+        caches, region = self._begin(segments, counts, wide, singly)
         with self._adapted.during(region):
-            logits: mx.array = (part or self._model)(tokens, cache=caches)
-        self._buffers.finish()
-        lengths += counts
+            logits: mx.array = (part or self._model)(tokens, cache=[view(cache) for cache in caches])
+        self._states.finish()
+        for segment in segments:
+            segment.bank.buffers.finish()
+            lengths = segment.lengths
+            lengths += counts[segment.range]
         return logits[:, :width] if wide > width else logits
+
+    def _begin(
+        self, segments: Sequence[Segment], counts: Ints, width: int, singly: bool
+    ) -> tuple[Sequence[Any], Region]:
+        """Set the slots of a pass. Returns the caches for the model, and the region of all rows."""
+        rows = list[RowId]()
+        for segment in segments:
+            region = Region(
+                segment.start, segment.lengths.copy(), counts[segment.range], width, self._shapes, singly=singly
+            )
+            segment.bank.buffers.begin(region)
+            rows += segment.bank.slots.order[region.start : region.stop]
+        self._states.begin(rows)
+        if len(segments) == 1:
+            return segments[0].bank.buffers.caches, region
+        lengths = np.concatenate([segment.lengths for segment in segments])
+        region = Region(0, lengths, counts, width, self._shapes, singly=singly)
+        caches = [segment.bank.buffers.caches for segment in segments]
+        return joined(caches, region, [segment.range for segment in segments]), region
 
     # -- blocks and snapshots: copied out of a row, and restored into another --------------------
 
-    @property
+    @cached_property
     def layout(self) -> Layout:
-        return self._buffers.layout
+        """Shapes of the arrays that blocks and snapshots consist of."""
+        return layout_of(self._model, self._kv)
 
     def read(self, row: RowId, start: int, stop: int) -> list[mx.array]:
         """(heads, stop - start, dim) views of each buffer that can be cut at a token."""
         assert 0 <= start < stop <= self.length(row), "tokens that the row does not have"
-        return self._buffers.read(self._slots.slot(row), start, stop)
+        bank = self._banks[row]
+        return bank.buffers.read(bank.slots.slot(row), start, stop)
 
     def write(self, row: RowId, parts: Sequence[mx.array], room: int, leaves: slice = ALL) -> None:
         """Write tokens behind the row's last one, in the form that `read` returns, into the layers `leaves`; make room for `room`
         tokens in all. `advance` then changes the row's length."""
-        self._buffers.write(self._slots.slot(row), self.length(row), parts, room, leaves)
+        bank = self._banks[row]
+        bank.buffers.write(bank.slots.slot(row), self.length(row), parts, room, leaves)
 
-    @property
-    def can_begin_with(self) -> bool:
-        """Whether there is only one row and no buffer yet, so that `begin_with` is allowed."""
-        return self._buffers.can_begin_with
+    def can_begin_with(self, row: RowId) -> bool:
+        """Whether the row has a bank without other rows and buffers, so that `begin_with` is allowed."""
+        return self._banks[row].buffers.can_begin_with
 
-    def begin_with(self, parts: Sequence[Sequence[mx.array]], room: int) -> None:
-        """Make the buffers from the first tokens of the only row, given as pieces for each buffer."""
-        self._buffers.begin_with(parts, room)
+    def begin_with(self, row: RowId, parts: Sequence[Sequence[mx.array]], room: int) -> None:
+        """Make the buffers of the row's bank from its first tokens, given as pieces for each buffer."""
+        self._banks[row].buffers.begin_with(parts, room)
 
     def advance(self, row: RowId, tokens: int) -> None:
         """Increase the row's length by `tokens`, after they were written."""
-        self._slots.lengths[self._slots.slot(row)] += tokens
+        slots = self._banks[row].slots
+        slots.lengths[slots.slot(row)] += tokens
 
     def extend(self, row: RowId, source: RowId, tokens: int) -> None:
         """Copy the tokens up to `tokens` that the row lacks from another row."""
@@ -196,19 +268,23 @@ class SlotRows:
         self.write(row, copied(self.read(source, start, tokens)), tokens)
         self.advance(row, tokens - start)
 
-    def start(self, leaves: slice = ALL) -> None:
-        """Start evaluating the buffers that were written."""
-        self._buffers.start(leaves)
+    def start(self, row: RowId, leaves: slice = ALL) -> None:
+        """Start evaluating the buffers of the row's bank that were written."""
+        self._banks[row].buffers.start(leaves)
 
     def snapshot(self, row: RowId, length: int) -> list[mx.array]:
         """Copy rings, then states, as they were after `length` tokens: the row's present length, or earlier as far as the slack of
-        the rings reaches."""
+        the rings reaches. States are only known as they are now."""
         beyond = self.length(row) - length
-        assert beyond == 0 or (0 < beyond <= self._slack * 2 // 3 and not self._buffers.states), (
+        assert beyond == 0 or (0 < beyond <= self._slack * 2 // 3 and not self._states), (
             "a snapshot is of now, or of what rings still hold"
         )
-        return self._buffers.snapshot(self._slots.slot(row), length)
+        bank = self._banks[row]
+        return bank.buffers.snapshot(bank.slots.slot(row), length) + self._states.snapshot(row)
 
     def restore_snapshot(self, row: RowId, parts: Sequence[mx.array]) -> None:
         """Write the snapshot of a row of the same length into the row."""
-        self._buffers.restore_snapshot(self._slots.slot(row), self.length(row), parts)
+        bank, rings = self._banks[row], sum(map(len, self.layout.rings))
+        bank.buffers.restore_snapshot(bank.slots.slot(row), self.length(row), parts[:rings])
+        self._states.restore(row, dealt(parts[rings:], self.layout.states))
+        mx.async_eval(self._states.state())

@@ -47,12 +47,12 @@ class ForcedRows:
 
     def open(self, *texts: int) -> list[RowId]:
         """Open one row for each of these texts."""
-        self.rows.make_room(len(texts))
+        self.rows.make_room([len(self._texts[text]) // 2 for text in texts])
         return [self._open(text, []) for text in texts]
 
     def open_restored(self, text: int, computed: Sequence[int], tokens: int) -> RowId:
         """Open a row that begins with the first `tokens` tokens that another row computed in these parts."""
-        self.rows.make_room(1)
+        self.rows.make_room([len(self._texts[text]) // 2])
         return self._open(text, _beginning(computed, tokens))
 
     def parts(self, row: RowId) -> list[int]:
@@ -62,7 +62,7 @@ class ForcedRows:
     def _open(self, text: int, parts: list[int]) -> RowId:
         row = RowId(max(self._forced, default=-1) + 1)
         self._forced[row] = ForcedRow(text, parts)
-        self.rows.open(row)
+        self.rows.open(row, len(self._texts[text]) // 2)
         return row
 
     def step(
@@ -81,6 +81,7 @@ class ForcedRows:
         for row in joining:
             if row not in alone:
                 self.rows.promote(row)
+        self.rows.move_outgrown()
         if self.rows.decoding:
             self._verify(drafts) if drafts is not None else self._decode()
         for row in alone:

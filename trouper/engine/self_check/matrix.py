@@ -16,8 +16,17 @@ from trouper.engine.platform.error_text import line_of
 from trouper.engine.self_check.accuracy import arithmetic_of
 from trouper.engine.self_check.alone import ModelRun, Reference, WrongAloneError, random_texts, run_alone
 from trouper.engine.self_check.forced import ForcedRows
-from trouper.engine.self_check.scenarios import BATCH, LENGTHS, MORE, ROW_BY_ROW, SINGLES, SLACK, Scenario
-from trouper.protocol.capabilities import Capabilities
+from trouper.engine.self_check.scenarios import (
+    BATCH,
+    FIRST_BANK,
+    LENGTHS,
+    MORE,
+    ROW_BY_ROW,
+    SINGLES,
+    SLACK,
+    Scenario,
+)
+from trouper.protocol.capabilities import Capabilities, Feature
 from trouper.protocol.plans import RowId
 
 SEEDS = (1, 2)
@@ -38,7 +47,10 @@ class Subject:
     def failure(self, scenario: Scenario, capabilities: Capabilities) -> Failure | None:
         """Run a scenario; None if it passes. Any exception is a failure, since a request would have met it."""
         try:
-            rows = ForcedRows(self._rows(capabilities), self.reference.texts)
+            made, found = self._rows(capabilities, scenario.feature)
+            if reason := getattr(found, scenario.feature) if capabilities.allows(scenario.feature) else "":
+                return Failure(reason, raised=True)
+            rows = ForcedRows(made, self.reference.texts)
             scenario.script(rows)
             difference = rows.error(self.reference)
         except Exception as error:  # noqa: BLE001 - any architecture's code: whatever it raises is the finding
@@ -47,8 +59,9 @@ class Subject:
             return None
         return Failure(f"{scenario.name} differ: {_described(difference, self.reference.bound)}")
 
-    def _rows(self, capabilities: Capabilities) -> Rows:
-        return rows_for(self.model, self.kv, self.slack, self.shapes, capabilities)[0]
+    def _rows(self, capabilities: Capabilities, feature: Feature) -> tuple[Rows, Capabilities]:
+        shapes = attrs.evolve(self.shapes, first_bank=FIRST_BANK) if feature == "banks" else self.shapes
+        return rows_for(self.model, self.kv, self.slack, shapes, capabilities)
 
 
 @attrs.frozen
@@ -131,7 +144,7 @@ def run_in_slots(model: nn.Module, kv: KvFormat, shapes: Shapes) -> ModelRun:
 
     def run(tokens: Sequence[int], parts: Sequence[int]) -> mx.array:
         rows, row = SlotRows(model, Capabilities(), kv, SLACK, shapes), RowId(0)
-        rows.open(row)
+        rows.open(row, len(tokens))
         at, logits = 0, []
         for part in parts:
             logits.append(rows.score(row, tokens[at : at + part]))

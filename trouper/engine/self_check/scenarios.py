@@ -26,6 +26,9 @@ SLACK = Drafting(tokens=2).slack
 """Rings of a shrunk model wrap within the texts."""
 
 
+FIRST_BANK = 4
+"""Number of tokens of the first bank where rows are to have different banks, and to outgrow them."""
+
 Script = Callable[[ForcedRows], None]
 
 
@@ -154,6 +157,21 @@ def drafts(rows: ForcedRows) -> None:
     rows.step()
 
 
+def banks(rows: ForcedRows) -> None:
+    """Rows of different banks decode together, and outgrow their banks; one leaves and another joins."""
+    opened = rows.open(LONG, MIDDLE, SHORT)
+    for row, text in zip(opened, (LONG, MIDDLE, SHORT), strict=True):
+        rows.step({row: PROMPTS[text] - 1})
+    rows.step(joining=opened)
+    for _ in range(4):
+        rows.step()
+    rows.leave(opened[0])
+    [late] = rows.open(SHORT)
+    rows.step({late: PROMPTS[SHORT] - 1})
+    rows.step(joining=[late])
+    rows.step()
+
+
 BATCH = (
     Scenario("batch", "a row alone in its slot", alone),
     Scenario("batch", "a prompt in odd chunks", odd_chunks),
@@ -167,6 +185,7 @@ MORE = (
     Scenario("prefill_together", "a prompt of one token that decodes beside others", single_token),
     Scenario("restore", "rows restored from cached blocks", restored),
     Scenario("drafts", "rows that took wrong drafts back", drafts),
+    Scenario("banks", "rows of different banks", banks),
 )
 ROW_BY_ROW = (
     Scenario("batch", "a row alone", alone),

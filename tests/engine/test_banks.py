@@ -1,0 +1,189 @@
+"""Banks of rows: which row has which bank, what they hold, and what the seam into mlx-lm's attention relies on.
+
+That tokens do not depend on banks is shown by the tests of exactness, drafts, quantized KV and blocks."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import attrs
+import mlx.core as mx
+import mlx_lm.models
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mlx_lm.models import base
+
+from tests.engine.driver import GREEDY, Driver, Request
+from tests.engine.test_exactness import SMALL_BANKS, model_of
+from tests.families import FAMILIES
+from tests.family_configs import VOCABULARY
+from trouper.engine.kv import attention_seam
+from trouper.engine.kv.banks import Banks
+from trouper.engine.kv.joined_slots import JoinedSlots, Parts
+from trouper.engine.kv.model_caches import guessed
+from trouper.engine.kv.pass_shapes import EXACT, ROUNDED
+from trouper.engine.kv.quantized_kv import PLAIN
+from trouper.engine.kv.region import Region
+from trouper.engine.kv.rows import rows_for
+from trouper.engine.kv.slot_rows import SlotRows
+from trouper.engine.step import StepEngine
+from trouper.protocol.plans import RowId
+
+COMPUTE_WITH_KEYS = {"deepseek_v3", "gemma2", "gemma3n", "kimi_k25", "kimi_linear"}
+"""Families whose models compute with the keys that a cache returns."""
+
+
+class TestLadder:
+    @given(st.integers(0, 2**20), st.sampled_from([1, 8, 512]))
+    def test_a_level_holds_its_rows_and_no_shorter_ones(self, tokens: int, first: int) -> None:
+        shapes = attrs.evolve(EXACT, first_bank=first)
+        level = shapes.level(tokens)
+        assert tokens <= shapes.bank_tokens(level)
+        assert not level or tokens > shapes.bank_tokens(level - 1)
+
+    @given(st.integers(1, 2**20))
+    def test_capacity_is_little_more_than_the_longest_row(self, tokens: int) -> None:
+        assert tokens <= EXACT.capacity(tokens) < tokens + 256
+
+
+class TestRowsInBanks:
+    @pytest.fixture
+    def rows(self) -> SlotRows:
+        rows, found = rows_for(model_of("llama"), PLAIN, shapes=SMALL_BANKS)
+        assert isinstance(rows, SlotRows) and found.allows("banks")
+        return rows
+
+    def levels(self, rows: SlotRows) -> dict[int, list[RowId]]:
+        banks = rows._banks
+        assert isinstance(banks, Banks)
+        return {bank.level: list(bank.slots.order) for bank in banks}
+
+    def decoding(self, rows: SlotRows, lengths: list[int]) -> None:
+        for number, length in enumerate(lengths):
+            rows.open(RowId(number), length + 1)
+            rows.prefill({RowId(number): list(range(1, length + 1))})
+            rows.promote(RowId(number))
+
+    def test_a_row_begins_where_its_prompt_ends(self, rows: SlotRows) -> None:
+        self.decoding(rows, [30, 3, 12, 4])
+        assert self.levels(rows) == {2: [0], 1: [2], 0: [1, 3]}
+        assert list(rows.decoding) == [0, 2, 1, 3], "a new short row changes nobody's index"
+
+    def test_a_row_that_outgrows_its_bank_moves(self, rows: SlotRows) -> None:
+        self.decoding(rows, [6, 3])
+        moved = []
+        for _ in range(9):
+            rows.move_outgrown()
+            moved.append(self.levels(rows))
+            mx.eval(rows.decode(mx.array([1, 2])))
+        assert moved[1] == {0: [0, 1]} and moved[2] == {1: [0], 0: [1]} and moved[-1] == {1: [0, 1]}
+        assert rows.lengths() == {0: 15, 1: 12}
+
+    def test_a_bank_is_freed_with_its_last_row(self, rows: SlotRows) -> None:
+        self.decoding(rows, [30, 3])
+        before = rows.nbytes
+        rows.drop([RowId(0)])
+        assert self.levels(rows) == {0: [1]} and rows.nbytes < before
+        rows.drop([RowId(1)])
+        assert rows.nbytes == 0 and not list(rows.order)
+
+    def test_a_long_row_makes_no_other_row_longer(self) -> None:
+        """Of what this is for: 15 rows of 100 tokens beside one of 6,000."""
+        held = {}
+        for name, first in ("banks", 512), ("one", 2**20):
+            rows, _ = rows_for(model_of("llama"), PLAIN, shapes=attrs.evolve(EXACT, first_bank=first))
+            assert isinstance(rows, SlotRows)
+            for number, length in enumerate([100] * 15 + [6000]):
+                rows.open(RowId(number), length)
+                rows.prefill({RowId(number): [1] * length})
+            held[name] = rows.nbytes / rows.layout.token_bytes
+        assert held["banks"] < 1.5 * (15 * 100 + 6000) + 16 * 256
+        assert held["one"] > 16 * 6000, "the control"
+
+    def test_rows_of_all_banks_decode_in_one_pass(self, rows: SlotRows, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.decoding(rows, [30, 3, 12, 4])
+        called: list[int] = []
+        plain = attention_seam.plain
+        monkeypatch.setattr(
+            attention_seam,
+            "plain",
+            lambda queries, *rest, **more: called.append(queries.shape[0]) or plain(queries, *rest, **more),
+        )
+        mx.eval(rows.decode(mx.array([1, 2, 3, 4])))
+        assert called == [1, 1, 2] * len(model_of("llama").layers)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families_have_banks_unless_they_compute_with_keys(name: str) -> None:
+    found = rows_for(model_of(name), PLAIN)[1]
+    if not guessed(model_of(name)).allows("batch"):
+        assert not found.allows("banks")
+    else:
+        assert found.allows("banks") == (name not in COMPUTE_WITH_KEYS), found.banks
+
+
+class TestSeam:
+    """What the seam relies on. If one of these fails after an update of mlx-lm, look at attention_seam.py."""
+
+    def test_arguments(self) -> None:
+        assert list(inspect.signature(attention_seam.plain).parameters) == [
+            "queries", "keys", "values", "cache", "scale", "mask", "sinks",
+        ]  # fmt: skip
+
+    def test_models_have_it_by_name(self) -> None:
+        """Most modules import it; what calls `mx.fast` itself has no banks."""
+        [folder] = map(Path, mlx_lm.models.__path__)
+        importing = re.compile(r"from \.base import[^)]*\b" + attention_seam.NAME, re.DOTALL)
+        assert sum(bool(importing.search(file.read_text())) for file in folder.glob("*.py")) > 90
+
+    def test_other_callers_get_the_original(self) -> None:
+        """base.py itself is not patched."""
+        StepEngine(model_of("llama"), VOCABULARY)
+        assert base.scaled_dot_product_attention is attention_seam.plain
+
+    @pytest.mark.parametrize("width", [1, 3])
+    def test_without_banks_nothing_changes(self, width: int) -> None:
+        queries, keys = mx.random.normal((2, 4, width, 8)), mx.random.normal((2, 2, 7, 8))
+        mask = mx.random.uniform(shape=(2, 1, width, 7)) > 0.3
+        arguments = {"cache": None, "scale": 0.3, "mask": mask, "sinks": mx.zeros(4)}
+        ours = attention_seam.scaled_dot_product_attention(queries, keys, keys, **arguments)
+        assert mx.array_equal(ours, attention_seam.plain(queries, keys, keys, **arguments))
+
+    def test_a_mask_over_all_rows_is_refused(self) -> None:
+        parts = Parts([mx.zeros((1, 2, 3, 8))] * 2, [slice(0, 1), slice(1, 2)])
+        with pytest.raises(TypeError):
+            attention_seam.scaled_dot_product_attention(
+                mx.zeros((2, 2, 1, 8)), parts, parts, scale=1.0, mask=mx.zeros(1)
+            )
+
+
+class TestLargeChunksOnDevicesThatPrepareShapes:
+    SHAPES = attrs.evolve(ROUNDED, mask_elements=256)
+
+    def test_they_attend_causally(self) -> None:
+        region = Region(0, np.array([64], np.int32), np.array([8], np.int32), 8, self.SHAPES)
+        assert region.causal and region.keys == 72
+        assert not Region(0, np.array([20], np.int32), np.array([8], np.int32), 8, self.SHAPES).causal
+
+    def test_and_alone_with_the_same_tokens(self) -> None:
+        cases = [Request(list(range(3, 3 + length)), 6, sampling=GREEDY) for length in (150, 140, 9)]
+        wanted = [Driver(StepEngine(model_of("llama"), VOCABULARY), 64).play([case])[0].tokens for case in cases]
+        engine = StepEngine(model_of("llama"), VOCABULARY, shapes=self.SHAPES)
+        assert [row.tokens for row in Driver(engine, 64).play(cases)] == wanted
+
+
+def test_the_comparison_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that get the keys of another bank say something else."""
+    cases = [Request([5 + row] * (30 if row == 1 else 4 + row), 12, sampling=GREEDY) for row in range(3)]
+    alone = [Driver(StepEngine(model_of("llama"), VOCABULARY)).play([case])[0].tokens for case in cases]
+
+    def played() -> list[list[int]]:
+        return [row.tokens for row in Driver(StepEngine(model_of("llama"), VOCABULARY, shapes=SMALL_BANKS)).play(cases)]
+
+    assert played() == alone
+    monkeypatch.setattr(JoinedSlots, "make_mask", lambda *_, **__: None)
+    assert played() != alone

@@ -1,0 +1,72 @@
+"""The seam into mlx-lm's attention: the one place where mlx-lm is patched.
+
+mlx-lm's models import `scaled_dot_product_attention` by name, so the name is replaced in the module of each class that the
+model consists of. The replacement calls attention once for each bank if it gets the keys of several banks, and else hands
+all arguments on. A test pins what this relies on (tests/engine/test_banks.py).
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx_lm.models import base
+
+from trouper.engine.adaptations.adaptation_registry import adapted
+from trouper.engine.kv.joined_slots import Parts, joined
+from trouper.engine.kv.model_caches import flatten, slot_caches, state_slots, view
+from trouper.engine.kv.quantized_kv import PLAIN
+from trouper.engine.kv.recurrent_state import StateSlots
+from trouper.engine.kv.region import Region
+from trouper.engine.platform.error_text import line_of
+
+NAME = "scaled_dot_product_attention"
+plain = base.scaled_dot_product_attention
+
+
+def scaled_dot_product_attention(
+    queries: mx.array, keys: Any, values: Any, cache: Any = None, *args: Any, mask: Any = None, **kwargs: Any
+) -> mx.array:
+    """Attention as in mlx-lm, over the keys of one bank or of several. queries (n, heads, width, dim)."""
+    if not isinstance(keys, Parts):
+        return plain(queries, keys, values, cache, *args, mask=mask, **kwargs)
+    masks = mask.of_banks if isinstance(mask, Parts) else [None] * len(keys.ranges)
+    if mask is not None and not isinstance(mask, Parts):
+        raise TypeError("a mask over the rows of several banks")
+    outputs = [
+        plain(queries[rows], keys_of_bank, values_of_bank, None, *args, mask=mask_of_bank, **kwargs)
+        for rows, keys_of_bank, values_of_bank, mask_of_bank in zip(
+            keys.ranges, keys.of_banks, values.of_banks, masks, strict=True
+        )
+    ]
+    return mx.concatenate(outputs)
+
+
+def install(model: nn.Module) -> None:
+    """Replace the name in the modules that define the classes of the model's submodules."""
+    for name in {type(module).__module__ for _, module in model.named_modules()}:
+        if getattr(sys.modules.get(name), NAME, None) is plain:
+            setattr(sys.modules[name], NAME, scaled_dot_product_attention)
+
+
+def fault(model: nn.Module) -> str:
+    """Return why a pass over rows of two banks cannot be built, or "". Installs the seam; evaluates nothing."""
+    install(model)
+    states = state_slots(model)
+    banks = [slot_caches(model, PLAIN, states=states) for _ in range(2)]
+    counts = np.ones(2, np.int32)
+    region = Region(0, np.array([3, 5], np.int32), counts, 1)
+    try:
+        for caches, length in zip(banks, region.lengths, strict=True):
+            for leaf in flatten(caches):
+                if not isinstance(leaf, StateSlots):
+                    leaf.begin(Region(0, np.array([length], np.int32), counts[:1], 1))
+        caches = joined(banks, region, [slice(0, 1), slice(1, 2)])
+        with adapted(model).during(region):
+            model(mx.ones((2, 1), mx.int32), cache=[view(cache) for cache in caches])
+    except Exception as error:  # noqa: BLE001 - any architecture's code over keys that are no arrays: it is the answer
+        return line_of(error)
+    return ""

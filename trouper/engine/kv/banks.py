@@ -1,0 +1,137 @@
+"""Banks: rows of like length share buffers, so that no row's buffer is as long as another bank's longest row.
+
+The level of a bank bounds the length of its rows: 512 tokens, then twice as many with each level (`Shapes.first_bank`). The
+buffers of a bank are as long as its longest row, rounded up, so a row holds at most about twice its own tokens. A row that
+outgrows its bank moves to the next level: one copy, after as many tokens as it has. A pass over rows of several banks calls
+attention once for each bank (`attention_seam.py`); everything else in a layer runs over all rows.
+
+Figures: docs/long-contexts.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import attrs
+
+from trouper.engine.kv.pass_shapes import Shapes
+from trouper.engine.kv.slot_assignment import SlotAssignment
+from trouper.engine.kv.slot_buffers import SlotBuffers
+from trouper.protocol.plans import RowId
+
+
+@attrs.frozen(eq=False)
+class Bank:
+    """Rows in slots of the same buffers."""
+
+    level: int
+    buffers: SlotBuffers
+    slots: SlotAssignment = attrs.field(factory=SlotAssignment)
+
+    def open(self, row: RowId) -> None:
+        """Add a prefilling row without KV."""
+        self.slots.open(row)
+        self.buffers.hold(len(self.slots))
+
+    def promote(self, row: RowId) -> None:
+        """Make a prefilling row the last decoding row; the first prefilling row gets its slot."""
+        slot, first = self.slots.slot(row), self.slots.num_decoding
+        if slot != first:
+            self.buffers.move([(slot, first), (first, slot)], self.slots.lengths)
+        self.slots.promote(slot)
+
+    def drop(self, rows: Sequence[RowId]) -> None:
+        """Remove rows. Buffers that are much too large shrink, and are freed with the last row."""
+        change = self.slots.without(rows)
+        self.buffers.move(change.moves, self.slots.lengths)
+        self.slots.rearrange(change)
+        if len(self.slots):
+            self.buffers.fit(len(self.slots), self.slots.longest + 1)
+        else:
+            self.buffers.clear()
+
+    def move(self, row: RowId, target: Bank) -> None:
+        """Move a decoding row to another bank."""
+        slot = self.slots.slot(row)
+        length = int(self.slots.lengths[slot])
+        parts = self.buffers.take(slot, length)
+        target.open(row)
+        target.buffers.put(target.slots.slot(row), length, parts)
+        target.slots.lengths[target.slots.slot(row)] = length
+        target.promote(row)
+        self.drop([row])
+
+
+class Banks:
+    """All banks that have rows, the longest rows first: a new short row then changes no other row's index in a pass."""
+
+    def __init__(self, make_buffers: Callable[[], SlotBuffers], shapes: Shapes, *, several: bool) -> None:
+        """`several` False: all rows share one bank."""
+        self._make_buffers, self._shapes, self._several = make_buffers, shapes, several
+        self._banks: dict[int, Bank] = {}
+        self._bank_of: dict[RowId, Bank] = {}
+
+    def __iter__(self) -> Iterator[Bank]:
+        return iter(self._banks.values())
+
+    def __len__(self) -> int:
+        return len(self._banks)
+
+    def __getitem__(self, row: RowId) -> Bank:
+        """The bank of a row."""
+        return self._bank_of[row]
+
+    @property
+    def decoding(self) -> Sequence[RowId]:
+        """Decoding rows, in the order of a pass over them."""
+        return [row for bank in self for row in bank.slots.decoding]
+
+    @property
+    def prefilling(self) -> Sequence[RowId]:
+        return [row for bank in self for row in bank.slots.prefilling]
+
+    def hold(self, lengths: Sequence[int]) -> None:
+        """Make room for new rows that will have this many tokens. Buffers that grow for each row would be copied each time."""
+        levels = [self._level(tokens) for tokens in lengths]
+        for level in set(levels):
+            bank = self._bank(level)
+            bank.buffers.hold(len(bank.slots) + levels.count(level))
+
+    def open(self, row: RowId, tokens: int) -> None:
+        """Add a prefilling row that will have `tokens` tokens when it decodes."""
+        self._bank_of[row] = bank = self._bank(self._level(tokens))
+        bank.open(row)
+
+    def drop(self, rows: Sequence[RowId]) -> None:
+        for bank in list(self):
+            dropped = [row for row in rows if self._bank_of[row] is bank]
+            if dropped:
+                bank.drop(dropped)
+                self._free(bank)
+        for row in rows:
+            del self._bank_of[row]
+
+    def move_outgrown(self) -> None:
+        """Move decoding rows whose next token does not belong to their bank."""
+        for bank in reversed(list(self)):
+            bound = self._shapes.bank_tokens(bank.level)
+            if self._several and bank.slots.num_decoding and bank.slots.longest >= bound:
+                lengths = bank.slots.lengths.tolist()
+                outgrown = [row for row, length in zip(bank.slots.decoding, lengths, strict=False) if length >= bound]
+                for row in outgrown:
+                    self._bank_of[row] = target = self._bank(self._level(bank.slots.length(row) + 1))
+                    bank.move(row, target)
+                self._free(bank)
+
+    def _level(self, tokens: int) -> int:
+        return self._shapes.level(tokens) if self._several else 0
+
+    def _bank(self, level: int) -> Bank:
+        if level not in self._banks:
+            self._banks[level] = Bank(level, self._make_buffers())
+            self._banks = dict(sorted(self._banks.items(), reverse=True))
+        return self._banks[level]
+
+    def _free(self, bank: Bank) -> None:
+        if not len(bank.slots):
+            del self._banks[bank.level]
