@@ -21,7 +21,7 @@ from trouper.protocol.health import DirectoryStats, MemoryStatus, SchedulerStats
 from trouper.protocol.model import LoadedModel
 from trouper.protocol.plans import PLANS_IN_FLIGHT, Plan, Stepped, ThinkingLimit
 from trouper.protocol.problems import Problem
-from trouper.protocol.replies import Delta, Failed, Finished, Reply
+from trouper.protocol.replies import Delta, Failed, Finished, Progress, Reply
 from trouper.protocol.requests import Generate, TokenPrompt
 from trouper.protocol.settings import ByteSize, Settings
 from trouper.protocol.watch import Watch
@@ -56,6 +56,9 @@ class RecordingClient:
         elif isinstance(event, Finished | Failed):
             self.terminal.append(event)
         return not self.aborted
+
+    def report(self, progress: Progress, /) -> None:
+        assert not self.closed, f"{progress} after the close"
 
     def fail(self, problem: Problem) -> None:
         self.reply(Failed(problem))

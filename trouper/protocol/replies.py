@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Literal
 
 import attrs
@@ -91,3 +92,13 @@ Reply = Accepted | Started | Scored | Embedded | Delta | Finished | Failed
 REPLIES_BEYOND_TOKENS = 5
 """Number of replies besides one Delta a token: Accepted, Started, Scored, a last Delta of held-back text, and the terminal
 event."""
+
+
+@attrs.frozen
+class Progress:
+    """The latest progress of a request's row, besides its tokens. It is published beside the replies, for the time limits."""
+
+    at: float = -inf
+    """trio.current_time() at which the last chunk of the prompt was computed."""
+    preempted: bool = False
+    """Whether the request left its row before its end and waits to return. It is not late then, however long it waits."""

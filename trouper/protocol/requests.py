@@ -12,6 +12,8 @@ from trouper.protocol.sampling import Sampling
 
 Speculation = Literal["ngram", "off"]
 """Method by which a row drafts its next tokens."""
+MIN_PRIORITY, MAX_PRIORITY = -(2**31), 2**31 - 1
+"""Bounds of `Generate.priority` that clients may send: 32 bits, which every client's integers hold."""
 
 
 @attrs.frozen
@@ -41,7 +43,9 @@ Prompt = TextPrompt | TokenPrompt | ChatPrompt
 
 @attrs.frozen(kw_only=True)
 class Timeouts:
-    """Time limits in seconds; None: no limit. Each has its own error, so that a client can tell which one was exceeded."""
+    """Time limits in seconds; None: no limit. Each has its own error, so that a client can tell which one was exceeded.
+
+    `first_token_s` limits the time without progress of a prefill: each computed chunk begins it anew."""
 
     queue_s: float | None = None
     first_token_s: float | None = None
@@ -83,5 +87,7 @@ class Generate:
     """Speculation for this request; None: as in the settings. It changes the duration of an answer, never its tokens."""
     cache_salt: str = ""
     """Salt of the prefix cache. Prompts share cached blocks only with prompts of the same salt."""
+    priority: int = 0
+    """Lower is scheduled first, as in vLLM."""
     timeouts: Timeouts | None = None
     """Time limits of this request; None: the runtime's defaults."""

@@ -7,9 +7,10 @@ import trio
 
 from trouper.protocol.plans import ThinkingLimit
 from trouper.protocol.problems import Problem
-from trouper.protocol.replies import REPLIES_BEYOND_TOKENS, Accepted, Failed, Reply
+from trouper.protocol.replies import REPLIES_BEYOND_TOKENS, Accepted, Failed, Progress, Reply
 from trouper.protocol.requests import Generate
 from trouper.protocol.settings import Settings
+from trouper.protocol.watch import Watch
 
 
 @attrs.frozen(eq=False)
@@ -26,6 +27,8 @@ class Submission:
     thinking: ThinkingLimit | None = None
     compiled_grammar: object = None
     """Keeps the compiled grammar available to the engine."""
+    progress: Watch[Progress] = attrs.field(factory=lambda: Watch(Progress()))
+    """Beside the channel, since only the latest counts and a chunk need not wake the client."""
 
     @property
     def aborted(self) -> bool:
@@ -42,6 +45,9 @@ class Submission:
 
     def accept(self) -> None:
         self.reply(Accepted(self.prompt, self.max_tokens))
+
+    def report(self, progress: Progress) -> None:
+        self.progress.publish(progress)
 
     def end(self, event: Reply) -> None:
         """Send the terminal event, then close. Synchronous, so that it completes even in cancelled cleanup."""

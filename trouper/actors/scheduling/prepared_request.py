@@ -6,7 +6,7 @@ from typing import Protocol
 
 from trouper.protocol.plans import ThinkingLimit
 from trouper.protocol.problems import Problem
-from trouper.protocol.replies import Reply
+from trouper.protocol.replies import Progress, Reply
 from trouper.protocol.requests import Generate
 
 
@@ -36,6 +36,9 @@ class PreparedRequest(Protocol):
         """Tell the client that the request is in the queue."""
 
     def reply(self, event: Reply, /) -> bool: ...
+
+    def report(self, progress: Progress, /) -> None:
+        """Publish the progress of the row, which time limits read."""
 
     def fail(self, problem: Problem) -> None:
         """Send the terminal event and close."""
