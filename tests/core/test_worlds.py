@@ -14,7 +14,8 @@ from trouper.actors.scheduling.eviction import Eviction
 from trouper.actors.scheduling.prefix_cache import PrefixCache
 from trouper.actors.scheduling.result_commit import ResultCommit
 from trouper.actors.scheduling.running_batch import RunningBatch
-from trouper.actors.scheduling.sequence import Sequence, State
+from trouper.actors.scheduling.sequence import Sequence
+from trouper.actors.scheduling.sequence_state import State
 from trouper.protocol.plans import BlockId, Plan
 from trouper.protocol.problems import Problem
 

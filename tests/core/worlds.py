@@ -14,7 +14,8 @@ from tests.fakes import CUTTABLE, UNCUTTABLE, ByteTokenizer, FakeEngine, card, l
 from trouper.actors.scheduling.core import Core
 from trouper.actors.scheduling.core_edges import CoreWatches, DiskSeam
 from trouper.actors.scheduling.eviction import NODE_COST
-from trouper.actors.scheduling.sequence import QUEUED, Sequence, State
+from trouper.actors.scheduling.sequence import Sequence
+from trouper.actors.scheduling.sequence_state import QUEUED, State
 from trouper.protocol.batch import NOTHING_SHOWN, BatchStats
 from trouper.protocol.blocks import BlockData
 from trouper.protocol.health import DirectoryStats, MemoryStatus, SchedulerStats
@@ -45,8 +46,9 @@ class RecordingClient:
     terminal: list[Finished | Failed] = attrs.field(factory=list)
     closed: bool = False
 
-    def accept(self) -> None:
+    def accept(self, max_tokens: int, /) -> None:
         assert not self.closed and not self.terminal
+        self.max_tokens = max_tokens
 
     def reply(self, event: Reply, /) -> bool:
         assert not self.closed, f"{event} after the close"
@@ -92,11 +94,13 @@ class CoreWorld:
             prefill_step_size=dice.choice((4, 16, 64)),
             max_queue_size=dice.choice((1, 4, 50)),
             block_size=dice.choice((2, 4, 8)),
+            kv_memory=dice.choice((None, ByteSize(dice.randrange(3_000, 30_000)))),
+            priority_max_wait_s=dice.choice((0.0, 0.05, 1.0)),
             cache_memory=ByteSize(dice.choice((0, 3, 20, 1000)) * (400 + NODE_COST)),
             no_ssd=dice.random() < 0.3,
             ssd_cache_dir=Path("/nowhere"),
         )
-        kv = dice.choice((CUTTABLE, UNCUTTABLE))
+        kv = attrs.evolve(dice.choice((CUTTABLE, UNCUTTABLE)), capacity_step=dice.choice((1, 4, 16)))
         self.engine = FakeEngine(kv=kv, guess=self._guess if dice.random() < 0.6 else lambda _key, _at: (0, 0))
         self.watches = CoreWatches(
             stats=Watch(SchedulerStats()),
@@ -156,6 +160,7 @@ class CoreWorld:
             max_tokens=max_tokens,
             speculation=self.dice.choice((None, "ngram", "off")),
             cache_salt=self.dice.choice(("", "", "other")),
+            priority=self.dice.choice((0, 0, 0, -1, 5)),
         )
         client = RecordingClient(request, prompt, max_tokens)
         self.clients.append(client)
@@ -169,7 +174,7 @@ class CoreWorld:
         """A running sequence leaves its row and goes on later."""
         running = [one for one in self.core._batch.rows.values() if not one.dropped]
         if running and self.dice.random() < 0.3:
-            self.core._handover.preempt(self.dice.choice(running))
+            self.core._preemption.preempt(self.dice.choice(running), self.now)
 
     def press(self) -> None:
         active = self.dice.choice((10, 10, 95, 200))
@@ -218,6 +223,7 @@ class CoreWorld:
         core.drop_aborted(self.now)
         while (plan := core.schedule(self.now)) is not None:
             self.in_flight.append((plan, self.engine._compute(plan, 0.01)))
+            self.check_memory()
             if not plan.has_work:
                 break
         core.publish()
@@ -247,6 +253,16 @@ class CoreWorld:
         )
         for client in self.clients:
             assert len(client.terminal) <= 1, "two terminal events"
+
+    def check_memory(self) -> None:
+        """What the engine holds after a plan, by its own books."""
+        limit, rows, kv = self.settings.kv_memory, self.engine.rows.values(), self.engine.kv
+        if limit is None or len(rows) < 2:
+            return
+        row_bytes = sum(kv.row_bytes(len(row.kv)) for row in rows)
+        block_bytes = sum(NODE_COST + kv.token_bytes * len(tokens) for tokens in self.engine.blocks.values())
+        snapshot_bytes = kv.snapshot_bytes * len(self.engine.snapshots)
+        assert row_bytes + block_bytes + snapshot_bytes <= limit, "rows and cached blocks are beyond the limit"
 
     @staticmethod
     def _check_running(sequence: Sequence) -> None:
