@@ -94,7 +94,7 @@ class CoreWorld:
             prefill_step_size=dice.choice((4, 16, 64)),
             max_queue_size=dice.choice((1, 4, 50)),
             block_size=dice.choice((2, 4, 8)),
-            kv_memory=dice.choice((None, ByteSize(dice.randrange(3_000, 30_000)))),
+            kv_memory=dice.choice((None, ByteSize(dice.choice((2_500, 4_000, 8_000, 15_000))))),
             priority_max_wait_s=dice.choice((0.0, 0.05, 1.0)),
             cache_memory=ByteSize(dice.choice((0, 3, 20, 1000)) * (400 + NODE_COST)),
             no_ssd=dice.random() < 0.3,
@@ -118,6 +118,7 @@ class CoreWorld:
         self.in_flight: deque[tuple[Plan, Stepped]] = deque()
         self.texts = [tuple(dice.randrange(1, 90) for _ in range(40)) for _ in range(3)]
         self.now = 0.0
+        self.overdue = 0
 
     def _guess(self, key: int, position: int) -> tuple[int, int]:
         dice = random.Random(key * 1000 + position)
@@ -153,7 +154,7 @@ class CoreWorld:
 
     def arrive(self) -> None:
         text, length = self.dice.choice(self.texts), self.dice.randint(1, 36)
-        prompt, max_tokens = text[:length], self.dice.randint(1, 12)
+        prompt, max_tokens = text[:length], self.dice.randint(1, self.dice.choice((12, 12, 12, 40)))
         request = Generate(
             request_id=str(len(self.clients)),
             prompt=TokenPrompt(prompt),
@@ -246,6 +247,7 @@ class CoreWorld:
             assert sequence.id == row, "a sequence has another row"
             self._check_running(sequence)
         queued = [*core._queue]
+        self.overdue += any(sequence.overdue for sequence in queued)
         assert len(queued) == len({*queued}), "a sequence waits twice"
         assert not {*queued} & {*batch.rows.values()}, "a sequence waits and has a row"
         assert {sequence.state for sequence in queued} <= QUEUED | {State.PREEMPTED}, (
@@ -257,9 +259,12 @@ class CoreWorld:
     def check_memory(self) -> None:
         """What the engine holds after a plan, by its own books."""
         limit, rows, kv = self.settings.kv_memory, self.engine.rows.values(), self.engine.kv
-        if limit is None or len(rows) < 2:
+        if limit is None:
             return
         row_bytes = sum(kv.row_bytes(len(row.kv)) for row in rows)
+        assert row_bytes <= limit, "rows are beyond the limit"
+        if len(rows) == 1:  # It runs whatever is pinned beside it: what is read or written.
+            return
         block_bytes = sum(NODE_COST + kv.token_bytes * len(tokens) for tokens in self.engine.blocks.values())
         snapshot_bytes = kv.snapshot_bytes * len(self.engine.snapshots)
         assert row_bytes + block_bytes + snapshot_bytes <= limit, "rows and cached blocks are beyond the limit"
