@@ -81,20 +81,20 @@ class MemoryBudget:
         """Reduce the length of an answer that would outgrow the limit even if the sequence ran alone. Returns a problem if not even the
         prompt and one token fit."""
         limit = self.limit_bytes
-        most = None if limit is None else self.kv.max_tokens(limit)
-        if most is None:
+        fitting = None if limit is None else self.kv.max_tokens(limit)
+        if fitting is None:
             return None
-        if sequence.num_tokens + 1 > most:
-            return too_long(sequence.request, sequence.num_prompt_tokens, most)
-        sequence.output.max_tokens = min(sequence.max_tokens, most - sequence.num_prompt_tokens)
+        if sequence.num_tokens + 1 > fitting:
+            return too_long(sequence.request, sequence.num_prompt_tokens, fitting)
+        sequence.output.max_tokens = min(sequence.max_tokens, fitting - sequence.num_prompt_tokens)
         return None
 
 
-def too_long(request: Generate, prompt_tokens: int, most: int) -> Problem:
+def too_long(request: Generate, prompt_tokens: int, max_tokens: int) -> Problem:
     return Problem(
         400,
-        f"memory holds {most} tokens of one request (--kv-memory, --memory-fraction); {prompt_tokens} of prompt and 1 of answer "
-        f"are more: shorten the prompt to {max(0, most - 1)} tokens",
+        f"memory holds {max_tokens} tokens of one request (--kv-memory, --memory-fraction); {prompt_tokens} of prompt and 1 of answer "
+        f"are more: shorten the prompt to {max(0, max_tokens - 1)} tokens",
         param="messages" if isinstance(request.prompt, ChatPrompt) else "prompt",
         code="context_length_exceeded",
     )
