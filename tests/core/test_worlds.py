@@ -32,7 +32,7 @@ def test_every_invariant_holds_in_every_world() -> None:
 def test_the_worlds_have_everything_in_them() -> None:
     """Else they would show little."""
     seen = Counter[str]()
-    for seed in range(100):
+    for seed in range(120):
         world = CoreWorld(seed)
         world.play()
         facts = world.watches.stats.latest

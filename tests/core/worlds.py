@@ -7,6 +7,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -19,6 +20,7 @@ from trouper.actors.scheduling.sequence_state import QUEUED, State
 from trouper.protocol.batch import NOTHING_SHOWN, BatchStats
 from trouper.protocol.blocks import BlockData
 from trouper.protocol.health import DirectoryStats, MemoryStatus, SchedulerStats
+from trouper.protocol.kv import KvLayout
 from trouper.protocol.model import LoadedModel
 from trouper.protocol.plans import PLANS_IN_FLIGHT, Plan, Stepped, ThinkingLimit
 from trouper.protocol.problems import Problem
@@ -45,6 +47,7 @@ class RecordingClient:
     tokens: list[int] = attrs.field(factory=list)
     terminal: list[Finished | Failed] = attrs.field(factory=list)
     closed: bool = False
+    progress: list[Progress] = attrs.field(factory=list)
 
     def accept(self, max_tokens: int, /) -> None:
         assert not self.closed and not self.terminal
@@ -61,6 +64,7 @@ class RecordingClient:
 
     def report(self, progress: Progress, /) -> None:
         assert not self.closed, f"{progress} after the close"
+        self.progress.append(progress)
 
     def fail(self, problem: Problem) -> None:
         self.reply(Failed(problem))
@@ -86,7 +90,8 @@ def key_of(prompt: tuple[int, ...]) -> int:
 class CoreWorld:
     """One core, an engine that answers at once, and a disk that answers when it likes."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, kv: KvLayout | None = None, **settings: Any) -> None:
+        """What is not told is drawn."""
         self.dice = dice = random.Random(seed)
         self.settings = Settings(
             completion_batch_size=dice.choice((1, 2, 3, 8)),
@@ -94,13 +99,14 @@ class CoreWorld:
             prefill_step_size=dice.choice((4, 16, 64)),
             max_queue_size=dice.choice((1, 4, 50)),
             block_size=dice.choice((2, 4, 8)),
-            kv_memory=dice.choice((None, ByteSize(dice.choice((2_500, 4_000, 8_000, 15_000))))),
+            kv_memory=dice.choice((None, ByteSize(dice.choice((2_500, 5_000, 12_000, 20_000, 30_000))))),
             priority_max_wait_s=dice.choice((0.0, 0.05, 1.0)),
             cache_memory=ByteSize(dice.choice((0, 3, 20, 1000)) * (400 + NODE_COST)),
             no_ssd=dice.random() < 0.3,
             ssd_cache_dir=Path("/nowhere"),
         )
-        kv = attrs.evolve(dice.choice((CUTTABLE, UNCUTTABLE)), capacity_step=dice.choice((1, 4, 16)))
+        self.settings = attrs.evolve(self.settings, **settings)
+        kv = kv or attrs.evolve(dice.choice((CUTTABLE, UNCUTTABLE)), capacity_step=dice.choice((1, 4, 16)))
         self.engine = FakeEngine(kv=kv, guess=self._guess if dice.random() < 0.6 else lambda _key, _at: (0, 0))
         self.watches = CoreWatches(
             stats=Watch(SchedulerStats()),
@@ -155,17 +161,20 @@ class CoreWorld:
     def arrive(self) -> None:
         text, length = self.dice.choice(self.texts), self.dice.randint(1, 36)
         prompt, max_tokens = text[:length], self.dice.randint(1, self.dice.choice((12, 12, 12, 40)))
-        request = Generate(
-            request_id=str(len(self.clients)),
-            prompt=TokenPrompt(prompt),
-            max_tokens=max_tokens,
+        self.ask(
+            prompt,
+            max_tokens,
             speculation=self.dice.choice((None, "ngram", "off")),
             cache_salt=self.dice.choice(("", "", "other")),
             priority=self.dice.choice((0, 0, 0, -1, 5)),
         )
+
+    def ask(self, prompt: tuple[int, ...], max_tokens: int, **more: Any) -> RecordingClient:
+        request = Generate(request_id=str(len(self.clients)), prompt=TokenPrompt(prompt), max_tokens=max_tokens, **more)
         client = RecordingClient(request, prompt, max_tokens)
         self.clients.append(client)
         self.core.enqueue(client, self.now)
+        return client
 
     def leave(self) -> None:
         if self.clients and self.dice.random() < 0.4:
