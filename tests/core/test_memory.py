@@ -140,6 +140,18 @@ def test_a_higher_priority_gets_the_memory_of_a_lower_one() -> None:
     assert preempted(small) >= 1
 
 
+def test_nobody_leaves_for_a_request_that_cannot_enter_even_then() -> None:
+    small = world(40)
+    ask(small, max_tokens=6, priority=0)
+    ask(small, max_tokens=6, priority=1)
+    run(small, 2)
+    small.ask(tuple(range(1, 32)), 1, priority=0)
+    run(small)
+    assert running(small) == ["0", "1"]
+    finish(small)
+    assert preempted(small) <= 1
+
+
 def test_an_equal_priority_waits() -> None:
     small = world(30)
     ask(small, 2, max_tokens=3)
@@ -255,6 +267,19 @@ def test_memory_that_shrinks_makes_rows_leave() -> None:
     run(asked, 2)
     assert running(asked) == ["0", "1"]
     finish(asked)
+
+
+def test_the_last_row_stays_however_little_memory_is_left() -> None:
+    asked = world(None)
+    margin = asked.core._budget.margin_bytes
+    asked.watches.memory.publish(MemoryStatus(limit_bytes=10 * margin))
+    ask(asked, 2, max_tokens=20)
+    run(asked, 3)
+    asked.watches.memory.publish(MemoryStatus(limit_bytes=10 * margin, fixed_bytes=8 * margin - 100))
+    run(asked, 2)
+    assert running(asked) == ["0"]
+    finish(asked)
+    assert preempted(asked) == 1
 
 
 def order(asked: CoreWorld, now: float) -> Ordered[str]:
