@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 from unittest.mock import patch
 
@@ -20,7 +21,9 @@ from tests.real.serving import running
 from tests.real.test_crashes import all_at_once
 from tests.real.test_mixed import LONG, PROMPTS, TOKENS, alone_of, assert_as_alone
 from tests.real.wishes import wishes
+from tests.reuse.serving import text
 from trouper import RequestFailed, Sampling, TokenPrompt
+from trouper.actors.scheduling.scheduler_counters import SchedulerCounters
 from trouper.engine.kv import kv_layout
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.requests import Generate
@@ -78,3 +81,38 @@ async def test_what_never_fits_is_refused_and_what_outgrows_memory_is_shortened(
                 tokens = [token async for delta in answer for token in delta.tokens]
                 assert answer.finished is not None and answer.finished.reason == "length"
     assert len(tokens) == 4
+
+
+async def test_a_tenth_of_the_memory_is_enough_for_all(tmp_path: Path) -> None:
+    """What rows and cached blocks hold is looked at after each plan."""
+    path, dice = str(save("llama", tmp_path / "llama")), Random(3)
+    lengths = [(int(10 * 20 ** dice.random()), dice.randint(5, 60)) for _ in range(60)]
+    asked = {
+        str(place): Generate(
+            request_id=str(place), prompt=TokenPrompt(text(prompt, place)), max_tokens=tokens, ignore_eos=True,
+            sampling=Sampling(temperature=0),
+        )
+        for place, (prompt, tokens) in enumerate(lengths)
+    }  # fmt: skip
+    seen: list[int] = []
+    publish = SchedulerCounters.publish
+
+    def published(counters: SchedulerCounters, **gauges: Any) -> None:
+        if gauges["active_sequences"] > 1:
+            seen.append(gauges["kv_row_bytes"] + gauges["cache"].bytes)
+        publish(counters, **gauges)
+
+    with fine_capacities():
+        async with running(path) as runtime:
+            wanted = await all_at_once(runtime, asked)
+            kv = runtime.model.kv
+        limit = sum(kv.row_bytes(prompt + tokens) for prompt, tokens in lengths) // 10
+        with patch.object(SchedulerCounters, "publish", published):
+            async with running(path, kv_memory=limit) as runtime:
+                heard = await all_at_once(runtime, asked)
+                stats = runtime.health().scheduler
+    assert 0.7 * limit < max(seen) <= limit
+    assert (stats.requests_completed, stats.requests_errored) == (60, 0)
+    assert stats.preemptions > 0
+    for wish in asked.values():
+        await assert_as_alone(path, wish, heard[wish.request_id], wanted[wish.request_id])
