@@ -140,10 +140,10 @@ class Settings:
         0,
         50,
     )
-    max_queue_size: int = setting(128, "Requests that may wait for a row; more are answered 429.", 0)
     priority_max_wait_s: float = setting(
         60.0, "A request that waits for a row longer than this goes before those of any priority; 0: never.", 0
     )
+    max_queue_size: int = setting(128, "Requests that may wait for a row; more are answered 429.", 0)
     default_max_tokens: int = setting(512, "Length of an answer when the request names none.", 1)
     max_prompt_tokens: int = setting(32768, "Longer prompts are refused.", 1)
     max_kv_size: int | None = setting(
