@@ -121,8 +121,8 @@ def deadly(rows: Sequence[FakeRow]) -> bool:
 
 PROOF = (0,)
 """The prompt with which a scheduler tries the engine after a crash."""
-CUTTABLE = KvLayout(token_bytes=100)
-UNCUTTABLE = KvLayout(token_bytes=100, snapshot_bytes=1000)
+CUTTABLE = KvLayout(token_bytes=100, capacity_step=16)
+UNCUTTABLE = KvLayout(token_bytes=100, snapshot_bytes=1000, capacity_step=16)
 
 
 def card(context_length: int = 4096, kv: KvLayout = CUTTABLE) -> ModelCard:

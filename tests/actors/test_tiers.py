@@ -15,7 +15,7 @@ from tests.policy.test_prefix import Played
 from trouper.actors.runtime.channels import offer
 from trouper.actors.scheduling.block_keys import token_bytes
 from trouper.actors.scheduling.disk_tier import BACKLOG_BYTES, RUN_BYTES, DiskTier
-from trouper.actors.scheduling.prefix_cache import Found
+from trouper.actors.scheduling.found_prefix import Found
 from trouper.protocol.blocks import BlockData, Tensor, Tensors
 from trouper.protocol.health import DirectoryStats
 from trouper.protocol.kv import KvLayout

@@ -8,15 +8,19 @@ from typing import Any
 
 import pytest
 
-from tests.core.worlds import CoreWorld, play
+from tests.core.worlds import CoreWorld, RecordingClient, play
 from trouper.actors.scheduling.core import Core
 from trouper.actors.scheduling.eviction import Eviction
+from trouper.actors.scheduling.kv_memory import KvMemory
+from trouper.actors.scheduling.preemption import Preemption
 from trouper.actors.scheduling.prefix_cache import PrefixCache
 from trouper.actors.scheduling.result_commit import ResultCommit
 from trouper.actors.scheduling.running_batch import RunningBatch
-from trouper.actors.scheduling.sequence import Sequence, State
+from trouper.actors.scheduling.sequence import Sequence
+from trouper.actors.scheduling.sequence_state import State
 from trouper.protocol.plans import BlockId, Plan
 from trouper.protocol.problems import Problem
+from trouper.protocol.replies import Failed
 
 SEEDS = range(200)
 
@@ -28,7 +32,7 @@ def test_every_invariant_holds_in_every_world() -> None:
 def test_the_worlds_have_everything_in_them() -> None:
     """Else they would show little."""
     seen = Counter[str]()
-    for seed in range(60):
+    for seed in range(120):
         world = CoreWorld(seed)
         world.play()
         facts = world.watches.stats.latest
@@ -40,9 +44,18 @@ def test_the_worlds_have_everything_in_them() -> None:
             evicted=facts.cache.evicted_blocks,
             from_disk=facts.cache.hits_disk,
             written=len(world.stored),
+            preempted=facts.preemptions,
+            refused_for_memory=sum(code(client) == "context_length_exceeded" for client in world.clients),
+            shortened=sum(client.max_tokens < (client.request.max_tokens or 0) for client in world.clients),
+            overdue=world.overdue,
             accepted_drafts=facts.speculation.accepted,
         )
     assert all(seen[name] > 10 for name in seen), seen
+
+
+def code(client: RecordingClient) -> str | None:
+    end = client.terminal[0] if client.terminal else None
+    return end.problem.code if isinstance(end, Failed) else None
 
 
 def fault(name: str, owner: type, method: str, wrong: Callable[..., Any]) -> Any:
@@ -93,6 +106,28 @@ def forgets_the_row(batch: RunningBatch, row: Any) -> None:
     """What the engine dropped stays in the books."""
 
 
+def never_relieved(memory: KvMemory, rows: list[Sequence], limit: int, now: float) -> None:
+    """Rows grow beyond the limit."""
+
+
+def all_enter(memory: KvMemory, sequence: Sequence) -> bool:
+    return True
+
+
+def without_bound(cache: PrefixCache, nbytes: int | None) -> None:
+    """Blocks are stored whatever rows leave of the limit."""
+
+
+def without_drafts(sequence: Sequence, max_draft_tokens: int) -> int:
+    return original_reserved(sequence, 0) - sequence.num_draft_tokens * (not sequence.prefilling)
+
+
+def forgets_preempted(preemption: Preemption, sequence: Sequence, now: float) -> None:
+    preemption.batch.remove(sequence)
+    sequence.preempt()
+
+
+original_reserved = Sequence.num_reserved_tokens
 original, original_chunk = Core.schedule, Sequence.schedule_chunk
 
 
@@ -116,6 +151,11 @@ FAULTS = [
     fault("dropped rows stay in the books", RunningBatch, "dropped", forgets_the_row),
     fault("a state is not entered", Sequence, "enter_state", stays_in_its_state),
     fault("an illegal transition", Sequence, "schedule_chunk", any_transition),
+    fault("rows outgrow memory", KvMemory, "_fit", never_relieved),
+    fault("sequences enter without room", KvMemory, "admits", all_enter),
+    fault("blocks are stored without room", PrefixCache, "bound", without_bound),
+    fault("drafts take no memory", Sequence, "num_reserved_tokens", without_drafts),
+    fault("a preempted sequence is lost", Preemption, "preempt", forgets_preempted),
     fault("three plans in flight", Core, "schedule", a_third_plan),
 ]
 

@@ -7,6 +7,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -14,10 +15,12 @@ from tests.fakes import CUTTABLE, UNCUTTABLE, ByteTokenizer, FakeEngine, card, l
 from trouper.actors.scheduling.core import Core
 from trouper.actors.scheduling.core_edges import CoreWatches, DiskSeam
 from trouper.actors.scheduling.eviction import NODE_COST
-from trouper.actors.scheduling.sequence import QUEUED, Sequence, State
+from trouper.actors.scheduling.sequence import Sequence
+from trouper.actors.scheduling.sequence_state import QUEUED, State
 from trouper.protocol.batch import NOTHING_SHOWN, BatchStats
 from trouper.protocol.blocks import BlockData
 from trouper.protocol.health import DirectoryStats, MemoryStatus, SchedulerStats
+from trouper.protocol.kv import KvLayout
 from trouper.protocol.model import LoadedModel
 from trouper.protocol.plans import PLANS_IN_FLIGHT, Plan, Stepped, ThinkingLimit
 from trouper.protocol.problems import Problem
@@ -44,9 +47,11 @@ class RecordingClient:
     tokens: list[int] = attrs.field(factory=list)
     terminal: list[Finished | Failed] = attrs.field(factory=list)
     closed: bool = False
+    progress: list[Progress] = attrs.field(factory=list)
 
-    def accept(self) -> None:
+    def accept(self, max_tokens: int, /) -> None:
         assert not self.closed and not self.terminal
+        self.max_tokens = max_tokens
 
     def reply(self, event: Reply, /) -> bool:
         assert not self.closed, f"{event} after the close"
@@ -59,6 +64,7 @@ class RecordingClient:
 
     def report(self, progress: Progress, /) -> None:
         assert not self.closed, f"{progress} after the close"
+        self.progress.append(progress)
 
     def fail(self, problem: Problem) -> None:
         self.reply(Failed(problem))
@@ -84,7 +90,8 @@ def key_of(prompt: tuple[int, ...]) -> int:
 class CoreWorld:
     """One core, an engine that answers at once, and a disk that answers when it likes."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, kv: KvLayout | None = None, **settings: Any) -> None:
+        """What is not told is drawn."""
         self.dice = dice = random.Random(seed)
         self.settings = Settings(
             completion_batch_size=dice.choice((1, 2, 3, 8)),
@@ -92,11 +99,14 @@ class CoreWorld:
             prefill_step_size=dice.choice((4, 16, 64)),
             max_queue_size=dice.choice((1, 4, 50)),
             block_size=dice.choice((2, 4, 8)),
+            kv_memory=dice.choice((None, ByteSize(dice.choice((2_500, 5_000, 12_000, 20_000, 30_000))))),
+            priority_max_wait_s=dice.choice((0.0, 0.05, 1.0)),
             cache_memory=ByteSize(dice.choice((0, 3, 20, 1000)) * (400 + NODE_COST)),
             no_ssd=dice.random() < 0.3,
             ssd_cache_dir=Path("/nowhere"),
         )
-        kv = dice.choice((CUTTABLE, UNCUTTABLE))
+        self.settings = attrs.evolve(self.settings, **settings)
+        kv = kv or attrs.evolve(dice.choice((CUTTABLE, UNCUTTABLE)), capacity_step=dice.choice((1, 4, 16)))
         self.engine = FakeEngine(kv=kv, guess=self._guess if dice.random() < 0.6 else lambda _key, _at: (0, 0))
         self.watches = CoreWatches(
             stats=Watch(SchedulerStats()),
@@ -114,6 +124,7 @@ class CoreWorld:
         self.in_flight: deque[tuple[Plan, Stepped]] = deque()
         self.texts = [tuple(dice.randrange(1, 90) for _ in range(40)) for _ in range(3)]
         self.now = 0.0
+        self.overdue = 0
 
     def _guess(self, key: int, position: int) -> tuple[int, int]:
         dice = random.Random(key * 1000 + position)
@@ -149,17 +160,21 @@ class CoreWorld:
 
     def arrive(self) -> None:
         text, length = self.dice.choice(self.texts), self.dice.randint(1, 36)
-        prompt, max_tokens = text[:length], self.dice.randint(1, 12)
-        request = Generate(
-            request_id=str(len(self.clients)),
-            prompt=TokenPrompt(prompt),
-            max_tokens=max_tokens,
+        prompt, max_tokens = text[:length], self.dice.randint(1, self.dice.choice((12, 12, 12, 40)))
+        self.ask(
+            prompt,
+            max_tokens,
             speculation=self.dice.choice((None, "ngram", "off")),
             cache_salt=self.dice.choice(("", "", "other")),
+            priority=self.dice.choice((0, 0, 0, -1, 5)),
         )
+
+    def ask(self, prompt: tuple[int, ...], max_tokens: int, **more: Any) -> RecordingClient:
+        request = Generate(request_id=str(len(self.clients)), prompt=TokenPrompt(prompt), max_tokens=max_tokens, **more)
         client = RecordingClient(request, prompt, max_tokens)
         self.clients.append(client)
         self.core.enqueue(client, self.now)
+        return client
 
     def leave(self) -> None:
         if self.clients and self.dice.random() < 0.4:
@@ -169,7 +184,7 @@ class CoreWorld:
         """A running sequence leaves its row and goes on later."""
         running = [one for one in self.core._batch.rows.values() if not one.dropped]
         if running and self.dice.random() < 0.3:
-            self.core._handover.preempt(self.dice.choice(running))
+            self.core._preemption.preempt(self.dice.choice(running), self.now)
 
     def press(self) -> None:
         active = self.dice.choice((10, 10, 95, 200))
@@ -218,6 +233,7 @@ class CoreWorld:
         core.drop_aborted(self.now)
         while (plan := core.schedule(self.now)) is not None:
             self.in_flight.append((plan, self.engine._compute(plan, 0.01)))
+            self.check_memory()
             if not plan.has_work:
                 break
         core.publish()
@@ -240,6 +256,7 @@ class CoreWorld:
             assert sequence.id == row, "a sequence has another row"
             self._check_running(sequence)
         queued = [*core._queue]
+        self.overdue += any(sequence.overdue for sequence in queued)
         assert len(queued) == len({*queued}), "a sequence waits twice"
         assert not {*queued} & {*batch.rows.values()}, "a sequence waits and has a row"
         assert {sequence.state for sequence in queued} <= QUEUED | {State.PREEMPTED}, (
@@ -247,6 +264,19 @@ class CoreWorld:
         )
         for client in self.clients:
             assert len(client.terminal) <= 1, "two terminal events"
+
+    def check_memory(self) -> None:
+        """What the engine holds after a plan, by its own books."""
+        limit, rows, kv = self.settings.kv_memory, self.engine.rows.values(), self.engine.kv
+        if limit is None:
+            return
+        row_bytes = sum(kv.row_bytes(len(row.kv)) for row in rows)
+        assert row_bytes <= limit, "rows are beyond the limit"
+        if len(rows) == 1:  # It runs whatever is pinned beside it: what is read or written.
+            return
+        block_bytes = sum(NODE_COST + kv.token_bytes * len(tokens) for tokens in self.engine.blocks.values())
+        snapshot_bytes = kv.snapshot_bytes * len(self.engine.snapshots)
+        assert row_bytes + block_bytes + snapshot_bytes <= limit, "rows and cached blocks are beyond the limit"
 
     @staticmethod
     def _check_running(sequence: Sequence) -> None:

@@ -16,7 +16,8 @@ from trouper.actors.runtime.submission import open_submission
 from trouper.actors.scheduling.block_keys import token_bytes
 from trouper.actors.scheduling.cache_namespace import cache_namespace
 from trouper.actors.scheduling.crash_attribution import Content, Standing
-from trouper.actors.scheduling.prefix_cache import Found, PrefixCache
+from trouper.actors.scheduling.found_prefix import Found
+from trouper.actors.scheduling.prefix_cache import PrefixCache
 from trouper.actors.scheduling.sequence import Sequence
 from trouper.protocol.blocks import BlockData, Tensor
 from trouper.protocol.health import CacheStats

@@ -16,7 +16,8 @@ from trouper import Settings
 from trouper.actors.runtime.submission import open_submission
 from trouper.actors.scheduling.block_keys import Chain, token_bytes
 from trouper.actors.scheduling.crash_attribution import Standing, digests
-from trouper.actors.scheduling.sequence import QUEUED, TRANSITIONS, IllegalTransitionError, Sequence, State
+from trouper.actors.scheduling.sequence import Sequence
+from trouper.actors.scheduling.sequence_state import QUEUED, TRANSITIONS, IllegalTransitionError, State
 from trouper.actors.scheduling.tree_node import Node
 from trouper.protocol.plans import RowId
 from trouper.protocol.replies import Delta, Finished, TokenLogprobs

@@ -151,6 +151,7 @@ def draw_request(name: int, chance: Random, weather: Weather) -> Generate:
         logprobs=chance.choice((None, None, 0, 2)),
         speculation=chance.choice((None, None, "ngram", "off")),
         timeouts=small if chance.random() < 0.2 else None,
+        priority=chance.choice((0, 0, -1, 3)),
     )
 
 

@@ -48,11 +48,11 @@ def test_r4_f27_two_lives_with_disks_that_fail_or_hang(seed: int) -> None:
 
 
 def test_f27_a_rank_may_die_while_it_reads() -> None:
-    worlds = [run_two_lives(seed, Fate("dies reading", 0))[1] for seed in (0, 1, 3)]
+    worlds = [run_two_lives(seed, Fate("dies reading", 0))[1] for seed in (4, 9, 13)]
     assert all("rank 1: its connection ended" in world.lost for world in worlds)
 
 
 def test_the_disks_are_of_use_and_met_their_fates() -> None:
-    worlds = [world for seed in (3, 14) for world in run_two_lives(seed, Fate())]
+    worlds = [world for seed in (0, 1) for world in run_two_lives(seed, Fate())]
     assert sum(world.ranks[1].loaded for world in worlds) > 20
     assert sum(world.lacking for world in worlds) > 0

@@ -83,6 +83,7 @@ class Weather:
             cache_memory=ByteSize(pick((0, 5_000, 50_000, 1_000_000))),
             num_blocks=pick((None, None, 3)),
             snapshot_tokens=pick((16, 64)),
+            kv_memory=pick((None, None, ByteSize(105_000), ByteSize(150_000))),
             no_ssd=True,
         )
         forgiving = RestartLimit(max_crashes=10**6, pause_s=0.01)

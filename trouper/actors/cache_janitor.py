@@ -45,11 +45,12 @@ async def keep_tidy(
     """Run the actor. It never ends by itself. A full `orders` sheds, since the writer has enough to do. `orders` outlives a crash,
     so the graph closes it. While no request is served, the actor orders inspections of a few files at a time."""
     next_sweep = next_inspection = trio.current_time()
-    kept_bytes, process = 0, ProcessMemory()
+    kept_bytes, process, fixed = 0, ProcessMemory(), FixedMemory()
     while True:
         stats, last = read_memory(), memory.latest
         kept_bytes = min(kept_bytes, stats.spare_bytes)
         status = judge(stats, last, settings.memory_fraction, kept_bytes)
+        status = attrs.evolve(status, fixed_bytes=fixed.measured(stats, scheduler.latest))
         if process.is_worth_releasing(stats.resident_bytes, scheduler.latest.active_sequences):
             status = attrs.evolve(status, releases=last.releases + 1)
         memory.publish(status)
@@ -67,6 +68,27 @@ async def keep_tidy(
 def _order(orders: trio.MemorySendChannel[DiskOrder], order: DiskOrder) -> None:
     if not offer(orders, order):
         log.debug("the disk has enough to do; %s must wait", order)
+
+
+@attrs.define
+class FixedMemory:
+    """Memory in use besides rows and cached blocks: weights, compiled kernels, other models of the process. It is measured while no
+    row runs. The smaller of two consecutive measurements counts, since a row may leave its memory a moment after it ended."""
+
+    nbytes: int = 0
+    """The result; 0: not measured yet."""
+    _last: int | None = None
+    """Result of the last look, if no row ran."""
+
+    def measured(self, stats: MemoryStats, scheduler: SchedulerStats) -> int:
+        if scheduler.active_sequences:
+            self._last = None
+            return self.nbytes
+        now = max(0, stats.active_bytes - scheduler.cache.bytes)
+        if self._last is not None:
+            self.nbytes = min(now, self._last)
+        self._last = now
+        return self.nbytes
 
 
 @attrs.define

@@ -81,6 +81,8 @@ async def run_graph(
         model = attrs.evolve(model, card=attrs.evolve(model.card, cache_bytes=model.card.cache_bytes // graphs))
         if settings.cache_memory is not None:
             settings = attrs.evolve(settings, cache_memory=ByteSize(settings.cache_memory // graphs))
+        if settings.kv_memory is not None:
+            settings = attrs.evolve(settings, kv_memory=ByteSize(settings.kv_memory // graphs))
         await Graph(settings, engine, model, ranks, disk_writer).run(limit or RestartLimit(), task_status)
         if ranks is not None:
             await leave_ranks(ranks)

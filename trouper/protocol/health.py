@@ -100,6 +100,12 @@ class SchedulerStats:
     total_prompt_tokens: int = 0
     """Prompt tokens of all rows, including cached ones."""
     steps: int = 0
+    preemptions: int = 0
+    """How often a row was preempted, since rows outgrew memory or one of a higher priority needed room."""
+    kv_row_bytes: int = 0
+    """Bytes that running rows may hold after the next plan."""
+    kv_limit_bytes: int = 0
+    """Limit on the bytes of rows and cached blocks; 0: none is known."""
     stalls: int = 0
     """Steps that took longer than --stall-timeout-s."""
     inter_token_latency: Histogram = NO_LATENCIES
@@ -121,6 +127,8 @@ class MemoryStatus:
     spare_bytes: int = 0
     limit_bytes: int = 0
     under_pressure: bool = False
+    fixed_bytes: int = 0
+    """Memory in use besides rows and cached blocks, as measured while no row ran; 0: not measured yet."""
     releases: int = 0
     """How often spare buffers were released to the system."""
 

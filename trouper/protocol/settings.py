@@ -140,6 +140,9 @@ class Settings:
         0,
         50,
     )
+    priority_max_wait_s: float = setting(
+        60.0, "A request that waits for a row longer than this goes before those of any priority; 0: never.", 0
+    )
     max_queue_size: int = setting(128, "Requests that may wait for a row; more are answered 429.", 0)
     default_max_tokens: int = setting(
         32768, "Most tokens of an answer when the request names no length; the context may leave fewer.", 1
@@ -161,6 +164,9 @@ class Settings:
     block_size: int = setting(64, "Tokens of one cache block.", 1, 1024)
     cache_memory: ByteSize | None = size(
         None, "Memory for cached blocks, as in 4GB; 0: cache nothing. Default: from the device's own memory."
+    )
+    kv_memory: ByteSize | None = size(
+        None, "Most memory of running rows and cached blocks together. Default: what the device has beside the weights."
     )
     num_blocks: int | None = setting(None, "Also a bound on cached blocks, in blocks.", 1)
     snapshot_tokens: int = setting(

@@ -43,8 +43,8 @@ class Submission:
             return False
         return True
 
-    def accept(self) -> None:
-        self.reply(Accepted(self.prompt, self.max_tokens))
+    def accept(self, max_tokens: int) -> None:
+        self.reply(Accepted(self.prompt, max_tokens))
 
     def report(self, progress: Progress) -> None:
         self.progress.publish(progress)

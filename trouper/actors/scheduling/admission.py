@@ -15,8 +15,10 @@ import numpy as np
 from trouper.actors.scheduling.chunk_sizer import free_rows
 from trouper.actors.scheduling.crash_attribution import Blame
 from trouper.actors.scheduling.disk_tier import DiskTier
+from trouper.actors.scheduling.found_prefix import Found
+from trouper.actors.scheduling.kv_memory import KvMemory
 from trouper.actors.scheduling.prefill_budget import PrefillBudget
-from trouper.actors.scheduling.prefix_cache import Found, PrefixCache
+from trouper.actors.scheduling.prefix_cache import PrefixCache
 from trouper.actors.scheduling.running_batch import RunningBatch
 from trouper.actors.scheduling.scheduler_counters import SchedulerCounters
 from trouper.actors.scheduling.sequence import Sequence
@@ -24,6 +26,7 @@ from trouper.actors.scheduling.speculation_policy import Record, Speculation
 from trouper.actors.scheduling.waiting_queue import WaitingQueue
 from trouper.protocol.model import ModelCard
 from trouper.protocol.plans import Admit, Restore
+from trouper.protocol.replies import Progress
 from trouper.protocol.settings import Settings
 
 
@@ -36,6 +39,7 @@ class Admission:
     cache: PrefixCache
     disk: DiskTier
     blame: Blame
+    kv_memory: KvMemory
     prefill_budget: PrefillBudget
     speculation: Speculation
     counters: SchedulerCounters
@@ -43,7 +47,8 @@ class Admission:
     settings: Settings
 
     def admit(self, *, under_pressure: bool, idle: bool, now: float) -> tuple[Admit, ...]:
-        """Admit as many sequences as there are free rows. `under_pressure`: the device's memory is nearly full. `idle`: no plan is in
+        """Admit as many sequences as there are free rows and memory. The first that does not fit ends it: a long prompt would wait for
+        ever if shorter ones overtook it. `under_pressure`: the device's memory is nearly full. `idle`: no plan is in
         flight."""
         if not self.queue:
             return ()
@@ -53,12 +58,17 @@ class Admission:
         )
         admits: list[Admit] = []
         for sequence in self.queue.candidates(self.batch, self.blame, idle=idle, now=now) if free else ():
-            if len(admits) == free:
+            if len(admits) == free or not self.kv_memory.admits(sequence):
                 break
             found = self._look_up(sequence)
-            if found is not None:
-                self.queue.remove(sequence)
-                admits.append(self._enter(sequence, found, now))
+            if found is None:
+                continue
+            found = self.kv_memory.enter(sequence, found)
+            if found is None:
+                break
+            self.queue.remove(sequence)
+            admits.append(self._enter(sequence, found, now))
+        self.kv_memory.bound_cache()
         return tuple(admits)
 
     def _look_up(self, sequence: Sequence) -> Found | None:
@@ -100,7 +110,9 @@ class Admission:
         # What is embedded once is hardly ever continued: its blocks would only take others' place.
         restore = None if sequence.request.embed else self.cache.enter(sequence, found)
         sequence.num_unscheduled_tokens -= found.tokens
-        if not sequence.started:
+        if sequence.started:
+            sequence.client.report(Progress(now))
+        else:
             sequence.start(found.tokens, now)
             self.counters.add(total_cached_tokens=found.tokens, total_prompt_tokens=sequence.num_prompt_tokens)
         return self._projection(sequence, restore)

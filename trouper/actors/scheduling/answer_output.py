@@ -19,6 +19,8 @@ class AnswerOutput:
     text: TextStream
     ends: frozenset[int]
     """Ids of tokens that end the answer."""
+    max_tokens: int
+    """Maximum number of output tokens: that of the request, or fewer if memory holds fewer."""
     first_token_at: float | None = None
     scores: list[TokenLogprobs] = attrs.field(factory=list)
     """Log-probabilities of the prompt, if requested, until the first output token."""
@@ -31,7 +33,7 @@ class AnswerOutput:
     def of(cls, client: PreparedRequest, tokenizer: Tokenizer) -> AnswerOutput:
         request = client.request
         ends = frozenset(request.stop_token_ids) | (frozenset() if request.ignore_eos else tokenizer.eos_token_ids)
-        return cls(client, tokenizer, TextStream(request.stop), ends)
+        return cls(client, tokenizer, TextStream(request.stop), ends, client.max_tokens)
 
     def append(self, token: int, logprobs: TokenLogprobs | None, now: float) -> Finished | None:
         """Send a token. Returns the `Finished` that it caused, after the last text was sent."""
@@ -46,7 +48,7 @@ class AnswerOutput:
         if shown.stop is not None:
             self._send(shown.text, (token,), logprobs)
             return Finished("stop", self.num_tokens, shown.stop, now)
-        if self.num_tokens == client.max_tokens:
+        if self.num_tokens == self.max_tokens:
             return self._end("length", (token,), logprobs, None, shown.text)
         self._send(shown.text, (token,), logprobs)
         return None

@@ -71,8 +71,9 @@ class ChunkSizer:
 def share_chunks(remaining: Sequence[tuple[RowId, int]], budget: int, max_tokens: int) -> tuple[Chunk, ...]:
     """Split `budget` tokens among prefilling rows: equal shares; a short prompt leaves the rest of its share to the others.
 
-    Equal parts keep a short prompt from waiting behind a long one, and pad least when they run
-    together. Every row gets at least one token, so none starves. `remaining`: rows and their remaining tokens, oldest row first.
+    Equal parts keep a short prompt from waiting behind a long one: it gets its share of the first plan after it entered, whatever the
+    others have left. They also pad least when they run together. However many short prompts arrive, a long one gets an equal
+    share of each step, so none starves. `remaining`: rows and their remaining tokens, oldest row first.
     """
     chunks: dict[RowId, int] = {}
     left = max(budget, len(remaining))

@@ -20,7 +20,10 @@ from trouper.actors.scheduling.core_edges import CoreWatches, DiskSeam
 from trouper.actors.scheduling.crash_handover import CrashHandover
 from trouper.actors.scheduling.crash_recovery import Recovery
 from trouper.actors.scheduling.disk_tier import DiskTier
+from trouper.actors.scheduling.kv_memory import KvMemory
+from trouper.actors.scheduling.memory_budget import MemoryBudget
 from trouper.actors.scheduling.plan_composer import PlanComposer
+from trouper.actors.scheduling.preemption import Preemption
 from trouper.actors.scheduling.prefill_budget import PrefillBudget
 from trouper.actors.scheduling.prefix_cache import PrefixCache
 from trouper.actors.scheduling.prepared_request import PreparedRequest
@@ -78,21 +81,29 @@ class Core:
         self._batch_view = BatchView(watches.last_viewed_at, watches.batch)
 
     def _make_stages(self, model: LoadedModel) -> None:
-        self._queue = WaitingQueue()
+        self._queue = WaitingQueue(self._settings.priority_max_wait_s)
         self._batch = RunningBatch(self._counters)
+        self._preemption = Preemption(queue=self._queue, batch=self._batch)
+        self._budget = MemoryBudget.of(model.card, self._settings, self._watches.memory)
+        self._kv_memory = KvMemory(
+            budget=self._budget, batch=self._batch, cache=self._cache, preemption=self._preemption,
+            counters=self._counters,
+        )  # fmt: skip
         admission = Admission(
             queue=self._queue, batch=self._batch, cache=self._cache, disk=self._disk, blame=self._recovery.blame,
-            prefill_budget=self._prefill_budget, speculation=self._speculation, counters=self._counters,
+            kv_memory=self._kv_memory, prefill_budget=self._prefill_budget, speculation=self._speculation, counters=self._counters,
             card=model.card, settings=self._settings,
         )  # fmt: skip
         self._handover = CrashHandover(
-            recovery=self._recovery, queue=self._queue, batch=self._batch, cache=self._cache, counters=self._counters
-        )
+            recovery=self._recovery, queue=self._queue, batch=self._batch, cache=self._cache, counters=self._counters,
+            preemption=self._preemption,
+        )  # fmt: skip
         self._commit = ResultCommit(
             queue=self._queue, batch=self._batch, cache=self._cache, handover=self._handover, counters=self._counters
         )
         self._composer = PlanComposer(
-            admission=admission, batch=self._batch, cache=self._cache, disk=self._disk, commit=self._commit,
+            admission=admission, batch=self._batch, cache=self._cache, disk=self._disk, kv_memory=self._kv_memory,
+            commit=self._commit,
             prefill_budget=self._prefill_budget, speculation=self._speculation, memory=self._watches.memory,
             settings=self._settings,
         )  # fmt: skip
@@ -149,7 +160,7 @@ class Core:
     # -- requests --------------------------------------------------------------------------------
 
     def enqueue(self, client: PreparedRequest, now: float) -> None:
-        """Queue a request, or refuse it: its content crashes the engine, or the queue is full."""
+        """Queue a request, or refuse it: its content crashes the engine, the queue is full, or memory can never hold its prompt."""
         self._counters.add(total_requests=1)
         tokens, blame = token_bytes(client.prompt), self._recovery.blame
         chain = self._cache.chain(tokens, client.request.cache_salt)
@@ -162,7 +173,11 @@ class Core:
             self._counters.add(requests_errored=1)
             sequence.fail(queue_full(self._settings.max_queue_size))
             return
-        client.accept()
+        if problem := self._budget.restrict(sequence):
+            self._counters.add(requests_errored=1)
+            sequence.fail(problem)
+            return
+        client.accept(sequence.max_tokens)
         self._queue.append(sequence)
 
     def close(self) -> None:
@@ -275,6 +290,8 @@ class Core:
             step_tokens=self._step_statistics.step_tokens,
             speculation=self._speculation.stats,
             recovery=self._recovery.look(self._now),
+            kv_row_bytes=self._kv_memory.row_bytes,
+            kv_limit_bytes=self._budget.limit_bytes or 0,
             prefilling_sequences=len(self._batch.prefilling),
         )
         self._batch_view.show(self._batch.rows.values(), self._now)

@@ -13,6 +13,7 @@ import attrs
 
 from trouper.actors.scheduling.crash_attribution import Involved
 from trouper.actors.scheduling.crash_recovery import LeftBehind, Recovery, crashes_engine
+from trouper.actors.scheduling.preemption import Preemption
 from trouper.actors.scheduling.prefix_cache import PrefixCache
 from trouper.actors.scheduling.running_batch import RunningBatch
 from trouper.actors.scheduling.scheduler_counters import SchedulerCounters
@@ -31,6 +32,7 @@ class CrashHandover:
     batch: RunningBatch
     cache: PrefixCache
     counters: SchedulerCounters
+    preemption: Preemption
 
     def take_up(self, now: float) -> None:
         """Queue the sequences of the scheduler before this one. Those whose content was convicted are refused."""
@@ -54,14 +56,7 @@ class CrashHandover:
         """A suspect is beyond the place of the crash. While there are other suspects, it makes room for the next trial."""
         self.recovery.blame.passed(sequence.standing, now)
         if not sequence.dropped and any(queued.standing.suspect for queued in self.queue):
-            self.preempt(sequence)
-
-    def preempt(self, sequence: Sequence) -> None:
-        """Take a sequence out of the batch and put it before all others of the queue. It resumes from its own blocks, where these
-        are still in the cache, and computes the remainder again."""
-        self.batch.remove(sequence)
-        sequence.preempt()
-        self.queue.prepend(sequence)
+            self.preemption.preempt(sequence, now)
 
     def leave(
         self,

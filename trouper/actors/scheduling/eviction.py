@@ -54,6 +54,8 @@ class Eviction:
 
     def __init__(self, sizes: Sizes, prune: Callable[[Node], None]) -> None:
         self.sizes, self._prune = sizes, prune
+        self.bound_bytes: int | None = None
+        """A further bound on `bytes` for what is added: what rows leave; None: no bound."""
         self.bytes = 0
         self.evictable_bytes = 0
         """Bytes that `evict` can free: those of blocks that are not locked and of snapshots that are not pinned."""
@@ -200,7 +202,7 @@ class Eviction:
         """Evict until `nbytes` more bytes and `blocks` more blocks fit, but neither `keep` nor its ancestors. False if the
         remaining nodes are in use."""
         fits = self._fits(nbytes, blocks)
-        if not fits and nbytes <= self.sizes.capacity_bytes:
+        if not fits and nbytes <= self._capacity_bytes:
             self.pin(keep)
             while not fits and self._evict_oldest():
                 fits = self._fits(nbytes, blocks)
@@ -212,7 +214,12 @@ class Eviction:
         max_blocks = self.sizes.capacity_blocks
         if max_blocks is not None and self.blocks + blocks > max_blocks:
             return False
-        return self.bytes + nbytes <= self.sizes.capacity_bytes
+        return self.bytes + nbytes <= self._capacity_bytes
+
+    @property
+    def _capacity_bytes(self) -> int:
+        capacity = self.sizes.capacity_bytes
+        return capacity if self.bound_bytes is None else min(capacity, self.bound_bytes)
 
     def evict(self, nbytes: int) -> int:
         """Evict `nbytes` bytes now, or as many as are evictable. Returns the number of evicted bytes."""

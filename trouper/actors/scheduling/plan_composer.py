@@ -7,6 +7,7 @@ import attrs
 from trouper.actors.scheduling.admission import Admission
 from trouper.actors.scheduling.chunk_sizer import share_chunks
 from trouper.actors.scheduling.disk_tier import DiskTier
+from trouper.actors.scheduling.kv_memory import KvMemory
 from trouper.actors.scheduling.prefill_budget import PrefillBudget
 from trouper.actors.scheduling.prefix_cache import PrefixCache
 from trouper.actors.scheduling.result_commit import ResultCommit
@@ -24,6 +25,7 @@ class PlanComposer:
     batch: RunningBatch
     cache: PrefixCache
     disk: DiskTier
+    kv_memory: KvMemory
     commit: ResultCommit
     prefill_budget: PrefillBudget
     speculation: Speculation
@@ -42,9 +44,11 @@ class PlanComposer:
         before admission: room that they make is not promised to a row yet, and rows that leave are stored before they are
         dropped. Then sequences are admitted, so that they prefill in this step. Drafts are decided before the plan counts the
         decoding rows' tokens. A row whose last token is scheduled here is dropped by the next plan, before that token is
-        read. Evictions are collected last, since all earlier steps may evict.
+        read. Rows and cached blocks are fitted into memory before anything is stored or enters, so that a row that is preempted is
+        stored as any other that leaves. Evictions are collected last, since all earlier steps may evict.
         """
         self._relieve_pressure()
+        self.kv_memory.relieve(now)
         loads, self.loads = tuple(self.loads), []
         stores = self._stores()
         drops = self.batch.take_drops()

@@ -20,6 +20,7 @@ import attrs
 
 from trouper.actors.scheduling.block_keys import Chain
 from trouper.actors.scheduling.eviction import Sizes
+from trouper.actors.scheduling.found_prefix import Found
 from trouper.actors.scheduling.prefix_tree import Match, PrefixTree
 from trouper.actors.scheduling.row_storing import RowStoring
 from trouper.actors.scheduling.sequence import Sequence
@@ -33,26 +34,6 @@ from trouper.protocol.kv import KvLayout
 from trouper.protocol.model import ModelCard
 from trouper.protocol.plans import BlockId, Load, Restore, Store
 from trouper.protocol.settings import Settings
-
-
-@attrs.frozen(eq=False)
-class Found:
-    """Result of a lookup: what a prompt can reuse now, and what it could reuse after waiting."""
-
-    match: Match
-    tokens: int
-    """Number of tokens that need not be computed."""
-    source: Sequence | None
-    """Live row that has the last of these tokens in its tail."""
-    primary: Sequence | None = None
-    """Live row that computes more tokens of this prompt."""
-    until: int = 0
-    """Number of tokens, from the beginning, that the primary and the prompt share."""
-    gain: int = 0
-    """Number of tokens that waiting for the primary saves."""
-    missing: tuple[Node, ...] = ()
-    """Nodes that are only on disk. With them `missing_tokens` more tokens need not be computed."""
-    missing_tokens: int = 0
 
 
 class PrefixCache:
@@ -167,6 +148,13 @@ class PrefixCache:
         assert len(blocks) == len(nodes), "a block that is not in memory cannot be restored (F6)"
         return Restore(found.tokens, blocks, found.source.id if found.source else None, snapshot)
 
+    def cut(self, chain: Chain, found: Found, nbytes: int) -> Found:
+        """Reduce a result to cached blocks of at most `nbytes` bytes."""
+        nodes = found.within(nbytes, self.tree.sizes, at_snapshot=self._snapshot_tokens is not None)
+        if len(nodes) == len(found.match.nodes):
+            return found
+        return Found(Match(nodes, nodes[-1].end, nodes[-1]), nodes[-1].end, None) if nodes else self.nothing(chain)
+
     def computed(self, row: Sequence) -> list[Store]:
         """Stores of a row that continues."""
         return self._storing.computed(row)
@@ -178,6 +166,10 @@ class PrefixCache:
     def leave(self, row: Sequence) -> list[Store]:
         """Stores of a row that ends."""
         return self._storing.ended(row)
+
+    def release(self, row: Sequence) -> None:
+        """Let go of what a running row has stored, so that it can be evicted. The row stores nothing any more."""
+        self._live.detach(row)
 
     # -- the disk --------------------------------------------------------------------------------
 
@@ -253,6 +245,15 @@ class PrefixCache:
     def evictable_bytes(self) -> int:
         """Number of bytes that `evict` could free now."""
         return self._eviction.evictable_bytes
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all cached blocks and snapshots in memory."""
+        return self._eviction.bytes
+
+    def bound(self, nbytes: int | None) -> None:
+        """Bound the bytes up to which further blocks are stored."""
+        self._eviction.bound_bytes = nbytes
 
     def evict(self, nbytes: int) -> int:
         """Evict cached blocks with the next plan, to make room for rows. Returns the number of evicted bytes."""

@@ -32,8 +32,8 @@ class PreparedRequest(Protocol):
     def aborted(self) -> bool:
         """Whether the client closed the reply channel."""
 
-    def accept(self) -> None:
-        """Tell the client that the request is in the queue."""
+    def accept(self, max_tokens: int, /) -> None:
+        """Tell the client that the request is in the queue, and the maximum length of its answer."""
 
     def reply(self, event: Reply, /) -> bool: ...
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Mapping
-from enum import Enum
+from math import inf
 from typing import Protocol
 
 import attrs
@@ -14,6 +13,7 @@ from trouper.actors.scheduling.block_keys import Chain
 from trouper.actors.scheduling.crash_attribution import Standing
 from trouper.actors.scheduling.prefill_budget import Work
 from trouper.actors.scheduling.prepared_request import PreparedRequest
+from trouper.actors.scheduling.sequence_state import QUEUED, TRANSITIONS, IllegalTransitionError, State
 from trouper.actors.scheduling.speculation_policy import Record
 from trouper.actors.scheduling.tree_node import Node
 from trouper.protocol.model import Tokenizer
@@ -23,42 +23,6 @@ from trouper.protocol.replies import Finished, Started, TokenLogprobs
 from trouper.protocol.requests import Generate
 
 NO_ROW = RowId(-1)
-
-
-class State(Enum):
-    WAITING = "waiting"
-    """In the queue."""
-    WAITING_FOR_PREFIX = "waiting for a prefix"
-    """In the queue, until a running sequence has prefilled a prefix that both share."""
-    WAITING_FOR_DISK = "waiting for the disk"
-    """In the queue, until blocks of its prefix are read."""
-    PREFILLING = "prefilling"
-    """Has a row in the engine, and tokens that no plan prefills yet."""
-    DECODING = "decoding"
-    """Has a row, which samples at least one token in each step."""
-    LAST_TOKEN_SCHEDULED = "last token scheduled"  # noqa: S105 - no password.
-    """Has a row, which the next plan drops: its last token is in flight."""
-    PREEMPTED = "preempted"
-    """Left its row before its end. In the queue, or aborted and not yet dropped by the engine."""
-    FINISHED = "finished"
-    """Its terminal event was sent, or its client aborted it."""
-
-
-QUEUED = frozenset({State.WAITING, State.WAITING_FOR_PREFIX, State.WAITING_FOR_DISK})
-TRANSITIONS: Mapping[State, frozenset[State]] = {
-    State.WAITING: QUEUED | {State.PREFILLING, State.FINISHED},
-    State.WAITING_FOR_PREFIX: QUEUED | {State.PREFILLING, State.FINISHED},
-    State.WAITING_FOR_DISK: QUEUED | {State.PREFILLING, State.FINISHED},
-    State.PREFILLING: frozenset({State.DECODING, State.LAST_TOKEN_SCHEDULED, State.PREEMPTED, State.FINISHED}),
-    State.DECODING: frozenset({State.LAST_TOKEN_SCHEDULED, State.PREEMPTED, State.FINISHED}),
-    State.LAST_TOKEN_SCHEDULED: frozenset({State.PREEMPTED, State.FINISHED}),
-    State.PREEMPTED: QUEUED | {State.PREFILLING, State.FINISHED},
-    State.FINISHED: frozenset(),
-}
-
-
-class IllegalTransitionError(Exception):
-    """A fault of the scheduler: a sequence was used in a state in which that makes no sense."""
 
 
 class DiskRead(Protocol):
@@ -88,6 +52,13 @@ class Sequence:
     since: float = 0.0
     """Time of arrival, on Trio's clock; once started, time of the first admission."""
     state: State = State.WAITING
+
+    arrived_at: float = 0.0
+    """Time of arrival, on Trio's clock."""
+    queued_at: float = 0.0
+    """Time at which the sequence last entered the queue."""
+    overdue: bool = False
+    """Whether it has waited in the queue longer than --priority-max-wait-s."""
 
     # In the queue.
     primary: Sequence | None = None
@@ -127,7 +98,7 @@ class Sequence:
     def of(
         cls, client: PreparedRequest, standing: Standing, tokenizer: Tokenizer, chain: Chain, now: float = 0.0
     ) -> Sequence:
-        return cls(client, standing, chain, AnswerOutput.of(client, tokenizer), since=now)
+        return cls(client, standing, chain, AnswerOutput.of(client, tokenizer), now, arrived_at=now, queued_at=now)
 
     @property
     def request(self) -> Generate:
@@ -135,7 +106,12 @@ class Sequence:
 
     @property
     def max_tokens(self) -> int:
-        return self.client.max_tokens
+        return self.output.max_tokens
+
+    @property
+    def priority(self) -> float:
+        """Lower goes first. A sequence that waited too long goes before those of any priority, from then on."""
+        return -inf if self.overdue else self.request.priority
 
     @property
     def aborted(self) -> bool:
@@ -248,6 +224,13 @@ class Sequence:
         if self.num_unscheduled_tokens == 0:
             return self.num_prompt_tokens + self.num_scheduled_tokens - 1
         return self.num_prefill_tokens - self.num_unscheduled_tokens
+
+    def num_reserved_tokens(self, max_draft_tokens: int) -> int:
+        """Maximum number of tokens in the row's KV after the next plan, which may draft `max_draft_tokens` tokens."""
+        if self.prefilling:
+            return self.num_prefill_tokens + 1
+        drafts = self.num_draft_tokens + (0 if self.record is None else max_draft_tokens)
+        return min(self.num_computed_tokens + 1 + drafts, self.num_prompt_tokens + self.max_tokens)
 
     @property
     def prefilling(self) -> bool:

@@ -1,4 +1,8 @@
-"""The waiting queue: sequences without a row, oldest first; preempted ones before all others."""
+"""The waiting queue: sequences without a row, by priority, then by arrival; preempted ones before all others of their priority.
+
+Lower priorities go first, so a sequence could wait for ever while others of a lower number arrive. Therefore a sequence that has waited
+longer than `max_wait_s` is overdue: it goes before all that are not, and overdue sequences go in the order of their arrival.
+"""
 
 from __future__ import annotations
 
@@ -13,43 +17,67 @@ from trouper.actors.scheduling.sequence import Sequence
 
 
 class WaitingQueue:
-    def __init__(self) -> None:
-        self._sequences: deque[Sequence] = deque()
+    def __init__(self, max_wait_s: float = 0.0) -> None:
+        """`max_wait_s` 0: no sequence becomes overdue."""
+        self._max_wait_s = max_wait_s
+        self._classes: dict[int, deque[Sequence]] = {}
+        """Sequences by priority. No class is empty."""
 
     def __len__(self) -> int:
-        return len(self._sequences)
+        return sum(map(len, self._classes.values()))
 
     def __iter__(self) -> Iterator[Sequence]:
-        return iter(self._sequences)
+        """By priority, whoever is overdue."""
+        for priority in sorted(self._classes):
+            yield from self._classes[priority]
 
     def append(self, sequence: Sequence) -> None:
-        self._sequences.append(sequence)
+        self._class_of(sequence).append(sequence)
 
-    def prepend(self, sequence: Sequence) -> None:
-        """For a sequence that was preempted: it goes on as soon as there is room."""
-        self._sequences.appendleft(sequence)
+    def prepend(self, sequence: Sequence, now: float) -> None:
+        """For a sequence that was preempted: it goes before all others of its priority."""
+        sequence.queued_at = now
+        self._class_of(sequence).appendleft(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        self._sequences.remove(sequence)
+        waiting = self._class_of(sequence)
+        waiting.remove(sequence)
+        if not waiting:
+            del self._classes[sequence.request.priority]
 
     def clear(self) -> None:
-        self._sequences.clear()
+        self._classes.clear()
 
     def remove_aborted(self) -> list[Sequence]:
         """Sequences whose client left. A suspect stays: it is tried to its end, since a client that leaves early could otherwise
         crash the engine as often as it likes."""
-        aborted = [sequence for sequence in self._sequences if sequence.aborted and not sequence.standing.suspect]
+        aborted = [sequence for sequence in self if sequence.aborted and not sequence.standing.suspect]
         for sequence in aborted:
-            self._sequences.remove(sequence)
+            self.remove(sequence)
         return aborted
+
+    def ordered(self, now: float) -> Ordered[Sequence]:
+        """Sequences in the order in which they may enter the batch: overdue ones first."""
+        waiting = tuple(self)
+        if len(self._classes) < 2 or not self._max_wait_s:
+            return waiting
+        for sequence in waiting:
+            sequence.overdue |= now - sequence.queued_at > self._max_wait_s
+        return sorted(waiting, key=lambda sequence: (not sequence.overdue, sequence.overdue and sequence.arrived_at))
+
+    def first(self, now: float) -> Sequence | None:
+        return next(iter(self.ordered(now)), None)
 
     def candidates(self, batch: RunningBatch, blame: Blame, *, idle: bool, now: float) -> Ordered[Sequence]:
         """Sequences that may enter the batch, in order, as far as isolated rows let them. `idle`: no plan is in flight."""
         return may_enter(
-            tuple(self._sequences),
+            self.ordered(now),
             [sequence.standing for sequence in (*batch.rows.values(), *batch.removed.values())],
-            blame.trial_order(sequence.standing for sequence in self._sequences),
+            blame.trial_order(sequence.standing for sequence in self),
             idle=idle,
             apart=blame.apart(now),
             now=now,
         )
+
+    def _class_of(self, sequence: Sequence) -> deque[Sequence]:
+        return self._classes.setdefault(sequence.request.priority, deque())

@@ -103,8 +103,8 @@ VLLM_METRICS: tuple[ModelMetric[ModelScrape], ...] = (
     ModelMetric(
         "counter",
         "vllm:num_preemptions_total",
-        "Always 0: a row that was admitted keeps its place.",
-        lambda _: 0,
+        "Rows that left the batch since memory was full, or for a request of a higher priority; they go on later.",
+        lambda seen: seen.health.scheduler.preemptions,
     ),
     ModelMetric(
         "counter",

@@ -11,7 +11,7 @@ import trio
 from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.served_models import ModelEntry
 from trouper.actors.runtime.watches import Health
-from trouper.protocol.health import RankStats
+from trouper.protocol.health import RankStats, SchedulerStats
 from trouper.protocol.model import ModelCard
 from trouper.web.http.request_schema import OBJECT, TEXT, Json, array, full
 
@@ -69,7 +69,7 @@ def _model_body(runtime: Runtime) -> dict[str, Any]:
         "speculation": attrs.asdict(health.scheduler.speculation),
         "recovery": attrs.asdict(health.scheduler.recovery),
         "actors": [attrs.asdict(actor) for actor in health.actors],
-        "memory": attrs.asdict(health.memory),
+        "memory": attrs.asdict(health.memory) | _kv_memory(health.scheduler),
         "directory": attrs.asdict(health.directory),
         "ranks": [_rank(rank) for rank in health.ranks.ranks],
         "self_check": self_check_body(runtime.model),
@@ -79,6 +79,15 @@ def _model_body(runtime: Runtime) -> dict[str, Any]:
 def self_check_body(card: ModelCard) -> dict[str, Any]:
     """`off`: features that are turned off, each with the reason."""
     return attrs.asdict(card.self_check) | {"off": card.capabilities.off}
+
+
+def _kv_memory(stats: SchedulerStats) -> dict[str, int]:
+    """Bytes of rows and the limit that they share with cached blocks, 0 if there is none; and how often a row left for lack of memory."""
+    return {
+        "kv_row_bytes": stats.kv_row_bytes,
+        "kv_limit_bytes": stats.kv_limit_bytes,
+        "preemptions": stats.preemptions,
+    }
 
 
 def _rank(rank: RankStats) -> dict[str, Any]:

@@ -1,0 +1,305 @@
+"""Who enters, who leaves and who goes first when memory or rows are short: the core with an engine that answers at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.core.worlds import CoreWorld, RecordingClient
+from trouper.protocol.health import MemoryStatus
+from trouper.protocol.kv import KvLayout
+from trouper.protocol.problems import Problem
+from trouper.protocol.replies import Failed
+from trouper.protocol.settings import ByteSize
+
+KV = KvLayout(token_bytes=100, capacity_step=1)
+"""Rows count as many tokens as they hold, up to 8."""
+PROMPT = tuple(range(1, 9))
+
+
+def world(tokens: int | None, **settings: Any) -> CoreWorld:
+    """Memory for so many tokens, no cache, eight rows."""
+    usual = {
+        "kv_memory": None if tokens is None else ByteSize(100 * tokens), "completion_batch_size": 8, "no_ssd": True,
+        "prefill_batch_size": 8, "prefill_step_size": 64, "max_queue_size": 50, "priority_max_wait_s": 60.0,
+        "cache_memory": ByteSize(0), "speculation": "off",
+    }  # fmt: skip
+    return CoreWorld(1, kv=KV, **(usual | settings))
+
+
+def ask(asked: CoreWorld, count: int = 1, max_tokens: int = 8, **more: Any) -> list[RecordingClient]:
+    """Prompts of eight tokens, all different."""
+    first = len(asked.clients)
+    return [
+        asked.ask((first + place + 1, *PROMPT[1:]), max_tokens, **more) for place in range(count)
+    ]  # fmt: skip
+
+
+def run(asked: CoreWorld, steps: int = 1) -> None:
+    for _ in range(steps):
+        asked.step()
+
+
+def finish(asked: CoreWorld) -> None:
+    asked.core.close()
+    while asked.step():
+        pass
+    asked.check_end()
+
+
+def running(asked: CoreWorld) -> list[str]:
+    return sorted(row.request.request_id for row in asked.core._batch.rows.values())
+
+
+def problem_of(client: RecordingClient) -> Problem | None:
+    end = client.terminal[0] if client.terminal else None
+    return end.problem if isinstance(end, Failed) else None
+
+
+def preempted(asked: CoreWorld) -> int:
+    return asked.watches.stats.latest.preemptions
+
+
+def test_admission_asks_for_the_prompt_and_not_for_the_longest_answer() -> None:
+    three = world(34)
+    ask(three, 4, max_tokens=24)
+    run(three)
+    assert running(three) == ["0", "1", "2"]
+    finish(three)
+    assert [len(client.tokens) for client in three.clients] == [24] * 4
+    assert preempted(three) > 0
+
+
+def test_without_a_limit_everybody_enters() -> None:
+    free = world(None)
+    ask(free, 8, max_tokens=40)
+    run(free)
+    assert len(running(free)) == 8
+    finish(free)
+    assert (preempted(free), free.watches.stats.latest.kv_limit_bytes) == (0, 0)
+
+
+def test_the_youngest_leaves_and_returns_before_those_that_wait() -> None:
+    small = world(30)
+    old, young, waits = ask(small, 3, max_tokens=14)
+    while not preempted(small):
+        run(small)
+    assert running(small) == ["0"]
+    assert [sequence.request.request_id for sequence in small.core._queue] == ["1", "2"]
+    assert young.progress[-1].preempted
+    finish(small)
+    assert [at.preempted for at in young.progress].count(True) == 1
+    assert not young.progress[-1].preempted
+    assert not any(at.preempted for at in old.progress)
+    assert old.tokens and waits.tokens
+
+
+def test_of_the_lowest_priority_one_leaves_first() -> None:
+    small = world(30)
+    ask(small, priority=5, max_tokens=20)
+    ask(small, 2, max_tokens=20)
+    while not preempted(small):
+        run(small)
+    assert "0" not in running(small)
+    finish(small)
+
+
+def test_a_row_alone_is_never_preempted() -> None:
+    small = world(40)
+    ask(small, max_tokens=32)
+    finish(small)
+    assert (preempted(small), len(small.clients[0].tokens)) == (0, 32)
+
+
+def test_a_prompt_that_never_fits_is_refused_and_others_are_shortened() -> None:
+    small = world(16)
+    refused = small.ask(tuple(range(1, 17)), 1)
+    told = problem_of(refused)
+    assert told is not None
+    assert (told.status, told.param, told.code) == (400, "prompt", "context_length_exceeded")
+    assert "shorten the prompt to 15 tokens" in told.message
+    [shortened] = ask(small, max_tokens=20)
+    assert shortened.max_tokens == 8
+    finish(small)
+    assert len(shortened.tokens) == 8
+
+
+def test_a_higher_priority_gets_the_memory_of_a_lower_one() -> None:
+    small = world(30)
+    ask(small, 2, max_tokens=12, priority=1)
+    run(small, 2)
+    assert running(small) == ["0", "1"]
+    ask(small, max_tokens=4, priority=0)
+    run(small)
+    assert running(small) == ["0", "2"]
+    finish(small)
+    assert preempted(small) >= 1
+
+
+def test_nobody_leaves_for_a_request_that_cannot_enter_even_then() -> None:
+    small = world(40)
+    ask(small, max_tokens=6, priority=0)
+    ask(small, max_tokens=6, priority=1)
+    run(small, 2)
+    small.ask(tuple(range(1, 32)), 1, priority=0)
+    run(small)
+    assert running(small) == ["0", "1"]
+    finish(small)
+    assert preempted(small) <= 1
+
+
+def test_an_equal_priority_waits() -> None:
+    small = world(30)
+    ask(small, 2, max_tokens=3)
+    run(small, 1)
+    ask(small, max_tokens=4)
+    run(small)
+    assert running(small) == ["0", "1"]
+    finish(small)
+    assert preempted(small) == 0
+
+
+def test_a_long_prompt_that_does_not_fit_is_not_overtaken() -> None:
+    small = world(30)
+    ask(small, max_tokens=12)
+    run(small, 2)
+    small.ask(tuple(range(1, 26)), 2)
+    ask(small, 1, max_tokens=2)
+    run(small)
+    assert running(small) == ["0"]
+    finish(small)
+
+
+def test_a_preempted_one_needs_more_room_to_return() -> None:
+    """Else it would be preempted again by the next token."""
+    small = world(64, completion_batch_size=2)
+    ask(small, 2, max_tokens=50)
+    finish(small)
+    assert 1 <= preempted(small) <= 3
+
+
+@given(st.integers(1, 30), st.integers(0, 8))
+def test_no_priority_waits_for_ever(wait_steps: int, distance: int) -> None:
+    """A request of a higher priority arrives with each step. The bound: --priority-max-wait-s, and the answer that runs then."""
+    busy = world(None, completion_batch_size=1, priority_max_wait_s=wait_steps / 100)
+    ask(busy, max_tokens=2)
+    [low] = ask(busy, max_tokens=2, priority=distance + 1)
+    steps = 0
+    while not low.tokens:
+        ask(busy, max_tokens=2, priority=0)
+        run(busy)
+        steps += 1
+        assert steps < wait_steps + 12
+    assert steps >= wait_steps
+    for client in busy.clients:
+        client.aborted = True
+    finish(busy)
+
+
+def test_without_the_bound_the_lower_one_waits() -> None:
+    busy = world(None, completion_batch_size=1, priority_max_wait_s=0.0)
+    ask(busy, max_tokens=2)
+    [low] = ask(busy, max_tokens=2, priority=1)
+    for _ in range(40):
+        ask(busy, max_tokens=2, priority=0)
+        run(busy)
+    assert not low.tokens
+    for client in busy.clients:
+        client.aborted = True
+    finish(busy)
+
+
+@pytest.mark.parametrize("streams", [0, 3])
+def test_a_short_prompt_does_not_wait_for_a_long_prefill(streams: int) -> None:
+    """It gets its share of the first step that is composed after it arrived, beside decode or not, and the long one gets on."""
+    shared = world(None)
+    ask(shared, streams, max_tokens=200)
+    run(shared, 2)
+    long = shared.ask(tuple(1 + place % 80 for place in range(5000)), 2)
+    run(shared, 4)
+    [short] = ask(shared, max_tokens=2)
+    run(shared, 4)
+    assert short.tokens and not long.tokens
+    [row] = [row for row in shared.core._batch.rows.values() if row.client is long]
+    before = row.num_computed_tokens
+    for _ in range(10):
+        ask(shared, max_tokens=1)
+        run(shared)
+    assert row.num_computed_tokens - before >= 10 * 8, "short prompts take their shares and no more"
+    finish(shared)
+
+
+def limit_of(memory: MemoryStatus, **settings: Any) -> int | None:
+    asked = world(None, memory_fraction=0.5, **settings)
+    asked.watches.memory.publish(memory)
+    return asked.core._budget.limit_bytes
+
+
+def test_the_limit_is_what_the_device_leaves() -> None:
+    asked = world(None)
+    margin = asked.core._budget.margin_bytes
+    assert margin > 64 * 2**17
+    assert limit_of(MemoryStatus(limit_bytes=0)) is None, "nothing is known"
+    assert limit_of(MemoryStatus(limit_bytes=10 * margin)) == 4 * margin
+    assert limit_of(MemoryStatus(limit_bytes=10 * margin, fixed_bytes=margin)) == 3 * margin
+    assert limit_of(MemoryStatus(limit_bytes=margin)) is None, "an estimate that leaves nothing is of no use"
+    assert limit_of(MemoryStatus(limit_bytes=10 * margin), kv_memory=ByteSize(7)) == 7
+    assert limit_of(MemoryStatus(limit_bytes=10 * margin), kv_memory=ByteSize(5 * margin)) == 4 * margin
+
+
+def test_what_a_model_keeps_may_be_unknown() -> None:
+    asked = CoreWorld(1, kv=KvLayout(cached=False), kv_memory=ByteSize(1000))
+    assert asked.core._budget.limit_bytes is None
+
+
+def test_memory_that_shrinks_makes_rows_leave() -> None:
+    asked = world(None)
+    margin = asked.core._budget.margin_bytes
+    asked.watches.memory.publish(MemoryStatus(limit_bytes=10 * margin))
+    ask(asked, 4, max_tokens=20)
+    run(asked, 3)
+    fixed = int(9 * margin) - margin - 3000
+    asked.watches.memory.publish(attrs.evolve(asked.watches.memory.latest, fixed_bytes=fixed))
+    run(asked, 2)
+    assert running(asked) == ["0", "1"]
+    finish(asked)
+
+
+def test_the_last_row_stays_however_little_memory_is_left() -> None:
+    asked = world(None)
+    margin = asked.core._budget.margin_bytes
+    asked.watches.memory.publish(MemoryStatus(limit_bytes=10 * margin))
+    ask(asked, 2, max_tokens=20)
+    run(asked, 3)
+    asked.watches.memory.publish(MemoryStatus(limit_bytes=10 * margin, fixed_bytes=8 * margin - 100))
+    run(asked, 2)
+    assert running(asked) == ["0"]
+    finish(asked)
+    assert preempted(asked) == 1
+
+
+def order(asked: CoreWorld, now: float) -> Ordered[str]:
+    return [sequence.request.request_id for sequence in asked.core._queue.ordered(now)]
+
+
+@given(st.lists(st.tuples(st.integers(-2, 2), st.floats(0, 10)), max_size=8), st.floats(0.1, 5))
+def test_the_order_of_the_queue(arrivals: list[tuple[int, float]], bound: float) -> None:
+    """Overdue ones by arrival; then the others by priority, and by arrival."""
+    asked = world(None, priority_max_wait_s=bound)
+    arrivals.sort(key=lambda arrival: arrival[1])
+    for priority, at in arrivals:
+        asked.now = at
+        ask(asked, priority=priority)
+    numbered = [(place, priority, at) for place, (priority, at) in enumerate(arrivals)]
+    several = len({priority for priority, _ in arrivals}) > 1
+    late = [place for place, _, at in sorted(numbered, key=lambda one: (one[2], one[1])) if several and 10 - at > bound]
+    others = [place for place, _, _ in sorted(numbered, key=lambda one: one[1]) if place not in late]
+    assert order(asked, 10.0) == [str(place) for place in (*late, *others)]
+    for client in asked.clients:
+        client.aborted = True
+    finish(asked)

@@ -1,0 +1,56 @@
+"""Capacities of rows' buffers, and the bytes that rows count."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trouper.actors.cache_janitor import FixedMemory
+from trouper.engine.kv.pass_shapes import coarse
+from trouper.protocol.health import CacheStats, SchedulerStats
+from trouper.protocol.kv import KvLayout, kv_capacity
+from trouper.protocol.model import MemoryStats
+
+TOKENS = st.integers(1, 2_000_000)
+STEPS = st.sampled_from((1, 4, 16, 256))
+
+
+@given(TOKENS, STEPS)
+def test_a_capacity_is_at_most_a_quarter_more(tokens: int, step: int) -> None:
+    capacity = kv_capacity(tokens, step)
+    assert tokens <= capacity < max(tokens + step, 1.25 * tokens)
+    assert kv_capacity(capacity, step) == capacity <= kv_capacity(tokens + 1, step)
+    assert capacity == coarse(tokens, step), "as the engine rounds"
+
+
+def test_there_are_few_capacities() -> None:
+    assert len({kv_capacity(tokens) for tokens in range(1, 131_073)}) < 50
+
+
+@given(st.integers(0, 10**9), STEPS, st.integers(1, 5000), st.integers(0, 10**6))
+def test_what_fits_is_the_longest_that_fits(nbytes: int, step: int, token_bytes: int, snapshot_bytes: int) -> None:
+    kv = KvLayout(token_bytes=token_bytes, snapshot_bytes=snapshot_bytes, capacity_step=step)
+    fitting = kv.max_tokens(nbytes)
+    assert fitting is not None
+    assert not fitting or kv.row_bytes(fitting) <= nbytes
+    assert kv.row_bytes(fitting + 1) > nbytes
+
+
+def test_a_row_without_tokens_bytes_may_have_any_length() -> None:
+    assert KvLayout(snapshot_bytes=10).max_tokens(10) is None
+    assert KvLayout(snapshot_bytes=10).max_tokens(9) == 0
+
+
+def test_fixed_memory_is_the_smaller_of_two_looks_in_a_row_without_rows() -> None:
+    fixed = FixedMemory()
+
+    def look(active: int, rows: int = 0, cached: int = 0) -> int:
+        stats = SchedulerStats(active_sequences=rows, cache=CacheStats(bytes=cached))
+        return fixed.measured(MemoryStats(active_bytes=active, spare_bytes=0, limit_bytes=100), stats)
+
+    assert look(50) == 0, "a row may have left a moment ago"
+    assert look(40, cached=10) == 30
+    assert look(90, rows=2) == 30, "rows run"
+    assert look(70) == 30
+    assert look(45, cached=5) == 40
+    assert look(60) == 40

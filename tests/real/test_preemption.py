@@ -1,0 +1,118 @@
+"""Rows outgrow memory, leave the batch and return, while no two have the same parameters: each answers what it answers undisturbed.
+
+TROUPER_LONG_TESTS=1 in the environment plays every family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+from unittest.mock import patch
+
+import attrs
+import pytest
+
+from tests.families import FAMILIES, save
+from tests.real.serving import running
+from tests.real.test_crashes import all_at_once
+from tests.real.test_mixed import LONG, PROMPTS, TOKENS, alone_of, assert_as_alone
+from tests.real.wishes import wishes
+from tests.reuse.serving import text
+from trouper import RequestFailed, Sampling, TokenPrompt
+from trouper.actors.scheduling.scheduler_counters import SchedulerCounters
+from trouper.engine.kv import kv_layout
+from trouper.protocol.kv import KvLayout
+from trouper.protocol.requests import Generate
+
+CASES = [("llama", "off"), ("llama", "ngram"), ("gpt_oss", "ngram"), ("jamba", "off")]
+if LONG:
+    CASES += [(name, "ngram") for name in FAMILIES if name not in {name for name, _ in CASES}]
+
+
+@contextmanager
+def fine_capacities() -> Iterator[None]:
+    """Rows grow every 16 tokens instead of every 256, so that short ones outgrow memory, too."""
+    with patch.object(kv_layout, "KvLayout", partial(KvLayout, capacity_step=16)):
+        yield
+
+
+@pytest.mark.parametrize(("name", "speculation"), CASES)
+async def test_rows_of_every_kind_go_on_after_they_were_preempted(name: str, speculation: Any, tmp_path: Path) -> None:
+    path = str(save(name, tmp_path / name))
+    with fine_capacities():
+        async with running(path) as runtime:
+            asked = wishes(runtime.tokenizer, PROMPTS, TOKENS)
+            limit = 3 * runtime.model.kv.row_bytes(max(map(len, PROMPTS)) + 2 * TOKENS)
+        asked = {
+            name: attrs.evolve(wish, speculation=speculation, priority=place % 2)
+            for place, (name, wish) in enumerate(asked.items())
+        }
+        wanted = await alone_of(path, {name: attrs.evolve(wish, speculation="off") for name, wish in asked.items()})
+        async with running(path, kv_memory=limit) as runtime:
+            heard = await all_at_once(runtime, asked)
+            stats = runtime.health().scheduler
+    assert stats.preemptions > 3, stats
+    assert stats.requests_completed == len(asked)
+    assert stats.kv_limit_bytes == limit
+    for wish in asked.values():
+        await assert_as_alone(path, wish, heard[wish.request_id], wanted[wish.request_id])
+
+
+async def test_what_never_fits_is_refused_and_what_outgrows_memory_is_shortened(tmp_path: Path) -> None:
+    path = str(save("llama", tmp_path / "llama"))
+
+    def request(tokens: int, max_tokens: int) -> Generate:
+        return Generate(
+            request_id=f"{tokens}", prompt=TokenPrompt((7,) * tokens), sampling=Sampling(temperature=0),
+            max_tokens=max_tokens, ignore_eos=True,
+        )  # fmt: skip
+
+    with fine_capacities():
+        async with running(path, kv_memory=1024 * 64) as runtime:
+            with pytest.raises(RequestFailed, match=r"memory holds 64 tokens .* shorten the prompt to 63") as refused:
+                await runtime.submit(request(64, 1))
+            assert (refused.value.problem.status, refused.value.problem.param) == (400, "prompt")
+            with await runtime.submit(request(60, 30)) as answer:
+                assert answer.accepted.max_tokens == 4
+                tokens = [token async for delta in answer for token in delta.tokens]
+                assert answer.finished is not None and answer.finished.reason == "length"
+    assert len(tokens) == 4
+
+
+async def test_a_tenth_of_the_memory_is_enough_for_all(tmp_path: Path) -> None:
+    """What rows and cached blocks hold is looked at after each plan."""
+    path, dice = str(save("llama", tmp_path / "llama")), Random(3)
+    lengths = [(int(10 * 20 ** dice.random()), dice.randint(5, 60)) for _ in range(60)]
+    asked = {
+        str(place): Generate(
+            request_id=str(place), prompt=TokenPrompt(text(prompt, place)), max_tokens=tokens, ignore_eos=True,
+            sampling=Sampling(temperature=0),
+        )
+        for place, (prompt, tokens) in enumerate(lengths)
+    }  # fmt: skip
+    seen: list[int] = []
+    publish = SchedulerCounters.publish
+
+    def published(counters: SchedulerCounters, **gauges: Any) -> None:
+        if gauges["active_sequences"] > 1:
+            seen.append(gauges["kv_row_bytes"] + gauges["cache"].bytes)
+        publish(counters, **gauges)
+
+    with fine_capacities():
+        async with running(path) as runtime:
+            wanted = await all_at_once(runtime, asked)
+            kv = runtime.model.kv
+        limit = sum(kv.row_bytes(prompt + tokens) for prompt, tokens in lengths) // 10
+        with patch.object(SchedulerCounters, "publish", published):
+            async with running(path, kv_memory=limit) as runtime:
+                heard = await all_at_once(runtime, asked)
+                stats = runtime.health().scheduler
+    assert 0.7 * limit < max(seen) <= limit
+    assert (stats.requests_completed, stats.requests_errored) == (60, 0)
+    assert stats.preemptions > 0
+    for wish in asked.values():
+        await assert_as_alone(path, wish, heard[wish.request_id], wanted[wish.request_id])

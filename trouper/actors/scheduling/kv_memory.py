@@ -1,0 +1,132 @@
+"""KV memory: running rows and cached blocks share a limit, which holds after each plan unless a single row runs.
+
+Rows come first. If they outgrow what cached blocks leave them, three things are done until they fit, in this order:
+
+1. Cached blocks that nobody uses are evicted, least recently used first.
+2. Blocks that running rows have stored of their own KV are copies: rows let go of them, and these are evicted. The row that would be
+   preempted first keeps its copy, since it returns by it.
+3. Rows are preempted: of the lowest priority the youngest first. The last row never is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Ordered
+
+import attrs
+
+from trouper.actors.scheduling.found_prefix import Found
+from trouper.actors.scheduling.memory_budget import MemoryBudget
+from trouper.actors.scheduling.preemption import Preemption
+from trouper.actors.scheduling.prefix_cache import PrefixCache
+from trouper.actors.scheduling.running_batch import RunningBatch
+from trouper.actors.scheduling.scheduler_counters import SchedulerCounters
+from trouper.actors.scheduling.sequence import Sequence
+
+
+@attrs.define(kw_only=True, eq=False)
+class KvMemory:
+    budget: MemoryBudget
+    batch: RunningBatch
+    cache: PrefixCache
+    preemption: Preemption
+    counters: SchedulerCounters
+    row_bytes: int = 0
+    """Bytes that rows may hold after the plan in composition."""
+
+    # -- rows that run ---------------------------------------------------------------------------
+
+    def relieve(self, now: float) -> None:
+        """Make room for what rows may hold after the next plan, and for the first of the queue if its priority is higher than that of
+        rows. Comes before the plan stores anything."""
+        rows = self._rows()
+        self.row_bytes = self.budget.rows_bytes(rows)
+        limit = self.budget.limit_bytes
+        if limit is not None:
+            if self.row_bytes + self.cache.bytes > limit:
+                self._fit(rows, limit, now)
+            self._make_way(limit, now)
+        self.bound_cache()
+
+    def bound_cache(self) -> None:
+        """Bound cached blocks to what rows leave, among them rows that the plan in composition drops: it stores before that."""
+        limit = self.budget.limit_bytes
+        if limit is not None:
+            limit = max(0, limit - self.row_bytes - self.budget.rows_bytes(self.batch.dropping))
+        self.cache.bound(limit)
+
+    def _rows(self) -> list[Sequence]:
+        """Rows that no plan drops."""
+        return [row for row in self.batch.rows.values() if not row.dropped]
+
+    def _fit(self, rows: list[Sequence], limit: int, now: float) -> None:
+        """Free memory until the rows fit."""
+        rows.sort(key=_kept_longest)
+        excess = self._evict(rows[:-1], self.row_bytes + self.cache.bytes - limit)
+        while excess > 0 and len(rows) > 1:
+            excess -= self._preempt(rows.pop(), now)
+        if excess > 0:
+            self._evict(rows, excess)
+
+    def _evict(self, rows: Ordered[Sequence], nbytes: int) -> int:
+        """Evict cached blocks, and where these are too few copies of what `rows` hold. Returns the number of bytes that are missing
+        then."""
+        nbytes -= self.cache.evict(max(0, nbytes))
+        for row in rows:
+            if nbytes <= 0:
+                break
+            self.cache.release(row)
+            nbytes -= self.cache.evict(nbytes)
+        return nbytes
+
+    def _preempt(self, row: Sequence, now: float) -> int:
+        """Returns the number of bytes that become free."""
+        nbytes = self.budget.rows_bytes((row,))
+        self.preemption.preempt(row, now)
+        self.counters.add(preemptions=1)
+        self.row_bytes -= nbytes
+        return nbytes
+
+    def _make_way(self, limit: int, now: float) -> None:
+        """Preempt rows of a lower priority than the first of the queue, if that lets it enter. Only for memory: where all rows are in
+        use it waits, as in vLLM."""
+        first = self.preemption.queue.first(now)
+        if first is None or self.row_bytes + self.budget.entry_bytes(first, limit) <= limit:
+            return
+        rows = self._rows()
+        lower = sorted((row for row in rows if row.priority > first.request.priority), key=_kept_longest)
+        excess = self.row_bytes + self.budget.entry_bytes(first, limit) - limit
+        isolated = any(row.standing.isolated for row in (first, *rows))
+        if isolated or not first.is_ready or self.budget.rows_bytes(lower) < excess:
+            return
+        while excess > 0:
+            excess -= self._preempt(lower.pop(), now)
+
+    # -- rows that enter -------------------------------------------------------------------------
+
+    def admits(self, sequence: Sequence) -> bool:
+        """Whether there is room for a waiting sequence's prompt beside other rows. Alone it always enters. Cached blocks make room."""
+        limit = self.budget.limit_bytes
+        if limit is None or not self.row_bytes:
+            return True
+        return self.row_bytes + self.budget.entry_bytes(sequence, limit) <= limit
+
+    def enter(self, sequence: Sequence, found: Found) -> Found | None:
+        """Make room for a sequence that enters now, but evict nothing that it restores. Returns what it can restore, which is less than
+        `found` where row and blocks do not fit together; None: it must wait, since others use too many blocks."""
+        limit, nbytes = self.budget.limit_bytes, self.budget.prompt_bytes(sequence)
+        if limit is not None:
+            room = max(0, limit - self.row_bytes - nbytes)
+            found = self.cache.cut(sequence.chain, found, room)
+            restored = found.match.nodes[-1:]
+            self.cache.pin(restored)
+            excess = self._evict(self._rows(), self.cache.bytes - room)
+            self.cache.unpin(restored)
+            if excess > 0 and self.row_bytes:
+                return None
+        self.row_bytes += nbytes
+        return found
+
+
+def _kept_longest(row: Sequence) -> tuple[float, float, int]:
+    """Sort key: the row that is preempted last comes first."""
+    return row.priority, row.arrived_at, row.id

@@ -1,0 +1,100 @@
+"""The memory budget: the limit that running rows and cached blocks share, and what a row counts. Pure.
+
+The limit is the smaller of --kv-memory and what the device has: its own limit times --memory-fraction, less the memory that is in use
+besides rows and cached blocks (the weights, or more if more was measured while no row ran), less a margin for one step's activations and
+logits. If that leaves nothing, the estimate is of no use: there is no bound by bytes, and the janitor's look at the device remains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Self
+
+import attrs
+
+from trouper.actors.scheduling.sequence import Sequence
+from trouper.protocol.health import MemoryStatus
+from trouper.protocol.kv import KvLayout
+from trouper.protocol.model import ModelCard
+from trouper.protocol.problems import Problem
+from trouper.protocol.requests import ChatPrompt, Generate
+from trouper.protocol.settings import Settings
+from trouper.protocol.watch import Watch
+
+ACTIVATION_BYTES = 2**17
+"""Estimated bytes of activations for each token of a prefill chunk: a layer of a model of 4B has about three vectors of 10,000 numbers
+and ten of 2,500 at a time."""
+LOGIT_BYTES = 12
+"""Bytes of one logit of a row: in float32, with penalties applied and with noise added."""
+RESERVE, RETURN_RESERVE = 64, 16
+"""A sequence enters if this part of the limit stays free; one that was preempted needs more, so that it is not preempted at once."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class MemoryBudget:
+    kv: KvLayout
+    weights_bytes: int
+    margin_bytes: int
+    """Estimated bytes of one step's activations and logits."""
+    kv_memory: int | None
+    """Upper bound of the limit, from the settings."""
+    memory_fraction: float
+    max_draft_tokens: int
+    memory: Watch[MemoryStatus]
+
+    @classmethod
+    def of(cls, card: ModelCard, settings: Settings, memory: Watch[MemoryStatus]) -> Self:
+        return cls(
+            kv=card.kv,
+            weights_bytes=card.weights_bytes,
+            margin_bytes=settings.prefill_step_size * ACTIVATION_BYTES + settings.rows * card.vocab_size * LOGIT_BYTES,
+            kv_memory=settings.kv_memory,
+            memory_fraction=settings.memory_fraction,
+            max_draft_tokens=settings.spec_draft_tokens,
+            memory=memory,
+        )
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """Limit on the bytes of rows and cached blocks. None: no bound, since the device's limit or a row's bytes are unknown."""
+        if not self.kv.row_bytes(1):
+            return None
+        memory = self.memory.latest
+        fixed_bytes = max(self.weights_bytes, memory.fixed_bytes) + self.margin_bytes
+        device = int(memory.limit_bytes * self.memory_fraction) - fixed_bytes
+        bounds = [bound for bound in (self.kv_memory, device if device > 0 else None) if bound is not None]
+        return min(bounds, default=None)
+
+    def rows_bytes(self, rows: Iterable[Sequence]) -> int:
+        """Bytes that these rows may hold after the next plan."""
+        return sum(self.kv.row_bytes(row.num_reserved_tokens(self.max_draft_tokens)) for row in rows)
+
+    def prompt_bytes(self, sequence: Sequence) -> int:
+        """Bytes of a waiting sequence's row, when it has prefilled what is known of its tokens, and sampled one."""
+        return self.kv.row_bytes(sequence.num_tokens + 1)
+
+    def entry_bytes(self, sequence: Sequence, limit: int) -> int:
+        """Bytes that must be free for a waiting sequence to enter beside other rows."""
+        return self.prompt_bytes(sequence) + limit // (RETURN_RESERVE if sequence.started else RESERVE)
+
+    def restrict(self, sequence: Sequence) -> Problem | None:
+        """Reduce the length of an answer that would outgrow the limit even if the sequence ran alone. Returns a problem if not even the
+        prompt and one token fit."""
+        limit = self.limit_bytes
+        fitting = None if limit is None else self.kv.max_tokens(limit)
+        if fitting is None:
+            return None
+        if sequence.num_tokens + 1 > fitting:
+            return too_long(sequence.request, sequence.num_prompt_tokens, fitting)
+        sequence.output.max_tokens = min(sequence.max_tokens, fitting - sequence.num_prompt_tokens)
+        return None
+
+
+def too_long(request: Generate, prompt_tokens: int, max_tokens: int) -> Problem:
+    return Problem(
+        400,
+        f"memory holds {max_tokens} tokens of one request (--kv-memory, --memory-fraction); {prompt_tokens} of prompt and 1 of answer "
+        f"are more: shorten the prompt to {max(0, max_tokens - 1)} tokens",
+        param="messages" if isinstance(request.prompt, ChatPrompt) else "prompt",
+        code="context_length_exceeded",
+    )
