@@ -10,7 +10,7 @@ import trio
 from trouper.cli.commands.bench import load as bench
 from trouper.cli.commands.bench.load import Stream
 
-WORDS = bench.WORDS[:16]
+WORDS = tuple(bench.VOCABULARY[:16])
 """So many, so that figures compare with earlier ones."""
 
 

@@ -1,0 +1,188 @@
+"""`just bench-long-context`: a conversation over a prompt of 100,000 tokens, through HTTP, with a tiny random model whose context is 131,072.
+
+- `turns`: seconds to the first token of the cold prompt, of five further turns (from memory), and of the next turn after a restart
+  (from SSD, with the system's page cache dropped).
+- `scheduler`: microseconds that the scheduler's core takes for a decode step, at 1,000 and at 100,000 tokens of context.
+- `restore`: GB/s of a restore from disk, stage by stage, against the disk's own rate for the same files and against one memory copy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import trio
+from rich.console import Console
+
+from benchmarks import load, servers
+from benchmarks.cache import health, until_written
+
+Row = dict[str, Any]
+CONTEXT = 131_072
+CONFIG = {
+    "model_type": "llama", "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 64, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
+    "max_position_embeddings": CONTEXT, "tie_word_embeddings": False,
+}  # fmt: skip
+"""2 KB of KV a token in float32: small enough that 100,000 tokens prefill in minutes on two cores."""
+FLAGS = ("--max-prompt-tokens", str(CONTEXT), "--first-token-timeout-s", "0", "--self-check", "off")
+PIECE_BYTES = 2**22
+
+
+def text(tokens: int, seed: int) -> str:
+    """Letters and blanks of about this many tokens: the tokenizer has single letters, and pairs that begin with a blank, e, t, a, o."""
+    dice = random.Random(seed)  # noqa: S311 - no secret.
+    words = ("".join(dice.choices("bcdfghklmnpqrs", k=dice.randint(2, 9))) for _ in range(tokens // 6))
+    return " ".join(words)
+
+
+# -- the conversation ----------------------------------------------------------------------------
+
+
+def turn(port: int, prompt: str, tokens: int) -> Row:
+    """One answer: seconds to its first token and tokens of its prompt."""
+    stream = load.Stream()
+    trio.run(partial(load.stream, port, prompt, tokens, stream, ignore_eos=True))
+    return {"ttft_s": stream.ttft_s, "prompt_tokens": stream.prompt_tokens}
+
+
+def turns(model: Path, disk: Path, tokens: int, console: Console) -> Row:
+    prompt = text(tokens, 1)
+    further = []
+    with servers.trouper(model, *FLAGS, disk=disk) as server:
+        turn(server.port, text(2000, 2), 8)
+        cold = turn(server.port, prompt, 64)
+        console.print("cold", cold)
+        for number in range(5):
+            prompt += f" {text(60, 10 + number)}"
+            further.append(turn(server.port, prompt, 64))
+        console.print("further", further)
+        until_written(server.port)
+        written = health(server.port)["directory"]["written_bytes"]
+    forget(files_of(disk))
+    with servers.trouper(model, *FLAGS, disk=disk) as server:
+        turn(server.port, text(2000, 3), 8)
+        ssd = turn(server.port, prompt + " and more", 64)
+        found = health(server.port)
+    warm_s = statistics.median(row["ttft_s"] for row in further)
+    return {
+        "cold": cold, "further": further, "ssd": ssd, "written_bytes": written,
+        "read_bytes": found["directory"]["read_bytes"], "hits_disk": found["cache"]["hits_disk"],
+        "warm / cold": warm_s / cold["ttft_s"], "ssd / cold": ssd["ttft_s"] / cold["ttft_s"],
+        "restored GB/s": found["directory"]["read_bytes"] / 1e9 / max(ssd["ttft_s"] - warm_s, 1e-9),
+    }  # fmt: skip
+
+
+# -- the scheduler -------------------------------------------------------------------------------
+
+
+def scheduler(tokens: int) -> Row:
+    """Microseconds of a step of the core, without the engine: the median and the mean over an answer."""
+    from tests.core.driving import DrivenCore
+
+    rows: Row = {}
+    for length in (1000, tokens):
+        core = DrivenCore()
+        core.arrive(length, max_tokens=2000)
+        core.until_decoding()
+        times = [core.timed_step() for _ in range(1500)]
+        rows[f"{length} tokens"] = {
+            "median_us": statistics.median(times) * 1e6, "mean_us": statistics.fmean(times) * 1e6,
+            "longest_us": max(times) * 1e6,
+        }  # fmt: skip
+    return rows
+
+
+# -- restoring -----------------------------------------------------------------------------------
+
+
+def files_of(directory: Path) -> list[Path]:
+    return sorted(directory.rglob("*.safetensors"))
+
+
+def forget(files: Iterable[Path]) -> None:
+    """Drop files from the system's page cache, where it can be told to."""
+    if not hasattr(os, "posix_fadvise"):
+        return
+    os.sync()
+    for file in files:
+        fd = os.open(file, os.O_RDONLY)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+
+
+def rate(nbytes: int, work: Callable[[], object], before: Callable[[], object] = lambda: None) -> float:
+    """GB/s, the median of three runs."""
+    seconds = []
+    for _ in range(3):
+        before()
+        began = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - began)
+    return nbytes / 1e9 / statistics.median(seconds)
+
+
+def read_plainly(files: Iterable[Path]) -> None:
+    """As `dd bs=4M` does."""
+    for file in files:
+        with file.open("rb", buffering=0) as opened:
+            while opened.read(PIECE_BYTES):
+                pass
+
+
+def restore(model: Path, disk: Path) -> Row:
+    from benchmarks.restoring import Restoring
+
+    files = files_of(disk)
+    restoring = Restoring(model, disk)
+    nbytes, drop = restoring.nbytes, partial(forget, files)
+    source = np.ones(nbytes, np.uint8)
+    target = np.zeros_like(source)
+    return {
+        "GB": nbytes / 1e9,
+        "files": len(files),
+        "disk, plain reads": rate(nbytes, partial(read_plainly, files), drop),
+        "page cache, plain reads": rate(nbytes, partial(read_plainly, files)),
+        "disk, verified blocks": rate(nbytes, restoring.read, drop),
+        "page cache, verified blocks": rate(nbytes, restoring.read),
+        "blocks to the engine": rate(nbytes, restoring.load, restoring.read_and_evict),
+        "blocks to the row": rate(nbytes, restoring.restore, restoring.fill_and_drop),
+        "memory copy": rate(nbytes, partial(np.copyto, target, source)),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokens", type=int, default=100_000)
+    parser.add_argument("--only", nargs="+", choices=["turns", "scheduler", "restore"])
+    parser.add_argument("--out", type=Path, default=Path("bench-long-context.json"))
+    options = parser.parse_args()
+    wanted = options.only or ["turns", "scheduler", "restore"]
+    console, report = Console(width=160), {"tokens": options.tokens}
+    with tempfile.TemporaryDirectory() as folder:
+        model, disk = Path(folder) / "tiny-128k", Path(folder) / "blocks"
+        servers.run_code(f"from benchmarks.models import save_config; save_config({CONFIG!r}, {str(model)!r})")
+        if "scheduler" in wanted:
+            report["scheduler"] = scheduler(options.tokens)
+            console.print("scheduler", report["scheduler"])
+        if "turns" in wanted or "restore" in wanted:
+            report["turns"] = turns(model, disk, options.tokens, console)
+            console.print("turns", report["turns"])
+        if "restore" in wanted:
+            report["restore"] = restore(model, disk)
+            console.print("restore, GB/s", report["restore"])
+    options.out.write_text(json.dumps(report, indent=1))
+
+
+if __name__ == "__main__":
+    main()
