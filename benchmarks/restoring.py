@@ -2,83 +2,90 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 import trouper.engine  # noqa: F401 - OpenBLAS before MLX
 
 # isort: split
 import mlx.core as mx
 
+from tests.families import build
+from trouper.actors.scheduling.block_keys import sha256
+from trouper.actors.scheduling.disk_tier import RUN_BYTES
+from trouper.engine.kv.block_payloads import BlockArrays, readable
 from trouper.engine.kv.block_store import BlockStore
 from trouper.engine.kv.pass_shapes import of_device
 from trouper.engine.kv.quantized_kv import PLAIN
 from trouper.engine.kv.rows import rows_for
-from trouper.engine.loading.model_loading import load
 from trouper.protocol.blocks import BlockData, BlockRef
 from trouper.protocol.plans import BlockId, Load, Restore, RowId
-from trouper.protocol.settings import Settings
 from trouper.storage.block_locations import BlockLocations
 from trouper.storage.runs import RunStore
 
-ROW = RowId(0)
+ROW, BLOCK_TOKENS = RowId(0), 64
 
 
 class Restoring:
-    """The longest text of a cache directory, which must have one namespace, and an engine that it can be restored into."""
+    """A text of `nbytes` of KV in an empty cache directory, and an engine with a model of this config to restore it into."""
 
-    def __init__(self, model: Path, directory: Path) -> None:
-        namespace = next(path.name for path in directory.iterdir() if path.is_dir())
-        self._store = RunStore(directory, namespace)
-        self._store.refresh()
-        self._groups = BlockLocations(self._store.runs).by_run(self._longest())
-        self._rows, _ = rows_for(load(Settings(model=str(model)), lambda _: None).model, PLAIN, 0, of_device(), None)
+    def __init__(self, config: dict[str, Any], directory: Path, nbytes: int) -> None:
+        self._rows, _ = rows_for(build(config["model_type"], config=config), PLAIN, 0, of_device(), None)
         self._blocks = BlockStore(self._rows)
+        self._store = RunStore(directory, "fa4e" * 16)
         self._data: list[BlockData] = []
-        self.read()
-        self.nbytes = sum(block.nbytes for block in self._data)
-        self.tokens = sum(len(block.tokens) // 4 for block in self._data)
+        block_bytes = BLOCK_TOKENS * self._rows.layout.token_bytes
+        self.block_bytes, self.num_blocks = block_bytes, max(1, nbytes // block_bytes)
+        self.nbytes = self.num_blocks * block_bytes
+        self._write(max(1, RUN_BYTES // block_bytes))
+        refs = [BlockRef(piece.key, piece.tokens) for piece in self._pieces()]
+        self._groups = BlockLocations(self._store.runs).by_run(refs)
+        self._ids = tuple(map(BlockId, range(self.num_blocks)))
 
-    def _longest(self) -> list[BlockRef]:
-        known = {
-            entry.key: (parent, entry)
-            for run in self._store.runs
-            for parent, entry in zip((run.parent, *(piece.key for piece in run.pieces)), run.pieces, strict=False)
-        }
-        depths: dict[bytes, int] = {}
-        for key in known:
-            path = [key]
-            while path[-1] in known and path[-1] not in depths:
-                path.append(known[path[-1]][0])
-            for node in reversed(path[:-1]):
-                depths[node] = depths.get(known[node][0], 0) + len(known[node][1].tokens)
-        key, chain = max(depths, key=lambda one: depths[one]), list[BlockRef]()
-        while key in known:
-            key, entry = known[key]
-            chain.append(BlockRef(entry.key, entry.tokens))
-        return chain[::-1]
+    def _pieces(self) -> Iterator[BlockData]:
+        arrays = tuple(mx.random.normal(shape.dims).astype(shape.dtype) for shape in self._rows.layout.block(BLOCK_TOKENS))
+        payload = readable(BlockArrays(BLOCK_TOKENS, arrays)).read()
+        key = bytes(32)
+        for number in range(self.num_blocks):
+            tokens = np.full(BLOCK_TOKENS, number, ">i4").tobytes()
+            key = sha256(key + tokens)
+            yield BlockData(key, tokens, payload)
+
+    def _write(self, blocks_a_run: int) -> None:
+        parent, pieces = bytes(32), self._pieces()
+        while run := list(islice(pieces, blocks_a_run)):
+            self._store.put(self._store.seal(parent, run))
+            parent = run[-1].key
+
+    # -- stages ----------------------------------------------------------------------------------
 
     def read(self) -> None:
+        """Files to verified blocks."""
+        self._data = []  # A step's data is freed before the next is read.
         self._data = [block for name, refs in self._groups for block in self._store.read(name, refs)]
 
-    def read_and_evict(self) -> None:
-        self.read()
+    def evict(self) -> None:
         if self._blocks.members:
-            self._blocks.evict(list(map(BlockId, range(len(self._data)))))
+            self._blocks.evict(self._ids)
+        mx.clear_cache()
 
     def load(self) -> None:
+        """Blocks to the engine's arrays."""
         for index, block in enumerate(self._data):
-            self._blocks.load(Load(BlockId(index), block.payload, 0, index))
+            self._blocks.load(Load(self._ids[index], block.payload, 0, index))
         mx.synchronize()
 
-    def fill_and_drop(self) -> None:
-        if not self._blocks.members:
-            self.load()
+    def drop(self) -> None:
         if self._rows.lengths():
             self._rows.drop([ROW])
         mx.clear_cache()
 
     def restore(self) -> None:
+        """The engine's blocks to a row."""
         self._rows.open(ROW)
-        self._blocks.restore(ROW, Restore(self.tokens, tuple(map(BlockId, range(len(self._data))))))
-        mx.eval(self._rows.state() if hasattr(self._rows, "state") else [])
+        self._blocks.restore(ROW, Restore(self.num_blocks * BLOCK_TOKENS, self._ids))
         mx.synchronize()
