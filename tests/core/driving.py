@@ -29,7 +29,7 @@ STEP_S = 0.01
 
 
 class DrivenCore:
-    """One core. The disk takes each write as soon as it is ordered, and has nothing to read."""
+    """One core, with a viewer of the live page. The disk takes each write as soon as it is ordered, and has nothing to read."""
 
     def __init__(self, kv: KvLayout = CUTTABLE, *, disk: bool = True, **settings: object) -> None:
         self.watches = CoreWatches(
@@ -78,6 +78,7 @@ class DrivenCore:
     def step(self, watched: Callable[[Callable[[], None]], object] = lambda work: work()) -> None:
         """One round of the scheduler's loop. `watched` runs what the core does in it."""
         self.now += STEP_S
+        self.watches.last_viewed_at.publish(self.now)
         plans: list[Plan] = []
 
         def work() -> None:
