@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -60,6 +62,19 @@ class Restoring:
         while run := list(islice(pieces, blocks_a_run)):
             self._store.put(self._store.seal(parent, run))
             parent = run[-1].key
+
+    def stream(self) -> None:
+        """Files to the engine's arrays as the server does it: a run is read while the one before it is loaded."""
+        with ThreadPoolExecutor(1) as reader:
+            at, ahead = 0, deque(reader.submit(self._store.read, *group) for group in self._groups[:1])
+            for group in (*self._groups[1:], None):
+                blocks = ahead.popleft().result()
+                if group is not None:
+                    ahead.append(reader.submit(self._store.read, *group))
+                for block in blocks:
+                    self._blocks.load(Load(self._ids[at], block.payload, 0, at))
+                    at += 1
+        mx.synchronize()
 
     # -- stages ----------------------------------------------------------------------------------
 
