@@ -40,55 +40,67 @@ LARGE = {**CONFIG, "num_hidden_layers": 18, "num_attention_heads": 8, "num_key_v
 LARGE_TOKENS = 2500
 FLAGS = ("--max-prompt-tokens", str(CONTEXT), "--first-token-timeout-s", "0", "--self-check", "off")
 PIECE_BYTES = 2**22
+KEYS = "ttft_s", "cpu_s"
 
 
 def text(tokens: int, seed: int) -> str:
     """Letters and blanks of about this many tokens: the tokenizer has single letters, and pairs that begin with a blank, e, t, a, o."""
     dice = random.Random(seed)  # noqa: S311 - no secret.
-    words = ("".join(dice.choices("bcdfghklmnpqrs", k=dice.randint(2, 9))) for _ in range(tokens // 6))
+    words = ("".join(dice.choices("bcdfghklmnpqrs", k=dice.randint(2, 9))) for _ in range(tokens * 2 // 11))
     return " ".join(words)
 
 
 # -- the conversation ----------------------------------------------------------------------------
 
 
-def turn(port: int, prompt: str, tokens: int) -> Row:
-    """One answer: seconds to its first token and tokens of its prompt."""
-    stream = load.Stream()
-    trio.run(partial(load.stream, port, prompt, tokens, stream, ignore_eos=True))
-    return {"ttft_s": stream.ttft_s, "prompt_tokens": stream.prompt_tokens}
+def turn(server: servers.Server, prompt: str, tokens: int = 32) -> Row:
+    """One answer: seconds to its first token, CPU seconds of the whole turn (which other processes slow down less), tokens of its prompt."""
+    stream, cpu_began = load.Stream(), server.cpu_s()
+    trio.run(partial(load.stream, server.port, prompt, tokens, stream, ignore_eos=True))
+    return {
+        "ttft_s": stream.ttft_s, "cpu_s": server.cpu_s() - cpu_began, "prompt_tokens": stream.prompt_tokens,
+    }  # fmt: skip
 
 
 def turns(config: dict[str, Any], tokens: int) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         model, disk = Path(folder) / "model", Path(folder) / "blocks"
         servers.run_code(f"from benchmarks.models import save_config; save_config({config!r}, {str(model)!r})")
-        return turns_of(model, disk, tokens)
+        prompt = text(tokens, 1)
+        row = from_memory(model, disk, prompt) | from_disk(model, disk, prompt)
+    cold, warm, ssd = row["cold"], median_of(row["further"]), median_of(row["ssd"])
+    ratios = {f"{name} / cold, {key}": one[key] / cold[key] for name, one in (("warm", warm), ("ssd", ssd)) for key in KEYS}
+    restored = row["ssd_bytes"] / 1e9
+    return row | ratios | {f"restored GB/s, {key}": restored / max(ssd[key] - warm[key], 1e-9) for key in KEYS}
 
 
-def turns_of(model: Path, disk: Path, tokens: int) -> Row:
-    prompt = text(tokens, 1)
-    further = []
+def median_of(rows: list[Row]) -> Row:
+    return {key: statistics.median(row[key] for row in rows) for key in KEYS}
+
+
+def from_memory(model: Path, disk: Path, prompt: str) -> Row:
     with servers.trouper(model, *FLAGS, disk=disk) as server:
-        turn(server.port, text(500, 2), 8)  # Speeds are measured: a server that has just started is careful.
-        cold = turn(server.port, prompt, 64)
-        for number in range(5):
-            prompt += f" {text(60, 10 + number)}"
-            further.append(turn(server.port, prompt, 64))
+        turn(server, text(500, 2))  # Speeds are measured: a server that has just started is careful.
+        cold = turn(server, prompt)
+        further = [turn(server, longer(prompt, number)) for number in range(1, 6)]
         until_written(server.port)
-        written = health(server.port)["directory"]["written_bytes"]
-    forget(files_of(disk))
-    with servers.trouper(model, *FLAGS, disk=disk) as server:
-        turn(server.port, text(500, 3), 8)
-        ssd = turn(server.port, prompt + " and more", 64)
-        found = health(server.port)
-    warm_s = statistics.median(row["ttft_s"] for row in further)
-    return {
-        "cold": cold, "further": further, "ssd": ssd, "written_bytes": written,
-        "read_bytes": found["directory"]["read_bytes"], "hits_disk": found["cache"]["hits_disk"],
-        "warm / cold": warm_s / cold["ttft_s"], "ssd / cold": ssd["ttft_s"] / cold["ttft_s"],
-        "restored GB/s": found["directory"]["read_bytes"] / 1e9 / max(ssd["ttft_s"] - warm_s, 1e-9),
-    }  # fmt: skip
+    return {"cold": cold, "further": further}
+
+
+def longer(prompt: str, further_turns: int) -> str:
+    return " ".join([prompt, *(text(60, 10 + number) for number in range(further_turns))])
+
+
+def from_disk(model: Path, disk: Path, prompt: str, rounds: int = 3) -> Row:
+    """The turn after a restart. Each round begins with an empty page cache."""
+    rows, nbytes = [], 0
+    for number in range(rounds):
+        forget(files_of(disk))
+        with servers.trouper(model, *FLAGS, disk=disk) as server:
+            turn(server, text(500, 3))
+            rows.append(turn(server, longer(prompt, 5) + f" and {number}"))
+            nbytes = health(server.port)["directory"]["read_bytes"]
+    return {"ssd": rows, "ssd_bytes": nbytes}
 
 
 # -- the scheduler -------------------------------------------------------------------------------
