@@ -26,6 +26,7 @@ from rich.console import Console
 
 from benchmarks import load, servers
 from benchmarks.cache import health, until_written
+from trouper.cli.commands.bench.load import Stream
 
 Row = dict[str, Any]
 CONTEXT = 131_072
@@ -45,7 +46,7 @@ KEYS = "ttft_s", "cpu_s"
 
 def text(tokens: int, seed: int) -> str:
     """Letters and blanks of about this many tokens: the tokenizer has single letters, and pairs that begin with a blank, e, t, a, o."""
-    dice = random.Random(seed)  # noqa: S311 - no secret.
+    dice = random.Random(seed)
     words = ("".join(dice.choices("bcdfghklmnpqrs", k=dice.randint(2, 9))) for _ in range(tokens * 2 // 11))
     return " ".join(words)
 
@@ -55,7 +56,7 @@ def text(tokens: int, seed: int) -> str:
 
 def turn(server: servers.Server, prompt: str, tokens: int = 32) -> Row:
     """One answer: seconds to its first token, CPU seconds of the whole turn (which other processes slow down less), tokens of its prompt."""
-    stream, cpu_began = load.Stream(), server.cpu_s()
+    stream, cpu_began = Stream(), server.cpu_s()
     trio.run(partial(load.stream, server.port, prompt, tokens, stream, ignore_eos=True))
     return {
         "ttft_s": stream.ttft_s, "cpu_s": server.cpu_s() - cpu_began, "prompt_tokens": stream.prompt_tokens,
@@ -69,7 +70,9 @@ def turns(config: dict[str, Any], tokens: int) -> Row:
         prompt = text(tokens, 1)
         row = from_memory(model, disk, prompt) | from_disk(model, disk, prompt)
     cold, warm, ssd = row["cold"], median_of(row["further"]), median_of(row["ssd"])
-    ratios = {f"{name} / cold, {key}": one[key] / cold[key] for name, one in (("warm", warm), ("ssd", ssd)) for key in KEYS}
+    ratios = {
+        f"{name} / cold, {key}": one[key] / cold[key] for name, one in (("warm", warm), ("ssd", ssd)) for key in KEYS
+    }
     restored = row["ssd_bytes"] / 1e9
     return row | ratios | {f"restored GB/s, {key}": restored / max(ssd[key] - warm[key], 1e-9) for key in KEYS}
 
@@ -171,10 +174,15 @@ def restore(config: dict[str, Any], nbytes: int) -> Row:
         drop = partial(forget, files)
         source = np.ones(nbytes, np.uint8)
         target = np.zeros_like(source)
+
+        def evicted() -> None:
+            restoring.evict()
+            drop()
+
         rates = {
             "disk, plain reads": rate(nbytes, partial(read_plainly, files), drop),
             "disk to verified blocks": rate(nbytes, restoring.read, drop),
-            "disk to the engine, run by run": rate(nbytes, restoring.stream, lambda: (restoring.evict(), drop())),
+            "disk to the engine, run by run": rate(nbytes, restoring.stream, evicted),
             "blocks to the engine": rate(nbytes, restoring.load, restoring.evict),
             "blocks to a row": rate(nbytes, restoring.restore, restoring.drop),
             "memory copy": rate(nbytes, partial(np.copyto, target, source)),

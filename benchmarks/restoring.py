@@ -24,6 +24,7 @@ from trouper.engine.kv.block_store import BlockStore
 from trouper.engine.kv.pass_shapes import of_device
 from trouper.engine.kv.quantized_kv import PLAIN
 from trouper.engine.kv.rows import rows_for
+from trouper.engine.kv.slot_rows import SlotRows
 from trouper.protocol.blocks import BlockData, BlockRef
 from trouper.protocol.plans import BlockId, Load, Restore, RowId
 from trouper.storage.block_locations import BlockLocations
@@ -36,7 +37,9 @@ class Restoring:
     """A text of `nbytes` of KV in an empty cache directory, and an engine with a model of this config to restore it into."""
 
     def __init__(self, config: dict[str, Any], directory: Path, nbytes: int) -> None:
-        self._rows, _ = rows_for(build(config["model_type"], config=config), PLAIN, 0, of_device(), None)
+        rows, _ = rows_for(build(config["model_type"], config=config), PLAIN, 0, of_device(), None)
+        assert isinstance(rows, SlotRows), "nothing of this model is cached"
+        self._rows = rows
         self._blocks = BlockStore(self._rows)
         self._store = RunStore(directory, "fa4e" * 16)
         self._data: list[BlockData] = []
@@ -49,7 +52,9 @@ class Restoring:
         self._ids = tuple(map(BlockId, range(self.num_blocks)))
 
     def _pieces(self) -> Iterator[BlockData]:
-        arrays = tuple(mx.random.normal(shape.dims).astype(shape.dtype) for shape in self._rows.layout.block(BLOCK_TOKENS))
+        arrays = tuple(
+            mx.random.normal(shape.dims).astype(shape.dtype) for shape in self._rows.layout.block(BLOCK_TOKENS)
+        )
         payload = readable(BlockArrays(BLOCK_TOKENS, arrays)).read()
         key = bytes(32)
         for number in range(self.num_blocks):

@@ -53,7 +53,9 @@ def tiny_copy(source: Path) -> Path:
 
 
 def embedded() -> Path:
-    out = run_code("import trouper.engine; from trouper.engine.loading.bundled_model import directory; print(directory())")
+    out = run_code(
+        "import trouper.engine; from trouper.engine.loading.bundled_model import directory; print(directory())"
+    )
     return Path(out.strip().splitlines()[-1])
 
 

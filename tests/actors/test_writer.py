@@ -147,9 +147,7 @@ async def test_who_waits_for_a_read_goes_before_all_writes(tmp_path: Path, autoj
         assert isinstance(told[0], Loaded) and same(told[0].blocks, [attrs.evolve(one, snapshot=None) for one in A])
 
 
-async def test_the_blocks_of_each_file_come_as_soon_as_they_are_read(
-    tmp_path: Path, autojump_clock: MockClock
-) -> None:
+async def test_the_blocks_of_each_file_come_as_soon_as_they_are_read(tmp_path: Path, autojump_clock: MockClock) -> None:
     """The reading of a file takes a second here. The last file is damaged: the answer ends without it."""
     plain = [attrs.evolve(one, snapshot=None) for one in (*A, *B, *C)]
     runs = plain[:2], plain[2:4], plain[4:]

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -31,7 +32,7 @@ STEP_S = 0.01
 class DrivenCore:
     """One core, with a viewer of the live page. The disk takes each write as soon as it is ordered, and has nothing to read."""
 
-    def __init__(self, kv: KvLayout = CUTTABLE, *, disk: bool = True, **settings: object) -> None:
+    def __init__(self, kv: KvLayout = CUTTABLE, *, disk: bool = True, **settings: Any) -> None:
         self.watches = CoreWatches(
             stats=Watch(SchedulerStats()),
             memory=Watch(MemoryStatus(limit_bytes=2**40)),
@@ -39,12 +40,13 @@ class DrivenCore:
             last_viewed_at=Watch(float("-inf")),
             batch=Watch[BatchStats](NOTHING_SHOWN),
         )
-        self.settings = Settings(
-            **{
-                "cache_memory": ByteSize(2**34), "ssd_cache_dir": Path("/nowhere"), "no_ssd": not disk,
-                "max_prompt_tokens": CONTEXT, "speculation": "off", **settings,
-            }  # fmt: skip
-        )
+        defaults: dict[str, Any] = {
+            "cache_memory": ByteSize(2**34),
+            "ssd_cache_dir": Path("/nowhere"),
+            "no_ssd": not disk,
+        }
+        defaults |= {"max_prompt_tokens": CONTEXT, "speculation": "off"}
+        self.settings = Settings(**{**defaults, **settings})
         model = LoadedModel(attrs.evolve(card(kv=kv), context_length=CONTEXT), ByteTokenizer())
         self.core = Core(
             model, "fa4e", self.settings, watches=self.watches, disk=DiskSeam(send=self._order, known=lambda: None)

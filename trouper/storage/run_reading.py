@@ -15,7 +15,6 @@ from trouper.storage.file_operations import Disk, read_all
 from trouper.storage.run_format import LENGTH_BYTES, Header, Part, Span, header_bytes, parse
 from trouper.storage.stored_blocks import BlockEntry, Damaged, Reason
 
-
 READ_BYTES = 8 * 2**20
 """Number of bytes after which a read ends with the next part: enough for a disk's full speed, and small enough that malloc keeps the
 buffer. Larger ones are mapped anew for each read, and every page of them is faulted in: a read from disk took several times longer."""
