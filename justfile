@@ -137,6 +137,10 @@ mutants *flags: _setup
 bench-cache *flags: _setup
     @.venv/bin/python -m benchmarks.cache "$@"
 
+# A conversation over a prompt of 100,000 tokens: first tokens cold, from memory and from disk, the scheduler's steps, restores
+bench-long-context *flags: _setup
+    @.venv/bin/python -m benchmarks.long_context "$@"
+
 # What structured output costs: rows that follow a JSON schema against plain ones
 bench-structure *flags: _setup
     @.venv/bin/python -m benchmarks.structure "$@"

@@ -87,7 +87,7 @@ def from_disk(model: Path, lengths: list[int], rounds: int) -> list[Row]:
         with servers.trouper(model, *ROOM, disk=disk) as server:
             cold = {key: ttft(server.port, prompt) for key, prompt in prompts.items()}
             ram = {key: ttft(server.port, prompt + " More") for key, prompt in prompts.items()}
-            _until_written(server.port)
+            until_written(server.port)
         with servers.trouper(model, *ROOM, disk=disk) as server:
             ttft(server.port, words(200, 999))  # A speed to decide by.
             ssd = {key: ttft(server.port, prompt + " More") for key, prompt in prompts.items()}
@@ -102,7 +102,7 @@ def from_disk(model: Path, lengths: list[int], rounds: int) -> list[Row]:
     return rows
 
 
-def _until_written(port: int) -> None:
+def until_written(port: int) -> None:
     before = -1
     while (now := health(port)["directory"]["written_bytes"]) != before:
         before = now

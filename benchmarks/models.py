@@ -97,3 +97,10 @@ def _finish(config: dict[str, Any], source: Path, scratch: Path, target: Path) -
         if (source / name).exists():
             shutil.copy(source / name, scratch)
     scratch.rename(target)
+
+
+def save_config(config: dict[str, Any], target: str) -> None:
+    """Random weights of a config, with the byte-level tokenizer of the tests' tiny models."""
+    from tests.families import save
+
+    save(config["model_type"], Path(target), config)

@@ -40,7 +40,7 @@ def float32_copy(source: Path) -> Path:
     """The embedded model as a float32 directory: what Trouper computes with on CPU, for a server that does not convert."""
     target = Path(tempfile.gettempdir()) / "trouper-bench" / f"{source.name}-float32"
     if not target.is_dir():
-        _run(f"from benchmarks.models import save_float32; save_float32({str(source)!r}, {str(target)!r})")
+        run_code(f"from benchmarks.models import save_float32; save_float32({str(source)!r}, {str(target)!r})")
     return target
 
 
@@ -48,16 +48,18 @@ def tiny_copy(source: Path) -> Path:
     """Two layers with the vocabulary and tokenizer of `source`: there the runtime is what is measured."""
     target = Path(tempfile.gettempdir()) / "trouper-bench" / f"{source.name}-tiny"
     if not target.is_dir():
-        _run(f"from benchmarks.models import save_tiny; save_tiny({str(source)!r}, {str(target)!r})")
+        run_code(f"from benchmarks.models import save_tiny; save_tiny({str(source)!r}, {str(target)!r})")
     return target
 
 
 def embedded() -> Path:
-    out = _run("import trouper.engine; from trouper.engine.loading.bundled_model import directory; print(directory())")
+    out = run_code(
+        "import trouper.engine; from trouper.engine.loading.bundled_model import directory; print(directory())"
+    )
     return Path(out.strip().splitlines()[-1])
 
 
-def _run(code: str) -> str:
+def run_code(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
 
 

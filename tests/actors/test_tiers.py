@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 
 import attrs
 import pytest
@@ -14,7 +15,7 @@ from trio.testing import MockClock
 from tests.policy.test_prefix import Played
 from trouper.actors.runtime.channels import offer
 from trouper.actors.scheduling.block_keys import token_bytes
-from trouper.actors.scheduling.disk_tier import BACKLOG_BYTES, RUN_BYTES, DiskTier
+from trouper.actors.scheduling.disk_tier import BACKLOG_BYTES, FIRST_BYTES_PER_S, RUN_BYTES, DiskTier
 from trouper.actors.scheduling.found_prefix import Found
 from trouper.protocol.blocks import BlockData, Tensor, Tensors
 from trouper.protocol.health import DirectoryStats
@@ -154,6 +155,40 @@ async def test_what_did_not_come_is_not_asked_for_again_and_nothing_stays_pinned
         assert not any(node.pins for node in ticket.pinned)
         found = bench.look()
         assert (found.tokens, found.missing_tokens) == (4 * came, 0)
+
+
+@pytest.mark.parametrize("cuts", [(1, 60), (20, 40, 60), (0, 30), (5,)])
+async def test_parts_become_blocks_one_after_another_and_the_last_ends_the_read(
+    cuts: tuple[int, ...], autojump_clock: MockClock
+) -> None:
+    with tier() as bench:
+        on_disk(bench)
+        ticket = bench.tier.load(bench.look(), 0.0)
+        assert ticket is not None
+        pieces = tuple(BlockData(one.key, one.tokens, payload(4)) for one in ticket.requested)
+        for start, end in pairwise((0, *cuts)):
+            assert not ticket.done and all(node.pins for node in ticket.pinned)
+            loads = bench.tier.hear(Loaded(ticket.number, pieces[start:end], 2**19, 0.1, complete=False))
+            assert len(loads) == end - start
+            bench.played.cache.freed()
+        assert bench.tier.hear(Loaded(ticket.number, (), 2**20, 0.1)) == []
+        assert (ticket.done, ticket.read_tokens) == (True, 4 * cuts[-1])
+        assert not any(node.pins for node in ticket.pinned)
+        found = bench.look()
+        assert (found.tokens, found.missing_tokens) == (4 * cuts[-1], 0)
+        assert bench.tier._speed.bytes_per_s < FIRST_BYTES_PER_S, "the parts' sizes and durations are added"
+
+
+async def test_a_part_behind_a_block_without_room_is_left_out(autojump_clock: MockClock) -> None:
+    with tier() as bench:
+        on_disk(bench)
+        ticket = bench.tier.load(bench.look(), 0.0)
+        assert ticket is not None
+        pieces = tuple(BlockData(one.key, one.tokens, payload(4)) for one in ticket.requested)
+        loads = bench.tier.hear(Loaded(ticket.number, pieces[:5], 100, 0.1, complete=False))
+        loads += bench.tier.hear(Loaded(ticket.number, pieces[6:], 100, 0.1))
+        assert len(loads) == 5
+        assert bench.look().tokens == 20
 
 
 async def test_who_left_pins_nothing(autojump_clock: MockClock) -> None:

@@ -101,13 +101,15 @@ class OpenedFiles(Disk):
 
 
 @asynccontextmanager
-async def writing(path: Path, *, disk: Disk | None = None, **more: Any) -> AsyncIterator[Bench]:
+async def writing(
+    path: Path, *, disk: Disk | None = None, reads_in_parts: bool = False, **more: Any
+) -> AsyncIterator[Bench]:
     """Over once the body is and what was ordered has been carried out."""
     orders, taken = trio.open_memory_channel[DiskOrder](100)
     news, heard = trio.open_memory_channel[DiskNews](100)
     bench = Bench(path, orders, heard, Watch(DirectoryStats()), Watch(SchedulerStats()))
     with news, heard, taken:
-        edges = WriterEdges(taken, news, bench.stats, bench.scheduler)
+        edges = WriterEdges(taken, news, bench.stats, bench.scheduler, reads_in_parts=reads_in_parts)
         async with trio.open_nursery() as nursery:
             with orders:
                 writer = partial(write_to_disk, disk=disk, thread=SlowThread())
@@ -143,6 +145,30 @@ async def test_who_waits_for_a_read_goes_before_all_writes(tmp_path: Path, autoj
         told = await bench.tell(write(B), Inspect(), write(C), read(7, A))
         assert [type(one) for one in told] == [Loaded, Written, Written]
         assert isinstance(told[0], Loaded) and same(told[0].blocks, [attrs.evolve(one, snapshot=None) for one in A])
+
+
+async def test_the_blocks_of_each_file_come_as_soon_as_they_are_read(tmp_path: Path, autojump_clock: MockClock) -> None:
+    """The reading of a file takes a second here. The last file is damaged: the answer ends without it."""
+    plain = [attrs.evolve(one, snapshot=None) for one in (*A, *B, *C)]
+    runs = plain[:2], plain[2:4], plain[4:]
+    async with writing(tmp_path, reads_in_parts=True) as bench:
+        await bench.tell(Announce(), *map(write, runs))
+        for spoilt in (None, runs[2]):
+            if spoilt is not None:
+                path = next(path for path in bench.files() if spoilt[0].key.hex()[:16] in path.name)
+                path.write_bytes(path.read_bytes()[:-1] + b"?")
+            await trio.sleep(100)
+            began, came = trio.current_time(), list[tuple[float, tuple[bytes, ...], bool]]()
+            bench.orders.send_nowait(read(1, plain))
+            while not came or not came[-1][2]:
+                news = await bench.heard.receive()
+                if isinstance(news, Loaded):
+                    came.append((round(trio.current_time() - began, 6), keys([*news.blocks]), news.complete))
+            whole = [one for one in runs if one is not spoilt]
+            parts = [(WORK_S * (number + 1), keys(run), False) for number, run in enumerate(whole)]
+            assert came[:-1] == parts
+            assert came[-1][1:] == ((), True)
+        assert bench.stats.latest.read_bytes == sum(one.nbytes for one in (*plain, *plain[:4]))
 
 
 @pytest.mark.parametrize("rows", [0, 3])

@@ -118,6 +118,8 @@ class CoreWorld:
         model = LoadedModel(card(kv=kv), ByteTokenizer())
         disk = DiskSeam(send=self._order, known=lambda: None)
         self.orders: list[Write | Read] = []
+        self.parts: deque[Loaded] = deque()
+        """Parts of the disk's answer that are still to come."""
         self.core = Core(model, "fa4e", self.settings, watches=self.watches, disk=disk)
         self.stored: dict[bytes, BlockData] = {}
         self.clients: list[RecordingClient] = []
@@ -194,7 +196,10 @@ class CoreWorld:
         )
 
     def disk_answers(self) -> None:
-        while self.orders and self.dice.random() < 0.7:
+        while (self.parts or self.orders) and self.dice.random() < 0.7:
+            if self.parts:
+                self.core.hear(self.parts.popleft(), self.now)
+                continue
             order = self.orders.pop(0)
             news: DiskNews
             if isinstance(order, Write):
@@ -203,7 +208,7 @@ class CoreWorld:
                 self.stored |= {} if refused else {piece.key: piece for piece in order.blocks}
                 news = Written(keys, order.nbytes, refused)
             else:
-                news = self._read(order)
+                news = self._in_parts(self._read(order))
             self.core.hear(news, self.now)
         if self.stored and self.dice.random() < 0.1:
             key = self.dice.choice([*self.stored])
@@ -226,6 +231,14 @@ class CoreWorld:
             )
         return Loaded(order.ticket, tuple(found), sum(piece.nbytes for piece in found), 0.01)
 
+    def _in_parts(self, loaded: Loaded) -> Loaded:
+        """The first part of an answer, or all of it. The other parts come later."""
+        cut = self.dice.randint(0, len(loaded.blocks))
+        if self.dice.random() < 0.5:
+            return loaded
+        self.parts.append(attrs.evolve(loaded, blocks=loaded.blocks[cut:]))
+        return attrs.evolve(loaded, blocks=loaded.blocks[:cut], complete=False)
+
     def step(self) -> bool:
         """One turn of the Scheduler's loop; False when nothing is left to do."""
         core = self.core
@@ -242,7 +255,7 @@ class CoreWorld:
             _, stepped = self.in_flight.popleft()
             core.update(stepped, self.now)
             self.check()
-        return bool(self.in_flight or core.waiting or core.plans_in_flight or self.orders)
+        return bool(self.in_flight or core.waiting or core.plans_in_flight or self.orders or self.parts)
 
     # -- what must hold --------------------------------------------------------------------------
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trouper.engine.spec_decode.prompt_lookup import CANDIDATES, RESUMED, SUBSTITUTED, NgramProposer
+from trouper.engine.spec_decode.prompt_lookup import CANDIDATES, INDEXED_AT_ONCE, RESUMED, SUBSTITUTED, NgramProposer
 
 Tokens = Sequence[int]
 few = st.lists(st.integers(0, 3), min_size=1, max_size=60)
@@ -106,3 +107,18 @@ def test_a_token_costs_the_same_in_a_long_row() -> None:
         proposer.append([dice.randrange(3)])
         proposer.draft(8)
     assert len(looked) <= 201 * CANDIDATES
+
+
+def test_no_call_indexes_all_of_a_long_prompt() -> None:
+    """The end of the prompt repeats its beginning. The first call finds that, and later ones what else the prompt has."""
+    prompt = [*range(3 * INDEXED_AT_ONCE), *range(8)]
+    proposer = NgramProposer(prompt, 3, 8)
+    indexed = []
+    for token in range(8, 12):
+        assert proposer.draft(4) == [token, token + 1, token + 2, token + 3]
+        indexed.append(len(proposer._before))
+        proposer.append([token])
+    assert max(after - before for before, after in pairwise([0, *indexed])) <= INDEXED_AT_ONCE + 3
+    assert indexed[-1] >= len(prompt)
+    proposer.append([3 * INDEXED_AT_ONCE - 20 + at for at in range(8)])
+    assert proposer.draft(2) == [3 * INDEXED_AT_ONCE - 12, 3 * INDEXED_AT_ONCE - 11]

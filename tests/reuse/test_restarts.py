@@ -12,6 +12,7 @@ from trio.testing import wait_all_tasks_blocked
 from tests.reuse.serving import BLOCK, Tiny, assert_as_cold, serving, text, until
 from tests.storage.making import NAMESPACE, ROOT, all_runs, chain, same, write_run
 from trouper import RequestFailed, Settings
+from trouper.actors.scheduling import disk_tier
 from trouper.actors.ssd_writer import WriterEdges, write_to_disk
 from trouper.engine.step import StepEngine
 from trouper.protocol.blocks import BlockRef
@@ -64,6 +65,29 @@ async def test_after_a_crash_of_the_engine_the_index_is_told_again(name: str, ti
         assert served.facts.cache.hits_disk == -(-heard[-1].cached // BLOCK)
         heard.append(await served.one(prompt))
         assert heard[-1].cached == len(prompt) - 1
+    await assert_as_cold(tiny, heard)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "mamba2", "jamba"])
+async def test_f8_a_text_in_many_files_is_read_part_by_part(
+    name: str, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plans carry the blocks of the files that were read so far, and what is answered then is as if it had computed all."""
+    block_bytes = BLOCK * tiny.layout.token_bytes + tiny.layout.snapshot_bytes
+    monkeypatch.setattr(disk_tier, "RUN_BYTES", 2 * block_bytes)
+    loaded: list[int] = []
+
+    def count_loads(plan: Plan, engine: StepEngine) -> None:
+        loaded.extend([len(plan.load)] if plan.load else [])
+
+    async with serving(tiny, ssd_cache_dir=tmp_path / "blocks") as served:
+        heard = [await served.one(text(200, 4))]
+        await until(lambda: served.directory.blocks >= -(-heard[0].computed // BLOCK))
+        assert served.directory.files > 4
+    async with serving(tiny, count_loads, ssd_cache_dir=tmp_path / "blocks") as served:
+        heard.append(await served.one(heard[0].text + text(5, 5)))
+        assert heard[-1].cached == heard[0].computed
+        assert sum(loaded) >= served.facts.cache.hits_disk
     await assert_as_cold(tiny, heard)
 
 

@@ -28,7 +28,7 @@ from tests.storage.making import (
     write_run,
 )
 from trouper.protocol.blocks import Tensor
-from trouper.storage import cache_directory
+from trouper.storage import cache_directory, run_reading
 from trouper.storage.runs import BlockRef, Disk, RunStore
 
 
@@ -110,6 +110,18 @@ def test_neighbours_are_read_at_once_and_others_not_at_all(store: RunStore) -> N
     reader.read(run.name, [])
     header_bytes = disk.read_bytes - before
     assert before - header_bytes == 64 + 64 + 20
+
+
+def test_no_read_is_much_longer_than_its_bound(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Payloads of 64 bytes: three reach the bound of a read."""
+    monkeypatch.setattr(run_reading, "READ_BYTES", 150)
+    run, pieces = put(store, 20)
+    disk = CountingDisk()
+    refs = [BlockRef(piece.key, piece.tokens) for piece in pieces]
+    found = RunStore(store.directory, NAMESPACE, disk).read(run.name, refs)
+    assert same(found, [attrs.evolve(piece, snapshot=None) for piece in pieces])
+    front = 2
+    assert disk.preads == front + 7
 
 
 @pytest.mark.parametrize("operation", ["create", "writev", "close", "rename"])

@@ -161,7 +161,9 @@ class Graph:
 
     def _writer(self) -> Callable[[], Awaitable[None]]:
         card, settings = self._model.card, self._settings
-        edges = WriterEdges(self._orders_in, self._admitted, self._watches.directory, self._watches.stats)
+        edges = WriterEdges(
+            self._orders_in, self._admitted, self._watches.directory, self._watches.stats, reads_in_parts=True
+        )
         if self._ranks is not None:
             return LeaderDisk(edges, self._ranks, card, settings, self._disk_writer).run
         return partial(self._disk_writer, edges, directory_for(card, settings), self._namespace, settings)

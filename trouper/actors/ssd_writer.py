@@ -61,6 +61,8 @@ class WriterEdges:
     news: trio.MemorySendChannel[DiskNews]
     stats: Watch[DirectoryStats]
     scheduler: Watch[SchedulerStats]
+    reads_in_parts: bool = False
+    """Whether the blocks of each run are sent as soon as they are read. Other ranks' disks are compared by whole answers."""
 
 
 DiskWriter: TypeAlias = Callable[[WriterEdges, Path | None, str, Settings], Awaitable[None]]
@@ -262,16 +264,23 @@ class SSDWriter:
         await self._send(Written(tuple(block.key for block in order.blocks), order.nbytes, refused=True))
 
     async def _read(self, store: RunStore, order: Read) -> None:
-        began = trio.current_time()
-        blocks: list[BlockData] = []
+        """Read run by run. The engine takes the blocks of one while the next is read, and no step takes all those of a long text."""
+        blocks, names, began = list[BlockData](), set[str](), trio.current_time()
         for name, refs in self._locations.by_run(order.blocks):
             try:
                 blocks += await self._in_thread(partial(store.read, name, refs))
             except Damaged as damaged:
                 await self._discard(store, damaged)
                 break
-        nbytes = sum(block.nbytes for block in blocks)
-        await self._send(Loaded(order.ticket, tuple(blocks), nbytes, trio.current_time() - began))
-        self._count(read_files=1, read_bytes=nbytes)
-        names = self._locations.runs_of(block.key for block in blocks)
+            names.add(name)
+            if self._edges.reads_in_parts:
+                await self._answer_read(order, blocks, began, complete=False)
+                blocks, began = [], trio.current_time()
+        await self._answer_read(order, blocks, began, complete=True)
+        self._count(read_files=1)
         await self._in_thread(partial(store.touch, names))
+
+    async def _answer_read(self, order: Read, blocks: list[BlockData], began: float, *, complete: bool) -> None:
+        nbytes, seconds = sum(block.nbytes for block in blocks), trio.current_time() - began
+        self._count(read_bytes=nbytes)
+        await self._send(Loaded(order.ticket, tuple(blocks), nbytes, seconds, complete=complete))

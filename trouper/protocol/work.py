@@ -106,7 +106,7 @@ class Written:
 
 @attrs.frozen(eq=False)
 class Loaded:
-    """Answer to a `Read`: the requested blocks up to the first one that could not be read."""
+    """Answer to a `Read`: the requested blocks up to the first one that could not be read, or the next part of them."""
 
     ticket: int
     blocks: tuple[BlockData, ...]
@@ -114,6 +114,8 @@ class Loaded:
     seconds: float
     must_settle: bool = False
     """Whether other ranks keep their blocks until a plan settles the ticket."""
+    complete: bool = True
+    """Whether no more parts follow."""
 
 
 DiskNews = Catalogue | RemovedFromDisk | Written | Loaded

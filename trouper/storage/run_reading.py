@@ -15,6 +15,10 @@ from trouper.storage.file_operations import Disk, read_all
 from trouper.storage.run_format import LENGTH_BYTES, Header, Part, Span, header_bytes, parse
 from trouper.storage.stored_blocks import BlockEntry, Damaged, Reason
 
+READ_BYTES = 8 * 2**20
+"""Number of bytes after which a read ends with the next part: enough for a disk's full speed, and small enough that malloc keeps the
+buffer. Larger ones are mapped anew for each read, and every page of them is faulted in: a read from disk took several times longer."""
+
 
 @attrs.frozen(eq=False)
 class OpenRun:
@@ -52,7 +56,7 @@ class OpenRun:
         return index
 
     def _read(self, parts: Iterable[tuple[Part, int]]) -> dict[tuple[Part, int], Tensors]:
-        """Read and verify parts, with one call for all parts that are adjacent in the file."""
+        """Read and verify parts, with one call for adjacent parts of about `READ_BYTES`."""
         spans = sorted((self.header.span(*part), part) for part in parts)
         found: dict[tuple[Part, int], Tensors] = {}
         for (start, end), group in _neighbours(spans):
@@ -79,11 +83,12 @@ class OpenRun:
 def _neighbours(
     spans: list[tuple[Span, tuple[Part, int]]],
 ) -> Iterator[tuple[Span, list[tuple[Span, tuple[Part, int]]]]]:
-    """Group sorted spans; a span that begins where the previous one ends joins its group."""
+    """Group sorted spans; a span that begins where the previous one ends joins its group, unless that has `READ_BYTES`."""
     group: list[tuple[Span, tuple[Part, int]]] = []
     for entry in spans:
-        if group and group[-1][0][1] != entry[0][0]:
-            yield (group[0][0][0], group[-1][0][1]), group
+        start, end = (group[0][0][0], group[-1][0][1]) if group else (0, 0)
+        if group and (end != entry[0][0] or end - start >= READ_BYTES):
+            yield (start, end), group
             group = []
         group.append(entry)
     if group:

@@ -8,10 +8,10 @@ A disk lookup has a fixed order, in which each step protects the next:
    costs nothing.
 3. The nodes are pinned as soon as the order was accepted, and not before: a refused order must leave nothing behind. An eviction
    between order and answer would remove the parents of what arrives.
-4. The answer, `Loaded`, first becomes blocks (`PrefixCache.loaded`), while the pins still hold, since making room for one block may
-   evict any other.
-5. Then blocks that did not arrive are removed from the tree, so that no later request asks for them again.
-6. Then the pins are released, and the request looks its prompt up again. The plan that admits it carries the bytes: the engine
+4. The answer, `Loaded`, comes in parts, and each part becomes blocks (`PrefixCache.loaded`) while the pins still hold, since making
+   room for one block may evict any other. The engine takes a part while the next one is read.
+5. After the last part, blocks that did not arrive are removed from the tree, so that no later request asks for them again.
+6. Then the pins are released, and the request looks its prompt up again. The plan that admits it carries the last part: the engine
    loads before it admits.
 
 Every order may be refused, and every answer may be empty; then the prompt is computed.
@@ -70,6 +70,10 @@ class Ticket:
     number: int
     pinned: tuple[Node, ...]
     requested: tuple[BlockRef, ...]
+    arrived: set[bytes] = attrs.field(factory=set)
+    """Keys of the blocks that were read so far."""
+    nbytes: int = 0
+    seconds: float = 0.0
     done: bool = False
     read_tokens: int = 0
     """Number of tokens that were read."""
@@ -184,17 +188,25 @@ class DiskTier:
     def _loaded(self, news: Loaded) -> list[Load]:
         if news.must_settle:
             self._settled.append(news.ticket)
-        ticket = self._loading.pop(news.ticket, None)
+        ticket = self._loading.get(news.ticket)
         if ticket is None:  # The request was aborted.
             return []
-        self._speed.measured(news.nbytes, news.seconds, self._clock())
-        arrived = {block.key for block in news.blocks}
+        ticket.arrived |= {block.key for block in news.blocks}
+        ticket.nbytes += news.nbytes
+        ticket.seconds += news.seconds
         loads = self._cache.loaded(news.ticket, news.blocks)
-        self._cache.not_on_disk([ref.key for ref in ticket.requested if ref.key not in arrived])
+        if news.complete:
+            self._complete(ticket)
+        return loads
+
+    def _complete(self, ticket: Ticket) -> None:
+        """The last part of a read has arrived."""
+        del self._loading[ticket.number]
+        self._speed.measured(ticket.nbytes, ticket.seconds, self._clock())
+        self._cache.not_on_disk([ref.key for ref in ticket.requested if ref.key not in ticket.arrived])
         self._cache.unpin(ticket.pinned)
         ticket.done = True
-        ticket.read_tokens = sum(ref.payload_tokens for ref in ticket.requested if ref.key in arrived)
-        return loads
+        ticket.read_tokens = sum(ref.payload_tokens for ref in ticket.requested if ref.key in ticket.arrived)
 
     # -- to disk ---------------------------------------------------------------------------------
 

@@ -218,6 +218,8 @@ class PrefixCache:
             if node is None or node.parent is None or node.tokens != data.tokens:
                 break
             if node.block is None:
+                if node.parent.parent is not None and node.parent.block is None:
+                    break  # There was no room for a block of an earlier part.
                 node = self.tree.insert(node.parent, node.tokens)
                 if node is None or node.block is None:
                     break

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, bisect_right, insort
 from math import inf
 from typing import Protocol
 
@@ -254,7 +254,8 @@ class Sequence:
         at = self.num_computed_tokens
         if not self.prefilling:
             return 0
-        return next((boundary - at for boundary in self.boundaries if boundary > at), self.num_unscheduled_tokens)
+        index = bisect_right(self.boundaries, at)
+        return self.boundaries[index] - at if index < len(self.boundaries) else self.num_unscheduled_tokens
 
     def add_boundary(self, num_tokens: int) -> None:
         if num_tokens not in self.boundaries:
@@ -266,7 +267,8 @@ class Sequence:
         if at == self.snapshot_at:
             return False
         if at < self.num_prefill_tokens:
-            return at in self.boundaries
+            index = bisect_left(self.boundaries, at)
+            return index < len(self.boundaries) and self.boundaries[index] == at
         return at - max(self.snapshot_at, self.num_prefill_tokens) >= interval
 
     @property

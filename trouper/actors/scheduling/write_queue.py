@@ -31,25 +31,24 @@ class WriteQueue:
     def __init__(self, sizes: Sizes) -> None:
         self._sizes = sizes
         self.enabled = False
-        self._chains: deque[tuple[Node, ...]] = deque()
+        self._chains: deque[deque[Node]] = deque()
         """Chains of consecutive nodes that wait to be written."""
         self._in_flight: dict[bytes, tuple[bytes, BlockRef]] = {}
         """Blocks in flight, each with the key of its parent, by their own keys."""
 
     def add(self, node: Node | None) -> None:
         """Queue a node and its ancestors."""
-        nodes: list[Node] = []
+        nodes: deque[Node] = deque()
         while (
             self.enabled and node is not None and node.parent is not None and not (node.queued or self._is_saved(node))
         ):
             node.queued = True
-            nodes.append(node)
+            nodes.appendleft(node)
             node = node.parent
         if nodes:
-            self._chains.append(tuple(reversed(nodes)))
+            self._chains.append(nodes)
         while len(self._chains) > MAX_QUEUED_CHAINS:
-            for dropped in self._chains.popleft():
-                dropped.queued = False
+            self._drop_oldest()
 
     def _is_saved(self, node: Node) -> bool:
         return (node.on_disk and (node.snapshot is None or node.snapshot_on_disk)) or node.key in self._in_flight
@@ -57,24 +56,32 @@ class WriteQueue:
     def next_run(self, max_bytes: int) -> InFlightWrite | None:
         """The next nodes of one chain to write to disk: those in memory that are not on disk yet."""
         while self._chains:
-            nodes = self._chains.popleft()
-            for node in nodes:
-                node.queued = False
-            first = next((n for n, node in enumerate(nodes) if not self._is_saved(node)), len(nodes))
-            run: list[Node] = []
-            nbytes = 0
-            for node in nodes[first:]:
-                nbytes += self._bytes_of(node)
-                if node.block is None or self._is_saved(node) or (run and nbytes > max_bytes):
-                    break
-                run.append(node)
+            nodes = self._chains[0]
+            run = self._take(nodes, max_bytes)
+            if not run or not nodes:
+                self._drop_oldest()
             if run:
-                if remaining := nodes[first + len(run) :]:
-                    for node in remaining:
-                        node.queued = True
-                    self._chains.appendleft(remaining)
                 return self._send(run)
         return None
+
+    def _take(self, nodes: deque[Node], max_bytes: int) -> list[Node]:
+        """Take the next run off a chain. What remains of it is not visited: the chain of a long prompt has thousands of nodes, and a
+        run of a large model only a few."""
+        run: list[Node] = []
+        nbytes = 0
+        while nodes and self._is_saved(nodes[0]):
+            nodes.popleft().queued = False
+        while nodes:
+            nbytes += self._bytes_of(nodes[0])
+            if nodes[0].block is None or self._is_saved(nodes[0]) or (run and nbytes > max_bytes):
+                break
+            run.append(nodes.popleft())
+            run[-1].queued = False
+        return run
+
+    def _drop_oldest(self) -> None:
+        for node in self._chains.popleft():
+            node.queued = False
 
     def _bytes_of(self, node: Node) -> int:
         return node.size * self._sizes.token_bytes + (node.snapshot is not None) * self._sizes.snapshot_bytes

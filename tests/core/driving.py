@@ -1,0 +1,134 @@
+"""A core with an engine that answers at once, for tests and measurements of what a step of the scheduler costs."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from tests.core.worlds import RecordingClient
+from tests.fakes import CUTTABLE, ByteTokenizer, card
+from trouper.actors.scheduling.core import Core
+from trouper.actors.scheduling.core_edges import CoreWatches, DiskSeam
+from trouper.protocol.batch import NOTHING_SHOWN, BatchStats
+from trouper.protocol.blocks import Tensor
+from trouper.protocol.health import DirectoryStats, MemoryStatus, SchedulerStats
+from trouper.protocol.kv import KvLayout
+from trouper.protocol.model import LoadedModel
+from trouper.protocol.plans import Plan, RowId, Stepped
+from trouper.protocol.requests import Generate, TokenPrompt
+from trouper.protocol.settings import ByteSize, Settings
+from trouper.protocol.watch import Watch
+from trouper.protocol.work import DiskOrder, Write, Written
+
+CONTEXT = 131_072
+STEP_S = 0.01
+
+
+class DrivenCore:
+    """One core, with a viewer of the live page. The disk takes each write as soon as it is ordered, and has nothing to read."""
+
+    def __init__(self, kv: KvLayout = CUTTABLE, *, disk: bool = True, **settings: Any) -> None:
+        self.watches = CoreWatches(
+            stats=Watch(SchedulerStats()),
+            memory=Watch(MemoryStatus(limit_bytes=2**40)),
+            directory=Watch(DirectoryStats(attached=disk)),
+            last_viewed_at=Watch(float("-inf")),
+            batch=Watch[BatchStats](NOTHING_SHOWN),
+        )
+        defaults: dict[str, Any] = {
+            "cache_memory": ByteSize(2**34),
+            "ssd_cache_dir": Path("/nowhere"),
+            "no_ssd": not disk,
+        }
+        defaults |= {"max_prompt_tokens": CONTEXT, "speculation": "off"}
+        self.settings = Settings(**{**defaults, **settings})
+        model = LoadedModel(attrs.evolve(card(kv=kv), context_length=CONTEXT), ByteTokenizer())
+        self.core = Core(
+            model, "fa4e", self.settings, watches=self.watches, disk=DiskSeam(send=self._order, known=lambda: None)
+        )
+        self.core.take_up(0.0)
+        self.clients: list[RecordingClient] = []
+        self.now = 0.0
+        self._written: list[Write] = []
+        self._in_flight: deque[tuple[Plan, Stepped]] = deque()
+        self._prompts: dict[RowId, int] = {}
+        """Tokens that each row has not prefilled yet."""
+
+    def arrive(self, length: int, max_tokens: int = 16, seed: int = 0, prefix: tuple[int, ...] = ()) -> RecordingClient:
+        """Queue a prompt of `length` tokens that begins with `prefix`; prompts of other seeds share no more."""
+        prompt = prefix + tuple((seed * 7 + at * at + at // 5) % 90 + 1 for at in range(length - len(prefix)))
+        request = Generate(request_id=str(len(self.clients)), prompt=TokenPrompt(prompt), max_tokens=max_tokens)
+        client = RecordingClient(request, prompt, max_tokens)
+        self.clients.append(client)
+        self.core.enqueue(client, self.now)
+        return client
+
+    def until_decoding(self) -> None:
+        """Step until no row prefills."""
+        while self.core.waiting or self._prefilling or not self.core._batch.rows:
+            self.step()
+
+    @property
+    def _prefilling(self) -> bool:
+        return bool(self.core._batch.prefilling)
+
+    def step(self, watched: Callable[[Callable[[], None]], object] = lambda work: work()) -> None:
+        """One round of the scheduler's loop. `watched` runs what the core does in it."""
+        self.now += STEP_S
+        self.watches.last_viewed_at.publish(self.now)
+        plans: list[Plan] = []
+
+        def work() -> None:
+            self.core.drop_aborted(self.now)
+            while (plan := self.core.schedule(self.now)) is not None:
+                plans.append(plan)
+                if not plan.has_work:
+                    break
+            self.core.publish()
+            if self._in_flight:
+                self.core.update(self._in_flight.popleft()[1], self.now)
+            for write in self._taken():
+                self.core.hear(Written(tuple(block.key for block in write.blocks), write.nbytes), self.now)
+
+        watched(work)
+        self._in_flight += ((plan, self._answer(plan)) for plan in plans)
+
+    def timed_step(self) -> float:
+        """Seconds of the core in one round."""
+        began = [0.0]
+
+        def timed(work: Callable[[], None]) -> None:
+            began[0] = time.perf_counter()
+            work()
+            began[0] = time.perf_counter() - began[0]
+
+        self.step(timed)
+        return began[0]
+
+    def _taken(self) -> list[Write]:
+        taken, self._written = self._written, []
+        return taken
+
+    def _order(self, order: DiskOrder) -> bool:
+        if isinstance(order, Write):
+            self._written.append(order)
+        return True
+
+    def _answer(self, plan: Plan) -> Stepped:
+        """What an engine answers: a token for each row that decodes or whose prompt is complete."""
+        for admit in plan.admit:
+            self._prompts[admit.row] = len(admit.prompt) // 4 - (admit.restore.tokens if admit.restore else 0)
+        rows = list(plan.decode)
+        for chunk in plan.prefill:
+            self._prompts[chunk.row] -= chunk.tokens
+            if not self._prompts[chunk.row]:
+                rows.append(chunk.row)
+        empty = (Tensor("U32", (2,), bytes(8)),)
+        return Stepped(
+            plan.step, tuple(rows), (97,) * len(rows), (), STEP_S, persisted=tuple(empty for _ in plan.persist)
+        )
