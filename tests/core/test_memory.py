@@ -17,7 +17,7 @@ from trouper.protocol.problems import Problem
 from trouper.protocol.replies import Failed
 from trouper.protocol.settings import ByteSize
 
-KV = KvLayout(token_bytes=100, capacity_step=1)
+KV = KvLayout(token_bytes=100, capacity_step=1, first_bank=0)
 """Rows count as many tokens as they hold, up to 8."""
 PROMPT = tuple(range(1, 9))
 

@@ -106,7 +106,11 @@ class CoreWorld:
             ssd_cache_dir=Path("/nowhere"),
         )
         self.settings = attrs.evolve(self.settings, **settings)
-        kv = kv or attrs.evolve(dice.choice((CUTTABLE, UNCUTTABLE)), capacity_step=dice.choice((1, 4, 16)))
+        kv = kv or attrs.evolve(
+            dice.choice((CUTTABLE, UNCUTTABLE)),
+            capacity_step=dice.choice((1, 4, 16)),
+            first_bank=dice.choice((0, 8, 32, None)),
+        )
         self.engine = FakeEngine(kv=kv, guess=self._guess if dice.random() < 0.6 else lambda _key, _at: (0, 0))
         self.watches = CoreWatches(
             stats=Watch(SchedulerStats()),
@@ -283,7 +287,7 @@ class CoreWorld:
         limit, rows, kv = self.settings.kv_memory, self.engine.rows.values(), self.engine.kv
         if limit is None:
             return
-        row_bytes = sum(kv.row_bytes(len(row.kv)) for row in rows)
+        row_bytes = kv.batch_bytes((len(row.prompt), max(len(row.prompt), len(row.kv))) for row in rows)
         assert row_bytes <= limit, "rows are beyond the limit"
         if len(rows) == 1:  # It runs whatever is pinned beside it: what is read or written.
             return
