@@ -53,18 +53,23 @@ class KvLayout:
 
     def batch_bytes(self, rows: Iterable[tuple[int, int]]) -> int:
         """Upper bound of the bytes of rows together, given for each row how many tokens it has and how many it may have soon. Rows that
-        share a bank take as much as the longest row that it may hold, since a row that has left it may have been so long; a row with a
+        share a bank take as much as the longest row that it may hold, since a row that leaves it may have been so long; a row with a
         bank of its own takes its own capacity."""
-        longest = defaultdict[int, list[int]](list)
+        lengths, shared = defaultdict[int, list[int]](list), set[int]()
         for tokens, reserved in rows:
-            longest[bank_level(tokens, self.first_bank) if self.first_bank else 0].append(reserved)
-        return sum(self._bank_bytes(level, lengths) for level, lengths in longest.items())
+            lengths[self._level(reserved)].append(reserved)
+            if self._level(tokens) != self._level(reserved):
+                shared.add(self._level(tokens))
+        return sum(self._bank_bytes(level, found, shared=level in shared) for level, found in lengths.items())
 
-    def _bank_bytes(self, level: int, lengths: Sequence[int]) -> int:
+    def _level(self, tokens: int) -> int:
+        return bank_level(tokens, self.first_bank) if self.first_bank else 0
+
+    def _bank_bytes(self, level: int, lengths: Sequence[int], *, shared: bool) -> int:
         if self.first_bank == 0:
             return sum(map(self.row_bytes, lengths))
-        shared = self.first_bank << level if self.first_bank and len(lengths) > 1 else 0
-        return len(lengths) * self.row_bytes(max(shared, *lengths))
+        bound = self.first_bank << level if self.first_bank and (shared or len(lengths) > 1) else 0
+        return len(lengths) * self.row_bytes(max(bound, *lengths))
 
     def max_tokens(self, nbytes: int) -> int | None:
         """Maximum number of tokens of a row of at most `nbytes` bytes; None: any number."""

@@ -68,7 +68,7 @@ class MemoryBudget:
     def rows_bytes(self, rows: Iterable[Sequence], entering: Sequence | None = None) -> int:
         """Bytes that these rows may hold after the next plan, and beside them a sequence that enters: when it has prefilled what is
         known of its tokens, and sampled one."""
-        lengths = [(row.num_tokens, row.num_reserved_tokens(self.max_draft_tokens)) for row in rows]
+        lengths = [(row.num_bank_tokens, row.num_reserved_tokens(self.max_draft_tokens)) for row in rows]
         if entering is not None:
             lengths.append((entering.num_tokens, entering.num_tokens + 1))
         return self.kv.batch_bytes(lengths)
