@@ -93,7 +93,7 @@ class KvMemory:
         if first is None or not first.is_ready or self.budget.admits(rows, first, limit):
             return
         lower = sorted((row for row in rows if row.priority > first.request.priority), key=_kept_longest)
-        others = [row for row in rows if row.priority <= first.request.priority]
+        others = [row for row in rows if row not in lower]
         isolated = any(row.standing.isolated for row in (first, *rows))
         if isolated or not lower or not self.budget.admits(others, first, limit):
             return
