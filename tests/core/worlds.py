@@ -20,7 +20,7 @@ from trouper.actors.scheduling.sequence_state import QUEUED, State
 from trouper.protocol.batch import NOTHING_SHOWN, BatchStats
 from trouper.protocol.blocks import BlockData
 from trouper.protocol.health import DirectoryStats, MemoryStatus, SchedulerStats
-from trouper.protocol.kv import KvLayout
+from trouper.protocol.kv import KvLayout, bank_level
 from trouper.protocol.model import LoadedModel
 from trouper.protocol.plans import PLANS_IN_FLIGHT, Plan, Stepped, ThinkingLimit
 from trouper.protocol.problems import Problem
@@ -87,6 +87,17 @@ def key_of(prompt: tuple[int, ...]) -> int:
     return sum(prompt)
 
 
+def padded_bytes(kv: KvLayout, lengths: list[int]) -> int:
+    """What rows of these lengths hold in their banks, each as much as the longest of its bank."""
+    if kv.first_bank == 0:
+        return sum(map(kv.row_bytes, lengths))
+    levels = [bank_level(tokens, kv.first_bank) if kv.first_bank else 0 for tokens in lengths]
+    longest = {
+        level: max(length for length, other in zip(lengths, levels, strict=True) if other == level) for level in levels
+    }
+    return sum(kv.row_bytes(longest[level]) for level in levels)
+
+
 class CoreWorld:
     """One core, an engine that answers at once, and a disk that answers when it likes."""
 
@@ -106,7 +117,11 @@ class CoreWorld:
             ssd_cache_dir=Path("/nowhere"),
         )
         self.settings = attrs.evolve(self.settings, **settings)
-        kv = kv or attrs.evolve(dice.choice((CUTTABLE, UNCUTTABLE)), capacity_step=dice.choice((1, 4, 16)))
+        kv = kv or attrs.evolve(
+            dice.choice((CUTTABLE, UNCUTTABLE)),
+            capacity_step=dice.choice((1, 4, 16)),
+            first_bank=dice.choice((0, 8, 32, None)),
+        )
         self.engine = FakeEngine(kv=kv, guess=self._guess if dice.random() < 0.6 else lambda _key, _at: (0, 0))
         self.watches = CoreWatches(
             stats=Watch(SchedulerStats()),
@@ -283,7 +298,7 @@ class CoreWorld:
         limit, rows, kv = self.settings.kv_memory, self.engine.rows.values(), self.engine.kv
         if limit is None:
             return
-        row_bytes = sum(kv.row_bytes(len(row.kv)) for row in rows)
+        row_bytes = padded_bytes(kv, [max(len(row.prompt), len(row.kv)) for row in rows])
         assert row_bytes <= limit, "rows are beyond the limit"
         if len(rows) == 1:  # It runs whatever is pinned beside it: what is read or written.
             return

@@ -15,22 +15,23 @@ from unittest.mock import patch
 
 import attrs
 import pytest
+import trio
 
 from tests.families import FAMILIES, save
-from tests.real.serving import running
+from tests.real.serving import Heard, running
 from tests.real.test_crashes import all_at_once
 from tests.real.test_mixed import LONG, PROMPTS, TOKENS, alone_of, assert_as_alone
 from tests.real.wishes import wishes
 from tests.reuse.serving import text
-from trouper import RequestFailed, Sampling, TokenPrompt
+from trouper import RequestFailed, Runtime, Sampling, TokenPrompt
 from trouper.actors.scheduling.scheduler_counters import SchedulerCounters
 from trouper.engine.kv import kv_layout
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.requests import Generate
 
-CASES = [("llama", "off"), ("llama", "ngram"), ("gpt_oss", "ngram"), ("jamba", "off")]
+CASES: list[tuple[str, str | None]] = [("llama", "off"), ("llama", "ngram"), ("gpt_oss", "ngram"), ("jamba", "off")]
 if LONG:
-    CASES += [(name, "ngram") for name in FAMILIES if name not in {name for name, _ in CASES}]
+    CASES += [(name, None) for name in FAMILIES if name not in {name for name, _ in CASES}]
 
 
 @contextmanager
@@ -40,12 +41,29 @@ def fine_capacities() -> Iterator[None]:
         yield
 
 
+async def lower_ones_first(runtime: Runtime, asked: dict[str, Generate]) -> dict[str, Heard]:
+    """Those of the higher priority come when others have begun, so that rows leave also where no row grows: recurrent states do
+    not."""
+    heard: dict[str, Heard] = {}
+
+    async def some(priority: int) -> None:
+        heard.update(await all_at_once(runtime, {n: wish for n, wish in asked.items() if wish.priority == priority}))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(some, 1)
+        while runtime.health().scheduler.tokens_generated < 3:  # noqa: ASYNC110 - nothing else tells.
+            await trio.sleep(0.001)
+        nursery.start_soon(some, 0)
+    return heard
+
+
 @pytest.mark.parametrize(("name", "speculation"), CASES)
 async def test_rows_of_every_kind_go_on_after_they_were_preempted(name: str, speculation: Any, tmp_path: Path) -> None:
     path = str(save(name, tmp_path / name))
     with fine_capacities():
         async with running(path) as runtime:
             asked = wishes(runtime.tokenizer, PROMPTS, TOKENS)
+            grows = runtime.model.kv.token_bytes > 0
             limit = 3 * runtime.model.kv.row_bytes(max(map(len, PROMPTS)) + 2 * TOKENS)
         asked = {
             name: attrs.evolve(wish, speculation=speculation, priority=place % 2)
@@ -53,9 +71,9 @@ async def test_rows_of_every_kind_go_on_after_they_were_preempted(name: str, spe
         }
         wanted = await alone_of(path, {name: attrs.evolve(wish, speculation="off") for name, wish in asked.items()})
         async with running(path, kv_memory=limit) as runtime:
-            heard = await all_at_once(runtime, asked)
+            heard = await lower_ones_first(runtime, asked)
             stats = runtime.health().scheduler
-    assert stats.preemptions > 3, stats
+    assert stats.preemptions > (3 if grows else 1), stats
     assert stats.requests_completed == len(asked)
     assert stats.kv_limit_bytes == limit
     for wish in asked.values():

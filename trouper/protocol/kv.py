@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
 import attrs
 
+FIRST_BANK = 512
+"""Maximum number of tokens of rows in the bank of level 0; each level has twice as many."""
 CAPACITY_STEP = 256
 """Minimum difference of two capacities of a row's buffer, in tokens."""
 
@@ -13,6 +18,11 @@ def kv_capacity(tokens: int, step: int = CAPACITY_STEP) -> int:
     rows have few different capacities. At most a quarter more than `tokens`, or `step`."""
     unit = max(step, 1 << max((tokens - 1).bit_length() - 3, 0))
     return -(-tokens // unit) * unit
+
+
+def bank_level(tokens: int, first_bank: int = FIRST_BANK) -> int:
+    """Level of the bank that a row of `tokens` tokens belongs to: rows of one bank share a buffer as long as its longest row."""
+    return (max(tokens - 1, 0) // first_bank).bit_length()
 
 
 @attrs.frozen(kw_only=True)
@@ -27,6 +37,9 @@ class KvLayout:
     """Maximum bytes of one snapshot. 0: the model needs no snapshots and can be continued at any token."""
     capacity_step: int = CAPACITY_STEP
     """`step` of `kv_capacity` for this model's rows."""
+    first_bank: int | None = FIRST_BANK
+    """Maximum number of tokens of rows in the bank of level 0. None: all rows share one bank. 0: rows share no
+    buffers."""
     description: str = ""
     """One line for a person."""
 
@@ -37,6 +50,26 @@ class KvLayout:
     def row_bytes(self, tokens: int) -> int:
         """Bytes of a row that holds `tokens` tokens."""
         return self.token_bytes * kv_capacity(tokens, self.capacity_step) + self.snapshot_bytes
+
+    def batch_bytes(self, rows: Iterable[tuple[int, int]]) -> int:
+        """Upper bound of the bytes of rows together, given for each row how many tokens it has and how many it may have soon. Rows that
+        share a bank take as much as the longest row that it may hold, since a row that leaves it may have been so long; a row with a
+        bank of its own takes its own capacity."""
+        lengths, shared = defaultdict[int, list[int]](list), set[int]()
+        for tokens, reserved in rows:
+            lengths[self._level(reserved)].append(reserved)
+            if self._level(tokens) != self._level(reserved):
+                shared.add(self._level(tokens))
+        return sum(self._bank_bytes(level, found, shared=level in shared) for level, found in lengths.items())
+
+    def _level(self, tokens: int) -> int:
+        return bank_level(tokens, self.first_bank) if self.first_bank else 0
+
+    def _bank_bytes(self, level: int, lengths: Sequence[int], *, shared: bool) -> int:
+        if self.first_bank == 0:
+            return sum(map(self.row_bytes, lengths))
+        bound = self.first_bank << level if self.first_bank and (shared or len(lengths) > 1) else 0
+        return len(lengths) * self.row_bytes(max(bound, *lengths))
 
     def max_tokens(self, nbytes: int) -> int | None:
         """Maximum number of tokens of a row of at most `nbytes` bytes; None: any number."""

@@ -80,26 +80,25 @@ class KvMemory:
 
     def _preempt(self, row: Sequence, now: float) -> int:
         """Returns the number of bytes that become free."""
-        nbytes = self.budget.rows_bytes((row,))
+        before = self.row_bytes
         self.preemption.preempt(row, now)
         self.counters.add(preemptions=1)
-        self.row_bytes -= nbytes
-        return nbytes
+        self.row_bytes = self.budget.rows_bytes(self._rows())
+        return before - self.row_bytes
 
     def _make_way(self, limit: int, now: float) -> None:
         """Preempt rows of a lower priority than the first of the queue, if that lets it enter. Only for memory: where all rows are in
         use it waits, as in vLLM."""
-        first = self.preemption.queue.first(now)
-        if first is None or self.row_bytes + self.budget.entry_bytes(first, limit) <= limit:
+        first, rows = self.preemption.queue.first(now), self._rows()
+        if first is None or not first.is_ready or self.budget.admits(rows, first, limit):
             return
-        rows = self._rows()
         lower = sorted((row for row in rows if row.priority > first.request.priority), key=_kept_longest)
-        excess = self.row_bytes + self.budget.entry_bytes(first, limit) - limit
+        others = [row for row in rows if row not in lower]
         isolated = any(row.standing.isolated for row in (first, *rows))
-        if isolated or not first.is_ready or self.budget.rows_bytes(lower) < excess:
+        if isolated or not lower or not self.budget.admits(others, first, limit):
             return
-        while excess > 0:
-            excess -= self._preempt(lower.pop(), now)
+        while lower and not self.budget.admits([*others, *lower], first, limit):
+            self._preempt(lower.pop(), now)
 
     # -- rows that enter -------------------------------------------------------------------------
 
@@ -108,14 +107,14 @@ class KvMemory:
         limit = self.budget.limit_bytes
         if limit is None or not self.row_bytes:
             return True
-        return self.row_bytes + self.budget.entry_bytes(sequence, limit) <= limit
+        return self.budget.admits(self._rows(), sequence, limit)
 
     def enter(self, sequence: Sequence, found: Found) -> Found | None:
         """Make room for a sequence that enters now, but evict nothing that it restores. Returns what it can restore, which is less than
         `found` where row and blocks do not fit together; None: it must wait, since others use too many blocks."""
-        limit, nbytes = self.budget.limit_bytes, self.budget.prompt_bytes(sequence)
+        limit, row_bytes = self.budget.limit_bytes, self.budget.rows_bytes(self._rows(), sequence)
         if limit is not None:
-            room = max(0, limit - self.row_bytes - nbytes)
+            room = max(0, limit - row_bytes)
             found = self.cache.cut(sequence.chain, found, room)
             restored = found.match.nodes[-1:]
             self.cache.pin(restored)
@@ -123,7 +122,7 @@ class KvMemory:
             self.cache.unpin(restored)
             if excess > 0 and self.row_bytes:
                 return None
-        self.row_bytes += nbytes
+        self.row_bytes = row_bytes
         return found
 
 

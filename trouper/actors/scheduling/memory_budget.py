@@ -65,17 +65,18 @@ class MemoryBudget:
         bounds = [bound for bound in (self.kv_memory, device if device > 0 else None) if bound is not None]
         return min(bounds, default=None)
 
-    def rows_bytes(self, rows: Iterable[Sequence]) -> int:
-        """Bytes that these rows may hold after the next plan."""
-        return sum(self.kv.row_bytes(row.num_reserved_tokens(self.max_draft_tokens)) for row in rows)
+    def rows_bytes(self, rows: Iterable[Sequence], entering: Sequence | None = None) -> int:
+        """Bytes that these rows may hold after the next plan, and beside them a sequence that enters: when it has prefilled what is
+        known of its tokens, and sampled one."""
+        lengths = [(row.num_bank_tokens, row.num_reserved_tokens(self.max_draft_tokens)) for row in rows]
+        if entering is not None:
+            lengths.append((entering.num_tokens, entering.num_tokens + 1))
+        return self.kv.batch_bytes(lengths)
 
-    def prompt_bytes(self, sequence: Sequence) -> int:
-        """Bytes of a waiting sequence's row, when it has prefilled what is known of its tokens, and sampled one."""
-        return self.kv.row_bytes(sequence.num_tokens + 1)
-
-    def entry_bytes(self, sequence: Sequence, limit: int) -> int:
-        """Bytes that must be free for a waiting sequence to enter beside other rows."""
-        return self.prompt_bytes(sequence) + limit // (RETURN_RESERVE if sequence.started else RESERVE)
+    def admits(self, rows: Iterable[Sequence], entering: Sequence, limit: int) -> bool:
+        """Whether a waiting sequence may enter beside these rows: some of the limit must stay free."""
+        reserve = limit // (RETURN_RESERVE if entering.started else RESERVE)
+        return self.rows_bytes(rows, entering) + reserve <= limit
 
     def restrict(self, sequence: Sequence) -> Problem | None:
         """Reduce the length of an answer that would outgrow the limit even if the sequence ran alone. Returns a problem if not even the

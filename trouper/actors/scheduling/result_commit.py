@@ -43,12 +43,13 @@ class ResultCommit:
 
     def chunks(self, plan: Plan, now: float) -> None:
         """The engine has computed the plan's chunks of prompts. This is progress of their rows, and of those who wait for a prefix
-        that one of them computes."""
+        that one of them computes; preempted sequences have no time limit anyway, and must not get one by this."""
         progress, rows = Progress(now), {chunk.row for chunk in plan.prefill} & self.batch.rows.keys()
         for row in rows:
             self.batch.rows[row].client.report(progress)
         for sequence in self.queue if rows else ():
-            if sequence.primary is not None and sequence.primary.id in rows:
+            waits = sequence.primary is not None and sequence.primary.id in rows
+            if waits and sequence.state is not State.PREEMPTED:
                 sequence.client.report(progress)
 
     def results(self, stepped: Stepped, now: float) -> None:

@@ -225,6 +225,11 @@ class Sequence:
             return self.num_prompt_tokens + self.num_scheduled_tokens - 1
         return self.num_prefill_tokens - self.num_unscheduled_tokens
 
+    @property
+    def num_bank_tokens(self) -> int:
+        """Number of tokens that decides the row's bank: its whole prompt, or what is known to be in its KV. The last token is not."""
+        return self.num_prefill_tokens if self.prefilling else self.num_tokens - 1
+
     def num_reserved_tokens(self, max_draft_tokens: int) -> int:
         """Maximum number of tokens in the row's KV after the next plan, which may draft `max_draft_tokens` tokens."""
         if self.prefilling:

@@ -28,9 +28,10 @@ class Bank:
     buffers: SlotBuffers
     slots: SlotAssignment = attrs.field(factory=SlotAssignment)
 
-    def open(self, row: RowId) -> None:
-        """Add a prefilling row without KV."""
+    def open(self, row: RowId, tokens: int) -> None:
+        """Add a prefilling row without KV, which will have `tokens` tokens."""
         self.slots.open(row)
+        self.buffers.expect(tokens)
         self.buffers.hold(len(self.slots))
 
     def promote(self, row: RowId) -> None:
@@ -46,7 +47,7 @@ class Bank:
         self.buffers.move(change.moves, self.slots.lengths)
         self.slots.rearrange(change)
         if len(self.slots):
-            self.buffers.fit(len(self.slots), self.slots.longest + 1)
+            self.buffers.fit(len(self.slots), self.slots.longest + 1, exactly=len(self.slots) == 1)
         else:
             self.buffers.clear()
 
@@ -55,7 +56,7 @@ class Bank:
         slot = self.slots.slot(row)
         length = int(self.slots.lengths[slot])
         parts = self.buffers.take(slot, length)
-        target.open(row)
+        target.open(row, length + 1)
         target.buffers.put(target.slots.slot(row), length, parts)
         target.slots.lengths[target.slots.slot(row)] = length
         target.promote(row)
@@ -100,7 +101,7 @@ class Banks:
     def open(self, row: RowId, tokens: int) -> None:
         """Add a prefilling row that will have `tokens` tokens when it decodes."""
         self._bank_of[row] = bank = self._bank(self._level(tokens))
-        bank.open(row)
+        bank.open(row, tokens)
 
     def drop(self, rows: Sequence[RowId]) -> None:
         for bank in list(self):

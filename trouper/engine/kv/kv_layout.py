@@ -26,7 +26,7 @@ from trouper.engine.kv.recurrent_state import StateSlots
 from trouper.engine.kv.region import Region
 from trouper.engine.kv.ring_slots import RingSlots
 from trouper.protocol.capabilities import Capabilities
-from trouper.protocol.kv import KvLayout
+from trouper.protocol.kv import FIRST_BANK, KvLayout
 
 
 @attrs.frozen
@@ -203,6 +203,7 @@ def kv_layout(model: nn.Module, kv: KvFormat, capabilities: Capabilities | None 
     return KvLayout(
         token_bytes=layout.token_bytes,
         snapshot_bytes=layout.snapshot_bytes,
+        first_bank=FIRST_BANK if capabilities.allows("banks") else None,
         description=_description(layout, kv),
     )
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import attrs
 
 from trouper.engine.platform import device
+from trouper.protocol.kv import FIRST_BANK, bank_level
 
 STEP = 256
 """Number of tokens by which buffers grow, as in mlx-lm's caches."""
@@ -28,12 +29,12 @@ class Shapes:
     mask_elements: int = 2**22
     """Maximum number of queries times keys of a row for which attention gets a mask as an array, to spare the device a new shape.
     Attention with such a mask computes all scores: 2,048 queries over 20,480 keys took 29 GB on an H200 (Qwen3-4B's shape)."""
-    first_bank: int = 512
+    first_bank: int = FIRST_BANK
     """Maximum number of tokens of rows in the bank of level 0; each level has twice as many."""
 
     def level(self, tokens: int) -> int:
         """Level of the bank for a row of `tokens` tokens."""
-        return (max(tokens - 1, 0) // self.first_bank).bit_length()
+        return bank_level(tokens, self.first_bank)
 
     def bank_tokens(self, level: int) -> int:
         """Maximum number of tokens of rows in a bank of this level."""

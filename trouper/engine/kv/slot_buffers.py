@@ -65,6 +65,11 @@ class SlotBuffers:
         for cache in self.leaves:
             cache.hold(max(slots, cache.slots))
 
+    def expect(self, tokens: int) -> None:
+        """Announce a row that will have `tokens` tokens: buffers that grow then grow to that at once."""
+        for cache in self.leaves:
+            cache.expected_tokens = max(tokens, cache.expected_tokens)
+
     def move(self, moves: Moves, lengths: Ints) -> None:
         """Copy rows from slot to slot, all at once. Rows without KV are skipped."""
         moves = [(source, target) for source, target in moves if lengths[source]]

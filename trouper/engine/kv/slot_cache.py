@@ -33,6 +33,9 @@ class SlotCache:
         """Number of tokens by which this cache's buffers grow earlier: if the buffers of all layers grew in one step, that step
         would take long for all rows."""
         self.shapes = EXACT
+        self.expected_tokens = 0
+        """Number of tokens of the longest row when its prompt is complete: buffers that grow with each chunk of a long prompt would
+        be copied as often."""
 
     def begin(self, region: Region) -> None:
         """Set the slots of the next forward pass."""
@@ -76,7 +79,7 @@ class SlotCache:
     def clear(self) -> None:
         """Free the buffers, after the last row has left."""
         self.buffers = []
-        self.slots = 0
+        self.slots = self.expected_tokens = 0
 
     def hold(self, slots: int) -> None:
         """Make room for `slots` slots, in present and future buffers. Rows without KV are moved like others, and MLX does not
@@ -87,7 +90,7 @@ class SlotCache:
     def fit(self, slots: int, tokens: int, *, exactly: bool = False) -> None:
         """Shrink buffers that are four times too large, or with `exactly` all that are too large, after a burst of rows or one
         long row has finished."""
-        self.slots = slots
+        self.slots, self.expected_tokens = slots, 0
         tokens = self._capacity(tokens)
         if exactly:
             self.buffers = [_cut(buffer, slots, tokens) for buffer in self.buffers]
@@ -111,7 +114,7 @@ class SlotCache:
         slots = max(self.slots, slots)
         if self.buffers and self.buffers[0].shape[0] >= slots and self.buffers[0].shape[2] >= tokens:
             return  # The usual case, in nearly every pass of every layer.
-        capacity = self._capacity(tokens)
+        capacity = self._capacity(max(tokens, self.expected_tokens))
         buffers: Iterable[mx.array | None] = self.buffers or [None] * len(parts)
         self.buffers = [_grown(buffer, slots, capacity, part) for buffer, part in zip(buffers, parts, strict=True)]
 
