@@ -26,7 +26,8 @@ def test_each_shell_has_a_script_that_it_can_read(shell: str) -> None:
 
 @pytest.mark.skipif(not PROGRAM.exists() or not shutil.which("bash"), reason="needs bash and the installed command")
 @pytest.mark.parametrize(
-    ("words", "expected"), [(("ser",), {"serve"}), (("serve", "--kv-"), {"--kv-bits", "--kv-group-size"})]
+    ("words", "expected"),
+    [(("ser",), {"serve"}), (("serve", "--kv-"), {"--kv-bits", "--kv-group-size", "--kv-memory"})],
 )
 def test_bash_completes(words: tuple[str, ...], expected: set[str], tmp_path: Path) -> None:
     """Also where a settings file is wrong: a completion says nothing about it."""

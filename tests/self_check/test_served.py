@@ -54,7 +54,7 @@ async def test_what_is_off_is_said_and_answers_are_right(faulty: str) -> None:
         model = build("gpt_bigcode")
         assert got == {len(prompt): reference(model, prompt, 6) for prompt in PROMPTS}
         check = json.loads((await exchange(served, get("/health")))[2])["self_check"]
-        assert {*check["off"]} == {"batch", "prefill_together", "restore", "drafts"}
+        assert {*check["off"]} == {"batch", "prefill_together", "restore", "drafts", "banks"}
         assert REASON in check["off"]["batch"]
         assert (check["mode"], check["remembered"]) == ("fast", False)
         seen = await scrape(served)
@@ -79,7 +79,7 @@ async def test_nothing_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     path = str(save("qwen3", tmp_path / "qwen3"))
     async with serving(engine(path), {"model": path}) as served:
         assert json.loads((await exchange(served, get("/health")))[2])["self_check"]["off"] == {}
-        assert (await scrape(served)).values("trouper_feature_enabled") == [1, 1, 1, 1]
+        assert (await scrape(served)).values("trouper_feature_enabled") == [1, 1, 1, 1, 1]
 
 
 def doctor(path: str, *flags: str) -> tuple[str, str]:

@@ -52,9 +52,15 @@ class JoinedSlots:
             for cache, rows in zip(self._caches, self._ranges, strict=True)
         ]
         self._updated = True
-        return Parts([keys for keys, _ in fetched], self._ranges), Parts(
-            [values for _, values in fetched], self._ranges
-        )
+        return self._parts(fetched)
+
+    def keys_and_values(self) -> tuple[Parts, Parts]:
+        """Return the keys and values of each bank again, for layers that share them."""
+        return self._parts([cache.keys_and_values() for cache in self._caches])  # type: ignore[attr-defined]
+
+    def _parts(self, fetched: Sequence[tuple[mx.array, mx.array]]) -> tuple[Parts, Parts]:
+        keys, values = zip(*fetched, strict=True)
+        return Parts(keys, self._ranges), Parts(values, self._ranges)
 
     def make_mask(self, width: int, return_array: bool = False, window_size: int | None = None) -> Parts | None:
         """Return the mask of each bank (see `FullSlots.make_mask`)."""

@@ -87,7 +87,7 @@ def rows_for(
     model: nn.Module, kv: KvFormat, slack: int = 0, shapes: Shapes = EXACT, capabilities: Capabilities | None = None
 ) -> tuple[Rows, Capabilities]:
     """Make the rows for a model, and return them with its capabilities. `capabilities` None: guessed from its caches."""
-    found = guessed(model) if capabilities is None else capabilities
-    if found.allows("banks") and (reason := attention_seam.fault(model)):
+    found = capabilities or guessed(model)
+    if capabilities is None and found.allows("banks") and (reason := attention_seam.fault(model)):
         found = found.without("banks", f"attention over several banks cannot be built: {reason}")
     return (SlotRows(model, found, kv, slack, shapes) if found.allows("batch") else SingleRows(model)), found

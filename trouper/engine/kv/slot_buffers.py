@@ -5,7 +5,7 @@ Slots are numbers here. Which row has a slot is known to `slot_assignment.py`, a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -26,8 +26,9 @@ ALL = slice(None)
 class SlotBuffers:
     """The slots of every layer."""
 
-    def __init__(self, caches: Sequence[Any], layout: Layout, shapes: Shapes) -> None:
-        """`caches`: made by `slot_caches`. `layout`: shapes of the arrays that blocks and snapshots consist of."""
+    def __init__(self, caches: Sequence[Any], layout: Callable[[], Layout], shapes: Shapes) -> None:
+        """`caches`: made by `slot_caches`. `layout`: computes the shapes of the arrays that blocks and snapshots
+        consist of."""
         self.caches, self._layout = caches, layout
         self.leaves: list[SlotCache] = [cache for cache in flatten(caches) if isinstance(cache, SlotCache)]
         """Cache of each layer, or several of one layer, in the model's order; without recurrent states."""
@@ -99,7 +100,7 @@ class SlotBuffers:
 
     def write(self, slot: int, start: int, parts: Sequence[mx.array], room: int, leaves: slice = ALL) -> None:
         """Write tokens from `start` on, in the form that `read` returns, into the layers `leaves`; make room for `room` tokens."""
-        for cache, parts_of_cache in zip(self._full[leaves], dealt(parts, self._layout.full[leaves]), strict=True):
+        for cache, parts_of_cache in zip(self._full[leaves], dealt(parts, self._layout().full[leaves]), strict=True):
             if parts_of_cache:
                 cache.write(slot, start, parts_of_cache, room)
 
@@ -110,7 +111,7 @@ class SlotBuffers:
 
     def begin_with(self, parts: Sequence[Sequence[mx.array]], room: int) -> None:
         """Make the buffers from the first tokens of the only slot, given as pieces for each buffer."""
-        for cache, parts_of_cache in zip(self._full, dealt(parts, self._layout.full), strict=True):
+        for cache, parts_of_cache in zip(self._full, dealt(parts, self._layout().full), strict=True):
             cache.begin_with(parts_of_cache, room)
 
     def start(self, leaves: slice = ALL) -> None:
@@ -123,7 +124,7 @@ class SlotBuffers:
 
     def restore_snapshot(self, slot: int, length: int, parts: Sequence[mx.array]) -> None:
         """Write the rings of a row of `length` tokens."""
-        for ring, parts_of_ring in zip(self._rings, dealt(parts, self._layout.rings), strict=True):
+        for ring, parts_of_ring in zip(self._rings, dealt(parts, self._layout().rings), strict=True):
             if parts_of_ring:
                 ring.restore(slot, length, parts_of_ring)
         mx.async_eval([ring.state() for ring in self._rings])

@@ -7,7 +7,7 @@ a `Region`, so no row's KV is gathered.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property, partial
 from typing import Any
 
 import attrs
@@ -54,16 +54,19 @@ class SlotRows:
         self, model: nn.Module, capabilities: Capabilities, kv: KvFormat, slack: int = 0, shapes: Shapes = EXACT
     ) -> None:
         """`slack`: number of tokens that rings hold beyond their window."""
-        self._model, self._kv = model, kv
+        self._model = model
         self._shapes = shapes
         self._slack = slack
         self._prefill_together = capabilities.allows("prefill_together")
         self._adapted = adapted(model)
+        self._layout = layout = cache(partial(layout_of, model, kv))
         states = state_slots(model)
         self._states = StateRows(states)
 
-        def make_buffers() -> SlotBuffers:
-            return SlotBuffers(slot_caches(model, kv, slack, states), self.layout, shapes)
+        def make_buffers() -> (
+            SlotBuffers
+        ):  # No reference to `self`: a cycle would keep all KV until a garbage collection.
+            return SlotBuffers(slot_caches(model, kv, slack, states), layout, shapes)
 
         several = capabilities.allows("banks")
         if several:
@@ -232,10 +235,10 @@ class SlotRows:
 
     # -- blocks and snapshots: copied out of a row, and restored into another --------------------
 
-    @cached_property
+    @property
     def layout(self) -> Layout:
         """Shapes of the arrays that blocks and snapshots consist of."""
-        return layout_of(self._model, self._kv)
+        return self._layout()
 
     def read(self, row: RowId, start: int, stop: int) -> list[mx.array]:
         """(heads, stop - start, dim) views of each buffer that can be cut at a token."""
