@@ -25,7 +25,7 @@ from tests.real.wishes import wishes
 from tests.reuse.serving import text
 from trouper import RequestFailed, Runtime, Sampling, TokenPrompt
 from trouper.actors.scheduling.scheduler_counters import SchedulerCounters
-from trouper.engine.kv import kv_layout
+from trouper.engine.kv import kv_layout, pass_shapes
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.requests import Generate
 
@@ -36,8 +36,13 @@ if LONG:
 
 @contextmanager
 def fine_capacities() -> Iterator[None]:
-    """Rows grow every 16 tokens instead of every 256, so that short ones outgrow memory, too."""
-    with patch.object(kv_layout, "KvLayout", partial(KvLayout, capacity_step=16)):
+    """Rows grow every 16 tokens instead of every 256, in banks of 16 tokens and more, so that short ones outgrow memory, too."""
+    with (
+        patch.object(kv_layout, "KvLayout", partial(KvLayout, capacity_step=16)),
+        patch.object(kv_layout, "FIRST_BANK", 16),
+        patch.object(pass_shapes, "STEP", 16),
+        patch.object(pass_shapes, "EXACT", attrs.evolve(pass_shapes.EXACT, first_bank=16)),
+    ):
         yield
 
 

@@ -8,7 +8,7 @@ from mlx import nn
 
 from tests import arithmetic
 from tests.family_configs import VOCABULARY
-from tests.zoo.playing import SLACK, Play, alone, distance, log_probabilities
+from tests.zoo.playing import SLACK, SMALL_BANKS, Play, alone, distance, log_probabilities
 from trouper.engine.kv.pass_shapes import EXACT, ROUNDED, Shapes
 
 BOUND = 2 * arithmetic.TF32_CLOSE if arithmetic.TF32 else 2e-3
@@ -130,7 +130,7 @@ class Outcome:
         return not (self.wrong or self.crashes)
 
 
-def play_all(model: nn.Module, shapes: Shapes = EXACT) -> tuple[Play, Outcome]:
+def play_all(model: nn.Module, shapes: Shapes = SMALL_BANKS) -> tuple[Play, Outcome]:
     """Each mix that the model's batching allows, on rows of its own."""
     outcome, play = Outcome(), Play(model, shapes=shapes)
     for name, mix in MIXES.items():
@@ -153,4 +153,4 @@ def own_loop_error(model: nn.Module) -> float:
     return distance(log_probabilities(one), log_probabilities(other))
 
 
-ALL_SHAPES = {"exact": EXACT, "rounded": ROUNDED}
+ALL_SHAPES = {"exact": EXACT, "banked": SMALL_BANKS, "rounded": attrs.evolve(ROUNDED, first_bank=16)}

@@ -24,6 +24,8 @@ from trouper.engine.kv.slot_rows import SlotRows
 from trouper.protocol.plans import BlockId, Restore, RowId, Store
 
 Floats = NDArray[np.float32]
+SMALL_BANKS = attrs.evolve(EXACT, first_bank=16)
+"""Rows of a few tokens have different banks, and outgrow them."""
 SLACK = 6
 """Tokens that rings hold beyond their window, so that drafts can be taken back."""
 
@@ -50,13 +52,16 @@ class Track:
 class Play:
     """Feeds tracks to an engine. Rows are named by small numbers."""
 
-    def __init__(self, model: nn.Module, *, kv: KvFormat = PLAIN, slack: int = SLACK, shapes: Shapes = EXACT) -> None:
+    def __init__(
+        self, model: nn.Module, *, kv: KvFormat = PLAIN, slack: int = SLACK, shapes: Shapes = SMALL_BANKS
+    ) -> None:
         self.model = model
         self.rows: Rows
         self.rows, allowed = rows_for(model, kv, slack, shapes)
         self.together = allowed.allows("batch")
         self.prefills_together = allowed.allows("prefill_together")
         self.drafts = allowed.allows("drafts")
+        self.banks = allowed.allows("banks")
         self.reason = allowed.batch
         """Why rows step one by one; "" if they do not."""
         self.tracks: dict[RowId, Track] = {}
@@ -101,6 +106,7 @@ class Play:
 
     def decode(self, steps: int = 1) -> None:
         for _ in range(steps):
+            self.rows.move_outgrown()
             tracks = [self.tracks[row] for row in self.rows.decoding]
             logits = self.rows.decode(mx.array([track.next(1)[0] for track in tracks]))
             for place, track in enumerate(tracks):
@@ -108,6 +114,7 @@ class Play:
 
     def verify(self, drafts: Mapping[RowId, tuple[int, int]]) -> None:
         """For each row how many tokens it drafts and how many of them are right; rows that are not named draft none."""
+        self.rows.move_outgrown()
         plans = [(self.tracks[row], *drafts.get(row, (0, 0))) for row in self.rows.decoding]
         width = 1 + max(drafted for _, drafted, _ in plans)
         fed = np.zeros((len(plans), width), np.int32)

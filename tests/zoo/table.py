@@ -13,7 +13,7 @@ from tests.zoo.playing import Play
 from trouper.engine.adaptations.adaptation_registry import adapted
 
 PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"
-HEAD = "| module | config | rows decode | prompts prefill | drafts | restored from blocks | adapted, or the reason |"
+HEAD = "| module | config | rows decode | prompts prefill | drafts | restored from blocks | banks | adapted, or the reason |"
 
 
 @attrs.frozen
@@ -25,6 +25,7 @@ class Line:
     prefill_together: bool
     drafts: bool
     restores: bool
+    banks: bool
     notes: tuple[str, ...]
 
     @classmethod
@@ -37,6 +38,7 @@ class Line:
             prefill_together=play.prefills_together,
             drafts=play.drafts,
             restores=play.can_restore,
+            banks=play.banks,
             notes=tuple(found.names) if play.together else (play.reason,),
         )
 
@@ -48,7 +50,16 @@ class Line:
         rows, prompts = _how(together=self.together), _how(together=self.prefill_together)
         notes = "; ".join([*self.notes, *_own(self.name)])
         variant = "" if self.name == self.module else self.name
-        cells = [f"`{self.module}`", variant, rows, prompts, _yes(self.drafts), _yes(self.restores), notes]
+        cells = [
+            f"`{self.module}`",
+            variant,
+            rows,
+            prompts,
+            _yes(self.drafts),
+            _yes(self.restores),
+            _yes(self.banks),
+            notes,
+        ]
         return f"| {' | '.join(cells)} |"
 
 
@@ -70,9 +81,11 @@ def figures(lines: Sequence[Line]) -> str:
     alone = {line.module for line in lines if not line.together}
     right = ran - {"phi3small"}
     batched = right - alone
+    banked = {line.module for line in lines if line.banks}
     return (
         f"{len(lines)} configs of {len(ran)} modules were played, all of them right. Of the {len(right)} modules that mlx-lm's own "
-        f"loop runs right on a CPU, {len(batched)} are batched ({len(batched) / len(right):.1%}), the others run row by row."
+        f"loop runs right on a CPU, {len(batched)} are batched ({len(batched) / len(right):.1%}), the others run row by row. {len(banked)} keep long "
+        f"rows out of short rows' buffers ([banks](long-contexts.md))."
     )
 
 
@@ -80,7 +93,7 @@ def page(lines: Iterable[Line]) -> str:
     """The whole page."""
     ordered = sorted(lines, key=lambda line: (line.module.lower(), line.name != line.module, line.name))
     left_out = "\n".join(f"| `{name}` | {why} |" for name, why in LEFT_OUT.items())
-    table = "\n".join([HEAD, "|" + "---|" * 7, *map(str, ordered)])
+    table = "\n".join([HEAD, "|" + "---|" * 8, *map(str, ordered)])
     return TEXT.format(figures=figures(ordered), table=table, left_out=left_out, bound=BOUND)
 
 
@@ -94,8 +107,8 @@ over the same tokens in the same pieces.
 
 What is played: one row alone; rows of four lengths that prefill in one pass and decode together, with others that join, one of
 them with a single token, and others that leave; rows restored from blocks at a length that no block divides; drafts that are
-right, wrong and right in part. Windows are 16 tokens and prompts pass them. All of it with shapes as a CPU gets them, and rounded
-up as other devices want them.
+right, wrong and right in part. Windows are 16 tokens and prompts pass them. All of it with shapes as a CPU gets them, in one bank and in banks
+of 16 tokens and more, and rounded up as other devices want them.
 
 A difference of {bound} in a log-probability counts as wrong. Measured, right ones differ by at most 3e-4, which is what float32
 makes of another order of sums; wrong ones, which are played without what follows here, by 0.1 and more. Greedy tokens are equal wherever the two best logits are further apart
