@@ -16,7 +16,7 @@ import tests.conftest  # noqa: F401 - the threads of BLAS, before MLX
 import mlx.core as mx
 
 from tests.zoo.building import build
-from tests.zoo.catalogue import BY_PIECES, CONFIGS
+from tests.zoo.catalogue import BY_PIECES, COARSE, CONFIGS
 from tests.zoo.mixes import ALL_SHAPES, BOUND, own_loop_error, play_all
 from tests.zoo.table import PAGE, Line, figures, page
 
@@ -63,7 +63,11 @@ def look_at(name: str) -> tuple[Line, list[float], list[str]]:
         played, outcome = play_all(model, shapes)
         line = Line.of(name, played)
         errors += [error for error in outcome.errors.values() if error <= BOUND]
-        faults += [f"{mix}, {kind} shapes: off by {error:.2g}" for mix, error in outcome.wrong.items()]
+        faults += [
+            f"{mix}, {kind} shapes: off by {error:.2g}"
+            for mix, error in outcome.wrong.items()
+            if error > COARSE.get(name, BOUND)
+        ]
         faults += [f"{mix}, {kind} shapes: {text}" for mix, text in outcome.crashes.items()]
     if (own := own_loop_error(model)) > BOUND and name not in BY_PIECES:
         faults.append(f"mlx-lm's own loop depends on the pieces of a prompt, by {own:.2g}")

@@ -32,6 +32,11 @@ BY_PIECES = {
 """Configs whose answer depends, in mlx-lm's own loop, on the pieces in which a prompt comes, and why."""
 
 
+COARSE = {"afm7": 0.01}
+"""Bounds of configs that round to 8 bits while they compute, where float32's last bit may choose the neighbouring code: 0.003 was seen on
+one CPU and 2e-4 on another."""
+
+
 def modules() -> list[str]:
     """Names of mlx-lm's modules that have a model. By their text: olmo's cannot be imported."""
     found = (Path(path).glob("*.py") for path in mlx_lm.models.__path__)
