@@ -16,6 +16,7 @@ from trouper.actors.scheduling.core import Core
 from trouper.actors.scheduling.core_edges import CoreWatches, DiskSeam
 from trouper.protocol.batch import NOTHING_SHOWN, BatchStats
 from trouper.protocol.blocks import Tensor
+from trouper.protocol.capabilities import EVERYTHING, Capabilities
 from trouper.protocol.health import DirectoryStats, MemoryStatus, SchedulerStats
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.model import LoadedModel
@@ -32,7 +33,9 @@ STEP_S = 0.01
 class DrivenCore:
     """One core, with a viewer of the live page. The disk takes each write as soon as it is ordered, and has nothing to read."""
 
-    def __init__(self, kv: KvLayout = CUTTABLE, *, disk: bool = True, **settings: Any) -> None:
+    def __init__(
+        self, kv: KvLayout = CUTTABLE, *, disk: bool = True, capabilities: Capabilities = EVERYTHING, **settings: Any
+    ) -> None:
         self.watches = CoreWatches(
             stats=Watch(SchedulerStats()),
             memory=Watch(MemoryStatus(limit_bytes=2**40)),
@@ -47,12 +50,14 @@ class DrivenCore:
         }
         defaults |= {"max_prompt_tokens": CONTEXT, "speculation": "off"}
         self.settings = Settings(**{**defaults, **settings})
-        model = LoadedModel(attrs.evolve(card(kv=kv), context_length=CONTEXT), ByteTokenizer())
+        model_card = attrs.evolve(card(kv=kv), context_length=CONTEXT, capabilities=capabilities)
+        model = LoadedModel(model_card, ByteTokenizer())
         self.core = Core(
             model, "fa4e", self.settings, watches=self.watches, disk=DiskSeam(send=self._order, known=lambda: None)
         )
         self.core.take_up(0.0)
         self.clients: list[RecordingClient] = []
+        self.plans: list[Plan] = []
         self.now = 0.0
         self._written: list[Write] = []
         self._in_flight: deque[tuple[Plan, Stepped]] = deque()
@@ -96,6 +101,7 @@ class DrivenCore:
                 self.core.hear(Written(tuple(block.key for block in write.blocks), write.nbytes), self.now)
 
         watched(work)
+        self.plans += plans
         self._in_flight += ((plan, self._answer(plan)) for plan in plans)
 
     def timed_step(self) -> float:

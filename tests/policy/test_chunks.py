@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from trouper.actors.scheduling.chunk_sizer import ChunkSizer, free_rows, share_chunks
+from trouper.actors.scheduling.chunk_sizer import MIN_LONE_TOKENS, ChunkSizer, free_rows, share_chunks, take_turns
 from trouper.protocol.plans import RowId
 
 COSTS = st.floats(1e-6, 0.01)
@@ -96,6 +96,27 @@ def test_a_short_prompt_does_not_wait_behind_a_long_one(wanted: list[int], budge
     largest = max(chunk.tokens for chunk in chunks)
     for chunk, tokens in zip(chunks, wanted, strict=True):
         assert chunk.tokens == tokens or chunk.tokens >= largest - 1
+
+
+@given(REMAINING, st.integers(0, 4096), st.integers(-1, 12))
+def test_lone_passes_are_few(wanted: list[int], budget: int, last: int) -> None:
+    """Each chosen row gets a chunk of a useful size, or all that it wants; one row always gets on."""
+    chosen = take_turns([(RowId(n), tokens) for n, tokens in enumerate(wanted)], budget, RowId(last))
+    chunks = share_chunks(chosen, budget, max_tokens=4096)
+    assert chunks
+    if len(chunks) > 1:
+        assert all(chunk.tokens >= min(wanted[chunk.row], MIN_LONE_TOKENS) for chunk in chunks)
+
+
+@given(REMAINING, st.integers(0, 1000))
+def test_every_row_has_its_turn(wanted: list[int], budget: int) -> None:
+    """Within as many steps as there are rows each row gets a chunk."""
+    rows, last, served = [(RowId(n), tokens) for n, tokens in enumerate(wanted)], RowId(-1), set[RowId]()
+    for _ in rows:
+        chosen = take_turns(rows, budget, last)
+        served |= {row for row, _ in chosen}
+        last = chosen[-1][0]
+    assert len(served) == len(rows)
 
 
 SMALL = st.integers(0, 40)

@@ -20,6 +20,10 @@ MIN_IDLE_TOKENS = 64
 """Minimum chunk of a step that only prefills. No stream waits for such a step, and each smaller one would pay the weights'
 memory traffic again."""
 
+MIN_LONE_TOKENS = 64
+"""Minimum chunk of a row whose chunk runs in a pass of its own, where several rows could have one: each pass reads the weights.
+Beside a stream 16 prompts of 500 tokens to embed got one token each a step, in 16 passes, and took longer than ten minutes."""
+
 SURPRISING = 3.0
 """Factor over the duration of a step with about as many prefill tokens, from which a measurement is ignored: it reflects the
 machine (a device that compiles a new shape, a busy moment), not the chunk. A second such step in a row is accepted. Without
@@ -66,6 +70,23 @@ class ChunkSizer:
         seen_tokens, seen_s = self._seen
         self._surprised = not self._surprised and tokens <= 1.25 * seen_tokens and seconds > SURPRISING * seen_s
         return self._surprised
+
+
+def take_turns(remaining: Sequence[tuple[RowId, int]], budget: int, last: RowId) -> list[tuple[RowId, int]]:
+    """Choose the rows of the next step where each row's chunk runs in a pass of its own, so that `budget` tokens make few passes.
+
+    Round robin in the order of row ids, which grow: the rows after `last`, the last row of the step before, come first, and a
+    newcomer comes after those that entered before it. Each row waits for every other row once at most. `remaining` as in
+    `share_chunks`; so is what is returned, with fewer rows.
+    """
+    chosen, tokens = list[tuple[RowId, int]](), 0
+    for row, requested in sorted(remaining, key=lambda pair: (pair[0] <= last, pair[0])):
+        if not chosen or tokens + min(requested, MIN_LONE_TOKENS) <= budget:
+            chosen.append((row, requested))
+            tokens += min(requested, MIN_LONE_TOKENS)
+        else:
+            break
+    return chosen
 
 
 def share_chunks(remaining: Sequence[tuple[RowId, int]], budget: int, max_tokens: int) -> tuple[Chunk, ...]:

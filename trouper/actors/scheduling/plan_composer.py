@@ -5,16 +5,17 @@ from __future__ import annotations
 import attrs
 
 from trouper.actors.scheduling.admission import Admission
-from trouper.actors.scheduling.chunk_sizer import share_chunks
+from trouper.actors.scheduling.chunk_sizer import share_chunks, take_turns
 from trouper.actors.scheduling.disk_tier import DiskTier
 from trouper.actors.scheduling.kv_memory import KvMemory
 from trouper.actors.scheduling.prefill_budget import PrefillBudget
 from trouper.actors.scheduling.prefix_cache import PrefixCache
 from trouper.actors.scheduling.result_commit import ResultCommit
 from trouper.actors.scheduling.running_batch import RunningBatch
+from trouper.actors.scheduling.sequence import NO_ROW
 from trouper.actors.scheduling.speculation_policy import Speculation
 from trouper.protocol.health import MemoryStatus
-from trouper.protocol.plans import Chunk, Load, Plan, Store
+from trouper.protocol.plans import Chunk, Load, Plan, RowId, Store
 from trouper.protocol.settings import Settings
 from trouper.protocol.watch import Watch
 
@@ -31,8 +32,12 @@ class PlanComposer:
     speculation: Speculation
     memory: Watch[MemoryStatus]
     settings: Settings
+    prefill_together: bool
+    """Whether prompts share passes."""
     loads: list[Load] = attrs.field(factory=list)
     """Blocks that were read from disk, for the next plan."""
+    _last_lone: RowId = NO_ROW
+    """The last row that prefilled in a pass of its own."""
     _memory_seen: MemoryStatus = attrs.field(default=attrs.Factory(lambda self: self.memory.latest, takes_self=True))
     _releases_seen: int = attrs.field(default=attrs.Factory(lambda self: self.memory.latest.releases, takes_self=True))
 
@@ -92,6 +97,9 @@ class PlanComposer:
         remaining = [(sequence.id, sequence.next_chunk) for sequence in prefilling if sequence.work == work]
         self.prefill_budget.plan(work)
         budget = self.prefill_budget.budget(sum(tokens for _, tokens in remaining), busy=busy, work=work)
+        if work != "text" or not self.prefill_together:
+            remaining = take_turns(remaining, budget, self._last_lone)
+            self._last_lone = remaining[-1][0]
         return share_chunks(remaining, budget, self.settings.prefill_step_size)
 
     def _relieve_pressure(self) -> None:

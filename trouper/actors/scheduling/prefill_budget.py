@@ -76,7 +76,7 @@ class PrefillBudget:
         self._last = work
 
     def budget(self, requested: int, *, busy: bool, work: Work = "text") -> int:
-        """Number of tokens that the next step may prefill. `wanted`: the remaining tokens of all prompts of this kind. `busy`: the step
+        """Number of tokens that the next step may prefill. `requested`: the remaining tokens of all prompts of this kind. `busy`: the step
         also decodes."""
         sizers = self._sizers[work]
         if busy:
