@@ -183,9 +183,14 @@ async def test_what_rows_hold_is_counted_only_where_it_decides(
 ) -> None:
     """Where no step is in flight, or tokens are read early anyway, nobody asks every buffer for its size in every step."""
     counted: list[int] = []
+
+    def count(engine: StepEngine) -> int:
+        counted.append(engine._rows.nbytes)
+        return counted[-1]
+
     monkeypatch.setattr(device, "runs_ahead", lambda: ahead)
     monkeypatch.setattr(host, "ReadAhead", lambda: Fixed(early))
-    monkeypatch.setattr(StepEngine, "nbytes", property(lambda engine: counted.append(engine._rows.nbytes) or 0))
+    monkeypatch.setattr(StepEngine, "nbytes", property(count))
     async with running_engine(tiny) as engine:
         await answer(engine, PROMPTS[0])
     assert len(counted) == (TOKENS - 1 if ahead and not early else 0)
