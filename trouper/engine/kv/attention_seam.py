@@ -22,6 +22,7 @@ from trouper.engine.kv.region import Region
 
 NAME = "scaled_dot_product_attention"
 plain = base.scaled_dot_product_attention
+"""mlx-lm's own function."""
 
 
 def scaled_dot_product_attention(
@@ -50,7 +51,7 @@ def install(model: nn.Module) -> None:
 
 
 def fault(model: nn.Module) -> str:
-    """Return why a pass over rows of two banks cannot be built, or "". Installs the seam; evaluates nothing."""
+    """Return why a pass over decoding rows of two banks cannot be built, or "". Installs the seam; evaluates nothing."""
     install(model)
     states = state_slots(model)
     banks = [slot_caches(model, PLAIN, states=states) for _ in range(2)]

@@ -23,10 +23,12 @@ WIDTH_STEP = 8
 
 @attrs.frozen
 class Shapes:
-    """`pass_tokens`: number of prompt tokens that cost as much as the fixed cost of one pass."""
+    """How passes are padded and grouped on a device."""
 
     pass_tokens: int
+    """Number of prompt tokens that cost as much as the fixed cost of one pass."""
     rounded: bool = False
+    """Whether sizes are rounded up to a few values, since the device prepares each new shape."""
     mask_elements: int = 2**22
     """Maximum number of queries times keys of a row for which attention gets a mask as an array, to spare the device a new shape.
     Attention with such a mask computes all scores: 2,048 queries over 20,480 keys took 29 GB on an H200 (Qwen3-4B's shape)."""
@@ -55,7 +57,8 @@ class Shapes:
         return kv_capacity(tokens, STEP) if self.rounded else -(-tokens // STEP) * STEP
 
     def alone(self, tokens: int, length: int) -> bool:
-        """Whether a row of `length` tokens runs `tokens` more without other rows, which would need a mask."""
+        """Whether a row of `length` tokens runs `tokens` more without other rows: a pass with them would need a mask as an array, and
+        this one would be too large."""
         return self.rounded and self.width(tokens) * (length + tokens) > self.mask_elements
 
     def groups(self, counts: Sequence[int]) -> list[range]:
