@@ -11,7 +11,7 @@ import statistics
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -126,6 +126,16 @@ def while_writing(model: Path, rounds: int) -> Row:
     return {"tokens_per_s": rates, "disk / no disk": ratio, "written_mb": written / 1e6}
 
 
+def report(work: Mapping[str, Callable[[], Any]], only: Sequence[str] | None, out: Path, **settings: Any) -> None:
+    """Run what is named, or all; print each result, and write all of them with the settings to `out`."""
+    console, results = Console(width=160), dict[str, Any](settings)
+    for name, run in work.items():
+        if only is None or name in only:
+            results[name] = run()
+            console.print(name, results[name])
+    out.write_text(json.dumps(results, indent=1))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
@@ -140,12 +150,7 @@ def main() -> None:
         "disk": partial(from_disk, model, options.lengths, options.rounds),
         "writing": partial(while_writing, model, options.rounds),
     }
-    console, report = Console(width=160), {}
-    for name, run in work.items():
-        if options.only is None or name in options.only:
-            report[name] = run()
-            console.print(name, report[name])
-    options.out.write_text(json.dumps(report, indent=1))
+    report(work, options.only, options.out)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import statistics
@@ -22,10 +21,9 @@ from typing import Any
 
 import numpy as np
 import trio
-from rich.console import Console
 
 from benchmarks import load, servers
-from benchmarks.cache import health, until_written
+from benchmarks.cache import health, report, until_written
 from trouper.cli.commands.bench.load import Stream
 
 Row = dict[str, Any]
@@ -205,12 +203,7 @@ def main() -> None:
         "restore": partial(restore, CONFIG, options.restored_bytes),
         "large restore": partial(restore, LARGE, options.restored_bytes),
     }
-    console, report = Console(width=160), dict[str, Any](tokens=options.tokens)
-    for name, run in work.items():
-        if options.only is None or name in options.only:
-            report[name] = run()
-            console.print(name, report[name])
-    options.out.write_text(json.dumps(report, indent=1))
+    report(work, options.only, options.out, tokens=options.tokens)
 
 
 if __name__ == "__main__":

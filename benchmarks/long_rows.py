@@ -110,37 +110,31 @@ async def mix(port: int, short: tuple[int, int], long: tuple[int, int], weights:
     }  # fmt: skip
 
 
-async def alone(port: int, rows: int, prompt: int) -> Row:
-    """Long rows alone together."""
+async def window(port: int, rows: int, prompt: int, answer: int, counts: tuple[int, int]) -> list[float]:
+    """Seconds between the tokens of rows that are equal, from the one number of tokens of every row to the other."""
     async with trio.open_nursery() as nursery:
-        streams = Stage(port, nursery).begin(rows, prompt, 400)
-        await until(streams, SETTLED // 2)
+        streams = Stage(port, nursery).begin(rows, prompt, answer)
+        await until(streams, counts[0])
         start = time.perf_counter()
-        await until(streams, 4 * SETTLED)
+        await until(streams, counts[1])
         found = intervals(streams, start, time.perf_counter())
         nursery.cancel_scope.cancel()
+    return found
+
+
+async def alone(port: int, rows: int, prompt: int) -> Row:
+    """Long rows alone together."""
+    found = await window(port, rows, prompt, 400, (SETTLED // 2, 4 * SETTLED))
     return {"long_ms": statistics.median(found) * 1e3}
 
 
 async def equal(port: int, rows: int, answer: int = 200) -> Row:
-    async with trio.open_nursery() as nursery:
-        streams = Stage(port, nursery).begin(rows, 100, answer)
-        await until(streams, SETTLED)
-        start = time.perf_counter()
-        await until(streams, answer - 10)
-        found = intervals(streams, start, time.perf_counter())
-        nursery.cancel_scope.cancel()
+    found = await window(port, rows, 100, answer, (SETTLED, answer - 10))
     return {"step_ms": statistics.median(found) * 1e3}
 
 
 async def gaps(port: int, rows: int, answer: int = 900) -> Row:
-    async with trio.open_nursery() as nursery:
-        streams = Stage(port, nursery).begin(rows, 100, answer)
-        await until(streams, 200)
-        start = time.perf_counter()
-        await until(streams, answer - 10)
-        found = intervals(streams, start, time.perf_counter())
-        nursery.cancel_scope.cancel()
+    found = await window(port, rows, 100, answer, (200, answer - 10))
     worst = sorted(found)[-5 * rows :: rows] if rows else []
     return {"median_ms": statistics.median(found) * 1e3, "longest / median": max(found) / statistics.median(found),
             "longest_ms": [round(gap * 1e3, 1) for gap in worst]}  # fmt: skip

@@ -242,7 +242,7 @@ class Loop:
         """New work, and an end to it."""
         self._salts += 1
         order = self._dice.sample(self._known, len(self._known))
-        self._known_keys = {key for run in self._runs() for key in (run.parent, *(piece.key for piece in run.pieces))}
+        self._known_keys = {key for run in self._runs() for key in (run.parent, *(piece.key for piece in run.blocks))}
         after_a_store, in_a_write = self._dice.random() < AFTER_A_STORE, self._dice.random() < IN_A_WRITE
         kill_after_s = self._dice.uniform(0.2, STORED_S if after_a_store else LOAD_S)
         with ThreadPoolExecutor(3) as pool:
@@ -283,7 +283,7 @@ class Loop:
         following: dict[bytes, list[tuple[bytes, tuple[int, ...]]]] = {}
         keys = set[bytes]()
         for run in self._runs():
-            for parent, piece in zip([run.parent, *(one.key for one in run.pieces)], run.pieces, strict=False):
+            for parent, piece in zip([run.parent, *(one.key for one in run.blocks)], run.blocks, strict=False):
                 if piece.key not in self._known_keys:
                     keys.add(piece.key)
                     tokens = tuple(np.frombuffer(piece.tokens, ">i4").tolist())

@@ -259,7 +259,7 @@ async def test_it_writes_what_its_own_engine_gives_and_loads_its_own(tmp_path: P
         follower.disk.fetch(Fetch(3, WANTED))
         fetched = await follower.told.receive()
         assert isinstance(fetched, Fetched)
-        assert (fetched.ticket, fetched.pieces) == (3, 4)
+        assert (fetched.ticket, fetched.blocks) == (3, 4)
         for step in (1, 2):
             assert same(shards(follower.plan(step, load=loads(3))), PIECES)
         assert follower.disk._read_bytes > 0
@@ -276,7 +276,7 @@ async def test_f9_what_was_written_for_other_weights_is_not_there(tmp_path: Path
         other.disk.fetch(Fetch(3, WANTED))
         fetched = await other.told.receive()
         assert isinstance(fetched, Fetched)
-        assert (fetched.ticket, fetched.pieces) == (3, 0)
+        assert (fetched.ticket, fetched.blocks) == (3, 0)
 
 
 async def test_it_holds_no_more_than_could_become_blocks(tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ async def test_it_holds_no_more_than_could_become_blocks(tmp_path: Path) -> None
             counts.append(await follower.told.receive())
             if ticket == 2:
                 follower.plan(1, settled=(1, 2))
-        assert [one.pieces for one in counts if isinstance(one, Fetched)] == [4, 1, 4]
+        assert [one.blocks for one in counts if isinstance(one, Fetched)] == [4, 1, 4]
 
 
 async def test_what_is_settled_before_it_was_read_is_not_kept(tmp_path: Path) -> None:

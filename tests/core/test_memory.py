@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence as Ordered
 from typing import Any
 
-import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -261,30 +260,22 @@ def test_what_a_model_keeps_may_be_unknown() -> None:
     assert asked.core._budget.limit_bytes is None
 
 
-def test_memory_that_shrinks_makes_rows_leave() -> None:
+@pytest.mark.parametrize(
+    ("tokens", "stay", "in_all"), [(30, ["0", "1"], 5), (1, ["0"], 3)], ids=["room for two", "room for none"]
+)
+def test_memory_that_shrinks_makes_rows_leave_but_for_the_last_one(tokens: int, stay: list[str], in_all: int) -> None:
+    """Where there is room for none, the others run one after another, and leave no second time."""
     asked = world(None)
     margin = asked.core._budget.margin_bytes
     asked.watches.memory.publish(MemoryStatus(limit_bytes=10 * margin))
     ask(asked, 4, max_tokens=20)
     run(asked, 3)
-    fixed = int(9 * margin) - margin - 3000
-    asked.watches.memory.publish(attrs.evolve(asked.watches.memory.latest, fixed_bytes=fixed))
+    fixed = 8 * margin - KV.token_bytes * tokens
+    asked.watches.memory.publish(MemoryStatus(limit_bytes=10 * margin, fixed_bytes=fixed))
     run(asked, 2)
-    assert running(asked) == ["0", "1"]
+    assert (running(asked), preempted(asked)) == (stay, 4 - len(stay))
     finish(asked)
-
-
-def test_the_last_row_stays_however_little_memory_is_left() -> None:
-    asked = world(None)
-    margin = asked.core._budget.margin_bytes
-    asked.watches.memory.publish(MemoryStatus(limit_bytes=10 * margin))
-    ask(asked, 2, max_tokens=20)
-    run(asked, 3)
-    asked.watches.memory.publish(MemoryStatus(limit_bytes=10 * margin, fixed_bytes=8 * margin - 100))
-    run(asked, 2)
-    assert running(asked) == ["0"]
-    finish(asked)
-    assert preempted(asked) == 1
+    assert preempted(asked) == in_all
 
 
 def order(asked: CoreWorld, now: float) -> Ordered[str]:

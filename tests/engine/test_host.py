@@ -158,21 +158,42 @@ async def test_two_sessions_one_after_another(tiny: str, wanted: list[list[int]]
         assert 0 < engine.memory().active_bytes < engine.memory().limit_bytes
 
 
+class Fixed(ReadAhead):
+    """Reads always early, or never."""
+
+    def record(self, waited_s: float, step_s: float) -> None:
+        assert 0 <= waited_s <= step_s
+
+
 @pytest.mark.parametrize("early", [False, True])
 async def test_tokens_do_not_depend_on_when_they_are_read(
     tiny: str, wanted: list[list[int]], monkeypatch: pytest.MonkeyPatch, early: bool
 ) -> None:
     """As on a device that takes a step while the one before it runs: there after the launch, or before it."""
-
-    class Fixed(ReadAhead):
-        def record(self, waited_s: float, step_s: float) -> None:
-            assert 0 <= waited_s <= step_s
-
     monkeypatch.setattr(device, "runs_ahead", lambda: True)
     monkeypatch.setattr(host, "ReadAhead", lambda: Fixed(early))
     async with running_engine(tiny) as engine:
         for prompt, alone in zip(PROMPTS[:3], wanted, strict=False):
             assert await answer(engine, prompt) == alone
+
+
+@pytest.mark.parametrize(("ahead", "early"), [(False, False), (True, True), (True, False)])
+async def test_what_rows_hold_is_counted_only_where_it_decides(
+    tiny: str, monkeypatch: pytest.MonkeyPatch, ahead: bool, early: bool
+) -> None:
+    """Where no step is in flight, or tokens are read early anyway, nobody asks every buffer for its size in every step."""
+    counted: list[int] = []
+
+    def count(engine: StepEngine) -> int:
+        counted.append(engine._rows.nbytes)
+        return counted[-1]
+
+    monkeypatch.setattr(device, "runs_ahead", lambda: ahead)
+    monkeypatch.setattr(host, "ReadAhead", lambda: Fixed(early))
+    monkeypatch.setattr(StepEngine, "nbytes", property(count))
+    async with running_engine(tiny) as engine:
+        await answer(engine, PROMPTS[0])
+    assert len(counted) == (TOKENS - 1 if ahead and not early else 0)
 
 
 @pytest.mark.parametrize("after", [0, 1, 7])

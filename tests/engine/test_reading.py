@@ -37,6 +37,6 @@ def test_one_long_wait_among_short_ones_begins_the_count_again() -> None:
 
 
 def test_much_kv_is_not_copied_by_a_step_that_starts_early() -> None:
-    assert not ReadAhead().reads_early(LARGE_KV)
-    assert ReadAhead().reads_early(LARGE_KV + 1)
-    assert ReadAhead(early=True).reads_early(0)
+    assert not ReadAhead().reads_early(lambda: LARGE_KV)
+    assert ReadAhead().reads_early(lambda: LARGE_KV + 1)
+    assert ReadAhead(early=True).reads_early(lambda: 0)

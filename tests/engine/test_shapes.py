@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trouper.engine.kv.pass_shapes import ACCELERATED, EXACT, ROUNDED, STEP, Shapes, coarse
+from trouper.engine.kv.pass_shapes import ACCELERATED, EXACT, ROUNDED, Shapes
 
 KINDS = (EXACT, ACCELERATED, ROUNDED)
 counts_of_rows = st.lists(st.one_of(st.just(0), st.integers(1, 3000)), max_size=8)
 
 
-@given(st.integers(1, 200_000), st.sampled_from([8, 256]))
-def test_few_sizes_that_waste_little(size: int, step: int) -> None:
-    rounded = coarse(size, step)
+@given(st.integers(1, 200_000), st.sampled_from([(ROUNDED.width, 8), (ROUNDED.capacity, 256)]))
+def test_few_sizes_that_waste_little(size: int, rounding: tuple[Callable[[int], int], int]) -> None:
+    rounds, step = rounding
+    rounded = rounds(size)
     assert size <= rounded < size + max(step, size / 4 + 1)
-    assert coarse(rounded, step) == rounded
+    assert rounds(rounded) == rounded
 
 
 def test_how_many_sizes_there_are() -> None:
     """Each is prepared once."""
-    assert len({coarse(size, 8) for size in range(2, 2049)}) <= 32
-    assert len({coarse(size, STEP) for size in range(1, 131_073)}) <= 32
+    assert len({ROUNDED.width(size) for size in range(2, 2049)}) <= 32
+    assert len({ROUNDED.capacity(size) for size in range(1, 131_073)}) <= 32
 
 
 @pytest.mark.parametrize("shapes", KINDS)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trouper.actors.cache_janitor import FixedMemory
-from trouper.engine.kv.pass_shapes import coarse
+from trouper.engine.kv.pass_shapes import EXACT, ROUNDED
 from trouper.protocol.health import CacheStats, SchedulerStats
 from trouper.protocol.kv import KvLayout, kv_capacity
 from trouper.protocol.model import MemoryStats
@@ -20,7 +20,11 @@ def test_a_capacity_is_at_most_a_quarter_more(tokens: int, step: int) -> None:
     capacity = kv_capacity(tokens, step)
     assert tokens <= capacity < max(tokens + step, 1.25 * tokens)
     assert kv_capacity(capacity, step) == capacity <= kv_capacity(tokens + 1, step)
-    assert capacity == coarse(tokens, step), "as the engine rounds"
+
+
+@given(TOKENS)
+def test_the_engine_rounds_so_or_less(tokens: int) -> None:
+    assert EXACT.capacity(tokens) <= ROUNDED.capacity(tokens) == kv_capacity(tokens)
 
 
 def test_there_are_few_capacities() -> None:

@@ -72,7 +72,7 @@ def same(got: Sequence[BlockData], expected: Sequence[BlockData]) -> bool:
 
 
 def read_all(store: RunStore, run: RunInfo) -> list[BlockData]:
-    parts = [BlockRef(info.key, info.tokens, snapshot=info.snapshot_bytes is not None) for info in run.pieces]
+    parts = [BlockRef(info.key, info.tokens, snapshot=info.snapshot_bytes is not None) for info in run.blocks]
     return store.read(run.name, parts)
 
 

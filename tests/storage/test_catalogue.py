@@ -131,7 +131,7 @@ def test_what_a_run_continues_comes_before_it(store: RunStore) -> None:
     known = {ROOT, b"o" * 32}
     for run in found:
         assert run.parent in known
-        known |= {info.key for info in run.pieces}
+        known |= {info.key for info in run.blocks}
 
 
 def test_damaged_and_foreign_files_are_counted_and_removed_and_nothing_else_is(store: RunStore) -> None:

@@ -36,8 +36,8 @@ def test_a_run_comes_back(store: RunStore) -> None:
     run, pieces = put(store)
     assert same(store.read(run.name, wanted(pieces)), pieces)
     assert run.parent == ROOT
-    assert [(info.key, info.tokens) for info in run.pieces] == [(one.key, one.tokens) for one in pieces]
-    assert [(info.payload_bytes, info.snapshot_bytes) for info in run.pieces] == [(64, None), (64, 20), (64, None)]
+    assert [(info.key, info.tokens) for info in run.blocks] == [(one.key, one.tokens) for one in pieces]
+    assert [(info.payload_bytes, info.snapshot_bytes) for info in run.blocks] == [(64, None), (64, 20), (64, None)]
     assert store.verify(run.name) == run
 
 
@@ -58,7 +58,7 @@ def test_empty_parts_are_told_from_missing_ones(store: RunStore) -> None:
     run = write_run(store, ROOT, [first, second])
     assert same(store.read(run.name, [BlockRef(first.key, b"abcd", snapshot=True)]), [first])
     assert same(store.read(run.name, wanted([first, second], [1])), [second])
-    assert [(info.payload_bytes, info.snapshot_bytes) for info in run.pieces] == [(0, 0), (0, 20)]
+    assert [(info.payload_bytes, info.snapshot_bytes) for info in run.blocks] == [(0, 0), (0, 20)]
     assert all_runs(RunStore(store.directory, NAMESPACE)) == [run]
 
 

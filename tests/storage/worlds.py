@@ -104,7 +104,7 @@ class World:
         known = self.sealed[store.namespace]
         parent = store.namespace.encode()
         if known and self.random.random() < 0.7:
-            parent = self.random.choice(self.random.choice(known).info.pieces).key
+            parent = self.random.choice(self.random.choice(known).info.blocks).key
         first, pieces = parent, list[BlockData]()
         for _ in range(self.random.randint(1, 5)):
             payload = self.random.random() < 0.9
@@ -120,11 +120,11 @@ class World:
     def _read(self, _: int, store: RunStore) -> None:
         if (run := self._any(store)) is None:
             return
-        places = self.random.sample(range(len(run.pieces)), self.random.randint(1, len(run.pieces)))
+        places = self.random.sample(range(len(run.blocks)), self.random.randint(1, len(run.blocks)))
         self._serve(store, run, [self._wanted(run, place) for place in places])
 
     def _wanted(self, run: RunInfo, place: int) -> BlockRef:
-        info = run.pieces[place]
+        info = run.blocks[place]
         snapshot = info.snapshot_bytes is not None and self.random.random() < 0.7
         return BlockRef(info.key, info.tokens, self.random.random() < 0.8, snapshot)
 
@@ -142,9 +142,9 @@ class World:
         return True
 
     def _compare(self, store: RunStore, run: RunInfo, want: BlockRef, got: BlockData) -> None:
-        index = [info.key for info in run.pieces].index(want.key)
-        info = run.pieces[index]
-        parent = run.pieces[index - 1].key if index else run.parent
+        index = [info.key for info in run.blocks].index(want.key)
+        info = run.blocks[index]
+        parent = run.blocks[index - 1].key if index else run.parent
         payload = want.payload and bool(info.payload_bytes)
         expected = truth(store, parent, want.tokens, payload=payload, snapshot=want.snapshot)
         assert (got.key, got.tokens) == (expected.key, expected.tokens) == (want.key, want.tokens), "wrong piece"
@@ -189,7 +189,7 @@ class World:
         found = {run.name: run for run in all_runs(store)}
         assert whole <= found.keys(), "a sound run was lost"
         for run in found.values():
-            every = [BlockRef(info.key, info.tokens, snapshot=info.snapshot_bytes is not None) for info in run.pieces]
+            every = [BlockRef(info.key, info.tokens, snapshot=info.snapshot_bytes is not None) for info in run.blocks]
             assert self._serve(store, run, every) or run.name not in whole, "a sound run is called damaged"
         assert store.make_room(0, MAX_BYTES).fits
         assert self._bytes() == store.total_bytes <= MAX_BYTES

@@ -175,7 +175,11 @@ class MlxEngine:
                 read_ahead.record(time.perf_counter() - began, stepped.seconds)
                 self._send_result(results, stepped)
 
-        engine.starting = lambda: read_pending() if read_ahead.reads_early(engine.nbytes) else None
+        def read_early() -> None:
+            if pending is not None and read_ahead.reads_early(lambda: engine.nbytes):
+                read_pending()
+
+        engine.starting = read_early
         while True:
             try:
                 plan = trio.from_thread.run(plans.receive)

@@ -10,14 +10,19 @@ import attrs
 FIRST_BANK = 512
 """Maximum number of tokens of rows in the bank of level 0; each level has twice as many."""
 CAPACITY_STEP = 256
-"""Minimum difference of two capacities of a row's buffer, in tokens."""
+"""Minimum difference of two capacities of a row's buffer, in tokens. mlx-lm's caches grow by as many."""
 
 
 def kv_capacity(tokens: int, step: int = CAPACITY_STEP) -> int:
     """Capacity of the buffer of a row of `tokens` tokens: a multiple of `step`, and of an eighth to a quarter of the result, so that
     rows have few different capacities. At most a quarter more than `tokens`, or `step`."""
-    unit = max(step, 1 << max((tokens - 1).bit_length() - 3, 0))
+    unit = _capacity_unit(tokens, step)
     return -(-tokens // unit) * unit
+
+
+def _capacity_unit(tokens: int, step: int) -> int:
+    """The number whose multiples are the capacities of rows of about `tokens` tokens."""
+    return max(step, 1 << max((tokens - 1).bit_length() - 3, 0))
 
 
 def bank_level(tokens: int, first_bank: int = FIRST_BANK) -> int:
@@ -78,5 +83,5 @@ class KvLayout:
         if not self.token_bytes:
             return None
         tokens = (nbytes - self.snapshot_bytes) // self.token_bytes
-        unit = max(self.capacity_step, 1 << max((tokens - 1).bit_length() - 3, 0))
+        unit = _capacity_unit(tokens, self.capacity_step)
         return tokens // unit * unit

@@ -95,7 +95,7 @@ class Leave:
 
 @attrs.frozen
 class Fetch:
-    """Rank 0 asks each follower to read its own shards of these pieces, in this order, and to keep them in memory until a plan
+    """Rank 0 asks each follower to read its own shards of these blocks, in this order, and to keep them in memory until a plan
     settles the ticket."""
 
     ticket: int
@@ -104,10 +104,10 @@ class Fetch:
 
 @attrs.frozen
 class Fetched:
-    """A follower holds the first `pieces` of the requested pieces. `seconds`: the duration of the read."""
+    """A follower holds the first `blocks` of the requested blocks. `seconds`: the duration of the read."""
 
     ticket: int
-    pieces: int
+    blocks: int
     seconds: float
 
 
@@ -137,7 +137,7 @@ class WriteDone:
 
 @attrs.frozen
 class Missing:
-    """A follower no longer has the pieces with these keys on its disk."""
+    """A follower no longer has the blocks with these keys on its disk."""
 
     keys: tuple[bytes, ...]
 

@@ -21,7 +21,7 @@ class BlockLocations:
 
     def add(self, *runs: RunInfo) -> None:
         for run in runs:
-            for entry in run.pieces:
+            for entry in run.blocks:
                 known = self._locations.get(entry.key)
                 if entry.snapshot_bytes is not None or known is None or known[1].snapshot_bytes is None:
                     self._locations[entry.key] = run.name, entry
@@ -31,7 +31,7 @@ class BlockLocations:
         keys = tuple(
             entry.key
             for run in runs
-            for entry in run.pieces
+            for entry in run.blocks
             if (location := self._locations.get(entry.key)) is not None and location[0] == run.name
         )
         for key in keys:

@@ -140,16 +140,16 @@ def _stats(path: Path) -> NamespaceStats:
     files = [file for file in _files(path) if file.name.endswith(SUFFIX)]
     known = {run.name: run for run in _catalogue(path)}
     infos = [_info(path / file.name, file, known) for file in files]
-    pieces = [piece for info in infos if info is not None for piece in info.pieces]
+    entries = [entry for info in infos if info is not None for entry in info.blocks]
     now_ns = time.time_ns()
     ages = [max(0.0, (now_ns - file.used_ns) / 1e9) for file in files]
     return NamespaceStats(
         path.name,
         files=len(files),
         bytes=sum(file.bytes for file in files),
-        blocks=sum(piece.payload_bytes > 0 for piece in pieces),
-        snapshots=sum(piece.snapshot_bytes is not None for piece in pieces),
-        tokens=sum(len(piece.tokens) // TOKEN_BYTES for piece in pieces if piece.payload_bytes),
+        blocks=sum(entry.payload_bytes > 0 for entry in entries),
+        snapshots=sum(entry.snapshot_bytes is not None for entry in entries),
+        tokens=sum(len(entry.tokens) // TOKEN_BYTES for entry in entries if entry.payload_bytes),
         unreadable=infos.count(None),
         oldest_s=max(ages, default=0.0),
         newest_s=min(ages, default=0.0),

@@ -2,9 +2,9 @@
 
     8 bytes   length of the header, little-endian
     header    JSON, padded with spaces to 8 bytes: `__metadata__`, then the tensors' types, shapes and places
-    data      b0.0 b0.1 ... b1.0 ...: the payloads, one piece after another; then s0.0 ...: the snapshots
+    data      b0.0 b0.1 ... b1.0 ...: the payloads, one block after another; then s0.0 ...: the snapshots
 
-So neighbouring pieces are read at once, and the header is enough to know the contents of a file. The metadata begins with a
+So neighbouring blocks are read at once, and the header is enough to know the contents of a file. The metadata begins with a
 checksum over everything else in front of the data, and contains a checksum of each payload and of each snapshot: xxh3_128,
 which is fast and detects accidents. No checksum helps against an attacker who can write into the cache directory.
 """
@@ -41,7 +41,7 @@ ITEM_BYTES: Final = {
 }
 
 Part = Literal["b", "s"]
-"""Part of a piece: "b", the payload of its block, or "s", its snapshot."""
+"""Part of a block: "b", its payload, or "s", its snapshot."""
 Span = tuple[int, int]
 """Start and end in the data."""
 
@@ -115,62 +115,62 @@ def tensor_bytes(dtype: str, shape: tuple[int, ...]) -> int:
     return ITEM_BYTES[dtype] * prod(shape)
 
 
-def file_name(pieces: Sequence[BlockData | BlockEntry]) -> str:
-    """Make the file name. The first and the last key and the number of pieces identify the blocks; the last part is a hash of which
-    pieces have payloads and snapshots."""
-    first, last = pieces[0].key.hex()[:16], pieces[-1].key.hex()[:16]
-    return f"{first}-{last}-{len(pieces)}-{xxh32_hexdigest(bytes(map(_kind, pieces)))}{SUFFIX}"
+def file_name(blocks: Sequence[BlockData | BlockEntry]) -> str:
+    """Make the file name. The first and the last key and the number of blocks identify them; the last part is a hash of which
+    blocks have payloads and snapshots."""
+    first, last = blocks[0].key.hex()[:16], blocks[-1].key.hex()[:16]
+    return f"{first}-{last}-{len(blocks)}-{xxh32_hexdigest(bytes(map(_kind, blocks)))}{SUFFIX}"
 
 
-def _kind(piece: BlockData | BlockEntry) -> int:
-    if isinstance(piece, BlockData):
-        return bool(_payload_bytes(piece.payload)) + 2 * (piece.snapshot is not None)
-    return bool(piece.payload_bytes) + 2 * (piece.snapshot_bytes is not None)
+def _kind(block: BlockData | BlockEntry) -> int:
+    if isinstance(block, BlockData):
+        return bool(_payload_bytes(block.payload)) + 2 * (block.snapshot is not None)
+    return bool(block.payload_bytes) + 2 * (block.snapshot_bytes is not None)
 
 
 def _payload_bytes(payload: Tensors) -> int:
     return sum(tensor.nbytes for tensor in payload)
 
 
-def seal(namespace: str, parent: bytes, pieces: Sequence[BlockData]) -> Sealed:
-    """Encode a run. `pieces`: at least one, each the continuation of the previous one. Raises `ValueError` for tensors whose
+def seal(namespace: str, parent: bytes, blocks: Sequence[BlockData]) -> Sealed:
+    """Encode a run. `blocks`: at least one, each the continuation of the previous one. Raises `ValueError` for tensors whose
     bytes do not fill their shape."""
     entries: dict[str, Entry] = {}
     buffers: list[Buffer] = []
     end = 0
-    for name, tensor in _tensors(pieces):
+    for name, tensor in _tensors(blocks):
         start, end = end, end + tensor.nbytes
         if tensor.nbytes != tensor_bytes(tensor.dtype, tensor.shape):
             raise ValueError(f"{name}: {tensor.nbytes} bytes are not {tensor.dtype} {tensor.shape}")
         entries[name] = Entry(tensor.dtype, tensor.shape, (start, end))
         buffers.append(tensor.data)
-    front = _front(_metadata(namespace, parent, pieces), entries)
-    infos = tuple(_info(piece) for piece in pieces)
-    return Sealed(RunInfo(file_name(pieces), len(front) + end, parent, infos), (front, *buffers))
+    front = _front(_metadata(namespace, parent, blocks), entries)
+    block_entries = tuple(_block_entry(block) for block in blocks)
+    return Sealed(RunInfo(file_name(blocks), len(front) + end, parent, block_entries), (front, *buffers))
 
 
-def _tensors(pieces: Sequence[BlockData]) -> Iterator[tuple[str, Tensor]]:
+def _tensors(blocks: Sequence[BlockData]) -> Iterator[tuple[str, Tensor]]:
     for part in ("b", "s"):
-        for index, piece in enumerate(pieces):
-            for number, tensor in enumerate(piece.payload if part == "b" else piece.snapshot or ()):
+        for index, block in enumerate(blocks):
+            for number, tensor in enumerate(block.payload if part == "b" else block.snapshot or ()):
                 yield f"{part}{index}.{number}", tensor
 
 
-def _info(piece: BlockData) -> BlockEntry:
-    snapshot_bytes = None if piece.snapshot is None else _payload_bytes(piece.snapshot)
-    return BlockEntry(piece.key, piece.tokens, _payload_bytes(piece.payload), snapshot_bytes)
+def _block_entry(block: BlockData) -> BlockEntry:
+    snapshot_bytes = None if block.snapshot is None else _payload_bytes(block.snapshot)
+    return BlockEntry(block.key, block.tokens, _payload_bytes(block.payload), snapshot_bytes)
 
 
-def _metadata(namespace: str, parent: bytes, pieces: Sequence[BlockData]) -> RunMetadata:
+def _metadata(namespace: str, parent: bytes, blocks: Sequence[BlockData]) -> RunMetadata:
     return RunMetadata(
         checksum="0" * 32,
         format=FORMAT,
         namespace=namespace,
         parent=parent.hex(),
-        keys=",".join(piece.key.hex() for piece in pieces),
-        tokens=",".join(b64encode(piece.tokens).decode() for piece in pieces),
-        payloads=",".join(_checksum(piece.payload) for piece in pieces),
-        snapshots=",".join(NONE if piece.snapshot is None else _checksum(piece.snapshot) for piece in pieces),
+        keys=",".join(block.key.hex() for block in blocks),
+        tokens=",".join(b64encode(block.tokens).decode() for block in blocks),
+        payloads=",".join(_checksum(block.payload) for block in blocks),
+        snapshots=",".join(NONE if block.snapshot is None else _checksum(block.snapshot) for block in blocks),
     )
 
 
@@ -222,23 +222,23 @@ def _decode(name: str, header: bytes, file_bytes: int) -> Header:
     if data_start + max((entry.data_offsets[1] for entry in entries.values()), default=0) != file_bytes:
         raise Damaged(name, "torn", f"{file_bytes} bytes, not what its header says")
     checksums: dict[Part, list[str]] = {"b": metadata.payloads.split(","), "s": metadata.snapshots.split(",")}
-    pieces = _piece_infos(metadata, entries, checksums["s"])
-    if len(pieces) != len(checksums["b"]):
-        raise ValueError("not one checksum for each piece")
-    info = RunInfo(file_name(pieces), file_bytes, bytes.fromhex(metadata.parent), pieces)
+    blocks = _block_entries(metadata, entries, checksums["s"])
+    if len(blocks) != len(checksums["b"]):
+        raise ValueError("not one checksum for each block")
+    info = RunInfo(file_name(blocks), file_bytes, bytes.fromhex(metadata.parent), blocks)
     return Header(info, metadata.namespace, data_start, entries, checksums)
 
 
-def _piece_infos(metadata: RunMetadata, entries: dict[str, Entry], snapshots: list[str]) -> tuple[BlockEntry, ...]:
+def _block_entries(metadata: RunMetadata, entries: dict[str, Entry], snapshots: list[str]) -> tuple[BlockEntry, ...]:
     keys = [bytes.fromhex(key) for key in metadata.keys.split(",")]
-    tokens = [b64decode(piece, validate=True) for piece in metadata.tokens.split(",")]
+    tokens = [b64decode(text, validate=True) for text in metadata.tokens.split(",")]
     sizes = {"b": [0] * len(keys), "s": [0] * len(keys)}
     for tensor, entry in entries.items():
         start, end = entry.data_offsets
         sizes[tensor[0]][int(tensor[1:].partition(".")[0])] += end - start
     return tuple(
-        BlockEntry(key, piece_tokens, payload, None if checksum == NONE else snapshot)
-        for key, piece_tokens, payload, snapshot, checksum in zip(
+        BlockEntry(key, block_tokens, payload, None if checksum == NONE else snapshot)
+        for key, block_tokens, payload, snapshot, checksum in zip(
             keys, tokens, sizes["b"], sizes["s"], snapshots, strict=True
         )
     )

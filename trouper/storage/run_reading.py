@@ -30,7 +30,7 @@ class OpenRun:
 
     def blocks(self, refs: Sequence[BlockRef]) -> list[BlockData]:
         """Read blocks, in the order of `refs`, without the parts that are not requested. Reads only what is necessary."""
-        entries = {entry.key: (index, entry) for index, entry in enumerate(self.header.info.pieces)}
+        entries = {entry.key: (index, entry) for index, entry in enumerate(self.header.info.blocks)}
         indices = [self._index(ref, *entries.get(ref.key, (-1, None))) for ref in refs]
         parts: set[tuple[Part, int]] = {("b", index) for ref, index in zip(refs, indices, strict=True) if ref.payload}
         parts |= {("s", index) for ref, index in zip(refs, indices, strict=True) if ref.snapshot}
@@ -44,7 +44,7 @@ class OpenRun:
         return self.blocks(
             [
                 BlockRef(entry.key, entry.tokens, snapshot=entry.snapshot_bytes is not None)
-                for entry in self.header.info.pieces
+                for entry in self.header.info.blocks
             ]
         )
 

@@ -162,10 +162,10 @@ class RunStore:
 
     # -- writing ---------------------------------------------------------------------------------
 
-    def seal(self, parent: bytes, pieces: Sequence[BlockData]) -> Sealed:
-        """Encode a run, whose exact size is needed to make room for it before `put`. `pieces`: at least one, each the
+    def seal(self, parent: bytes, blocks: Sequence[BlockData]) -> Sealed:
+        """Encode a run, whose exact size is needed to make room for it before `put`. `blocks`: at least one, each the
         continuation of the previous one; `parent`: the key that the first one continues."""
-        return seal(self.namespace, parent, pieces)
+        return seal(self.namespace, parent, blocks)
 
     def put(self, sealed: Sealed) -> RunInfo:
         """Write a run. Raises `OSError`; then no file is left. A run that exists in full is not written again."""

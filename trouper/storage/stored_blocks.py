@@ -42,7 +42,7 @@ class RunInfo:
     name: str
     file_bytes: int
     parent: bytes
-    pieces: tuple[BlockEntry, ...]
+    blocks: tuple[BlockEntry, ...]
 
 
 def parents_first(runs: Iterable[RunInfo]) -> list[RunInfo]:
@@ -50,11 +50,11 @@ def parents_first(runs: Iterable[RunInfo]) -> list[RunInfo]:
     waiting: defaultdict[bytes, list[RunInfo]] = defaultdict(list)
     for run in sorted(runs, key=lambda run: run.name):
         waiting[run.parent].append(run)
-    inside = {piece.key for group in waiting.values() for run in group for piece in run.pieces}
+    inside = {block.key for group in waiting.values() for run in group for block in run.blocks}
     ordered = [run for parent in list(waiting) if parent not in inside for run in waiting.pop(parent)]
     for run in ordered:  # The list grows during the loop.
-        for piece in run.pieces:
-            ordered += waiting.pop(piece.key, [])
+        for block in run.blocks:
+            ordered += waiting.pop(block.key, [])
     return ordered
 
 
@@ -64,7 +64,7 @@ def catalogue_batches(runs: Iterable[RunInfo], min_blocks: int) -> Iterator[tupl
     for run in runs:
         blocks = tuple(
             BlockRef(entry.key, entry.tokens, entry.payload_bytes > 0, entry.snapshot_bytes is not None)
-            for entry in run.pieces
+            for entry in run.blocks
         )
         batch.append(Run(run.parent, blocks))
         size += len(blocks)

@@ -210,7 +210,7 @@ class LeaderDisk:
     def _take_fetched(self, rank: int, fetched: Fetched) -> None:
         pending = self._reads.get(fetched.ticket)
         if pending is not None and rank in pending.missing:
-            pending.shortest = fetched.pieces if pending.shortest is None else min(pending.shortest, fetched.pieces)
+            pending.shortest = fetched.blocks if pending.shortest is None else min(pending.shortest, fetched.blocks)
             pending.answer(rank, fetched.seconds)
 
     def _pending_write(self, keys: tuple[bytes, ...]) -> PendingWrite:

@@ -2,7 +2,7 @@
 
 Both ends have the secret from the group itself (`rank_handshake.Invitation`). Each end sends a nonce, and an HMAC of both
 nonces and its role under the secret; it parses no message before the HMAC of the other end was verified. The role is part
-of the HMAC, so that reflecting the other end's HMAC does not authenticate.
+of the HMAC, so that an HMAC sent back to its sender (a reflection attack) does not authenticate.
 """
 
 from __future__ import annotations

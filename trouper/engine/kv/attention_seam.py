@@ -15,16 +15,14 @@ import mlx.nn as nn
 import numpy as np
 from mlx_lm.models import base
 
-from trouper.engine.adaptations.adaptation_registry import adapted
 from trouper.engine.kv.joined_slots import Parts, joined
-from trouper.engine.kv.model_caches import flatten, slot_caches, state_slots, view
+from trouper.engine.kv.model_caches import begin, pass_fault, slot_caches, state_slots
 from trouper.engine.kv.quantized_kv import PLAIN
-from trouper.engine.kv.recurrent_state import StateSlots
 from trouper.engine.kv.region import Region
-from trouper.engine.platform.error_text import line_of
 
 NAME = "scaled_dot_product_attention"
 plain = base.scaled_dot_product_attention
+"""mlx-lm's own function."""
 
 
 def scaled_dot_product_attention(
@@ -53,20 +51,12 @@ def install(model: nn.Module) -> None:
 
 
 def fault(model: nn.Module) -> str:
-    """Return why a pass over rows of two banks cannot be built, or "". Installs the seam; evaluates nothing."""
+    """Return why a pass over decoding rows of two banks cannot be built, or "". Installs the seam; evaluates nothing."""
     install(model)
     states = state_slots(model)
     banks = [slot_caches(model, PLAIN, states=states) for _ in range(2)]
-    counts = np.ones(2, np.int32)
-    region = Region(0, np.array([3, 5], np.int32), counts, 1)
-    try:
-        for caches, length in zip(banks, region.lengths, strict=True):
-            for leaf in flatten(caches):
-                if not isinstance(leaf, StateSlots):
-                    leaf.begin(Region(0, np.array([length], np.int32), counts[:1], 1))
-        caches = joined(banks, region, [slice(0, 1), slice(1, 2)])
-        with adapted(model).during(region):
-            model(mx.ones((2, 1), mx.int32), cache=[view(cache) for cache in caches])
-    except Exception as error:  # noqa: BLE001 - any architecture's code over keys that are no arrays: it is the answer
-        return line_of(error)
-    return ""
+    ranges = slice(0, 1), slice(1, 2)
+    region = Region(0, np.array([3, 5], np.int32), np.ones(2, np.int32), 1)
+    for caches, rows in zip(banks, ranges, strict=True):
+        begin(caches, Region(0, region.lengths[rows], region.counts[rows], 1), prefilling=False)
+    return pass_fault(model, joined(banks, region, ranges), region)

@@ -18,9 +18,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from trouper.engine.adaptations.adaptation_registry import adapted
 from trouper.engine.kv.full_slots import FullSlots
-from trouper.engine.kv.model_caches import flatten, guessed, slot_caches, view
+from trouper.engine.kv.model_caches import begin, build_pass, flatten, guessed, slot_caches
 from trouper.engine.kv.quantized_kv import KvFormat
 from trouper.engine.kv.recurrent_state import StateSlots
 from trouper.engine.kv.region import Region
@@ -154,14 +153,8 @@ def layout_of(model: nn.Module, kv: KvFormat) -> Layout:
     caches = slot_caches(model, kv)
     leaves = flatten(caches)
     region = Region(0, np.zeros(1, np.int32), np.ones(1, np.int32), 1)
-    for leaf in leaves:
-        if isinstance(leaf, StateSlots):
-            leaf.open()
-            leaf.begin(0)
-        else:
-            leaf.begin(region)
-    with adapted(model).during(region):
-        model(mx.array([[0]]), cache=[view(cache) for cache in caches])
+    begin(caches, region)
+    build_pass(model, caches, region)
     return Layout(
         tuple(tuple(map(_token, leaf.buffers)) for leaf in leaves if isinstance(leaf, FullSlots)),
         tuple(

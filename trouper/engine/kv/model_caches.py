@@ -43,27 +43,38 @@ def guessed(model: nn.Module) -> Capabilities:
     if not found.allows("batch"):
         return found
     caches = slot_caches(model, PLAIN)
-    lengths = np.array([0] if _states(caches) else [0, 3], np.int32)
-    if reason := _fault(model, caches, Region(0, lengths, np.full(len(lengths), 2, np.int32), 2)):
+    has_states = any(isinstance(leaf, StateSlots) for leaf in flatten(caches))
+    lengths = np.array([0] if has_states else [0, 3], np.int32)
+    region = Region(0, lengths, np.full(len(lengths), 2, np.int32), 2)
+    begin(caches, region)
+    if reason := pass_fault(model, caches, region):
         return Capabilities(batch=f"a pass over slots cannot be built: {reason}")
     return found
 
 
-def _states(caches: Sequence[Any]) -> list[StateSlots]:
-    return [leaf for leaf in flatten(caches) if isinstance(leaf, StateSlots)]
+def begin(caches: Sequence[Any], region: Region, *, prefilling: bool = True) -> None:
+    """Set the slots of a pass that is only built. `prefilling`: the pass is of one new row, with states of its own, if the model
+    has states; else of decoding rows, which share theirs."""
+    for leaf in flatten(caches):
+        if not isinstance(leaf, StateSlots):
+            leaf.begin(region)
+        elif prefilling:
+            leaf.open()
+            leaf.begin(0)
+        else:
+            leaf.begin()
 
 
-def _fault(model: nn.Module, caches: Sequence[Any], region: Region) -> str:
-    """Return why a pass over slots cannot be built, or ""."""
+def build_pass(model: nn.Module, caches: Sequence[Any], region: Region) -> None:
+    """Build a pass over caches that have begun, so that their buffers have shapes. Evaluates nothing."""
+    with adapted(model).during(region):
+        model(mx.ones((len(region.lengths), region.width), mx.int32), cache=[view(cache) for cache in caches])
+
+
+def pass_fault(model: nn.Module, caches: Sequence[Any], region: Region) -> str:
+    """Return why a pass over caches that have begun cannot be built, or ""."""
     try:
-        for leaf in flatten(caches):
-            if isinstance(leaf, StateSlots):
-                leaf.open()
-                leaf.begin(0)
-            else:
-                leaf.begin(region)
-        with adapted(model).during(region):
-            model(mx.ones((len(region.lengths), region.width), mx.int32), cache=[view(cache) for cache in caches])
+        build_pass(model, caches, region)
     except Exception as error:  # noqa: BLE001 - any architecture's code over caches that are not mlx-lm's: it is the answer
         return line_of(error)
     return ""

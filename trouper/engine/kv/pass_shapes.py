@@ -13,19 +13,22 @@ from collections.abc import Sequence
 import attrs
 
 from trouper.engine.platform import device
-from trouper.protocol.kv import FIRST_BANK, bank_level
+from trouper.protocol.kv import CAPACITY_STEP, FIRST_BANK, bank_level, kv_capacity
 
-STEP = 256
-"""Number of tokens by which buffers grow, as in mlx-lm's caches."""
+STEP = CAPACITY_STEP
+"""Number of tokens by which buffers grow."""
 WIDTH_STEP = 8
+"""Number of tokens by which padded passes differ."""
 
 
 @attrs.frozen
 class Shapes:
-    """`pass_tokens`: number of prompt tokens that cost as much as the fixed cost of one pass."""
+    """How passes are padded and grouped on a device."""
 
     pass_tokens: int
+    """Number of prompt tokens that cost as much as the fixed cost of one pass."""
     rounded: bool = False
+    """Whether sizes are rounded up to a few values, since the device prepares each new shape."""
     mask_elements: int = 2**22
     """Maximum number of queries times keys of a row for which attention gets a mask as an array, to spare the device a new shape.
     Attention with such a mask computes all scores: 2,048 queries over 20,480 keys took 29 GB on an H200 (Qwen3-4B's shape)."""
@@ -42,19 +45,20 @@ class Shapes:
 
     def width(self, tokens: int) -> int:
         """Width of a pass in which a row runs at most `tokens` tokens. 1 stays 1: decoding has kernels of its own."""
-        return coarse(tokens, WIDTH_STEP) if self.rounded and tokens > 1 else tokens
+        return kv_capacity(tokens, WIDTH_STEP) if self.rounded and tokens > 1 else tokens
 
     def keys(self, tokens: int) -> int:
         """Number of key positions of each row that attention reads, where rows hold at most `tokens` tokens; the mask hides the
         surplus. At most `capacity(tokens)`."""
-        return coarse(tokens, STEP) if self.rounded else tokens
+        return kv_capacity(tokens, STEP) if self.rounded else tokens
 
     def capacity(self, tokens: int) -> int:
         """Capacity of buffers that must hold `tokens` tokens."""
-        return coarse(tokens, STEP) if self.rounded else -(-tokens // STEP) * STEP
+        return kv_capacity(tokens, STEP) if self.rounded else -(-tokens // STEP) * STEP
 
     def alone(self, tokens: int, length: int) -> bool:
-        """Whether a row of `length` tokens runs `tokens` more without other rows, which would need a mask."""
+        """Whether a row of `length` tokens runs `tokens` more without other rows: a pass with them would need a mask as an array, and
+        this one would be too large."""
         return self.rounded and self.width(tokens) * (length + tokens) > self.mask_elements
 
     def groups(self, counts: Sequence[int]) -> list[range]:
@@ -80,12 +84,6 @@ class Shapes:
             groups.append(range(active[cuts[end]], active[end - 1] + 1))
             end = cuts[end]
         return groups[::-1]
-
-
-def coarse(size: int, step: int) -> int:
-    """Round `size` up to a multiple of `step`, and of an eighth to a quarter of the result."""
-    unit = max(step, 1 << max((size - 1).bit_length() - 3, 0))
-    return -(-size // unit) * unit
 
 
 EXACT = Shapes(pass_tokens=16)

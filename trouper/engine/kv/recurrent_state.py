@@ -11,7 +11,8 @@ from trouper.protocol.plans import RowId
 
 
 class StateSlots:
-    """Decoding rows share one ArraysCache, in slot order; each prefilling row has its own.
+    """Counterpart of one of mlx-lm's ArraysCaches, for all rows. Decoding rows share one such cache, in the order of their pass;
+    each prefilling row has its own.
 
     mlx-lm's own batch prefill is wrong for the models that ignore lengths (jamba, rwkv7,
     recurrent_gemma, bailing_moe_linear) and for "no state yet", which some treat unlike zeros.
@@ -86,9 +87,6 @@ class StateSlots:
     @property
     def nbytes(self) -> int:
         return sum(state.nbytes for state in self.state())
-
-    def clear(self) -> None:
-        self.keep([], [])
 
 
 class StateRows:

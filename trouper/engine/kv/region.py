@@ -14,14 +14,18 @@ Ints = NDArray[np.int32]
 
 
 class Region:
-    """Slots [start, stop) in one forward pass of `width` tokens a row.
+    """Slots [start, stop) in one forward pass of `width` tokens a row. Each bank of the pass has a region; if there are several,
+    one more has the rows of all, whose `start` and `stop` are no slots.
 
     lengths: (n,) tokens that each row's KV holds before the pass. counts: (n,) how many of the `width`
     tokens are the row's own; the others are padding on the right, whose KV is never attended to and is
     overwritten later. Both are on the host, so that shapes and masks need no wait for the device.
 
+    longest: tokens of the longest row after the pass, if its padding counts. keys: number of key positions that attention reads.
+
     level: all rows are equally long, so that a causal mask is right, also where some rows run fewer tokens: their
-    padding lies behind. causal: attention gets "causal" as its mask; else a mask over `keys` positions of each row.
+    padding lies behind. causal: attention gets "causal" as its mask, or none for a single token; else an array over `keys`
+    positions of each row.
 
     singly: the tokens are drafts, each of which must come out as if it had been fed alone.
     """
@@ -68,7 +72,8 @@ class Region:
 
     def flat_indices(self, heads: int, tokens: int, ring: int = 0) -> mx.array:
         """(n * heads * width,) uint32: index of each token's part of each head in a buffer (slots, heads, tokens, dim) that is
-        flattened to rows of `dim`. Buffers of the same sizes share the indices, so they are computed once."""
+        flattened to rows of `dim`. `ring`: length of the ring that each slot is; 0 for none. Buffers of the same sizes share the
+        indices, so they are computed once."""
         key = heads, tokens, ring
         if key not in self._flat_indices:
             positions = self._ring_positions(ring) if ring else self.lengths[:, None] + np.arange(self.width)

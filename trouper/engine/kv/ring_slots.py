@@ -60,7 +60,7 @@ class RingSlots(SlotCache):
         return self._fetched or self._ring_contents()
 
     def snapshot(self, slot: int, length: int) -> list[mx.array]:
-        """Copy (last min(length, window) tokens, heads, dim) of each buffer, oldest first. Fewer than `slack` tokens after
+        """Copy (last min(length, window) tokens, heads, dim) of each buffer, oldest first. At most `slack` tokens after
         `length` may have been written since."""
         indices = self._ring_indices(length)
         return [buffer[mx.full(indices.shape, slot), :, indices] for buffer in self.buffers]

@@ -50,7 +50,7 @@ class Rows(Protocol):
         """Run these tokens of a prefilling row alone, without the model's head; hidden states (tokens, dim)."""
 
     def promote(self, row: RowId) -> None:
-        """Make a prefilling row the last decoding row."""
+        """Let a prefilling row decode. It comes last among the decoding rows of its bank; without banks, among all."""
 
     def move_outgrown(self) -> None:
         """Move decoding rows that outgrew their buffers. Changes the order of rows, so this comes before their inputs are made."""
@@ -73,7 +73,7 @@ class Rows(Protocol):
         """Keep the KV of `more` (n,) tokens of each row besides the first."""
 
     def drop(self, rows: Sequence[RowId]) -> None:
-        """Remove rows of either kind, and free their slots."""
+        """Remove prefilling and decoding rows, and free their KV."""
 
     def lengths(self) -> dict[RowId, int]:
         """Tokens in each row's KV."""

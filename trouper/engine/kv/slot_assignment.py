@@ -24,7 +24,7 @@ class Rearrangement:
 
 
 class SlotAssignment:
-    """Rows in slots. Decoding rows fill slots [0, num_decoding), prefilling rows the next ones, without a gap."""
+    """Rows in the slots of one bank. Decoding rows fill slots [0, num_decoding), prefilling rows the next ones, without a gap."""
 
     def __init__(self) -> None:
         self.order: list[RowId] = []
@@ -88,8 +88,8 @@ class SlotAssignment:
 def compact(decoding: list[int], prefilling: list[int]) -> tuple[list[tuple[int, int]], list[int]]:
     """Close the gaps in two neighbouring ranges of slots with the fewest moves.
 
-    `decoding` and `prefilling` are the surviving slots of each range, ascending. Returns the moves (source, target), to be
-    made in order, and for each new slot the old one.
+    `decoding` and `prefilling` are the surviving slots of each range, ascending. Returns the moves (source, target), in an order
+    in which no row is overwritten before it has moved, and for each new slot the old one.
     """
     moves: list[tuple[int, int]] = []
     arranged: list[int] = []

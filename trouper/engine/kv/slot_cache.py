@@ -1,8 +1,8 @@
-"""KV of many rows in one buffer a layer: each row has a slot, left-aligned, with its own length.
+"""KV of a bank's rows in buffers of each layer: each row has a slot, left-aligned, with its own length.
 
 mlx-lm's batch caches pad on the left: a row that joins, leaves or rejects draft tokens makes them copy the KV of
-all rows. Here a row's tokens begin at 0 of its slot, so joining writes into one slot, leaving moves
-one row, and rejecting tokens decreases a length. The interface towards the models is mlx-lm's.
+all rows. Here a row's tokens begin at 0 of its slot, so joining writes into one slot, leaving moves a decoding row and a
+prefilling one at most, and rejecting tokens decreases a length. The interface towards the models is mlx-lm's.
 
 One forward pass reads a contiguous range of slots: a `Region`. Buffers: (slots, heads, tokens, dim).
 """
@@ -23,7 +23,7 @@ class SlotCache:
 
     def __init__(self, traits: Traits = USUAL) -> None:
         self.buffers: list[mx.array] = []
-        """Keys and values, each with a slot for every row. Empty before the first write."""
+        """Keys and values, each with a slot for every row; quantized, up to three buffers for each. Empty before the first write."""
         self._region: Region | None = None
         self._updated = False
         self.traits = traits

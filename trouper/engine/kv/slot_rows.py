@@ -34,7 +34,7 @@ from trouper.protocol.plans import RowId
 
 @attrs.frozen(eq=False)
 class Segment:
-    """The slots of one bank in a pass: `rows` slots from `start` on, which are the rows `range` of the pass."""
+    """The slots of one bank in a pass: contiguous ones from `start` on, whose rows are the rows `range` of the pass."""
 
     bank: Bank
     start: int
@@ -198,8 +198,8 @@ class SlotRows:
         *,
         singly: bool = False,
     ) -> mx.array:
-        """Build the pass of the rows in these slots over tokens (n, width), of which counts[i] are row i's own. Returns logits
-        (n, width, vocabulary), or what `part`, a part of the model, returns."""
+        """Build the pass of the rows in these slots over tokens (n, width), of which counts[i] are row i's own, and add these to
+        the rows' lengths. `singly`: see `Region`. Returns logits (n, width, vocabulary), or what `part`, a part of the model, returns."""
         width = tokens.shape[1]
         wide = width if self._states else self._shapes.width(width)
         if wide > width:
@@ -217,7 +217,7 @@ class SlotRows:
     def _begin(
         self, segments: Sequence[Segment], counts: Ints, width: int, singly: bool
     ) -> tuple[Sequence[Any], Region]:
-        """Set the slots of a pass. Returns the caches for the model, and the region of all rows."""
+        """Set the slots of a pass in each bank. Returns the caches for the model, and the region of all rows."""
         rows = list[RowId]()
         for segment in segments:
             region = Region(
@@ -276,8 +276,9 @@ class SlotRows:
         self._banks[row].buffers.start(leaves)
 
     def snapshot(self, row: RowId, length: int) -> list[mx.array]:
-        """Copy rings, then states, as they were after `length` tokens: the row's present length, or earlier as far as the slack of
-        the rings reaches. States are only known as they are now."""
+        """Copy rings, then states, as they were after `length` tokens: the row's present length, or up to two steps with drafts
+        before. The slack of the rings is for three such steps, since rejected drafts of the last one lie behind the present length.
+        States are only known as they are now."""
         beyond = self.length(row) - length
         assert beyond == 0 or (0 < beyond <= self._slack * 2 // 3 and not self._states), (
             "a snapshot is of now, or of what rings still hold"

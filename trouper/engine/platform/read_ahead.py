@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import attrs
 
 WAITS = 0.05
@@ -31,9 +33,10 @@ class ReadAhead:
     """Whether tokens are read before the next step is started."""
     _easy: int = 0
 
-    def reads_early(self, kv_bytes: int) -> bool:
-        """Whether tokens are read before the next step is started, over rows that hold `kv_bytes`."""
-        return self.early or kv_bytes > LARGE_KV
+    def reads_early(self, kv_bytes: Callable[[], int]) -> bool:
+        """Whether tokens are read before the next step is started, over rows that hold `kv_bytes()`, which takes a visit to every
+        buffer and is called only if it decides."""
+        return self.early or kv_bytes() > LARGE_KV
 
     def record(self, waited_s: float, step_s: float) -> None:
         """Record a read: the wait for the tokens, and the step's own time."""

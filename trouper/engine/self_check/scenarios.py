@@ -14,7 +14,7 @@ from trouper.engine.kv.slot_rows import SlotRows
 from trouper.engine.self_check.forced import ForcedRows
 from trouper.engine.spec_decode.prompt_lookup import Drafting
 from trouper.protocol.capabilities import Capabilities, Feature
-from trouper.protocol.plans import BlockId, Restore, Store
+from trouper.protocol.plans import BlockId, Restore, RowId, Store
 
 LONG, MIDDLE, SHORT, SINGLE = range(4)
 """Indices of the texts."""
@@ -41,11 +41,18 @@ class Scenario:
     script: Script
 
 
+def prefill_and_join(rows: ForcedRows, *texts: int) -> list[RowId]:
+    """Open a row for each text, prefill their prompts one by one, and let the rows join the batch in one step."""
+    opened = rows.open(*texts)
+    for row, text in zip(opened, texts, strict=True):
+        rows.step({row: PROMPTS[text] - 1})
+    rows.step(joining=opened)
+    return opened
+
+
 def alone(rows: ForcedRows) -> None:
     """One row prefills and decodes."""
-    [row] = rows.open(LONG)
-    rows.step({row: PROMPTS[LONG] - 1})
-    rows.step(joining=[row])
+    prefill_and_join(rows, LONG)
     for _ in range(3):
         rows.step()
 
@@ -61,36 +68,25 @@ def odd_chunks(rows: ForcedRows) -> None:
 
 def decoding_together(rows: ForcedRows) -> None:
     """Prompts prefill one by one; the rows decode together, one of them across the window's end."""
-    opened = rows.open(LONG, MIDDLE, SHORT)
-    for row, text in zip(opened, (LONG, MIDDLE, SHORT), strict=True):
-        rows.step({row: PROMPTS[text] - 1})
-    rows.step(joining=opened)
+    prefill_and_join(rows, LONG, MIDDLE, SHORT)
     for _ in range(5):
         rows.step()
 
 
 def leaving(rows: ForcedRows) -> None:
     """The middle row leaves, then the first one; the last row takes their slots."""
-    opened = rows.open(LONG, MIDDLE, SHORT)
-    for row, text in zip(opened, (LONG, MIDDLE, SHORT), strict=True):
-        rows.step({row: PROMPTS[text] - 1})
-    first, middle, last = opened
-    rows.step(joining=opened)
+    first, middle, last = prefill_and_join(rows, LONG, MIDDLE, SHORT)
     rows.leave(middle)
     rows.step()
     rows.leave(first)
-    [late] = rows.open(SHORT)
-    rows.step({late: PROMPTS[SHORT] - 1})
-    rows.step(joining=[late])
+    prefill_and_join(rows, SHORT)
     rows.leave(last)
     rows.step()
 
 
 def joining(rows: ForcedRows) -> None:
     """A prompt runs in chunks beside a row that decodes, and then decodes with it."""
-    [first] = rows.open(MIDDLE)
-    rows.step({first: PROMPTS[MIDDLE] - 1})
-    rows.step(joining=[first])
+    prefill_and_join(rows, MIDDLE)
     [second] = rows.open(SHORT)
     rows.step({second: 3})
     rows.step({second: 1}, joining=[second])
@@ -102,9 +98,7 @@ def joining(rows: ForcedRows) -> None:
 
 def single_token(rows: ForcedRows) -> None:
     """A prompt of one token has no KV when it joins rows that have some."""
-    [first] = rows.open(MIDDLE)
-    rows.step({first: PROMPTS[MIDDLE] - 1})
-    rows.step(joining=[first])
+    prefill_and_join(rows, MIDDLE)
     [second] = rows.open(SINGLE)
     rows.step(joining=[second])
     for _ in range(3):
@@ -147,10 +141,7 @@ def restored(rows: ForcedRows) -> None:
 
 def drafts(rows: ForcedRows) -> None:
     """Wrong drafts are taken back, right ones are kept, of rows of different lengths."""
-    first, second = rows.open(LONG, MIDDLE)
-    rows.step({first: PROMPTS[LONG] - 1})
-    rows.step({second: PROMPTS[MIDDLE] - 1})
-    rows.step(joining=[first, second])
+    first, second = prefill_and_join(rows, LONG, MIDDLE)
     rows.step(drafts={first: (0, 2)})
     rows.step(drafts={first: (1, 1), second: (0, 1)})
     rows.step(drafts={first: (2, 0), second: (1, 1)})
@@ -159,16 +150,11 @@ def drafts(rows: ForcedRows) -> None:
 
 def banks(rows: ForcedRows) -> None:
     """Rows of different banks decode together, and outgrow their banks; one leaves and another joins."""
-    opened = rows.open(LONG, MIDDLE, SHORT)
-    for row, text in zip(opened, (LONG, MIDDLE, SHORT), strict=True):
-        rows.step({row: PROMPTS[text] - 1})
-    rows.step(joining=opened)
+    first, *_ = prefill_and_join(rows, LONG, MIDDLE, SHORT)
     for _ in range(4):
         rows.step()
-    rows.leave(opened[0])
-    [late] = rows.open(SHORT)
-    rows.step({late: PROMPTS[SHORT] - 1})
-    rows.step(joining=[late])
+    rows.leave(first)
+    prefill_and_join(rows, SHORT)
     rows.step()
 
 
