@@ -44,11 +44,12 @@ class TestLadder:
         shapes = attrs.evolve(EXACT, first_bank=first)
         level = shapes.level(tokens)
         assert tokens <= shapes.bank_tokens(level)
-        assert not level or tokens > shapes.bank_tokens(level - 1)
+        assert not level or 16 * tokens > 15 * shapes.bank_tokens(level - 1)
 
     @given(st.integers(1, 2**20))
     def test_capacity_is_little_more_than_the_longest_row(self, tokens: int) -> None:
         assert tokens <= EXACT.capacity(tokens) < tokens + 256
+        assert tokens <= ROUNDED.capacity(tokens) < 1.25 * tokens + 256
 
 
 class TestRowsInBanks:
@@ -70,7 +71,7 @@ class TestRowsInBanks:
             rows.promote(RowId(number))
 
     def test_a_row_begins_where_its_prompt_ends(self, rows: SlotRows) -> None:
-        self.decoding(rows, [30, 3, 12, 4])
+        self.decoding(rows, [29, 3, 12, 4])
         assert self.levels(rows) == {2: [0], 1: [2], 0: [1, 3]}
         assert list(rows.decoding) == [0, 2, 1, 3], "a new short row changes nobody's index"
 
@@ -81,8 +82,38 @@ class TestRowsInBanks:
             rows.move_outgrown()
             moved.append(self.levels(rows))
             mx.eval(rows.decode(mx.array([1, 2])))
-        assert moved[1] == {0: [0, 1]} and moved[2] == {1: [0], 0: [1]} and moved[-1] == {1: [0, 1]}
+        assert moved[0] == {0: [0, 1]} and moved[1] == {1: [0], 0: [1]} and moved[-1] == {1: [0, 1]}
         assert rows.lengths() == {0: 15, 1: 12}
+
+    def test_rows_move_one_a_step_while_there_is_room(self, rows: SlotRows) -> None:
+        self.decoding(rows, [3, 14, 14, 15])
+        assert self.levels(rows) == {2: [3], 1: [1, 2], 0: [0]}
+        moved = []
+        for _ in range(3):
+            rows.move_outgrown()
+            moved.append(self.levels(rows)[2])
+            mx.eval(rows.decode(mx.array([1, 2, 3, 4])))
+        assert moved == [[3], [3, 1], [3, 1, 2]], (
+            "a sixteenth token would belong to the next bank, a 17th would not fit"
+        )
+        assert rows.lengths() == {0: 6, 1: 17, 2: 17, 3: 18}
+
+    def test_rows_for_which_there_is_no_room_move_at_once(self, rows: SlotRows) -> None:
+        self.decoding(rows, [3, 14, 14, 8])
+        assert list(rows.decoding) == [1, 2, 3, 0]
+        rows.accepted(np.array([3, 3, 0, 0], np.int32))
+        rows.move_outgrown()
+        assert self.levels(rows) == {2: [1, 2], 1: [3], 0: [0]}
+
+    def test_a_bank_whose_rows_all_outgrow_it_becomes_the_next_one(self, rows: SlotRows) -> None:
+        self.decoding(rows, [14, 14, 3])
+        before = rows._banks[RowId(0)].buffers
+        mx.eval(rows.decode(mx.array([1, 2, 3])))
+        rows.move_outgrown()
+        assert self.levels(rows) == {2: [0, 1], 0: [2]}
+        assert rows._banks[RowId(0)].buffers is before is rows._banks[RowId(1)].buffers, "nothing was copied"
+        mx.eval(rows.decode(mx.array([1, 2, 3])))
+        assert rows.lengths() == {0: 16, 1: 16, 2: 5}
 
     def test_a_bank_is_freed_with_its_last_row(self, rows: SlotRows) -> None:
         self.decoding(rows, [30, 3])

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trouper.actors.cache_janitor import FixedMemory
-from trouper.engine.kv.pass_shapes import EXACT, ROUNDED
+from trouper.engine.kv.pass_shapes import EXACT, NO_CUDNN, ROUNDED
 from trouper.protocol.health import CacheStats, SchedulerStats
 from trouper.protocol.kv import KvLayout, kv_capacity
 from trouper.protocol.model import MemoryStats
@@ -24,7 +24,8 @@ def test_a_capacity_is_at_most_a_quarter_more(tokens: int, step: int) -> None:
 
 @given(TOKENS)
 def test_the_engine_rounds_so_or_less(tokens: int) -> None:
-    assert EXACT.capacity(tokens) <= ROUNDED.capacity(tokens) == kv_capacity(tokens)
+    assert EXACT.capacity(tokens) <= kv_capacity(tokens)
+    assert ROUNDED.capacity(tokens) <= kv_capacity(tokens + NO_CUDNN)
 
 
 def test_there_are_few_capacities() -> None:

@@ -49,7 +49,8 @@ class StepEngine:
         capabilities: Capabilities | None = None,
     ) -> None:
         """`shapes` None: chosen for the device. `capabilities` None: guessed from the model's caches."""
-        self._rows, self.capabilities = rows_for(model, kv, drafting.slack, shapes or of_device(), capabilities)
+        self.shapes = shapes or of_device()
+        self._rows, self.capabilities = rows_for(model, kv, drafting.slack, self.shapes, capabilities)
         self._blocks = BlockStore(self._rows) if isinstance(self._rows, SlotRows) else None
         self._vocabulary, self._grammars = vocabulary, grammars
         self._state: dict[RowId, RowState] = {}

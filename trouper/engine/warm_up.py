@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import mlx.core as mx
 import numpy as np
 
+from trouper.engine.kv.attention_seam import Call, plain, recording
+from trouper.engine.kv.pass_shapes import VECTOR_TOKENS, Shapes
 from trouper.engine.step import StepEngine
 from trouper.protocol.plans import Admit, Chunk, Plan, RowId
 from trouper.protocol.sampling import Sampling
@@ -11,14 +14,20 @@ from trouper.protocol.sampling import Sampling
 PROMPTS = (40, 17, 90)
 """Lengths of the prompts in tokens. Different lengths, since a batch of such rows needs masks."""
 DRAWN = Sampling(temperature=0.7, top_p=0.9, top_k=40, min_p=0.01, seed=1)
+STEPS = 70
+"""Decode steps of a row whose buffers grow, and which then moves to another bank."""
+MAX_PLANNED = 2**18
+"""Maximum length of a row whose attention is prepared."""
 
 
-def warm_up(engine: StepEngine, vocabulary: int) -> None:
-    """Run prefill, decoding, both in one step, and greedy and random sampling. All rows are dropped at the end."""
+def warm_up(engine: StepEngine, vocabulary: int, context: int = 0) -> None:
+    """Run prefill, decoding, both in one step, greedy and random sampling, a row that grows, and decoding of one row at each
+    capacity up to `context` tokens. All rows are dropped at the end."""
     rows = [RowId(index) for index in range(len(PROMPTS))]
-    prompts = [(np.arange(1, size + 1) % vocabulary).astype("<i4").tobytes() for size in PROMPTS]
     samplings = (Sampling(temperature=0.0), DRAWN, DRAWN)
-    admits = [Admit(*row) for row in zip(rows, prompts, samplings, strict=True)]
+    admits = [
+        _admit(row, size, sampling, vocabulary) for row, size, sampling in zip(rows, PROMPTS, samplings, strict=True)
+    ]
     first, second, late = rows
     plans = [
         Plan(0, admit=tuple(admits[:2]), prefill=(Chunk(first, 16), Chunk(second, 16))),
@@ -27,7 +36,49 @@ def warm_up(engine: StepEngine, vocabulary: int) -> None:
         Plan(3, admit=(admits[2],), decode=(first, second), prefill=(Chunk(late, PROMPTS[2]),)),
         Plan(4, decode=(first, second, late)),
         Plan(5, drop=(second,), decode=(first, late)),
-        Plan(6, drop=(first, late)),
     ]
     for plan in plans:
-        engine.collect(engine.launch(plan))
+        _run(engine, plan)
+    _grow(engine, (first, late), vocabulary)
+    _run(engine, Plan(6, drop=(first,), decode=(late,)))
+    with recording() as calls:
+        _run(engine, Plan(7, decode=(late,)))
+    _run(engine, Plan(8, drop=(late,)))
+    if calls and context:
+        _plan_attention(calls[-1], engine.shapes, min(context, MAX_PLANNED))
+
+
+def _run(engine: StepEngine, plan: Plan) -> None:
+    engine.collect(engine.launch(plan))
+
+
+def _admit(row: RowId, size: int, sampling: Sampling, vocabulary: int) -> Admit:
+    return Admit(row, (np.arange(1, size + 1) % vocabulary).astype("<i4").tobytes(), sampling)
+
+
+def _grow(engine: StepEngine, others: tuple[RowId, ...], vocabulary: int) -> None:
+    """Decode two rows beside others: one moves to the bank of the other, whose buffers grow."""
+    bound = engine.shapes.bank_tokens(0)
+    sizes = {RowId(len(PROMPTS)): max(bound - STEPS, 1), RowId(len(PROMPTS) + 1): bound}
+    greedy = Sampling(temperature=0.0)
+    _run(engine, Plan(0, admit=tuple(_admit(row, size, greedy, vocabulary) for row, size in sizes.items()), decode=others,
+                      prefill=tuple(Chunk(row, size) for row, size in sizes.items())))  # fmt: skip
+    for _ in range(STEPS):
+        _run(engine, Plan(0, decode=(*others, *sizes)))
+    _run(engine, Plan(0, drop=tuple(sizes), decode=others))
+
+
+def _plan_attention(call: Call, shapes: Shapes, tokens: int) -> None:
+    """Let the device plan attention of one decoding row at each capacity for which it needs a plan. All layers share it."""
+    if not shapes.rounded or not isinstance(call.keys, mx.array) or call.options["mask"] is not None:
+        return
+    for capacity in shapes.capacities(tokens):
+        if capacity > VECTOR_TOKENS + STEPS:
+            keys, values = (_buffer(part, capacity)[:, :, : capacity - 1] for part in (call.keys, call.values))
+            mx.eval(plain(call.queries, keys, values, None, **call.options))
+
+
+def _buffer(like: mx.array, capacity: int) -> mx.array:
+    buffer = mx.zeros((like.shape[0], like.shape[1], capacity, like.shape[3]), like.dtype)
+    mx.eval(buffer)
+    return buffer

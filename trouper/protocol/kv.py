@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import attrs
 
@@ -26,7 +26,13 @@ def _capacity_unit(tokens: int, step: int) -> int:
 
 
 def bank_level(tokens: int, first_bank: int = FIRST_BANK) -> int:
-    """Level of the bank that a row of `tokens` tokens belongs to: rows of one bank share a buffer as long as its longest row."""
+    """Level of the bank that a row of `tokens` tokens belongs to: rows of one bank share a buffer as long as its longest row. A row
+    belongs to the next level from 15/16 of the maximum on, so that rows of like length can move one after another."""
+    return lowest_level(-(-16 * tokens // 15), first_bank)
+
+
+def lowest_level(tokens: int, first_bank: int = FIRST_BANK) -> int:
+    """Lowest level of a bank in which a row of `tokens` tokens may be: it stays for some steps while others move."""
     return (max(tokens - 1, 0) // first_bank).bit_length()
 
 
@@ -63,12 +69,12 @@ class KvLayout:
         lengths, shared = defaultdict[int, list[int]](list), set[int]()
         for tokens, reserved in rows:
             lengths[self._level(reserved)].append(reserved)
-            if self._level(tokens) != self._level(reserved):
-                shared.add(self._level(tokens))
+            if (lowest := self._level(tokens, lowest_level)) != self._level(reserved):
+                shared.add(lowest)
         return sum(self._bank_bytes(level, found, shared=level in shared) for level, found in lengths.items())
 
-    def _level(self, tokens: int) -> int:
-        return bank_level(tokens, self.first_bank) if self.first_bank else 0
+    def _level(self, tokens: int, level: Callable[[int, int], int] = bank_level) -> int:
+        return level(tokens, self.first_bank) if self.first_bank else 0
 
     def _bank_bytes(self, level: int, lengths: Sequence[int], *, shared: bool) -> int:
         if self.first_bank == 0:

@@ -8,8 +8,12 @@ all arguments on. A test pins what this relies on (tests/engine/test_banks.py).
 from __future__ import annotations
 
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import attrs
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
@@ -30,6 +34,8 @@ def scaled_dot_product_attention(
 ) -> mx.array:
     """Attention as in mlx-lm, over the keys of one bank or of several. queries (n, heads, width, dim)."""
     if not isinstance(keys, Parts):
+        if (calls := getattr(_recording, "calls", None)) is not None:
+            calls.append(Call(queries, keys, values, {**kwargs, "mask": mask}))
         return plain(queries, keys, values, cache, *args, mask=mask, **kwargs)
     masks = mask.of_banks if isinstance(mask, Parts) else [None] * len(keys.ranges)
     if mask is not None and not isinstance(mask, Parts):
@@ -41,6 +47,29 @@ def scaled_dot_product_attention(
         )
     ]
     return mx.concatenate(outputs)
+
+
+@attrs.frozen(eq=False)
+class Call:
+    """Arguments of one call of attention."""
+
+    queries: mx.array
+    keys: Any
+    values: Any
+    options: dict[str, Any]
+
+
+_recording = threading.local()
+
+
+@contextmanager
+def recording() -> Iterator[list[Call]]:
+    """Collect the calls of attention on this thread. The arrays are lazy until the pass is evaluated."""
+    _recording.calls = calls = list[Call]()
+    try:
+        yield calls
+    finally:
+        _recording.calls = None
 
 
 def install(model: nn.Module) -> None:

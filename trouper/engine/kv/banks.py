@@ -2,8 +2,9 @@
 
 The level of a bank bounds the length of its rows: 512 tokens, then twice as many with each level (`Shapes.first_bank`). The
 buffers of a bank are as long as its longest row, rounded up, so a row holds at most about twice its own tokens. A row that
-outgrows its bank moves to the next level: one copy, after as many tokens as it has. A pass over rows of several banks calls
-attention once for each bank (`attention_seam.py`); everything else in a layer runs over all rows.
+outgrows its bank moves to the next level: one copy, after as many tokens as it has. Rows move before they must, one a step, so
+that no step has many copies; if all rows of a bank outgrow it and nobody has the next, the bank becomes the next. A pass over
+rows of several banks calls attention once for each bank (`attention_seam.py`); everything else in a layer runs over all rows.
 
 Figures: docs/long-contexts.md.
 """
@@ -113,16 +114,35 @@ class Banks:
             del self._bank_of[row]
 
     def move_outgrown(self) -> None:
-        """Move decoding rows whose next token does not belong to their bank."""
+        """Move decoding rows whose next token does not belong to their bank: the longest, and all for which there is no room."""
         for bank in reversed(list(self)):
-            bound = self._shapes.bank_tokens(bank.level)
-            if self._several and bank.slots.num_decoding and bank.slots.longest >= bound:
-                lengths = bank.slots.lengths.tolist()
-                outgrown = [row for row, length in zip(bank.slots.decoding, lengths, strict=False) if length >= bound]
-                for row in outgrown:
-                    self._bank_of[row] = target = self._bank(self._level(bank.slots.length(row) + 1))
-                    bank.move(row, target)
-                self._free(bank)
+            if self._several and bank.slots.num_decoding and self._level(bank.slots.longest + 1) > bank.level:
+                rows = self._outgrown(bank)
+                targets = {self._level(length + 1) for length in rows.values()}
+                if len(rows) == len(bank.slots) and len(targets) == 1 and targets.isdisjoint(self._banks):
+                    self._rename(bank, targets.pop())
+                else:
+                    self._move(bank, rows)
+
+    def _outgrown(self, bank: Bank) -> dict[RowId, int]:
+        """Decoding rows that belong to another bank, and their lengths."""
+        lengths = zip(bank.slots.decoding, bank.slots.lengths.tolist(), strict=False)
+        return {row: length for row, length in lengths if self._level(length + 1) > bank.level}
+
+    def _rename(self, bank: Bank, level: int) -> None:
+        """Make a bank the bank of another level. Its buffers grow with its rows."""
+        del self._banks[bank.level]
+        self._banks[level] = renamed = attrs.evolve(bank, level=level)
+        self._banks = dict(sorted(self._banks.items(), reverse=True))
+        self._bank_of |= dict.fromkeys(bank.slots.order, renamed)
+
+    def _move(self, bank: Bank, rows: dict[RowId, int]) -> None:
+        bound, longest = self._shapes.bank_tokens(bank.level), max(rows, key=rows.__getitem__, default=None)
+        for row, length in rows.items():
+            if length >= bound or row == longest:
+                self._bank_of[row] = target = self._bank(self._level(length + 1))
+                bank.move(row, target)
+        self._free(bank)
 
     def _level(self, tokens: int) -> int:
         return self._shapes.level(tokens) if self._several else 0

@@ -13,7 +13,7 @@ import mlx.core as mx
 from trouper.engine.kv.full_slots import FullSlots
 from trouper.engine.kv.kv_layout import Layout, dealt
 from trouper.engine.kv.model_caches import flatten
-from trouper.engine.kv.pass_shapes import STEP, Shapes
+from trouper.engine.kv.pass_shapes import LEAD, STEP, Shapes
 from trouper.engine.kv.region import Ints, Region
 from trouper.engine.kv.ring_slots import RingSlots
 from trouper.engine.kv.slot_assignment import Moves
@@ -36,7 +36,10 @@ class SlotBuffers:
         self._rings = [cache for cache in self.leaves if isinstance(cache, RingSlots)]
         for index, cache in enumerate(self._full):
             cache.shapes = shapes
-            cache.phase = 0 if shapes.rounded else index * STEP // len(self._full)
+            if shapes.rounded:
+                cache.lead = index * LEAD // len(self._full)
+            else:
+                cache.phase = index * STEP // len(self._full)
 
     # -- a pass ----------------------------------------------------------------------------------
 

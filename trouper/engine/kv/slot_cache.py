@@ -30,8 +30,11 @@ class SlotCache:
         self.slots = 0
         """Number of rows, with or without KV: buffers have a slot for each."""
         self.phase = 0
-        """Number of tokens by which this cache's buffers grow earlier: if the buffers of all layers grew in one step, that step
-        would take long for all rows."""
+        """Number of tokens by which this cache's buffers are shorter than others', so that they grow earlier: if the buffers of all
+        layers grew in one step, that step would take long for all rows."""
+        self.lead = 0
+        """Number of free positions with which buffers grow, where those of all layers have the same lengths. `phase` or this
+        is 0."""
         self.shapes = EXACT
         self.expected_tokens = 0
         """Number of tokens of the longest row when its prompt is complete: buffers that grow with each chunk of a long prompt would
@@ -103,7 +106,7 @@ class SlotCache:
         return _cut(buffer, keep_slots, keep_tokens)
 
     def _capacity(self, tokens: int) -> int:
-        return self.shapes.capacity(tokens + self.phase) - self.phase
+        return self.shapes.capacity(tokens + self.phase + self.lead) - self.phase
 
     def _used_tokens(self, tokens: int) -> int:
         """Number of positions of its slot that a row of `tokens` tokens uses."""
@@ -112,7 +115,7 @@ class SlotCache:
     def reserve(self, parts: Sequence[mx.array], slots: int, tokens: int) -> None:
         """Make room for `slots` slots of `tokens` tokens. `parts`, (rows, heads, any, dim) each, give heads, dim and dtype."""
         slots = max(self.slots, slots)
-        if self.buffers and self.buffers[0].shape[0] >= slots and self.buffers[0].shape[2] >= tokens:
+        if self.buffers and self.buffers[0].shape[0] >= slots and self.buffers[0].shape[2] >= tokens + self.lead:
             return  # The usual case, in nearly every pass of every layer.
         capacity = self._capacity(max(tokens, self.expected_tokens))
         buffers: Iterable[mx.array | None] = self.buffers or [None] * len(parts)
