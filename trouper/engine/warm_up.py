@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 
-from trouper.engine.kv.attention_seam import Call, plain, recording
+from trouper.engine.kv.attention_seam import AttentionCall, plain, recording
 from trouper.engine.kv.pass_shapes import VECTOR_TOKENS, Shapes
 from trouper.engine.step import StepEngine
 from trouper.protocol.plans import Admit, Chunk, Plan, RowId
@@ -68,7 +68,7 @@ def _grow(engine: StepEngine, others: tuple[RowId, ...], vocabulary: int) -> Non
     _run(engine, Plan(0, drop=tuple(sizes), decode=others))
 
 
-def _plan_attention(call: Call, shapes: Shapes, tokens: int) -> None:
+def _plan_attention(call: AttentionCall, shapes: Shapes, tokens: int) -> None:
     """Let the device plan attention of one decoding row at each capacity for which it needs a plan. All layers share it."""
     if not shapes.rounded or not isinstance(call.keys, mx.array) or call.options["mask"] is not None:
         return

@@ -35,7 +35,7 @@ def scaled_dot_product_attention(
     """Attention as in mlx-lm, over the keys of one bank or of several. queries (n, heads, width, dim)."""
     if not isinstance(keys, Parts):
         if (calls := getattr(_recording, "calls", None)) is not None:
-            calls.append(Call(queries, keys, values, {**kwargs, "mask": mask}))
+            calls.append(AttentionCall(queries, keys, values, {**kwargs, "mask": mask}))
         return plain(queries, keys, values, cache, *args, mask=mask, **kwargs)
     masks = mask.of_banks if isinstance(mask, Parts) else [None] * len(keys.ranges)
     if mask is not None and not isinstance(mask, Parts):
@@ -50,7 +50,7 @@ def scaled_dot_product_attention(
 
 
 @attrs.frozen(eq=False)
-class Call:
+class AttentionCall:
     """Arguments of one call of attention."""
 
     queries: mx.array
@@ -63,9 +63,9 @@ _recording = threading.local()
 
 
 @contextmanager
-def recording() -> Iterator[list[Call]]:
+def recording() -> Iterator[list[AttentionCall]]:
     """Collect the calls of attention on this thread. The arrays are lazy until the pass is evaluated."""
-    _recording.calls = calls = list[Call]()
+    _recording.calls = calls = list[AttentionCall]()
     try:
         yield calls
     finally:
