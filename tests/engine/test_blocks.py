@@ -451,7 +451,7 @@ class TestMemory:
         assert held == pytest.approx(10 * one, rel=0.05)
         assert mx.get_active_memory() - before == pytest.approx(one, rel=0.05)
         idle.collect(idle.launch(Plan(3, evict=blocks[:1])))
-        assert mx.get_active_memory() == before
+        assert mx.get_active_memory() <= before
 
     def test_what_is_being_given_to_the_disk_outlives_its_eviction(self, idle: StepEngine) -> None:
         launched = idle.launch(Plan(1, store=(Store(RowId(0), 0, (16,), ids(0, 1)),), persist=ids(0, 1)))

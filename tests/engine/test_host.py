@@ -276,13 +276,14 @@ async def test_f18_cancelling_everything_leaves_no_thread(tiny: str, spy: Spy) -
         async with trio.open_nursery() as nursery:
             await nursery.start(engine.run)
             await engine.load()
+            warming = spy.calls
 
             def stop(_: Stepped) -> None:
                 nursery.cancel_scope.cancel(reason="enough")
 
             nursery.start_soon(play, engine, script(PROMPTS[0], 10**6), stop)
     assert engine_threads() == []
-    assert spy.calls < 20
+    assert spy.calls - warming < 20
 
 
 async def test_a_model_that_cannot_be_loaded(tmp_path: Path) -> None:

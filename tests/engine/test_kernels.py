@@ -6,10 +6,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.machinery import PathFinder
+from pathlib import Path
 
 import pytest
 
-from trouper.engine.platform.cuda_environment import THRASHING_CHECK, allow_any_shapes
+from trouper.engine.platform import cuda_environment
+from trouper.engine.platform.cuda_environment import SMALL_GRAPHS, THRASHING_CHECK, cuda_build, prepare
 
 PROBE = f"import trouper.engine, os, sys; print(os.environ[{THRASHING_CHECK!r}], 'mlx.core' in sys.modules)"
 
@@ -23,5 +26,19 @@ def test_any_number_of_shapes_is_allowed_before_mlx_is_there() -> None:
 
 def test_what_the_environment_says_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(THRASHING_CHECK, "1")
-    allow_any_shapes()
+    prepare()
     assert os.environ[THRASHING_CHECK] == "1"
+
+
+@pytest.mark.parametrize("cuda", [False, True])
+def test_graphs_are_small_in_the_build_for_cuda_alone(
+    cuda: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mlx").mkdir()
+    (tmp_path / ("mlx_cuda_13-0.32.4.dist-info" if cuda else "mlx_metal-0.32.4.dist-info")).mkdir()
+    for name in SMALL_GRAPHS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(cuda_environment, "find_spec", lambda _: PathFinder.find_spec("mlx", [str(tmp_path)]))
+    prepare()
+    assert cuda_build() == cuda
+    assert all((os.environ.get(name) == value) == cuda for name, value in SMALL_GRAPHS.items())

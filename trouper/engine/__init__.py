@@ -3,6 +3,6 @@
 from trouper.engine.platform import cuda_environment, malloc, openblas
 
 malloc.keep_large_buffers()
-cuda_environment.allow_any_shapes()
+cuda_environment.prepare()
 FAST_BLAS = openblas.load_fast()
 """Path of the OpenBLAS that MLX uses; None: MLX uses its own library."""

@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 
 from trouper.engine.kv.attention_seam import AttentionCall, plain, recording
-from trouper.engine.kv.pass_shapes import VECTOR_TOKENS, Shapes
+from trouper.engine.kv.pass_shapes import Shapes
 from trouper.engine.step import StepEngine
 from trouper.protocol.plans import Admit, Chunk, Plan, RowId
 from trouper.protocol.sampling import Sampling
@@ -14,7 +14,7 @@ from trouper.protocol.sampling import Sampling
 PROMPTS = (40, 17, 90)
 """Lengths of the prompts in tokens. Different lengths, since a batch of such rows needs masks."""
 DRAWN = Sampling(temperature=0.7, top_p=0.9, top_k=40, min_p=0.01, seed=1)
-STEPS = 70
+GROWING_STEPS = 70
 """Decode steps of a row whose buffers grow, and which then moves to another bank."""
 MAX_PLANNED = 2**18
 """Maximum length of a row whose attention is prepared."""
@@ -59,23 +59,23 @@ def _admit(row: RowId, size: int, sampling: Sampling, vocabulary: int) -> Admit:
 def _grow(engine: StepEngine, others: tuple[RowId, ...], vocabulary: int) -> None:
     """Decode two rows beside others: one moves to the bank of the other, whose buffers grow."""
     bound = engine.shapes.bank_tokens(0)
-    sizes = {RowId(len(PROMPTS)): max(bound - STEPS, 1), RowId(len(PROMPTS) + 1): bound}
+    sizes = {RowId(len(PROMPTS)): max(bound - GROWING_STEPS, 1), RowId(len(PROMPTS) + 1): bound}
     greedy = Sampling(temperature=0.0)
     _run(engine, Plan(0, admit=tuple(_admit(row, size, greedy, vocabulary) for row, size in sizes.items()), decode=others,
                       prefill=tuple(Chunk(row, size) for row, size in sizes.items())))  # fmt: skip
-    for _ in range(STEPS):
+    for _ in range(GROWING_STEPS):
         _run(engine, Plan(0, decode=(*others, *sizes)))
     _run(engine, Plan(0, drop=tuple(sizes), decode=others))
 
 
 def _plan_attention(call: AttentionCall, shapes: Shapes, tokens: int) -> None:
-    """Let the device plan attention of one decoding row at each capacity for which it needs a plan. All layers share it."""
+    """Run attention of one decoding row at each capacity. From some length on cuDNN plans for each (`NO_CUDNN`), and MLX's own
+    kernel has a second form for longer rows. All layers share them."""
     if not shapes.rounded or not isinstance(call.keys, mx.array) or call.options["mask"] is not None:
         return
     for capacity in shapes.capacities(tokens):
-        if capacity > VECTOR_TOKENS + STEPS:
-            keys, values = (_buffer(part, capacity)[:, :, : capacity - 1] for part in (call.keys, call.values))
-            mx.eval(plain(call.queries, keys, values, None, **call.options))
+        keys, values = (_buffer(part, capacity)[:, :, : capacity - 1] for part in (call.keys, call.values))
+        mx.eval(plain(call.queries, keys, values, None, **call.options))
 
 
 def _buffer(like: mx.array, capacity: int) -> mx.array:
