@@ -242,7 +242,8 @@ class FakeEngine:
         """As if rows of like length shared buffers."""
         lengths: dict[int, list[int]] = {}
         for row in self.rows.values():
-            lengths.setdefault(bank_level(len(row.kv)), []).append(max(1, len(row.kv)))
+            length = max(len(row.prompt), len(row.kv))
+            lengths.setdefault(bank_level(length), []).append(length)
         banks = []
         for level, found in sorted(lengths.items()):
             capacity, slots = kv_capacity(max(found)), 1 << (len(found) - 1).bit_length()
