@@ -33,14 +33,14 @@ class Bank:
     @property
     def num_slots(self) -> int:
         """Number of rows that the buffers have room for."""
-        shapes = (buffer.shape[0] for cache in self.buffers.leaves for buffer in cache.buffers)
-        return max(shapes, default=len(self.slots))
+        slots = (cache.buffers[0].shape[0] for cache in self.buffers.leaves if cache.buffers)
+        return max(slots, default=len(self.slots))
 
     @property
     def capacity_tokens(self) -> int:
         """Number of tokens that a slot has room for, the mean over layers; rings count only if there is nothing else."""
         caches = [cache for cache in self.buffers.leaves if isinstance(cache, FullSlots)] or self.buffers.leaves
-        lengths = [buffer.shape[2] for cache in caches for buffer in cache.buffers]
+        lengths = [cache.buffers[0].shape[2] for cache in caches if cache.buffers]
         return round(sum(lengths) / len(lengths)) if lengths else 0
 
     def open(self, row: RowId, tokens: int) -> None:
