@@ -27,6 +27,7 @@ from trouper.engine.launched_step import Launched
 from trouper.engine.step import StepEngine
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.plans import Plan
+from trouper.protocol.settings import ByteSize
 from trouper.web.server import serve_http
 
 STEP_S = 0.03
@@ -49,7 +50,9 @@ class SlowEngine(StepEngine):
 @asynccontextmanager
 async def serving(path: Path, kv_memory: int) -> AsyncIterator[Served]:
     shutdown, SlowEngine.hurry = trio.Event(), threading.Event()
-    settings = Settings(model=str(path), no_ssd=True, gather_ms=0, kv_memory=kv_memory, cache_memory=0)
+    settings = Settings(
+        model=str(path), no_ssd=True, gather_ms=0, kv_memory=ByteSize(kv_memory), cache_memory=ByteSize(0)
+    )
     with patch.object(host, "StepEngine", SlowEngine), not_warmed_up():
         async with trio.open_nursery() as nursery:
             runtime: Runtime = await nursery.start(partial(run_runtime, settings, engine=MlxEngine(settings)))
