@@ -13,7 +13,7 @@ import trio
 from tests.fake_digests import Diary, Held
 from trouper.protocol.blocks import Tensor, Tensors
 from trouper.protocol.grammar import Grammar
-from trouper.protocol.kv import KvLayout
+from trouper.protocol.kv import FIRST_BANK, BankStats, KvLayout, bank_level, kv_capacity
 from trouper.protocol.model import EmbeddingLayout, LoadedModel, MemoryStats, ModelCard
 from trouper.protocol.plans import Admit, BlockId, Chunk, Plan, Restore, RowId, Stepped, Store
 from trouper.protocol.problems import bad_request
@@ -234,8 +234,26 @@ class FakeEngine:
         )
         persisted = tuple(map(self._payload, plan.persist))
         return Stepped(
-            plan.step, produced, tokens, wanted, seconds, persisted, (), scores, vectors, drafted, matched=matched
-        )
+            plan.step, produced, tokens, wanted, seconds, persisted, (), scores, vectors, drafted, matched=matched,
+            banks=self._banks() if plan.report_banks else None,
+        )  # fmt: skip
+
+    def _banks(self) -> tuple[BankStats, ...]:
+        """As if rows of like length shared buffers."""
+        lengths: dict[int, list[int]] = {}
+        for row in self.rows.values():
+            length = max(len(row.prompt), len(row.kv))
+            lengths.setdefault(bank_level(length), []).append(length)
+        banks = []
+        for level, found in sorted(lengths.items()):
+            capacity, slots = kv_capacity(max(found)), 1 << (len(found) - 1).bit_length()
+            banks.append(
+                BankStats(
+                    max_tokens=FIRST_BANK << level, capacity_tokens=capacity, rows=len(found), slots=slots,
+                    bytes=self.kv.token_bytes * capacity * slots,
+                )
+            )  # fmt: skip
+        return tuple(banks)
 
     def _drafted(self, plan: Plan) -> Iterator[tuple[RowId, int, int]]:
         for row, most in zip(plan.decode, plan.drafts, strict=bool(plan.drafts)):

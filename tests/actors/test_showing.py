@@ -77,14 +77,14 @@ async def test_a_row_is_shown_as_it_is(opened: Opened, autojump_clock: MockClock
         [row] = bench.batch.latest.rows
         assert row == RowStats(
             row=0, request_id="long", prompt_tokens=60, cached_tokens=0, prefilled_tokens=row.prefilled_tokens,
-            generated_tokens=0, max_tokens=9, since=1.0, first_token_at=None,
+            generated_tokens=0, max_tokens=9, since=1.0, first_token_at=None, state="prefilling", priority=0,
         )  # fmt: skip
         assert 8 <= row.prefilled_tokens < 60
         await steps(bench, 10)
         look(bench)
         await steps(bench, 1)
         [row] = bench.batch.latest.rows
-        assert row.prefilled_tokens == 60 and 0 < row.generated_tokens < 9
+        assert row.prefilled_tokens == 60 and 0 < row.generated_tokens < 9 and row.state == "decoding"
         assert row.first_token_at is not None and row.first_token_at > row.since
 
 

@@ -169,7 +169,7 @@ async def test_parts_become_blocks_one_after_another_and_the_last_ends_the_read(
         for start, end in pairwise((0, *cuts)):
             assert not ticket.done and all(node.pins for node in ticket.pinned)
             loads = bench.tier.hear(Loaded(ticket.number, pieces[start:end], 2**19, 0.1, complete=False))
-            assert len(loads) == end - start
+            assert (len(loads), ticket.read_tokens) == (end - start, 4 * end)
             bench.played.cache.freed()
         assert bench.tier.hear(Loaded(ticket.number, (), 2**20, 0.1)) == []
         assert (ticket.done, ticket.read_tokens) == (True, 4 * cuts[-1])

@@ -91,8 +91,8 @@ async def shown(
 
 
 @asynccontextmanager
-async def streams(served: Served, count: int) -> AsyncIterator[None]:
-    """So many rows decode until this is left."""
+async def streams(served: Served, count: int, length: int = 0, priority: int = 0) -> AsyncIterator[None]:
+    """So many rows decode until this is left, with prompts of `length` tokens if that is given."""
 
     async def read(stream: trio.SocketStream) -> None:
         async with stream:
@@ -102,7 +102,14 @@ async def streams(served: Served, count: int) -> AsyncIterator[None]:
     async with trio.open_nursery() as nursery:
         for number in range(count):
             stream = await served.connect()
-            body = {"prompt": "hello" * (number + 1), "max_tokens": 4000, "stream": True, "ignore_eos": True}
+            prompt = "hello" * (number + 1) if not length else (f"{length} {number} " * length)[:length]
+            body = {
+                "prompt": prompt,
+                "max_tokens": 4000 - length,
+                "stream": True,
+                "ignore_eos": True,
+                "priority": priority,
+            }
             await stream.send_all(post("/v1/completions", body, f"X-Request-Id: row{number}\r\n"))
             nursery.start_soon(read, stream)
         yield

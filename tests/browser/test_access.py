@@ -54,7 +54,7 @@ async def test_everything_has_a_name_and_a_place(browser: Browser) -> None:
         levels = await page.run(
             "return [...document.querySelectorAll('#main h2, #main h3')].map(one => +one.tagName[1])"
         )
-        assert levels == [2, 2, 2, 2, 3, 3, 3, 2, 2], "six sections, three tiers in one"
+        assert levels == [2, 2, 2, 2, 2, 3, 3, 3, 2, 2], "seven sections, three tiers in one"
         landmarks = await page.run(
             "return ['body > header', 'header > nav', 'body > main:not([hidden])', 'body > footer']"
             ".map(one => document.querySelectorAll(one).length)"

@@ -50,6 +50,38 @@ async def test_lanes_are_taken_by_who_is_first_and_records_are_the_last_word(bro
     ]
 
 
+async def test_a_row_that_was_preempted_keeps_its_lane_and_shows_its_pauses(browser: Browser) -> None:
+    """It returns with another number. Another request of the same name has a lane of its own."""
+    async with shown(browser) as (page, _):
+        bars = await computed(
+            page,
+            "lanes.js",
+            """
+            const lanes = new module.Lanes();
+            const row = (row, state, more = {}) => ({row, request_id: "same", since: 98, first_token_at: 99, state,
+              prompt_tokens: 9, cached_tokens: 3, prefilled_tokens: 9, generated_tokens: 1, max_tokens: 5,
+              restored_tokens: 0, tokens_to_restore: 0, ...more});
+            const seen = () => structuredClone(lanes.bars.map(bar => [bar.lane, bar.state, bar.restored, bar.end, bar.pauses]));
+            lanes.update(1, 100, [row(0, "decoding"), row(1, "decoding")], []);
+            lanes.update(1, 101, [row(1, "decoding"), row(0, "preempted")], []);
+            lanes.update(1, 102, [row(1, "decoding"), row(0, "preempted", {restored_tokens: 4})], []);
+            const paused = seen();
+            lanes.update(1, 104, [row(1, "decoding"), row(7, "restoring", {restored_tokens: 6})], []);
+            lanes.update(1, 105, [row(1, "decoding"), row(7, "preempted")], []);
+            const again = seen();
+            lanes.update(1, 107, [row(1, "decoding")], [{request_id: "same", admitted_at: 98, first_token_at: 99,
+              last_token_at: 106.5, ended_at: 106.5, prompt_tokens: 9, cached_tokens: 3, generated_tokens: 5, max_tokens: 5}]);
+            return [paused, again, seen()];
+            """,
+        )
+    other = [1, "decoding", 0, None, []]
+    assert bars == [
+        [[0, "preempted", 4, None, [[101, None]]], other],
+        [[0, "preempted", 0, None, [[101, 104], [105, None]]], other],
+        [[0, "preempted", 0, 106.5, [[101, 104], [105, 106.5]]], other],
+    ]
+
+
 async def test_rates_are_of_the_last_two_seconds_and_break_where_a_server_was_replaced(browser: Browser) -> None:
     async with shown(browser) as (page, _):
         columns = await computed(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
@@ -13,6 +13,7 @@ from tests.browser.page import SAID, Page, says, shown, slowly, streams
 from tests.fakes import FakeEngine
 from tests.web.serving import eventually, exchange, post, serving, serving_manager
 from trouper.actors.runtime.served_models import ModelEntry
+from trouper.protocol.plans import Plan
 from trouper.web.live import feed
 from trouper.web.live.snapshot import NewGaps, model_body
 
@@ -230,9 +231,48 @@ async def choose(page: Page, model: str) -> None:
     )
 
 
+OVERFLOWING = """[...document.querySelectorAll('#kv, #kv *, :is(.kv, .batch) > header *')].filter(one => {
+  const inner = one.getBoundingClientRect(), outer = one.closest('section').getBoundingClientRect();
+  return inner.width && (inner.left < outer.left || inner.right > outer.right || inner.bottom > outer.bottom);
+}).map(one => one.className)"""
+
+
+async def tardily(_: Plan) -> None:
+    """So that rows do not outgrow their banks while somebody looks."""
+    await trio.sleep(0.2)
+
+
+async def test_kv_memory_its_banks_and_preempted_rows_are_shown(browser: Browser) -> None:
+    """There is memory for a long row and a short one. A second short one, of a higher priority, takes the place of the first."""
+    settings = {"kv_memory": 150_000, "cache_memory": 0}
+    async with shown(browser, FakeEngine(before_step=tardily), settings=settings) as (page, served):
+        await page.reads("#kv", "No row is in use.")
+        async with streams(served, 1, 600), streams(served, 1, 20, priority=5):
+            await page.until("document.querySelectorAll('.bank').length === 2")
+            names = "[...document.querySelectorAll('.bank b')].map(one => one.textContent)"
+            assert await page.run(f"return {names}") == ["up to 512 tokens", "up to 1,024 tokens"]
+            await page.reads(".bank", "1 of 1 slot")
+            await page.reads("#kv .kv-total", "of 150 kB")
+            assert await page.run("return document.querySelector('#kv-note').textContent") == ""
+            async with streams(served, 1, 25, priority=-1):
+                await page.reads("#kv-note", "1 preemption, 1 request waiting to return")
+                await page.reads("#batch-note", "2 rows of 32, 1 waiting, 1 of them preempted")
+                await page.click("#rows summary")
+                await page.reads("#rows tbody", "preempted")
+                cells = "[...document.querySelectorAll('#rows td')].map(one => one.textContent)"
+                assert {"decoding", "preempted", "0", "5", "-1"} <= {
+                    *cast("list[str]", await page.run(f"return {cells}"))
+                }
+                for width in (1280, 800, 390, 320):
+                    await trio.to_thread.run_sync(page.browser.resize, width, 900)
+                    assert await page.run(f"return {OVERFLOWING}") == []
+            await page.until("document.querySelector('#kv-note').textContent === '1 preemption'")
+        assert await page.complaints() == []
+
+
 FIGURES = "[...document.querySelectorAll('#figures dd')].map(one => one.textContent)"
 SEEN = "[...document.querySelectorAll('#main > section')].filter(one => one.offsetParent).map(one => one.classList[0])"
-ALL = ["batch", "rates", "actors", "tiers", "requests", "chat"]
+ALL = ["batch", "kv", "rates", "actors", "tiers", "requests", "chat"]
 
 
 async def test_a_model_that_is_not_loaded_shows_no_other_models_figures(browser: Browser) -> None:

@@ -53,6 +53,27 @@ async def test_every_part_of_health_has_its_line() -> None:
     assert all(actor["name"] in said for actor in body["actors"])
 
 
+async def test_kv_memory_its_banks_and_who_was_preempted_have_lines() -> None:
+    body = await health()
+    body["cache_stats"] |= {"queued_requests": 3}
+    body["cache"] |= {"bytes": 10_000_000}
+    bank = {"capacity_tokens": 256, "rows": 3, "slots": 4, "bytes": 30_000_000}
+    body["memory"] |= {
+        "kv_row_bytes": 40_000_000, "kv_limit_bytes": 60_000_000, "preemptions": 5, "preempted_sequences": 2,
+        "banks": [bank | {"max_tokens": 512}, bank | {"max_tokens": None}],
+    }  # fmt: skip
+    lines = text(page("http://here", body, {})).splitlines()
+    assert any("3 waiting, 2 of them preempted" in line for line in lines)
+    [kv] = [line for line in lines if "kv " in line]
+    assert kv.count("━") == 30 and "40.0 MB of rows, 10.0 MB cached of 60.0 MB, 5 preemptions" in kv
+    [short] = [line for line in lines if "banks " in line]
+    assert "up to 512 tokens: 3 of 4 slots of 256, 30.0 MB" in short
+    assert "of any length: 3 of 4 slots of 256" in lines[lines.index(short) + 1]
+    for name in ("kv_row_bytes", "banks"):
+        del body["memory"][name]
+    assert "of rows" not in text(page("http://here", body, {})), "a server of an earlier version"
+
+
 LONG_NAME = "Scheduler+RankMirror+ModelStepper"
 
 
@@ -69,7 +90,7 @@ async def test_a_graph_ends_now_in_any_width(width: int) -> None:
     [decoded] = [line for line in lines if "decoded" in line]
     assert decoded.rstrip(" │").endswith("███")
     assert any(LONG_NAME in line for line in lines)
-    shown = len(body["actors"]) + len(rates.seen) + len(("rows", "requests", "cache", "", "memory", "disk"))
+    shown = len(body["actors"]) + len(rates.seen) + len(("rows", "requests", "cache", "", "memory", "kv", "disk"))
     assert len(lines) == len(("url", "top", "bottom")) + shown
     graph = decoded.split("tok/s  ")[1].rstrip("│")
     assert len(graph) >= min(KEPT, width - 35)

@@ -290,6 +290,9 @@ class CoreWorld:
         assert {sequence.state for sequence in queued} <= QUEUED | {State.PREEMPTED}, (
             "a queued sequence is in another state"
         )
+        assert core._queue.num_preempted == sum(sequence.started for sequence in queued), (
+            "preempted ones are miscounted"
+        )
         for client in self.clients:
             assert len(client.terminal) <= 1, "two terminal events"
 

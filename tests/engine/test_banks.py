@@ -29,7 +29,7 @@ from trouper.engine.kv.model_caches import guessed
 from trouper.engine.kv.pass_shapes import EXACT, ROUNDED
 from trouper.engine.kv.quantized_kv import PLAIN
 from trouper.engine.kv.region import Region
-from trouper.engine.kv.rows import rows_for
+from trouper.engine.kv.rows import Rows, rows_for
 from trouper.engine.kv.slot_rows import SlotRows
 from trouper.engine.step import StepEngine
 from trouper.protocol.plans import RowId
@@ -123,6 +123,19 @@ class TestRowsInBanks:
         rows.drop([RowId(1)])
         assert rows.nbytes == 0 and not list(rows.order)
 
+    def test_what_is_reported_of_banks_is_what_there_is(self, rows: SlotRows) -> None:
+        assert rows.bank_stats() == ()
+        self.decoding(rows, [30, 3, 12, 4])
+        short, middle, long = rows.bank_stats()
+        assert [bank.max_tokens for bank in (short, middle, long)] == [8, 16, 32]
+        assert [bank.rows for bank in (short, middle, long)] == [2, 1, 1]
+        assert short.slots >= 2 and short.capacity_tokens >= 5 and long.capacity_tokens >= 31
+        token = rows.layout.token_bytes
+        for bank in (short, middle, long):
+            assert bank.bytes == pytest.approx(bank.slots * bank.capacity_tokens * token, rel=0.01)
+        rows.drop([RowId(2)])
+        assert [bank.max_tokens for bank in rows.bank_stats()] == [8, 32]
+
     def test_a_long_row_makes_no_other_row_longer(self) -> None:
         """Of what this is for: 15 rows of 100 tokens beside one of 6,000."""
         held = {}
@@ -157,6 +170,26 @@ def test_families_have_banks_unless_they_compute_with_keys(name: str) -> None:
         assert not found.allows("banks")
     else:
         assert found.allows("banks") == (name not in COMPUTE_WITH_KEYS), found.banks
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_reports_banks(name: str) -> None:
+    """One where all rows share buffers, or have buffers of their own. Together they are what all rows hold."""
+    rows, found = rows_for(model_of(name), PLAIN, shapes=SMALL_BANKS)
+    for number, length in enumerate([3, 12, 30]):
+        rows.open(RowId(number), length)
+        mx.eval(rows.prefill({RowId(number): [1] * length}))
+    banks = rows.bank_stats()
+    assert [(bank.max_tokens, bank.rows) for bank in banks] == (
+        [(8, 1), (16, 1), (32, 1)] if found.allows("banks") else [(None, 3)]
+    )
+    assert rows.nbytes - len(banks) <= sum(bank.bytes for bank in banks) <= rows.nbytes
+    assert sum(bank.slots for bank in banks) >= 3
+    assert all(bank.capacity_tokens >= 3 or not rows_have_lengths(rows) for bank in banks)
+
+
+def rows_have_lengths(rows: Rows) -> bool:
+    return not isinstance(rows, SlotRows) or bool(rows.layout.token_bytes or rows.layout.rings)
 
 
 class TestSeam:

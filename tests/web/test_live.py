@@ -225,11 +225,14 @@ async def test_a_running_batch_is_streamed_as_described() -> None:
 
 
 async def test_a_size_that_was_given_can_be_told() -> None:
-    """--cache-memory 4GB ended every look, here and at /health: such a size is an int of a kind of its own."""
-    async with serving(settings={"cache_memory": ByteSize("4GB"), "ssd_max_bytes": ByteSize("1GB")}) as served:
+    """--cache-memory 4GB, and later --kv-memory, ended every look, here and at /health: such a size is an int of a kind of its own."""
+    sizes = {"cache_memory": ByteSize("4GB"), "ssd_max_bytes": ByteSize("1GB"), "kv_memory": ByteSize("2GB")}
+    async with serving(settings=sizes) as served:
+        await exchange(served, post("/v1/completions", {"prompt": "hi", "max_tokens": 3}))
         status, _, body = await exchange(served, get("/v1/live"))
         assert status == 200, body
         assert json.loads(body)["models"][0]["cache"]["capacity_bytes"] == 4_000_000_000
+        assert json.loads(body)["models"][0]["scheduler"]["kv_limit_bytes"] == 2_000_000_000
         assert (await exchange(served, get("/health")))[0] == 200
 
 

@@ -19,7 +19,7 @@ from trouper.protocol.problems import queue_full
 from trouper.web.metrics.collector import ALL
 from trouper.web.metrics.metric import MetricFamily
 from trouper.web.metrics.request_metrics import EXPECTED, ModelRequestCounts
-from trouper.web.metrics.trouper_metrics import RANKS
+from trouper.web.metrics.trouper_metrics import BANKS, RANKS
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 
@@ -37,8 +37,8 @@ PROCESS = [
 """None but on Linux."""
 
 
-ABSENT = {*(one.name for one in RANKS), "vllm:spec_decode_num_accepted_tokens_per_pos_total"}
-"""Of one rank, and of drafts that nobody made, there is nothing to tell."""
+ABSENT = {*(one.name for one in (*RANKS, *BANKS)), "vllm:spec_decode_num_accepted_tokens_per_pos_total"}
+"""Of one rank, of banks without rows, and of drafts that nobody made, there is nothing to tell."""
 
 
 def documented() -> dict[str, tuple[str, tuple[str, ...], str]]:

@@ -77,7 +77,9 @@ def _lines(health: Health, rates: Rates) -> Iterator[tuple[str, RenderableType]]
     stats = health["cache_stats"]
     for name, seen in rates.seen.items():
         yield name, StepPlot(seen)
-    yield "rows", Text(f"{stats['active_sequences']} running, {stats['queued_requests']} waiting")
+    waiting, preempted = stats["queued_requests"], health["memory"].get("preempted_sequences", 0)
+    again = f", {preempted} of them preempted" if preempted else ""
+    yield "rows", Text(f"{stats['active_sequences']} running, {waiting} waiting{again}")
     done, errors, total = stats["requests_completed"], stats["requests_errored"], stats["total_requests"]
     yield "requests", Text(f"{done} done, {errors} failed, {total} in all")
     yield from _stores(health)
@@ -97,8 +99,23 @@ def _stores(health: Health) -> Iterator[tuple[str, Text]]:
     yield "", Text(f"{spared:.0%} of prompt tokens spared, {hits:.0%} of blocks found")
     active, limit = memory["active_bytes"], memory["limit_bytes"]
     yield "memory", _bar(active, limit) + f"  {decimal(active)} of {decimal(limit)}"
+    yield from _kv(memory, health["cache"]["bytes"])
     value = f"{decimal(disk['bytes'])} in {disk['files']} files, {decimal(disk['free_disk_bytes'])} free"
     yield "disk", Text(value if disk["attached"] else disk["reason"] or "none")
+
+
+def _kv(memory: Mapping[str, Any], cached: int) -> Iterator[tuple[str, Text]]:
+    """KV memory and the banks of rows. A server of an earlier version reports none."""
+    if "kv_row_bytes" not in memory:
+        return
+    rows, limit, preemptions = memory["kv_row_bytes"], memory["kv_limit_bytes"], memory["preemptions"]
+    bound = f" of {decimal(limit)}" if limit else ""
+    more = f", {preemptions} preemptions" if preemptions else ""
+    yield "kv", _bar(rows + cached, limit) + f"  {decimal(rows)} of rows, {decimal(cached)} cached{bound}{more}"
+    for index, bank in enumerate(memory.get("banks", ())):
+        length = "of any length" if bank["max_tokens"] is None else f"up to {bank['max_tokens']:,} tokens"
+        room = f"{bank['rows']} of {bank['slots']} slots of {bank['capacity_tokens']:,}"
+        yield "" if index else "banks", Text(f"{length}: {room}, {decimal(bank['bytes'])}")
 
 
 def _bar(part: float, total: float) -> Text:

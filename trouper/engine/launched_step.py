@@ -9,6 +9,7 @@ from trouper.engine.kv.block_payloads import BlockArrays
 from trouper.engine.prefill import Prefilled
 from trouper.engine.sampling.logprobs import PendingLogprobs
 from trouper.engine.spec_decode.verification_spans import Spans
+from trouper.protocol.kv import BankStats
 from trouper.protocol.plans import Plan, RowId, Stepped
 
 
@@ -30,6 +31,8 @@ class Launched:
     """Rows whose grammar failed to make a mask, with the reason."""
     order: int = 0
     """Hash of the order of rows in their slots, if the plan has a digest; else 0."""
+    banks: tuple[BankStats, ...] | None = None
+    """The banks as this step leaves them, if the plan has `report_banks`."""
     spans: Spans | None = None
     """Positions of the drafts that the step verifies. The number of accepted drafts is known when the tokens are read."""
     stepped: Stepped | None = None

@@ -124,6 +124,7 @@ class StepEngine:
             launched.rows, launched.failed = self._sampling.members, self._sampling.failed
             expected = {*plan.decode, *(chunk.row for chunk in plan.prefill)}
             assert expected.issuperset(launched.rows), "a row decodes that the plan does not name"
+        launched.banks = self._rows.bank_stats() if plan.report_banks else None
         return launched
 
     @property
@@ -245,7 +246,7 @@ class StepEngine:
             persisted=tuple(payload.read() for payload in launched.persisted),
             failed=launched.failed + self._follow(rows, tokens),
             matched=self._proposals.matched(launched.rows) if launched.plan.watch else (),
-            prompt_logprobs=scores, embedded=embedded, drafted=drafted,
+            prompt_logprobs=scores, embedded=embedded, drafted=drafted, banks=launched.banks,
         )  # fmt: skip
         return stepped if launched.plan.digest is None else self._digests.settle(stepped, launched.order)
 

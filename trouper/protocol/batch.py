@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import attrs
+
+RowState = Literal["prefilling", "decoding", "preempted", "restoring"]
+"""preempted: the row was left, and its sequence waits in the queue. restoring: it has a row again, which does not decode yet."""
 
 
 @attrs.frozen(kw_only=True)
 class RowStats:
-    """One row of the batch at one moment. Times are those of trio's clock."""
+    """One row of the batch at one moment, or a sequence that left its row and waits to return. Times are those of trio's clock."""
 
     row: int
+    """Id of the row, or of the last one."""
     request_id: str
     prompt_tokens: int
     cached_tokens: int
@@ -22,11 +28,18 @@ class RowStats:
     """Time at which the request got its row."""
     first_token_at: float | None
     """Time of the first output token; None during prefill."""
+    state: RowState
+    priority: int = 0
+    """Lower goes first."""
+    restored_tokens: int = 0
+    """Of a preempted sequence: tokens that were read from disk, or that its new row has from the cache or computes."""
+    tokens_to_restore: int = 0
+    """Tokens of prompt and answer that a preempted sequence needs before it goes on; 0 if it was not preempted or goes on already."""
 
 
 @attrs.frozen(kw_only=True)
 class BatchStats:
-    """All rows of the batch, and the latest inter-token latencies of its streams."""
+    """All rows of the batch, sequences that were preempted, and the latest inter-token latencies of the streams."""
 
     at: float = 0.0
     rows: tuple[RowStats, ...] = ()

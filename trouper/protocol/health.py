@@ -7,6 +7,7 @@ from typing import Literal
 import attrs
 
 from trouper.protocol.histogram import Histogram
+from trouper.protocol.kv import BankStats
 from trouper.protocol.latency_buckets import INTER_TOKEN_S, STEP_TOKENS
 
 NO_LATENCIES = Histogram.of(INTER_TOKEN_S)
@@ -89,6 +90,8 @@ class SchedulerStats:
 
     active_sequences: int = 0
     queued_requests: int = 0
+    preempted_sequences: int = 0
+    """Sequences in the queue that had a row and left it: they wait to return."""
     prefilling_sequences: int = 0
     tokens_generated: int = 0
     total_prefill_tokens: int = 0
@@ -106,6 +109,8 @@ class SchedulerStats:
     """Bytes that running rows may hold after the next plan."""
     kv_limit_bytes: int = 0
     """Limit on the bytes of rows and cached blocks; 0: none is known."""
+    banks: tuple[BankStats, ...] = ()
+    """Banks of the engine, of several ranks rank 0's: at most about a second old while rows run."""
     stalls: int = 0
     """Steps that took longer than --stall-timeout-s."""
     inter_token_latency: Histogram = NO_LATENCIES

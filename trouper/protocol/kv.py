@@ -37,6 +37,22 @@ def lowest_level(tokens: int, first_bank: int = FIRST_BANK) -> int:
 
 
 @attrs.frozen(kw_only=True)
+class BankStats:
+    """A bank of the engine at one moment: rows of like length, which share buffers."""
+
+    max_tokens: int | None = None
+    """Length in tokens beyond which a row moves to another bank; None: rows of any length share the bank."""
+    capacity_tokens: int = 0
+    """Tokens that a slot has room for: the mean over the layers, whose buffers grow at different moments. 0: no buffers yet, or
+    rows whose states have no length."""
+    rows: int = 0
+    slots: int = 0
+    """Rows that the buffers have room for."""
+    bytes: int = 0
+    """Bytes of the buffers, used or not, and of the rows' recurrent states."""
+
+
+@attrs.frozen(kw_only=True)
 class KvLayout:
     """Properties of a model's KV that the prefix cache depends on."""
 

@@ -15,6 +15,7 @@ import attrs
 
 from trouper.protocol.blocks import Tensors
 from trouper.protocol.grammar import Grammar
+from trouper.protocol.kv import BankStats
 from trouper.protocol.ranks import Digest
 from trouper.protocol.replies import TokenLogprobs
 from trouper.protocol.sampling import Sampling
@@ -149,6 +150,8 @@ class Plan:
     tokens follow from the row's tokens alone."""
     watch: bool = False
     """Whether `Stepped.matched` reports the rows whose last tokens occurred before."""
+    report_banks: bool = False
+    """Whether `Stepped.banks` reports the banks. The scheduler requests it once a second, not with each step."""
     digest: Digest | None = None
     """State that the engine must have before it launches this plan. RankMirror adds it when there are several ranks."""
 
@@ -203,6 +206,8 @@ class Stepped:
     matched: tuple[tuple[RowId, int], ...] = ()
     """If the plan has `watch`: (row, number of its last tokens that occurred before, or that such an occurrence predicted), for
     rows that have something to draft."""
+    banks: tuple[BankStats, ...] | None = None
+    """If the plan has `report_banks`: the banks after this step was launched, that of the shortest rows first."""
     order: int = 0
     """`ranks.sequence` of the rows in their slots and of the number of decoding rows, after this step was launched. Only if the
     plan has a digest."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from math import inf
 
 import attrs
 
 from trouper.actors.scheduling.sequence import Sequence
-from trouper.protocol.batch import NOTHING_SHOWN, BatchStats, RowStats
+from trouper.actors.scheduling.sequence_state import QUEUED, State
+from trouper.protocol.batch import NOTHING_SHOWN, BatchStats, RowState, RowStats
 from trouper.protocol.watch import Watch
 
 VIEW_S = 2.0
@@ -47,7 +48,7 @@ class BatchView:
         if produced:
             self._tokens_at = now
 
-    def show(self, rows: Collection[Sequence], now: float) -> None:
+    def show(self, rows: Collection[Sequence], queue: Iterable[Sequence], now: float) -> None:
         """Publish the view if one is due. Called after each step, and before the scheduler becomes idle."""
         if not self._watched:
             return
@@ -56,10 +57,10 @@ class BatchView:
         if now - look > VIEW_S:
             self._batch.publish(NOTHING_SHOWN)
         elif viewed or (self._batch.latest.rows and not rows):  # An idle scheduler would leave ended rows in the view.
-            self._batch.publish(self._stats(rows, now))
+            self._batch.publish(self._stats(rows, queue, now))
 
-    def _stats(self, rows: Collection[Sequence], now: float) -> BatchStats:
-        shown = tuple(map(_stats_of, rows))
+    def _stats(self, rows: Collection[Sequence], queue: Iterable[Sequence], now: float) -> BatchStats:
+        shown = tuple(map(_stats_of, (*rows, *(sequence for sequence in queue if sequence.started))))
         return BatchStats(
             at=now,
             rows=shown,
@@ -69,6 +70,8 @@ class BatchView:
 
 
 def _stats_of(sequence: Sequence) -> RowStats:
+    state = _state_of(sequence)
+    restored, to_restore = _restored(sequence) if state in ("preempted", "restoring") else (0, 0)
     return RowStats(
         row=sequence.id,
         request_id=sequence.request.request_id,
@@ -79,4 +82,24 @@ def _stats_of(sequence: Sequence) -> RowStats:
         max_tokens=sequence.max_tokens,
         since=sequence.since,
         first_token_at=sequence.output.first_token_at,
+        state=state,
+        priority=sequence.request.priority,
+        restored_tokens=restored,
+        tokens_to_restore=to_restore,
     )
+
+
+def _state_of(sequence: Sequence) -> RowState:
+    if sequence.state in QUEUED | {State.PREEMPTED}:
+        return "preempted"
+    if sequence.state is State.PREFILLING:
+        return "restoring" if sequence.num_resumed_tokens else "prefilling"
+    return "decoding"
+
+
+def _restored(sequence: Sequence) -> tuple[int, int]:
+    """Number of tokens that a sequence without a row has from disk, or that its new row has, and number of those that it needs."""
+    if sequence.state is State.PREFILLING:
+        return sequence.num_computed_tokens, sequence.num_prefill_tokens
+    read = sequence.read if sequence.state is State.WAITING_FOR_DISK else None
+    return (0 if read is None else read.read_tokens), sequence.num_tokens

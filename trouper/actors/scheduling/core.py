@@ -245,6 +245,7 @@ class Core:
         flushes = bool(self._unanswered) and self._unanswered[-1].has_work
         if not (plan.has_work or plan.changes or flushes):
             return None
+        plan = self._step_statistics.request_banks(plan, now)
         self._unanswered.append(plan)
         return plan
 
@@ -270,7 +271,7 @@ class Core:
         committed = self._commit.tokens(stepped, now)
         self._batch_view.stepped(now, decoded=bool(plan.decode), produced=bool(stepped.rows))
         prefilled = sum(chunk.tokens for chunk in plan.prefill)
-        self._step_statistics.stepped(now, decoding=decoding, produced=bool(stepped.rows), tokens=committed + prefilled)
+        self._step_statistics.stepped(stepped, now, decoding=decoding, tokens=committed + prefilled)
         self._counters.add(steps=int(plan.has_work), tokens_generated=committed, total_prefill_tokens=prefilled)
 
     def _learn(self, plan: Plan, stepped: Stepped) -> None:
@@ -286,12 +287,12 @@ class Core:
             cache=self._cache.stats(),
             active_sequences=len(self._batch.rows),
             queued_requests=len(self._queue),
-            inter_token_latency=self._step_statistics.inter_token_latency,
-            step_tokens=self._step_statistics.step_tokens,
+            preempted_sequences=self._queue.num_preempted,
             speculation=self._speculation.stats,
             recovery=self._recovery.look(self._now),
             kv_row_bytes=self._kv_memory.row_bytes,
             kv_limit_bytes=self._budget.limit_bytes or 0,
             prefilling_sequences=len(self._batch.prefilling),
+            **self._step_statistics.gauges,
         )
-        self._batch_view.show(self._batch.rows.values(), self._now)
+        self._batch_view.show(self._batch.rows.values(), self._queue, self._now)

@@ -76,7 +76,13 @@ class Ticket:
     seconds: float = 0.0
     done: bool = False
     read_tokens: int = 0
-    """Number of tokens that were read."""
+    """Number of tokens that were read so far."""
+    sizes: dict[bytes, int] = attrs.field(init=False)
+    """Number of tokens of each requested block."""
+
+    @sizes.default
+    def _sizes_of_requested(self) -> dict[bytes, int]:
+        return {ref.key: ref.payload_tokens for ref in self.requested}
 
 
 @attrs.define
@@ -192,6 +198,7 @@ class DiskTier:
         if ticket is None:  # The request was aborted.
             return []
         ticket.arrived |= {block.key for block in news.blocks}
+        ticket.read_tokens += sum(ticket.sizes.get(block.key, 0) for block in news.blocks)
         ticket.nbytes += news.nbytes
         ticket.seconds += news.seconds
         loads = self._cache.loaded(news.ticket, news.blocks)
@@ -206,7 +213,6 @@ class DiskTier:
         self._cache.not_on_disk([ref.key for ref in ticket.requested if ref.key not in ticket.arrived])
         self._cache.unpin(ticket.pinned)
         ticket.done = True
-        ticket.read_tokens = sum(ref.payload_tokens for ref in ticket.requested if ref.key in ticket.arrived)
 
     # -- to disk ---------------------------------------------------------------------------------
 

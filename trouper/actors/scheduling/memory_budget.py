@@ -48,7 +48,7 @@ class MemoryBudget:
             kv=card.kv,
             weights_bytes=card.weights_bytes,
             margin_bytes=settings.prefill_step_size * ACTIVATION_BYTES + settings.rows * card.vocab_size * LOGIT_BYTES,
-            kv_memory=settings.kv_memory,
+            kv_memory=None if settings.kv_memory is None else int(settings.kv_memory),
             memory_fraction=settings.memory_fraction,
             max_draft_tokens=settings.spec_draft_tokens,
             memory=memory,

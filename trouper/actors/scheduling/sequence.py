@@ -36,7 +36,7 @@ class DiskRead(Protocol):
 
     @property
     def read_tokens(self) -> int:
-        """Number of tokens that were read."""
+        """Number of tokens that were read so far."""
 
 
 @attrs.define(eq=False)

@@ -1,11 +1,19 @@
-"""Step statistics. A step is observed once, however many rows it has."""
+"""Step statistics. A step is observed once, however many rows it has; the engine's banks are reported once a second."""
 
 from __future__ import annotations
+
+from math import inf
+from typing import Any
 
 import attrs
 
 from trouper.protocol.health import SchedulerStats
 from trouper.protocol.histogram import Histogram
+from trouper.protocol.kv import BankStats
+from trouper.protocol.plans import Plan, Stepped
+
+BANKS_EVERY_S = 1.0
+"""Interval of reports of the banks, as long as that of the live page's snapshots."""
 
 
 @attrs.define
@@ -17,15 +25,37 @@ class StepStatistics:
     step_tokens: Histogram
     _tokens_at: float | None = None
     """Time of the last result, if it had tokens."""
+    _banks: tuple[BankStats, ...] = ()
+    """The banks as last reported."""
+    _banks_due_at: float = -inf
 
     @classmethod
     def of(cls, stats: SchedulerStats) -> StepStatistics:
         """Continue the histograms of a scheduler that crashed."""
         return cls(stats.inter_token_latency, stats.step_tokens)
 
-    def stepped(self, now: float, *, decoding: int, produced: bool, tokens: int) -> None:
-        """Observe a step. `decoding`: number of rows that decoded; `produced`: whether the step gave a token; `tokens`: tokens that it
-        prefilled and decoded."""
+    @property
+    def gauges(self) -> dict[str, Any]:
+        """Values by the name of their field in `SchedulerStats`."""
+        return {
+            "inter_token_latency": self.inter_token_latency,
+            "step_tokens": self.step_tokens,
+            "banks": self._banks,
+        }
+
+    def request_banks(self, plan: Plan, now: float) -> Plan:
+        """Let a plan report the banks once a second, and when work ends, since no later plan would say that the rows are no more."""
+        if plan.has_work and now < self._banks_due_at:
+            return plan
+        if plan.has_work:
+            self._banks_due_at = now + BANKS_EVERY_S
+        return attrs.evolve(plan, report_banks=True)
+
+    def stepped(self, stepped: Stepped, now: float, *, decoding: int, tokens: int) -> None:
+        """Observe a step. `decoding`: number of rows that decoded; `tokens`: tokens that it prefilled and decoded."""
+        produced = bool(stepped.rows)
+        if stepped.banks is not None:
+            self._banks = stepped.banks
         if decoding and self._tokens_at is not None:
             self.inter_token_latency = self.inter_token_latency.with_value(now - self._tokens_at, decoding)
         if tokens:

@@ -22,6 +22,8 @@ class WaitingQueue:
         self._max_wait_s = max_wait_s
         self._classes: dict[int, deque[Sequence]] = {}
         """Sequences by priority. No class is empty."""
+        self.num_preempted = 0
+        """Number of sequences that had a row and left it."""
 
     def __len__(self) -> int:
         return sum(map(len, self._classes.values()))
@@ -32,21 +34,25 @@ class WaitingQueue:
             yield from self._classes[priority]
 
     def append(self, sequence: Sequence) -> None:
+        self.num_preempted += sequence.started
         self._class_of(sequence).append(sequence)
 
     def prepend(self, sequence: Sequence, now: float) -> None:
         """For a sequence that was preempted: it goes before all others of its priority."""
         sequence.queued_at = now
+        self.num_preempted += sequence.started
         self._class_of(sequence).appendleft(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         waiting = self._class_of(sequence)
         waiting.remove(sequence)
+        self.num_preempted -= sequence.started
         if not waiting:
             del self._classes[sequence.request.priority]
 
     def clear(self) -> None:
         self._classes.clear()
+        self.num_preempted = 0
 
     def remove_aborted(self) -> list[Sequence]:
         """Sequences whose client left. A suspect stays: it is tried to its end, since a client that leaves early could otherwise

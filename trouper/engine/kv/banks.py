@@ -15,9 +15,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 import attrs
 
+from trouper.engine.kv.full_slots import FullSlots
 from trouper.engine.kv.pass_shapes import Shapes
 from trouper.engine.kv.slot_assignment import SlotAssignment
 from trouper.engine.kv.slot_buffers import SlotBuffers
+from trouper.protocol.kv import BankStats
 from trouper.protocol.plans import RowId
 
 
@@ -28,6 +30,19 @@ class Bank:
     level: int
     buffers: SlotBuffers
     slots: SlotAssignment = attrs.field(factory=SlotAssignment)
+
+    @property
+    def num_slots(self) -> int:
+        """Number of rows that the buffers have room for."""
+        slots = (cache.buffers[0].shape[0] for cache in self.buffers.leaves if cache.buffers)
+        return max(slots, default=len(self.slots))
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Number of tokens that a slot has room for, the mean over layers; rings count only if there is nothing else."""
+        caches = [cache for cache in self.buffers.leaves if isinstance(cache, FullSlots)] or self.buffers.leaves
+        lengths = [cache.buffers[0].shape[2] for cache in caches if cache.buffers]
+        return round(sum(lengths) / len(lengths)) if lengths else 0
 
     def open(self, row: RowId, tokens: int) -> None:
         """Add a prefilling row without KV, which will have `tokens` tokens."""
@@ -91,6 +106,21 @@ class Banks:
     @property
     def prefilling(self) -> Sequence[RowId]:
         return [row for bank in self for row in bank.slots.prefilling]
+
+    def stats(self, state_bytes: int) -> tuple[BankStats, ...]:
+        """State of each bank, that of the shortest rows first. `state_bytes`: bytes of all rows' recurrent states, which are outside of
+        banks; each bank counts its rows' share."""
+        return tuple(
+            BankStats(
+                max_tokens=self._shapes.bank_tokens(bank.level) if self._several else None,
+                capacity_tokens=bank.capacity_tokens,
+                rows=len(bank.slots),
+                slots=bank.num_slots,
+                bytes=bank.buffers.nbytes + state_bytes * len(bank.slots) // len(self._bank_of),
+            )
+            for bank in reversed(self._banks.values())
+            if len(bank.slots)
+        )
 
     def hold(self, lengths: Sequence[int]) -> None:
         """Make room for new rows that will have this many tokens. Buffers that grow for each row would be copied each time."""

@@ -16,6 +16,7 @@ from trouper.engine.kv.region import Ints
 from trouper.engine.kv.single_rows import SingleRows
 from trouper.engine.kv.slot_rows import SlotRows
 from trouper.protocol.capabilities import Capabilities
+from trouper.protocol.kv import BankStats
 from trouper.protocol.plans import RowId
 
 
@@ -81,6 +82,9 @@ class Rows(Protocol):
     @property
     def nbytes(self) -> int:
         """Bytes of the KV buffers of all rows, used or not."""
+
+    def bank_stats(self) -> tuple[BankStats, ...]:
+        """Measure each bank that has rows, that of the shortest rows first. Rows without banks count as one bank."""
 
 
 def rows_for(

@@ -14,6 +14,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from trouper.engine.kv.region import Ints
 from trouper.engine.platform.eager_eval import start_eval
 from trouper.engine.pooling import body_of
+from trouper.protocol.kv import BankStats
 from trouper.protocol.plans import RowId
 
 
@@ -104,3 +105,10 @@ class SingleRows:
     @property
     def nbytes(self) -> int:
         return sum(cache.nbytes for caches in self._caches.values() for cache in caches)
+
+    def bank_stats(self) -> tuple[BankStats, ...]:
+        """One bank. Caches of a row grow with the row, so the longest row is the capacity."""
+        rows = len(self._lengths)
+        if not rows:
+            return ()
+        return (BankStats(capacity_tokens=max(self._lengths.values()), rows=rows, slots=rows, bytes=self.nbytes),)

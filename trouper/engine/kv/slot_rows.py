@@ -29,6 +29,7 @@ from trouper.engine.kv.slot_buffers import ALL, SlotBuffers
 from trouper.engine.platform.eager_eval import copied, start_eval
 from trouper.engine.pooling import body_of
 from trouper.protocol.capabilities import Capabilities
+from trouper.protocol.kv import BankStats
 from trouper.protocol.plans import RowId
 
 
@@ -94,6 +95,9 @@ class SlotRows:
     @property
     def nbytes(self) -> int:
         return sum(bank.buffers.nbytes for bank in self._banks) + self._states.nbytes
+
+    def bank_stats(self) -> tuple[BankStats, ...]:
+        return self._banks.stats(self._states.nbytes)
 
     # -- rows that enter, decode and leave -------------------------------------------------------
 

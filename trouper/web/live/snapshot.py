@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import statistics
-from typing import Any
+from typing import Any, get_args
 
 import attrs
 
 from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.served_models import ModelEntry
-from trouper.protocol.batch import BatchStats
+from trouper.protocol.batch import BatchStats, RowState
 from trouper.protocol.health import SchedulerStats
 from trouper.web.http.request_schema import COUNT, OBJECT, TEXT, Json, array, nullable
 
 NUMBER: Json = {"type": "number"}
-APART = ("cache", "speculation", "gaps", "step_tokens")
+APART = ("cache", "speculation", "banks", "inter_token_latency", "step_tokens")
 """Fields of the scheduler's statistics that are left out here: those with a key of their own, and histograms, which are
 for /metrics."""
 COUNTERS = tuple(field.name for field in attrs.fields(SchedulerStats) if field.name not in APART)
@@ -36,7 +36,14 @@ ROW = open_object(
         "max_tokens": COUNT,
         "since": NUMBER,
         "first_token_at": nullable(NUMBER),
+        "state": {"enum": list(get_args(RowState))},
+        "priority": {"type": "integer"},
+        "restored_tokens": COUNT,
+        "tokens_to_restore": COUNT,
     }
+)
+BANK = open_object(
+    {"max_tokens": nullable(COUNT), "capacity_tokens": COUNT, "rows": COUNT, "slots": COUNT, "bytes": COUNT}
 )
 BATCH = open_object(
     {
@@ -49,7 +56,7 @@ BATCH = open_object(
 )
 ONLY_LOADED = (
     "problem", "status", "detail", "card", "scheduler", "cache", "memory", "directory", "speculation", "ranks", "actors",
-    "channels", "batch",
+    "channels", "batch", "banks",
 )  # fmt: skip
 """Fields that a model has in some states only."""
 MODEL = open_object(
@@ -69,6 +76,7 @@ MODEL = open_object(
         "actors": array(OBJECT),
         "channels": array(open_object({"name": TEXT, "used": COUNT, "capacity": COUNT, "senders_waiting": COUNT})),
         "batch": BATCH,
+        "banks": array(BANK),
     },
     *ONLY_LOADED,
 )
@@ -123,6 +131,7 @@ def _loaded(runtime: Runtime, gaps: NewGaps) -> dict[str, Any]:
         "actors": health.actors,
         "channels": runtime.channels(),
         "batch": _batch(runtime.view_batch(), gaps),
+        "banks": health.scheduler.banks,
     }
 
 

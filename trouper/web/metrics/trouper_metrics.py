@@ -8,6 +8,7 @@ import trio
 
 from trouper.protocol.capabilities import FEATURES
 from trouper.protocol.health import ChannelStats, RankStats
+from trouper.protocol.kv import BankStats
 from trouper.web.metrics.metric import Kind, Labelled, ModelMetric, ModelScrape
 from trouper.web.metrics.request_metrics import ModelRequestCounts
 
@@ -30,6 +31,16 @@ def _memory(kind: Kind, name: str, field: str, help: str) -> ModelMetric[ModelSc
 
 def _recovery(kind: Kind, name: str, field: str, help: str) -> ModelMetric[ModelScrape]:
     return ModelMetric(kind, name, help, lambda seen: int(getattr(seen.health.scheduler.recovery, field)))
+
+
+def _bank(name: str, of: Callable[[BankStats], float], help: str) -> ModelMetric[ModelScrape]:
+    def values(seen: ModelScrape) -> Iterable[Labelled]:
+        return [
+            (("all" if bank.max_tokens is None else str(bank.max_tokens),), of(bank))
+            for bank in seen.health.scheduler.banks
+        ]
+
+    return ModelMetric("gauge", name, help, values, ("bank",))
 
 
 def _channel(kind: Kind, name: str, of: Callable[[ChannelStats], float], help: str) -> ModelMetric[ModelScrape]:
@@ -138,6 +149,23 @@ RECOVERY: tuple[ModelMetric[ModelScrape], ...] = (
     _recovery("gauge", "trouper_rows_apart", "apart", "1 while all rows run alone, since together they crash the engine."),
 )  # fmt: skip
 
+KV: tuple[ModelMetric[ModelScrape], ...] = (
+    _scheduler("gauge", "trouper_kv_row_bytes", "kv_row_bytes", "KV that running rows may hold after the next step."),
+    _scheduler(
+        "gauge", "trouper_kv_limit_bytes", "kv_limit_bytes", "Limit that rows and cached blocks share; 0: none is known."
+    ),
+    _scheduler(
+        "gauge", "trouper_requests_preempted", "preempted_sequences", "Requests that have left their row and wait to return."
+    ),
+)  # fmt: skip
+
+BANKS: tuple[ModelMetric[ModelScrape], ...] = (
+    _bank("trouper_bank_rows", lambda bank: bank.rows, "Rows in a bank, by the length in tokens beyond which they leave it."),
+    _bank("trouper_bank_slots", lambda bank: bank.slots, "Rows that the bank's buffers have room for."),
+    _bank("trouper_bank_capacity_tokens", lambda bank: bank.capacity_tokens, "Tokens that each of these has room for."),
+    _bank("trouper_bank_bytes", lambda bank: bank.bytes, "Memory of the bank's buffers, used or not."),
+)  # fmt: skip
+
 MEMORY_TIER = (
     _cache("gauge", "trouper_cache_blocks", "blocks", "Blocks of the prefix cache in memory."),
     _cache("gauge", "trouper_cache_capacity_blocks", "capacity_blocks", "Blocks that there is room for."),
@@ -198,7 +226,7 @@ RANKS = (
 )  # fmt: skip
 
 TROUPER_METRICS: tuple[ModelMetric[ModelScrape], ...] = (
-    *SERVING, *SELF_CHECK, *ACTORS, *RECOVERY, *RANKS, *MEMORY_TIER, *DISK_TIER, *MEMORY,
+    *SERVING, *SELF_CHECK, *ACTORS, *RECOVERY, *RANKS, *KV, *BANKS, *MEMORY_TIER, *DISK_TIER, *MEMORY,
 )  # fmt: skip
 TROUPER_REQUEST_METRICS: tuple[ModelMetric[ModelRequestCounts], ...] = (
     ModelMetric(

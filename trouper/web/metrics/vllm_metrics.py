@@ -8,8 +8,12 @@ from trouper.web.metrics.metric import Labelled, ModelMetric, ModelScrape
 from trouper.web.metrics.request_metrics import MEASURES, Measure, ModelRequestCounts
 
 
-def _rows_used(seen: ModelScrape) -> float:
-    return seen.health.scheduler.active_sequences / seen.runtime.settings.rows
+def _kv_used(seen: ModelScrape) -> float:
+    """Share of the KV memory that rows hold. A single row may run with more than the limit. Without a limit rows are what runs out."""
+    stats = seen.health.scheduler
+    if stats.kv_limit_bytes:
+        return min(1.0, stats.kv_row_bytes / stats.kv_limit_bytes)
+    return stats.active_sequences / seen.runtime.settings.rows
 
 
 def _reasons(counts: ModelRequestCounts) -> Iterable[Labelled]:
@@ -53,8 +57,9 @@ VLLM_METRICS: tuple[ModelMetric[ModelScrape], ...] = (
     ModelMetric(
         "gauge",
         "vllm:kv_cache_usage_perc",
-        "Slots for the KV of running requests that are in use; 1 means that all are. What is only cached does not count.",
-        _rows_used,
+        "KV of running requests, as a part of the KV memory (--kv-memory); of the rows, if no limit is known. 1: requests wait or are "
+        "preempted. What is only cached does not count.",
+        _kv_used,
     ),
     ModelMetric(
         "gauge",

@@ -81,12 +81,15 @@ def self_check_body(card: ModelCard) -> dict[str, Any]:
     return attrs.asdict(card.self_check) | {"off": card.capabilities.off}
 
 
-def _kv_memory(stats: SchedulerStats) -> dict[str, int]:
-    """Bytes of rows and the limit that they share with cached blocks, 0 if there is none; and how often a row left for lack of memory."""
+def _kv_memory(stats: SchedulerStats) -> dict[str, Any]:
+    """Bytes of rows and the limit that they share with cached blocks, 0 if there is none; how often a row left for lack of memory, and how
+    many sequences wait to return; the engine's banks."""
     return {
         "kv_row_bytes": stats.kv_row_bytes,
         "kv_limit_bytes": stats.kv_limit_bytes,
         "preemptions": stats.preemptions,
+        "preempted_sequences": stats.preempted_sequences,
+        "banks": [attrs.asdict(bank) for bank in stats.banks],
     }
 
 

@@ -5,9 +5,10 @@ import { Chat } from "./chat.js";
 import { byId, make, mark, say } from "./dom.js";
 import { Feed } from "./feed.js";
 import { Figures } from "./figures.js";
-import { clock, modelName, plural, span } from "./format.js";
+import { clock, count, modelName, plural, span } from "./format.js";
 import { History } from "./history.js";
 import * as key from "./key.js";
+import { Kv } from "./kv.js";
 import { Lanes } from "./lanes.js";
 import { Plots } from "./plots.js";
 import { Requests } from "./requests.js";
@@ -26,6 +27,7 @@ const NO_RATES = { last: () => null, steps: null };
 
 byId("main").hidden = false; // Sizes are needed from here on.
 const figures = new Figures(byId("figures")), timeline = new Timeline(byId("timeline")), rows = new Rows(byId("rows"));
+const kv = new Kv(byId("kv"), byId("kv-note"));
 const plots = new Plots(byId("plots")), actors = new Actors(byId("actors")), chat = new Chat();
 const tiers = new Tiers(byId("tiers"), byId("tiers-note")), requests = new Requests(byId("requests"), byId("no-requests"));
 const known = new Map(); // By model: {history, lanes}.
@@ -107,15 +109,20 @@ function show(now) {
   figures.show(model, rates);
   actors.show(model, rates);
   const { scheduler: facts, card } = model;
-  say(byId("batch-note"), `${plural(facts.active_sequences, "row")} of ${card.rows}` + (facts.queued_requests ? `, ${facts.queued_requests} waiting` : ""));
+  say(byId("batch-note"), `${plural(facts.active_sequences, "row")} of ${card.rows}` + waiting(facts));
   if (now - slowlyAt < SLOWLY_MS) return;
   if (slowlyAt < 0) performance.mark("shown"); // For `just bench-page`.
   slowlyAt = now;
   plots.draw(history, rates, Date.now() / 1000);
+  kv.show(model);
   tiers.show(model);
   rows.show(model.batch, latest.at);
   about(`${card.architecture}, ${card.dtype} on ${card.device}`, turnedOff(card.off),
     `${plural(facts.requests_completed, "request")} answered, ${facts.requests_withdrawn} withdrawn, ${facts.requests_errored} failed`);
+}
+
+function waiting({ queued_requests: queued, preempted_sequences: preempted }) {
+  return (queued ? `, ${count(queued)} waiting` : "") + (preempted ? `, ${count(preempted)} of them preempted` : "");
 }
 
 /** A model that is not loaded has no figures; once it is, everything is due. */

@@ -23,7 +23,7 @@ export class Timeline {
 
   recolour() {
     this.#still = null;
-    for (const name of ["decode", "prefill", "cached", "line", "soft", "text", "card"]) this.#colours[name] = colour(name);
+    for (const name of ["decode", "prefill", "cached", "queue", "line", "soft", "text", "card"]) this.#colours[name] = colour(name);
   }
 
   draw(lanes, at) {
@@ -92,7 +92,17 @@ export class Timeline {
     pen.fillRect(begin, top + height - strip, cached, strip);
     pen.fillStyle = this.#colours.decode;
     pen.fillRect(begin + shown, top, Math.max(0, end - begin - shown), height);
+    for (const [from, to] of bar.pauses) this.#pause(pen, Math.max(left, x(from)), Math.min(end, x(to ?? at)), top, height);
     pen.globalAlpha = 1;
+  }
+
+  /** A thin line: nothing was computed. */
+  #pause(pen, from, to, top, height) {
+    if (to <= from) return;
+    const line = Math.max(1, Math.round(height * 0.25));
+    pen.clearRect(from, top, to - from, height);
+    pen.fillStyle = this.#colours.queue;
+    pen.fillRect(from, top + Math.round((height - line) / 2), to - from, line);
   }
 
   #label(pen, bar, middle, left, right, wide) {
@@ -100,8 +110,15 @@ export class Timeline {
     pen.fillStyle = this.#colours.soft;
     pen.fillText(brief(bar.id, wide ? 10 : 9), 0, middle);
     pen.textAlign = "right";
-    const place = right + (wide ? 76 : 60), filling = bar.first == null;
-    pen.fillStyle = this.#colours[filling ? "prefill" : "text"];
-    pen.fillText(filling ? `${bar.prefilled}/${bar.prompt}` : `${bar.generated}/${bar.most}`, place, middle);
+    const place = right + (wide ? 76 : 60), [kind, done, all] = progress(bar, wide);
+    pen.fillStyle = this.#colours[kind];
+    pen.fillText(all == null ? done : `${done}/${all}`, place, middle);
   }
+}
+
+/** [colour, what is done, of how much] of a row: what it prefills or has to get back, or its answer. */
+function progress(bar, wide) {
+  if (bar.state === "restoring") return ["prefill", bar.restored, bar.toRestore];
+  if (bar.state === "preempted") return bar.restored ? ["soft", bar.restored, bar.toRestore] : ["soft", wide ? "preempted" : "paused"];
+  return bar.first == null ? ["prefill", bar.prefilled, bar.prompt] : ["text", bar.generated, bar.most];
 }
