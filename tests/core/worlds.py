@@ -95,7 +95,11 @@ def padded_bytes(kv: KvLayout, lengths: list[int]) -> int:
     longest = {
         level: max(length for length, other in zip(lengths, levels, strict=True) if other == level) for level in levels
     }
-    return sum(kv.row_bytes(longest[level]) for level in levels)
+    held = 0
+    for tokens, level in zip(lengths, levels, strict=True):
+        alone = level and kv.first_bank and (kv.first_bank << level) > kv.shared_tokens
+        held += kv.row_bytes(tokens if alone else longest[level])
+    return held
 
 
 class CoreWorld:
@@ -121,6 +125,7 @@ class CoreWorld:
             dice.choice((CUTTABLE, UNCUTTABLE)),
             capacity_step=dice.choice((1, 4, 16)),
             first_bank=dice.choice((0, 8, 32, None)),
+            shared_tokens=dice.choice((16, 64, 2**14)),
         )
         self.engine = FakeEngine(kv=kv, guess=self._guess if dice.random() < 0.6 else lambda _key, _at: (0, 0))
         self.watches = CoreWatches(

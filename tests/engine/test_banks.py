@@ -23,7 +23,7 @@ from tests.engine.test_exactness import SMALL_BANKS, model_of
 from tests.families import FAMILIES
 from tests.family_configs import VOCABULARY
 from trouper.engine.kv import attention_seam
-from trouper.engine.kv.banks import Banks
+from trouper.engine.kv.banks import NOBODY, Banks
 from trouper.engine.kv.joined_slots import JoinedSlots, Parts
 from trouper.engine.kv.model_caches import guessed
 from trouper.engine.kv.pass_shapes import EXACT, ROUNDED
@@ -62,7 +62,7 @@ class TestRowsInBanks:
     def levels(self, rows: SlotRows) -> dict[int, list[RowId]]:
         banks = rows._banks
         assert isinstance(banks, Banks)
-        return {bank.level: list(bank.slots.order) for bank in banks}
+        return {bank.key.level: list(bank.slots.order) for bank in banks}
 
     def decoding(self, rows: SlotRows, lengths: list[int]) -> None:
         for number, length in enumerate(lengths):
@@ -115,6 +115,21 @@ class TestRowsInBanks:
         mx.eval(rows.decode(mx.array([1, 2, 3])))
         assert rows.lengths() == {0: 16, 1: 16, 2: 5}
 
+    def test_long_rows_have_banks_of_their_own(self, rows: SlotRows) -> None:
+        """So each takes memory for its own length, and none needs a mask."""
+        self.decoding(rows, [29, 28, 50, 30, 3])
+        keys = [bank.key for bank in rows._banks]
+        assert keys == [(3, 3), (3, 2), (2, NOBODY), (0, NOBODY)]
+        mx.eval(rows.decode(mx.array([1, 2, 3, 4, 5])))
+        rows.move_outgrown()
+        assert [bank.key for bank in rows._banks] == [(3, 3), (3, 2), (3, 0), (2, NOBODY), (0, NOBODY)]
+        assert rows.lengths() == {0: 30, 1: 29, 2: 51, 3: 31, 4: 4}
+        assert [(bank.max_tokens, bank.rows, bank.slots) for bank in rows.bank_stats()] == [
+            (8, 1, 1),
+            (32, 1, 1),
+            (64, 3, 3),
+        ]
+
     def test_a_bank_is_freed_with_its_last_row(self, rows: SlotRows) -> None:
         self.decoding(rows, [30, 3])
         before = rows.nbytes
@@ -125,11 +140,11 @@ class TestRowsInBanks:
 
     def test_what_is_reported_of_banks_is_what_there_is(self, rows: SlotRows) -> None:
         assert rows.bank_stats() == ()
-        self.decoding(rows, [30, 3, 12, 4])
+        self.decoding(rows, [29, 3, 12, 4])
         short, middle, long = rows.bank_stats()
         assert [bank.max_tokens for bank in (short, middle, long)] == [8, 16, 32]
         assert [bank.rows for bank in (short, middle, long)] == [2, 1, 1]
-        assert short.slots >= 2 and short.capacity_tokens >= 5 and long.capacity_tokens >= 31
+        assert short.slots >= 2 and short.capacity_tokens >= 5 and long.capacity_tokens >= 30
         token = rows.layout.token_bytes
         for bank in (short, middle, long):
             assert bank.bytes == pytest.approx(bank.slots * bank.capacity_tokens * token, rel=0.01)

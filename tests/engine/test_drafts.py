@@ -87,7 +87,9 @@ def test_r9_f22_a_row_says_the_same(name: str, seed: int) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "gpt_oss", "gemma3_text", "qwen3_moe"])
 def test_f22_rows_of_different_banks(name: str) -> None:
-    driver = play(name, greedy_requests(name), f"{name} banks", shapes=attrs.evolve(EXACT, first_bank=8))
+    driver = play(
+        name, greedy_requests(name), f"{name} banks", shapes=attrs.evolve(EXACT, first_bank=8, shared_tokens=16)
+    )
     assert {0, 1} <= {right for _, _, right in driver.drafted}
 
 

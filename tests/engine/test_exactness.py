@@ -66,7 +66,7 @@ def seeded_requests(name: str) -> list[tuple[Request, list[int]]]:
     return requests
 
 
-SMALL_BANKS = attrs.evolve(EXACT, first_bank=8)
+SMALL_BANKS = attrs.evolve(EXACT, first_bank=8, shared_tokens=32)
 """Rows of a few tokens have different banks, and outgrow them."""
 
 
@@ -127,7 +127,9 @@ class TestGreedy:
         play_randomly(name, greedy_requests(name), 0, ROUNDED)
 
     @pytest.mark.parametrize("seed", range(10 if LONG else 1))
-    @pytest.mark.parametrize("shapes", [SMALL_BANKS, attrs.evolve(ROUNDED, first_bank=8)], ids=["exact", "rounded"])
+    @pytest.mark.parametrize(
+        "shapes", [SMALL_BANKS, attrs.evolve(ROUNDED, first_bank=8, shared_tokens=32)], ids=["exact", "rounded"]
+    )
     def test_r1_rows_that_move_between_banks(self, name: str, seed: int, shapes: Shapes) -> None:
         play_randomly(name, greedy_requests(name), seed, shapes)
 

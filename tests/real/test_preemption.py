@@ -38,10 +38,10 @@ if LONG:
 def fine_capacities() -> Iterator[None]:
     """Rows grow every 16 tokens instead of every 256, in banks of 16 tokens and more, so that short ones outgrow memory, too."""
     with (
-        patch.object(kv_layout, "KvLayout", partial(KvLayout, capacity_step=16)),
+        patch.object(kv_layout, "KvLayout", partial(KvLayout, capacity_step=16, shared_tokens=64)),
         patch.object(kv_layout, "FIRST_BANK", 16),
         patch.object(pass_shapes, "STEP", 16),
-        patch.object(pass_shapes, "EXACT", attrs.evolve(pass_shapes.EXACT, first_bank=16)),
+        patch.object(pass_shapes, "EXACT", attrs.evolve(pass_shapes.EXACT, first_bank=16, shared_tokens=64)),
     ):
         yield
 

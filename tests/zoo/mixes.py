@@ -153,4 +153,4 @@ def own_loop_error(model: nn.Module) -> float:
     return distance(log_probabilities(one), log_probabilities(other))
 
 
-ALL_SHAPES = {"exact": EXACT, "banked": SMALL_BANKS, "rounded": attrs.evolve(ROUNDED, first_bank=16)}
+ALL_SHAPES = {"exact": EXACT, "banked": SMALL_BANKS, "rounded": attrs.evolve(ROUNDED, first_bank=16, shared_tokens=32)}

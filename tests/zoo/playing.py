@@ -24,7 +24,7 @@ from trouper.engine.kv.slot_rows import SlotRows
 from trouper.protocol.plans import BlockId, Restore, RowId, Store
 
 Floats = NDArray[np.float32]
-SMALL_BANKS = attrs.evolve(EXACT, first_bank=16)
+SMALL_BANKS = attrs.evolve(EXACT, first_bank=16, shared_tokens=32)
 """Rows of a few tokens have different banks, and outgrow them."""
 SLACK = 6
 """Tokens that rings hold beyond their window, so that drafts can be taken back."""

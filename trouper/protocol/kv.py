@@ -9,6 +9,10 @@ import attrs
 
 FIRST_BANK = 512
 """Maximum number of tokens of rows in the bank of level 0; each level has twice as many."""
+SHARED_TOKENS = 2**14
+"""Maximum level of banks that rows share, as a number of tokens; a longer row has a bank of its own. Rows of different lengths
+in one bank need a mask, for which MLX has no fused attention on CUDA: three rows of 60,000 tokens took 69 ms of a step on an
+H200. Shorter rows share one, since each bank costs operations in every layer."""
 CAPACITY_STEP = 256
 """Minimum difference of two capacities of a row's buffer, in tokens. mlx-lm's caches grow by as many."""
 
@@ -67,6 +71,8 @@ class KvLayout:
     first_bank: int | None = FIRST_BANK
     """Maximum number of tokens of rows in the bank of level 0. None: all rows share one bank. 0: rows share no
     buffers."""
+    shared_tokens: int = SHARED_TOKENS
+    """Maximum number of tokens of rows in a bank that rows share."""
     description: str = ""
     """One line for a person."""
 
@@ -93,9 +99,10 @@ class KvLayout:
         return level(tokens, self.first_bank) if self.first_bank else 0
 
     def _bank_bytes(self, level: int, lengths: Sequence[int], *, shared: bool) -> int:
-        if self.first_bank == 0:
+        largest = self.first_bank << level if self.first_bank else 0
+        if self.first_bank == 0 or (level and largest > self.shared_tokens):
             return sum(map(self.row_bytes, lengths))
-        bound = self.first_bank << level if self.first_bank and (shared or len(lengths) > 1) else 0
+        bound = largest if shared or len(lengths) > 1 else 0
         return len(lengths) * self.row_bytes(max(bound, *lengths))
 
     def max_tokens(self, nbytes: int) -> int | None:

@@ -3,7 +3,8 @@
 The level of a bank bounds the length of its rows: 512 tokens, then twice as many with each level (`Shapes.first_bank`). The
 buffers of a bank are as long as its longest row, rounded up, so a row holds at most about twice its own tokens. A row that
 outgrows its bank moves to the next level: one copy, after as many tokens as it has. Rows move before they must, one a step, so
-that no step has many copies; if all rows of a bank outgrow it and nobody has the next, the bank becomes the next. A pass over
+that no step has many copies; if all rows of a bank outgrow it and nobody has the next, the bank becomes the next. A very long
+row has a bank of its own: attention then needs no mask, and its memory is its own length's. A pass over
 rows of several banks calls attention once for each bank (`attention_seam.py`); everything else in a layer runs over all rows.
 
 Figures: docs/long-contexts.md.
@@ -11,7 +12,10 @@ Figures: docs/long-contexts.md.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from typing import NamedTuple
 
 import attrs
 
@@ -22,12 +26,22 @@ from trouper.engine.kv.slot_buffers import SlotBuffers
 from trouper.protocol.kv import BankStats
 from trouper.protocol.plans import RowId
 
+NOBODY = RowId(-1)
+
+
+class Key(NamedTuple):
+    """What tells banks apart, in ascending order of their rows' lengths."""
+
+    level: int
+    row: RowId
+    """The row that has the bank for itself, or NOBODY."""
+
 
 @attrs.frozen(eq=False)
 class Bank:
     """Rows in slots of the same buffers."""
 
-    level: int
+    key: Key
     buffers: SlotBuffers
     slots: SlotAssignment = attrs.field(factory=SlotAssignment)
 
@@ -85,7 +99,7 @@ class Banks:
     def __init__(self, make_buffers: Callable[[], SlotBuffers], shapes: Shapes, *, several: bool) -> None:
         """`several` False: all rows share one bank."""
         self._make_buffers, self._shapes, self._several = make_buffers, shapes, several
-        self._banks: dict[int, Bank] = {}
+        self._banks: dict[Key, Bank] = {}
         self._bank_of: dict[RowId, Bank] = {}
 
     def __iter__(self) -> Iterator[Bank]:
@@ -108,30 +122,31 @@ class Banks:
         return [row for bank in self for row in bank.slots.prefilling]
 
     def stats(self, state_bytes: int) -> tuple[BankStats, ...]:
-        """State of each bank, that of the shortest rows first. `state_bytes`: bytes of all rows' recurrent states, which are outside of
+        """State of the banks of each level, those of the shortest rows first. `state_bytes`: bytes of all rows' recurrent states, which are outside of
         banks; each bank counts its rows' share."""
         return tuple(
             BankStats(
-                max_tokens=self._shapes.bank_tokens(bank.level) if self._several else None,
-                capacity_tokens=bank.capacity_tokens,
-                rows=len(bank.slots),
-                slots=bank.num_slots,
-                bytes=bank.buffers.nbytes + state_bytes * len(bank.slots) // len(self._bank_of),
+                max_tokens=self._shapes.bank_tokens(level) if self._several else None,
+                capacity_tokens=max(bank.capacity_tokens for bank in banks),
+                rows=(rows := sum(len(bank.slots) for bank in banks)),
+                slots=sum(bank.num_slots for bank in banks),
+                bytes=sum(bank.buffers.nbytes for bank in banks) + state_bytes * rows // len(self._bank_of),
             )
-            for bank in reversed(self._banks.values())
-            if len(bank.slots)
+            for level, group in groupby(reversed(self._banks.values()), lambda bank: bank.key.level)
+            if (banks := [bank for bank in group if len(bank.slots)])
         )
 
     def hold(self, lengths: Sequence[int]) -> None:
         """Make room for new rows that will have this many tokens. Buffers that grow for each row would be copied each time."""
-        levels = [self._level(tokens) for tokens in lengths]
-        for level in set(levels):
-            bank = self._bank(level)
-            bank.buffers.hold(len(bank.slots) + levels.count(level))
+        keys = Counter(self._key(tokens, NOBODY) for tokens in lengths)
+        for key, rows in keys.items():
+            if self._shapes.shared(key.level) or not self._several:
+                bank = self._bank(key)
+                bank.buffers.hold(len(bank.slots) + rows)
 
     def open(self, row: RowId, tokens: int) -> None:
         """Add a prefilling row that will have `tokens` tokens when it decodes."""
-        self._bank_of[row] = bank = self._bank(self._level(tokens))
+        self._bank_of[row] = bank = self._bank(self._key(tokens, row))
         bank.open(row, tokens)
 
     def drop(self, rows: Sequence[RowId]) -> None:
@@ -146,9 +161,9 @@ class Banks:
     def move_outgrown(self) -> None:
         """Move decoding rows whose next token does not belong to their bank: the longest, and all for which there is no room."""
         for bank in reversed(list(self)):
-            if self._several and bank.slots.num_decoding and self._level(bank.slots.longest + 1) > bank.level:
+            if self._several and bank.slots.num_decoding and self._level(bank.slots.longest + 1) > bank.key.level:
                 rows = self._outgrown(bank)
-                targets = {self._level(length + 1) for length in rows.values()}
+                targets = {self._key(length + 1, row) for row, length in rows.items()}
                 if len(rows) == len(bank.slots) and len(targets) == 1 and targets.isdisjoint(self._banks):
                     self._rename(bank, targets.pop())
                 else:
@@ -157,32 +172,37 @@ class Banks:
     def _outgrown(self, bank: Bank) -> dict[RowId, int]:
         """Decoding rows that belong to another bank, and their lengths."""
         lengths = zip(bank.slots.decoding, bank.slots.lengths.tolist(), strict=False)
-        return {row: length for row, length in lengths if self._level(length + 1) > bank.level}
+        return {row: length for row, length in lengths if self._level(length + 1) > bank.key.level}
 
-    def _rename(self, bank: Bank, level: int) -> None:
+    def _rename(self, bank: Bank, key: Key) -> None:
         """Make a bank the bank of another level. Its buffers grow with its rows."""
-        del self._banks[bank.level]
-        self._banks[level] = renamed = attrs.evolve(bank, level=level)
+        del self._banks[bank.key]
+        self._banks[key] = renamed = attrs.evolve(bank, key=key)
         self._banks = dict(sorted(self._banks.items(), reverse=True))
         self._bank_of |= dict.fromkeys(bank.slots.order, renamed)
 
     def _move(self, bank: Bank, rows: dict[RowId, int]) -> None:
-        bound, longest = self._shapes.bank_tokens(bank.level), max(rows, key=rows.__getitem__, default=None)
+        bound, longest = self._shapes.bank_tokens(bank.key.level), max(rows, key=rows.__getitem__, default=None)
         for row, length in rows.items():
             if length >= bound or row == longest:
-                self._bank_of[row] = target = self._bank(self._level(length + 1))
+                self._bank_of[row] = target = self._bank(self._key(length + 1, row))
                 bank.move(row, target)
         self._free(bank)
 
     def _level(self, tokens: int) -> int:
         return self._shapes.level(tokens) if self._several else 0
 
-    def _bank(self, level: int) -> Bank:
-        if level not in self._banks:
-            self._banks[level] = Bank(level, self._make_buffers())
+    def _key(self, tokens: int, row: RowId) -> Key:
+        """Key of the bank for a row of `tokens` tokens."""
+        level = self._level(tokens)
+        return Key(level, row if self._several and not self._shapes.shared(level) else NOBODY)
+
+    def _bank(self, key: Key) -> Bank:
+        if key not in self._banks:
+            self._banks[key] = Bank(key, self._make_buffers())
             self._banks = dict(sorted(self._banks.items(), reverse=True))
-        return self._banks[level]
+        return self._banks[key]
 
     def _free(self, bank: Bank) -> None:
         if not len(bank.slots):
-            del self._banks[bank.level]
+            del self._banks[bank.key]

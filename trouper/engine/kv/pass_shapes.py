@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import attrs
 
 from trouper.engine.platform import device
-from trouper.protocol.kv import CAPACITY_STEP, FIRST_BANK, bank_level, kv_capacity
+from trouper.protocol.kv import CAPACITY_STEP, FIRST_BANK, SHARED_TOKENS, bank_level, kv_capacity
 
 STEP = CAPACITY_STEP
 """Number of tokens by which buffers grow."""
@@ -43,6 +43,8 @@ class Shapes:
     Attention with such a mask computes all scores: 2,048 queries over 20,480 keys took 29 GB on an H200 (Qwen3-4B's shape)."""
     first_bank: int = FIRST_BANK
     """Maximum number of tokens of rows in the bank of level 0; each level has twice as many."""
+    shared_tokens: int = SHARED_TOKENS
+    """Maximum number of tokens of rows in a bank that rows share."""
 
     def level(self, tokens: int) -> int:
         """Level of the bank for a row of `tokens` tokens."""
@@ -51,6 +53,10 @@ class Shapes:
     def bank_tokens(self, level: int) -> int:
         """Maximum number of tokens of rows in a bank of this level."""
         return self.first_bank << level
+
+    def shared(self, level: int) -> bool:
+        """Whether rows share the bank of this level."""
+        return not level or self.bank_tokens(level) <= self.shared_tokens
 
     def width(self, tokens: int) -> int:
         """Width of a pass in which a row runs at most `tokens` tokens. 1 stays 1: decoding has kernels of its own."""

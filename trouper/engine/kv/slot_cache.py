@@ -17,6 +17,9 @@ from trouper.engine.adaptations.cache_traits import USUAL, Traits
 from trouper.engine.kv.pass_shapes import EXACT
 from trouper.engine.kv.region import Region
 
+SPARE_TOKENS = 8192
+"""Maximum number of tokens in slots beyond those that are needed. For long rows the copies cost less than such memory."""
+
 
 class SlotCache:
     """Base of every layer's cache: the region of the pass, and buffers that grow."""
@@ -146,12 +149,13 @@ def _cut(buffer: mx.array, slots: int, tokens: int) -> mx.array:
 
 
 def _grown(buffer: mx.array | None, slots: int, tokens: int, like: mx.array) -> mx.array:
-    """Grow a buffer to at least `slots` slots and `tokens` tokens. Slots double (by at most 16), so that a growing batch copies
-    each row a few times at most."""
+    """Grow a buffer to at least `slots` slots and `tokens` tokens. Slots double, by at most 16 and `SPARE_TOKENS`, so that a growing
+    batch of short rows copies each a few times at most."""
     if buffer is not None and buffer.shape[0] >= slots and buffer.shape[2] >= tokens:
         return buffer
     have = (0, 0) if buffer is None else (buffer.shape[0], buffer.shape[2])
-    capacity = have[0] if have[0] >= slots else max(slots, min(2 * have[0], have[0] + 16))
+    spare = min(have[0], 16, SPARE_TOKENS // max(tokens, 1))
+    capacity = have[0] if have[0] >= slots else max(slots, have[0] + spare)
     new = mx.zeros((capacity, like.shape[1], max(have[1], tokens), like.shape[3]), like.dtype)
     if buffer is not None:
         new[: have[0], :, : have[1]] = buffer
