@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections import Counter
 
@@ -32,3 +33,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Workers take files in this order: slow ones, then large ones."""
     tests = Counter(item.path for item in items)
     items.sort(key=lambda item: (SLOW.isdisjoint({item.path.name, item.path.parent.name}), -tests[item.path]))
+
+
+def pytest_collection_finish() -> None:
+    """Everything imported and collected by now stays to the end, and is a large heap. An engine that ends collects garbage, and
+    would look through all of it: that took longer than what most tests of the graph do."""
+    gc.collect()
+    gc.freeze()
