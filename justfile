@@ -6,6 +6,9 @@ set positional-arguments
 export UV_PYTHON_DOWNLOADS := env("UV_PYTHON_DOWNLOADS", "never")
 export UV_PYTHON_PREFERENCE := env("UV_PYTHON_PREFERENCE", "only-system")
 
+# Images of containers often forbid bytecode: each of the processes that tests start would then compile every module again.
+export PYTHONDONTWRITEBYTECODE := ""
+
 # Which build of MLX: `cpu` on Linux, or TROUPER_EXTRA=cuda; a Mac has only one.
 accelerator := env("TROUPER_EXTRA", if os() == "linux" { "cpu" } else { "" })
 extras := if accelerator == "" { "" } else { "--extra " + accelerator }

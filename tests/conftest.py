@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections import Counter
 
@@ -23,11 +24,19 @@ settings.register_profile("trouper", deadline=None)
 settings.register_profile("unshrunk", deadline=None, database=None, phases=(Phase.explicit, Phase.generate))
 settings.load_profile("unshrunk" if os.environ.get("TROUPER_UNSHRUNK") else "trouper")
 
-SLOW_FILES = {"test_kill_loop.py"}
-"""Few tests that take minutes: begun last, as a small file would be, they would be waited for by an idle worker."""
+SLOW = {"test_kill_loop.py", "model", "ranks", "real", "crash"}
+"""Files, and directories of files, of few tests that take long: begun last, as small files would be, they would be waited for
+by an idle worker."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Workers take files in this order: slow ones, then large ones."""
     tests = Counter(item.path for item in items)
-    items.sort(key=lambda item: (item.path.name not in SLOW_FILES, -tests[item.path]))
+    items.sort(key=lambda item: (SLOW.isdisjoint({item.path.name, item.path.parent.name}), -tests[item.path]))
+
+
+def pytest_collection_finish() -> None:
+    """Everything imported and collected by now stays to the end, and is a large heap. An engine that ends collects garbage, and
+    would look through all of it: that took longer than what most tests of the graph do."""
+    gc.collect()
+    gc.freeze()

@@ -374,8 +374,8 @@ def until(look: Callable[[], T], good: Callable[[T], bool]) -> T:
 
 def kill_loop(kills: int, seed: int, place: Path, *, quiet: bool = True) -> Tally:
     """At least so many kills."""
-    dice, tally = Random(seed), Tally()
-    known = questions(place / "log", dice)
+    # What the rounds do depends on the seed alone, not on how many phrases the questions took.
+    known, dice, tally = questions(place / "log", Random(seed)), Random(seed), Tally()
     began, number = time.perf_counter(), 0
     while tally.kills < kills:
         with TemporaryDirectory(dir=place) as directory:

@@ -16,7 +16,7 @@ from trouper import Answer, RequestFailed, Runtime, Settings, TokenPrompt, run_r
 from trouper.protocol.health import RecoveryStats
 from trouper.protocol.plans import Plan
 
-pytestmark = pytest.mark.usefixtures("opened", "autojump_clock")
+pytestmark = pytest.mark.usefixtures("opened")
 BAD = (7, 7, 7)
 
 
@@ -56,7 +56,7 @@ def recovery_of(runtime: Runtime) -> RecoveryStats:
     return runtime.health().scheduler.recovery
 
 
-async def test_the_rest_goes_on_and_the_same_content_never_reaches_the_engine_again() -> None:
+async def test_the_rest_goes_on_and_the_same_content_never_reaches_the_engine_again(autojump_clock: MockClock) -> None:
     async with running(FakeEngine(before_step=slow, dies=bad)) as runtime:
         streams = [await runtime.submit(generate(str(n), tokens=n + 4, max_tokens=60)) for n in range(5)]
         for stream in streams:
@@ -71,7 +71,9 @@ async def test_the_rest_goes_on_and_the_same_content_never_reaches_the_engine_ag
         assert runtime.health().scheduler.requests_errored == 3
 
 
-async def test_another_prompt_of_the_same_kind_is_refused_only_when_it_has_shown_itself() -> None:
+async def test_another_prompt_of_the_same_kind_is_refused_only_when_it_has_shown_itself(
+    autojump_clock: MockClock,
+) -> None:
     async with running(FakeEngine(dies=bad)) as runtime:
         for n in range(12):
             assert await problem_of(await runtime.submit(generate(prompt=TokenPrompt((*BAD, n))))) == (
@@ -81,7 +83,7 @@ async def test_another_prompt_of_the_same_kind_is_refused_only_when_it_has_shown
         assert recovery_of(runtime).convicted == 12
 
 
-async def test_a_client_that_leaves_before_its_trial_is_tried_all_the_same() -> None:
+async def test_a_client_that_leaves_before_its_trial_is_tried_all_the_same(autojump_clock: MockClock) -> None:
     async with running(FakeEngine(before_step=slow, dies=bad)) as runtime:
         for n in range(8):
             with trio.move_on_after(0.2):  # It crashes at once, and the restart takes longer.
@@ -93,7 +95,7 @@ async def test_a_client_that_leaves_before_its_trial_is_tried_all_the_same() -> 
 
 
 @pytest.mark.parametrize("position", [0, 1, 4])
-async def test_tokens_stops_and_logprobs_go_on_exactly(position: int) -> None:
+async def test_tokens_stops_and_logprobs_go_on_exactly(position: int, autojump_clock: MockClock) -> None:
     """A stop string over the place of the crash, half of a character, log-probabilities, an answer that ends there."""
     said = "añb the end".encode()
 
@@ -135,7 +137,7 @@ async def whole(answer: Answer) -> object:
     )
 
 
-async def test_embeddings_and_scores_start_again() -> None:
+async def test_embeddings_and_scores_start_again(autojump_clock: MockClock) -> None:
     wishes = [
         generate("embed", tokens=40, embed=True, max_tokens=1),
         generate("scores", tokens=40, prompt_logprobs=1, max_tokens=5),
@@ -150,7 +152,7 @@ async def test_embeddings_and_scores_start_again() -> None:
             assert recovery_of(runtime).crashes == 1
 
 
-async def test_scores_that_were_delivered_are_not_computed_again() -> None:
+async def test_scores_that_were_delivered_are_not_computed_again(autojump_clock: MockClock) -> None:
     wish = generate("scores", tokens=40, prompt_logprobs=1, max_tokens=9)
     dies = once(lambda rows: any(row.position == 4 for row in rows))
     async with running(FakeEngine(before_step=slow, dies=dies)) as runtime:
@@ -161,7 +163,9 @@ async def test_scores_that_were_delivered_are_not_computed_again() -> None:
 
 
 @pytest.mark.parametrize("kv", [FakeEngine().kv, UNCUTTABLE])
-async def test_a_row_that_makes_room_for_a_trial_resumes_from_its_own_blocks(kv: object) -> None:
+async def test_a_row_that_makes_room_for_a_trial_resumes_from_its_own_blocks(
+    kv: object, autojump_clock: MockClock
+) -> None:
     """Both rows were in the crash: the first leaves the engine after its trial, and comes back with what it has."""
     engine = FakeEngine(before_step=slow, kv=kv, dies=once(lambda rows: sum(row.position > 20 for row in rows) > 1))  # type: ignore[arg-type]
     async with running(engine, block_size=4) as runtime:
@@ -178,7 +182,7 @@ async def test_a_row_that_makes_room_for_a_trial_resumes_from_its_own_blocks(kv:
     assert again.restore.tokens >= len(again.prompt) // 4 - 4, "all but its last token, or its last block"
 
 
-async def test_two_that_cannot_run_together_run_one_after_another() -> None:
+async def test_two_that_cannot_run_together_run_one_after_another(autojump_clock: MockClock) -> None:
     engine = FakeEngine(before_step=slow, dies=lambda rows: len(rows) > 1)
     async with running(engine) as runtime:
         answers = [await runtime.submit(generate(str(n), tokens=n + 2, max_tokens=30)) for n in range(6)]
@@ -189,7 +193,7 @@ async def test_two_that_cannot_run_together_run_one_after_another() -> None:
         assert runtime.health().ready
 
 
-async def test_one_that_bears_no_company_runs_alone_and_the_others_together() -> None:
+async def test_one_that_bears_no_company_runs_alone_and_the_others_together(autojump_clock: MockClock) -> None:
     """A prompt of one token that joins others crashes some models."""
     engine = FakeEngine(before_step=slow, dies=lambda rows: len(rows) > 1 and any(row.prompt[0] == 9 for row in rows))
     async with running(engine) as runtime:
@@ -206,7 +210,7 @@ async def test_one_that_bears_no_company_runs_alone_and_the_others_together() ->
         assert recovery_of(runtime).crashes == 2, "it is known"
 
 
-async def test_a_drain_that_meets_a_crash_still_ends() -> None:
+async def test_a_drain_that_meets_a_crash_still_ends(autojump_clock: MockClock) -> None:
     """The scheduler that follows is told that no request comes any more."""
     dies = once(lambda rows: any(row.position == 10 for row in rows))
     async with trio.open_nursery() as nursery:
@@ -221,7 +225,7 @@ async def test_a_drain_that_meets_a_crash_still_ends() -> None:
         assert recovery_of(runtime).crashes == 1
 
 
-async def test_a_drain_that_runs_out_while_there_is_no_scheduler_answers_everybody() -> None:
+async def test_a_drain_that_runs_out_while_there_is_no_scheduler_answers_everybody(autojump_clock: MockClock) -> None:
     dies = once(lambda rows: any(row.position == 10 for row in rows))
     async with trio.open_nursery() as nursery:
         engine = FakeEngine(before_step=slow, dies=dies)
@@ -246,7 +250,7 @@ async def test_the_engine_is_tried_before_any_request_is(autojump_clock: MockClo
     assert engine.plans_seen[restart + 1].drop == (first.row,)
 
 
-async def test_a_scheduler_alone_without_recovery_ends_its_requests(opened: Opened) -> None:
+async def test_a_scheduler_alone_without_recovery_ends_its_requests(opened: Opened, autojump_clock: MockClock) -> None:
     """As with several ranks."""
     async with scheduling(opened) as bench:
         answer = await bench.ask()

@@ -186,12 +186,13 @@ async def test_an_answer_that_breaks_off_is_not_whole() -> None:
 
 
 CONTROLLED = """
-import fcntl, termios
+import fcntl, signal, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from trouper.cli import main
 main()
 """
-"""Only a controlling terminal turns Ctrl-C into a signal."""
+"""Only a controlling terminal turns Ctrl-C into a signal, and a shell that runs the tests in the background has them ignore it."""
 
 
 READING = "\x1b[?2004h"

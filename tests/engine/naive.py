@@ -19,6 +19,7 @@ from trouper.protocol.sampling import Sampling
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+Ranks = NDArray[np.intp]
 MARGIN = 1e-3
 """A draw is certain when nothing within this of its logits changes it: rounding differs by 1e-4 at most."""
 
@@ -41,9 +42,14 @@ def softmax(values: Floats) -> Floats:
     return np.asarray(weights / weights.sum())
 
 
-def kept(scaled: Floats, sampling: Sampling, slack: float = 0.0) -> Bools:
-    """Which tokens top_k, then top_p, then min_p keep. `slack` > 0 keeps what almost was, < 0 drops what almost was not."""
-    order = np.argsort(-scaled, kind="stable")
+def descending_order(scaled: Floats) -> Ranks:
+    return np.argsort(-scaled, kind="stable")
+
+
+def kept(scaled: Floats, sampling: Sampling, slack: float = 0.0, order: Ranks | None = None) -> Bools:
+    """Which tokens top_k, then top_p, then min_p keep. `slack` > 0 keeps what almost was, < 0 drops what almost was not.
+    order: the tokens by `descending_order`, for callers that need it more than once; sorting takes longest."""
+    order = descending_order(scaled) if order is None else order
     descending = scaled[order]
     keep = np.ones(len(scaled), np.bool_)
     if 0 < sampling.top_k < len(scaled):
@@ -73,14 +79,15 @@ def noise(seed: int, position: int, vocabulary: int) -> Floats:
 def choose(logits: Floats, sampling: Sampling, position: int) -> tuple[int, bool]:
     """The token that logits (after bias and penalties) give, and whether that is certain."""
     if sampling.greedy:
-        first, second = np.argsort(-logits, kind="stable")[:2]
-        return int(first), bool(logits[first] - logits[second] > MARGIN)
+        first = int(np.argmax(logits))
+        return first, bool(logits[first] - np.delete(logits, first).max() > MARGIN)
     scaled = logits / sampling.temperature
     scores = scaled + noise(sampling.seed, position, len(logits))
-    chosen = int(np.argmax(np.where(kept(scaled, sampling), scores, -np.inf)))
-    loose = np.where(kept(scaled, sampling, 2 * MARGIN), scores, -np.inf)
+    order = descending_order(scaled)
+    chosen = int(np.argmax(np.where(kept(scaled, sampling, order=order), scores, -np.inf)))
+    loose = np.where(kept(scaled, sampling, 2 * MARGIN, order), scores, -np.inf)
     gap = scores[chosen] - np.delete(loose, chosen).max()
-    return chosen, bool(gap > 2 * MARGIN and kept(scaled, sampling, -2 * MARGIN)[chosen])
+    return chosen, bool(gap > 2 * MARGIN and kept(scaled, sampling, -2 * MARGIN, order)[chosen])
 
 
 def prefilled(model: nn.Module, tokens: Sequence[int]) -> list[Any]:

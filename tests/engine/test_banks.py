@@ -20,7 +20,7 @@ from mlx_lm.models import base
 
 from tests.engine.driver import GREEDY, Driver, Request
 from tests.engine.test_exactness import SMALL_BANKS, model_of
-from tests.families import FAMILIES
+from tests.families import FAMILIES, build
 from tests.family_configs import VOCABULARY
 from trouper.engine.kv import attention_seam
 from trouper.engine.kv.banks import NOBODY, Banks
@@ -152,10 +152,11 @@ class TestRowsInBanks:
         assert [bank.max_tokens for bank in rows.bank_stats()] == [8, 32]
 
     def test_a_long_row_makes_no_other_row_longer(self) -> None:
-        """Of what this is for: 15 rows of 100 tokens beside one of 6,000."""
+        """Of what this is for: 15 rows of 100 tokens beside one of 6,000. One layer holds as many tokens as four."""
+        model = build("llama", config={**FAMILIES["llama"], "num_hidden_layers": 1})
         held = {}
         for name, first in ("banks", 512), ("one", 2**20):
-            rows, _ = rows_for(model_of("llama"), PLAIN, shapes=attrs.evolve(EXACT, first_bank=first))
+            rows, _ = rows_for(model, PLAIN, shapes=attrs.evolve(EXACT, first_bank=first))
             assert isinstance(rows, SlotRows)
             for number, length in enumerate([100] * 15 + [6000]):
                 rows.open(RowId(number), length)

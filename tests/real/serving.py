@@ -17,8 +17,10 @@ from trouper import Answer, Generate, Runtime, Settings, run_runtime
 from trouper.engine import host
 from trouper.engine.kv import model_caches
 from trouper.engine.kv.quantized_kv import QuantizedSlots
+from trouper.engine.launched_step import Launched
 from trouper.engine.spec_decode.verification_spans import Spans
 from trouper.engine.step import StepEngine
+from trouper.protocol.plans import Plan
 from trouper.protocol.replies import TokenLogprobs
 
 CLOSE = 5e-4
@@ -52,9 +54,10 @@ class ShakenKv(StepEngine):
 
     shakes = 0
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def launch(self, plan: Plan) -> Launched:
+        """The slots of a bank are made when a row of its length is opened."""
         with patch.object(model_caches, "QuantizedSlots", ShakenSlots):
-            super().__init__(*args, **kwargs)
+            return super().launch(plan)
 
 
 class Shaken(ShakenKv):

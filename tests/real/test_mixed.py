@@ -61,8 +61,10 @@ async def closeness(path: str | None, wish: Generate, heard: Heard, wanted: Hear
     own = max(apart(heard.logprobs, wanted.logprobs), apart(heard.prompt_logprobs, wanted.prompt_logprobs))
     if own < CLOSE or not settings.get("kv_bits"):
         return CLOSE
+    before = ShakenKv.shakes
     async with running(path, ShakenKv, cache_memory=0, **settings) as runtime:
         shaken = [(await ask(runtime, wish))[0] for _ in range(SHAKES)]
+    assert ShakenKv.shakes > before, "nothing was off"
     return CLOSE + max(
         max(apart(one.logprobs, wanted.logprobs), apart(one.prompt_logprobs, wanted.prompt_logprobs)) for one in shaken
     )

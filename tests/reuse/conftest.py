@@ -1,4 +1,5 @@
-"""Every family's model, saved once; a home for what the runtime remembers of files."""
+"""Every family's model, saved once; a home for what the runtime remembers of files and of self-checks, which each model
+then has once, not once a test."""
 
 from __future__ import annotations
 
@@ -19,9 +20,14 @@ def tiny_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny]:
     return cache(lambda name: Tiny.saved(name, directory))
 
 
+@pytest.fixture(scope="session")
+def shared_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+def home(shared_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(shared_home))
 
 
 @pytest.fixture
