@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence as Ordered
 from typing import Any
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.core.worlds import CoreWorld, RecordingClient
+from tests.fakes import card
+from trouper.actors.scheduling.memory_budget import MemoryBudget
 from trouper.protocol.health import MemoryStatus
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.problems import Problem
 from trouper.protocol.replies import Failed
-from trouper.protocol.settings import ByteSize
+from trouper.protocol.settings import ByteSize, Settings
+from trouper.protocol.watch import Watch
 
 KV = KvLayout(token_bytes=100, capacity_step=1, first_bank=0)
 """Rows count as many tokens as they hold, up to 8."""
@@ -253,6 +257,16 @@ def test_the_limit_is_what_the_device_leaves() -> None:
     assert limit_of(MemoryStatus(limit_bytes=margin)) is None, "an estimate that leaves nothing is of no use"
     assert limit_of(MemoryStatus(limit_bytes=10 * margin), kv_memory=ByteSize(7)) == 7
     assert limit_of(MemoryStatus(limit_bytes=10 * margin), kv_memory=ByteSize(5 * margin)) == 4 * margin
+
+
+def test_models_of_one_process_share_the_device_equally() -> None:
+    def limit(sharers: int) -> int:
+        seen = Watch(MemoryStatus(limit_bytes=2**40))
+        budget = MemoryBudget.of(attrs.evolve(card(kv=KV), memory_sharers=sharers), Settings(memory_fraction=0.5), seen)
+        assert budget.limit_bytes is not None
+        return budget.limit_bytes
+
+    assert [limit(sharers) for sharers in (2, 3)] == [limit(1) // 2, limit(1) // 3]
 
 
 def test_what_a_model_keeps_may_be_unknown() -> None:

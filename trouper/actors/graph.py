@@ -69,7 +69,7 @@ async def run_graph(
     task_status: trio.TaskStatus[Runtime] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Load the model, start the actors, hand out the `Runtime`; return when it was drained. Raises `ModelUnusable`.
-    `graphs`: number of graphs that share the memory for cached blocks. `ranks`: this is rank 0 of a group. Raises `RankLost` when one is
+    `graphs`: number of graphs that share the memory for rows and cached blocks. `ranks`: this is rank 0 of a group. Raises `RankLost` when one is
     lost, after every request was answered; or never, if the engine waits for that rank: look at `ranks.lost`. `disk_writer`: SSDWriter."""
     async with trio.open_nursery() as thread:
         await thread.start(engine.run)
@@ -78,7 +78,8 @@ async def run_graph(
         model = await (engine.load() if ranks is None else or_rank_lost(engine.load(), ranks))
         if ranks is not None:
             model = await or_rank_lost(ranks.all_ready(model), ranks)
-        model = attrs.evolve(model, card=attrs.evolve(model.card, cache_bytes=model.card.cache_bytes // graphs))
+        card = attrs.evolve(model.card, cache_bytes=model.card.cache_bytes // graphs, memory_sharers=graphs)
+        model = attrs.evolve(model, card=card)
         if settings.cache_memory is not None:
             settings = attrs.evolve(settings, cache_memory=ByteSize(settings.cache_memory // graphs))
         if settings.kv_memory is not None:

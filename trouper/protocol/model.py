@@ -94,6 +94,8 @@ class ModelCard:
     kv: KvLayout = KvLayout(cached=False)
     cache_bytes: int = 0
     """Memory that the device can spare for cached blocks, unless --cache-memory sets it."""
+    memory_sharers: int = 1
+    """Number of models in this process that share the device's memory."""
     fingerprint: str = ""
     """Fingerprint of the weights' content, the adapter, the architecture and the dtype, as hex; "" if nothing may be stored on
     disk."""

@@ -2,7 +2,8 @@
 
 The limit is the smaller of --kv-memory and what the device has: its own limit times --memory-fraction, less the memory that is in use
 besides rows and cached blocks (the weights, or more if more was measured while no row ran), less a margin for one step's activations and
-logits. If that leaves nothing, the estimate is of no use: there is no bound by bytes, and the janitor's look at the device remains.
+logits. Several models in one process have equal shares of it: each that used what is free would leave nothing to the others' rows.
+If that leaves nothing, the estimate is of no use: there is no bound by bytes, and the janitor's look at the device remains.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ class MemoryBudget:
     kv_memory: int | None
     """Upper bound of the limit, from the settings."""
     memory_fraction: float
+    sharers: int
+    """Number of models that share the device."""
     max_draft_tokens: int
     memory: Watch[MemoryStatus]
 
@@ -50,6 +53,7 @@ class MemoryBudget:
             margin_bytes=settings.prefill_step_size * ACTIVATION_BYTES + settings.rows * card.vocab_size * LOGIT_BYTES,
             kv_memory=None if settings.kv_memory is None else int(settings.kv_memory),
             memory_fraction=settings.memory_fraction,
+            sharers=card.memory_sharers,
             max_draft_tokens=settings.spec_draft_tokens,
             memory=memory,
         )
@@ -61,7 +65,7 @@ class MemoryBudget:
             return None
         memory = self.memory.latest
         fixed_bytes = max(self.weights_bytes, memory.fixed_bytes) + self.margin_bytes
-        device = int(memory.limit_bytes * self.memory_fraction) - fixed_bytes
+        device = (int(memory.limit_bytes * self.memory_fraction) - fixed_bytes) // self.sharers
         bounds = [bound for bound in (self.kv_memory, device if device > 0 else None) if bound is not None]
         return min(bounds, default=None)
 
