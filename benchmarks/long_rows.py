@@ -3,6 +3,8 @@
 For each mix: the time between the tokens of the short streams alone, and while the long rows decode beside them; the most
 memory that the device had in use, beside the weights and what the rows hold. `equal`: rates of rows of the same length.
 `gaps`: the longest pause of streams after their 200th token on a fresh server, as a multiple of the median.
+`question`: eight streams, a long prompt, and two seconds later a question of fifty words: the longest pause of the streams, and
+the question's first token, beside what it takes among the streams alone.
 A model is made with random weights (`--shape 4b`), or given (`--model DIR`); default: the embedded one.
 """
 
@@ -140,6 +142,34 @@ async def gaps(port: int, rows: int, answer: int = 900) -> Row:
             "longest_ms": [round(gap * 1e3, 1) for gap in worst]}  # fmt: skip
 
 
+async def question(port: int, prompt: int, words: int = 50) -> Row:
+    async with trio.open_nursery() as nursery:
+        stage = Stage(port, nursery)
+        streams = stage.begin(8, 100, 8000)
+        await until(streams, SETTLED)
+        among_streams = await first_token(stage, words)
+        start = time.perf_counter()
+        long = stage.begin(1, prompt, 20)
+        await trio.sleep(2.0)
+        prefilling = not long[0].times
+        among_all = await first_token(stage, words)
+        await until(long, 1)
+        stop = time.perf_counter()
+        found = intervals(streams, start, stop)
+        nursery.cancel_scope.cancel()
+    return {"longest_gap_ms": max(found) * 1e3, "median_ms": statistics.median(found) * 1e3,
+            "question_s": among_all, "question_among_streams_s": among_streams, "prompt_prefilling": prefilling,
+            "prompt_s": long[0].times[0] - start}  # fmt: skip
+
+
+async def first_token(stage: Stage, words: int) -> float:
+    """Seconds until the first token of a prompt of `words` tokens."""
+    began = time.perf_counter()
+    asked = stage.begin(1, words, 10)
+    await until(asked, 1)
+    return asked[0].times[0] - began
+
+
 def model_of(chosen: argparse.Namespace) -> Path:
     if chosen.model:
         return Path(chosen.model)
@@ -174,6 +204,7 @@ def main() -> None:
     parser.add_argument("--mix", action="append", default=[], help="as in 31x500+1x20000")
     parser.add_argument("--equal", type=int, nargs="*", default=[])
     parser.add_argument("--gaps", type=int, nargs="*", default=[])
+    parser.add_argument("--question", type=int, nargs="*", default=[], help="tokens of the long prompt")
     parser.add_argument("--bytes", type=int, default=4, choices=(2, 4), help="of a number in KV")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
@@ -192,6 +223,8 @@ def main() -> None:
         weights = health(server.port)["memory"]["active_bytes"]
         for rows in chosen.gaps:
             note(case="gaps", rows=rows, **trio.run(gaps, server.port, rows))
+        for prompt in chosen.question:
+            note(case=f"question beside {prompt}", **trio.run(question, server.port, prompt))
         for _ in range(chosen.rounds):
             for rows in chosen.equal:
                 note(case="equal", rows=rows, **trio.run(equal, server.port, rows))
