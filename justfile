@@ -156,6 +156,10 @@ bench-self-check *flags: _setup
 bench-long-rows *flags: _setup
     @.venv/bin/python -m benchmarks.long_rows "$@"
 
+# Mixed requests with memory for a tenth of them, with and without kill -9, through HTTP
+bench-limited *flags: _setup
+    @.venv/bin/python -m benchmarks.limited_memory "$@"
+
 # What drafts are worth, in turns with and without them
 bench-speculation *flags: _setup
     @.venv/bin/python -m benchmarks.speculation "$@"
