@@ -52,8 +52,9 @@ def serving(
     """No model: the embedded one."""
     command = [sys.executable, "-c", RUN, "serve", "--port", str(port), "--no-ssd"]
     command += ["--model", str(model)] if model is not None else []
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     process = subprocess.Popen(
-        [*command, *flags], stdout=subprocess.PIPE, stderr=stderr, text=True, start_new_session=True
+        [*command, *flags], stdout=subprocess.PIPE, stderr=stderr, text=True, start_new_session=True, env=buffered
     )
     assert process.stdout is not None
     try:

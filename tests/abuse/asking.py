@@ -12,7 +12,7 @@ import trio
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 RESPONSES, MESSAGES, COUNT = "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"
-PATIENCE_S = 300.0
+PATIENCE_S = 900.0
 CHUNK = 2**16
 
 

@@ -24,7 +24,7 @@ QUIET_S = 1.0
 BACK_S = 45.0
 """Memory may take so long to come back: releases that gain nothing are up to 40 s apart."""
 WITHIN = 1.10
-LIMITS = ("--request-timeout-s", "600", "--queue-timeout-s", "300", "--first-token-timeout-s", "300")
+LIMITS = ("--request-timeout-s", "900", "--queue-timeout-s", "300", "--first-token-timeout-s", "300")
 """The stream and what is played beside it take longer here than the defaults allow."""
 
 

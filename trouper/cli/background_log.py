@@ -8,12 +8,13 @@ the whole server.
 from __future__ import annotations
 
 import copy
+import io
 import logging
 import sys
 import threading
 from collections.abc import Callable
 from queue import Full, Queue
-from typing import TextIO
+from typing import IO, TextIO, cast
 
 from trouper.protocol.logs import FIELDS
 
@@ -22,6 +23,19 @@ LINES = 10_000
 FLUSH_TIMEOUT_S = 1.0
 """Time at the end of the process for the records that wait."""
 Write = Callable[[logging.LogRecord], None]
+
+
+def unbuffer_stderr() -> None:
+    """Write stderr without a buffer from now on, as with PYTHONUNBUFFERED. A thread that waits for a reader would hold the lock of
+    the buffer, which Python flushes when the process ends: a server whose log nobody read did not end. Does nothing if stderr has no
+    file descriptor."""
+    try:
+        raw = io.FileIO(sys.stderr.fileno(), "w", closefd=False)
+    except (OSError, ValueError, AttributeError):  # Closed, absent (None), or an object of the caller's.
+        return
+    sys.stderr = io.TextIOWrapper(
+        cast("IO[bytes]", raw), sys.stderr.encoding, "backslashreplace", line_buffering=True, write_through=True
+    )
 
 
 class LineWriter:

@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 from rich.console import Console
 from rich.logging import RichHandler
 
-from trouper.cli.background_log import BackgroundHandler, LineWriter, Write
+from trouper.cli.background_log import BackgroundHandler, LineWriter, Write, unbuffer_stderr
 from trouper.protocol.logs import CURRENT_REQUEST, FIELDS, REQUEST_ID
 
 LEVELS = ("debug", "info", "warning", "error")
@@ -20,6 +20,7 @@ Format = Literal["auto", "human", "json"]
 
 def configure_logging(level: str, console: Console, form: Format = "auto") -> None:
     """Log in colours on a terminal; elsewhere as a line of JSON for each record, unless plain lines are requested."""
+    unbuffer_stderr()
     write: Write
     if form == "json" or (form == "auto" and not console.is_terminal):
         write = LineWriter(JsonLines())
