@@ -10,13 +10,13 @@ from typing import Any
 import attrs
 
 
-class Missing(Enum):
+class Absence(Enum):
     """The value of a key that is not there, or shall not be."""
 
     MISSING = "missing"
 
 
-MISSING = Missing.MISSING
+MISSING = Absence.MISSING
 KEY_VARIABLE = "TROUPER_API_KEY"
 """The variable that clients read the server's key from, so that it need not stand in their files."""
 
