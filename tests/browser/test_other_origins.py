@@ -286,7 +286,7 @@ async def test_a_link_to_the_live_page_is_followed(browsing: Browser, pages: Pag
 async def test_the_openai_package_streams_on_a_page_of_a_named_origin(browsing: Browser, pages: PageServer) -> None:
     """With a key, which a preflight does not send; and the package's own errors, as it makes them of what it may read."""
     origin = pages.origin("page.example")
-    async with world(says(SAID), cors_origins=origin, api_key=("secret",)) as at:
+    async with world(says(SAID), cors_origins=origin, api_key=("secret",), model_alias=("off",)) as at:
         async with opened(browsing, origin) as page:
             told: Any = await page.run(OPENAI, f"{at.base}/v1", "secret")
             assert told["text"] == told["whole"] == SAID

@@ -85,11 +85,12 @@ async def serving(
 
 
 @asynccontextmanager
-async def serving_manager(manager: ModelManager) -> AsyncIterator[int]:
+async def serving_manager(manager: ModelManager, settings: ServerSettings | None = None) -> AsyncIterator[int]:
     """The port at which `manager` is served."""
+    settings = settings or ServerSettings(port=0)
     shutdown = trio.Event()
     async with trio.open_nursery() as nursery:
-        [url] = await nursery.start(partial(serve_http, manager, ServerSettings(port=0), shutdown=shutdown))
+        [url] = await nursery.start(partial(serve_http, manager, settings, shutdown=shutdown))
         yield int(url.rsplit(":", 1)[1])
         shutdown.set()
 

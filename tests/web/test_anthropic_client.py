@@ -568,7 +568,7 @@ async def test_errors_of_the_edge_are_in_its_shape() -> None:
             assert isinstance(error.body, dict) and error.body["type"] == "error"
             assert error.request_id == error.body["request_id"] == error.response.headers["x-request-id"]
 
-    async with serving(api_key=("k",), max_body_bytes=2000) as served:
+    async with serving(model_alias=("off",), api_key=("k",), max_body_bytes=2000) as served:
         await using(served, check, api_key="k")
         key = "X-Api-Key: k\r\n"
         for request, status, kind in (

@@ -160,7 +160,7 @@ async def test_the_rest_answers_as_described() -> None:
 
 
 async def test_only_a_key_learns_the_names_of_the_models() -> None:
-    async with serving(api_key=("k",)) as served:
+    async with serving(api_key=("k",), model_alias=("off",)) as served:
         stranger, friend = await described(served), await described(served, "Authorization: Bearer k\r\n")
     assert "fake" not in json.dumps(stranger)
     assert friend["components"]["schemas"]["Model"]["enum"] == ["fake"]

@@ -105,7 +105,7 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
 
 
 async def test_errors_name_the_parameter() -> None:
-    async with serving(saying("x")) as served:
+    async with serving(saying("x"), model_alias=("off",)) as served:
         for body, status, param in REFUSED:
             got, said = await ask(served, {"input": "x"} | body, "/v1/responses")
             assert (got, said["error"]["param"]) == (status, param), (body, said)

@@ -13,7 +13,7 @@ import attrs
 import click
 from click.shell_completion import CompletionItem
 
-from trouper.protocol.names import EMBEDDED, require_names
+from trouper.protocol.names import EMBEDDED, require_aliases, require_names
 from trouper.protocol.problems import SettingsInvalid
 from trouper.protocol.settings import ServerSettings, Settings
 
@@ -113,5 +113,7 @@ def models_from(given: Mapping[str, Any]) -> list[Settings]:
 def all_from(given: Mapping[str, Any]) -> tuple[list[Settings], ServerSettings]:
     """Build the settings of the models and of the server. Raises `SettingsInvalid`."""
     models, server = models_from(given), settings_from(ServerSettings, given)
-    require_names([model.model or EMBEDDED for model in models], server.served_model_name)
+    names = [model.model or EMBEDDED for model in models]
+    require_names(names, server.served_model_name)
+    require_aliases(names, server.served_model_name, server.model_alias)
     return models, server

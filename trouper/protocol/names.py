@@ -1,14 +1,19 @@
-"""Names of models in the API."""
+"""Names of models in the API, and the models that answer to names which no model has."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 
 from trouper.protocol.problems import SettingsInvalid
 
 EMBEDDED = "SmolLM2-135M-Instruct"
 """Model that is served without --model."""
 FLAG = "--served-model-name"
+ALIAS_FLAG = "--model-alias"
+ANY_NAME = ("*",)
+"""Aliases of a server with one model that was given none: clients that insist on a name of their own get an answer."""
+NO_ALIASES = ("off",)
 
 
 def names_of(model: str, aliases: Sequence[str], *, default: bool) -> tuple[str, ...]:
@@ -39,3 +44,36 @@ def _parted(alias: str) -> tuple[str, str | None]:
     """Split an alias into the name and its model; None: the default model."""
     name, given, model = alias.partition("=")
     return name, model if given else None
+
+
+def require_aliases(models: Sequence[str], names: Sequence[str], aliases: Sequence[str]) -> None:
+    """Raises `SettingsInvalid` for an alias that no request could use. `models`, `names`: what --model and --served-model-name say."""
+    known = {*models, *(_parted(name)[0] for name in names)}
+    if NO_ALIASES[0] in aliases and tuple(aliases) != NO_ALIASES:
+        raise SettingsInvalid(f"{ALIAS_FLAG} off excludes other aliases; leave it out", ALIAS_FLAG)
+    for alias in aliases:
+        pattern, model = _parted(alias)
+        if not pattern.strip():
+            raise SettingsInvalid(f"{ALIAS_FLAG} {alias!r} has no pattern; give PATTERN, or PATTERN=MODEL", ALIAS_FLAG)
+        if model is not None and model not in known:
+            raise SettingsInvalid(
+                f"{ALIAS_FLAG} {alias}: {model!r} is not served ({', '.join(models)}); give PATTERN=MODEL with one of them",
+                ALIAS_FLAG,
+            )
+
+
+def aliases_in_use(aliases: Sequence[str], models: int) -> tuple[str, ...]:
+    """Return the aliases that a server with this number of models follows: those that were given, else any name if there
+    is one model."""
+    if tuple(aliases) == NO_ALIASES:
+        return ()
+    return tuple(aliases) or (ANY_NAME if models == 1 else ())
+
+
+def aliased(name: str, aliases: Sequence[str], names: Sequence[Sequence[str]]) -> int | None:
+    """Return the index of the model that answers to a name which none has. `names`: the names of each model, the default
+    first. None: no alias matches."""
+    for pattern, model in map(_parted, aliases):
+        if fnmatchcase(name, pattern):
+            return 0 if model is None else next((index for index, own in enumerate(names) if model in own), None)
+    return None

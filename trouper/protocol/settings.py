@@ -256,6 +256,12 @@ class ServerSettings:
     served_model_name: tuple[str, ...] = setting(
         (), "Name of the model in the API, or NAME=MODEL for one of several. Default: what --model says.", repeat=True
     )
+    model_alias: tuple[str, ...] = setting(
+        (),
+        "PATTERN=MODEL: the model that answers to names which none has, as in 'claude-*=MODEL'; PATTERN alone: the first. "
+        "Default: with one model it answers to any name; off: unknown names are refused.",
+        repeat=True,
+    )
     model_memory: ByteSize | None = size(
         None, "Memory for the weights of several models. Default: 0.7 of the device's."
     )

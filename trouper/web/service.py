@@ -27,6 +27,7 @@ from trouper.protocol.record import Reason, RequestRecord
 from trouper.protocol.requests import Generate
 from trouper.protocol.settings import ServerSettings
 from trouper.web.http.body_parsing import parse_json
+from trouper.web.model_aliases import ModelAliases
 from trouper.web.observability.request_log import RequestLog, RequestOrigin
 from trouper.web.output.dialect import Dialect
 from trouper.web.streaming.response_streams import EventStream, collect_all, is_long
@@ -94,7 +95,7 @@ def listed_body(listed: ModelEntry) -> dict[str, Any]:
     body: dict[str, Any] = {"id": listed.names[0], "object": "model", "created": 0, "owned_by": "trouper"}
     if listed.runtime is not None:
         card = listed.runtime.model
-        body |= {"created": card.created, "max_model_len": card.context_length}
+        body |= {"created": card.created, "max_model_len": context_of(listed.runtime)}
     return body | {"loaded": listed.state == "ready"}
 
 
@@ -116,6 +117,7 @@ class Service:
         self._running: dict[str, set[Answer]] = {}
         self._large = trio.CapacityLimiter(LARGE_AT_ONCE)
         self._heap = Heap()
+        self.aliases = ModelAliases(models, settings.model_alias)
 
     # -- the request at hand -----------------------------------------------------------------------
 
@@ -172,8 +174,9 @@ class Service:
     # -- models ------------------------------------------------------------------------------------
 
     async def served(self, model: str | None) -> Served:
-        """Lease the model of that name for as long as this request lasts; None is the default model. Raises
-        `RequestFailed` (404, 503)."""
+        """Lease the model of that name, or the one that answers to it (--model-alias), for as long as this request lasts;
+        None is the default model. Raises `RequestFailed` (404, 503)."""
+        model = None if model is None else self.aliases.resolved(model)
         origin = self._origin(model)
         try:
             lease = await self.models.lease(model)

@@ -55,7 +55,7 @@ class DocumentContext:
     keyed: bool
     """Whether keys are needed."""
     models: Sequence[str] = ()
-    """Names of the models; empty for a client without a key."""
+    """Names of the models; empty for a client without a key, and where other names are answered, too (--model-alias)."""
     vocabulary: int = 2**31
     context: int = 2**63
     dimensions: int = 2**31

@@ -62,7 +62,10 @@ class Pages:
 
     def _context(self) -> DocumentContext:
         listed = self._service.models.entries()
-        names = [name for entry in listed for name in entry.names] if self._known() else []
+        closed = (
+            self._known() and not self._service.aliases.patterns
+        )  # Otherwise the names are private, or not the only ones.
+        names = [name for entry in listed for name in entry.names] if closed else []
         loaded = [entry.runtime for entry in listed if entry.runtime is not None]
         context = DocumentContext(version=VERSION, keyed=self._keys.needed, models=names)
         embedders = [embedder for runtime in loaded if (embedder := runtime.model.embedding) is not None]

@@ -25,7 +25,7 @@ from trouper.web.openai.openai_dialect import Envelope, Extras, token_text_of
 from trouper.web.openai.parameters import stream_options
 from trouper.web.openai.tokenize import parse_detokenize, parse_tokenize, prompt_of, text_of
 from trouper.web.output.output_parser import OutputParser
-from trouper.web.service import Served, Service, as_json, listed_body, now
+from trouper.web.service import Served, Service, as_json, context_of, listed_body, now
 
 
 class OpenAi:
@@ -202,8 +202,7 @@ class OpenAi:
         served = await self._service.served(parsed.model)
         prompt = await self._service.run_off_loop(prompt_of, parsed)
         found = await served.runtime.tokens(prompt)
-        context = served.runtime.model.context_length
-        return as_json({"count": len(found), "max_model_len": context, "tokens": found})
+        return as_json({"count": len(found), "max_model_len": context_of(served.runtime), "tokens": found})
 
     async def detokenize(self) -> Response:
         parsed = await self._service.read(parse_detokenize)

@@ -1,0 +1,55 @@
+"""docs/agents.md, made by `trouper connect` itself: `python -m tests.agents_page` writes it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from trouper.cli.agents.agent import ServedModel
+from trouper.cli.agents.instructions import instructions
+from trouper.cli.commands.connect import AGENTS
+
+PAGE = Path(__file__).parent.parent / "docs" / "agents.md"
+BEGIN = "<!-- What follows is written by `python -m tests.agents_page`. -->\n"
+SERVED = ServedModel("http://127.0.0.1:8000", "mlx-community/Qwen3-Coder-30B-A3B-Instruct-4bit", 262144)
+HOME = Path("/home/you")
+MAX_LINES = 45
+"""A screen."""
+
+
+@contextmanager
+def home_of_the_page() -> Iterator[None]:
+    """A home with defaults only, from which a person works in `project`."""
+    before = dict(os.environ)
+    for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "CLAUDE_CONFIG_DIR", "CODEX_HOME", "QWEN_HOME", "CLINE_DATA_DIR"):
+        os.environ.pop(name, None)
+    for name in ("PI_CODING_AGENT_DIR", "CONTINUE_GLOBAL_DIR"):
+        os.environ.pop(name, None)
+    os.environ["HOME"] = str(HOME)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def sections() -> Iterator[str]:
+    """One section for each client: the command, and what it prints."""
+    for agent in AGENTS.values():
+        text = instructions(agent, SERVED, agent.setup(SERVED)).replace(f"{Path.cwd()}/", "")
+        assert text.count("\n") <= MAX_LINES, agent.name
+        yield f"## {agent.title}\n\n`trouper connect {agent.name}` prints:\n\n```\n{text}```\n"
+
+
+def rendered(page: str) -> str:
+    """Return the page with new sections behind what a person wrote."""
+    written, begin, _ = page.partition(BEGIN)
+    assert begin, "the page lacks the line behind which the sections stand"
+    with home_of_the_page():
+        return written + begin + "\n" + "\n".join(sections())
+
+
+if __name__ == "__main__":
+    PAGE.write_text(rendered(PAGE.read_text()))

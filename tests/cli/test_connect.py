@@ -1,0 +1,280 @@
+"""`trouper connect` against a real server: what it asks, prints, writes and starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from click.testing import CliRunner, Result
+
+from tests.cli.agent_homes import KEY, WITH_FILES, files_in, fill, home, read
+from tests.cli.test_other_servers import saying
+from tests.web.serving import serving
+from tests.web.test_several_models import serving_several
+from trouper import cli
+from trouper.cli.commands.connect import AGENTS, SYNONYMS
+from trouper.cli.exits import USAGE_ERROR
+
+__all__ = ["home"]
+TROUPER = (sys.executable, "-c", "from trouper.cli import main; main()")
+CONTEXT = 4096
+"""The fake engine's."""
+FAKE_CLIENT = """\
+#!{python}
+import json, os, sys
+print(json.dumps({{"arguments": sys.argv[1:], "environment": dict(os.environ)}}))
+"""
+
+
+async def connect(*arguments: str, url: str = "", **variables: str) -> Result:
+    """Run the command in this process."""
+    flags = ("--url", url) if url else ()
+    run = partial(CliRunner().invoke, cli.main, ["connect", *flags, *arguments], env=variables)
+    return await trio.to_thread.run_sync(run)
+
+
+def said(outcome: Result) -> str:
+    assert outcome.exit_code == 0, outcome.output
+    return outcome.stdout
+
+
+def refusal(outcome: Result) -> str:
+    assert outcome.exit_code == USAGE_ERROR, outcome.output
+    return outcome.stderr.splitlines()[-1].removeprefix("trouper: ")
+
+
+# -- what the server has ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+async def test_each_client_gets_address_model_and_context(agent: str, home: Path) -> None:
+    async with serving() as served:
+        url = f"http://127.0.0.1:{served.port}"
+        shown = said(await connect(agent, url=url))
+    assert f"fake at {url}, context {CONTEXT}, output {CONTEXT // 4}\n" in shown
+    assert shown.count(url) > 1
+    assert files_in(home) == {}, "nothing is written unless asked for"
+
+
+async def test_the_context_is_what_one_row_may_have(home: Path) -> None:
+    async with serving(settings={"max_kv_size": 2048}) as served:
+        shown = said(await connect("codex", url=served.base_url))
+    assert "model_context_window = 2048" in shown
+    assert "model_auto_compact_token_limit = 1536" in shown
+
+
+async def test_no_server() -> None:
+    url = "http://127.0.0.1:9"
+    line = refusal(await connect("claude", url=url))
+    assert line == f"no server answers at {url}: start one by `trouper serve`, or say where it is by --url"
+
+
+@pytest.mark.parametrize("body", ["", "[]", '{"data": []}', '{"data": [{}]}', '{"data": [{"id": "x"}]}'])
+async def test_another_server(body: str) -> None:
+    async with saying(models=body) as url:
+        assert refusal(await connect("claude", url=url)) == f"{url} answers, but not as a Trouper server does"
+
+
+async def test_a_model_by_its_name_and_one_that_is_not_there(home: Path) -> None:
+    async with serving_several("small", "large") as served:
+        outcome = await connect("codex", url=served.base_url)
+        assert 'model = "small"' in said(outcome)
+        assert "the server has small, large; --name takes another than the first" in outcome.stderr
+        assert 'model = "large"' in said(await connect("codex", "--name", "large", url=served.base_url))
+        line = refusal(await connect("codex", "--name", "huge", url=served.base_url))
+    assert line == "--name huge: this server has small, large"
+
+
+async def test_another_name_of_a_model_is_its_name(home: Path) -> None:
+    async with serving(served_model_name=("gpt", "other")) as served:
+        assert 'model = "gpt"' in said(await connect("codex", "--name", "other", url=served.base_url))
+
+
+async def test_a_model_that_is_not_loaded_is_loaded_to_know_its_context(home: Path) -> None:
+    """`small`, `middle` and `large` do not fit together."""
+    async with serving_several("large", "middle") as served:
+        shown = said(await connect("codex", "--name", "middle", url=served.base_url))
+    assert f"context {CONTEXT}" in shown
+
+
+async def test_a_context_that_is_too_short_is_named(home: Path) -> None:
+    async with serving() as served:
+        outcome = await connect("claude", url=served.base_url)
+    assert said(outcome)
+    assert "Claude Code's first prompt has about 20000 tokens, and this model holds 4096" in outcome.stderr
+
+
+# -- keys ------------------------------------------------------------------------------------------
+
+
+async def test_a_key_that_is_wanted(home: Path) -> None:
+    async with serving(api_key=(KEY,)) as served:
+        url = f"http://127.0.0.1:{served.port}"
+        missing = refusal(await connect("codex", url=url))
+        assert missing == f"{url} wants an API key: give --api-key, or set TROUPER_API_KEY"
+        wrong = refusal(await connect("codex", "--api-key", "wrong", url=url))
+        assert wrong.startswith(f"{url} does not accept this API key")
+        for agent in AGENTS:
+            for flags in ((), *([("--dry-run",), ("--write",)] if agent in WITH_FILES else [])):
+                outcome = await connect(agent, *flags, url=url, TROUPER_API_KEY=KEY)
+                assert said(outcome)
+                assert KEY not in outcome.output
+        assert read(home / ".codex/config.toml")["model_providers"]["trouper"]["env_key"] == "TROUPER_API_KEY"
+        reminded = said(await connect("codex", "--write", "--api-key", KEY, url=url))
+        assert "set TROUPER_API_KEY where the client starts: the server's key" in reminded
+
+
+async def test_a_key_that_is_not_wanted_stands_nowhere(home: Path) -> None:
+    async with serving() as served:
+        assert said(await connect("aider", "--write", "--api-key", KEY, url=served.base_url))
+    assert read(home / ".aider.conf.yml")["openai-api-key"] == "none"
+
+
+# -- writing ---------------------------------------------------------------------------------------
+
+
+async def test_write_says_what_it_changed_and_dry_run_what_it_would(home: Path) -> None:
+    fill(home)
+    before = (home / ".codex/config.toml").read_text()
+    async with serving() as served:
+        url = f"http://127.0.0.1:{served.port}"
+        diff = said(await connect("codex", "--dry-run", url=url))
+        assert (home / ".codex/config.toml").read_text() == before
+        written = said(await connect("codex", "--write", url=url))
+        again = said(await connect("codex", "--write", url=url))
+        nothing = said(await connect("codex", "--dry-run", url=url))
+    assert '-model = "gpt-5" # the best\n' in diff
+    assert '+model = "fake" # the best\n' in diff
+    assert f'+base_url = "{url}/v1"\n' in diff
+    assert "approval_policy" not in diff
+    assert written.splitlines()[0] == "~/.codex/config.toml: changed"
+    assert "  model = 'fake' (was 'gpt-5')" in written
+    assert "  model_providers.trouper added" in written
+    assert again == nothing == "~/.codex/config.toml: nothing to change\n"
+
+
+async def test_a_bad_file_is_named_and_no_other_is_written(home: Path) -> None:
+    (home / ".pi/agent").mkdir(parents=True)
+    (home / ".pi/agent/settings.json").write_text("{")
+    async with serving() as served:
+        line = refusal(await connect("pi", "--write", url=served.base_url))
+    assert line.startswith("~/.pi/agent/settings.json: it is not JSON: line 1: ")
+    assert line.endswith("; nothing was changed")
+    assert set(files_in(home)) == {".pi/agent/settings.json"}
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+async def test_a_file_that_may_not_be_written(home: Path) -> None:
+    (home / ".codex").mkdir(mode=0o500)
+    async with serving() as served:
+        line = refusal(await connect("codex", "--write", url=served.base_url))
+    assert line == "~/.codex/config.toml: Permission denied; it was not changed"
+
+
+# -- running ---------------------------------------------------------------------------------------
+
+
+def install(directory: Path, program: str) -> None:
+    directory.mkdir(exist_ok=True)
+    path = directory / program
+    path.write_text(FAKE_CLIENT.format(python=sys.executable))
+    path.chmod(0o755)
+
+
+async def ran(agent: str, url: str, *arguments: str, directory: Path, **variables: str) -> Mapping[str, Any]:
+    """What the client gets. A process of its own, since the command becomes the client."""
+    environment = os.environ | {"PATH": f"{directory}:{os.environ['PATH']}", "ANTHROPIC_API_KEY": "sk-mine"} | variables
+    command = [*TROUPER, "connect", agent, "--url", url, "--run", *arguments]
+    outcome = await trio.run_process(command, env=environment, capture_stdout=True, capture_stderr=True, check=False)
+    assert outcome.returncode == 0, outcome.stderr
+    return dict(json.loads(outcome.stdout.splitlines()[-1]))
+
+
+CHANGED_BY_RUN = {"pi": ".pi/agent/models.json"}
+
+
+@pytest.mark.parametrize("agent", [agent.name for agent in AGENTS.values() if agent.program])
+async def test_run_starts_the_client_with_what_it_needs(agent: str, home: Path, tmp_path: Path) -> None:
+    program = AGENTS[agent].program
+    assert program is not None
+    install(tmp_path / "bin", program)
+    async with serving(api_key=(KEY,)) as served:
+        url = f"http://127.0.0.1:{served.port}"
+        client = await ran(agent, url, "--", "-p", "hello", directory=tmp_path / "bin", TROUPER_API_KEY=KEY)
+    given = json.dumps(client)
+    files = files_in(home)
+    assert client["arguments"][-2:] == ["-p", "hello"]
+    assert url in given + "".join(files.values())
+    assert "fake" in given + "".join(files.values())
+    assert not any(KEY in argument for argument in client["arguments"]), "other users can read them"
+    own = {name for name in files if not name.startswith(".cache/trouper/agents/")}
+    assert own == ({CHANGED_BY_RUN[agent]} if agent in CHANGED_BY_RUN else set())
+
+
+async def test_claude_code_gets_no_other_key(home: Path, tmp_path: Path) -> None:
+    install(tmp_path / "bin", "claude")
+    async with serving() as served:
+        client = await ran("claude", f"http://127.0.0.1:{served.port}", directory=tmp_path / "bin")
+    assert "ANTHROPIC_API_KEY" not in client["environment"]
+    [_, settings] = client["arguments"]
+    assert json.loads(settings)["env"]["ANTHROPIC_AUTH_TOKEN"] == "none"
+
+
+async def test_any_other_client_gets_variables(home: Path, tmp_path: Path) -> None:
+    install(tmp_path / "bin", "my-agent")
+    async with serving() as served:
+        client = await ran("cursor", served.base_url, "--", "my-agent", "--fast", directory=tmp_path / "bin")
+        assert client["arguments"] == ["--fast"]
+        assert client["environment"]["OPENAI_BASE_URL"] == served.base_url
+        assert client["environment"]["OPENAI_MODEL"] == client["environment"]["ANTHROPIC_MODEL"] == "fake"
+        line = refusal(await connect("generic", "--run", "--", "no-such-agent", url=served.base_url))
+    assert line == "no-such-agent is not installed"
+
+
+async def test_what_is_not_installed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    async with serving() as served:
+        line = refusal(await connect("codex", "--run", url=served.base_url))
+    assert line == "codex is not installed: npm install -g @openai/codex"
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+async def test_without_a_client_it_lists_them() -> None:
+    lines = said(await connect()).splitlines()
+    assert [line.split()[0] for line in lines] == list(AGENTS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("zed", "--run"), "Zed takes providers from its settings file only: use --write, and start Zed"),
+        (("generic", "--run"), "say what to start: `trouper connect generic --run -- COMMAND`"),
+        (("open-webui", "--write"), "Open WebUI keeps its settings in a database"),
+        (("generic", "--dry-run"), "where a client that is not known has its settings is not known"),
+        (("codex", "--write", "--run"), "give one of --write, --dry-run and --run"),
+        (("codex", "--", "exec"), "'exec' would be an argument of the client: give --run, which starts it"),
+        (("emacs",), "'emacs' is not one of"),
+    ],
+)
+async def test_what_cannot_be_is_refused_before_a_server_is_asked(arguments: tuple[str, ...], line: str) -> None:
+    assert line in refusal(await connect(*arguments, url="http://127.0.0.1:9"))
+
+
+def test_synonyms_are_clients() -> None:
+    assert set(SYNONYMS.values()) <= set(AGENTS)
+
+
+def test_help_names_every_way() -> None:
+    shown = subprocess.run([*TROUPER, "connect", "--help"], capture_output=True, text=True, check=True).stdout
+    for flag in ("--write", "--dry-run", "--run", "--name", "--url", "--api-key"):
+        assert flag in shown

@@ -1,0 +1,163 @@
+"""Changing a client's file: what would change, and writing it so that nothing is lost."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from trouper.cli.agents.config_formats import Format
+from trouper.cli.agents.merging import KEY_VARIABLE, MISSING, ConfigInvalid, Edit, dotted, edits_for, with_edits
+
+SENSITIVE = re.compile(r"key$|token$|secret|password|authorization", re.IGNORECASE)
+SENSITIVE_LINE = re.compile(
+    r"(?P<name>[\w-]*(?:key|token|secret|password|authorization)[\"']?\s*[:=]\s*[\"']?)(?P<value>[^\"',\s]+)",
+    re.IGNORECASE,
+)
+PUBLIC = re.compile(rf"^(?:none|\$\{{\{{|.*\b{KEY_VARIABLE}\b.*|true|false|null)$", re.IGNORECASE)
+"""Values of sensitive names that may be shown: placeholders, and references to the variable."""
+BOM = "\ufeff"
+OWNER_ONLY = 0o600
+
+
+@attrs.frozen
+class ConfigFile:
+    """A file of a client and what must stand in it."""
+
+    path: Path
+    format: Format
+    values: Mapping[str, Any]
+
+
+@attrs.frozen
+class Change:
+    """A file as it is and as it will be. `before` is None if it does not exist."""
+
+    file: ConfigFile
+    before: str | None
+    after: str
+    edits: tuple[Edit, ...]
+    reformatted: bool
+    """Whether the format's library writes the file in another style, so that comments or blanks might be lost."""
+
+    @property
+    def path(self) -> Path:
+        return self.file.path
+
+    def diff(self) -> str:
+        """Return a unified diff without context, since the lines around may hold other keys. Secrets are masked."""
+        shown = short(self.path)
+        lines = difflib.unified_diff(
+            (self.before or "").splitlines(keepends=True),
+            self.after.splitlines(keepends=True),
+            shown if self.before is not None else "/dev/null",
+            shown,
+            n=0,
+        )
+        return "".join(_masked_line(line if line.endswith("\n") else line + "\n") for line in lines)
+
+    def described(self) -> list[str]:
+        """Return a line for each value that is set."""
+        return [_described(edit) for edit in self.edits]
+
+    def write(self) -> Path | None:
+        """Write the file and return its backup, if one was needed. Readers see the old file or the new one. A link stays
+        a link."""
+        target = Path(os.path.realpath(self.path))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        backup = _backed_up(target) if self.reformatted else None
+        mode = target.stat().st_mode & 0o7777 if self.before is not None else OWNER_ONLY
+        _replace(target, self.after, mode)
+        return backup
+
+
+def change_of(file: ConfigFile) -> Change:
+    """Read a file and work out its change. Raises `ConfigInvalid`, in which case nothing was changed."""
+    try:
+        before = _read(file.path)
+        text = before or ""
+        data = file.format.parse(text.removeprefix(BOM).replace("\r\n", "\n"))
+        edits = tuple(edits_for(data, file.values))
+        after = _changed(file.format, text, edits) if edits else text
+        if file.format.parse(after.removeprefix(BOM).replace("\r\n", "\n")) != with_edits(data, list(edits)):
+            raise ConfigInvalid("it is written in a way that cannot be changed safely; add the values by hand")
+        reformatted = bool(edits) and bool(text.strip()) and _changed(file.format, text, ()) != text
+    except ConfigInvalid as invalid:
+        raise ConfigInvalid(f"{short(file.path)}: {invalid}") from invalid
+    return Change(file, before, after, edits, reformatted)
+
+
+def short(path: Path) -> str:
+    """Return the path as a person writes it."""
+    try:
+        return f"~/{path.relative_to(Path.home())}"
+    except ValueError:
+        return str(path)
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_bytes().decode()
+    except FileNotFoundError:
+        return None
+    except UnicodeDecodeError as error:
+        raise ConfigInvalid("it is not UTF-8") from error
+    except OSError as error:
+        raise ConfigInvalid(error.strerror or str(error)) from error
+
+
+def _changed(format: Format, text: str, edits: tuple[Edit, ...]) -> str:
+    """Return the changed text with the line ends and the byte order mark that it had."""
+    mark = BOM if text.startswith(BOM) else ""
+    after = format.changed(text.removeprefix(BOM).replace("\r\n", "\n"), edits)
+    return mark + (after.replace("\n", "\r\n") if "\r\n" in text else after)
+
+
+def _backed_up(path: Path) -> Path:
+    """Copy the file beside itself, under a name that was free."""
+    number = 1
+    while (copy := path.with_name(f"{path.name}.before-trouper{'' if number == 1 else f'-{number}'}")).exists():
+        number += 1
+    _replace(copy, path.read_bytes().decode(), path.stat().st_mode & 0o7777)
+    return copy
+
+
+def _replace(path: Path, text: str, mode: int) -> None:
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(text.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).chmod(mode)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _described(edit: Edit) -> str:
+    what = dotted(edit.path)
+    if edit.new is MISSING:
+        return f"{what} removed"
+    if isinstance(edit.new, dict | list):
+        return f"{what} {'added' if edit.old is MISSING else 'replaced'}"
+    secret = bool(SENSITIVE.search(str(edit.path[-1])))
+    was = "" if edit.old is MISSING else f" (was {_shown(edit.old, secret=secret)})"
+    return f"{what} = {_shown(edit.new, secret=secret)}{was}"
+
+
+def _shown(value: Any, *, secret: bool) -> str:
+    return "***" if secret and not PUBLIC.match(str(value)) else repr(value)
+
+
+def _masked_line(line: str) -> str:
+    return SENSITIVE_LINE.sub(
+        lambda match: match["name"] + (match["value"] if PUBLIC.match(match["value"]) else "***"), line
+    )

@@ -1,0 +1,127 @@
+"""The formats of clients' files: JSON with comments, TOML, YAML. Comments and the order of keys stay."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from trouper.cli.agents import jsonc
+from trouper.cli.agents.merging import ConfigInvalid, Edit, put
+
+DEEPER_LISTS = re.compile(r"^\s*[^\s#-][^\n]*:[ \t]*\n(?:[ \t]*#[^\n]*\n)*[ \t]+- ", re.MULTILINE)
+WIDE = 2**20
+
+
+class Format(Protocol):
+    """A way to read, change and write configurations."""
+
+    name: str
+
+    def parse(self, text: str) -> Any:
+        """Return plain data. Raises `ConfigInvalid`."""
+
+    def changed(self, text: str, edits: Sequence[Edit]) -> str:
+        """Return the text with the edits; without edits, as the format's library writes it."""
+
+    def dump(self, values: Mapping[str, Any]) -> str:
+        """Write values as a new file."""
+
+
+class Json:
+    """JSON, in which comments and trailing commas are accepted."""
+
+    name = "JSON"
+
+    def parse(self, text: str) -> Any:
+        try:
+            return jsonc.loads(text) if text.strip() else {}
+        except jsonc.NotJson as error:
+            raise ConfigInvalid(f"it is not {self.name}: {error}") from error
+
+    def changed(self, text: str, edits: Sequence[Edit]) -> str:
+        text = text if text.strip() else "{}\n"
+        for edit in edits:
+            text = jsonc.with_value(text, edit.path, edit.new)
+        return text
+
+    def dump(self, values: Mapping[str, Any]) -> str:
+        return json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+
+
+class Toml:
+    """TOML by tomlkit."""
+
+    name = "TOML"
+
+    def parse(self, text: str) -> Any:
+        try:
+            return tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigInvalid(f"it is not {self.name}: {error}") from error
+
+    def changed(self, text: str, edits: Sequence[Edit]) -> str:
+        import tomlkit
+
+        document = tomlkit.parse(text)
+        for edit in edits:
+            put(document, edit)
+        return tomlkit.dumps(document)
+
+    def dump(self, values: Mapping[str, Any]) -> str:
+        import tomlkit
+
+        return tomlkit.dumps(values)
+
+
+class Yaml:
+    """YAML by ruamel.yaml."""
+
+    name = "YAML"
+
+    def parse(self, text: str) -> Any:
+        from ruamel.yaml import YAML
+        from ruamel.yaml.error import YAMLError
+
+        try:
+            data = YAML(typ="safe", pure=True).load(text)
+        except YAMLError as error:
+            message = " ".join(str(error).split())
+            raise ConfigInvalid(f"it is not {self.name}: {message[:300]}") from error
+        return {} if data is None else data
+
+    def changed(self, text: str, edits: Sequence[Edit]) -> str:
+        writer = _round_trip(text)
+        document = writer.load(text)
+        if document is None:  # Nothing but comments, which would be lost with an empty document.
+            return text + self.dump({edit.path[0]: edit.new for edit in edits}) if edits else text
+        for edit in edits:
+            put(document, edit)
+        return _written(writer, document)
+
+    def dump(self, values: Mapping[str, Any]) -> str:
+        return _written(_round_trip(""), values)
+
+
+def _round_trip(text: str) -> Any:
+    """Return a reader and writer that keeps comments, with the text's way to indent lists."""
+    from ruamel.yaml import YAML
+
+    writer = YAML()
+    writer.preserve_quotes = True
+    writer.width = WIDE
+    if not text or DEEPER_LISTS.search(text):
+        writer.indent(mapping=2, sequence=4, offset=2)
+    return writer
+
+
+def _written(writer: Any, document: Any) -> str:
+    stream = io.StringIO()
+    writer.dump(document, stream)
+    return stream.getvalue()
+
+
+JSON, TOML, YAML = Json(), Toml(), Yaml()

@@ -1,0 +1,142 @@
+"""`trouper connect`: set up a client so that it uses a running server."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from typing import NoReturn
+
+import click
+
+from trouper.cli.agents.agent import Agent, RunFile, Setup
+from trouper.cli.agents.coding_agents import CODING_AGENTS
+from trouper.cli.agents.config_files import Change, ConfigFile, change_of, short
+from trouper.cli.agents.instructions import instructions
+from trouper.cli.agents.merging import ConfigInvalid, Secret, plain
+from trouper.cli.agents.other_clients import OTHER_CLIENTS
+from trouper.cli.agents.server_query import find_model
+from trouper.cli.client import Where, client_of
+from trouper.cli.exits import refuse
+
+AGENTS = {agent.name: agent for agent in (*CODING_AGENTS, *OTHER_CLIENTS)}
+SYNONYMS = {"cursor": "generic", "claude-code": "claude", "openwebui": "open-webui", "qwen-code": "qwen"}
+
+
+@click.command(short_help="Set up a coding agent to use this server.")
+@client_of
+@click.option("--write", is_flag=True, help="Merge it into the client's own files; what else they hold stays.")
+@click.option("--dry-run", is_flag=True, help="Show what --write would change.")
+@click.option("--run", is_flag=True, help="Start the client so, once, with the arguments behind `--`.")
+@click.option("--name", help="Which of the server's models. Default: its first.")
+@click.argument("agent", type=click.Choice([*AGENTS, *SYNONYMS]), metavar="[AGENT]", required=False)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def connect(where: Where, /, *, agent: str | None, arguments: tuple[str, ...], name: str | None, **mode: bool) -> None:
+    """Print what a client needs to use a running server: URL, model, context and output lengths, as the server says.
+
+    Without AGENT, list the clients that are known.
+    """
+    if agent is None:
+        _list()
+        return
+    if sum(mode.values()) > 1:
+        refuse("give one of --write, --dry-run and --run")
+    if arguments and not mode["run"]:
+        refuse(f"{arguments[0]!r} would be an argument of the client: give --run, which starts it")
+    known = AGENTS[SYNONYMS.get(agent, agent)]
+    _refuse_impossible(known, mode, arguments)
+    found = find_model(where, name)
+    served = found.served
+    for warning in (*found.warnings, *_short_context(known, served.context)):
+        click.secho(f"trouper: {warning}", fg="yellow", err=True)
+    setup = known.setup(served)
+    if mode["write"] or mode["dry_run"]:
+        _merge(setup.files, write=mode["write"])
+        _remind(setup)
+    elif mode["run"]:
+        _run(known, setup, arguments)
+    else:
+        click.echo(instructions(known, served, setup), nl=False)
+
+
+def _list() -> None:
+    for agent in AGENTS.values():
+        click.echo(f"{agent.name:<12}{agent.title}")
+
+
+def _refuse_impossible(agent: Agent, mode: Mapping[str, bool], arguments: tuple[str, ...]) -> None:
+    """Refuse what this client cannot do before a server is asked."""
+    if agent.why_no_write and (mode["write"] or mode["dry_run"]):
+        refuse(agent.why_no_write)
+    if mode["run"] and agent.why_no_run and not (agent.name == "generic" and arguments):
+        refuse(agent.why_no_run)
+
+
+def _short_context(agent: Agent, context: int) -> tuple[str, ...]:
+    if context - agent.first_prompt >= agent.first_prompt // 2:
+        return ()
+    message = (
+        f"{agent.title}'s first prompt has about {agent.first_prompt} tokens, and this model holds {context}: "
+        "serve one with a longer context, or raise --max-kv-size"
+    )
+    return (message,)
+
+
+def _merge(files: tuple[ConfigFile, ...], *, write: bool) -> None:
+    """Change the files, or show how. All are read before the first is written."""
+    try:
+        changes = [change_of(file) for file in files]
+    except ConfigInvalid as invalid:
+        refuse(f"{invalid}; nothing was changed")
+    for change in changes:
+        if not change.edits:
+            click.echo(f"{short(change.path)}: nothing to change")
+        elif write:
+            _write(change)
+        else:
+            click.echo(change.diff(), nl=False)
+
+
+def _write(change: Change) -> None:
+    try:
+        backup = change.write()
+    except OSError as error:
+        refuse(f"{short(change.path)}: {error.strerror or error}; it was not changed")
+    click.echo(f"{short(change.path)}: {'written' if change.before is None else 'changed'}")
+    for line in change.described():
+        click.echo(f"  {line}")
+    if backup is not None:
+        click.echo(f"  comments or blanks may have changed; as it was: {short(backup)}")
+
+
+def _remind(setup: Setup) -> None:
+    """Name the variables that the written files refer to."""
+    for name, value in setup.exports.items():
+        if name not in os.environ:
+            shown = "the server's key" if isinstance(value, Secret) else value
+            click.echo(f"set {name} where the client starts: {shown}")
+
+
+def _run(agent: Agent, setup: Setup, arguments: tuple[str, ...]) -> NoReturn:
+    """Become the client."""
+    program, *own = (agent.program,) if agent.program else arguments
+    path = shutil.which(program)
+    if path is None:
+        refuse(f"{program} is not installed{f': {agent.install}' if agent.install else ''}")
+    _merge(setup.merged_to_run, write=True)
+    for file in setup.run_files:
+        _rewrite(agent, file)
+    environment = {name: value for name, value in os.environ.items() if name not in setup.unset}
+    environment |= {name: plain(value) for name, value in setup.variables.items()}
+    more = arguments if agent.program else tuple(own)
+    os.execve(path, [program, *setup.arguments, *more], environment)  # noqa: S606 - the client that was named
+
+
+def _rewrite(agent: Agent, file: RunFile) -> None:
+    """Write a file of one run, in which nothing else needs to be kept."""
+    path = file.path(agent.name)
+    path.unlink(missing_ok=True)
+    try:
+        change_of(ConfigFile(path, file.format, file.values)).write()
+    except (ConfigInvalid, OSError) as error:
+        refuse(f"{short(path)}: {error}")

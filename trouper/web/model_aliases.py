@@ -1,0 +1,39 @@
+"""Which model answers a request for a name that no model has (--model-alias)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from trouper.actors.runtime.served_models import Models
+from trouper.protocol.names import aliased, aliases_in_use
+
+log = logging.getLogger("trouper.web")
+MAX_LOGGED = 100
+"""Number of unknown names whose first use is logged. Clients choose the names, so there is a bound."""
+
+
+class ModelAliases:
+    """The aliases of the served models. Their number does not change while the server runs."""
+
+    def __init__(self, models: Models, given: Sequence[str]) -> None:
+        self._models, self._given = models, given
+        self._logged: set[str] = set()
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """Patterns of names that are answered although no model has them."""
+        return aliases_in_use(self._given, len(self._models.entries()))
+
+    def resolved(self, name: str) -> str:
+        """Return the name of the model that answers: `name` itself if a model has it, or if no alias matches."""
+        names = [entry.names for entry in self._models.entries()]
+        if any(name in own for own in names):
+            return name
+        index = aliased(name, self.patterns, names)
+        if index is None:
+            return name
+        if name not in self._logged and len(self._logged) < MAX_LOGGED:
+            self._logged.add(name)
+            log.info("no model is named %.200r; %s answers (--model-alias)", name, names[index][0])
+        return names[index][0]
