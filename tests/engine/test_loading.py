@@ -51,6 +51,16 @@ def test_loads_and_answers_as_built(llama: Path) -> None:
     assert any("MiB" in line for line in said)
 
 
+def test_what_is_adapted_to_the_chat_template_is_one_line_and_on_the_card(llama: Path) -> None:
+    """This template shows the text of each message, and no calls."""
+    said: list[str] = []
+    loaded = load(Settings(model=str(llama)), said.append)
+    assert dict(loaded.card.adapted_messages) == {"calls": "earlier calls become text"}
+    assert [line for line in said if "earlier calls become text" in line] == [
+        "messages are adapted to the chat template: calls: earlier calls become text"
+    ]
+
+
 def test_who_watches_sees_all_bytes_go_by(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the weights, and of the files that are read again for their digests; and the steps of the self-check."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -378,7 +378,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user"}]}, "messages.0.content"),
     ({"messages": [{"role": "user", "content": "x", "name": "y"}]}, "messages.0.name"),
     ({"messages": [{"role": "user", "content": ["x"]}]}, "messages.0.content.0"),
-    ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "'image'"),
+    ({"messages": [{"role": "user", "content": [{"type": "search_result", "source": {}}]}]}, "'search_result'"),
     ({"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]}, "'document'"),
     ({"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "x"}]}]}, "'tool_use'"),
     ({"messages": [{"role": "assistant", "content": [{"type": "server_tool_use"}]}]}, "'server_tool_use'"),
@@ -391,7 +391,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
             "messages": [
                 {
                     "role": "user",
-                    "content": [{"type": "tool_result", "tool_use_id": "x", "content": [{"type": "image"}]}],
+                    "content": [{"type": "tool_result", "tool_use_id": "x", "content": [{"type": "document"}]}],
                 }
             ]
         },

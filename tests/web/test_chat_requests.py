@@ -99,7 +99,7 @@ def test_logprobs_are_none_or_so_many_of_the_top() -> None:
         ({"tools": OFFERED, "tool_choice": {"type": "function", "function": {"name": "h"}}}, "tool_choice"),
         ({"tools": [tool("f"), tool("f")]}, "tools"),
         ({"tools": [tool("a b")]}, "tools.0.function.name"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content.0"),
+        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages.0.content.0"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages.0.content"),
         ({"messages": [{"role": "user"}]}, "messages.0.content"),
         ({"messages": [{"role": "robot", "content": "a"}]}, "messages.0.role"),

@@ -127,7 +127,7 @@ async def test_errors_have_four_keys_and_name_the_parameter() -> None:
         ({"model": "other"}, 404, "model"),
         ({"messages": []}, 400, "messages"),
         ({"messages": [{"role": "wizard", "content": "x"}]}, 400, "messages.0.role"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages.0.content.0"),
+        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, 400, "messages.0.content.0"),
         ({"messages": [{"role": "user", "content": 3}]}, 400, "messages.0.content"),
         ({"extra_body": {"temperature": "0"}}, 400, "temperature"),
         ({"extra_body": {"stream": "false"}}, 400, "stream"),

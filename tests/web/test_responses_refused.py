@@ -23,7 +23,11 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
     ({"input": [{"role": "user", "content": "x", "status": "done"}]}, 400, "input.0.status"),
     ({"input": [{"role": "user", "content": "x", "id": ""}]}, 400, "input.0.id"),
     ({"input": [{"role": "user", "content": "x", "new": 1}]}, 400, "input.0.new"),
-    ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, 400, "input.0.content.0"),
+    (
+        {"input": [{"role": "assistant", "content": [{"type": "input_image", "image_url": "x"}]}]},
+        400,
+        "input.0.content.0",
+    ),
     ({"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]}, 400, "input.0.content.0"),
     ({"input": [{"role": "user", "content": [{"type": "input_audio"}]}]}, 400, "input.0.content.0"),
     ({"input": [{"role": "user", "content": [{"type": "refusal", "refusal": "x"}]}]}, 400, "input.0.content.0"),

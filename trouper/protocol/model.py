@@ -105,6 +105,8 @@ class ModelCard:
     """Number of processes that compute the model together."""
     drafts_by_default: bool = True
     """Speculation default for requests that do not set it, where rows can draft."""
+    adapted_messages: tuple[tuple[str, str], ...] = ()
+    """Changes of messages that the chat template needs, each by name and as text for a person."""
 
     @property
     def batching(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import attrs
@@ -36,6 +36,8 @@ class ChatPrompt:
 
     messages: tuple[Mapping[str, Any], ...]
     template_kwargs: Mapping[str, Any] = attrs.field(factory=dict)
+    ignored: tuple[str, ...] = ()
+    """Types of those parts of the messages that the model cannot read, such as images; a placeholder stands for each."""
 
 
 Prompt = TextPrompt | TokenPrompt | ChatPrompt
@@ -91,3 +93,9 @@ class Generate:
     """Lower is scheduled first, as in vLLM."""
     timeouts: Timeouts | None = None
     """Time limits of this request; None: the runtime's defaults."""
+
+
+def ignored_parts(requests: Iterable[Generate]) -> tuple[str, ...]:
+    """Return the types of parts that the model cannot read, of all these requests, once each: what a response has to name."""
+    chats = [request.prompt for request in requests if isinstance(request.prompt, ChatPrompt)]
+    return tuple(sorted({name for prompt in chats for name in prompt.ignored}))

@@ -28,6 +28,7 @@ from trouper.protocol.requests import Generate
 from trouper.protocol.settings import ServerSettings
 from trouper.web.http.body_parsing import parse_json
 from trouper.web.model_aliases import ModelAliases
+from trouper.web.observability.ignored_log import IgnoredLog
 from trouper.web.observability.request_log import RequestLog, RequestOrigin
 from trouper.web.output.dialect import Dialect
 from trouper.web.streaming.response_streams import EventStream, collect_all, is_long
@@ -118,6 +119,7 @@ class Service:
         self._large = trio.CapacityLimiter(LARGE_AT_ONCE)
         self._heap = Heap()
         self.aliases = ModelAliases(models, settings.model_alias)
+        self._ignored_log = IgnoredLog()
 
     # -- the request at hand -----------------------------------------------------------------------
 
@@ -221,6 +223,7 @@ class Service:
         request, however it ends. `priority` None: that of the API key."""
         if priority is None:
             priority = self._keys.priority_of(request.headers.get("Authorization"), request.headers.get("X-Api-Key"))
+        self._ignored_log.note(generates)
         return [await self._submit(served, attrs.evolve(generate, priority=priority)) for generate in generates]
 
     async def _submit(self, served: Served, generate: Generate) -> Answer:

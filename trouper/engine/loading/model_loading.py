@@ -69,9 +69,8 @@ class EvaluatedModel:
 def load(
     settings: Settings, report: Callable[[str], None], watch: LoadWatch = nobody_watches, group: RankGroup = ALONE
 ) -> EvaluatedModel:
-    """Load the model that the settings name, or this rank's part of it. `report` gets one line for each stage, `watch` the
-    progress of long stages. Raises `ModelUnusable` with one line. With several ranks it waits for all of them, after its
-    own part is loaded."""
+    """Load the model, or this rank's part of it. `report` gets one line for each stage, `watch` the progress of long stages.
+    Raises `ModelUnusable` with one line. With several ranks it waits for all of them, after its own part is loaded."""
     name = settings.model or bundled_model.NAME
     found, hub_tokenizer = _checked(settings, report, watch, group)
     directory = found.directory
@@ -93,6 +92,7 @@ def load(
         ranks=group.size,
         cache_bytes=min(group.gather(_cache_bytes(settings, model, group))),
         self_check=check,
+        adapted_messages=hub_tokenizer.template.lines,
     )
     if settings.blocks_dir is not None and card.kv.cached:
         progress = stage(watch, name, "reading again for the cache's sake")
@@ -117,6 +117,9 @@ def _checked(
     directory = resolve(settings.model, report, watch)
     found = checkpoint.inspect(directory)
     hub_tokenizer = tokenizer.load(directory, found.config, _generation_config(directory))
+    if hub_tokenizer.template.lines:
+        changes = "; ".join(f"{name}: {text}" for name, text in hub_tokenizer.template.lines)
+        report(f"messages are adapted to the chat template: {changes}")
     checkpoint.require_memory(found.loaded_bytes, directory, group)
     report(f"loading {found.architecture} from {directory}: {found.loaded_bytes / 2**20:.0f} MiB on {device.name()}")
     return found, hub_tokenizer

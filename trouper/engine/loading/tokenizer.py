@@ -16,6 +16,8 @@ from transformers import PreTrainedTokenizerFast
 
 from trouper import heap
 from trouper.engine.grammars.grammar_compiler import COMPILE_S, Grammars, TokenizerVocabulary
+from trouper.engine.loading.message_adaptation import Message
+from trouper.engine.loading.template_probe import TemplateReport, probe
 from trouper.engine.loading.token_bytes import TokenTable, token_table
 from trouper.engine.platform.error_text import first_line_of
 from trouper.protocol.grammar import Grammar
@@ -50,6 +52,8 @@ class HubTokenizer:
     _specials: Mapping[int, str]
     grammars: Grammars | None = None
     """Grammars of the tokenizer's model, once that is loaded."""
+    template: TemplateReport = attrs.field(factory=TemplateReport)
+    """How messages are changed for the chat template."""
 
     @cached_property
     def longest_token(self) -> int:
@@ -84,9 +88,9 @@ class HubTokenizer:
         return str(self._templated(messages, {**kwargs, "tokenize": False}))
 
     def _templated(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> Any:
-        plain = [dict(message) for message in messages]
         try:
-            return self._wrapped.apply_chat_template(plain, **{"add_generation_prompt": True, **options})
+            adapted = self.template.adaptation.adapted(messages)
+            return self._wrapped.apply_chat_template(adapted, **{"add_generation_prompt": True, **options})
         except TEMPLATE_FAULTS as error:
             raise bad_request(f"the model's chat template refuses these messages: {error}", "messages") from error
 
@@ -150,13 +154,23 @@ def load(directory: Path, *configs: Config) -> HubTokenizer:
         table = _visible(token_table(wrapped), wrapped)
     except Exception as error:  # files of any kind, read by code of any kind: whatever it raises, they are unusable
         raise ModelUnusable(f"{directory} has no usable tokenizer: {first_line_of(error)}") from error
+    has_template = bool(wrapped.has_chat_template)
     return HubTokenizer(
         eos_token_ids=frozenset(wrapped.eos_token_ids).union(*map(eos_ids, configs)),
-        has_chat_template=bool(wrapped.has_chat_template),
+        has_chat_template=has_template,
         wrapped=wrapped,
         bytes=table.pieces,
         specials=table.specials,
+        template=probe(partial(_rendered, wrapped)) if has_template else TemplateReport(),
     )
+
+
+def _rendered(wrapped: TokenizerWrapper, messages: Sequence[Message], options: Mapping[str, Any]) -> str:
+    """Render messages for the probe. Raises whatever a template raises, and `TypeError` if the result is no text."""
+    rendered = wrapped.apply_chat_template([*messages], add_generation_prompt=True, tokenize=False, **options)
+    if not isinstance(rendered, str):
+        raise TypeError("the template gives no text")
+    return rendered
 
 
 def eos_ids(config: Config) -> frozenset[int]:

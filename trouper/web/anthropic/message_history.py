@@ -12,6 +12,7 @@ from trouper.web.anthropic.thinking import thought
 from trouper.web.http.body_faults import explains, says
 from trouper.web.http.body_parsing import combination
 from trouper.web.http.field_types import MAX_MESSAGES, Ignored
+from trouper.web.http.image_placeholder import PLACEHOLDER, names_of
 from trouper.web.http.request_body import SentBack
 from trouper.web.http.request_schema import Json, Refused
 
@@ -58,6 +59,13 @@ def _only(*kinds: str) -> Meta:
     return explains(explain)
 
 
+class ImageBlock(SentBack, tag="image", frozen=True):
+    """An image. The model reads text only, so a placeholder stands for it."""
+
+    source: Ignored = None
+    cache_control: Ignored = None
+
+
 NO_BLOCKS = says("{path} must be a string or an array of blocks, not {type}", "invalid_type")
 TextContent = Annotated[str | list[Annotated[TextBlock, _only("text")]], NO_BLOCKS]
 
@@ -66,19 +74,19 @@ class ToolResultBlock(SentBack, tag="tool_result", frozen=True):
     """The result of a call."""
 
     tool_use_id: str
-    content: TextContent | None = None
+    content: Annotated[str | list[Annotated[TextBlock | ImageBlock, _only("text", "image")]], NO_BLOCKS] | None = None
     is_error: bool | None = None
     cache_control: Ignored = None
 
 
-UserBlock = TextBlock | ToolResultBlock
+UserBlock = TextBlock | ImageBlock | ToolResultBlock
 AssistantBlock = TextBlock | ToolUseBlock | ThinkingBlock | RedactedThinkingBlock
 
 
 class UserTurn(SentBack, tag_field="role", tag="user", frozen=True):
     """What the user says, and results of calls."""
 
-    content: Annotated[str | list[Annotated[UserBlock, _only("text", "tool_result")]], NO_BLOCKS]
+    content: Annotated[str | list[Annotated[UserBlock, _only("text", "image", "tool_result")]], NO_BLOCKS]
 
 
 class AssistantTurn(SentBack, tag_field="role", tag="assistant", frozen=True):
@@ -137,9 +145,22 @@ def _turns(message: ConversationTurn, names: dict[str, str]) -> list[Json]:
     if isinstance(message.content, str):
         return [{"role": role, "content": message.content}]
     return [
-        {"role": role, "content": block.text} if isinstance(block, TextBlock) else _result(block, names)
+        _result(block, names) if isinstance(block, ToolResultBlock) else {"role": role, "content": _text(block)}
         for block in message.content
     ] or [{"role": role, "content": ""}]
+
+
+def _text(block: TextBlock | ImageBlock) -> str:
+    return PLACEHOLDER if isinstance(block, ImageBlock) else block.text
+
+
+def ignored_of(messages: Sequence[ConversationTurn]) -> tuple[str, ...]:
+    """Return the types of blocks that a placeholder stands for."""
+    turns = [message.content for message in messages if isinstance(message, UserTurn)]
+    blocks = [block for content in turns if isinstance(content, list) for block in content]
+    results = [block.content for block in blocks if isinstance(block, ToolResultBlock)]
+    parts = [part for content in results if isinstance(content, list) for part in content]
+    return names_of((*blocks, *parts), ImageBlock)
 
 
 def _answer(blocks: Sequence[AssistantBlock], names: dict[str, str]) -> Json:
@@ -163,7 +184,7 @@ def _call(block: ToolUseBlock) -> Json:
 
 def _result(block: ToolResultBlock, names: dict[str, str]) -> Json:
     content = block.content or ""
-    text = content if isinstance(content, str) else "\n".join(part.text for part in content)
+    text = content if isinstance(content, str) else "\n".join(map(_text, content))
     turn = {
         "role": "tool",
         "tool_call_id": block.tool_use_id,

@@ -11,7 +11,7 @@ from trouper.protocol.problems import bad_request
 from trouper.protocol.requests import ChatPrompt, Generate
 from trouper.protocol.sampling import Sampling
 from trouper.web.anthropic import schemas
-from trouper.web.anthropic.message_history import TextContent, Turns, continues, conversation_of
+from trouper.web.anthropic.message_history import TextContent, Turns, continues, conversation_of, ignored_of
 from trouper.web.anthropic.message_tools import CustomTools, ToolChoiceObject, tools_of
 from trouper.web.anthropic.thinking import Thinking, ThinkingParameter, thinking_of
 from trouper.web.http.body_faults import explains, ordered, says
@@ -209,7 +209,7 @@ def prompt_of(request: CountRequest) -> ChatPrompt:
         kwargs["tools"] = [*tools.offered]
     if continues(messages):
         kwargs |= {"add_generation_prompt": False, "continue_final_message": True}
-    return ChatPrompt(messages, kwargs)
+    return ChatPrompt(messages, kwargs, ignored_of(request.messages))
 
 
 def _check_together(tools: Tools, thinking: Thinking, output: Output) -> None:

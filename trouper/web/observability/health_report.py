@@ -39,6 +39,7 @@ HEALTH = full(
         "directory": OBJECT,
         "ranks": array(OBJECT),
         "self_check": SELF_CHECK,
+        "adapted_messages": {"type": "object", "additionalProperties": TEXT},
     }
 )
 
@@ -73,6 +74,7 @@ def _model_body(runtime: Runtime) -> dict[str, Any]:
         "directory": attrs.asdict(health.directory),
         "ranks": [_rank(rank) for rank in health.ranks.ranks],
         "self_check": self_check_body(runtime.model),
+        "adapted_messages": dict(runtime.model.adapted_messages),
     }
 
 

@@ -15,7 +15,7 @@ from trouper.web.http.request_body import structure
 from trouper.web.http.request_schema import HARMLESS, Json, Refused
 from trouper.web.http.request_seed import choices_of
 from trouper.web.openai import schemas
-from trouper.web.openai.chat_messages import Messages, messages_of
+from trouper.web.openai.chat_messages import Messages, ignored_of, messages_of
 from trouper.web.openai.chat_tools import FunctionTools, ToolChoice, tools_of
 from trouper.web.openai.parameters import NOT_SUPPORTED, Parameters, min_tokens_of, sampling_of, stops_of
 from trouper.web.openai.response_format import grammar_of
@@ -87,7 +87,7 @@ def chat_to_generate(request: ChatRequest, request_id: str, default_seed: int | 
     limit = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
     generate = Generate(
         request_id=request_id,
-        prompt=ChatPrompt(messages_of(request.messages), kwargs),
+        prompt=ChatPrompt(messages_of(request.messages), kwargs, ignored_of(request.messages)),
         sampling=sampling_of(request, default_seed),
         max_tokens=limit,
         stop=stops_of(request.stop),

@@ -11,6 +11,7 @@ from trouper.protocol.problems import bad_request
 from trouper.web.http.body_faults import says
 from trouper.web.http.body_parsing import json_type
 from trouper.web.http.field_types import MAX_MESSAGES, Ignored, Text
+from trouper.web.http.image_placeholder import PLACEHOLDER, names_of
 from trouper.web.http.request_body import SentBack
 from trouper.web.http.request_schema import Json
 from trouper.web.openai import schemas
@@ -27,8 +28,19 @@ class TextPart(SentBack, tag="text", frozen=True):
     prompt_cache_breakpoint: Ignored = None
 
 
+class ImagePart(SentBack, tag="image_url", frozen=True):
+    """An image. The model reads text only, so a placeholder stands for it."""
+
+    image_url: Ignored = None
+    cache_control: Ignored = None
+    prompt_cache_breakpoint: Ignored = None
+
+
 Parts = list[
-    Annotated[TextPart, says("{path}: only parts of type text are supported, not {tag!r}", "unsupported_content")]
+    Annotated[
+        TextPart | ImagePart,
+        says("{path}: only parts of type text and image_url are supported, not {tag!r}", "unsupported_content"),
+    ]
 ]
 Content = Annotated[str | Parts, says(NOT_TEXT, "invalid_type")]
 
@@ -107,10 +119,19 @@ def _answer(message: AssistantMessage, path: str) -> Json:
     return plain
 
 
-def _text(content: str | Sequence[TextPart], path: str) -> str:
+def ignored_of(messages: Sequence[ChatMessage]) -> tuple[str, ...]:
+    """Return the types of parts that a placeholder stands for."""
+    contents = [message.content for message in messages if isinstance(message.content, list)]
+    return names_of((part for content in contents for part in content), ImagePart)
+
+
+def _text(content: str | Sequence[TextPart | ImagePart], path: str) -> str:
     if isinstance(content, str):
         return checked_text(content, path, "content")
-    return "".join(checked_text(part.text, path, f"content.{index}.text") for index, part in enumerate(content))
+    return "".join(
+        PLACEHOLDER if isinstance(part, ImagePart) else checked_text(part.text, path, f"content.{index}.text")
+        for index, part in enumerate(content)
+    )
 
 
 def checked_text(text: str, path: str, name: str) -> str:

@@ -15,7 +15,7 @@ from trouper.web.http.field_types import MAX_TOKENS, Model, TokenId
 from trouper.web.http.request_body import Body, structure
 from trouper.web.http.request_schema import Json, Refused
 from trouper.web.openai import schemas
-from trouper.web.openai.chat_messages import Messages, messages_of
+from trouper.web.openai.chat_messages import Messages, ignored_of, messages_of
 from trouper.web.openai.openai_dialect import token_text_of
 from trouper.web.openai.template_kwargs import TemplateKwargs, template_kwargs
 
@@ -58,7 +58,8 @@ def prompt_of(request: TokenizeRequest) -> Prompt:
             raise combination("chat_template_kwargs needs messages", "chat_template_kwargs")
         check_text(request.prompt, "prompt")
         return TextPrompt(request.prompt)
-    return ChatPrompt(messages_of(request.messages or ()), template_kwargs(request.chat_template_kwargs))
+    messages = request.messages or ()
+    return ChatPrompt(messages_of(messages), template_kwargs(request.chat_template_kwargs), ignored_of(messages))
 
 
 def text_of(request: DetokenizeRequest, tokenizer: Tokenizer, vocabulary: int) -> str:

@@ -12,6 +12,7 @@ from trouper.protocol.problems import bad_request
 from trouper.web.http.body_faults import explains, says
 from trouper.web.http.body_parsing import json_type
 from trouper.web.http.field_types import Ignored, JsonText
+from trouper.web.http.image_placeholder import PLACEHOLDER, names_of
 from trouper.web.http.request_body import SentBack
 from trouper.web.openai.chat_tools import arguments_of
 from trouper.web.output.dialect import Json
@@ -24,6 +25,7 @@ Status = Annotated[
     Literal["completed", "incomplete", "in_progress"], says(f"{{path}} must be one of {', '.join(STATUSES)}")
 ]
 PARTS = ("input_text", "output_text")
+INPUT_PARTS = (*PARTS, "input_image")
 NOT_A_PART = "{path}: only parts of type {known} are supported, not {tag!r}"
 
 
@@ -52,6 +54,15 @@ class InputText(SentBack, tag="input_text", frozen=True):
     """Text of a prompt."""
 
     text: str
+    prompt_cache_breakpoint: Ignored = None
+
+
+class InputImage(SentBack, tag="input_image", frozen=True):
+    """An image. The model reads text only, so a placeholder stands for it, also in what is stored."""
+
+    image_url: Ignored = None
+    file_id: Ignored = None
+    detail: Ignored = None
     prompt_cache_breakpoint: Ignored = None
 
 
@@ -100,23 +111,27 @@ class InputMessage(_Item, tag="message", kw_only=True, frozen=True):
         says("{path} must be one of user, assistant, system, developer, not {value!r}"),
     ]
     content: Annotated[
-        str | list[InputText | OutputText | RefusalText],
+        str | list[InputText | OutputText | RefusalText | InputImage],
         says("{path} must be a string or an array of parts, not {type}", "invalid_type"),
     ]
     phase: Ignored = None
 
     def stored(self, path: str) -> Json:
         """Return the item as it is stored. Raises `RequestFailed` (400), as in the other types of items."""
-        parts: Sequence[InputText | OutputText | RefusalText]
+        parts: Sequence[InputText | OutputText | RefusalText | InputImage]
         parts = [InputText(self.content)] if isinstance(self.content, str) else self.content
         content = [self._part(part, f"{path}.content.{index}") for index, part in enumerate(parts)]
         return self.head("message", "msg_") | {"role": self.role, "content": content}
 
-    def _part(self, part: InputText | OutputText | RefusalText, path: str) -> Json:
+    def _part(self, part: InputText | OutputText | RefusalText | InputImage, path: str) -> Json:
+        if isinstance(part, InputImage):
+            if self.role == "assistant":
+                _refuse_part((*PARTS, "refusal"), "input_image", path)
+            return _input_text(PLACEHOLDER)
         if not isinstance(part, RefusalText):
             return text_part(part.text) if self.role == "assistant" else _input_text(part.text)
         if self.role != "assistant":
-            _refuse_part(PARTS, "refusal", path)
+            _refuse_part(INPUT_PARTS, "refusal", path)
         return {"type": "refusal", "refusal": part.refusal}
 
 
@@ -138,13 +153,17 @@ class FunctionCallOutputItem(_Item, tag="function_call_output", kw_only=True, fr
 
     call_id: str
     output: Annotated[
-        str | list[Annotated[InputText, _part("input_text")]],
+        str | list[Annotated[InputText | InputImage, _part("input_text or input_image")]],
         says("{path} must be a string, not {type}", "invalid_type"),
     ]
     name: Ignored = None
 
     def stored(self, _: str) -> Json:
-        output = self.output if isinstance(self.output, str) else [_input_text(part.text) for part in self.output]
+        output: str | list[Json]
+        if isinstance(self.output, str):
+            output = self.output
+        else:
+            output = [_input_text(PLACEHOLDER if isinstance(part, InputImage) else part.text) for part in self.output]
         return self.head("function_call_output", "fco_") | {"call_id": self.call_id, "output": output}
 
 
@@ -174,6 +193,17 @@ Item = InputMessage | FunctionCallItem | FunctionCallOutputItem | ReasoningItem 
 KINDS = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
 
 
+def ignored_of(items: str | Sequence[Item] | None) -> tuple[str, ...]:
+    """Return the types of parts that a placeholder stands for."""
+    contents: list[Sequence[object]] = []
+    for item in items if items is not None and not isinstance(items, str) else ():
+        if isinstance(item, InputMessage):
+            contents.append(item.content)
+        elif isinstance(item, FunctionCallOutputItem):
+            contents.append(item.output)
+    return names_of((part for content in contents if isinstance(content, list) for part in content), InputImage)
+
+
 def explain_input(value: Any, path: str) -> None:
     if not isinstance(value, str | list):
         detail = f"{path} must be a string or an array of items, not {json_type(value)}"
@@ -189,7 +219,7 @@ def explain_item(value: Any, path: str) -> None:
     if kind not in KINDS:
         raise bad_request(f"{path}: items of type {kind!r} are not supported here", f"{path}.type", "unsupported_item")
     if kind == "message" and isinstance(value.get("content"), list):
-        known = (*PARTS, "refusal") if value.get("role") == "assistant" else PARTS
+        known = (*PARTS, "refusal") if value.get("role") == "assistant" else INPUT_PARTS
         for index, part in enumerate(value["content"]):
             part_kind = part.get("type") if isinstance(part, dict) else None
             if part_kind not in known:

@@ -23,7 +23,7 @@ from trouper.web.openai.response_format import TextOutputFormat, format_grammar
 from trouper.web.openai.template_kwargs import TemplateKwargs, template_kwargs
 from trouper.web.output.tool_calls import Tools
 from trouper.web.responses import schemas
-from trouper.web.responses.item_types import Input, with_types
+from trouper.web.responses.item_types import Input, ignored_of, with_types
 from trouper.web.responses.response_tools import FlatToolChoice, FlatTools, tools_of
 
 MAX_DEPTH = 256
@@ -197,7 +197,7 @@ def response_to_generate(
     request = resolved.request
     return Generate(
         request_id=request_id,
-        prompt=ChatPrompt(messages, _variables(resolved)),
+        prompt=ChatPrompt(messages, _variables(resolved), ignored_of(request.input)),
         sampling=sampling_of(request, default_seed),
         max_tokens=request.max_output_tokens,
         stop=stops_of(request.stop),

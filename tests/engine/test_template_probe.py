@@ -1,0 +1,263 @@
+"""Messages in any order, for chat templates that behave like those of the families that agents meet."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
+
+from tests.engine.test_tokenizer import saved
+from tests.families import save_tokenizer
+from trouper.engine.loading.template_probe import TOOL
+from trouper.engine.loading.tokenizer import HubTokenizer
+from trouper.protocol.problems import RequestFailed
+
+TEMPLATES = Path(__file__).parent.parent / "chat_templates"
+FAMILIES = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
+ENDS = [
+    "<|im_end|>",
+    "<|end|>",
+    "<|eot_id|>",
+    "</s>",
+    "<end_of_turn>",
+    "<eos>",
+    "<call>",
+    "[/INST]",
+    "<User>",
+    "<result>",
+]
+"""Markers that are special tokens of these tokenizers, as in the real ones."""
+ANY_TEXT = "(?:be|ask|answer|file|dir|text|look)-[a-z]+"
+"""A text of these conversations."""
+Json = dict[str, Any]
+
+
+def tokenizer_of(directory: Path, template: str) -> HubTokenizer:
+    save_tokenizer(directory)
+    backend = Backend.from_file(str(directory / "tokenizer.json"))
+    backend.add_special_tokens([AddedToken(end, special=True, normalized=False) for end in ENDS])
+    return saved(backend, directory, chat_template=template)
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, HubTokenizer]:
+    return {
+        name: tokenizer_of(tmp_path_factory.mktemp(name), (TEMPLATES / f"{name}.jinja").read_text("utf-8"))
+        for name in FAMILIES
+    }
+
+
+ADAPTED: dict[str, set[str]] = {
+    "qwen3": set(),
+    "qwen3_5": {"system", "first_user", "later_system", "system_after_tool"},
+    "gpt_oss": {"system", "later_system", "system_after_tool", "parallel_calls"},
+    "llama3": {"calls", "parallel_calls"},
+    "mistral": {
+        "system", "later_system", "system_after_tool", "users", "assistants", "first_user", "user_after_tool", "call_ids",
+        "calls",
+    },
+    "gemma": {"system", "later_system", "system_after_tool", "users", "assistants", "first_user", "calls", "results"},
+    "deepseek": {"later_system", "system_after_tool", "arguments", "empty_results"},
+    "parts": {"content", "calls"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_only_what_a_template_refuses_or_drops_is_adapted(tokenizers: Mapping[str, HubTokenizer], family: str) -> None:
+    report = tokenizers[family].template
+    assert {name for name, _ in report.lines} == ADAPTED[family]
+    assert report.refused == ()
+
+
+def message(role: str, content: str, **fields: Any) -> Json:
+    return {"role": role, "content": content, **fields}
+
+
+def call(name: str, arguments: Any, content: str = "", **fields: Any) -> Json:
+    function = {"name": name, "arguments": arguments}
+    calls = [{"id": f"call_{name}", "type": "function", "function": function}]
+    return message("assistant", content, tool_calls=calls, **fields)
+
+
+def result(name: str, content: str) -> Json:
+    return message("tool", content, tool_call_id=f"call_{name}", name=name)
+
+
+SYSTEM, MORE, LATER = (message("system", text) for text in ("be-short", "be-kind", "be-quick"))
+ASK, AGAIN = message("user", "ask-one"), message("user", "ask-two")
+ANSWER = message("assistant", "answer-one")
+READ, LISTED = call("read", {"path": "file-a"}), call("list", {"path": "dir-b"})
+TEXT = result("read", "text-a")
+BOTH = message("assistant", "look-now", tool_calls=READ["tool_calls"] + LISTED["tool_calls"])
+TURNS: dict[str, tuple[list[Json], list[Json]]] = {
+    "a pair at the beginning": ([SYSTEM, MORE, ASK], [ANSWER, AGAIN]),
+    "a developer's": ([message("developer", "be-short"), ASK], [ANSWER, AGAIN]),
+    "behind the question": ([SYSTEM, ASK, LATER], [ANSWER, AGAIN]),
+    "in the middle": ([SYSTEM, ASK, ANSWER, LATER, AGAIN], [ANSWER, ASK]),
+    "last": ([SYSTEM, ASK, ANSWER, LATER], [ANSWER, AGAIN]),
+    "between two questions": ([ASK, LATER, AGAIN], [ANSWER, AGAIN]),
+    "none": ([ASK], [ANSWER, AGAIN]),
+    "no question": ([SYSTEM, MORE], [ANSWER, AGAIN]),
+    "an answer first": ([SYSTEM, ANSWER, AGAIN], [ANSWER, AGAIN]),
+    "two questions": ([ASK, AGAIN], [ANSWER, AGAIN]),
+    "behind a result": ([SYSTEM, ASK, READ, TEXT, LATER], [LISTED, result("list", "text-b"), MORE]),
+    "two calls": ([ASK, BOTH, TEXT, result("list", "text-b")], [READ, TEXT]),
+    "an empty result": ([ASK, READ, result("read", "")], [LISTED, result("list", "text-b")]),
+}
+"""Messages of a first turn, and what a second one adds: an answer, and what the client says then."""
+
+
+def texts(messages: list[Json]) -> list[str]:
+    """Every text that a model must see, in order."""
+    found = []
+    for turn in messages:
+        found += [turn["content"]] if turn["content"] else []
+        found += [call["function"]["arguments"]["path"] for call in turn.get("tool_calls", ())]
+    return found
+
+
+def rendered(tokenizer: HubTokenizer, messages: list[Json]) -> str:
+    text = tokenizer.render_chat(messages, {"add_generation_prompt": False})
+    assert text is not None
+    return text
+
+
+@pytest.mark.parametrize("turn", TURNS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_second_turn_begins_with_the_tokens_of_the_first(
+    tokenizers: Mapping[str, HubTokenizer], family: str, turn: str
+) -> None:
+    tokenizer, (first, more) = tokenizers[family], TURNS[turn]
+    early, late = (tokenizer.encode_chat(turns, add_generation_prompt=False) for turns in (first, [*first, *more]))
+    assert late[: len(early)] == early
+    assert len(late) > len(early)
+
+
+@pytest.mark.parametrize("turn", TURNS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_nothing_is_lost(tokenizers: Mapping[str, HubTokenizer], family: str, turn: str) -> None:
+    first, more = TURNS[turn]
+    for messages in (first, [*first, *more]):
+        text = rendered(tokenizers[family], messages)
+        assert sorted(re.findall(ANY_TEXT, text)) == sorted(texts(messages))
+        if "two calls" not in turn:  # There, a template may have each result behind its call.
+            assert re.findall(ANY_TEXT, text) == texts(messages)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_empty_result_is_a_result(tokenizers: Mapping[str, HubTokenizer], family: str) -> None:
+    history = [ASK, READ, result("read", "")]
+    assert rendered(tokenizers[family], history) != rendered(tokenizers[family], history[:-1])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_forms_of_a_message_have_the_same_tokens(tokenizers: Mapping[str, HubTokenizer], family: str) -> None:
+    """Content as parts, arguments as JSON, an absent content, and a developer's message."""
+    tokenizer = tokenizers[family]
+    parts = [{"type": "text", "text": "ask-"}, {"type": "text", "text": "one"}]
+    written = call("read", json.dumps({"path": "file-a"}))
+    del written["content"]
+    other = [message("developer", "be-short"), {"role": "user", "content": parts}, written, TEXT]
+    assert tokenizer.encode_chat(other) == tokenizer.encode_chat([SYSTEM, ASK, READ, TEXT])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_arguments_that_are_no_json_do_not_end_the_conversation(
+    tokenizers: Mapping[str, HubTokenizer], family: str
+) -> None:
+    text = rendered(tokenizers[family], [ASK, call("read", "half {of"), TEXT, ANSWER, AGAIN])
+    assert "half {of" in text
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_5"])
+def test_instructions_behind_a_result_keep_the_reasoning_before_it(
+    tokenizers: Mapping[str, HubTokenizer], family: str
+) -> None:
+    """As a user's message they would end the step, and these templates drop the reasoning of steps that have ended."""
+    history = [ASK, call("read", {"path": "file-a"}, reasoning_content="let-me-see"), TEXT]
+    before, after = (rendered(tokenizers[family], turns) for turns in (history, [*history, LATER]))
+    assert "let-me-see" in before and "let-me-see" in after
+    assert "let-me-see" not in rendered(tokenizers[family], [*history, AGAIN])
+
+
+def test_the_messages_of_the_caller_stay_as_they_are(tokenizers: Mapping[str, HubTokenizer]) -> None:
+    messages = [SYSTEM, MORE, ASK, BOTH, TEXT, LATER]
+    copy = json.loads(json.dumps(messages))
+    for tokenizer in tokenizers.values():
+        tokenizer.encode_chat(messages)
+    assert messages == copy
+
+
+def test_the_offered_tools_change_no_decision(tokenizers: Mapping[str, HubTokenizer]) -> None:
+    for family in FAMILIES:
+        for first, _ in TURNS.values():
+            if family == "llama3" and all(turn["role"] == "system" for turn in first):
+                continue  # It has tools in the first question, and here is none.
+            assert tokenizers[family].encode_chat(first, tools=[TOOL])
+
+
+def test_what_no_change_helps_is_named_and_refused(tmp_path: Path) -> None:
+    template = """{% for m in messages %}
+        {%- if m.role == 'system' and not loop.first or '</system>' in m.content %}{{ raise_exception('no') }}{% endif %}
+        {{- m.role }}: {{ m.content }}<|end|>{% endfor %}"""
+    tokenizer = tokenizer_of(tmp_path, template)
+    lines = dict(tokenizer.template.lines)
+    assert lines["not_rendered"].startswith("user system; ")
+    with pytest.raises(RequestFailed):
+        tokenizer.encode_chat([ASK, LATER])
+
+
+@pytest.mark.parametrize("template", ["{{ raise_exception('no') }}", "{% for %}", "always the same", "{{ 1 / 0 }}"])
+def test_nothing_is_adapted_to_a_template_that_renders_no_question(tmp_path: Path, template: str) -> None:
+    assert tokenizer_of(tmp_path, template).template.lines == ()
+
+
+def test_a_tokenizer_without_a_template_is_not_probed(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path)
+    tokenizer = saved(Backend.from_file(str(tmp_path / "tokenizer.json")), tmp_path)
+    assert tokenizer.template.lines == ()
+
+
+ROLES = ("system", "developer", "user", "assistant", "call", "calls", "tool")
+
+
+def conversation(roles: list[str]) -> list[Json]:
+    """Messages of these roles, each with a text of its own; results answer the latest calls."""
+    messages: list[Json] = []
+    for index, role in enumerate(roles):
+        match role:
+            case "call" | "calls":
+                names = [f"{index}{letter}" for letter in ("ab" if role == "calls" else "a")]
+                made = [call(name, {"path": f"p-{name}"})["tool_calls"][0] for name in names]
+                messages.append(message("assistant", "", tool_calls=made))
+                messages += [result(name, f"r-{name}") for name in names]
+            case "tool":
+                messages += [call(f"{index}", {"path": f"p-{index}"}, "look"), result(f"{index}", "")]
+            case _:
+                messages.append(message(role, f"text-{index}"))
+    return messages
+
+
+@given(st.lists(st.sampled_from(ROLES), min_size=1, max_size=12), st.data())
+def test_an_answer_changes_no_message_before_it(
+    tokenizers: Mapping[str, HubTokenizer], roles: list[str], data: st.DataObject
+) -> None:
+    """Whatever the conversation is: what was adapted for one turn is the beginning of what is adapted for the next."""
+    messages = conversation(roles)
+    answers = [
+        index
+        for index, turn in enumerate(messages)
+        if turn["role"] == "assistant" and index and messages[index - 1]["role"] != "assistant"
+    ]
+    end = data.draw(st.sampled_from([*answers, len(messages)]))
+    for tokenizer in tokenizers.values():
+        early, late = (tokenizer.template.adaptation.adapted(turns) for turns in (messages[:end], messages))
+        assert late[: len(early)] == early

@@ -1,0 +1,288 @@
+"""Adaptation of messages to a chat template that refuses some of them or renders them nowhere. Pure.
+
+Every change of a message depends on that message and on those before it. So the messages of a first turn become the same
+messages in every later turn, and their tokens stay in the prefix cache. Instructions that come late are for that reason
+never moved to the beginning, where each of them would change everything behind it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
+from typing import Any, Literal
+
+import attrs
+
+Message = dict[str, Any]
+SEPARATOR = "\n\n"
+"""Text between messages that become one."""
+INSTRUCTIONS = "<system>\n{}\n</system>"
+"""Mark of instructions in a message of another role."""
+CALL, RESULT = "<tool_call>\n{}\n</tool_call>", "<tool_response>\n{}\n</tool_response>"
+"""Marks of calls and results in a text."""
+EMPTY_RESULT = "(empty)"
+ID_LENGTH = 9
+"""Length of the ids of calls that Mistral's templates require."""
+
+
+@attrs.frozen(kw_only=True)
+class MessageAdaptation:
+    """How messages are changed for one chat template. The defaults change nothing that a template could see."""
+
+    content: Literal["text", "parts"] = "text"
+    system: Literal["given", "merged", "user"] = "given"
+    """The messages of role system at the beginning. merged: they are one. user: they stand in the first message of the user."""
+    later_system: Literal["given", "user"] = "given"
+    """Messages of role system that come later. user: each is a message of role user at the same position, with a mark."""
+    system_after_tool: Literal["given", "tool", "user"] = "given"
+    """Those that follow a result. tool: each stands at the end of that result, with a mark, so that templates which drop
+    the reasoning before the latest message of the user keep it."""
+    users: Literal["given", "merged"] = "given"
+    """Consecutive messages of the user."""
+    assistants: Literal["given", "merged"] = "given"
+    first_user: bool = False
+    """Whether an empty message of the user precedes a conversation that begins with another role."""
+    user_after_tool: Literal["given", "assistant"] = "given"
+    """assistant: an empty message of the assistant separates a result from the user's message."""
+    arguments: Literal["object", "json"] = "object"
+    call_ids: Literal["given", "hashed"] = "given"
+    empty_content: Literal["given", "absent"] = "given"
+    """The content of an assistant's message that has calls and no text."""
+    calls: Literal["given", "split", "separated", "text"] = "given"
+    """split: the text of a message with calls is a message of its own. separated: so it is, and an empty message of the
+    user follows it. text: calls are a part of the text."""
+    results: Literal["given", "user"] = "given"
+    """user: results are messages of the user, with a mark."""
+    parallel_calls: Literal["given", "single"] = "given"
+    """single: each call is a message of its own, with its result behind it."""
+    empty_results: Literal["given", "marked"] = "given"
+
+    @property
+    def changes(self) -> tuple[tuple[str, str], ...]:
+        """What is changed: the names of the fields, and what becomes of the messages."""
+        fields = attrs.asdict(self)
+        return tuple((name, text) for (name, value), text in DESCRIPTIONS.items() if fields[name] == value)
+
+    def adapted(self, messages: Iterable[Mapping[str, Any]]) -> list[Message]:
+        """Return the messages for the template. The order of the steps matters: messages get their roles first, then
+        neighbours of one role are joined, and only then are calls taken apart, since their parts are neighbours, too."""
+        plain = [_plain(message) for message in messages]
+        turns = self._with_first_user(self._with_system(plain))
+        if self.results == "user":
+            turns = [_as_user(turn) for turn in turns]
+        turns = self._with_roles(turns)
+        turns = [call for turn in turns for call in self._with_calls(turn)]
+        if self.parallel_calls == "single":
+            turns = _one_by_one(turns)
+        return [self._with_content(turn) for turn in turns]
+
+    def _with_system(self, messages: Sequence[Message]) -> list[Message]:
+        """Give instructions the role and the position that the template accepts."""
+        first = next((index for index, turn in enumerate(messages) if turn["role"] != "system"), len(messages))
+        turns, later = list(messages[:first]), messages[first:]
+        if self.system != "given" and turns:
+            text = SEPARATOR.join(_text(turn) for turn in turns)
+            if self.system == "merged":
+                turns = [turns[0] | {"content": text}]
+            elif later and later[0]["role"] == "user":
+                turns, later = [_prefixed(later[0], text)], later[1:]
+            else:
+                turns = [{"role": "user", "content": text}]
+        for turn in later:
+            if turn["role"] != "system":
+                turns.append(turn)
+                continue
+            after_tool = turns[-1]["role"] == "tool"
+            way = self.system_after_tool if after_tool else self.later_system
+            marked = INSTRUCTIONS.format(_text(turn))
+            if way == "tool":
+                turns[-1] = turns[-1] | {"content": _joined(_text(turns[-1]), marked)}
+            else:
+                turns.append(turn if way == "given" else {"role": "user", "content": marked})
+        return turns
+
+    def _with_first_user(self, turns: list[Message]) -> list[Message]:
+        first = next((index for index, turn in enumerate(turns) if turn["role"] != "system"), len(turns))
+        if not self.first_user or (first < len(turns) and turns[first]["role"] == "user"):
+            return turns
+        return [*turns[:first], {"role": "user", "content": ""}, *turns[first:]]
+
+    def _with_roles(self, turns: Sequence[Message]) -> list[Message]:
+        """Join neighbours of one role, and separate a result from the user's message, where the template requires it."""
+        merged = {"user": self.users == "merged", "assistant": self.assistants == "merged"}
+        joined: list[Message] = []
+        for turn in turns:
+            before = joined[-1]["role"] if joined else None
+            if before == turn["role"] and merged.get(turn["role"], False):
+                joined[-1] = _both(joined[-1], turn)
+                continue
+            if before == "tool" and turn["role"] == "user" and self.user_after_tool == "assistant":
+                joined.append({"role": "assistant", "content": ""})
+            joined.append(turn)
+        return joined
+
+    def _with_calls(self, turn: Message) -> list[Message]:
+        """Write the calls of a message, or the result that it is, as the template reads them."""
+        if turn["role"] == "tool":
+            return [self._with_result(turn)]
+        if not turn.get("tool_calls"):
+            return [turn]
+        turn = turn | {"tool_calls": [self._with_arguments(call) for call in turn["tool_calls"]]}
+        text = turn.get("content")
+        if self.calls == "text":
+            written = "\n".join(CALL.format(_written(call)) for call in turn.pop("tool_calls"))
+            return [turn | {"content": _joined(_text(turn), written)}]
+        if self.calls in ("split", "separated") and text:
+            alone = {name: value for name, value in turn.items() if name != "tool_calls"}
+            between: list[Message] = [{"role": "user", "content": ""}] if self.calls == "separated" else []
+            return [alone, *between, self._without_text({"role": "assistant", "tool_calls": turn["tool_calls"]})]
+        return [turn if text else self._without_text(turn)]
+
+    def _without_text(self, turn: Message) -> Message:
+        absent = self.empty_content == "absent"
+        plain = {name: value for name, value in turn.items() if name != "content"}
+        return plain if absent else plain | {"content": ""}
+
+    def _with_result(self, turn: Message) -> Message:
+        if self.empty_results == "marked" and not turn.get("content"):
+            turn = turn | {"content": EMPTY_RESULT}
+        call_id = turn.get("tool_call_id")
+        if self.call_ids == "hashed" and isinstance(call_id, str):
+            turn = turn | {"tool_call_id": _hashed(call_id)}
+        return turn
+
+    def _with_arguments(self, call: Mapping[str, Any]) -> Message:
+        function = call.get("function") or {}
+        arguments: Any = _object(function.get("arguments"))
+        if self.arguments == "json":
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        changed = dict(call) | {"function": dict(function) | {"arguments": arguments}}
+        if self.call_ids == "hashed":
+            changed["id"] = _hashed(str(call.get("id", "")))
+        return changed
+
+    def _with_content(self, turn: Message) -> Message:
+        content = turn.get("content")
+        if self.content == "text" or not isinstance(content, str):
+            return turn
+        return turn | {"content": [{"type": "text", "text": content}]}
+
+
+DESCRIPTIONS = {
+    ("content", "parts"): "content becomes an array of parts",
+    ("system", "merged"): "system messages at the beginning become one",
+    ("system", "user"): "system messages at the beginning become the beginning of the first user message",
+    ("later_system", "user"): "later system messages become user messages, marked, at the same position",
+    ("system_after_tool", "tool"): "system messages after a tool result become the end of it, marked",
+    ("system_after_tool", "user"): "system messages after a tool result become user messages, marked",
+    ("users", "merged"): "consecutive user messages become one",
+    ("assistants", "merged"): "consecutive assistant messages become one",
+    ("first_user", True): "an empty user message precedes a conversation that begins without one",
+    ("user_after_tool", "assistant"): "an empty assistant message separates a tool result from a user message",
+    ("arguments", "json"): "arguments of earlier calls become JSON text",
+    ("call_ids", "hashed"): f"ids of earlier calls become {ID_LENGTH} letters and digits",
+    ("empty_content", "absent"): "an assistant message with calls and no text has no content",
+    ("calls", "split"): "the text of an assistant message with calls becomes a message of its own",
+    (
+        "calls",
+        "separated",
+    ): "the text of an assistant message with calls becomes a message, an empty user message follows",
+    ("calls", "text"): "earlier calls become text",
+    ("results", "user"): "tool results become user messages, marked",
+    ("parallel_calls", "single"): "earlier calls of one message become one message each, with its result behind it",
+    ("empty_results", "marked"): f"empty tool results become {EMPTY_RESULT}",
+}
+"""What becomes of messages, by field and value of an adaptation."""
+
+
+def _plain(message: Mapping[str, Any]) -> Message:
+    """Return a copy with the role that templates know, and with parts of text as one text."""
+    plain = dict(message)
+    if plain["role"] == "developer":
+        plain["role"] = "system"
+    content = plain.get("content")
+    if isinstance(content, Sequence) and not isinstance(content, str) and all(map(_is_text, content)):
+        plain["content"] = "".join(part["text"] for part in content)
+    return plain
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
+def _text(turn: Mapping[str, Any]) -> str:
+    """Return the text of a message. Content of another form has no text to add to."""
+    content = turn.get("content")
+    return content if isinstance(content, str) else ""
+
+
+def _joined(*texts: str) -> str:
+    return SEPARATOR.join(filter(None, texts))
+
+
+def _prefixed(turn: Message, text: str) -> Message:
+    content = turn.get("content")
+    if isinstance(content, str | None):
+        return turn | {"content": _joined(text, content or "")}
+    return turn | {"content": [{"type": "text", "text": text + SEPARATOR}, *content]}
+
+
+def _both(first: Message, second: Message) -> Message:
+    """Join two messages of one role."""
+    both = first | second
+    for name in ("content", "reasoning_content"):
+        if isinstance(first.get(name), str) and isinstance(second.get(name), str):
+            both[name] = _joined(first[name], second[name])
+    calls = [*(first.get("tool_calls") or ()), *(second.get("tool_calls") or ())]
+    return both | ({"tool_calls": calls} if calls else {})
+
+
+def _as_user(turn: Message) -> Message:
+    return {"role": "user", "content": RESULT.format(_text(turn))} if turn["role"] == "tool" else turn
+
+
+def _object(arguments: Any) -> Mapping[str, Any]:
+    """Return arguments as an object. Text that is no JSON of an object becomes the value of one name: a call that the
+    model wrote wrongly must not end the conversation."""
+    if isinstance(arguments, Mapping):
+        return arguments
+    try:
+        parsed = json.loads(arguments or "{}")
+    except (ValueError, TypeError, RecursionError):
+        parsed = arguments
+    return parsed if isinstance(parsed, dict) else {"arguments": arguments}
+
+
+def _written(call: Mapping[str, Any]) -> str:
+    function = call["function"]
+    return json.dumps({"name": function.get("name"), "arguments": _object(function["arguments"])}, ensure_ascii=False)
+
+
+def _hashed(call_id: str) -> str:
+    return (
+        call_id if len(call_id) == ID_LENGTH and call_id.isalnum() else sha256(call_id.encode()).hexdigest()[:ID_LENGTH]
+    )
+
+
+def _one_by_one(turns: Sequence[Message]) -> list[Message]:
+    """Make each call a message of its own, followed by its result."""
+    single: list[Message] = []
+    waiting: list[Message] = []
+    """Calls of the latest message whose results have not come yet."""
+    for turn in turns:
+        calls = turn.get("tool_calls") or ()
+        if turn["role"] == "tool" and waiting:
+            found = [call for call in waiting if call["tool_calls"][0].get("id") == turn.get("tool_call_id")]
+            call = (found or waiting)[0]
+            waiting.remove(call)
+            single += [call, turn]
+            continue
+        single += waiting
+        waiting = []
+        if len(calls) < 2:
+            single.append(turn)
+            continue
+        bare = {"role": "assistant"} | ({"content": ""} if "content" in turn else {})
+        waiting = [(turn if not index else bare) | {"tool_calls": [call]} for index, call in enumerate(calls)]
+    return [*single, *waiting]

@@ -1,0 +1,208 @@
+"""Probe of a chat template: which conversations it accepts and renders completely and in order, found by rendering them.
+
+Each field of `MessageAdaptation` has conversations of its own. The first of its values with which the template renders all
+of them is taken; where none renders all, the first of those that render as many as any. So a message is changed only where
+the template refuses it, drops it, or moves it in front of what came earlier, which would change the prompt's prefix in
+every turn.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+import attrs
+
+from trouper.engine.loading.message_adaptation import Message, MessageAdaptation
+
+Render = Callable[[Sequence[Message], Mapping[str, Any]], str]
+"""Renders messages with the template's variables. Raises an exception if the template refuses them."""
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "probe_tool",
+        "description": "A tool.",
+        "parameters": {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]},
+    },
+}
+MARK = re.compile("probe[0-9]+x")
+"""A text of the probe, which no template contains."""
+WRONG_ARGUMENTS = re.compile(r"""'path': 'probe|\\"probe""")
+"""Renderings of arguments that a model never saw: an object as Python writes it, and JSON inside of a JSON string."""
+Conversation = tuple[str, ...]
+"""Roles of a conversation's messages; see `_messages`."""
+
+
+@attrs.frozen
+class Step:
+    """Candidates for some fields, from the smallest change on, and the conversations that decide between them."""
+
+    candidates: tuple[Mapping[str, Any], ...]
+    conversations: tuple[Conversation, ...]
+    tools: bool = False
+    """Whether the conversations are about calls, which templates may render only where tools are offered."""
+
+
+def _step(candidates: Sequence[Mapping[str, Any]], conversations: Sequence[str], *, tools: bool = False) -> Step:
+    return Step(({}, *candidates), tuple(tuple(text.split()) for text in conversations), tools)
+
+
+def _call_forms() -> Iterator[Mapping[str, Any]]:
+    """Forms of calls, from the fewest changes on; calls as text come last."""
+    choices = {"call_ids": "hashed", "arguments": "json", "empty_content": "absent"}
+    forms = [
+        {name: choices[name] for name, chosen in zip(choices, mask, strict=True) if chosen}
+        for mask in product((False, True), repeat=len(choices))
+    ]
+    yield from sorted(filter(None, forms), key=len)
+    yield {"calls": "text"}
+    yield {"calls": "text", "results": "user"}
+
+
+# The order of the steps matters: a message that gets another role becomes a neighbour of messages of that role, so joining
+# neighbours is decided first; a system message behind a result needs calls that are rendered at all.
+STEPS = (
+    _step([{"content": "parts"}], ["user"]),
+    _step([{"users": "merged"}], ["user user", "user assistant user user"]),
+    _step([{"assistants": "merged"}], ["user assistant assistant user"]),
+    _step(
+        [{"system": "merged"}, {"system": "user"}],
+        ["system user", "system user assistant user", "system system user"],
+    ),
+    _step([{"first_user": True}], ["system", "assistant user", "system assistant user"]),
+    _step([*_call_forms()], ["user call tool", "user call tool assistant user"], tools=True),
+    _step(
+        [{"calls": "split"}, {"calls": "separated"}, {"calls": "text"}, {"calls": "text", "results": "user"}],
+        ["user text+call tool", "user text+call tool assistant user"],
+        tools=True,
+    ),
+    _step([{"parallel_calls": "single"}, {"calls": "text"}], ["user calls tool tool+1"], tools=True),
+    _step([{"empty_results": "marked"}], ["user call empty"], tools=True),
+    _step(
+        [{"user_after_tool": "assistant"}],
+        ["user call tool user", "user call tool user assistant user"],
+        tools=True,
+    ),
+    _step(
+        [{"later_system": "user"}],
+        [
+            "user system",
+            "system user system assistant user",
+            "system user assistant system",
+            "system user assistant system user",
+            "user assistant user system assistant user system",
+        ],
+    ),
+    _step(
+        [{"system_after_tool": "tool"}, {"system_after_tool": "user"}],
+        ["user call tool system", "system user call tool system call tool system assistant user"],
+        tools=True,
+    ),
+)
+
+
+@attrs.frozen
+class TemplateReport:
+    """What the probe found."""
+
+    adaptation: MessageAdaptation = attrs.field(factory=MessageAdaptation)
+    refused: tuple[str, ...] = ()
+    """Conversations that the template does not render in spite of the adaptation, as their roles."""
+
+    @property
+    def lines(self) -> tuple[tuple[str, str], ...]:
+        """What is adapted, and what is not rendered, each by name."""
+        refused = "; ".join(self.refused)
+        return self.adaptation.changes + ((("not_rendered", refused),) if refused else ())
+
+
+def probe(render: Render) -> TemplateReport:
+    """Find how messages must be changed for a template. A template that refuses a lone message of the user is not one for
+    conversations, and nothing is changed for it."""
+    prober = _Prober(render)
+    first, *others = STEPS
+    adaptation = prober.decided(MessageAdaptation(), first, {})
+    if not prober.renders(adaptation, ("user",), {}):
+        return TemplateReport()
+    offered: Mapping[str, Any] = {"tools": [TOOL]}
+    if not prober.renders(adaptation, ("user",), offered):
+        offered = {}
+    for step in others:
+        adaptation = prober.decided(adaptation, step, offered if step.tools else {})
+    refused: list[str] = []
+    for step in STEPS:
+        options = offered if step.tools else {}
+        refused += [" ".join(roles) for roles in step.conversations if not prober.renders(adaptation, roles, options)]
+    return TemplateReport(adaptation, tuple(refused))
+
+
+@attrs.frozen
+class _Prober:
+    """A template whose renderings are compared with what it was given."""
+
+    _render: Render
+
+    def decided(self, adaptation: MessageAdaptation, step: Step, options: Mapping[str, Any]) -> MessageAdaptation:
+        """Return the first candidate with which as many conversations are rendered as with any."""
+        best, best_count = adaptation, -1
+        for change in step.candidates:
+            candidate = attrs.evolve(adaptation, **change)
+            count = sum(self.renders(candidate, roles, options) for roles in step.conversations)
+            if count > best_count:
+                best, best_count = candidate, count
+            if count == len(step.conversations):
+                break
+        return best
+
+    def renders(self, adaptation: MessageAdaptation, roles: Conversation, options: Mapping[str, Any]) -> bool:
+        """Whether the template renders every text of the conversation once, in order."""
+        messages = _messages(roles)
+        adapted = adaptation.adapted(messages)
+        try:
+            text = self._render(adapted, options)
+            if roles[-1] == "empty" and text == self._render(adaptation.adapted(messages[:-1]), options):
+                return False  # The empty result is dropped.
+        except Exception:  # noqa: BLE001 - a template is code of any kind: whatever it raises, it refuses.
+            return False
+        return MARK.findall(text) == _marks(adapted) and not WRONG_ARGUMENTS.search(text)
+
+
+def _messages(roles: Conversation) -> list[Message]:
+    """Return a conversation. `call` is an assistant's message with a call, `calls` with two, `text+call` with a text, too;
+    `tool+1` is the result of the second call, `empty` an empty result."""
+    messages: list[Message] = []
+    for index, role in enumerate(roles):
+        text = f"probe{10 * index}x"
+        match role:
+            case "call" | "calls" | "text+call":
+                count = 2 if role == "calls" else 1
+                calls = [_call(10 * index + 1 + number, number) for number in range(count)]
+                content = text if role == "text+call" else ""
+                messages.append({"role": "assistant", "content": content, "tool_calls": calls})
+            case "tool" | "tool+1" | "empty":
+                content, number = "" if role == "empty" else text, int(role == "tool+1")
+                result = {"role": "tool", "name": "probe_tool", "content": content, "tool_call_id": _id(number)}
+                messages.append(result)
+            case _:
+                messages.append({"role": role, "content": text})
+    return messages
+
+
+def _id(number: int) -> str:
+    return f"call_probe_{number}"
+
+
+def _call(mark: int, number: int) -> Message:
+    return {
+        "id": _id(number),
+        "type": "function",
+        "function": {"name": "probe_tool", "arguments": {"path": f"probe{mark}x"}},
+    }
+
+
+def _marks(messages: Sequence[Message]) -> list[str]:
+    """Texts of messages, in the order in which a template renders them."""
+    return MARK.findall(json.dumps([[turn.get("content"), turn.get("tool_calls")] for turn in messages]))
