@@ -30,11 +30,11 @@ def _lines(agent: Agent, served: ServedModel, setup: Setup) -> Iterator[str]:
     yield from (f"# {note}" for note in setup.notes)
     yield ""
     if agent.why_no_write:
-        yield f"# --write: {agent.why_no_write}"
+        yield f"# no --write; {agent.why_no_write}"
     else:
         yield f"# trouper connect {agent.name} --write    merges this into the file{'s' * (len(setup.files) > 1)}"
     if agent.why_no_run:
-        yield f"# --run: {agent.why_no_run}"
+        yield f"# no --run; {agent.why_no_run}"
     else:
         yield f"# trouper connect {agent.name} --run      starts {agent.program} so, once"
 
