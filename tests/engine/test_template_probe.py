@@ -177,6 +177,23 @@ def test_arguments_that_are_no_json_do_not_end_the_conversation(
     assert "half {of" in text
 
 
+@pytest.mark.parametrize("family", ["gpt_oss", "llama3"])
+def test_a_call_without_its_result_is_still_a_call(tokenizers: Mapping[str, HubTokenizer], family: str) -> None:
+    """Templates of one call a message: the second call was aborted, and the conversation went on or ended there."""
+    for more in ([], [AGAIN], [AGAIN, READ, TEXT]):
+        text = rendered(tokenizers[family], [ASK, BOTH, TEXT, *more])
+        assert sorted(re.findall(ANY_TEXT, text)) == sorted(texts([ASK, BOTH, TEXT, *more]))
+
+
+def test_arguments_are_no_python(tmp_path: Path) -> None:
+    """A template that writes arguments down as they are takes an object, too, and makes of it what no model has seen."""
+    template = """{% for m in messages %}{{ m.role }}: {{ m.content }}{% for call in m.tool_calls or () %}
+        {{- call.function.name }} {{ call.function.arguments }}{% endfor %}<|end|>{% endfor %}"""
+    tokenizer = tokenizer_of(tmp_path, template)
+    assert dict(tokenizer.template.lines).keys() == {"arguments"}
+    assert 'read {"path": "file-a"}' in rendered(tokenizer, [ASK, READ, TEXT])
+
+
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_5"])
 def test_instructions_behind_a_result_keep_the_reasoning_before_it(
     tokenizers: Mapping[str, HubTokenizer], family: str
