@@ -46,8 +46,11 @@ class Table:
     def verdicts(self) -> dict[str, str]:
         properties, refused = schema_of(self.request)["properties"], self.request.refused
         within = components_of([self.request])
-        return {
-            name: _refusal(refused[name]) if name in refused else _verdict(properties[name], within)
+        aliases = {alias: f"is `{name}`" for alias, name in self.request.aliases.items() if alias not in properties}
+        return aliases | {
+            name: _refusal(refused[name], self.request.may_skip(name))
+            if name in refused
+            else _verdict(properties[name], within)
             for name in properties
         }
 
@@ -75,13 +78,14 @@ def _verdict(schema: dict[str, Any], within: dict[str, Any]) -> str:
     return f"works, {low} to {high}" if above is None else f"works, above {above}, to {high}"
 
 
-def _refusal(neutral: tuple[Any, ...]) -> str:
+def _refusal(neutral: tuple[Any, ...], skipped: bool) -> str:
     if among(True, neutral) and among(False, neutral):
         return "changes nothing"
     values = " or ".join(
         f"`{json.dumps(value)}`" for value in neutral if not (type(value) is float and value in (1, 0))
     )
-    return f"refused, unless {values}" if values else "refused"
+    verdict = "read past" if skipped else "refused"
+    return f"{verdict}, unless {values}" if values else verdict
 
 
 TABLES = (

@@ -37,9 +37,10 @@ async def generated(url: str, *flags: str) -> subprocess.CompletedProcess[bytes]
     return await trio.run_process(command, capture_stdout=True, stderr=subprocess.STDOUT, check=False, env=environment)
 
 
-async def generated_here(*flags: str) -> subprocess.CompletedProcess[bytes]:
-    """With the fake engine, and a key, so that it is seen who is let in without one."""
-    async with serving(FakeEngine(token_at=brief), SETTINGS, api_key=(KEY,)) as served:
+async def generated_here(*flags: str, strict: bool = True) -> subprocess.CompletedProcess[bytes]:
+    """With the fake engine, and a key, so that it is seen who is let in without one. A server that is not strict takes what
+    its description does not allow."""
+    async with serving(FakeEngine(token_at=brief), SETTINGS, api_key=(KEY,), strict=strict) as served:
         return await generated(served.base_url.removesuffix("/v1"), *flags)
 
 

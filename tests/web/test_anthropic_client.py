@@ -510,7 +510,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 async def test_what_would_be_ignored_is_refused_by_name() -> None:
     """D13. In Anthropic's shape, which has no field for the parameter: the message names it."""
-    async with serving() as served:
+    async with serving(strict=True) as served:
         for change, named in WRONG:
             body = {"model": "fake", "messages": HELLO, "max_tokens": 2} | change
             status, said = await ask(served, body, "/v1/messages")
@@ -562,7 +562,7 @@ async def test_errors_of_the_edge_are_in_its_shape() -> None:
             (error_of(client.with_options(api_key="wrong")), 401, "authentication_error"),
             (error_of(client, model="other"), 404, "not_found_error"),
             (error_of(client, messages=[{"role": "user", "content": "x" * 3000}]), 413, "request_too_large"),
-            (error_of(client, max_tokens=-1), 400, "invalid_request_error"),
+            (error_of(client, messages=[]), 400, "invalid_request_error"),
         ):
             assert (error.status_code, error.type) == (status, kind)
             assert isinstance(error.body, dict) and error.body["type"] == "error"

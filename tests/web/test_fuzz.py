@@ -263,8 +263,8 @@ def fuzz(target: Target) -> None:
     send()
 
 
-async def beside_a_stream(work: Callable[[Target], None]) -> None:
-    async with serving(FakeEngine(before_step=pace), BRIEF) as served:
+async def beside_a_stream(work: Callable[[Target], None], *, strict: bool = False) -> None:
+    async with serving(FakeEngine(before_step=pace), BRIEF, strict=strict) as served:
         found = await targets(served)
         assert {target.path for target in found} >= RICH.keys()
         for target in found:
@@ -274,8 +274,9 @@ async def beside_a_stream(work: Callable[[Target], None]) -> None:
 
 
 @pytest.mark.parametrize("_round", range(ROUNDS))
-async def test_bodies_with_something_wrong(_round: int) -> None:
-    await beside_a_stream(fuzz)
+@pytest.mark.parametrize("strict", [False, True])
+async def test_bodies_with_something_wrong(_round: int, strict: bool) -> None:
+    await beside_a_stream(fuzz, strict=strict)
 
 
 async def test_bodies_that_are_no_object() -> None:

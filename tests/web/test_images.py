@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import logging
 from typing import Any
 
 import attrs
 import pytest
 
 from tests.fakes import ByteTokenizer, FakeEngine, card
-from tests.web.serving import Served, ask, exchange, get, pace, serving
+from tests.web.serving import Served, ask, exchange, get, pace, post, serving
 from trouper.protocol.model import LoadedModel
 from trouper.protocol.requests import ChatPrompt, Generate, Prompt, TextPrompt, ignored_parts
 from trouper.web.anthropic.messages import parse_count
@@ -130,14 +129,19 @@ async def answered(served: Served, path: str, body: Json) -> Json:
     return answer
 
 
-async def test_images_are_answered_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_images_are_named_in_the_answer() -> None:
+    """What a placeholder stands for is counted and logged as every other name that is read past (tests/web/test_lenient.py)."""
     async with serving() as served:
-        with caplog.at_level(logging.WARNING, "trouper.web"):
-            for _ in range(2):
-                for path, body in BODIES:
-                    await answered(served, path, body)
-    lines = [record.getMessage() for record in caplog.records if "not read" in record.getMessage()]
-    assert [line.split()[3] for line in lines] == ["image_url", "image", "input_image"]
+        for (path, body), name in zip(BODIES[:3], ("image_url", "image", "input_image"), strict=True):
+            status, headers, _ = await exchange(served, post(path, body))
+            assert (status, headers["x-trouper-ignored"]) == (200, name), path
+
+
+async def test_a_strict_server_refuses_images() -> None:
+    async with serving(strict=True) as served:
+        for path, body in BODIES[:3]:
+            status, found = await ask(served, body, path)
+            assert status == 400 and "the model reads text only" in json.dumps(found)
 
 
 async def test_a_stored_input_has_the_placeholder() -> None:

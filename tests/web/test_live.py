@@ -327,6 +327,6 @@ async def test_with_keys_the_page_is_open_and_empty_and_the_data_is_not() -> Non
 
 
 async def test_what_is_not_asked_for_is_not_ignored() -> None:
-    async with serving(FakeEngine(before_step=pace)) as served:
+    async with serving(FakeEngine(before_step=pace), strict=True) as served:
         status, _, body = await exchange(served, get("/v1/live?interval=1"))
     assert (status, json.loads(body)["error"]["param"]) == (400, "interval")

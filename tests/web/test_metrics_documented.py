@@ -58,7 +58,7 @@ def test_the_table_is_the_registry() -> None:
 
 async def test_what_is_scraped_is_documented_and_what_is_documented_is_scraped() -> None:
     async with serving() as served:
-        assert (await ask(served, {"prompt": "hello", "max_tokens": 2}))[0] == 200
+        assert (await ask(served, {"prompt": "hello", "max_tokens": 2, "made_up": 1}))[0] == 200
         assert (await ask(served, {"prompt": "x" * 5000}))[0] == 400
         seen = await scrape(served)
     rows = documented()

@@ -194,7 +194,7 @@ async def test_errors_have_four_keys_and_name_the_parameter() -> None:
             assert (got, error["param"]) == (status, param), (body, got, error)
             assert set(error) == {"message", "type", "param", "code"}
 
-    async with serving(model_alias=("off",)) as served:
+    async with serving(strict=True) as served:
         await in_thread(check, strict(served))
 
 

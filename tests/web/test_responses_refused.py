@@ -109,7 +109,7 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
 
 
 async def test_errors_name_the_parameter() -> None:
-    async with serving(saying("x"), model_alias=("off",)) as served:
+    async with serving(saying("x"), strict=True) as served:
         for body, status, param in REFUSED:
             got, said = await ask(served, {"input": "x"} | body, "/v1/responses")
             assert (got, said["error"]["param"]) == (status, param), (body, said)
@@ -132,7 +132,7 @@ async def test_errors_name_the_parameter() -> None:
     ],
 )
 async def test_queries_that_cannot_be(query: str, param: str) -> None:
-    async with serving(saying("x")) as served:
+    async with serving(saying("x"), strict=True) as served:
         _, made = await ask(served, {"input": "x"}, "/v1/responses")
         status, _, said = await exchange(served, get(f"/v1/responses/{made['id']}{query}"))
         assert (status, json.loads(said)["error"]["param"]) == (400, param)

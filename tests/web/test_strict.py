@@ -54,7 +54,7 @@ REFUSED: list[tuple[str, Json, str]] = [
 
 
 async def test_what_would_be_ignored_is_refused_by_name() -> None:
-    async with serving(FakeEngine()) as served:
+    async with serving(FakeEngine(), strict=True) as served:
         for path, body, param in REFUSED:
             status, answer = await ask(served, body, path)
             error = answer["error"]

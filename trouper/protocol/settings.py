@@ -270,6 +270,11 @@ class ServerSettings:
     )
     stored_responses_bytes: ByteSize = size(ByteSize("64MB"), "Most that they may take.")
     stored_responses_ttl_s: float = setting(86400.0, "Those that nobody used for so long are forgotten.", 0)
+    strict: bool = setting(
+        False,
+        "Refuse every parameter and path that the API does not have, and lengths beyond the context. Default: what an answer "
+        "is right without is read past and named in a header.",
+    )
     drain_timeout_s: float = setting(10.0, "On SIGTERM, how long running requests may finish.", 0)
     heartbeat_s: float = setting(5.0, "A silent stream gets a comment this often.", 0.05)
     write_timeout_s: float = setting(30.0, "A client that reads nothing for so long is cut off.", 0.05)

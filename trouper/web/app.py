@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, cast
 
 import trio
-from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, ConnectionState
+from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, ConnectionState, HTTPScope
 from quart import Response, request
 from quart_trio import QuartTrio
 from quart_trio.asgi import TrioASGIHTTPConnection
@@ -28,12 +28,14 @@ from trouper.web.anthropic.routes import Anthropic
 from trouper.web.http.body_parsing import too_large
 from trouper.web.http.cors import Cors
 from trouper.web.http.endpoints import Endpoint
+from trouper.web.http.meant_paths import meant_path, not_found
 from trouper.web.http.pages import Pages
 from trouper.web.live.site import Site
 from trouper.web.metrics.collector import Metrics
 from trouper.web.metrics.metrics_endpoint import Scrapes
 from trouper.web.observability.access_log import log_record, log_response
 from trouper.web.observability.health_report import HEALTH, READY, STATUS, health_body
+from trouper.web.observability.ignored_names import HEADER
 from trouper.web.observability.replica_info import Replica
 from trouper.web.observability.request_log import RequestLog, RequestObserver
 from trouper.web.openai.answer_schemas import COMPONENTS as OPENAI
@@ -61,12 +63,22 @@ class HTTPConnection(TrioASGIHTTPConnection):
             with trio.CancelScope(shield=last):
                 await send(message)
 
+        if not self.app.config["STRICT"]:
+            self.scope = with_meant_path(self.scope)
         async with trio.open_nursery() as nursery:
             with ExitStack() as owned:
                 state = cast("dict[str, Any]", self.scope.setdefault("state", ConnectionState({})))
                 state["owned"], state["nursery"] = owned, nursery
                 await super().__call__(receive, cast("ASGISendCallable", finish))
             nursery.cancel_scope.cancel()
+
+
+def with_meant_path(scope: HTTPScope) -> HTTPScope:
+    """Return the scope with the path that was meant, below that of a program that mounts the app."""
+    root, path = scope.get("root_path", ""), scope["path"]
+    if not path.startswith(f"{root}/"):
+        return scope
+    return cast("HTTPScope", {**scope, "path": root + meant_path(path.removeprefix(root))})
 
 
 class ResponseId(BaseConverter):
@@ -95,11 +107,13 @@ def create_app(
     app.config["MAX_CONTENT_LENGTH"] = settings.max_body_bytes
     app.config["BODY_TIMEOUT"] = settings.body_timeout_s
     app.config["RESPONSE_TIMEOUT"] = None
+    app.config["STRICT"] = settings.strict
     app.url_map.converters["response"] = ResponseId
-    metrics = Metrics(models.entries)
     keys = Keys.of(settings)
+    metrics = Metrics(models.entries)
     request_log = RequestLog(metrics.requests.observe, log_record, *observers)
     service = Service(models, settings, background, request_log, keys)
+    service.ignored = metrics.ignored
     edge, dialects = HttpEdge(service, keys, metrics), (OpenAi(service), Responses(service), Anthropic(service))
     app.before_request(edge.let_in)
     app.after_request(edge.sign)
@@ -160,6 +174,8 @@ class HttpEdge:
         if not self._service.submitted:
             log_response(request.method, request.path, response.status_code)
         response.headers["X-Request-Id"] = self._service.request_id
+        if names := self._service.ignored_names():
+            response.headers[HEADER] = names
         if is_anthropic(request.path):
             response.headers["Request-Id"] = self._service.request_id
         self._cors.sign(request, response)
@@ -174,7 +190,7 @@ class HttpEdge:
             )
         status = error.code or 500
         message = {
-            404: f"there is nothing at {request.path}",
+            404: not_found(request.path, request.host_url),
             405: f"{request.method} is not for {request.path}",
         }.get(status, error.description or error.name)
         response = self._refused(http_problem(status, message))

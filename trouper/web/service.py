@@ -8,8 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, TypeVar, TypeVarTuple, Unpack, cast
-from uuid import uuid4
+from typing import Any, cast
 
 import attrs
 import msgspec
@@ -17,54 +16,24 @@ import trio
 from quart import Response, request
 from quart.wrappers.response import ResponseBody
 
-from trouper import heap
 from trouper.actors.runtime.answer import Answer
 from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.served_models import ModelEntry, Models, model_not_found
 from trouper.protocol.api_keys import NO_KEYS, Keys
-from trouper.protocol.problems import RequestFailed
+from trouper.protocol.names import NO_ALIASES
+from trouper.protocol.problems import RequestFailed, bad_request
 from trouper.protocol.record import Reason, RequestRecord
-from trouper.protocol.requests import Generate
+from trouper.protocol.requests import Generate, ignored_parts
 from trouper.protocol.settings import ServerSettings
-from trouper.web.http.body_parsing import parse_json
+from trouper.web.http.current_request import CurrentRequest
+from trouper.web.http.field_types import HUGE
 from trouper.web.model_aliases import ModelAliases
-from trouper.web.observability.ignored_log import IgnoredLog
 from trouper.web.observability.request_log import RequestLog, RequestOrigin
 from trouper.web.output.dialect import Dialect
 from trouper.web.streaming.response_streams import EventStream, collect_all, is_long
 
 log = logging.getLogger("trouper.web")
-T = TypeVar("T")
-Arguments = TypeVarTuple("Arguments")
-LARGE_BODY = 2**17
-"""Body size in bytes beyond which parsing leaves the event loop, which it would block for a few milliseconds."""
-HUGE_BODY = 2**20
-"""Body size in bytes beyond which memory is returned to the system after the request."""
-GIVE_BACK_AFTER_S = 0.5
-"""Delay between the end of a request with a huge body and returning its memory, so that the body has been freed;
-requests that end meanwhile share one call."""
-LARGE_AT_ONCE = 2
-"""Number of large bodies that are parsed at a time. Parsing holds the GIL, so more threads would only wait for one
-another."""
 MAX_HEADER_CHARS = 512
-REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
-
-
-class Heap:
-    """Returns memory to the system once for all huge requests that end at about the same time."""
-
-    def __init__(self) -> None:
-        self._due = False
-
-    def give_back_soon(self) -> None:
-        if not self._due:
-            self._due = True
-            trio.lowlevel.spawn_system_task(self._give_back)
-
-    async def _give_back(self) -> None:
-        await trio.sleep(GIVE_BACK_AFTER_S)
-        self._due = False
-        await trio.to_thread.run_sync(heap.give_back)
 
 
 @attrs.frozen(eq=False)
@@ -100,7 +69,7 @@ def listed_body(listed: ModelEntry) -> dict[str, Any]:
     return body | {"loaded": listed.state == "ready"}
 
 
-class Service:
+class Service(CurrentRequest):
     """The app's access to models, answers and the request at hand. There is one for the app; most methods need a
     request context."""
 
@@ -112,56 +81,12 @@ class Service:
         request_log: RequestLog | None = None,
         keys: Keys = NO_KEYS,
     ) -> None:
-        self.models, self.settings = models, settings
+        super().__init__(settings)
+        self.models = models
         self._background, self._keys = background, keys
         self.request_log = request_log or RequestLog()
         self._running: dict[str, set[Answer]] = {}
-        self._large = trio.CapacityLimiter(LARGE_AT_ONCE)
-        self._heap = Heap()
-        self.aliases = ModelAliases(models, settings.model_alias)
-        self._ignored_log = IgnoredLog()
-
-    # -- the request at hand -----------------------------------------------------------------------
-
-    @property
-    def _state(self) -> dict[str, Any]:
-        return cast("dict[str, Any]", request.scope["state"])
-
-    @property
-    def request_id(self) -> str:
-        """The client's X-Request-Id if it is valid, else a new id; the same throughout the request."""
-        state = self._state
-        if "request_id" not in state:
-            given = request.headers.get("X-Request-Id", "")
-            state["request_id"] = given if REQUEST_ID.fullmatch(given) else uuid4().hex
-        return cast("str", state["request_id"])
-
-    @property
-    def submitted(self) -> bool:
-        """Whether a model was asked, so that the request log has an entry for this request."""
-        return "submitted" in self._state
-
-    async def body(self) -> dict[str, Any]:
-        """Return the request's JSON object. Raises `RequestFailed` (400), or werkzeug's 408 and 413."""
-        data = cast("bytes", await request.get_data(as_text=False))
-        self._state["large"] = len(data) > LARGE_BODY
-        if len(data) > HUGE_BODY:
-            self.at_end(self._heap.give_back_soon)
-        return await self.run_off_loop(parse_json, data)
-
-    async def read(self, parse: Callable[[dict[str, Any]], T]) -> T:
-        """Return the parsed body."""
-        return await self.run_off_loop(parse, await self.body())
-
-    async def run_off_loop(self, function: Callable[[Unpack[Arguments]], T], *arguments: *Arguments) -> T:
-        """Call the function; in a thread if the body is large, so that the streams of other requests go on meanwhile."""
-        if not self._state["large"]:
-            return function(*arguments)
-        return await trio.to_thread.run_sync(function, *arguments, limiter=self._large)
-
-    def at_end(self, callback: Callable[..., None], *arguments: Any) -> None:
-        """Register a callback that runs when the request is over, however it ends."""
-        self._state["owned"].callback(callback, *arguments)
+        self.aliases = ModelAliases(models, NO_ALIASES if settings.strict else settings.model_alias)
 
     @property
     def has_background(self) -> bool:
@@ -223,8 +148,13 @@ class Service:
         request, however it ends. `priority` None: that of the API key."""
         if priority is None:
             priority = self._keys.priority_of(request.headers.get("Authorization"), request.headers.get("X-Api-Key"))
-        self._ignored_log.note(generates)
-        return [await self._submit(served, attrs.evolve(generate, priority=priority)) for generate in generates]
+        self._name_parts(generates)
+        clamped = not self.settings.strict
+        generates = [
+            attrs.evolve(generate, priority=priority, as_room_allows=clamped or generate.as_room_allows)
+            for generate in generates
+        ]
+        return [await self._submit(served, generate) for generate in generates]
 
     async def _submit(self, served: Served, generate: Generate) -> Answer:
         self._state["submitted"] = True
@@ -232,7 +162,25 @@ class Service:
         running = self._running.setdefault(self.request_id, set())
         running.add(answer)
         self.at_end(self._ended, self.request_id, answer)
+        if (generate.max_tokens or HUGE) < HUGE and answer.accepted.max_tokens < (generate.max_tokens or 0):
+            self._clamped()
         return answer
+
+    def _name_parts(self, generates: Sequence[Generate]) -> None:
+        """Name the types of content that a placeholder stands for. Raises `RequestFailed` (400) if the server is strict."""
+        for name in ignored_parts(generates):
+            if self.settings.strict:
+                raise bad_request(
+                    f"content of type {name} is not read: the model reads text only (--strict)", "messages"
+                )
+            self.read_past.skip(name)
+        self.note_ignored()
+
+    def _clamped(self) -> None:
+        """Name the length of an answer that was cut to what the context holds."""
+        if not self.settings.strict:
+            self.read_past.skip("max_tokens")
+            self.note_ignored()
 
     def _ended(self, request_id: str, answer: Answer) -> None:
         answer.close()

@@ -12,6 +12,7 @@ from trouper.protocol.problems import bad_request
 from trouper.web.http.body_faults import explains, says
 from trouper.web.http.body_parsing import combination
 from trouper.web.http.field_types import Ignored, String, Text
+from trouper.web.http.leniency import Adapt, Skip
 from trouper.web.http.request_body import Body
 from trouper.web.http.request_schema import Json, Refused
 from trouper.web.openai.chat_tools import offered_tools
@@ -38,11 +39,20 @@ InputSchema = Annotated[
 ]
 
 
+def _tool_adapted(value: Json, _: Skip) -> Json:
+    """Read an input schema without a type as that of an object, which every input is."""
+    schema = value.get("input_schema")
+    if not isinstance(schema, dict) or "type" in schema or "$ref" in schema:
+        return value
+    return value | {"input_schema": {"type": "object", **schema}}
+
+
 class CustomTool(Body, tag="custom", frozen=True):
     """A tool of the client. A forced call follows its schema whether `strict` is set or not."""
 
     may_lack_tag: ClassVar[bool] = True
     unknown_may_be_null: ClassVar[bool] = True
+    adapt: ClassVar[Adapt | None] = _tool_adapted
     refused: ClassVar[Refused] = {
         "defer_loading": (False,),
         "allowed_callers": (["direct"],),

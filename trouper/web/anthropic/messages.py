@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 import attrs
@@ -17,9 +18,11 @@ from trouper.web.anthropic.thinking import Thinking, ThinkingParameter, thinking
 from trouper.web.http.body_faults import explains, ordered, says
 from trouper.web.http.body_parsing import combination
 from trouper.web.http.field_types import Count, Filled, Model, Priority, Salt, Share, TopP
-from trouper.web.http.request_body import Body, structure
+from trouper.web.http.leniency import Adapt, Skip
+from trouper.web.http.request_body import Body, Report, refuse, structure
 from trouper.web.http.request_schema import HARMLESS, Json, Refused
 from trouper.web.http.request_seed import drawn_seed
+from trouper.web.openai.other_servers import NOT_SKIPPED, length_aliases, sampling_adapted, with_thinking
 from trouper.web.openai.parameters import MAX_STOPS
 from trouper.web.openai.response_format import schema_grammar
 from trouper.web.openai.template_kwargs import TemplateKwargs, template_kwargs
@@ -44,6 +47,16 @@ EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "m
 """Efforts by the names of those chat templates that read one."""
 OutputEffort = Literal["low", "medium", "high", "xhigh", "max"]
 CLEAR_THINKING = "clear_thinking_20251015"
+KEEPS_ALL = ("all", {"type": "all"})
+ALIASES = {
+    **length_aliases("max_tokens", "max_output_tokens", "max_completion_tokens"),
+    "stop": "stop_sequences",
+    "random_seed": "seed",
+}
+ESSENTIAL = NOT_SKIPPED | {
+    "thread", "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+    "json_schema", "regex", "prompt", "input",
+}  # fmt: skip
 
 
 def explain_stop_sequences(value: Any, path: str) -> None:
@@ -91,19 +104,47 @@ class ClearThinking(Body, tag=CLEAR_THINKING, frozen=True):
     keep: Literal["all"] | KeepAll
 
 
+def _edits_adapted(value: Json, skip: Skip) -> Json:
+    """Leave out edits that would shorten the conversation: it is read as it was sent."""
+    edits = value.get("edits")
+    if not isinstance(edits, list) or not all(isinstance(edit, dict) for edit in edits):
+        return value
+    kept = [edit for edit in edits if edit.get("type") == CLEAR_THINKING and edit.get("keep") in KEEPS_ALL]
+    if len(kept) < len(edits):
+        skip("edits")
+    return value | {"edits": kept}
+
+
 class ContextManagement(Body, frozen=True):
     """Changes nothing: to keep all thinking is what happens anyway."""
 
+    adapt: ClassVar[Adapt | None] = _edits_adapted
     edits: list[Annotated[ClearThinking, explains(explain_edit)]] | None = None
 
 
 StopSequences = Annotated[list[Filled], explains(explain_stop_sequences, max_length=MAX_STOPS)]
 
 
+def _adapted(value: Json, skip: Skip) -> Json:
+    """Convert forms of other servers. The API's temperatures end at 1, above which others go on."""
+    value = sampling_adapted(value, ALIASES, ("max_tokens",), skip)
+    value = with_thinking(value, value.pop("enable_thinking", None), skip)
+    if isinstance(value.get("stop_sequences"), str):
+        value["stop_sequences"] = [value["stop_sequences"]]
+    temperature = value.get("temperature")
+    if isinstance(temperature, int | float) and 1 < temperature <= 2:
+        value["temperature"] = 1.0
+        skip("temperature")
+    return value
+
+
 class CountRequest(Body, kw_only=True, frozen=True):
     """A conversation whose tokens are counted. Only some of the fields change the count."""
 
     refused: ClassVar[Refused] = REFUSED
+    essential: ClassVar[frozenset[str]] = ESSENTIAL
+    aliases: ClassVar[Mapping[str, str]] = ALIASES
+    adapt: ClassVar[Adapt | None] = _adapted
     rules: ClassVar[tuple[Json, ...]] = (schemas.FORCED_NEEDS_TOOLS,)
     messages: Turns
     model: Model | None = None
@@ -160,12 +201,12 @@ class Output:
     grammar: Grammar | None = None
 
 
-def parse_messages(body: Json) -> MessagesRequest:
-    return structure(body, MessagesRequest)
+def parse_messages(body: Json, report: Report = refuse) -> MessagesRequest:
+    return structure(body, MessagesRequest, report)
 
 
-def parse_count(body: Json) -> CountRequest:
-    return structure(body, CountRequest)
+def parse_count(body: Json, report: Report = refuse) -> CountRequest:
+    return structure(body, CountRequest, report)
 
 
 def messages_to_generate(request: MessagesRequest, request_id: str, default_seed: int | None) -> Generate:

@@ -31,13 +31,13 @@ BEYOND_SCHEMA: Mapping[str, str] = {
 """Codes of a 400 that a body may get although it follows the schema."""
 
 REASONS = {
-    400: "The request cannot be: bad JSON, a wrong or unknown parameter, or one that is not supported here.",
+    400: "The request cannot be: bad JSON, a wrong parameter, or one without which the answer would be wrong.",
     401: "The API key is missing or wrong.",
     403: "A web page asks that may not, or the Host is none that the server answers to (--cors-origins, --allowed-hosts).",
     404: "What is asked for is not here: a model, or something by its id.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",
-    415: "The body's Content-Type is not JSON.",
+    415: "The body's Content-Type is not JSON, or its Content-Encoding neither gzip nor zstd.",
     422: "It makes the engine crash, also when it runs alone (request_crashes_engine), or cannot be prepared (intake_failed).",
     429: "The queue is full; Retry-After says when to come again.",
     499: "It was cancelled by its id.",
@@ -54,6 +54,8 @@ class DocumentContext:
     version: str
     keyed: bool
     """Whether keys are needed."""
+    strict: bool = False
+    """Whether the server refuses names that it does not read."""
     models: Sequence[str] = ()
     """Names of the models; empty for a client without a key, and where other names are answered, too (--model-alias)."""
     vocabulary: int = 2**31
@@ -66,14 +68,15 @@ def document(endpoints: Iterable[Endpoint], components: Mapping[str, Json], cont
     endpoints, paths = list(endpoints), dict[str, Json]()
     for endpoint in endpoints:
         paths.setdefault(endpoint.template, {})[endpoint.method.lower()] = _operation(endpoint, context)
-    requests = components_of({endpoint.request for endpoint in endpoints if endpoint.request is not None})
+    classes = {endpoint.request for endpoint in endpoints if endpoint.request is not None}
+    requests = components_of(classes, strict=context.strict)
     keys = {"securitySchemes": SECURITY} if context.keyed else {}
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "Trouper",
             "version": context.version,
-            "description": "An LLM server. Each parameter works, is refused by name, or changes nothing and says so.",
+            "description": "An LLM server. Each parameter works, is refused by name, or changes nothing and is named in X-Trouper-Ignored.",
             "license": {"name": "MIT", "identifier": "MIT"},
         },
         "servers": [{"url": "/"}],
@@ -123,7 +126,7 @@ def _operation(endpoint: Endpoint, context: DocumentContext) -> Json:
     if endpoint.path_parameters or endpoint.query:
         operation["parameters"] = [*_path_parameters(endpoint), *_query(endpoint)]
     if endpoint.request is not None:
-        operation["requestBody"] = _body(endpoint, endpoint.request)
+        operation["requestBody"] = _body(endpoint, schema_of(endpoint.request, strict=context.strict))
     if context.keyed and not endpoint.open:
         operation["security"] = [{name: []} for name in SECURITY]
     return operation
@@ -142,8 +145,8 @@ def _query(endpoint: Endpoint) -> list[Json]:
     ]
 
 
-def _body(endpoint: Endpoint, request: type) -> Json:
-    content: Json = {"schema": schema_of(request)}
+def _body(endpoint: Endpoint, schema: Json) -> Json:
+    content: Json = {"schema": schema}
     if endpoint.examples:
         content["examples"] = {name: {"value": value} for name, value in endpoint.examples.items()}
     return {"required": True, "content": {"application/json": content}}

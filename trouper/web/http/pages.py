@@ -30,6 +30,7 @@ class Pages:
 
     def __init__(self, service: Service, keys: Keys, described: Sequence[Endpoint], components: Json) -> None:
         self._service, self._keys, self._components = service, keys, components
+        self._strict = service.settings.strict
         self._page = files("trouper.web.http").joinpath("docs.html").read_text("utf-8")
         self.endpoints = (*described, *self._endpoints())
 
@@ -67,14 +68,15 @@ class Pages:
         )  # Otherwise the names are private, or not the only ones.
         names = [name for entry in listed for name in entry.names] if closed else []
         loaded = [entry.runtime for entry in listed if entry.runtime is not None]
-        context = DocumentContext(version=VERSION, keyed=self._keys.needed, models=names)
+        context = DocumentContext(version=VERSION, keyed=self._keys.needed, models=names, strict=self._strict)
         embedders = [embedder for runtime in loaded if (embedder := runtime.model.embedding) is not None]
         if len(loaded) < len(listed):  # The bounds of models that are not loaded are unknown.
             return context
         return attrs.evolve(
             context,
             vocabulary=max(runtime.model.vocab_size for runtime in loaded),
-            context=max(context_of(runtime) for runtime in loaded),
+            # A longer answer is cut to what the context holds, unless the server is strict.
+            context=max(context_of(runtime) for runtime in loaded) if self._strict else context.context,
             dimensions=max((embedder.dimensions for embedder in embedders), default=context.dimensions),
         )
 

@@ -1,28 +1,38 @@
-"""The parameters of a GET, read strictly."""
+"""The parameters of a GET."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
 
-from trouper.protocol.problems import bad_request
+from trouper.protocol.problems import RequestFailed, bad_request
+from trouper.web.http.leniency import ReadPast
+from trouper.web.http.request_body import Report
 
 
 class Query:
-    """The query of a request. Unknown parameters, and invalid values in its methods, raise `RequestFailed` (400)."""
+    """The query of a request. Invalid values in its methods raise `RequestFailed` (400), and unknown parameters unless they
+    are read past."""
 
-    def __init__(self, arguments: Mapping[str, str], known: tuple[str, ...]) -> None:
-        self._arguments = arguments
+    def __init__(self, arguments: Mapping[str, str], known: tuple[str, ...], report: Report) -> None:
+        self._arguments, self._report = arguments, report
         for name in arguments:
             if name not in known:
-                raise bad_request(f"unknown parameter {name!r}", name, "unknown_parameter")
+                self._unread(name, bad_request(f"unknown parameter {name!r}", name, "unknown_parameter"))
+
+    def _unread(self, name: str, refusal: RequestFailed) -> None:
+        if isinstance(self._report, ReadPast):
+            self._report.skip(name)
+        else:
+            self._report(refusal)
 
     def given(self, name: str) -> str | None:
         return self._arguments.get(name)
 
     def refuse(self, name: str, neutral: str) -> None:
         if self._arguments.get(name, neutral) != neutral:
-            raise bad_request(f"{name!r} is not supported here; leave it out", name, "unsupported_parameter")
+            refusal = bad_request(f"{name!r} is not supported here; leave it out", name, "unsupported_parameter")
+            self._unread(name, refusal)
 
     def flag(self, name: str) -> bool:
         value = self._arguments.get(name, "false")

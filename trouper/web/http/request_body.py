@@ -3,6 +3,8 @@
 `structure` reads a body in three steps: names that no field has are collected and nulls dropped, msgspec checks types
 and limits, and if it refuses, `body_faults` finds which parameter is at fault and why. What no type can say is checked by
 the functions beside each class.
+
+With a `ReadPast` in place of a function that refuses, the reading is lenient: `leniency` says how.
 """
 
 from __future__ import annotations
@@ -11,21 +13,34 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, ClassVar, TypeVar
 
+import attrs
 import msgspec
 from msgspec import inspect
 
 from trouper.protocol.problems import RequestFailed, bad_request
 from trouper.web.http.body_faults import info_of, members, refusal, unwrapped
 from trouper.web.http.body_parsing import is_integer
+from trouper.web.http.leniency import NOTHING, Adapt, ReadPast, renamed
 from trouper.web.http.request_schema import Json, Refused, among
 
 T = TypeVar("T", bound="Body")
-Unread = list[RequestFailed]
-"""Refusals of the names that are not read, at every level: the first `MAX_UNREAD`."""
+Report = Callable[[RequestFailed], None] | ReadPast
+"""What becomes of a name that is not read: a function gets its refusal, or it is read past."""
 MAX_UNREAD = 100
 Path = tuple[Any, ...]
 """Path of a value: that of the object or array around it, and the name or index in it; empty at the root. It is written
 out only for a refusal."""
+
+
+@attrs.define
+class Unread:
+    """The names that are not read, at every level."""
+
+    past: ReadPast | None
+    refusals: list[RequestFailed] = attrs.field(factory=list)
+    """Refusals of names that are not read past: the first `MAX_UNREAD`."""
+
+
 Read = Callable[[Any, Path, Unread], Any]
 """Prepares a value at a path for its type."""
 PLAIN = {str, int, bool}
@@ -44,6 +59,19 @@ class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether a name that no field has may be null."""
     may_lack_tag: ClassVar[bool] = False
     """Whether the tag may be left out, because the parser adds it."""
+    essential: ClassVar[frozenset[str]] = frozenset()
+    """Names that no reading may read past, because the answer would be wrong without them."""
+    harmless: ClassVar[frozenset[str] | None] = None
+    """The only names that a lenient reading may read past; None: all that are not essential."""
+    aliases: ClassVar[Mapping[str, str]] = {}
+    """What other servers call a field, and the field's name here; for lenient readings."""
+    adapt: ClassVar[Adapt | None] = None
+    """Converts forms of other servers, for lenient readings."""
+
+    @classmethod
+    def may_skip(cls, name: str) -> bool:
+        """Whether a lenient reading may read past a name that no field has."""
+        return name not in cls.essential if cls.harmless is None else name in cls.harmless
 
 
 class SentBack(Body, frozen=True):
@@ -56,19 +84,21 @@ def refuse(failed: RequestFailed) -> None:
     raise failed
 
 
-def structure(body: Mapping[str, Any], kind: type[T], report: Callable[[RequestFailed], None] = refuse) -> T:
+def structure(body: Mapping[str, Any], kind: type[T], report: Report = refuse) -> T:
     """Build `kind` from a body. Raises `RequestFailed` (400) that names the parameter at fault. `report` is called with
     the refusal of each name that is not read; it may keep it instead of raising it."""
-    unread: Unread = []
+    past = report if isinstance(report, ReadPast) else None
+    unread = Unread(past)
+    refused = refuse if isinstance(report, ReadPast) else report
     prepared = _object(kind)(body, (), unread)
     fault: RequestFailed | None = None
     try:
         parsed = msgspec.convert(prepared, kind)
     except (msgspec.ValidationError, UnicodeEncodeError) as error:
         fault = refusal(error, prepared, kind)
-    for failed in unread:
+    for failed in unread.refusals:
         if fault is None or _explains(failed, fault):
-            report(failed)
+            refused(failed)
     if fault is not None:
         raise fault
     return parsed
@@ -88,10 +118,13 @@ def _object(kind: type[Body]) -> Read:
     nested = {field.encode_name: reader for field in info.fields if (reader := _reader(field.type)) is not None}
     tag_field, tag = info.tag_field, info.tag
     known = {field.encode_name for field in info.fields} | ({tag_field} if tag_field is not None else set())
+    adapts = bool(kind.aliases) or kind.adapt is not None
 
     def read(value: Any, path: Path, unread: Unread) -> Any:
         if not isinstance(value, dict):
             return value
+        if adapts and unread.past is not None:
+            value = _adapted(kind, value, path, unread.past)
         if known.issuperset(value) and PLAIN.issuperset(map(type, value.values())) and value.get(tag_field) == tag:
             return value  # As most messages are.
         if tag_field is not None and value.get(tag_field) != tag:
@@ -115,21 +148,39 @@ def _object(kind: type[Body]) -> Read:
     return read
 
 
+def _adapted(kind: type[Body], value: Json, path: Path, past: ReadPast) -> Json:
+    """Return the object with the names and in the form that its class reads."""
+
+    def skip(name: str) -> None:
+        past.skip(_general((path, name)))
+
+    adapted = value if kind.adapt is None else kind.adapt(value, skip)
+    return renamed(adapted, kind.aliases, skip)
+
+
 def _check_unread(kind: type[Body], name: str, value: Any, within: Path, unread: Unread) -> None:
     """Report a name that no field has, unless its value requests nothing."""
-    refused = name in kind.refused
-    if value is None and (refused or kind.unknown_may_be_null):
+    refused, past = name in kind.refused, unread.past
+    if value is None and (refused or kind.unknown_may_be_null or past is not None):
         return
-    if (refused and among(value, kind.refused[name])) or len(unread) == MAX_UNREAD:
+    if refused and among(value, kind.refused[name]):
         return
-    path = _written((within, name))
+    if past is not None and (kind.may_skip(name) or (not refused and among(value, NOTHING))):
+        if not past.full:
+            past.skip(_general((within, name)))
+    elif len(unread.refusals) < MAX_UNREAD:
+        known = refused or past is not None  # Those that a lenient reading refuses are of other APIs.
+        unread.refusals.append(_unread(kind, _written((within, name)), known=known))
+
+
+def _unread(kind: type[Body], path: str, *, known: bool) -> RequestFailed:
+    """Return the refusal of a name that no field has. `known`: whether another API has it."""
     if issubclass(kind, SentBack):
-        unread.append(bad_request(f"{path} is not supported here", path, "unsupported_parameter"))
-    elif refused:
+        return bad_request(f"{path} is not supported here", path, "unsupported_parameter")
+    if known:
         named = path if kind.unknown_may_be_null else f"{path!r}"
-        unread.append(bad_request(f"{named} is not supported here; leave it out", path, "unsupported_parameter"))
-    else:
-        unread.append(bad_request(f"unknown parameter {path!r}", path, "unknown_parameter"))
+        return bad_request(f"{named} is not supported here; leave it out", path, "unsupported_parameter")
+    return bad_request(f"unknown parameter {path!r}", path, "unknown_parameter")
 
 
 def _written(path: Path) -> str:
@@ -138,6 +189,15 @@ def _written(path: Path) -> str:
         return ""
     within, step = path
     return f"{_written(within)}.{step}" if within else str(step)
+
+
+def _general(path: Path) -> str:
+    """Return the path without the indexes of arrays: messages.content."""
+    if not path:
+        return ""
+    within, step = path
+    outer = _general(within)
+    return outer if isinstance(step, int) else f"{outer}.{step}" if outer else step
 
 
 def _reader(info: inspect.Type) -> Read | None:

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta, inspect
 
 from trouper.web.http.body_faults import extras, info_of
+from trouper.web.http.leniency import NOTHING
 
 Json = dict[str, Any]
 Refused = Mapping[str, tuple[Any, ...]]
@@ -32,6 +33,7 @@ LENGTH, DIMENSIONS = ref("Length"), ref("Dimensions")
 length of an answer, and the dimensions of an embedding."""
 
 
+READ_PAST = "Read past, and named in the header X-Trouper-Ignored."
 HARMLESS = Meta(description="Changes nothing.")
 """Metadata of a field that is accepted and changes nothing."""
 
@@ -83,24 +85,26 @@ def at_most_one(nothing: Mapping[str, Json]) -> Json:
     return {"anyOf": [{"properties": {name: nothing[name] for name in nothing if name != kept}} for kept in nothing]}
 
 
-def schema_of(kind: type) -> Json:
-    """Return the schema of the bodies that `structure(body, kind)` accepts, with references to `components_of`."""
-    return _schemas(frozenset({kind}))[kind.__name__]
+def schema_of(kind: type, *, strict: bool = True) -> Json:
+    """Return the schema of the bodies that `structure(body, kind)` accepts, with references to `components_of`. Unless it
+    is `strict`, it allows names that are read past, and names the aliases."""
+    return _schemas(frozenset({kind}), strict=strict)[kind.__name__]
 
 
-def components_of(kinds: Iterable[type]) -> Json:
+def components_of(kinds: Iterable[type], *, strict: bool = True) -> Json:
     """Return the schemas of the classes within request classes, by name."""
     outer = frozenset(kinds)
     names = {kind.__name__ for kind in outer}
-    return {name: schema for name, schema in _schemas(outer).items() if name not in names}
+    return {name: schema for name, schema in _schemas(outer, strict=strict).items() if name not in names}
 
 
 @cache
-def _schemas(kinds: frozenset[type]) -> dict[str, Json]:
+def _schemas(kinds: frozenset[type], *, strict: bool) -> dict[str, Json]:
     """Return the schemas of request classes and of those within them. It takes some milliseconds for each."""
     _, schemas = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     classes = {struct.cls for info in inspect.multi_type_info(kinds) for struct in _structs(info)}
-    return {cls.__name__: _as_read(cls, schemas[cls.__name__]) for cls in sorted(classes, key=lambda cls: cls.__name__)}
+    read = {cls.__name__: _as_read(cls, schemas[cls.__name__]) for cls in sorted(classes, key=lambda cls: cls.__name__)}
+    return read if strict else {cls.__name__: _as_read_past(cls, read[cls.__name__]) for cls in classes}
 
 
 def _structs(info: Any) -> Iterator[inspect.StructType]:
@@ -137,6 +141,25 @@ def _as_read(kind: Any, schema: Json) -> Json:
     rules = {"allOf": list(kind.rules)} if kind.rules else {}
     kept = {key: value for key, value in schema.items() if key != "title"}
     return kept | {"properties": properties, "required": required} | unknown | rules
+
+
+def _as_read_past(kind: Any, schema: Json) -> Json:
+    """Return the schema of a request class for a lenient reading."""
+    properties = {**schema["properties"]}
+    for name in kind.refused:
+        if kind.may_skip(name):
+            properties[name] = {"description": READ_PAST}
+    essential = {name: _refused(NOTHING[1:]) for name in sorted(kind.essential - properties.keys())}
+    aliases = {
+        alias: {"description": f"What other servers call `{name}`."} | properties[name]
+        for alias, name in kind.aliases.items()
+        if name in properties
+    }
+    more = {**schema, "properties": {**essential, **aliases, **properties}}
+    if kind.harmless is None:
+        return more | {"additionalProperties": True}
+    harmless = {name: {"description": READ_PAST} for name in sorted(kind.harmless)}
+    return more | {"properties": harmless | more["properties"]}
 
 
 def _optional(value: Json) -> Json:

@@ -33,6 +33,7 @@ class Site:
     """The handlers."""
 
     def __init__(self, service: Service, keys: Keys) -> None:
+        self._service = service
         self._feed = Feed(service.models, service.request_log.recent)
         static = {path.name: path.read_bytes() for path in files("trouper.web.live").joinpath("static").iterdir()}
         page = static.pop("index.html").decode()
@@ -69,7 +70,7 @@ class Site:
         )
 
     async def live(self) -> Response:
-        Query(request.args, ())
+        Query(request.args, (), self._service.report)
         if "text/event-stream" in request.headers.get("Accept", ""):
             return as_events(Viewer(self._feed))
         return as_json(await self._feed.once())

@@ -19,6 +19,7 @@ from trouper.web.metrics.metric import MetricFamily, ModelScrape
 from trouper.web.metrics.request_metrics import RequestCounts
 from trouper.web.metrics.trouper_metrics import TROUPER_METRICS, TROUPER_REQUEST_METRICS
 from trouper.web.metrics.vllm_metrics import VLLM_METRICS, VLLM_REQUEST_METRICS
+from trouper.web.observability.ignored_names import IgnoredNames
 
 MODEL_METRICS = (*VLLM_METRICS, *TROUPER_METRICS)
 REQUEST_METRICS = (*VLLM_REQUEST_METRICS, *TROUPER_REQUEST_METRICS)
@@ -37,6 +38,12 @@ RESPONSES = MetricFamily(
     "Responses, by the endpoint and the status that they began with.",
     ("method", "path", "status"),
 )
+IGNORED = MetricFamily(
+    "counter",
+    "trouper_ignored_parameters_total",
+    "Requests that were read past a parameter or a key of a message, by its name.",
+    ("name",),
+)
 ALL = (
     *(metric.named for metric in MODEL_METRICS),
     *(metric.named for metric in REQUEST_METRICS),
@@ -44,6 +51,7 @@ ALL = (
     WAITING,
     BUILD,
     RESPONSES,
+    IGNORED,
 )
 """All metrics, except those of the process, which the client library names."""
 
@@ -64,6 +72,7 @@ class Metrics(Collector):
     def __init__(self, listed: Callable[[], Sequence[ModelEntry]]) -> None:
         self._listed = listed
         self.requests = RequestCounts()
+        self.ignored = IgnoredNames()
         self._responses: Counter[tuple[str, str, str]] = Counter()
         self._version = VERSION
         self._process = ProcessCollector(registry=None)
@@ -98,6 +107,7 @@ class Metrics(Collector):
         yield WAITING.family(((entry.names[0],), entry.waiting) for entry in listed)
         yield BUILD.family([((self._version,), 1)])
         yield RESPONSES.family(self._responses.items())
+        yield IGNORED.family(((name,), count) for name, count in self.ignored.counts.items())
         yield from self._process.collect()
 
 

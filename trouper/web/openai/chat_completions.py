@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
@@ -11,12 +12,23 @@ from trouper.protocol.requests import ChatPrompt, Generate
 from trouper.web.http.body_faults import ordered
 from trouper.web.http.body_parsing import combination
 from trouper.web.http.field_types import Count, Length
-from trouper.web.http.request_body import structure
+from trouper.web.http.leniency import Adapt, Skip
+from trouper.web.http.request_body import Report, refuse, structure
 from trouper.web.http.request_schema import HARMLESS, Json, Refused
 from trouper.web.http.request_seed import choices_of
 from trouper.web.openai import schemas
 from trouper.web.openai.chat_messages import Messages, ignored_of, messages_of
 from trouper.web.openai.chat_tools import FunctionTools, ToolChoice, tools_of
+from trouper.web.openai.other_servers import (
+    BUDGETS,
+    SAMPLING,
+    STRUCTURES,
+    format_adapted,
+    length_aliases,
+    reasoning_adapted,
+    sampling_adapted,
+    thinking_adapted,
+)  # fmt: skip
 from trouper.web.openai.parameters import NOT_SUPPORTED, Parameters, min_tokens_of, sampling_of, stops_of
 from trouper.web.openai.response_format import grammar_of
 from trouper.web.openai.template_kwargs import TemplateKwargs, template_kwargs
@@ -37,13 +49,22 @@ REFUSED: Refused = {
     "separate_reasoning": (True,),
     "stream_reasoning": (True,),
 }
+ALIASES = {**length_aliases("max_tokens", "max_output_tokens"), **SAMPLING, **STRUCTURES, **BUDGETS}
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 """Effort of reasoning. `none` disables it; the others are passed to the chat template, which may ignore them."""
 TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 
 
+def _adapted(value: Json, skip: Skip) -> Json:
+    value = sampling_adapted(value, ALIASES, ("max_tokens", "max_completion_tokens"), skip)
+    value = reasoning_adapted(thinking_adapted(value, skip), skip)
+    return value | {"response_format": format_adapted(value.get("response_format"), flat=False)}
+
+
 class ChatRequest(Parameters, kw_only=True, frozen=True):
     refused: ClassVar[Refused] = REFUSED
+    aliases: ClassVar[Mapping[str, str]] = ALIASES
+    adapt: ClassVar[Adapt | None] = _adapted
     rules: ClassVar[tuple[Json, ...]] = (
         schemas.OPTIONS_NEED_A_STREAM,
         schemas.TOP_NEEDS_LOGPROBS,
@@ -73,8 +94,8 @@ class ChatRequest(Parameters, kw_only=True, frozen=True):
         return tools_of(self.tools, self.tool_choice, self.parallel_tool_calls)
 
 
-def parse_chat(body: dict[str, Any]) -> ChatRequest:
-    return structure(body, ChatRequest)
+def parse_chat(body: dict[str, Any], report: Report = refuse) -> ChatRequest:
+    return structure(body, ChatRequest, report)
 
 
 def chat_to_generate(request: ChatRequest, request_id: str, default_seed: int | None) -> tuple[Generate, ...]:

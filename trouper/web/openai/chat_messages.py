@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar
 
 from msgspec import Meta
@@ -12,6 +12,7 @@ from trouper.web.http.body_faults import says
 from trouper.web.http.body_parsing import json_type
 from trouper.web.http.field_types import MAX_MESSAGES, Ignored, Text
 from trouper.web.http.image_placeholder import PLACEHOLDER, names_of
+from trouper.web.http.leniency import Adapt, Skip
 from trouper.web.http.request_body import SentBack
 from trouper.web.http.request_schema import Json
 from trouper.web.openai import schemas
@@ -45,7 +46,22 @@ Parts = list[
 Content = Annotated[str | Parts, says(NOT_TEXT, "invalid_type")]
 
 
+def _with_content(value: Json, _: Skip) -> Json:
+    return value if value.get("content") is not None else value | {"content": ""}
+
+
+def _answer_adapted(value: Json, _: Skip) -> Json:
+    """Read an answer without content as an empty one, or as what it says of a refusal."""
+    if value.get("content") is not None or value.get("tool_calls"):
+        return value
+    refusal = value.get("refusal")
+    if not isinstance(refusal, str):
+        return value | {"content": ""}
+    return {name: inner for name, inner in value.items() if name != "refusal"} | {"content": refusal}
+
+
 class _ChatMessage(SentBack, tag_field="role", frozen=True):
+    essential: ClassVar[frozenset[str]] = frozenset({"images", "audio", "tool_calls"})
     content: Content
     name: str | None = None
 
@@ -65,6 +81,7 @@ class UserMessage(_ChatMessage, tag="user", frozen=True):
 class ToolMessage(_ChatMessage, tag="tool", frozen=True):
     """The result of a call."""
 
+    adapt: ClassVar[Adapt | None] = _with_content
     tool_call_id: str | None = None
 
 
@@ -72,6 +89,9 @@ class AssistantMessage(SentBack, tag_field="role", tag="assistant", frozen=True)
     """An earlier answer: text, calls of tools, or both."""
 
     rules: ClassVar[tuple[Json, ...]] = (schemas.CONTENT_OR_CALLS,)
+    essential: ClassVar[frozenset[str]] = frozenset({"images", "audio", "function_call"})
+    aliases: ClassVar[Mapping[str, str]] = {"reasoning": "reasoning_content"}
+    adapt: ClassVar[Adapt | None] = _answer_adapted
     content: Content | None = None
     name: str | None = None
     tool_calls: PastCalls | None = None

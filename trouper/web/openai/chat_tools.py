@@ -13,6 +13,7 @@ from trouper.protocol.problems import bad_request
 from trouper.web.http.body_faults import explains, says
 from trouper.web.http.body_parsing import combination
 from trouper.web.http.field_types import Flag, Ignored, JsonText, Text
+from trouper.web.http.leniency import Adapt, Skip
 from trouper.web.http.request_body import Body
 from trouper.web.output.tool_calls import Tools
 
@@ -60,7 +61,29 @@ class NamedTool(Body, tag="function", frozen=True):
     function: FunctionName
 
 
+def arguments_adapted(value: Json, skip: Skip) -> Json:
+    """Convert arguments of an earlier call that are no JSON object, as models write them now and then: the template gets
+    their text. Otherwise one bad call would make every later request of its conversation fail."""
+    given = value.get("arguments")
+    if not isinstance(given, str) or not given or isinstance(_decoded(given), dict):
+        return value
+    try:
+        text = msgspec.json.encode({"arguments": given}).decode()
+    except UnicodeEncodeError:
+        return value
+    skip("arguments")
+    return value | {"arguments": text}
+
+
+def _decoded(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+        return None
+
+
 class CalledFunction(Body, frozen=True):
+    adapt: ClassVar[Adapt | None] = arguments_adapted
     name: str
     arguments: (
         Annotated[JsonText | dict[str, Any], says("{path} must be JSON, as text, not {type}", "invalid_type")] | None
@@ -153,10 +176,7 @@ def arguments_of(value: str | Json | None, path: str) -> Json:
     """Return the arguments as an object; an earlier answer had them as text. Raises `RequestFailed` (400)."""
     if not isinstance(value, str):
         return value or {}
-    try:
-        parsed = msgspec.json.decode(value or "{}")
-    except (msgspec.DecodeError, RecursionError):
-        parsed = None
+    parsed = _decoded(value or "{}")
     if not isinstance(parsed, dict):
         raise bad_request(f"{path} must be the JSON of an object", path, "invalid_json_text")
     return parsed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Annotated, Any, ClassVar
 
@@ -12,10 +12,12 @@ from msgspec import Meta
 from trouper.protocol.requests import Generate
 from trouper.web.http.body_parsing import between, combination
 from trouper.web.http.field_types import HUGE, Count
-from trouper.web.http.request_body import structure
+from trouper.web.http.leniency import Adapt, Skip
+from trouper.web.http.request_body import Report, refuse, structure
 from trouper.web.http.request_schema import LENGTH, Json, Refused, either
 from trouper.web.http.request_seed import choices_of
 from trouper.web.openai import schemas
+from trouper.web.openai.other_servers import SAMPLING, STRUCTURES, format_adapted, length_aliases, sampling_adapted
 from trouper.web.openai.parameters import (
     MAX_CHOICES,
     NOT_SUPPORTED,
@@ -31,10 +33,18 @@ from trouper.web.output.dialect import Choice
 MAX_PROMPTS = 128
 DEFAULT_MAX_TOKENS = 16
 """Default of max_tokens, which is OpenAI's for this endpoint."""
+ALIASES = {**length_aliases("max_tokens", "max_output_tokens", "max_completion_tokens"), **SAMPLING, **STRUCTURES}
+
+
+def _adapted(value: Json, skip: Skip) -> Json:
+    value = sampling_adapted(value, ALIASES, ("max_tokens",), skip)
+    return value | {"response_format": format_adapted(value.get("response_format"), flat=False)}
 
 
 class CompletionRequest(Parameters, kw_only=True, frozen=True):
     refused: ClassVar[Refused] = {**NOT_SUPPORTED, "suffix": ("",)}
+    aliases: ClassVar[Mapping[str, str]] = ALIASES
+    adapt: ClassVar[Adapt | None] = _adapted
     rules: ClassVar[tuple[Json, ...]] = (
         schemas.OPTIONS_NEED_A_STREAM,
         schemas.NOTHING_NEEDS_ECHO,
@@ -52,8 +62,8 @@ class CompletionRequest(Parameters, kw_only=True, frozen=True):
         return self.n if self.best_of is None else self.best_of
 
 
-def parse_completion(body: dict[str, Any]) -> CompletionRequest:
-    return structure(body, CompletionRequest)
+def parse_completion(body: dict[str, Any], report: Report = refuse) -> CompletionRequest:
+    return structure(body, CompletionRequest, report)
 
 
 def completion_to_generate(

@@ -15,7 +15,7 @@ from trouper.protocol.sampling import Sampling
 from trouper.web.http.body_faults import ordered
 from trouper.web.http.body_parsing import between
 from trouper.web.http.field_types import Dimensions, Model, Priority
-from trouper.web.http.request_body import Body, structure
+from trouper.web.http.request_body import Body, Report, refuse, structure
 from trouper.web.http.request_schema import COUNT, HARMLESS, TEXT, Json, Refused, array, either, full
 from trouper.web.openai.prompts import Prompts, prompts_meta, prompts_of
 
@@ -28,6 +28,7 @@ Encoding = Literal["float", "base64"]
 
 class EmbeddingRequest(Body, kw_only=True, frozen=True):
     refused: ClassVar[Refused] = {"truncate_prompt_tokens": (), "add_special_tokens": (True,)}
+    essential: ClassVar[frozenset[str]] = frozenset(refused) | {"messages", "instruction", "prompt_name", "prompt"}
     model: Model | None = None
     input: Annotated[Prompts, prompts_meta(MAX_INPUTS)]
     encoding_format: Annotated[Encoding, ordered(Encoding)] = "float"
@@ -36,8 +37,8 @@ class EmbeddingRequest(Body, kw_only=True, frozen=True):
     priority: Priority | None = None
 
 
-def parse_embedding(body: Json) -> EmbeddingRequest:
-    return structure(body, EmbeddingRequest)
+def parse_embedding(body: Json, report: Report = refuse) -> EmbeddingRequest:
+    return structure(body, EmbeddingRequest, report)
 
 
 def embedding_to_generate(request: EmbeddingRequest, request_id: str, card: ModelCard) -> tuple[Generate, ...]:

@@ -16,6 +16,7 @@ from trouper.web.http.field_types import HUGE, Count, Filled, Length, Model, Pri
 from trouper.web.http.request_body import Body
 from trouper.web.http.request_schema import HARMLESS, TOKEN_KEY, Refused, described
 from trouper.web.http.request_seed import drawn_seed
+from trouper.web.openai.other_servers import NOT_SKIPPED
 from trouper.web.openai.response_format import (
     Choices,
     Lark,
@@ -78,6 +79,7 @@ class StreamOptions(Body, kw_only=True, frozen=True):
 class SamplingParameters(Body, kw_only=True, frozen=True):
     """The parameters of every endpoint that generates."""
 
+    essential: ClassVar[frozenset[str]] = NOT_SKIPPED
     model: Model | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] = 1.0
     top_p: TopP = 1.0

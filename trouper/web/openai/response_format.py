@@ -86,6 +86,9 @@ class StructuredOutputs(Body, frozen=True):
     """vLLM's newer form: one of these constraints."""
 
     rules: ClassVar[tuple[Json, ...]] = (schemas.ONE_CONSTRAINT,)
+    harmless: ClassVar[frozenset[str] | None] = frozenset({
+        "disable_fallback", "disable_any_whitespace", "disable_additional_properties", "whitespace_pattern",
+    })  # fmt: skip
     json: Schema | None = None
     regex: Regex | None = None
     choice: Choices | None = None

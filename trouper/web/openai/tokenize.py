@@ -12,7 +12,7 @@ from trouper.protocol.problems import bad_request
 from trouper.protocol.requests import ChatPrompt, Prompt, TextPrompt
 from trouper.web.http.body_parsing import combination
 from trouper.web.http.field_types import MAX_TOKENS, Model, TokenId
-from trouper.web.http.request_body import Body, structure
+from trouper.web.http.request_body import Body, Report, refuse, structure
 from trouper.web.http.request_schema import Json, Refused
 from trouper.web.openai import schemas
 from trouper.web.openai.chat_messages import Messages, ignored_of, messages_of
@@ -29,6 +29,7 @@ class TokenizeRequest(Body, kw_only=True, frozen=True):
         "chat_template": (),
         "tools": ([],),
     }
+    essential: ClassVar[frozenset[str]] = frozenset(refused)
     rules: ClassVar[tuple[Json, ...]] = (schemas.PROMPT_OR_MESSAGES,)
     model: Model | None = None
     prompt: str | None = None
@@ -41,14 +42,14 @@ class DetokenizeRequest(Body, kw_only=True, frozen=True):
     tokens: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_TOKENS)]
 
 
-def parse_tokenize(body: dict[str, Any]) -> TokenizeRequest:
+def parse_tokenize(body: dict[str, Any], report: Report = refuse) -> TokenizeRequest:
     if (body.get("prompt") is None) == (body.get("messages") is None):
         raise bad_request("give either prompt or messages", "prompt", "missing_required_parameter")
-    return structure(body, TokenizeRequest)
+    return structure(body, TokenizeRequest, report)
 
 
-def parse_detokenize(body: dict[str, Any]) -> DetokenizeRequest:
-    return structure(body, DetokenizeRequest)
+def parse_detokenize(body: dict[str, Any], report: Report = refuse) -> DetokenizeRequest:
+    return structure(body, DetokenizeRequest, report)
 
 
 def prompt_of(request: TokenizeRequest) -> Prompt:

@@ -13,8 +13,9 @@ from trouper.web.http.body_faults import explains, says
 from trouper.web.http.body_parsing import json_type
 from trouper.web.http.field_types import Ignored, JsonText
 from trouper.web.http.image_placeholder import PLACEHOLDER, names_of
+from trouper.web.http.leniency import Adapt
 from trouper.web.http.request_body import SentBack
-from trouper.web.openai.chat_tools import arguments_of
+from trouper.web.openai.chat_tools import arguments_adapted, arguments_of
 from trouper.web.output.dialect import Json
 from trouper.web.responses.schemas import REFUSALS_ARE_ANSWERS, STATUSES
 
@@ -138,6 +139,7 @@ class InputMessage(_Item, tag="message", kw_only=True, frozen=True):
 class FunctionCallItem(_Item, tag="function_call", kw_only=True, frozen=True):
     """A call of an earlier answer."""
 
+    adapt: ClassVar[Adapt | None] = arguments_adapted
     call_id: str
     name: str
     arguments: JsonText

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 import attrs
@@ -15,9 +15,20 @@ from trouper.protocol.requests import ChatPrompt, Generate
 from trouper.web.http.body_faults import explains, ordered, says
 from trouper.web.http.body_parsing import combination, json_type
 from trouper.web.http.field_types import HUGE, Count, Length
-from trouper.web.http.request_body import Body, structure
+from trouper.web.http.leniency import Adapt, Skip, put
+from trouper.web.http.request_body import Body, Report, refuse, structure
 from trouper.web.http.request_schema import HARMLESS, Json, Refused
 from trouper.web.openai import schemas as openai_schemas
+from trouper.web.openai.other_servers import (
+    BUDGETS,
+    NOT_SKIPPED,
+    SAMPLING,
+    format_adapted,
+    length_aliases,
+    sampling_adapted,
+    thinking_adapted,
+    with_thinking,
+)  # fmt: skip
 from trouper.web.openai.parameters import SamplingParameters, min_tokens_of, sampling_of, stops_of
 from trouper.web.openai.response_format import TextOutputFormat, format_grammar
 from trouper.web.openai.template_kwargs import TemplateKwargs, template_kwargs
@@ -41,6 +52,11 @@ REFUSED: Refused = {
     "image": (),
     "modalities": (["text"],),
 }
+ALIASES = {**length_aliases("max_output_tokens", "max_tokens", "max_completion_tokens"), **SAMPLING, **BUDGETS}
+ESSENTIAL = NOT_SKIPPED | {
+    "conversation", "prompt", "messages", "response_format", "structured_outputs", "guided_json", "guided_regex",
+    "guided_choice", "guided_grammar", "json_schema", "regex",
+}  # fmt: skip
 
 
 def explain_metadata(value: Any, path: str) -> None:
@@ -80,8 +96,13 @@ class ReasoningOptions(Body, kw_only=True, frozen=True):
     effort: Annotated[ReasoningEffort, ordered(ReasoningEffort)] | None = None
 
 
+def _text_adapted(value: Json, _: Skip) -> Json:
+    return value | {"format": format_adapted(value.get("format"), flat=True)}
+
+
 class TextOptions(Body, kw_only=True, frozen=True):
     refused: ClassVar[Refused] = {"verbosity": ("medium",)}
+    adapt: ClassVar[Adapt | None] = _text_adapted
     format: TextOutputFormat | None = None
 
 
@@ -91,8 +112,28 @@ class ResponseStreamOptions(Body, frozen=True):
     refused: ClassVar[Refused] = {"include_obfuscation": (False,)}
 
 
+def _adapted(value: Json, skip: Skip) -> Json:
+    """Convert forms of other servers. A chat's effort is `reasoning.effort` here, and OpenRouter's budget stands there."""
+    value = thinking_adapted(sampling_adapted(value, ALIASES, ("max_output_tokens",), skip), skip)
+    reasoning, effort = value.get("reasoning"), value.pop("reasoning_effort", None)
+    if not isinstance(reasoning, dict | None):
+        return value
+    inner = {**(reasoning or {})}
+    put(inner, "effort", effort, lambda _: skip("reasoning_effort"))
+    enabled = inner.pop("enabled", None)
+    if enabled is False:
+        inner["effort"] = "none"
+    elif enabled is not None:
+        value = with_thinking(value, enabled, skip)
+    put(value, "thinking_token_budget", inner.pop("max_tokens", None), skip)
+    return value | ({"reasoning": inner} if inner else {})
+
+
 class ResponseRequest(SamplingParameters, kw_only=True, frozen=True):
     refused: ClassVar[Refused] = REFUSED
+    essential: ClassVar[frozenset[str]] = ESSENTIAL
+    aliases: ClassVar[Mapping[str, str]] = ALIASES
+    adapt: ClassVar[Adapt | None] = _adapted
     rules: ClassVar[tuple[Json, ...]] = (
         schemas.SOMETHING,
         schemas.TOP_NEEDS_INCLUDE,
@@ -141,14 +182,14 @@ class ResolvedRequest:
         return self.request.reasoning.effort if self.request.reasoning is not None else None
 
 
-def parse_response(body: Json) -> ResolvedRequest:
+def parse_response(body: Json, report: Report = refuse) -> ResolvedRequest:
     """Parse a request. Raises `RequestFailed` (400) naming the parameter."""
     for name, value in body.items():
         check_text(value, name)  # Most fields are returned, and half a surrogate pair cannot be encoded.
         if name in ("tools", "tool_choice", "text", "chat_template_kwargs"):
             _check_depth(value, name)
     body = body | {"input": with_types(body.get("input"))}
-    return _resolved(structure(body, ResponseRequest), body)
+    return _resolved(structure(body, ResponseRequest, report), body)
 
 
 def _check_depth(value: Any, name: str) -> None:

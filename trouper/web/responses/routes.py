@@ -15,6 +15,7 @@ from trouper.web.http.body_parsing import between, called, combination
 from trouper.web.http.endpoints import GENERATES, Endpoint
 from trouper.web.http.field_types import HUGE
 from trouper.web.http.query_parameters import Query
+from trouper.web.http.request_body import refuse
 from trouper.web.http.request_schema import FLAG, TEXT, ref
 from trouper.web.openai.chat_tools import check_callable
 from trouper.web.output.dialect import Json
@@ -149,7 +150,7 @@ class Responses:
         earlier = [] if before is None else before.all_items()
         items = self._input(resolved.request, earlier)
         served, generate = await self._prepare(resolved, (*earlier, *items))
-        if generate.max_tokens is not None:  # No other code checks it here.
+        if generate.max_tokens is not None and self._service.settings.strict:  # No other code checks it here.
             between("max_output_tokens", generate.max_tokens, 1, context_of(served.runtime))
         with called(PARAMS):
             tokens = await served.runtime.tokens(generate.prompt)
@@ -241,7 +242,7 @@ class Responses:
         return live if live is not None and live.stored else None
 
     async def get(self, response_id: str) -> Response:
-        query = Query(request.args, ("stream", "starting_after", "include_obfuscation"))
+        query = Query(request.args, ("stream", "starting_after", "include_obfuscation"), self._service.report)
         query.refuse("include_obfuscation", "false")
         live = self._running(response_id)
         kept = live or self._store.get(response_id)
@@ -256,7 +257,7 @@ class Responses:
         return as_json(kept.dialect.response() if isinstance(kept, Live) else kept.body)
 
     async def delete(self, response_id: str) -> Response:
-        Query(request.args, ())
+        Query(request.args, (), self._service.report)
         live = self._running(response_id)
         if live is None:
             self._store.get(response_id)
@@ -269,7 +270,7 @@ class Responses:
     async def cancel(self, response_id: str) -> Response:
         """Cancel a running response, in the background or streamed. A background response that has ended stays as it
         is."""
-        Query(request.args, ())
+        Query(request.args, (), self._service.report)
         live = self._live.get(response_id)
         if live is not None:
             live.dialect.cancel()
@@ -280,7 +281,8 @@ class Responses:
         return as_json(body)
 
     async def input_items(self, response_id: str) -> Response:
-        query = Query(request.args, ("limit", "order", "after"))
+        # Without `before`, which clients of OpenAI's own server may send, this would be another page.
+        query = Query(request.args, ("limit", "order", "after"), refuse)
         limit = query.number("limit", DEFAULT_PAGE, 1, MAX_PAGE)
         order, after = query.given("order") or "desc", query.given("after")
         if order not in ("asc", "desc"):

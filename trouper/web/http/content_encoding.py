@@ -1,0 +1,73 @@
+"""Compressed request bodies: gzip and zstd, never more of them than a plain body may have."""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from contextlib import suppress
+from importlib import import_module
+from typing import Any
+
+from trouper.protocol.problems import Problem, RequestFailed, bad_request
+from trouper.web.http.body_parsing import too_large
+
+
+def _zstd() -> Any:
+    """Return the module of zstd; None where there is none, since no wheel is made for every platform."""
+    with suppress(ImportError):
+        return import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
+    return None
+
+
+zstd = _zstd()
+
+MAX_FRAMES = 16
+"""Maximum number of compressed streams that a body may be made of. Each costs a copy of what follows it."""
+MAX_WINDOW_LOG = 25
+"""Maximum window of zstd, in bits: 32 MiB. The decoder allocates what a frame's head asks for."""
+FAULTS: tuple[type[Exception], ...] = (zlib.error, EOFError) if zstd is None else (zlib.error, EOFError, zstd.ZstdError)
+GZIP = ("gzip", "x-gzip")
+ENCODINGS = ("gzip", *(("zstd",) if zstd is not None else ()))
+"""The encodings that are read."""
+
+
+def is_encoded(encoding: str) -> bool:
+    return encoding.strip().lower() not in ("", "identity")
+
+
+def decoded(data: bytes, encoding: str, limit: int) -> bytes:
+    """Decompress a body of at most `limit` bytes. Raises `RequestFailed` (400, 413, 415)."""
+    name = encoding.strip().lower()
+    if name in GZIP:
+        return _joined(data, limit, lambda: zlib.decompressobj(wbits=31))
+    if name in ENCODINGS:
+        options = {zstd.DecompressionParameter.window_log_max: MAX_WINDOW_LOG}
+        return _joined(data, limit, lambda: zstd.ZstdDecompressor(options=options))
+    known = " and ".join(ENCODINGS)
+    message = f"Content-Encoding {encoding[:32]!r} is not read here, only {known}"
+    raise RequestFailed(Problem(415, message, "invalid_request_error", None, "unsupported_encoding"))
+
+
+def _joined(data: bytes, limit: int, decoder: Any) -> bytes:
+    """Decompress streams that follow one another, as both formats allow it."""
+    parts: list[bytes] = []
+    size = 0
+    for _ in range(MAX_FRAMES):
+        stream = decoder()
+        try:
+            parts.append(stream.decompress(data, limit + 1 - size))
+        except FAULTS as error:
+            raise _broken(str(error)) from None
+        size += len(parts[-1])
+        if size > limit:
+            raise RequestFailed(too_large(limit))
+        if not stream.eof:
+            raise _broken("it ends in the middle")
+        data = stream.unused_data
+        if not data:
+            return b"".join(parts)
+    raise _broken(f"it has more than {MAX_FRAMES} compressed streams")
+
+
+def _broken(reason: str) -> RequestFailed:
+    return bad_request(f"the body cannot be decompressed: {reason}", None, "invalid_encoding")

@@ -1,0 +1,105 @@
+"""The request at hand: its id, its body, what is released with it, and the names in it that are read past."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar, TypeVarTuple, Unpack, cast
+from uuid import uuid4
+
+import trio
+from quart import request
+
+from trouper.protocol.settings import ServerSettings
+from trouper.web.http.body_parsing import parse_json
+from trouper.web.http.content_encoding import decoded, is_encoded
+from trouper.web.http.heap_return import HUGE_BODY, Heap
+from trouper.web.http.leniency import ReadPast
+from trouper.web.http.request_body import Report, refuse
+from trouper.web.observability.ignored_names import IgnoredNames
+
+T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
+LARGE_BODY = 2**17
+"""Body size in bytes beyond which parsing leaves the event loop, which it would block for a few milliseconds."""
+LARGE_AT_ONCE = 2
+"""Number of large bodies that are parsed at a time. Parsing holds the GIL, so more threads would only wait for one
+another."""
+REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+
+
+class CurrentRequest:
+    """Access to the request at hand. There is one object for the app; its methods need a request context."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self.settings = settings
+        self.ignored = IgnoredNames()
+        self._large = trio.CapacityLimiter(LARGE_AT_ONCE)
+        self._heap = Heap()
+
+    @property
+    def _state(self) -> dict[str, Any]:
+        return cast("dict[str, Any]", request.scope["state"])
+
+    @property
+    def request_id(self) -> str:
+        """The client's X-Request-Id if it is valid, else a new id; the same throughout the request."""
+        state = self._state
+        if "request_id" not in state:
+            given = request.headers.get("X-Request-Id", "")
+            state["request_id"] = given if REQUEST_ID.fullmatch(given) else uuid4().hex
+        return cast("str", state["request_id"])
+
+    @property
+    def submitted(self) -> bool:
+        """Whether a model was asked, so that the request log has an entry for this request."""
+        return "submitted" in self._state
+
+    @property
+    def read_past(self) -> ReadPast:
+        """The names of this request that are read past, unless the server is strict."""
+        return cast("ReadPast", self._state.setdefault("read_past", ReadPast()))
+
+    @property
+    def report(self) -> Report:
+        """What becomes of names that are not read."""
+        return refuse if self.settings.strict else self.read_past
+
+    async def body(self) -> dict[str, Any]:
+        """Return the request's JSON object. Raises `RequestFailed` (400, 413, 415), or werkzeug's 408 and 413."""
+        data = cast("bytes", await request.get_data(as_text=False))
+        encoding = request.headers.get("Content-Encoding", "")
+        if is_encoded(encoding):
+            limit = self.settings.max_body_bytes
+            data = await trio.to_thread.run_sync(decoded, data, encoding, limit, limiter=self._large)
+        self._state["large"] = len(data) > LARGE_BODY
+        if len(data) > HUGE_BODY:
+            self.at_end(self._heap.give_back_soon)
+        return await self.run_off_loop(parse_json, data)
+
+    def note_ignored(self) -> None:
+        """Count and log the names that were read past since the last call."""
+        self.ignored.note(self.read_past.take_new(), request.path)
+
+    def ignored_names(self) -> str:
+        """Return the header that names what the request was read past; empty if there is nothing."""
+        self.note_ignored()
+        return ", ".join(self.read_past.names)
+
+    async def read(self, parse: Callable[[dict[str, Any], Report], T]) -> T:
+        """Return the parsed body."""
+        body = await self.body()
+        try:
+            return await self.run_off_loop(parse, body, self.report)
+        finally:
+            self.note_ignored()
+
+    async def run_off_loop(self, function: Callable[[Unpack[Arguments]], T], *arguments: *Arguments) -> T:
+        """Call the function; in a thread if the body is large, so that the streams of other requests go on meanwhile."""
+        if not self._state["large"]:
+            return function(*arguments)
+        return await trio.to_thread.run_sync(function, *arguments, limiter=self._large)
+
+    def at_end(self, callback: Callable[..., None], *arguments: Any) -> None:
+        """Register a callback that runs when the request is over, however it ends."""
+        self._state["owned"].callback(callback, *arguments)

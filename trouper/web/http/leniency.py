@@ -1,0 +1,92 @@
+"""The lenient reading of a body: names that are read past and collected, and forms of other servers that are understood.
+
+Without `--strict`, a name that no field has is read past if the answer is right without it. A class says which names
+it may not read past (`Body.essential`), how other servers call its fields (`Body.aliases`), and converts forms that
+differ by more than a name (`Body.adapt`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Json = dict[str, Any]
+Skip = Callable[[str], None]
+"""Collects a name within the object that is read."""
+Adapt = Callable[[Json, Skip], Json]
+"""Converts an object to the form that its class reads. Values of a wrong type are returned as they are: the class
+refuses them."""
+MAX_NAMES = 32
+"""Maximum number of names that are collected of one request."""
+MAX_CHARS = 80
+"""Maximum length of a collected name."""
+EMPTY = "(empty)"
+UNSAFE = re.compile(r"[^A-Za-z0-9_.:@$-]")
+MORE = "..."
+"""Stands for the names beyond `MAX_NAMES`."""
+NOTHING: tuple[Any, ...] = (None, False, "", [], {})
+"""Values of a parameter that request nothing, whatever the parameter is."""
+
+
+class ReadPast:
+    """The names that one request was read past, each once, without the indexes of arrays."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, None] = {}
+        self._taken = 0
+
+    @property
+    def full(self) -> bool:
+        return MORE in self.names
+
+    def skip(self, name: str) -> None:
+        name = safe_name(name)
+        if name not in self.names:
+            self.names[name if len(self.names) < MAX_NAMES else MORE] = None
+
+    def take_new(self) -> list[str]:
+        """Return the names that this method has not returned before."""
+        names = [*self.names][self._taken :]
+        self._taken += len(names)
+        return names
+
+
+def safe_name(name: str) -> str:
+    """Return a client's name as a header, a label and a log line can hold it."""
+    return UNSAFE.sub(_percent, name[:MAX_CHARS])[:MAX_CHARS] or EMPTY
+
+
+def _percent(match: re.Match[str]) -> str:
+    return "".join(f"%{byte:02X}" for byte in match[0].encode("utf-8", "surrogatepass"))
+
+
+def renamed(value: Json, aliases: Mapping[str, str], skip: Skip) -> Json:
+    """Return the object with its fields under their own names. An alias of a field that is given too is skipped, unless
+    both say the same."""
+    found = [alias for alias in aliases if alias in value]
+    if not found:
+        return value
+    value = {**value}
+    for alias in found:
+        given = value.pop(alias)
+        if given is not None and value.get(aliases[alias]) is None:
+            value[aliases[alias]] = given
+        elif given is not None and not same(value[aliases[alias]], given):
+            skip(alias)
+    return value
+
+
+def put(value: Json, name: str, given: object, skip: Skip) -> None:
+    """Set a field, in place, unless it is given already."""
+    if given is None:
+        return
+    if value.get(name) is None:
+        value[name] = given
+    elif not same(value[name], given):
+        skip(name)
+
+
+def same(one: object, other: object) -> bool:
+    """Whether two parameters say the same. Arrays and objects, which may be nested beyond what Python compares, do not."""
+    return isinstance(one, str | int | float) and one == other

@@ -1,0 +1,43 @@
+"""Paths that a wrong base URL makes, and the endpoint that was meant.
+
+A client is configured with a base URL and adds an endpoint's path to it. With `/v1` missing or given twice, a slash too
+many, or the whole endpoint as the base, the path is still clear, and the endpoint answers. Paths of Ollama's own API are
+not: their 404 says where the API is.
+"""
+
+from __future__ import annotations
+
+import re
+
+ENDPOINTS = (
+    r"chat/completions|completions|embeddings|messages(?:/count_tokens)?|models(?:/.+)?"
+    r"|responses(?:/[^/]+(?:/(?:cancel|input_items))?)?|requests/[^/]+/cancel"
+)
+"""Endpoints below /v1."""
+BASES = r"(?:/(?:v1|openai|anthropic|api(?=/v1/)))*"
+"""What base URLs of other servers end with."""
+BELOW_V1 = re.compile(rf"{BASES}(?:/(?:chat/completions|completions|embeddings|messages)(?:/v1)?)?/({ENDPOINTS})")
+AT_ROOT = re.compile(r"(?:/v1)*(/(?:tokenize|detokenize|health|livez|readyz|metrics|server_info|openapi\.json|docs))")
+SLASHES = re.compile("//+")
+OLLAMA = re.compile(
+    r"/api/(?:chat|generate|tags|show|ps|version|embed|embeddings|pull|push|create|copy|delete|blobs/.*)"
+)
+
+
+def meant_path(path: str) -> str:
+    """Return the path of the endpoint that was meant; any other path as it is."""
+    squeezed = SLASHES.sub("/", path).rstrip("/")
+    if match := AT_ROOT.fullmatch(squeezed):
+        return match[1]
+    if match := BELOW_V1.fullmatch(squeezed):
+        return f"/v1/{match[1]}"
+    return path
+
+
+def not_found(path: str, host_url: str) -> str:
+    """Return the message for a path where nothing is: it says where the API is."""
+    base = host_url.rstrip("/")
+    missing = f"there is nothing at {path}"
+    if OLLAMA.fullmatch(path.rstrip("/")):
+        return f"{missing}: Ollama's own API is not served; take the client's OpenAI-compatible provider with {base}/v1"
+    return f"{missing}; OpenAI's clients take {base}/v1 as their base URL, Anthropic's {base}"

@@ -1,0 +1,157 @@
+"""Parameters in the forms of other servers (vLLM, SGLang, llama.cpp, Ollama, OpenRouter, DashScope), as lenient readings
+convert them.
+
+`NOT_SKIPPED` has the names whose loss would make an answer wrong: another grammar, another template, another model,
+other input. All other unknown names are read past.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from trouper.web.http.field_types import HUGE
+from trouper.web.http.leniency import Json, Skip, put, renamed
+
+LENGTHS = ("max_new_tokens", "n_predict", "num_predict", "max_gen_len", "max_tokens_to_sample")
+"""Names of the length of an answer that no dialect here has."""
+SAMPLING = {"repeat_penalty": "repetition_penalty", "random_seed": "seed", "stop_sequences": "stop"}
+STRUCTURES = {"regex": "guided_regex", "json_schema": "guided_json"}
+BUDGETS = {
+    "thinking_budget": "thinking_token_budget",
+    "reasoning_budget": "thinking_token_budget",
+    "max_thinking_tokens": "thinking_token_budget",
+}
+OPTIONS = frozenset({
+    "temperature", "top_p", "top_k", "min_p", "seed", "stop", "num_predict", "repeat_penalty", "presence_penalty",
+    "frequency_penalty", "num_ctx",
+})  # fmt: skip
+"""What is read of Ollama's `options`."""
+NOT_SKIPPED = frozenset({
+    "grammar", "ebnf", "structural_tag", "format", "allowed_token_ids", "bad_words", "logits_processors",
+    "custom_logit_processor", "lora_path", "lora_request", "lora", "chat_template", "documents", "suffix", "echo",
+    "input_ids", "input_embeds", "prompt_embeds", "image_data", "audio_data", "video_data", "images", "image", "audio",
+    "modalities", "functions", "function_call", "prompt_logprobs", "truncate_prompt_tokens", "skip_special_tokens",
+    "include_stop_str_in_output", "no_stop_trim", "use_beam_search", "return_hidden_states", "add_special_tokens",
+})  # fmt: skip
+"""Parameters of chat, completions and responses that are never read past."""
+STRICTEST = {"max": "xhigh"}
+"""Efforts of reasoning that a dialect lacks, and the nearest that it has."""
+
+
+def length_aliases(target: str, *others: str) -> Mapping[str, str]:
+    """Return the aliases of the field that holds the length of an answer."""
+    return dict.fromkeys((*LENGTHS, *others), target)
+
+
+def sampling_adapted(value: Json, aliases: Mapping[str, str], lengths: Iterable[str], skip: Skip) -> Json:
+    """Convert what every endpoint that generates shares: nested parameters, names, a length of -1, and options of a stream
+    where there is none."""
+    value = renamed(_flat({**value}, skip), aliases, skip)
+    for name in lengths:
+        if type(value.get(name)) is int and value[name] < 0:
+            value[name] = HUGE  # As many as the context holds.
+    if value.get("stream") in (None, False) and value.pop("stream_options", None):
+        skip("stream_options")
+    budget = value.get("thinking_token_budget")
+    if type(budget) is int and budget < 0:
+        del value["thinking_token_budget"]
+    return value
+
+
+def _flat(value: Json, skip: Skip) -> Json:
+    """Return the object with the parameters of `extra_body` and of Ollama's `options` beside the others, which win."""
+    for outer, names in (("extra_body", None), ("options", OPTIONS)):
+        inner = value.pop(outer, None)
+        if not isinstance(inner, dict):
+            if inner is not None:
+                skip(outer)
+            continue
+        for name, given in inner.items():
+            if name in value or (names is not None and name not in names):
+                skip(f"{outer}.{name}")
+            else:
+                value[name] = given
+    return value
+
+
+# -- reasoning -----------------------------------------------------------------------------------------
+
+
+def thinking_adapted(value: Json, skip: Skip) -> Json:
+    """Convert `enable_thinking` beside the messages, and `thinking` as an object or a boolean, to a template's variable
+    and a budget."""
+    enabled = value.pop("enable_thinking", None)
+    thinking = value.pop("thinking", None)
+    if isinstance(thinking, dict):
+        kind = thinking.get("type")
+        thinking_kinds = {"disabled": False, "enabled": True, "adaptive": True, "auto": None}
+        enabled = thinking_kinds.get(kind, enabled) if isinstance(kind, str) else enabled
+        put(value, "thinking_token_budget", thinking.get("budget_tokens"), skip)
+        for name in sorted(thinking.keys() - {"type", "budget_tokens"}):
+            skip(f"thinking.{name}")
+    elif isinstance(thinking, bool):
+        enabled = thinking
+    elif thinking is not None:
+        skip("thinking")
+    return with_thinking(value, enabled, skip)
+
+
+def with_thinking(value: Json, enabled: object, skip: Skip) -> Json:
+    """Return the object with the template's variable. One that the request gives explicitly wins."""
+    if enabled is None:
+        return value
+    given = value.get("chat_template_kwargs")
+    if not isinstance(enabled, bool) or not isinstance(given, dict | None):
+        skip("enable_thinking")
+        return value
+    return value | {"chat_template_kwargs": {"enable_thinking": enabled} | (given or {})}
+
+
+def reasoning_adapted(value: Json, skip: Skip) -> Json:
+    """Convert OpenRouter's `reasoning` of a chat to an effort and a budget."""
+    reasoning = value.pop("reasoning", None)
+    if isinstance(reasoning, str):
+        reasoning = {"effort": reasoning}
+    if isinstance(reasoning, dict):
+        put(value, "reasoning_effort", reasoning.get("effort"), skip)
+        put(value, "thinking_token_budget", reasoning.get("max_tokens"), skip)
+        value = _switched(value, reasoning.get("enabled"), skip)
+        for name in sorted(reasoning.keys() - {"effort", "max_tokens", "enabled"}):
+            skip(f"reasoning.{name}")
+    elif reasoning is not None:
+        skip("reasoning")
+    effort = value.get("reasoning_effort")
+    if isinstance(effort, str):
+        value["reasoning_effort"] = STRICTEST.get(effort, effort)
+    return value
+
+
+def _switched(value: Json, enabled: object, skip: Skip) -> Json:
+    if enabled is False:
+        return value | {"reasoning_effort": "none"}
+    return with_thinking(value, enabled, skip)
+
+
+# -- structured output ---------------------------------------------------------------------------------
+
+
+def format_adapted(given: object, *, flat: bool) -> object:
+    """Convert a format that has its schema where llama.cpp reads it: beside the type, of json_object too. A schema without
+    a name gets one. `flat`: whether the dialect has the schema beside the type itself."""
+    if not isinstance(given, dict) or given.get("type") not in ("json_object", "json_schema"):
+        return given
+    schema, named = given.get("schema"), given.get("json_schema")
+    if flat:
+        if given["type"] == "json_object" and schema is None:
+            return given
+        return {"name": "answer"} | _present(given) | {"type": "json_schema"}
+    if isinstance(named, dict):
+        return given | {"json_schema": {"name": "answer"} | _present(named)}
+    if schema is None or named is not None:
+        return given
+    rest = {name: inner for name, inner in given.items() if name not in ("schema", "json_schema")}
+    return rest | {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+
+
+def _present(value: Json) -> Json:
+    return {name: inner for name, inner in value.items() if inner is not None}
