@@ -8,6 +8,7 @@ the abuses, since the machine is not equally fast all the time: an abuse is meas
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Collection
 from itertools import groupby
@@ -104,6 +105,7 @@ def main() -> int:
     os.environ.setdefault(
         "OPENBLAS_NUM_THREADS", "1"
     )  # Threads that spin and share their cores with the client are slower.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # So that the server ends, too.
     names = sys.argv[1:]
     with TemporaryDirectory() as scratch:
         tiny = names[:1] == ["--tiny"]
