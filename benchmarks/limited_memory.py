@@ -31,17 +31,9 @@ from benchmarks.long_rows import token_bytes_of, tokens
 from trouper.cli.commands.bench.load import Stream
 
 FLAGS = (
-    "--first-token-timeout-s",
-    "0",
-    "--queue-timeout-s",
-    "0",
-    "--max-queue-size",
-    "1000",
-    "--speculation",
-    "off",
-    "--self-check",
-    "fast",
-)
+    "--first-token-timeout-s", "0", "--queue-timeout-s", "0", "--max-queue-size", "1000", "--speculation", "off",
+    "--self-check", "fast", "--completion-batch-size", "200",
+)  # fmt: skip
 TENTH = 10
 
 
