@@ -363,7 +363,7 @@ ODD = (
                                                                              range(10, 26)]))),
     odd("n of 10^9", "n", n=10**9),
     odd("a salt of 10 MB", "cache_salt", cache_salt="x" * (10 * MB)),
-    odd("an answer of 10^18 tokens", "max_tokens", max_tokens=10**18),
+    served("odd", "an answer of 10^18 tokens", Ask(chat(max_tokens=10**18, stop=["a", "e", "i", "o", " "]))),
     odd("an answer of 10^30 tokens", "max_tokens", max_tokens=10**30),
     odd("a temperature of 10^308", "temperature", temperature=1e308),
     either("odd", "a seed of 10^100", "seed", Ask(chat(seed=10**100))),

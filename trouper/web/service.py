@@ -170,9 +170,8 @@ class Service(CurrentRequest):
         """Name the types of content that a placeholder stands for. Raises `RequestFailed` (400) if the server is strict."""
         for name in ignored_parts(generates):
             if self.settings.strict:
-                raise bad_request(
-                    f"content of type {name} is not read: the model reads text only (--strict)", "messages"
-                )
+                message = f"content of type {name} is not read: the model reads text only (--strict)"
+                raise bad_request(message, "messages", "images_not_supported")
             self.read_past.skip(name)
         self.note_ignored()
 

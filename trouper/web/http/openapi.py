@@ -21,6 +21,7 @@ BEYOND_SCHEMA: Mapping[str, str] = {
     "empty_prompt": "a prompt that has no tokens",
     "tools_not_supported": "tools for a model that has not learnt to call them",
     "reasoning_not_supported": "an effort of reasoning for a model that does not think",
+    "images_not_supported": "an image for a model that reads text only, on a server with --strict",
     "background_not_supported": "a response in the background from a server that keeps none",
     "response_ended": "cancelling a response that has ended",
     "previous_response_not_ended": "going on from a response that still runs",
