@@ -23,7 +23,7 @@ from tests.engine.test_exactness import SMALL_BANKS, model_of
 from tests.families import FAMILIES, build
 from tests.family_configs import VOCABULARY
 from trouper.engine.kv import attention_seam
-from trouper.engine.kv.banks import NOBODY, Banks
+from trouper.engine.kv.banks import Banks
 from trouper.engine.kv.joined_slots import JoinedSlots, Parts
 from trouper.engine.kv.model_caches import guessed
 from trouper.engine.kv.pass_shapes import EXACT, ROUNDED
@@ -32,7 +32,7 @@ from trouper.engine.kv.region import Region
 from trouper.engine.kv.rows import Rows, rows_for
 from trouper.engine.kv.slot_rows import SlotRows
 from trouper.engine.step import StepEngine
-from trouper.protocol.plans import RowId
+from trouper.protocol.plans import NO_ROW, RowId
 
 COMPUTE_WITH_KEYS = {"deepseek_v3", "gemma2", "kimi_k25", "kimi_linear"}
 """Families whose models compute with the keys that a cache returns."""
@@ -119,10 +119,10 @@ class TestRowsInBanks:
         """So each takes memory for its own length, and none needs a mask."""
         self.decoding(rows, [29, 28, 50, 30, 3])
         keys = [bank.key for bank in rows._banks]
-        assert keys == [(3, 3), (3, 2), (2, NOBODY), (0, NOBODY)]
+        assert keys == [(3, 3), (3, 2), (2, NO_ROW), (0, NO_ROW)]
         mx.eval(rows.decode(mx.array([1, 2, 3, 4, 5])))
         rows.move_outgrown()
-        assert [bank.key for bank in rows._banks] == [(3, 3), (3, 2), (3, 0), (2, NOBODY), (0, NOBODY)]
+        assert [bank.key for bank in rows._banks] == [(3, 3), (3, 2), (3, 0), (2, NO_ROW), (0, NO_ROW)]
         assert rows.lengths() == {0: 30, 1: 29, 2: 51, 3: 31, 4: 4}
         assert [(bank.max_tokens, bank.rows, bank.slots) for bank in rows.bank_stats()] == [
             (8, 1, 1),

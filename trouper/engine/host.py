@@ -97,7 +97,7 @@ class MlxEngine:
         assert self._loaded is not None, "load() comes first"
         log.info("compiling kernels")
         began = time.perf_counter()
-        warm_up(self._engine(), self._loaded.card.vocab_size, self._loaded.card.context_length or 0)
+        warm_up(self._engine(), self._loaded.card.vocab_size, self._loaded.card.context_length)
         mx.clear_cache()
         log.info("compiled in %.1f s", time.perf_counter() - began)
 

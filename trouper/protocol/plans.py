@@ -22,6 +22,8 @@ from trouper.protocol.sampling import Sampling
 from trouper.protocol.work import Run
 
 RowId = NewType("RowId", int)
+NO_ROW = RowId(-1)
+"""The id of no row."""
 BlockId = NewType("BlockId", int)
 """Id of a stored block or a stored snapshot. An id is never reused."""
 

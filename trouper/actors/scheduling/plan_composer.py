@@ -12,10 +12,9 @@ from trouper.actors.scheduling.prefill_budget import PrefillBudget
 from trouper.actors.scheduling.prefix_cache import PrefixCache
 from trouper.actors.scheduling.result_commit import ResultCommit
 from trouper.actors.scheduling.running_batch import RunningBatch
-from trouper.actors.scheduling.sequence import NO_ROW
 from trouper.actors.scheduling.speculation_policy import Speculation
 from trouper.protocol.health import MemoryStatus
-from trouper.protocol.plans import Chunk, Load, Plan, RowId, Store
+from trouper.protocol.plans import NO_ROW, Chunk, Load, Plan, RowId, Store
 from trouper.protocol.settings import Settings
 from trouper.protocol.watch import Watch
 

@@ -17,12 +17,10 @@ from trouper.actors.scheduling.sequence_state import QUEUED, TRANSITIONS, Illega
 from trouper.actors.scheduling.speculation_policy import Record
 from trouper.actors.scheduling.tree_node import Node
 from trouper.protocol.model import Tokenizer
-from trouper.protocol.plans import RowId
+from trouper.protocol.plans import NO_ROW, RowId
 from trouper.protocol.problems import Problem
 from trouper.protocol.replies import Finished, Started, TokenLogprobs
 from trouper.protocol.requests import Generate
-
-NO_ROW = RowId(-1)
 
 
 class DiskRead(Protocol):

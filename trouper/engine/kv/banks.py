@@ -4,8 +4,8 @@ The level of a bank bounds the length of its rows: 512 tokens, then twice as man
 buffers of a bank are as long as its longest row, rounded up, so a row holds at most about twice its own tokens. A row that
 outgrows its bank moves to the next level: one copy, after as many tokens as it has. Rows move before they must, one a step, so
 that no step has many copies; if all rows of a bank outgrow it and nobody has the next, the bank becomes the next. A very long
-row has a bank of its own: attention then needs no mask, and its memory is its own length's. A pass over
-rows of several banks calls attention once for each bank (`attention_seam.py`); everything else in a layer runs over all rows.
+row has a bank of its own: attention then needs no mask, and its memory is its own length's. A pass over rows of several banks
+calls attention once for each bank (`attention_seam.py`); everything else in a layer runs over all rows.
 
 Figures: docs/long-contexts.md.
 """
@@ -24,9 +24,7 @@ from trouper.engine.kv.pass_shapes import Shapes
 from trouper.engine.kv.slot_assignment import SlotAssignment
 from trouper.engine.kv.slot_buffers import SlotBuffers
 from trouper.protocol.kv import BankStats
-from trouper.protocol.plans import RowId
-
-NOBODY = RowId(-1)
+from trouper.protocol.plans import NO_ROW, RowId
 
 
 class Key(NamedTuple):
@@ -34,7 +32,7 @@ class Key(NamedTuple):
 
     level: int
     row: RowId
-    """The row that has the bank for itself, or NOBODY."""
+    """The row that has the bank for itself, or NO_ROW."""
 
 
 @attrs.frozen(eq=False)
@@ -138,7 +136,7 @@ class Banks:
 
     def hold(self, lengths: Sequence[int]) -> None:
         """Make room for new rows that will have this many tokens. Buffers that grow for each row would be copied each time."""
-        keys = Counter(self._key(tokens, NOBODY) for tokens in lengths)
+        keys = Counter(self._key(tokens, NO_ROW) for tokens in lengths)
         for key, rows in keys.items():
             if self._shapes.shared(key.level) or not self._several:
                 bank = self._bank(key)
@@ -195,7 +193,7 @@ class Banks:
     def _key(self, tokens: int, row: RowId) -> Key:
         """Key of the bank for a row of `tokens` tokens."""
         level = self._level(tokens)
-        return Key(level, row if self._several and not self._shapes.shared(level) else NOBODY)
+        return Key(level, row if self._several and not self._shapes.shared(level) else NO_ROW)
 
     def _bank(self, key: Key) -> Bank:
         if key not in self._banks:
