@@ -227,7 +227,12 @@ async def test_calls_of_a_stream_are_numbered(size: int) -> None:
         said += one.ending(0, Finished("stop", 3), answer)
     chunks = [json.loads(event.removeprefix("data: "))["choices"][0] for event in said.decode().split("\n\n")[:-1]]
     calls = [part for chunk in chunks for part in chunk["delta"].get("tool_calls", [])]
-    assert [part["index"] for part in calls] == [0, 1, 2]
-    assert [part["function"]["name"] for part in calls] == ["f", "g", "f"]
+    started = [part for part in calls if "name" in part["function"]]
+    assert [part["index"] for part in started] == [0, 1, 2]
+    assert [part["function"]["name"] for part in started] == ["f", "g", "f"]
+    assert all(part["id"] for part in started)
+    for number in range(3):
+        own = [part["function"]["arguments"] for part in calls if part["index"] == number]
+        assert json.loads("".join(own)) == {}
     assert "".join(chunk["delta"].get("content", "") for chunk in chunks) == "x"
     assert [chunk["finish_reason"] for chunk in chunks][-1] == "tool_calls"

@@ -60,4 +60,4 @@ def test_a_call_has_an_object_and_what_has_none_is_text() -> None:
     assert (block["type"], block["name"], block["input"]) == ("tool_use", "f", {"a": 1})
     assert block["id"].startswith("toolu_")
     [other] = message(call("[1]"), Finished("stop", 7))["content"]
-    assert (other["type"], other["text"]) == ("text", "[1]")
+    assert (other["type"], other["text"]) == ("text", call("[1]"))

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from tests.fakes import ByteTokenizer
 from trouper.actors.request_intake import thinks_already
-from trouper.web.output.output_parser import OutputParser, ParsedOutput
+from trouper.web.output.output_parser import OutputParser
+from trouper.web.output.parsed_delta import ParsedOutput
 from trouper.web.output.reasoning_splitter import Markers, ReasoningSplitter, TextSegment
 from trouper.web.output.tool_calls import Tools
 
@@ -46,8 +47,8 @@ def said(pieces: list[str]) -> list[tuple[str, str]]:
     """As `parts`, of a parser that may call a tool."""
     speaker = make_parser(Tools((TOOL,)))
     heard = [one for piece in pieces for one in speaker.push(piece)] + speaker.end()
-    joined = groupby(heard, lambda one: one.kind)
-    return [(kind, "".join(one.text + (one.call.arguments if one.call else "") for one in own)) for kind, own in joined]
+    joined = groupby(heard, type)
+    return [(kind.__name__, "".join(getattr(one, "text", "") for one in own)) for kind, own in joined]
 
 
 CALLED = st.lists(st.sampled_from(["<think>", "</think>", "<call>{}</call>", "a", "\n", "\n\n", "b c"]), max_size=12)

@@ -14,8 +14,8 @@ from trouper.web.anthropic.errors import anthropic_error
 from trouper.web.anthropic.thinking import signature_of
 from trouper.web.http.request_schema import Json
 from trouper.web.output.dialect import Choice, Usage, usage_of
-from trouper.web.output.output_parser import OutputParser, ParsedDelta
-from trouper.web.output.tool_calls import Call
+from trouper.web.output.output_parser import OutputParser
+from trouper.web.output.parsed_delta import CallArguments, CallEnded, CallStarted, Content, ParsedDelta, Reasoning
 
 encode = msgspec.json.encode
 
@@ -49,24 +49,30 @@ class Blocks:
 
     def __init__(self, *, omitted: bool) -> None:
         self._omitted = omitted
-        self._open: Literal["text", "thinking"] | None = None
+        self._open: Literal["text", "thinking", "call"] | None = None
         self._parts: list[str] = []
         """The text of the open block."""
         self._held = ""
         """Whitespace that may yet begin a text."""
+        self._call: Json = {}
+        """The block of the open call, without its input."""
         self.content: list[Json] = []
         self.calls = 0
 
     def say(self, deltas: Sequence[ParsedDelta]) -> list[Json]:
         events: list[Json] = []
         for delta in deltas:
-            match delta.kind:
-                case "content":
-                    events += self._more("text", delta.text)
-                case "reasoning":
-                    events += self._more("thinking", delta.text)
-                case "call" if delta.call is not None:
-                    events += self._call(delta.call)
+            match delta:
+                case Content(text):
+                    events += self._more("text", text)
+                case Reasoning(text):
+                    events += self._more("thinking", text)
+                case CallStarted():
+                    events += self._begin_call(delta)
+                case CallArguments(_, text):
+                    events += self._arguments(text)
+                case CallEnded():
+                    events += self._close()
         return events
 
     def end(self) -> list[Json]:
@@ -107,7 +113,7 @@ class Blocks:
         if self._open is None:
             return []
         text, events = "".join(self._parts), []
-        block: Json = {"type": "text", "text": text}
+        block: Json = self._call | {"input": _object(text)} if self._open == "call" else {"type": "text", "text": text}
         if self._open == "thinking":
             block = _thinking("" if self._omitted else text, signature_of(text, omitted=self._omitted))
             events.append(self._change({"type": "signature_delta", "signature": block["signature"]}))
@@ -118,30 +124,28 @@ class Blocks:
         self.content.append(block)
         return {"type": "content_block_stop", "index": len(self.content) - 1}
 
-    def _call(self, call: Call) -> list[Json]:
-        arguments = _object(call.arguments)
-        if arguments is None:
-            return self._more("text", call.arguments)  # In this dialect a call needs an object.
-        self.calls, self._held = self.calls + 1, ""
-        block: Json = {"type": "tool_use", "id": "toolu_" + call.id.removeprefix("call_"), "name": call.name}
-        return [
-            *self._close(),
-            self._start(block | {"input": {}}),
-            self._change({"type": "input_json_delta", "partial_json": call.arguments}),
-            self._stop(block | {"input": arguments}),
-        ]
+    def _begin_call(self, call: CallStarted) -> list[Json]:
+        closed = self._close()
+        self.calls, self._held, self._open, self._parts = self.calls + 1, "", "call", []
+        self._call = {"type": "tool_use", "id": "toolu_" + call.id.removeprefix("call_"), "name": call.name}
+        return [*closed, self._start(self._call | {"input": {}})]
+
+    def _arguments(self, text: str) -> list[Json]:
+        self._parts.append(text)
+        return [self._change({"type": "input_json_delta", "partial_json": text})]
 
 
 def _thinking(text: str, signature: str) -> Json:
     return {"type": "thinking", "thinking": text, "signature": signature}
 
 
-def _object(arguments: str) -> Json | None:
+def _object(arguments: str) -> Json:
+    """Decode the arguments of a call. In this dialect they are an object, whatever the schema of the tool is."""
     try:
         value: Any = msgspec.json.decode(arguments)
     except (msgspec.DecodeError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 class MessageDialect:
@@ -200,7 +204,7 @@ class MessageDialect:
     def _say(self, text: str) -> list[Json]:
         if self._silent or not text:
             return []
-        return self._blocks.say([ParsedDelta("content", text)] if self._parser is None else self._parser.push(text))
+        return self._blocks.say([Content(text)] if self._parser is None else self._parser.push(text))
 
     def _end(self) -> list[Json]:
         held = [] if self._parser is None or self._silent else self._blocks.say(self._parser.end())

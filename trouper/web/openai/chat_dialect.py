@@ -8,8 +8,15 @@ from trouper.actors.runtime.answer import Answer
 from trouper.protocol.replies import Delta, Finished, TokenLogprobs
 from trouper.web.openai.openai_dialect import Envelope, Extras, OpenAiDialect, encode
 from trouper.web.output.dialect import Choice, Json, total
-from trouper.web.output.output_parser import OutputParser, ParsedDelta
-from trouper.web.output.tool_calls import Call
+from trouper.web.output.output_parser import OutputParser
+from trouper.web.output.parsed_delta import (
+    Call,
+    CallArguments,
+    CallStarted,
+    Content,
+    ParsedDelta,
+    Reasoning,
+)
 
 
 class ChatDialect(OpenAiDialect):
@@ -77,7 +84,7 @@ class ChatDialect(OpenAiDialect):
         if self._make_parser is not None:
             if index not in self._parsers:
                 self._parsers[index] = self._make_parser()
-            deltas = self._deltas(index, self._parsers[index].push(delta.text))
+            deltas = _deltas(self._parsers[index].push(delta.text))
         seen = self._logprobs(delta.logprobs) if delta.logprobs else None
         if not deltas and (seen is not None or (self.extras.token_ids and delta.tokens)):
             deltas = [{"content": ""}]  # Fields of tokens are sent although the text is held back.
@@ -86,28 +93,32 @@ class ChatDialect(OpenAiDialect):
             choices[0]["token_ids"] = delta.tokens
         return b"".join(self.chunk(choice, answer) for choice in choices)
 
-    def _deltas(self, index: int, parsed: Sequence[ParsedDelta]) -> list[Json]:
-        deltas: list[Json] = []
-        calls = self._parsers[index].calls - sum(delta.call is not None for delta in parsed)
-        for delta in parsed:
-            if delta.call is not None:
-                deltas.append({"tool_calls": [{"index": calls, **call_body(delta.call)}]})
-                calls += 1
-            else:
-                deltas.append({"content" if delta.kind == "content" else "reasoning_content": delta.text})
-        return deltas
-
     def ending(self, index: int, finished: Finished, answer: Answer) -> bytes:
         reason: str = finished.reason
         pending: list[Json] = []
         if self._make_parser is not None:
             parser = self._parsers.setdefault(index, self._make_parser())
-            pending = self._deltas(index, parser.end())
+            pending = _deltas(parser.end())
             reason = parser.reason(finished.reason)
         last = self._delta(index, {}, reason) | {"matched_stop": finished.matched_stop}
         return b"".join(
             self.chunk(chunk, answer) for chunk in [*(self._delta(index, delta) for delta in pending), last]
         )
+
+
+def _deltas(parsed: Sequence[ParsedDelta]) -> list[Json]:
+    deltas: list[Json] = []
+    for delta in parsed:
+        match delta:
+            case Content(text):
+                deltas.append({"content": text})
+            case Reasoning(text):
+                deltas.append({"reasoning_content": text})
+            case CallStarted(index, name, id):
+                deltas.append({"tool_calls": [{"index": index, **call_body(Call(name, "", id))}]})
+            case CallArguments(index, text):
+                deltas.append({"tool_calls": [{"index": index, "function": {"arguments": text}}]})
+    return deltas
 
 
 def call_body(call: Call) -> Json:

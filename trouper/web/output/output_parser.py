@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
-
-import attrs
 
 from trouper.protocol.model import Tokenizer
+from trouper.web.output.parsed_delta import (
+    CallArguments,
+    CallEnded,
+    CallStarted,
+    Content,
+    ParsedDelta,
+    ParsedOutput,
+    Reasoning,
+    gathered,
+)
 from trouper.web.output.reasoning_splitter import Kind, Markers, ReasoningSplitter, TextSegment
-from trouper.web.output.tool_calls import Call, Tools
-
-
-@attrs.frozen
-class ParsedDelta:
-    """The next part of an answer. A call is emitted once it is complete, so that its arguments always parse."""
-
-    kind: Literal["content", "reasoning", "call"]
-    text: str = ""
-    call: Call | None = None
-
-
-@attrs.frozen
-class ParsedOutput:
-    """A complete answer after parsing."""
-
-    content: str
-    reasoning: str
-    calls: tuple[Call, ...]
-    reason: str
-    """The finish reason: stop, length or tool_calls."""
+from trouper.web.output.tool_calls import Tools
 
 
 class OutputParser:
@@ -68,12 +55,7 @@ class OutputParser:
 
     def parse_all(self, text: str, reason: str) -> ParsedOutput:
         deltas = [*self.push(text), *self.end()]
-        return ParsedOutput(
-            "".join(delta.text for delta in deltas if delta.kind == "content"),
-            "".join(delta.text for delta in deltas if delta.kind == "reasoning"),
-            tuple(delta.call for delta in deltas if delta.call is not None),
-            self.reason(reason),
-        )
+        return gathered(deltas, self.reason(reason))
 
     def _parsed(self, segments: Sequence[TextSegment], *, last: bool) -> list[ParsedDelta]:
         deltas: list[ParsedDelta] = []
@@ -82,9 +64,9 @@ class OutputParser:
                 case "content":
                     text = segment.text.lstrip("\n") if self._after_call else segment.text
                     self._after_call = self._after_call and not text
-                    deltas += [ParsedDelta("content", text)] if text else []
+                    deltas += [Content(text)] if text else []
                 case "reasoning":
-                    deltas.append(ParsedDelta("reasoning", segment.text))
+                    deltas.append(Reasoning(segment.text))
                 case "call":
                     start, end = self._markers.call or ("", "")
                     deltas += self._called(segment.text, start, "" if last else end)
@@ -93,7 +75,10 @@ class OutputParser:
     def _called(self, text: str, start: str, end: str) -> list[ParsedDelta]:
         calls = self._tools.calls(text, self._tokenizer)
         if not calls:
-            return [ParsedDelta("content", start + text + end)] if text else []
+            return [Content(start + text + end)] if text else []
         accepted = calls if self._tools.several else calls[: max(0, 1 - self.calls)]
+        deltas: list[ParsedDelta] = []
+        for number, (name, arguments) in enumerate(accepted, self.calls):
+            deltas += [CallStarted(number, name), CallArguments(number, arguments), CallEnded(number)]
         self.calls, self._after_call = self.calls + len(accepted), True
-        return [ParsedDelta("call", call=call) for call in accepted]
+        return deltas

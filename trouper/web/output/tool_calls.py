@@ -7,7 +7,6 @@ A tool is written as OpenAI's chat API has it, which is what templates and parse
 from __future__ import annotations
 
 from typing import Any
-from uuid import uuid4
 
 import attrs
 import msgspec
@@ -18,15 +17,6 @@ from trouper.protocol.problems import bad_request
 from trouper.web.output.schema_references import ReferenceUnknown, fragment_of, has_references, moved
 
 Json = dict[str, Any]
-
-
-@attrs.frozen
-class Call:
-    """A function and its arguments as JSON text."""
-
-    name: str
-    arguments: str
-    id: str = attrs.field(factory=lambda: f"call_{uuid4().hex[:24]}")
 
 
 @attrs.frozen
@@ -52,13 +42,18 @@ class Tools:
         """Whether the model can call the tools: it was trained to, or a call is forced, or there are none."""
         return not self.offered or bool(self.forced) or tokenizer.calling is not None
 
-    def calls(self, text: str, tokenizer: Tokenizer) -> tuple[Call, ...]:
-        """Parse the text between a call's markers, or a forced answer; () if it is no call."""
+    def calls(self, text: str, tokenizer: Tokenizer) -> tuple[tuple[str, str], ...]:
+        """Parse the text between a call's markers, or a forced answer, into names and arguments; () if it is no call. Arguments that a
+        model makes by itself are an object."""
         try:
             found = _json_calls(text) if self.forced else tokenizer.parse_calls(text, self.offered)
         except (ValueError, LookupError, TypeError, AttributeError):
             return ()
-        return tuple(Call(name, arguments) for name, arguments in found)
+        return tuple(found) if self.forced or all(map(_has_object, found)) else ()
+
+
+def _has_object(call: tuple[str, str]) -> bool:
+    return isinstance(msgspec.json.decode(call[1]), dict)
 
 
 class _JsonCall(msgspec.Struct):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-import attrs
 import msgspec
 
 from trouper.actors.runtime.answer import Answer
@@ -13,9 +12,10 @@ from trouper.protocol.model import Tokenizer
 from trouper.protocol.problems import Problem
 from trouper.protocol.replies import Delta, Finished, TokenLogprobs
 from trouper.web.output.dialect import COMMENT, Choice, Json, Usage, usage_of
-from trouper.web.output.output_parser import OutputParser, ParsedDelta
-from trouper.web.output.tool_calls import Call
-from trouper.web.responses.item_types import new_id, text_part
+from trouper.web.output.output_parser import OutputParser
+from trouper.web.output.parsed_delta import CallArguments, CallEnded, CallStarted, Content, ParsedDelta, Reasoning
+from trouper.web.responses.item_types import new_id
+from trouper.web.responses.open_items import OpenCall, OpenItem
 from trouper.web.responses.response_fields import usage_body
 from trouper.web.service import now
 from trouper.web.streaming.event_log import EventLog
@@ -30,29 +30,6 @@ ENDINGS = {
 }
 """The last event of a stream, by status. Clients know no event for a response that was cancelled; its status says so.
 """
-
-
-@attrs.define(eq=False)
-class OpenItem:
-    """The item that is being generated: a message or reasoning."""
-
-    body: Json
-    index: int
-    texts: list[str] = attrs.field(factory=list)
-    logprobs: list[Json] = attrs.field(factory=list)
-
-    @property
-    def kind(self) -> str:
-        return "content" if self.body["type"] == "message" else "reasoning"
-
-    @property
-    def part(self) -> Json:
-        text = "".join(self.texts)
-        return text_part(text, self.logprobs) if self.kind == "content" else {"type": "reasoning_text", "text": text}
-
-    @property
-    def part_location(self) -> Json:
-        return {"item_id": self.body["id"], "output_index": self.index, "content_index": 0}
 
 
 class ResponseDialect:
@@ -76,6 +53,7 @@ class ResponseDialect:
         self._ended, self._log = ended, log
         self._output: list[Json] = []
         self._open: OpenItem | None = None
+        self._call: OpenCall | None = None
         self._blank = ""
         """Whitespace that becomes text only if text follows; alone it is no message."""
         self._seen: list[TokenLogprobs] = []
@@ -96,6 +74,8 @@ class ResponseDialect:
         """Return the response in its current state."""
         if self._open is not None:
             self._open.body["content"] = [self._open.part]
+        if self._call is not None:
+            self._call.body["arguments"] = "".join(self._call.texts)
         running: Status = "queued" if not self._begun and self._answer.queued else "in_progress"
         usage = usage_body(usage_of(self._answer), self._reasoning_tokens) if self.over else None
         return self._head | {"status": self._status or running, "output": self._output, "usage": usage} | self._outcome
@@ -172,20 +152,25 @@ class ResponseDialect:
     def _take(self, text: str) -> list[ParsedDelta]:
         if self._parser is not None:
             return self._parser.push(text)
-        return [ParsedDelta("content", text)] if text else []
+        return [Content(text)] if text else []
 
     def _say(self, delta: ParsedDelta) -> bytes:
-        if delta.call is not None:
-            return self._call(delta.call)
-        if self._open is not None and self._open.kind == delta.kind:
-            return self._write(delta.text)
-        if delta.kind == "reasoning":
-            return self._start_reasoning() + self._write(delta.text)
-        self._blank += delta.text
-        if not self._blank.strip():
-            return b""
-        text = self._blank
-        return self._start_message() + self._write(text)
+        match delta:
+            case Content(text) if self._open is not None and self._open.kind == "content":
+                return self._write(text)
+            case Content(text):
+                self._blank += text
+                text = self._blank
+                return self._start_message() + self._write(text) if text.strip() else b""
+            case Reasoning(text):
+                begun = b"" if self._open is not None and self._open.kind == "reasoning" else self._start_reasoning()
+                return begun + self._write(text)
+            case CallStarted():
+                return self._start_call(delta)
+            case CallArguments(_, text):
+                return self._write_arguments(text)
+            case CallEnded():
+                return self._close_call("completed")
 
     def _start_message(self) -> bytes:
         return self._start({"id": new_id("msg_"), "type": "message", "role": "assistant"})
@@ -219,7 +204,7 @@ class ResponseDialect:
     def _close(self, status: Status) -> bytes:
         """Close the open item, if there is one."""
         if self._open is None:
-            return b""
+            return self._close_call(status)
         item, part, location, number = self._open.body, self._open.part, self._open.part_location, self._open.index
         if self._open.kind == "content":
             fields = {"text": part["text"], "logprobs": part["logprobs"]}
@@ -233,20 +218,25 @@ class ResponseDialect:
     def _done(self, item: Json, index: int) -> bytes:
         return self._event("response.output_item.done", {"output_index": index, "item": item})
 
-    def _call(self, call: Call) -> bytes:
-        """Format a call in one piece, because its arguments are known to parse only when it is complete."""
+    def _start_call(self, call: CallStarted) -> bytes:
         closed = self._close("completed")
-        item = {"id": new_id("fc_"), "type": "function_call", "call_id": call.id, "name": call.name}
-        item |= {"arguments": "", "status": "in_progress"}
-        added = self._added(item)
-        number = len(self._output) - 1
-        location = {"item_id": item["id"], "output_index": number}
-        item |= {"arguments": call.arguments, "status": "completed"}
-        arguments = self._event("response.function_call_arguments.delta", location | {"delta": call.arguments})
-        arguments += self._event(
-            "response.function_call_arguments.done", location | {"name": call.name, "arguments": call.arguments}
-        )
-        return closed + added + arguments + self._done(item, number)
+        self._call = OpenCall.of(call, len(self._output))
+        return closed + self._added(self._call.body)
+
+    def _write_arguments(self, text: str) -> bytes:
+        assert self._call is not None
+        self._call.texts.append(text)
+        return self._event("response.function_call_arguments.delta", self._call.location | {"delta": text})
+
+    def _close_call(self, status: Status) -> bytes:
+        """Close the open call, if there is one."""
+        if self._call is None:
+            return b""
+        call, self._call = self._call, None
+        fields = {"name": call.body["name"], "arguments": "".join(call.texts)}
+        done = self._event("response.function_call_arguments.done", call.location | fields)
+        call.body |= {"arguments": fields["arguments"], "status": status}
+        return done + self._done(call.body, call.index)
 
     def _logprob(self, at: TokenLogprobs) -> Json:
         return self._token(at.token, at.logprob) | {"top_logprobs": [self._token(*other) for other in at.top]}
