@@ -8,8 +8,10 @@ from tests.engine.driver import Driver, Request
 from tests.families import build, reference
 from tests.family_configs import VOCABULARY
 from trouper.engine.kv.pass_shapes import EXACT, ROUNDED, Shapes
+from trouper.engine.launched_step import Launched
 from trouper.engine.step import StepEngine
 from trouper.engine.warm_up import warm_up
+from trouper.protocol.plans import Stepped
 
 
 @pytest.mark.parametrize("shapes", [EXACT, ROUNDED])
@@ -24,3 +26,21 @@ def test_a_model_that_was_warmed_up_answers_as_ever(name: str, shapes: Shapes) -
     assert [row.tokens for row in Driver(StepEngine(model, VOCABULARY, shapes=shapes)).play([Request(prompt, 6)])] == [
         reference(model, prompt, 6)
     ]
+
+
+class WatchedEngine(StepEngine):
+    longest = 0
+
+    def collect(self, launched: Launched) -> Stepped:
+        stepped = super().collect(launched)
+        self.longest = max(self.longest, *self.lengths().values(), 0)
+        return stepped
+
+
+@pytest.mark.parametrize("context", [128, 600])
+def test_no_row_is_longer_than_the_context(context: int) -> None:
+    """A table of learned positions ends there, and MLX reads beyond it without an error."""
+    engine = WatchedEngine(build("llama"), VOCABULARY, shapes=ROUNDED)
+    warm_up(engine, VOCABULARY, context)
+    assert engine.longest <= context
+    assert (engine.longest > 512) == (context > 512)

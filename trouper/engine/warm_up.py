@@ -39,7 +39,8 @@ def warm_up(engine: StepEngine, vocabulary: int, context: int = 0) -> None:
     ]
     for plan in plans:
         _run(engine, plan)
-    _grow(engine, (first, late), vocabulary)
+    if not context or engine.shapes.bank_tokens(0) + GROWING_STEPS <= context:  # Positions may be learned: a table ends.
+        _grow(engine, (first, late), vocabulary)
     _run(engine, Plan(6, drop=(first,), decode=(late,)))
     with recording() as calls:
         _run(engine, Plan(7, decode=(late,)))
