@@ -269,3 +269,12 @@ def test_the_comparison_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     assert played() == alone
     monkeypatch.setattr(JoinedSlots, "make_mask", lambda *_, **__: None)
     assert played() != alone
+
+
+def test_a_scale_that_is_given_by_position_is_recorded() -> None:
+    """As gpt_oss does: its server on CUDA ended in the warm-up, which repeats recorded calls."""
+    queries, keys = mx.random.normal((1, 4, 1, 8)), mx.random.normal((1, 2, 7, 8))
+    with attention_seam.recording() as calls:
+        ours = attention_seam.scaled_dot_product_attention(queries, keys, keys, None, 0.3, None)
+    again = attention_seam.plain(queries, keys, keys, None, **calls[0].options)
+    assert mx.array_equal(ours, again)

@@ -19,7 +19,7 @@ from trouper.protocol.plans import Stepped
 def test_a_model_that_was_warmed_up_answers_as_ever(name: str, shapes: Shapes) -> None:
     model = build(name)
     engine = StepEngine(model, VOCABULARY, shapes=shapes)
-    warm_up(engine, VOCABULARY)
+    warm_up(engine, VOCABULARY, context=2048, chunk=512)
     assert engine.lengths() == {}
     assert engine.nbytes == 0
     prompt = [5, 6, 7, 8]

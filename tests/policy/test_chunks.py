@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import random
+
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from trouper.actors.scheduling.chunk_sizer import MIN_LONE_TOKENS, ChunkSizer, free_rows, share_chunks, take_turns
+from trouper.actors.scheduling.chunk_sizer import (
+    MIN_LONE_TOKENS,
+    ChunkSizer,
+    free_rows,
+    round_chunk,
+    share_chunks,
+    take_turns,
+)
 from trouper.protocol.plans import RowId
 
 COSTS = st.floats(1e-6, 0.01)
@@ -135,3 +144,22 @@ def test_rows_enter_while_there_is_room(admitted: int, prefilling: int, rows: in
 @given(SMALL, SMALL)
 def test_r14_under_pressure_one_row_at_a_time_makes_progress(admitted: int, prefilling: int) -> None:
     assert free_rows(admitted, prefilling, 8, 4, under_pressure=True) == (admitted == 0)
+
+
+@given(st.integers(0, 200_000), st.integers(1, 4096), st.sampled_from([1, 64, 512]))
+def test_chunks_end_where_those_of_other_prompts_do(start: int, tokens: int, step: int) -> None:
+    rounded = round_chunk(start, tokens, step)
+    assert tokens / 2 <= rounded <= tokens
+    if tokens >= 4 * step:
+        assert (start + rounded) % step == 0
+    if step == 1:
+        assert rounded == tokens
+
+
+def test_lengths_of_a_long_prompt_recur() -> None:
+    """Whatever the controller allows: 60,000 tokens in chunks of odd sizes end at multiples of 512 only."""
+    dice, at, ends = random.Random(1), 77, set[int]()
+    while at < 60_000:
+        at += round_chunk(at, dice.randrange(1100, 2049), 512)
+        ends.add(at)
+    assert all(end % 512 == 0 for end in ends)

@@ -14,6 +14,7 @@ import mlx.core as mx
 import trio
 
 from trouper.engine.distributed import rank_group
+from trouper.engine.kv.pass_shapes import CHUNK_STEP
 from trouper.engine.launched_step import Launched
 from trouper.engine.loading.model_loading import EvaluatedModel, load
 from trouper.engine.platform import device
@@ -86,7 +87,9 @@ class MlxEngine:
         """Load the model on the engine's thread, and compile its kernels where the device needs that. Raises
         `ModelUnusable`."""
         self._loaded = await self._on_thread(lambda: load(self._settings, log.info, self._watch, self._group))
-        card = attrs.evolve(self._loaded.card, drafts_by_default=not device.prepares_shapes())
+        card = self._loaded.card
+        if device.prepares_shapes():
+            card = attrs.evolve(card, drafts_by_default=False, chunk_step=CHUNK_STEP)
         weights = f"{card.dtype}, {card.weights_bytes / 1e6:.0f} MB"
         log.info("model %s: %s, %s on %s", card.id, card.architecture, weights, card.device)
         if device.prepares_shapes():
@@ -97,7 +100,8 @@ class MlxEngine:
         assert self._loaded is not None, "load() comes first"
         log.info("compiling kernels")
         began = time.perf_counter()
-        warm_up(self._engine(), self._loaded.card.vocab_size, self._loaded.card.context_length)
+        card = self._loaded.card
+        warm_up(self._engine(), card.vocab_size, card.context_length, self._settings.prefill_step_size)
         mx.clear_cache()
         log.info("compiled in %.1f s", time.perf_counter() - began)
 

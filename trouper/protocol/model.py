@@ -103,6 +103,8 @@ class ModelCard:
     """Form of the embeddings; None if the model gives none."""
     ranks: int = 1
     """Number of processes that compute the model together."""
+    chunk_step: int = 1
+    """Multiple of tokens at which chunks of a prompt end where they can, since the device prepares each new length."""
     drafts_by_default: bool = True
     """Speculation default for requests that do not set it, where rows can draft."""
     adapted_messages: tuple[tuple[str, str], ...] = ()

@@ -105,6 +105,13 @@ def share_chunks(remaining: Sequence[tuple[RowId, int]], budget: int, max_tokens
     return tuple(Chunk(row, chunks[row]) for row, _ in remaining)
 
 
+def round_chunk(start: int, tokens: int, step: int) -> int:
+    """Shorten a chunk of `tokens` tokens behind `start` so that it ends at a multiple of `step`, or of a smaller power of two, and
+    has at least half as many tokens: the lengths that attention meets then recur from prompt to prompt."""
+    unit = min(step, 1 << max(tokens.bit_length() - 2, 0))
+    return (start + tokens) // unit * unit - start
+
+
 def free_rows(admitted: int, prefilling: int, rows: int, prefill_rows: int, under_pressure: bool) -> int:
     """Number of queued requests that may be admitted now. Under memory pressure only an empty batch takes one, to make progress."""
     if under_pressure:

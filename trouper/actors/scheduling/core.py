@@ -105,7 +105,7 @@ class Core:
             admission=admission, batch=self._batch, cache=self._cache, disk=self._disk, kv_memory=self._kv_memory,
             commit=self._commit, prefill_budget=self._prefill_budget, speculation=self._speculation,
             memory=self._watches.memory, settings=self._settings,
-            prefill_together=model.card.capabilities.allows("prefill_together"),
+            prefill_together=model.card.capabilities.allows("prefill_together"), chunk_step=model.card.chunk_step,
         )  # fmt: skip
 
     @property

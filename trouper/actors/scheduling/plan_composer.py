@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 
 from trouper.actors.scheduling.admission import Admission
-from trouper.actors.scheduling.chunk_sizer import share_chunks, take_turns
+from trouper.actors.scheduling.chunk_sizer import round_chunk, share_chunks, take_turns
 from trouper.actors.scheduling.disk_tier import DiskTier
 from trouper.actors.scheduling.kv_memory import KvMemory
 from trouper.actors.scheduling.prefill_budget import PrefillBudget
@@ -33,6 +33,8 @@ class PlanComposer:
     settings: Settings
     prefill_together: bool
     """Whether prompts share passes."""
+    chunk_step: int = 1
+    """Multiple of tokens at which chunks end, unless they end a prompt (`ModelCard.chunk_step`)."""
     loads: list[Load] = attrs.field(factory=list)
     """Blocks that were read from disk, for the next plan."""
     _last_lone: RowId = NO_ROW
@@ -99,7 +101,14 @@ class PlanComposer:
         if work != "text" or not self.prefill_together:
             remaining = take_turns(remaining, budget, self._last_lone)
             self._last_lone = remaining[-1][0]
-        return share_chunks(remaining, budget, self.settings.prefill_step_size)
+        chunks = share_chunks(remaining, budget, self.settings.prefill_step_size)
+        return tuple(map(self._round, chunks)) if self.chunk_step > 1 else chunks
+
+    def _round(self, chunk: Chunk) -> Chunk:
+        sequence = self.batch.rows[chunk.row]
+        if chunk.tokens == sequence.next_chunk:
+            return chunk
+        return Chunk(chunk.row, round_chunk(sequence.num_computed_tokens, chunk.tokens, self.chunk_step))
 
     def _relieve_pressure(self) -> None:
         """Evict cached blocks to make room for rows, once for each look of the janitor."""

@@ -27,21 +27,26 @@ from trouper.engine.kv.region import Region
 NAME = "scaled_dot_product_attention"
 plain = base.scaled_dot_product_attention
 """mlx-lm's own function."""
+OPTIONS = ("scale", "mask", "sinks")
+"""Its parameters after the cache."""
 
 
 def scaled_dot_product_attention(
-    queries: mx.array, keys: Any, values: Any, cache: Any = None, *args: Any, mask: Any = None, **kwargs: Any
+    queries: mx.array, keys: Any, values: Any, cache: Any = None, *args: Any, **options: Any
 ) -> mx.array:
-    """Attention as in mlx-lm, over the keys of one bank or of several. queries (n, heads, width, dim)."""
+    """Attention as in mlx-lm, over the keys of one bank or of several. queries (n, heads, width, dim). `options`: scale, mask and
+    sinks, which some models give by position."""
+    options |= zip(OPTIONS, args, strict=False)
+    mask = options.pop("mask", None)
     if not isinstance(keys, Parts):
         if (calls := getattr(_recording, "calls", None)) is not None:
-            calls.append(AttentionCall(queries, keys, values, {**kwargs, "mask": mask}))
-        return plain(queries, keys, values, cache, *args, mask=mask, **kwargs)
+            calls.append(AttentionCall(queries, keys, values, {**options, "mask": mask}))
+        return plain(queries, keys, values, cache, mask=mask, **options)
     masks = mask.of_banks if isinstance(mask, Parts) else [None] * len(keys.ranges)
     if mask is not None and not isinstance(mask, Parts):
         raise TypeError("a mask over the rows of several banks")
     outputs = [
-        plain(queries[rows], keys_of_bank, values_of_bank, None, *args, mask=mask_of_bank, **kwargs)
+        plain(queries[rows], keys_of_bank, values_of_bank, None, mask=mask_of_bank, **options)
         for rows, keys_of_bank, values_of_bank, mask_of_bank in zip(
             keys.ranges, keys.of_banks, values.of_banks, masks, strict=True
         )

@@ -33,7 +33,7 @@ class FullSlots(SlotCache):
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """(n, heads, keys, dim) views of the rows of the pass, in the cache's dtype."""
         keys, values = self._of_region()
-        return keys, values
+        return (mx.contiguous(keys), mx.contiguous(values)) if self.region.copied else (keys, values)
 
     def _of_region(self) -> list[mx.array]:
         rows, tokens = slice(self.region.start, self.region.stop), slice(0, self.region.keys)

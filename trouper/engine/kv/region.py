@@ -27,6 +27,9 @@ class Region:
     padding lies behind. causal: attention gets "causal" as its mask, or none for a single token; else an array over `keys`
     positions of each row.
 
+    copied: attention gets copies of keys and values without gaps, since the device prepares each length *and stride*, and
+    strides are those of the row's buffer. A copy of 60,000 tokens takes 0.1 ms a layer on an H200, a preparation 40 ms.
+
     singly: the tokens are drafts, each of which must come out as if it had been fed alone.
     """
 
@@ -41,6 +44,7 @@ class Region:
         self.causal = self.level and (
             width == 1 or not shapes.rounded or not lengths[0] or width * self.longest > shapes.mask_elements
         )
+        self.copied = self.causal and shapes.rounded and width * self.longest >= shapes.mask_elements
         self.keys = self.longest if self.causal or width == 1 else shapes.keys(self.longest)
         self._flat_indices: dict[tuple[int, int, int], mx.array] = {}
 
