@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
+import attrs
+import mlx.core as mx
+import pytest
+from mlx_lm.models.base import scaled_dot_product_attention
+
+import trouper.engine.warm_up
 from tests.engine.driver import Driver, Request
 from tests.families import build, reference
 from tests.family_configs import VOCABULARY
+from trouper.engine.kv import attention_seam
 from trouper.engine.kv.pass_shapes import EXACT, ROUNDED, Shapes
 from trouper.engine.launched_step import Launched
 from trouper.engine.step import StepEngine
@@ -14,12 +21,12 @@ from trouper.engine.warm_up import warm_up
 from trouper.protocol.plans import Stepped
 
 
-@pytest.mark.parametrize("shapes", [EXACT, ROUNDED])
+@pytest.mark.parametrize("shapes", [EXACT, attrs.evolve(ROUNDED, mask_elements=2**16)])
 @pytest.mark.parametrize("name", ["llama", "gpt_oss", "jamba", "deepseek_v3"])
 def test_a_model_that_was_warmed_up_answers_as_ever(name: str, shapes: Shapes) -> None:
     model = build(name)
     engine = StepEngine(model, VOCABULARY, shapes=shapes)
-    warm_up(engine, VOCABULARY, context=2048, chunk=512)
+    warm_up(engine, VOCABULARY, context=1024, chunk=256)
     assert engine.lengths() == {}
     assert engine.nbytes == 0
     prompt = [5, 6, 7, 8]
@@ -44,3 +51,19 @@ def test_no_row_is_longer_than_the_context(context: int) -> None:
     warm_up(engine, VOCABULARY, context)
     assert engine.longest <= context
     assert (engine.longest > 512) == (context > 512)
+
+
+def test_the_first_long_prompt_meets_nothing_new() -> None:
+    """Each full chunk's attention has run, on a device that prepares each length."""
+    lengths = []
+
+    def counted(queries: mx.array, keys: mx.array, *rest: Any, **options: Any) -> mx.array:
+        lengths.append((queries.shape[2], keys.shape[2]))
+        return scaled_dot_product_attention(queries, keys, *rest, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (attention_seam, trouper.engine.warm_up):
+            patch.setattr(module, "plain", counted)
+        engine = StepEngine(build("llama"), VOCABULARY, shapes=attrs.evolve(ROUNDED, mask_elements=2**16))
+        warm_up(engine, VOCABULARY, context=1200, chunk=256)
+    assert {(256, 256), (256, 512), (256, 768), (256, 1024)} <= set(lengths)

@@ -51,7 +51,7 @@ def warm_up(engine: StepEngine, vocabulary: int, context: int = 0, chunk: int = 
     _run(engine, Plan(8, drop=(late,)))
     if calls and context:
         _plan_attention(calls[-1], engine.shapes, min(context, MAX_PLANNED))
-        _plan_prefill(calls[-1], engine.shapes, min(context, MAX_PLANNED_PREFILL), chunk)
+        _plan_prefill(engine, vocabulary, min(context, MAX_PLANNED_PREFILL), chunk)
 
 
 def _run(engine: StepEngine, plan: Plan) -> None:
@@ -77,27 +77,31 @@ def _grow(engine: StepEngine, others: tuple[RowId, ...], vocabulary: int) -> Non
 def _plan_attention(call: AttentionCall, shapes: Shapes, tokens: int) -> None:
     """Run attention of one decoding row at each capacity. From some length on cuDNN plans for each (`NO_CUDNN`), and MLX's own
     kernel has a second form for longer rows. All layers share them."""
-    if not _plans(call, shapes):
+    if not shapes.rounded or not isinstance(call.keys, mx.array) or call.options["mask"] is not None:
         return
     for capacity in shapes.capacities(tokens):
         keys, values = (_buffer(part, capacity)[:, :, : capacity - 1] for part in (call.keys, call.values))
         mx.eval(plain(call.queries, keys, values, None, **call.options))
 
 
-def _plan_prefill(call: AttentionCall, shapes: Shapes, tokens: int, chunk: int) -> None:
-    """Run attention of a long prompt's full chunks. The first one compiles a kernel: 0.8 s on an H200."""
-    if not _plans(call, shapes) or not chunk:
+def _plan_prefill(engine: StepEngine, vocabulary: int, tokens: int, chunk: int) -> None:
+    """Run attention of a long prompt's full chunks, with queries of a real chunk: cuDNN plans for their strides, too. The first one
+    compiles a kernel: 0.8 s on an H200."""
+    shapes, row = engine.shapes, RowId(0)
+    if not chunk or tokens < 2 * chunk or chunk * 2 * chunk < shapes.mask_elements:
         return
-    queries = mx.zeros((*call.queries.shape[:2], chunk, call.queries.shape[3]), call.queries.dtype)
-    for end in range(chunk, tokens + 1, chunk):
-        if chunk * end >= shapes.mask_elements:
-            keys, values = (_buffer(part, end) for part in (call.keys, call.values))
-            mx.eval(plain(queries, keys, values, None, **call.options | {"mask": "causal"}))
-
-
-def _plans(call: AttentionCall, shapes: Shapes) -> bool:
-    """Whether the device prepares the attention of this call."""
-    return shapes.rounded and isinstance(call.keys, mx.array) and call.options["mask"] is None
+    _run(
+        engine,
+        Plan(0, admit=(_admit(row, 3 * chunk, Sampling(temperature=0.0), vocabulary),), prefill=(Chunk(row, chunk),)),
+    )
+    with recording() as calls:
+        _run(engine, Plan(0, prefill=(Chunk(row, chunk),)))
+    _run(engine, Plan(0, drop=(row,)))
+    for call in calls[-1:]:
+        if call.options["mask"] == "causal" and isinstance(call.keys, mx.array):
+            for end in range(3 * chunk, tokens + 1, chunk):
+                keys, values = (_buffer(part, end) for part in (call.keys, call.values))
+                mx.eval(plain(call.queries, keys, values, None, **call.options))
 
 
 def _buffer(like: mx.array, capacity: int) -> mx.array:
