@@ -51,6 +51,7 @@ def test_a_context_that_ends_is_told_apart_from_a_limit() -> None:
 def test_what_came_from_the_cache_is_no_input() -> None:
     assert message("a", Finished("stop", 7))["usage"] == {
         "input_tokens": 6, "cache_read_input_tokens": 4, "cache_creation_input_tokens": 0, "output_tokens": 7,
+        "output_tokens_details": {"thinking_tokens": 0},
     }  # fmt: skip
     assert message("a", Finished("length", 7), silent=True)["usage"]["output_tokens"] == 0
 

@@ -137,6 +137,7 @@ def test_the_end_of_a_stream_tells_usage_if_it_was_asked_for() -> None:
     assert body["usage"] == usage_body(Usage(30, 24, 4)), "each prompt once, with what its first choice found cached"
     assert body["usage"] == {
         "prompt_tokens": 30, "completion_tokens": 24, "total_tokens": 54, "prompt_tokens_details": {"cached_tokens": 4},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }  # fmt: skip
 
 

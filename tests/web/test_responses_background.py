@@ -156,6 +156,10 @@ async def test_a_background_stream_can_be_read_again_from_the_middle() -> None:
         await by_client(served, use)
 
 
+def events_of(body: bytes) -> list[Any]:
+    return [json.loads(line.removeprefix(b"data: ")) for line in body.splitlines() if line.startswith(b"data: ")]
+
+
 async def test_a_quiet_background_stream_shows_signs_of_life() -> None:
     async def before(_: object) -> None:
         await trio.sleep(0.15)
@@ -163,7 +167,12 @@ async def test_a_quiet_background_stream_shows_signs_of_life() -> None:
     async with serving(FakeEngine(before_step=before), heartbeat_s=0.05) as served:
         body = {"input": "x", "background": True, "stream": True, "max_output_tokens": 2}
         _, _, said = await exchange(served, post("/v1/responses", body))
-    assert said.count(b": keep-alive") >= 2
+    beats = [event for event in events_of(said)[2:] if event["type"] in ("response.queued", "response.in_progress")]
+    assert len(beats) >= 3, "one is logged: the response leaves the queue"
+    assert b": keep-alive" not in said, "a comment does not reset the timer of a client that counts events"
+    numbers = [event["sequence_number"] for event in events_of(said)]
+    assert numbers == sorted(numbers)
+    assert set(numbers) == set(range(numbers[-1] + 1)), "a heartbeat repeats the number of the event before it"
 
 
 async def test_shutdown_leaves_no_response_running() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import attrs
 import msgspec
 
 from trouper.actors.runtime.answer import Answer
@@ -16,6 +17,7 @@ from trouper.web.http.request_schema import Json
 from trouper.web.output.dialect import Choice, Usage, usage_of
 from trouper.web.output.output_parser import OutputParser
 from trouper.web.output.parsed_delta import CallArguments, CallEnded, CallStarted, Content, ParsedDelta, Reasoning
+from trouper.web.output.reasoning_tokens import CountingParser, deltas_of
 
 encode = msgspec.json.encode
 
@@ -37,6 +39,7 @@ def usage_body(usage: Usage) -> Json:
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": usage.cached_tokens,
         "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
     }
 
 
@@ -155,13 +158,14 @@ class MessageDialect:
     def __init__(
         self, request_id: str, model: str, parser: OutputParser | None, *, omitted: bool, cut: bool, silent: bool
     ) -> None:
-        self._request_id, self._model, self._parser = request_id, model, parser
+        self._request_id, self._model, self._parser = request_id, model, CountingParser(parser)
         self._cut, self._silent = cut, silent
         self._blocks = Blocks(omitted=omitted)
 
     def body(self, choices: Sequence[Choice]) -> Json:
         [choice] = choices
-        self._say(choice.text)
+        for delta in deltas_of(choice):
+            self._say(delta)
         self._end()
         return self._message(choice.usage) | self._reason(choice.finished) | {"content": self._blocks.content}
 
@@ -170,7 +174,7 @@ class MessageDialect:
         return named_event({"type": "message_start", "message": self._message(usage_of(answer))})
 
     def text(self, _index: int, delta: Delta, _answer: Answer) -> bytes:
-        return b"".join(map(named_event, self._say(delta.text)))
+        return b"".join(map(named_event, self._say(delta)))
 
     def ending(self, _index: int, finished: Finished, answer: Answer) -> bytes:
         held = self._end()
@@ -183,7 +187,7 @@ class MessageDialect:
     def failure(self, problem: Problem) -> bytes:
         return named_event(anthropic_error(problem, self._request_id))
 
-    def heartbeat(self) -> bytes:
+    def heartbeat(self, _index: int, _answer: Answer) -> bytes:
         return PING
 
     def _message(self, usage: Usage) -> Json:
@@ -199,15 +203,14 @@ class MessageDialect:
         }
 
     def _usage(self, usage: Usage) -> Json:
-        return usage_body(usage) | ({"output_tokens": 0} if self._silent else {})
+        counted = attrs.evolve(usage, reasoning_tokens=self._parser.reasoning_tokens)
+        return usage_body(counted) | ({"output_tokens": 0} if self._silent else {})
 
-    def _say(self, text: str) -> list[Json]:
-        if self._silent or not text:
-            return []
-        return self._blocks.say([Content(text)] if self._parser is None else self._parser.push(text))
+    def _say(self, delta: Delta) -> list[Json]:
+        return [] if self._silent else self._blocks.say(self._parser.push(delta))
 
     def _end(self) -> list[Json]:
-        held = [] if self._parser is None or self._silent else self._blocks.say(self._parser.end())
+        held = [] if self._silent else self._blocks.say(self._parser.end())
         return [*held, *self._blocks.end()]
 
     def _reason(self, finished: Finished) -> Json:

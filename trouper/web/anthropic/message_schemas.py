@@ -15,6 +15,7 @@ USAGE = full(
         "cache_creation_input_tokens": COUNT,
         "cache_read_input_tokens": COUNT,
         "output_tokens": COUNT,
+        "output_tokens_details": full({"thinking_tokens": COUNT}),
     }
 )
 

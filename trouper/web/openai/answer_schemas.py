@@ -18,8 +18,9 @@ USAGE = closed(
         "completion_tokens": COUNT,
         "total_tokens": COUNT,
         "prompt_tokens_details": closed({"cached_tokens": COUNT}, "cached_tokens"),
+        "completion_tokens_details": closed({"reasoning_tokens": COUNT}, "reasoning_tokens"),
     },
-    "prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details",
+    "prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details", "completion_tokens_details",
 )  # fmt: skip
 
 AT: Json = {

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import attrs
+
 from trouper.actors.runtime.answer import Answer
 from trouper.protocol.replies import Delta, Finished, TokenLogprobs
 from trouper.web.openai.openai_dialect import Envelope, Extras, OpenAiDialect, encode
-from trouper.web.output.dialect import Choice, Json, total
+from trouper.web.output.dialect import Choice, Json, Usage, total, usage_of
 from trouper.web.output.output_parser import OutputParser
 from trouper.web.output.parsed_delta import (
     Call,
@@ -17,6 +19,7 @@ from trouper.web.output.parsed_delta import (
     ParsedDelta,
     Reasoning,
 )
+from trouper.web.output.reasoning_tokens import CountingParser
 
 
 class ChatDialect(OpenAiDialect):
@@ -28,21 +31,20 @@ class ChatDialect(OpenAiDialect):
     ) -> None:
         super().__init__("chat.completion.chunk", envelope, extras)
         self._make_parser = make_parser
-        self._parsers: dict[int, OutputParser] = {}
+        self._parsers: dict[int, CountingParser] = {}
         self._before, self._after = self.template(self._delta(0, {"content": "\0"}))
 
     def body(self, choices: Sequence[Choice]) -> Json:
-        usage = total([choice.usage for choice in choices], self.extras.choices)
-        body = self.envelope.around(
-            "chat.completion", [self._choice(index, choice) for index, choice in enumerate(choices)], usage
-        )
+        bodies = [self._choice(index, choice) for index, choice in enumerate(choices)]
+        usage = self._total([choice.usage for choice in choices])
+        body = self.envelope.around("chat.completion", bodies, usage)
         return body | ({"prompt_token_ids": choices[0].prompt_tokens} if self.extras.token_ids else {})
 
     def _choice(self, index: int, choice: Choice) -> Json:
         message: Json = {"role": "assistant", "content": choice.text, "refusal": None}
         reason: str = choice.finished.reason
         if self._make_parser is not None:
-            output = self._make_parser().parse_all(choice.text, reason)
+            output = self._parser(index).parse_all(choice)
             reason = output.reason
             message["content"] = output.content if output.content or not output.calls else None
             if output.reasoning:
@@ -71,6 +73,21 @@ class ChatDialect(OpenAiDialect):
     def _delta(self, index: int, delta: Json, reason: str | None = None, logprobs: Json | None = None) -> Json:
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
 
+    def _parser(self, index: int) -> CountingParser:
+        """Return the parser of one answer."""
+        if index not in self._parsers:
+            self._parsers[index] = CountingParser(None if self._make_parser is None else self._make_parser())
+        return self._parsers[index]
+
+    def usage_at(self, index: int, answer: Answer) -> Usage:
+        return self._with_reasoning(index, usage_of(answer))
+
+    def _with_reasoning(self, index: int, usage: Usage) -> Usage:
+        return attrs.evolve(usage, reasoning_tokens=self._parser(index).reasoning_tokens)
+
+    def _total(self, usages: Sequence[Usage]) -> Usage:
+        return total([self._with_reasoning(index, usage) for index, usage in enumerate(usages)], self.extras.choices)
+
     def opening(self, index: int, answer: Answer) -> bytes:
         choice = self._delta(index, {"role": "assistant", "content": "", "refusal": None})
         if self.extras.token_ids and index == 0:
@@ -82,9 +99,7 @@ class ChatDialect(OpenAiDialect):
             return b"".join((self._before, encode(delta.text), self._after)) if delta.text else b""
         deltas: list[Json] = [{"content": delta.text}] if delta.text else []
         if self._make_parser is not None:
-            if index not in self._parsers:
-                self._parsers[index] = self._make_parser()
-            deltas = _deltas(self._parsers[index].push(delta.text))
+            deltas = _deltas(self._parser(index).push(delta))
         seen = self._logprobs(delta.logprobs) if delta.logprobs else None
         if not deltas and (seen is not None or (self.extras.token_ids and delta.tokens)):
             deltas = [{"content": ""}]  # Fields of tokens are sent although the text is held back.
@@ -97,13 +112,21 @@ class ChatDialect(OpenAiDialect):
         reason: str = finished.reason
         pending: list[Json] = []
         if self._make_parser is not None:
-            parser = self._parsers.setdefault(index, self._make_parser())
+            parser = self._parser(index)
             pending = _deltas(parser.end())
             reason = parser.reason(finished.reason)
         last = self._delta(index, {}, reason) | {"matched_stop": finished.matched_stop}
         return b"".join(
             self.chunk(chunk, answer) for chunk in [*(self._delta(index, delta) for delta in pending), last]
         )
+
+    def closing(self, usages: Sequence[Usage]) -> bytes:
+        return super().closing([self._with_reasoning(index, usage) for index, usage in enumerate(usages)])
+
+    def heartbeat(self, index: int, answer: Answer) -> bytes:
+        """Format an empty delta. Some clients restart their timer with each chunk only, not with a comment (LangChain's
+        `stream_chunk_timeout`), and all of them add nothing for it."""
+        return self.chunk(self._delta(index, {}), answer)
 
 
 def _deltas(parsed: Sequence[ParsedDelta]) -> list[Json]:

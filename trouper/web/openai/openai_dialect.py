@@ -25,6 +25,7 @@ def usage_body(usage: Usage) -> Json:
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
     }
 
 
@@ -80,8 +81,14 @@ class OpenAiDialect:
         """Whether a chunk of text carries nothing but text."""
 
     def chunk(self, choice: Json, answer: Answer, **more: Any) -> bytes:
-        usage = self.counted(usage_of(answer)) if self.extras.stream.continuous_usage_stats else None
+        usage = (
+            self.counted(self.usage_at(choice["index"], answer)) if self.extras.stream.continuous_usage_stats else None
+        )
         return event(encode(self.envelope.around(self.kind, [choice], usage) | more))
+
+    def usage_at(self, _index: int, answer: Answer) -> Usage:
+        """Return the usage of one answer until now."""
+        return usage_of(answer)
 
     def counted(self, usage: Usage) -> Usage:
         """Return the usage as it is reported."""
@@ -101,7 +108,8 @@ class OpenAiDialect:
     def failure(self, problem: Problem) -> bytes:
         return event(encode(error_body(problem)))
 
-    def heartbeat(self) -> bytes:
+    def heartbeat(self, _index: int, _answer: Answer) -> bytes:
+        """Format a comment: clients of completions count bytes, and benchmarks take each chunk for a token."""
         return COMMENT
 
 

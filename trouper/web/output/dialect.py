@@ -19,6 +19,8 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    reasoning_tokens: int = 0
+    """Tokens of the completion that are reasoning, where the dialect parses any."""
 
 
 @attrs.frozen
@@ -59,8 +61,9 @@ class Dialect(Protocol):
     def failure(self, problem: Problem, /) -> bytes:
         """Format the end of a stream that failed."""
 
-    def heartbeat(self) -> bytes:
-        """Format a heartbeat, sent while there is no text to send."""
+    def heartbeat(self, index: int, answer: Answer, /) -> bytes:
+        """Format a heartbeat, sent while there is no text to send: an event that resets the timers of clients and
+        changes nothing. `answer` has not ended."""
 
 
 def usage_of(answer: Answer) -> Usage:
@@ -74,6 +77,7 @@ def total(usages: Sequence[Usage], choices: int) -> Usage:
         sum(usage.prompt_tokens for usage in firsts),
         sum(usage.completion_tokens for usage in usages),
         sum(usage.cached_tokens for usage in firsts),
+        sum(usage.reasoning_tokens for usage in usages),
     )
 
 
@@ -83,4 +87,4 @@ def event(data: bytes) -> bytes:
 
 
 COMMENT = b": keep-alive\n\n"
-"""A heartbeat that no client takes for an event; an event without data would crash some clients."""
+"""A comment, which no client takes for an event; an event without data would crash some clients."""

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+import attrs
 import msgspec
 
 from trouper.actors.runtime.answer import Answer
 from trouper.protocol.model import Tokenizer
 from trouper.protocol.problems import Problem
 from trouper.protocol.replies import Delta, Finished, TokenLogprobs
-from trouper.web.output.dialect import COMMENT, Choice, Json, Usage, usage_of
+from trouper.web.output.dialect import Choice, Json, Usage, usage_of
 from trouper.web.output.output_parser import OutputParser
 from trouper.web.output.parsed_delta import CallArguments, CallEnded, CallStarted, Content, ParsedDelta, Reasoning
+from trouper.web.output.reasoning_tokens import CountingParser
 from trouper.web.responses.item_types import new_id
 from trouper.web.responses.open_items import OpenCall, OpenItem
 from trouper.web.responses.response_fields import usage_body
@@ -49,7 +51,8 @@ class ResponseDialect:
         ended: Callable[[], None],
         log: EventLog | None = None,
     ) -> None:
-        self._head, self._tokenizer, self._parser, self._answer = head, tokenizer, parser, answer
+        self._head, self._tokenizer, self._answer = head, tokenizer, answer
+        self._parser = CountingParser(parser)
         self._ended, self._log = ended, log
         self._output: list[Json] = []
         self._open: OpenItem | None = None
@@ -60,7 +63,6 @@ class ResponseDialect:
         """Log-probabilities of tokens whose text is held back."""
         self._events = 0
         self._begun = not head["background"]
-        self._reasoning_tokens = 0
         self._outcome: Json = {"completed_at": None, "error": None, "incomplete_details": None}
         self._status: Status | None = None
         """The final status; None while the response runs."""
@@ -77,7 +79,8 @@ class ResponseDialect:
         if self._call is not None:
             self._call.body["arguments"] = "".join(self._call.texts)
         running: Status = "queued" if not self._begun and self._answer.queued else "in_progress"
-        usage = usage_body(usage_of(self._answer), self._reasoning_tokens) if self.over else None
+        counted = attrs.evolve(usage_of(self._answer), reasoning_tokens=self._parser.reasoning_tokens)
+        usage = usage_body(counted) if self.over else None
         return self._head | {"status": self._status or running, "output": self._output, "usage": usage} | self._outcome
 
     # -- the shape -------------------------------------------------------------------------------------
@@ -96,12 +99,10 @@ class ResponseDialect:
     def text(self, _: int, delta: Delta, _answer: Answer) -> bytes:
         if self.over:
             return b""
-        before = self._kind
-        deltas = self._take(delta.text)
-        after = self._kind
+        before = self._parser.kind
+        deltas = self._parser.push(delta)
+        after = self._parser.kind
         self._seen += delta.logprobs
-        if "reasoning" in (before, after):
-            self._reasoning_tokens += len(delta.tokens)
         events = self._begin() + b"".join(map(self._say, deltas))
         if not before == after == "content":
             self._seen.clear()  # Tokens of markers, reasoning and calls do not belong to the text.
@@ -110,8 +111,7 @@ class ResponseDialect:
     def ending(self, _: int, finished: Finished, _answer: Answer) -> bytes:
         if self.over:
             return self._last
-        deltas = self._parser.end() if self._parser is not None else []
-        events = self._begin() + b"".join(map(self._say, deltas))
+        events = self._begin() + b"".join(map(self._say, self._parser.end()))
         if not self._output:
             events += self._start_message() + self._write(self._blank)
         elif self._seen and self._open is not None and self._open.kind == "content":
@@ -134,8 +134,14 @@ class ResponseDialect:
         error = {"code": problem.code, "message": problem.message, "param": problem.param}
         return self._event("error", error) + self._end("failed")
 
-    def heartbeat(self) -> bytes:
-        return COMMENT
+    def heartbeat(self, _: int, _answer: Answer) -> bytes:
+        return self._stage("response.in_progress")
+
+    def heartbeat_behind(self, number: int) -> bytes:
+        """Format a heartbeat for a reader of the event log. It repeats the number of the last event that was read, so
+        that `starting_after` finds the same position with it and without it, and it is not logged."""
+        response = self.response()
+        return _framed(f"response.{response['status']}", {"sequence_number": number, "response": response})
 
     def cancel(self) -> None:
         """Cancel the response from another request. Clients that read the answer get an error."""
@@ -144,15 +150,6 @@ class ResponseDialect:
             self._last = self._end("cancelled")
 
     # -- items -----------------------------------------------------------------------------------------
-
-    @property
-    def _kind(self) -> str:
-        return "content" if self._parser is None else self._parser.kind
-
-    def _take(self, text: str) -> list[ParsedDelta]:
-        if self._parser is not None:
-            return self._parser.push(text)
-        return [Content(text)] if text else []
 
     def _say(self, delta: ParsedDelta) -> bytes:
         match delta:
@@ -267,9 +264,13 @@ class ResponseDialect:
         return last
 
     def _event(self, kind: str, fields: Json, part: Json | None = None) -> bytes:
-        body = {"type": kind, "sequence_number": self._events} | fields | ({} if part is None else {"part": part})
+        data = _framed(kind, {"sequence_number": self._events} | fields | ({} if part is None else {"part": part}))
         self._events += 1
-        data = b"event: " + kind.encode() + b"\ndata: " + encode(body) + b"\n\n"
         if self._log is not None:
             self._log.add(data)
         return data
+
+
+def _framed(kind: str, fields: Json) -> bytes:
+    """Format an event. Clients restart their timers with events only: comments do not keep Codex waiting."""
+    return b"event: " + kind.encode() + b"\ndata: " + encode({"type": kind} | fields) + b"\n\n"

@@ -39,11 +39,11 @@ def head_of(resolved: ResolvedRequest, response_id: str, model: str, *, stored: 
     }
 
 
-def usage_body(usage: Usage, reasoning_tokens: int) -> Json:
+def usage_body(usage: Usage) -> Json:
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }

@@ -18,7 +18,7 @@ from trouper.web.http.query_parameters import Query
 from trouper.web.http.request_body import refuse
 from trouper.web.http.request_schema import FLAG, TEXT, ref
 from trouper.web.openai.chat_tools import check_callable
-from trouper.web.output.dialect import Json
+from trouper.web.output.dialect import COMMENT, Json
 from trouper.web.output.output_parser import OutputParser
 from trouper.web.responses.item_types import new_id
 from trouper.web.responses.items import check_outputs, items_of, messages_of, page_of
@@ -222,8 +222,12 @@ class Responses:
         live.dialect.opening(0, live.answer)
         self._service.run_in_background(partial(run, live))
         if live.log is not None:
-            return as_events(Replay(live.log, 0, self._service.settings.heartbeat_s))
+            return self._replay(live.log, 0, live)
         return as_json(live.dialect.response())
+
+    def _replay(self, log: EventLog, position: int, live: Live | None) -> Response:
+        heartbeat = (lambda _: COMMENT) if live is None else live.dialect.heartbeat_behind
+        return as_events(Replay(log, position, self._service.settings.heartbeat_s, heartbeat))
 
     def _ended(self, response_id: str, before: Turn | None) -> None:
         """Move a running response to the store. A response that was deleted meanwhile is dropped."""
@@ -251,7 +255,7 @@ class Responses:
                 message = "only a response that was created with background and stream can be streamed later"
                 raise combination(message, "stream")
             start = query.number("starting_after", -1, 0, HUGE) + 1
-            return as_events(Replay(kept.log, start, self._service.settings.heartbeat_s))
+            return self._replay(kept.log, start, live)
         if "starting_after" in request.args:
             raise combination("starting_after needs stream=true", "starting_after")
         return as_json(kept.dialect.response() if isinstance(kept, Live) else kept.body)

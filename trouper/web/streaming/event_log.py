@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import trio
 
-from trouper.web.output.dialect import COMMENT
 from trouper.web.streaming.passive_body import PassiveBody
 from trouper.web.streaming.response_streams import MAX_EVENTS
 
@@ -41,8 +42,10 @@ class EventLog:
 class Replay(PassiveBody):
     """The body of a streamed response that replays an event log."""
 
-    def __init__(self, log: EventLog, position: int, heartbeat_s: float) -> None:
-        self._log, self._position, self._heartbeat_s = log, position, heartbeat_s
+    def __init__(self, log: EventLog, position: int, heartbeat_s: float, heartbeat: Callable[[int], bytes]) -> None:
+        """`heartbeat` formats one behind the event of that number, which may be -1."""
+        self._log, self._position = log, position
+        self._heartbeat_s, self._heartbeat = heartbeat_s, heartbeat
 
     async def __anext__(self) -> bytes:
         """Return the available events as one write, but not all of a long answer."""
@@ -53,4 +56,4 @@ class Replay(PassiveBody):
                 raise StopAsyncIteration
             self._position += len(events)
             return b"".join(events)
-        return COMMENT
+        return self._heartbeat(self._position - 1)

@@ -13,7 +13,7 @@ from quart.wrappers.response import ResponseBody
 from trouper.actors.runtime.answer import Answer
 from trouper.protocol.problems import RequestFailed
 from trouper.protocol.replies import Delta, Finished
-from trouper.web.output.dialect import Choice, Dialect, usage_of
+from trouper.web.output.dialect import COMMENT, Choice, Dialect, usage_of
 
 LONG_SCORES = 500
 """Number of log-probabilities beyond which formatting leaves the event loop: each comes with up to 20 alternatives."""
@@ -134,13 +134,16 @@ class EventStream(ResponseBody):
         if not self._began:
             self._began = True
             opening = b"".join(self._dialect.opening(index, answer) for index, answer in enumerate(self._answers))
-            if opening:
-                return opening
+            return opening or COMMENT  # The head of the response goes out with it, however long the prompt takes.
         written = b""
         with trio.move_on_after(self._heartbeat_s):
             while not written:  # Tokens whose text is held back send nothing.
                 written = await self._made(await self._next())
-        return written + await self._what_waits() if written else self._dialect.heartbeat()
+        return written + await self._what_waits() if written else self._heartbeat()
+
+    def _heartbeat(self) -> bytes:
+        index = min(self._open)
+        return self._dialect.heartbeat(index, self._answers[index])
 
     async def _next(self) -> AnswerEvent:
         if self._pieces is not None:

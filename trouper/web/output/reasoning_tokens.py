@@ -1,0 +1,54 @@
+"""The number of tokens of reasoning in an answer, counted in one way for every dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trouper.protocol.replies import Delta
+from trouper.web.output.dialect import Choice
+from trouper.web.output.output_parser import OutputParser
+from trouper.web.output.parsed_delta import Content, ParsedDelta, ParsedOutput, Reasoning, gathered
+
+
+class CountingParser:
+    """Parses an answer delta by delta, and counts the tokens of its reasoning, markers included. Without a parser all
+    text is content.
+
+    Streamed and complete answers go through it with the same deltas, so their counts agree. A delta of several tokens
+    (speculation) counts as a whole if any of its text is reasoning.
+    """
+
+    def __init__(self, parser: OutputParser | None) -> None:
+        self._parser = parser
+        self.reasoning_tokens = 0
+
+    @property
+    def kind(self) -> str:
+        """The kind of the next token, as far as is known."""
+        return "content" if self._parser is None else self._parser.kind
+
+    def push(self, delta: Delta) -> list[ParsedDelta]:
+        if self._parser is None:
+            return [Content(delta.text)] if delta.text else []
+        before = self._parser.kind
+        parsed = self._parser.push(delta.text)
+        if "reasoning" in (before, self._parser.kind) or any(isinstance(part, Reasoning) for part in parsed):
+            self.reasoning_tokens += len(delta.tokens)
+        return parsed
+
+    def end(self) -> list[ParsedDelta]:
+        return [] if self._parser is None else self._parser.end()
+
+    def reason(self, reason: str) -> str:
+        """Return the finish reason, once `end` was called."""
+        return reason if self._parser is None else self._parser.reason(reason)
+
+    def parse_all(self, choice: Choice) -> ParsedOutput:
+        parsed = [part for delta in deltas_of(choice) for part in self.push(delta)]
+        parsed += self.end()
+        return gathered(parsed, self.reason(choice.finished.reason))
+
+
+def deltas_of(choice: Choice) -> Sequence[Delta]:
+    """Return the deltas of a complete answer."""
+    return choice.deltas or (Delta(choice.text, choice.tokens, choice.logprobs),)
