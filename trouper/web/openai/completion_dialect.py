@@ -78,11 +78,14 @@ class CompletionDialect(OpenAiDialect):
         return {
             "tokens": tokens,
             "token_logprobs": [None if isinstance(at, int) else at.logprob for at in logprobs],
-            "top_logprobs": [
-                None if isinstance(at, int) else {text(token): value for token, value in at.top} for at in logprobs
-            ],
+            "top_logprobs": [None if isinstance(at, int) else self._alternatives(at) for at in logprobs],
             "text_offset": offsets,
         }
+
+    def _alternatives(self, at: TokenLogprobs) -> Json:
+        """Return the likeliest tokens, and always the one that was chosen, as OpenAI's API documents it."""
+        text = self.envelope.tokenizer.token_text
+        return {text(token): value for token, value in at.top} | {text(at.token): at.logprob}
 
     def opening(self, index: int, answer: Answer) -> bytes:
         """Format the prompt, if requested; with log-probabilities its text comes with the first token."""
