@@ -177,7 +177,9 @@ def thinks_already(prompt: Sequence[int], tokenizer: Tokenizer) -> bool:
 
 def check_tokens(request: Generate, prompt: tuple[int, ...], vocab_size: int) -> None:
     if not 0 <= min(prompt) <= max(prompt) < vocab_size:
-        raise bad_request(f"token ids must be between 0 and {vocab_size - 1}", "prompt", "invalid_token")
+        raise bad_request(
+            f"out of vocabulary: token ids must be between 0 and {vocab_size - 1}", "prompt", "invalid_token"
+        )
     for token, _ in request.sampling.logit_bias:
         if not 0 <= token < vocab_size:
             raise bad_request(f"token {token} is not between 0 and {vocab_size - 1}", "logit_bias", "invalid_token")

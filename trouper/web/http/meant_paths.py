@@ -18,6 +18,13 @@ BASES = r"(?:/(?:v1|openai|anthropic|api(?=/v1/)))*"
 """What base URLs of other servers end with."""
 BELOW_V1 = re.compile(rf"{BASES}(?:/(?:chat/completions|completions|embeddings|messages)(?:/v1)?)?/({ENDPOINTS})")
 AT_ROOT = re.compile(r"(?:/v1)*(/(?:tokenize|detokenize|health|livez|readyz|metrics|server_info|openapi\.json|docs))")
+SGLANG = {
+    "/health_generate": "/readyz",
+    "/get_server_info": "/server_info",
+    "/get_model_info": "/server_info",
+    "/model_info": "/server_info",
+}
+"""Probes of SGLang's routers and launchers. /readyz generates nothing, but says whether running requests make progress."""
 SLASHES = re.compile("//+")
 OLLAMA = re.compile(
     r"/api/(?:chat|generate|tags|show|ps|version|embed|embeddings|pull|push|create|copy|delete|blobs/.*)"
@@ -27,6 +34,8 @@ OLLAMA = re.compile(
 def meant_path(path: str) -> str:
     """Return the path of the endpoint that was meant; any other path as it is."""
     squeezed = SLASHES.sub("/", path).rstrip("/")
+    if squeezed in SGLANG:
+        return SGLANG[squeezed]
     if match := AT_ROOT.fullmatch(squeezed):
         return match[1]
     if match := BELOW_V1.fullmatch(squeezed):

@@ -10,8 +10,8 @@ from trouper.web.http.request_schema import TEXT, closed
 from trouper.web.service import Service, as_json
 
 INFO = closed(
-    {"served_model_name": TEXT, "version": TEXT, "max_running_requests": {"type": "integer"}},
-    "served_model_name", "version",
+    {"served_model_name": TEXT, "model_path": TEXT, "version": TEXT, "max_running_requests": {"type": "integer"}},
+    "served_model_name", "model_path", "version",
 )  # fmt: skip
 
 
@@ -36,7 +36,8 @@ class Replica:
 
     async def server_info(self) -> Response:
         first = self._service.models.entries()[0]
-        body: dict[str, str | int] = {"served_model_name": first.names[0], "version": VERSION}
+        name = first.names[0]
+        body: dict[str, str | int] = {"served_model_name": name, "model_path": name, "version": VERSION}
         if first.runtime is not None:
             body["max_running_requests"] = first.runtime.settings.rows
         return as_json(body)

@@ -12,16 +12,15 @@ MATCHED: Json = {
     "description": "The stop string or token that ended the answer.",
 }
 
-USAGE = closed(
+USAGE = full(
     {
         "prompt_tokens": COUNT,
         "completion_tokens": COUNT,
         "total_tokens": COUNT,
-        "prompt_tokens_details": closed({"cached_tokens": COUNT}, "cached_tokens"),
-        "completion_tokens_details": closed({"reasoning_tokens": COUNT}, "reasoning_tokens"),
-    },
-    "prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details", "completion_tokens_details",
-)  # fmt: skip
+        "prompt_tokens_details": full({"cached_tokens": COUNT}),
+        "completion_tokens_details": full({"reasoning_tokens": COUNT}),
+    }
+)
 
 AT: Json = {
     "token": TEXT,
@@ -47,6 +46,8 @@ COMPLETION_LOGPROBS = closed(
 
 FUNCTION = closed({"name": TEXT, "arguments": TEXT}, "name", "arguments")
 CALL: Json = {"id": TEXT, "type": {"const": "function"}, "function": FUNCTION}
+CALL_PART = closed({"name": TEXT, "arguments": TEXT}, "arguments")
+"""Of a chunk: the first of a call has its id, type and name, and those behind it more of its arguments."""
 MESSAGE = closed(
     {
         "role": {"const": "assistant"},
@@ -63,7 +64,7 @@ DELTA = closed(
         "content": TEXT,
         "refusal": NULL,
         "reasoning_content": TEXT,
-        "tool_calls": array(closed({"index": COUNT, **CALL}, "index", *CALL)),
+        "tool_calls": array(closed(CALL | {"index": COUNT, "function": CALL_PART}, "index", "function")),
     }
 )
 CHAT_CHOICE = full(
