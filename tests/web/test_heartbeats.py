@@ -75,7 +75,7 @@ def by_chat(served: Served, silence: Silence) -> str:
         return choice.finish_reason is None and not choice.delta.model_dump(exclude_unset=True)
 
     with strict(served) as client:
-        asked = {"model": "fake", "messages": ASKED, "stream": True, "tools": [FUNCTION]}
+        asked: Any = {"model": "fake", "messages": ASKED, "stream": True, "tools": [FUNCTION]}
         text = ""
         for chunk in counted(client.chat.completions.create(**asked), is_empty, silence):
             delta = chunk.choices[0].delta
@@ -88,7 +88,7 @@ def by_responses(served: Served, silence: Silence) -> str:
         return event.type == "response.in_progress" and event.sequence_number > 1
 
     with strict(served) as client:
-        asked = {"model": "fake", "input": "x", "stream": True, "tools": [TOOL]}
+        asked: Any = {"model": "fake", "input": "x", "stream": True, "tools": [TOOL]}
         events = list(counted(client.responses.create(**asked), beats, silence))
     assert [event.sequence_number for event in events] == [*range(len(events))]
     return "".join(event.delta for event in events if event.type.endswith(".delta"))
@@ -98,7 +98,7 @@ def by_messages(served: Served, silence: Silence) -> str:
     """The client's own stream shows no pings, so they are counted below it, in the lines of the response."""
     tool = {"name": "f", "input_schema": TOOL["parameters"]}
     with anthropic.Anthropic(base_url=f"http://127.0.0.1:{served.port}", api_key="none", max_retries=0) as client:
-        asked = {"model": "fake", "max_tokens": 1000, "messages": ASKED, "stream": True, "tools": [tool]}
+        asked: Any = {"model": "fake", "max_tokens": 1000, "messages": ASKED, "stream": True, "tools": [tool]}
         with client.messages.with_streaming_response.create(**asked) as response:
             counter = itertools.count(1)
             for line in response.iter_lines():
@@ -113,7 +113,7 @@ def by_messages(served: Served, silence: Silence) -> str:
 def by_completions(served: Served, silence: Silence) -> str:
     counter = itertools.count(1)
     with openai.OpenAI(base_url=served.base_url, api_key="none", max_retries=0, timeout=20) as client:
-        asked = {"model": "fake", "prompt": "x", "stream": True, "max_tokens": 1000}
+        asked: Any = {"model": "fake", "prompt": "x", "stream": True, "max_tokens": 1000}
         with client.completions.with_streaming_response.create(**asked) as response:
             for line in response.iter_lines():
                 if line == ": keep-alive" and next(counter) == BEATS:
@@ -178,7 +178,7 @@ async def test_a_heartbeat_belongs_to_an_answer_that_goes_on() -> None:
 
     def use(served: Served) -> None:
         with openai.OpenAI(base_url=served.base_url, api_key="none", max_retries=0) as client:
-            asked = {"model": "fake", "messages": ASKED, "stream": True, "n": 2, "max_tokens": 200}
+            asked: Any = {"model": "fake", "messages": ASKED, "stream": True, "n": 2, "max_tokens": 200}
             empty = lambda chunk: not chunk.choices[0].delta.model_dump(exclude_unset=True)  # noqa: E731
             seen.extend(counted(client.chat.completions.create(**asked), empty, silence))
 

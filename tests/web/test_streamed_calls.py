@@ -72,7 +72,7 @@ async def test_chat(engine: FakeEngine) -> None:
         for completion in (streamed, whole):
             [choice] = completion.choices
             assert choice.finish_reason == "tool_calls"
-            calls = choice.message.tool_calls or []
+            calls: list[Any] = [*(choice.message.tool_calls or ())]
             assert [(call.function.name, json.loads(call.function.arguments)) for call in calls] == [
                 ("f", ARGUMENTS)
             ] * 2
@@ -98,7 +98,7 @@ async def test_responses(engine: FakeEngine) -> None:
         assert len(deltas) > len(TEXT) // 3
         assert deltas[-1].snapshot.endswith(TEXT), "the client's own sum"
         for response in (streamed, whole):
-            calls = [item for item in response.output if item.type == "function_call"]
+            calls: list[Any] = [item for item in response.output if item.type == "function_call"]
             assert [(call.name, json.loads(call.arguments)) for call in calls] == [("f", ARGUMENTS)] * 2
             assert len({call.call_id for call in calls}) == 2
             assert response.usage is not None and response.usage.output_tokens_details.reasoning_tokens == 1
@@ -118,7 +118,7 @@ async def test_messages(engine: FakeEngine) -> None:
             whole = client.messages.create(**asked)
         assert sum(event.type == "input_json" for event in events) > len(TEXT) // 3
         for message in (streamed, whole):
-            calls = [block for block in message.content if block.type == "tool_use"]
+            calls: list[Any] = [block for block in message.content if block.type == "tool_use"]
             assert [(call.name, call.input) for call in calls] == [("f", ARGUMENTS)] * 2
             assert len({call.id for call in calls}) == 2
             assert message.stop_reason == "tool_use"
