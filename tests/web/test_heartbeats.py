@@ -85,7 +85,7 @@ def by_chat(served: Served, silence: Silence) -> str:
 
 def by_responses(served: Served, silence: Silence) -> str:
     def beats(event: Any) -> bool:
-        return event.type == "response.in_progress" and event.sequence_number > 1
+        return bool(event.type == "response.in_progress" and event.sequence_number > 1)
 
     with strict(served) as client:
         asked: Any = {"model": "fake", "input": "x", "stream": True, "tools": [TOOL]}
@@ -106,7 +106,7 @@ def by_messages(served: Served, silence: Silence) -> str:
                     silence.heard()
         silence.lead = None
         with client.messages.stream(**{key: value for key, value in asked.items() if key != "stream"}) as stream:
-            [block] = stream.get_final_message().content
+            block: Any = stream.get_final_message().content[0]
     return block.text if block.type == "text" else json.dumps(block.input)
 
 
