@@ -294,7 +294,7 @@ class FakeEngine:
             (self.snapshots if load.payload[0].dtype == "U8" else self.blocks)[load.block] = tokens
         for admit in plan.admit:
             prompt = ints(admit.prompt)
-            key = sum(prompt[: len(prompt) - admit.num_output_tokens])
+            key = self.key_of(admit, prompt[: len(prompt) - admit.num_output_tokens])
             row = FakeRow(
                 prompt,
                 key,
@@ -309,6 +309,10 @@ class FakeEngine:
                 row.kv += self._restored(admit, admit.restore)
                 self.restored_tokens += admit.restore.tokens
             self.rows[admit.row] = row
+
+    def key_of(self, admit: Admit, prompt: Tokens) -> int:
+        """The number on which the row's tokens depend; `prompt` is without what the row has sampled."""
+        return sum(prompt)
 
     def _resumed(self, prompt: Tokens, key: int, admit: Admit) -> int:
         """How many tokens it has sampled, which must be those that it would have sampled here."""

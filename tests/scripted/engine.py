@@ -1,0 +1,114 @@
+"""The fake engine with a real tokenizer: it knows which conversation a prompt's tokens are, and says what the script says."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import trio
+
+from tests.fakes import FakeEngine, Tokens, card
+from tests.scripted.conversation import Conversation, Script
+from tests.scripted.families import Family
+from trouper.engine.loading.tokenizer import HubTokenizer
+from trouper.protocol.model import LoadedModel, MemoryStats
+from trouper.protocol.plans import Admit, Plan
+
+CACHE_BYTES = 2**30
+"""Cached blocks have 100 bytes a token here, so nothing is evicted."""
+
+
+@attrs.frozen(eq=False, slots=False)
+class NotingTokenizer(HubTokenizer):
+    """Remembers which conversation was rendered to which tokens."""
+
+    rendered: dict[str, Mapping[str, Any]] = attrs.field(factory=dict)
+    conversations: dict[bytes, Mapping[str, Any]] = attrs.field(factory=dict)
+
+    @classmethod
+    def of(cls, tokenizer: HubTokenizer) -> NotingTokenizer:
+        return cls(**{str(field.alias): getattr(tokenizer, field.name) for field in attrs.fields(HubTokenizer)})
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]) -> str | None:
+        text = super().render_chat(messages, kwargs)
+        assert text is not None
+        options = {name: value for name, value in kwargs.items() if name != "tools"}
+        self.rendered[text] = {"messages": messages, "tools": kwargs.get("tools") or (), "options": options}
+        return text
+
+    def encode(self, text: str, *, special: bool = True) -> Tokens:
+        tokens = super().encode(text, special=special)
+        if (found := self.rendered.pop(text, None)) is not None:
+            self.conversations[as_bytes(tokens)] = found
+        return tokens
+
+    def conversation(self, tokens: Tokens) -> Mapping[str, Any]:
+        """The conversation of a chat; of another prompt, one message."""
+        found = self.conversations.get(as_bytes(tokens))
+        return found or {"messages": [{"role": "user", "content": "".join(map(self.token_text, tokens))}]}
+
+
+def as_bytes(tokens: Tokens) -> bytes:
+    return np.asarray(tokens, "<i4").tobytes()
+
+
+@attrs.define(eq=False, kw_only=True)
+class ScriptedEngine(FakeEngine):
+    """`step_s`: what a step takes. `prefill_rate`: prompt tokens a second; 0: they take no time."""
+
+    script: Script
+    family: Family
+    words: NotingTokenizer
+    context_length: int = 131_072
+    step_s: float = 0.0
+    prefill_rate: float = 0.0
+    answers: list[Tokens] = attrs.field(factory=list)
+    known: dict[tuple[Tokens, bool], int] = attrs.field(factory=dict)
+    """The number of the answer to each prompt: a row that resumes goes on with its own."""
+
+    @classmethod
+    def of(cls, script: Script, family: Family, directory: Path, **options: Any) -> ScriptedEngine:
+        """With a tokenizer that is written into `directory`."""
+        tokenizer = family.tokenizer(directory)
+        words = NotingTokenizer.of(tokenizer.with_grammars(len(tokenizer._bytes)))
+        engine = cls(
+            script=script, family=family, words=words,
+            stats=MemoryStats(active_bytes=0, spare_bytes=0, limit_bytes=2**40), **options,
+        )  # fmt: skip
+        engine.before_step, engine.token_at = engine.pause, engine.scripted
+        return engine
+
+    async def load(self) -> LoadedModel:
+        model = attrs.evolve(
+            card(self.context_length, self.kv),
+            id=f"scripted-{self.family.name}",
+            vocab_size=len(self.words._bytes),
+            cache_bytes=CACHE_BYTES,
+        )
+        return LoadedModel(model, self.words)
+
+    async def pause(self, plan: Plan) -> None:
+        prefilled = sum(chunk.tokens for chunk in plan.prefill)
+        await trio.sleep(self.step_s + (prefilled / self.prefill_rate if self.prefill_rate else 0))
+
+    def key_of(self, admit: Admit, prompt: Tokens) -> int:
+        forced = admit.grammar is not None
+        if (prompt, forced) not in self.known:
+            self.known[prompt, forced] = len(self.answers)
+            self.answers.append(self.words.encode(self._text(prompt, forced=forced), special=False))
+        return self.known[prompt, forced]
+
+    def _text(self, prompt: Tokens, *, forced: bool) -> str:
+        try:
+            return self.script(Conversation(family=self.family, forced=forced, **self.words.conversation(prompt)))
+        except Exception:  # noqa: BLE001 - any script's code: the engine must not end of it, and who wrote the script wants to see it
+            traceback.print_exc()
+            return f"the script failed: {traceback.format_exc(limit=1)}"
+
+    def scripted(self, key: int, position: int) -> int:
+        answer = self.answers[key]
+        return answer[position] if position < len(answer) else min(self.words.eos_token_ids)
