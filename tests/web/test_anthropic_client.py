@@ -656,17 +656,3 @@ async def test_a_message_is_cancelled_by_its_id() -> None:
         await eventually(lambda: served.busy == 1)
         assert (await ask(served, {}, "/v1/requests/msg_mine/cancel"))[0] == 200
         await eventually(lambda: served.busy == 0)
-
-
-async def test_a_model_that_cannot_call_tools() -> None:
-    """Says so; a forced call needs no learning."""
-
-    class Silent(ByteTokenizer):
-        calling = None  # type: ignore[assignment]
-
-    async with serving(Speaker(said=CALL[6:-7], tokenizer=Silent())) as served:
-        body = {"messages": HELLO, "max_tokens": 99, "tools": [TOOL]}
-        status, said = await ask(served, body, "/v1/messages")
-        assert (status, "tools" in said["error"]["message"]) == (400, True)
-        status, said = await ask(served, body | {"tool_choice": {"type": "any"}}, "/v1/messages")
-        assert (status, said["content"][0]["input"]) == (200, {"at": "é"})

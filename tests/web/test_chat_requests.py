@@ -17,7 +17,6 @@ from trouper.protocol.replies import Accepted, Delta, Finished, Reply
 from trouper.protocol.requests import ChatPrompt, Timeouts
 from trouper.web.openai.chat_completions import parse_chat
 from trouper.web.openai.chat_dialect import ChatDialect
-from trouper.web.openai.chat_tools import check_callable
 from trouper.web.openai.openai_dialect import Envelope, Extras
 from trouper.web.openai.parameters import StreamOptions
 from trouper.web.output.dialect import Choice, Usage
@@ -140,18 +139,6 @@ def test_what_is_offered_and_what_is_forced(
         for one, name in zip(schema.get("anyOf", [schema]), forced, strict=True):
             assert one["properties"]["name"] == {"const": name}
             assert (one["required"], one["additionalProperties"]) == (["name", "arguments"], False)
-
-
-class Untaught(ByteTokenizer):
-    calling = None  # type: ignore[assignment]
-
-
-def test_a_model_that_has_not_learnt_to_call_can_only_be_forced() -> None:
-    offered = tools_of(OFFERED, None, None)
-    assert fault(check_callable, offered, Untaught()) == ("tools", "tools_not_supported")
-    for fine in (Tools(), tools_of(OFFERED, "required", None)):
-        check_callable(fine, Untaught())
-    check_callable(offered, ByteTokenizer())
 
 
 # -- answers -----------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import click
 
 from trouper.actors.runtime.model_manager import ModelManager
 from trouper.cli.exits import forget_stdout
+from trouper.web.tool_support import notice
 
 KEY_VARIABLE = "TROUPER_API_KEY"
 
@@ -33,6 +34,8 @@ def lines_of(url: str, models: ModelManager, keyed: bool) -> Iterator[str]:
         yield f"{other.names[0]} is loaded now, if it fits, or when it is first asked for"
     yield f"live: {url}/   chat: trouper chat --url {url}   the API: {url}/docs"
     yield from snippets(url, first.names[0], keyed)
+    if lacking := notice(first.names[0], first.runtime):
+        yield lacking
 
 
 def snippets(url: str, model: str, keyed: bool) -> Iterator[str]:

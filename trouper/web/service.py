@@ -30,7 +30,9 @@ from trouper.web.http.field_types import HUGE
 from trouper.web.model_aliases import ModelAliases
 from trouper.web.observability.request_log import RequestLog, RequestOrigin
 from trouper.web.output.dialect import Dialect
+from trouper.web.output.tool_calls import Tools
 from trouper.web.streaming.response_streams import EventStream, collect_all, is_long
+from trouper.web.tool_support import ToolSupport, can_call_tools
 
 log = logging.getLogger("trouper.web")
 MAX_HEADER_CHARS = 512
@@ -66,6 +68,7 @@ def listed_body(listed: ModelEntry) -> dict[str, Any]:
     if listed.runtime is not None:
         card = listed.runtime.model
         body |= {"created": card.created, "max_model_len": context_of(listed.runtime)}
+        body |= {"tool_calls": can_call_tools(listed.runtime.tokenizer)}
     return body | {"loaded": listed.state == "ready"}
 
 
@@ -86,6 +89,7 @@ class Service(CurrentRequest):
         self._background, self._keys = background, keys
         self.request_log = request_log or RequestLog()
         self._running: dict[str, set[Answer]] = {}
+        self._tool_support = ToolSupport(self)
         self.aliases = ModelAliases(models, NO_ALIASES if settings.strict else settings.model_alias)
 
     @property
@@ -140,6 +144,10 @@ class Service(CurrentRequest):
         if found is None:
             raise model_not_found(model, listed)
         return found
+
+    def omits_tools(self, tools: Tools, served: Served) -> bool:
+        """Whether the model is not to see the tools of this request, since it could not call them. Raises `RequestFailed` (400)."""
+        return self._tool_support.omits(tools, served.name, served.runtime)
 
     # -- answers -----------------------------------------------------------------------------------
 

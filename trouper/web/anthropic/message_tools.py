@@ -7,7 +7,6 @@ from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 
-from trouper.protocol.model import Tokenizer
 from trouper.protocol.problems import bad_request
 from trouper.web.http.body_faults import explains, says
 from trouper.web.http.body_parsing import combination
@@ -131,12 +130,3 @@ def tools_of(tools: Sequence[CustomTool] | None, choice: ToolChoiceObject | None
     if not named:
         raise combination(f"tool_choice.name is {choice.name!r}, which is not among the tools", "tool_choice.name")
     return Tools(offered, named, several)
-
-
-def check_callable(tools: Tools, tokenizer: Tokenizer) -> None:
-    """Raise `RequestFailed` (400) if the model would have to call a tool by itself and was not trained to."""
-    if not tools.are_callable(tokenizer):
-        message = (
-            "tools: this model has not learnt to call them by itself; tool_choice of type any or tool forces a call"
-        )
-        raise bad_request(message, "tools", "tools_not_supported")

@@ -9,12 +9,12 @@ from quart import Response
 from trouper.actors.request_intake import thinks_already
 from trouper.web.anthropic import message_schemas, messages
 from trouper.web.anthropic.message_dialect import MessageDialect
-from trouper.web.anthropic.message_tools import check_callable
 from trouper.web.anthropic.messages import messages_to_generate, parse_count, parse_messages, prompt_of
 from trouper.web.http.endpoints import GENERATES, Endpoint
 from trouper.web.http.request_schema import ref
 from trouper.web.output.output_parser import OutputParser
 from trouper.web.service import Service, as_json
+from trouper.web.tool_support import without_tools
 
 
 class Anthropic:
@@ -58,7 +58,8 @@ class Anthropic:
     async def messages(self) -> Response:
         parsed = await self._service.read(parse_messages)
         served = await self._service.served(parsed.model)
-        check_callable(parsed.parsed_tools, served.runtime.tokenizer)
+        if self._service.omits_tools(parsed.parsed_tools, served):
+            parsed = without_tools(parsed)
         request_id, tools, tokenizer = self._service.request_id, parsed.parsed_tools, served.runtime.tokenizer
         generate = await self._service.run_off_loop(
             messages_to_generate, parsed, request_id, served.runtime.settings.seed
@@ -80,6 +81,7 @@ class Anthropic:
     async def count_tokens(self) -> Response:
         parsed = await self._service.read(parse_count)
         served = await self._service.served(parsed.model)
-        check_callable(parsed.parsed_tools, served.runtime.tokenizer)
+        if self._service.omits_tools(parsed.parsed_tools, served):
+            parsed = without_tools(parsed)
         prompt = await self._service.run_off_loop(prompt_of, parsed)
         return as_json({"input_tokens": len(await served.runtime.tokens(prompt))})

@@ -19,7 +19,7 @@ BEYOND_SCHEMA: Mapping[str, str] = {
     "invalid_text": "half of a surrogate pair, which JSON can write but which is no text",
     "invalid_json_text": "a string that has to hold JSON and does not",
     "empty_prompt": "a prompt that has no tokens",
-    "tools_not_supported": "tools for a model that has not learnt to call them",
+    "tools_not_supported": "--strict: tools for a model that was not trained to call them",
     "reasoning_not_supported": "an effort of reasoning for a model that does not think",
     "images_not_supported": "an image for a model that reads text only, on a server with --strict",
     "background_not_supported": "a response in the background from a server that keeps none",

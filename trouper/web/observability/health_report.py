@@ -14,6 +14,7 @@ from trouper.actors.runtime.watches import Health
 from trouper.protocol.health import RankStats, SchedulerStats
 from trouper.protocol.model import ModelCard
 from trouper.web.http.request_schema import OBJECT, TEXT, Json, array, full
+from trouper.web.tool_support import can_call_tools
 
 STATUS: Json = {"type": "object", "properties": {"status": TEXT}, "required": ["status"]}
 READY = full({"status": TEXT, "detail": TEXT})
@@ -39,6 +40,7 @@ HEALTH = full(
         "directory": OBJECT,
         "ranks": array(OBJECT),
         "self_check": SELF_CHECK,
+        "tool_calls": {"type": "boolean"},
         "adapted_messages": {"type": "object", "additionalProperties": TEXT},
     }
 )
@@ -74,6 +76,7 @@ def _model_body(runtime: Runtime) -> dict[str, Any]:
         "directory": attrs.asdict(health.directory),
         "ranks": [_rank(rank) for rank in health.ranks.ranks],
         "self_check": self_check_body(runtime.model),
+        "tool_calls": can_call_tools(runtime.tokenizer),
         "adapted_messages": dict(runtime.model.adapted_messages),
     }
 

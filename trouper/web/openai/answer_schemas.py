@@ -126,9 +126,10 @@ MODEL_BODY = full(
         "created": COUNT,
         "owned_by": TEXT,
         "max_model_len": COUNT,
+        "tool_calls": FLAG,
         "loaded": FLAG,
     },
-    optional=("max_model_len",),
+    optional=("max_model_len", "tool_calls"),
 )
 CANCELLED = full({"id": TEXT, "object": {"const": "request.cancelled"}, "cancelled": FLAG})
 TOKENIZED = full({"count": COUNT, "max_model_len": COUNT, "tokens": TOKENS})

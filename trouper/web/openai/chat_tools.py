@@ -8,7 +8,6 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
-from trouper.protocol.model import Tokenizer
 from trouper.protocol.problems import bad_request
 from trouper.web.http.body_faults import explains, says
 from trouper.web.http.body_parsing import combination
@@ -146,15 +145,6 @@ def named_tool(name: str, offered: Sequence[Json], path: str) -> Json:
         if tool["function"]["name"] == name:
             return tool
     raise combination(f"{path} names {name!r}, which is not among the tools", path)
-
-
-def check_callable(tools: Tools, tokenizer: Tokenizer) -> None:
-    """Raise `RequestFailed` (400) if the model would have to call a tool by itself and was not trained to."""
-    if not tools.are_callable(tokenizer):
-        message = (
-            "this model has not learnt to call tools by itself; tool_choice required or a named tool forces a call"
-        )
-        raise bad_request(message, "tools", "tools_not_supported")
 
 
 def past_calls(calls: Sequence[PastCall], path: str) -> list[Json]:

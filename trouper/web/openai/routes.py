@@ -17,7 +17,6 @@ from trouper.web.http.request_schema import either, ref
 from trouper.web.openai import answer_schemas, chat_completions, completions, embeddings, tokenize
 from trouper.web.openai.chat_completions import chat_to_generate, parse_chat
 from trouper.web.openai.chat_dialect import ChatDialect
-from trouper.web.openai.chat_tools import check_callable
 from trouper.web.openai.completion_dialect import CompletionDialect
 from trouper.web.openai.completions import completion_to_generate, parse_completion, picked
 from trouper.web.openai.errors import error_response, http_problem
@@ -26,6 +25,7 @@ from trouper.web.openai.parameters import stream_options
 from trouper.web.openai.tokenize import parse_detokenize, parse_tokenize, prompt_of, text_of
 from trouper.web.output.output_parser import OutputParser
 from trouper.web.service import Served, Service, as_json, context_of, listed_body, now
+from trouper.web.tool_support import without_tools
 
 
 class OpenAi:
@@ -140,11 +140,12 @@ class OpenAi:
     async def chat(self) -> Response:
         parsed = await self._service.read(parse_chat)
         served = await self._service.served(parsed.model)
+        if self._service.omits_tools(parsed.parsed_tools, served):
+            parsed = without_tools(parsed)
         seed = served.runtime.settings.seed
         generates = await self._service.run_off_loop(chat_to_generate, parsed, self._service.request_id, seed)
         extras = Extras.of(parsed, stream_options(parsed), parsed.n)
         tools, tokenizer = parsed.parsed_tools, served.runtime.tokenizer
-        check_callable(tools, tokenizer)
         answers = await self._service.submit(served, generates, parsed.priority)
         make_parser: Callable[[], OutputParser] | None = None
         if tools.offered or tokenizer.thinking is not None:

@@ -38,10 +38,6 @@ class Tools:
         schema |= {"$defs": definitions} if definitions else {}
         return Grammar("json_schema", msgspec.json.encode(schema).decode(), "tools")
 
-    def are_callable(self, tokenizer: Tokenizer) -> bool:
-        """Whether the model can call the tools: it was trained to, or a call is forced, or there are none."""
-        return not self.offered or bool(self.forced) or tokenizer.calling is not None
-
     def calls(self, text: str, tokenizer: Tokenizer) -> tuple[tuple[str, str], ...]:
         """Parse the text between a call's markers, or a forced answer, into names and arguments; () if it is no call. Arguments that a
         model makes by itself are an object."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+import attrs
 from quart import Response, request
 
 from trouper.actors.request_intake import thinks_already
@@ -17,9 +18,9 @@ from trouper.web.http.field_types import HUGE
 from trouper.web.http.query_parameters import Query
 from trouper.web.http.request_body import refuse
 from trouper.web.http.request_schema import FLAG, TEXT, ref
-from trouper.web.openai.chat_tools import check_callable
 from trouper.web.output.dialect import COMMENT, Json
 from trouper.web.output.output_parser import OutputParser
+from trouper.web.output.tool_calls import Tools
 from trouper.web.responses.item_types import new_id
 from trouper.web.responses.items import check_outputs, items_of, messages_of, page_of
 from trouper.web.responses.response_events import ResponseDialect
@@ -135,7 +136,7 @@ class Responses:
         before = self._before(parsed.previous_response_id)
         earlier = [] if before is None else before.all_items()
         items = self._input(parsed, earlier)
-        served, generate = await self._prepare(resolved, (*earlier, *items))
+        served, resolved, generate = await self._prepare(resolved, (*earlier, *items))
         with called(PARAMS):
             [answer] = await self._service.submit(served, [generate], parsed.priority)
         live = self._begin(resolved, served, answer, items, before, stored=stored)
@@ -149,20 +150,23 @@ class Responses:
         before = self._before(resolved.request.previous_response_id)
         earlier = [] if before is None else before.all_items()
         items = self._input(resolved.request, earlier)
-        served, generate = await self._prepare(resolved, (*earlier, *items))
+        served, _, generate = await self._prepare(resolved, (*earlier, *items))
         if generate.max_tokens is not None and self._service.settings.strict:  # No other code checks it here.
             between("max_output_tokens", generate.max_tokens, 1, context_of(served.runtime))
         with called(PARAMS):
             tokens = await served.runtime.tokens(generate.prompt)
         return as_json({"object": "response.input_tokens", "input_tokens": len(tokens)})
 
-    async def _prepare(self, resolved: ResolvedRequest, items: Sequence[Json]) -> tuple[Served, Generate]:
-        """Lease the model and build the request for it. Raises `RequestFailed` (400, 404)."""
+    async def _prepare(
+        self, resolved: ResolvedRequest, items: Sequence[Json]
+    ) -> tuple[Served, ResolvedRequest, Generate]:
+        """Lease the model and build the request for it; tools that it cannot call are omitted. Raises `RequestFailed` (400, 404)."""
         messages = messages_of(resolved.request.instructions, items)
         served = await self._service.served(resolved.request.model)
-        tokenizer, default_seed = served.runtime.tokenizer, served.runtime.settings.seed
-        check_callable(resolved.tools, tokenizer)
-        return served, response_to_generate(resolved, messages, self._service.request_id, default_seed)
+        if self._service.omits_tools(resolved.tools, served):
+            resolved = attrs.evolve(resolved, tools=Tools())
+        seed = served.runtime.settings.seed
+        return served, resolved, response_to_generate(resolved, messages, self._service.request_id, seed)
 
     def _check_background(self, parsed: ResponseRequest, stored: bool) -> None:
         if parsed.background and not (stored and self._service.has_background):

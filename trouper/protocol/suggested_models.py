@@ -1,0 +1,77 @@
+"""Small models that call tools, to suggest where the model at hand cannot. Names, sizes and their sources are in
+docs/models-for-agents.md."""
+
+from __future__ import annotations
+
+import attrs
+
+AGENT_TOKENS = 40_960
+"""Tokens of context with which a coding agent works: the first prompts of those that were tried have up to 20,000."""
+FLOAT32_FACTOR = 32 / 4.5
+"""Growth of weights with 4 bits and a scale and bias for each 64 of them, where the device computes in float32."""
+
+
+@attrs.frozen(kw_only=True)
+class SuggestedModel:
+    """A model of the hub, quantized to 4 bits."""
+
+    name: str
+    weights_bytes: int
+    token_bytes: int
+    """Bytes of one token's keys and values, 16 bits each."""
+    context_length: int
+    calls: str
+    """Format of its tool calls."""
+
+    def needed_bytes(self, *, float32: bool) -> int:
+        """Compute the memory for the weights and one conversation of AGENT_TOKENS."""
+        if float32:
+            return int(self.weights_bytes * FLOAT32_FACTOR) + 2 * self.token_bytes * AGENT_TOKENS
+        return self.weights_bytes + self.token_bytes * AGENT_TOKENS
+
+
+JSON_CALLS, XML_CALLS = "Hermes JSON", "Qwen XML"
+SUGGESTED = (
+    SuggestedModel(
+        name="mlx-community/Qwen3-1.7B-4bit",
+        weights_bytes=968_001_536,
+        token_bytes=114_688,
+        context_length=40_960,
+        calls=JSON_CALLS,
+    ),
+    SuggestedModel(
+        name="mlx-community/Qwen3-4B-Instruct-2507-4bit",
+        weights_bytes=2_262_920_192,
+        token_bytes=147_456,
+        context_length=262_144,
+        calls=JSON_CALLS,
+    ),
+    SuggestedModel(
+        name="mlx-community/Qwen3-8B-4bit",
+        weights_bytes=4_607_731_712,
+        token_bytes=147_456,
+        context_length=40_960,
+        calls=JSON_CALLS,
+    ),
+    SuggestedModel(
+        name="mlx-community/Qwen3-14B-4bit",
+        weights_bytes=8_307_783_680,
+        token_bytes=163_840,
+        context_length=40_960,
+        calls=JSON_CALLS,
+    ),
+    SuggestedModel(
+        name="mlx-community/Qwen3-Coder-30B-A3B-Instruct-4bit",
+        weights_bytes=17_174_622_208,
+        token_bytes=98_304,
+        context_length=262_144,
+        calls=XML_CALLS,
+    ),
+)
+"""From the smallest to the largest."""
+
+
+def that_fit(memory_bytes: float, *, float32: bool) -> tuple[SuggestedModel, ...]:
+    """Return the models that fit into this much memory with one conversation, the largest first."""
+    fitting = [model for model in SUGGESTED if model.needed_bytes(float32=float32) <= memory_bytes]
+    return tuple(reversed(fitting))

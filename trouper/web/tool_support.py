@@ -1,0 +1,72 @@
+"""Tools for a model that was not trained to call any: they are omitted and named, and the answer is plain text."""
+
+from __future__ import annotations
+
+import logging
+from typing import TypeVar
+
+import msgspec
+
+from trouper.actors.runtime.runtime import Runtime
+from trouper.protocol.model import Tokenizer
+from trouper.protocol.problems import bad_request
+from trouper.protocol.suggested_models import that_fit
+from trouper.web.http.current_request import CurrentRequest
+from trouper.web.output.tool_calls import Tools
+
+log = logging.getLogger("trouper.web")
+SUGGESTIONS = 3
+"""Number of models that are suggested in one line."""
+DOCTOR = "trouper doctor --for agents"
+BodyT = TypeVar("BodyT", bound=msgspec.Struct)
+
+
+def can_call_tools(tokenizer: Tokenizer) -> bool:
+    """Whether the model was trained to call tools, in a format that is parsed here."""
+    return tokenizer.calling is not None
+
+
+def suggestions(runtime: Runtime) -> str:
+    """Name models that can call tools and fit this device, as one sentence."""
+    memory = runtime.health().memory.limit_bytes * runtime.settings.memory_fraction
+    models = that_fit(memory, float32=runtime.model.dtype.startswith("float32"))[:SUGGESTIONS]
+    if not models:
+        return f"no suggested model that can fits this device; {DOCTOR} lists them with their sizes"
+    names = ", ".join(f"{model.name} ({model.weights_bytes / 1e9:.1f} GB)" for model in models)
+    return f"models that can and fit this device: {names}; {DOCTOR} says more"
+
+
+def notice(name: str, runtime: Runtime) -> str:
+    """Say what becomes of tools, if the model cannot call any; "" if it can."""
+    if can_call_tools(runtime.tokenizer):
+        return ""
+    return f"{name} was not trained to call tools: agents get plain text; {suggestions(runtime)}"
+
+
+def without_tools(request: BodyT) -> BodyT:
+    """Return the request as if it offered no tools."""
+    return msgspec.structs.replace(request, tools=None, tool_choice=None)
+
+
+class ToolSupport:
+    """Decides for each request whether its tools reach the model. There is one object for the app."""
+
+    def __init__(self, request: CurrentRequest) -> None:
+        self._request = request
+        self._logged: set[str] = set()
+        """Names of models whose notice was logged."""
+
+    def omits(self, tools: Tools, name: str, runtime: Runtime) -> bool:
+        """Whether the tools of the request at hand are to be omitted, which is named. A forced call needs no training: its grammar
+        makes it. Raises `RequestFailed` (400) if the server is strict."""
+        if not tools.offered or tools.forced or can_call_tools(runtime.tokenizer):
+            return False
+        if self._request.settings.strict:
+            message = f"tools: {name} was not trained to call them by itself (--strict); a tool_choice that requires a call works"
+            raise bad_request(message, "tools", "tools_not_supported")
+        self._request.read_past.skip("tools")
+        self._request.note_ignored()
+        if name not in self._logged:
+            self._logged.add(name)
+            log.warning("%s (logged once)", notice(name, runtime))
+        return True
