@@ -102,13 +102,13 @@ def test_settings_that_cannot_be_are_refused_as_by_serve() -> None:
     assert (outcome.exit_code, outcome.stderr) == (USAGE_ERROR, "trouper: --kv-bits must be 8, 4 or 0, not 7\n")
 
 
-def test_a_check_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch, tiny: str) -> None:
+def test_a_check_that_breaks_is_a_finding() -> None:
     def broken(_: CheckedSettings) -> Iterator[Finding]:
         yield Finding("ok", "so far")
         raise RuntimeError("no,\n  never")
 
-    monkeypatch.setattr(doctor, "CHECKS", {"it": broken, "port": doctor_checks.port})
-    found = [(subject, finding.level, finding.message) for subject, finding in doctor.examined(plan(port=0))]
+    checks = {"it": broken, "port": doctor_checks.port}
+    found = [(subject, finding.level, finding.message) for subject, finding in doctor.examined(plan(port=0), checks)]
     assert found == [
         ("it", "ok", "so far"),
         ("it", "fail", "RuntimeError: no, never"),

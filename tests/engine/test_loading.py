@@ -281,9 +281,9 @@ def test_the_devices_own_limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 def test_context_lengths() -> None:
-    assert model_loading._context_length({"text_config": {"max_position_embeddings": 99}}) == 99
-    assert model_loading._context_length({"n_positions": 7, "text_config": {}}) == 7
-    assert model_loading._context_length({"model_type": "mamba2"}) == model_loading.UNBOUNDED_CONTEXT
+    assert model_loading.context_length({"text_config": {"max_position_embeddings": 99}}) == 99
+    assert model_loading.context_length({"n_positions": 7, "text_config": {}}) == 7
+    assert model_loading.context_length({"model_type": "mamba2"}) == model_loading.UNBOUNDED_CONTEXT
 
 
 def test_every_quantizable_layer_has_its_plain_form() -> None:

@@ -26,6 +26,11 @@ def can_call_tools(tokenizer: Tokenizer) -> bool:
     return tokenizer.calling is not None
 
 
+def call_format(tokenizer: Tokenizer) -> str:
+    """Describe how the model writes a call; "" if it was not trained to."""
+    return "" if tokenizer.calling is None else "...".join(tokenizer.calling)
+
+
 def suggestions(runtime: Runtime) -> str:
     """Name models that can call tools and fit this device, as one sentence."""
     memory = runtime.health().memory.limit_bytes * runtime.settings.memory_fraction

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from trouper.cli.doctor_checks import CHECKS, CheckedSettings, Finding
+from trouper.cli.agent_checks import CHECKS_FOR_AGENTS
+from trouper.cli.doctor_checks import CHECKS, Check, CheckedSettings, Finding
 from trouper.cli.environment_variables import misspelt
 from trouper.cli.exits import refuse
 from trouper.cli.flags import all_from, flags_of
@@ -30,10 +31,11 @@ FAILED = 1
 @click.command(short_help="Would it run here, and how well?")
 @configured
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, to send along with a question.")
+@click.option("--for", "purpose", type=click.Choice(["agents"]), help="Would the model do for agents, and which would?")
 @flags_of(Settings)
 @flags_of(ServerSettings)
 @click.pass_context
-def doctor(context: click.Context, /, as_json: bool, **given: Any) -> None:
+def doctor(context: click.Context, /, as_json: bool, purpose: str | None, **given: Any) -> None:
     """Look whether `trouper serve` would run here with the same flags, and how well. Exit code 1 if it would not."""
     try:
         plan = CheckedSettings(*all_from(given), file_read(context), [*misspelt(context, os.environ)])
@@ -41,7 +43,7 @@ def doctor(context: click.Context, /, as_json: bool, **given: Any) -> None:
         refuse(settings_error(context, invalid))
     console = Console(width=None if sys.stdout.isatty() else 160)
     found: list[tuple[str, Finding]] = []
-    for subject, finding in examined(plan):
+    for subject, finding in examined(plan, CHECKS_FOR_AGENTS if purpose == "agents" else CHECKS):
         found.append((subject, finding))
         if not as_json:
             console.print(_row(subject, finding))
@@ -56,10 +58,10 @@ def _finding_body(subject: str, finding: Finding) -> dict[str, str]:
     return {"subject": subject, "level": finding.level, "said": finding.message, "remedy": finding.remedy}
 
 
-def examined(plan: CheckedSettings) -> Iterator[tuple[str, Finding]]:
+def examined(plan: CheckedSettings, checks: Mapping[str, Check]) -> Iterator[tuple[str, Finding]]:
     """Run the checks one after another, so that each finding is shown when it is known. A check that fails itself is a
     finding, too."""
-    for subject, check in CHECKS.items():
+    for subject, check in checks.items():
         try:
             for finding in check(plan):
                 yield subject, finding

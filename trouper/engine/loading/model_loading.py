@@ -217,7 +217,7 @@ def _card(
     return ModelCard(
         id=settings.model or bundled_model.NAME,
         created=int((found.directory / "config.json").stat().st_mtime),
-        context_length=_context_length(candidate.config),
+        context_length=context_length(candidate.config),
         vocab_size=candidate.vocabulary,
         architecture=found.architecture,
         dtype=_dtype(parameters),
@@ -246,7 +246,8 @@ def _logits(model: nn.Module, directory: Path) -> int:
         raise ModelUnusable(f"{directory}: the model's own code fails: {line_of(error)}") from error
 
 
-def _context_length(config: Mapping[str, Any]) -> int:
+def context_length(config: Mapping[str, Any]) -> int:
+    """Read the maximum number of tokens of a sequence from a model's config."""
     return _nested(config, CONTEXT_KEYS) or UNBOUNDED_CONTEXT
 
 

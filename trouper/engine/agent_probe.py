@@ -1,0 +1,45 @@
+"""What agents need of a model, from its files: context, chat template, tokenizer. Loads no weights."""
+
+from __future__ import annotations
+
+import attrs
+
+from trouper.engine.loading import checkpoint, tokenizer
+from trouper.engine.loading.model_loading import context_length
+from trouper.engine.loading.model_source import resolve
+from trouper.engine.loading.template_probe import TOOL
+from trouper.engine.loading.tokenizer import HubTokenizer
+from trouper.protocol.problems import RequestFailed
+from trouper.protocol.settings import Settings
+
+QUESTION = {"role": "user", "content": "hello"}
+
+
+@attrs.frozen(kw_only=True)
+class AgentProbe:
+    """Properties of a local model."""
+
+    context_length: int
+    tokenizer: HubTokenizer
+    renders_tools: bool
+    """Whether the chat template puts offered tools into the prompt."""
+
+
+def probe_for_agents(settings: Settings) -> AgentProbe:
+    """Examine a local model. Raises `ModelUnusable`."""
+    found = checkpoint.inspect(resolve(settings.model, lambda _: None))
+    loaded = tokenizer.load(found.directory, found.config)
+    length = context_length(found.config)
+    return AgentProbe(
+        context_length=min(length, settings.max_kv_size or length),
+        tokenizer=loaded,
+        renders_tools=loaded.has_chat_template and _renders_tools(loaded),
+    )
+
+
+def _renders_tools(loaded: HubTokenizer) -> bool:
+    """Whether tools change the tokens of a conversation."""
+    try:
+        return loaded.encode_chat([QUESTION], tools=[TOOL]) != loaded.encode_chat([QUESTION])
+    except RequestFailed:
+        return False
