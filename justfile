@@ -132,6 +132,10 @@ faults count="10000" *flags: _setup
 abuse *names: _setup
     @.venv/bin/python -m tests.abuse "$@"
 
+# Texts of every format of calls, broken and cut at random: streamed = complete, and arguments are objects
+parsers count="10000" *flags: _setup
+    @.venv/bin/python -m tests.output.campaign "$@"
+
 # Small faults, each against the tests that must notice it: all, or those of a name or file, as in `just mutants 'storage/*'`
 mutants *flags: _setup
     @.venv/bin/python -m tests.mutants --workers {{ workers }} "$@"

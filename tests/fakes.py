@@ -55,6 +55,8 @@ class ByteTokenizer:
         return tuple(marker.encode())
 
     calling = ("<call>", "</call>")
+    tool_parser: str | None = "fake"
+    reasoning_parser: str | None = "think"
 
     def parse_calls(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
         call = json.loads(text)

@@ -332,7 +332,7 @@ ANNOUNCING = """
 from types import SimpleNamespace as Some
 from trouper.cli.announce import announce
 card = Some(architecture="llama", dtype="float32", batching="batched", device="CPU")
-runtime = Some(model=card, tokenizer=Some(calling=("<call>", "</call>")))
+runtime = Some(model=card, tokenizer=Some(tool_parser="hermes"))
 announce("http://127.0.0.1:1", Some(entries=lambda: [Some(names=["tiny"], runtime=runtime)]), False)
 """
 

@@ -44,7 +44,7 @@ async def test_a_loop_in_each_familys_format(family: str, tmp_path: Path) -> Non
             calls: list[Any] = [*(choice.message.tool_calls or ())]
             assert [json.loads(call.function.arguments) for call in calls] == [ARGUMENTS, {"path": "b"}]
             assert (choice.message.content or "").strip() == "Let me look."
-            assert choice.message.to_dict()["reasoning_content"] == "What may it be?\n"
+            assert choice.message.to_dict()["reasoning_content"] == "What may it be?"
             results = [{"role": "tool", "tool_call_id": call.id, "content": f"text {call.id[:5]}"} for call in calls]
             history: list[Any] = [*ASKED, choice.message.to_dict(), *results]
             second = client.chat.completions.create(model="any", messages=history, tools=[READ])

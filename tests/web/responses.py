@@ -39,7 +39,7 @@ ITEMS = {
     "only thought": [(REASONING, "hm")],
     "call": [(FUNCTION, '{"a": 1}')],
     "everything": [
-        (REASONING, "let me see"), (MESSAGE, "\n\nI call it.\n"), (FUNCTION, '{"a": 1}'), (FUNCTION, '{"a": 1}'),
+        (REASONING, "let me see"), (MESSAGE, "I call it."), (FUNCTION, '{"a": 1}'), (FUNCTION, '{"a": 1}'),
     ],
     "call among text": [(MESSAGE, "a"), (FUNCTION, '{"a": 1}'), (MESSAGE, "b")],
 }  # fmt: skip

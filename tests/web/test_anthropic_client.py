@@ -110,15 +110,15 @@ ANSWERS: list[tuple[str, dict[str, Any], list[dict[str, Any]], str]] = [
     ("Hello", {"max_tokens": 3}, [text("Hel")], "max_tokens"),
     ("abcdefg", {"stop_sequences": ["x", "de"]}, [text("abc")], "stop_sequence"),
     ("<think>\nhm\nhm</think>\n\nYes", {}, [thinking("hm\nhm"), text("Yes")], "end_turn"),
-    ("<think></think>\n\nYes", {}, [text("\n\nYes")], "end_turn"),
+    ("<think></think>\n\nYes", {}, [text("Yes")], "end_turn"),
     ("<think>for ever", {"max_tokens": 12}, [thinking("for e")], "max_tokens"),
-    ("<think>a</think>\n<think>b</think>", {}, [thinking("a"), thinking("b")], "end_turn"),
+    ("<think>a</think>\n<think>b</think>", {}, [thinking("a\nb")], "end_turn"),
     (" \n", {}, [text(" \n")], "end_turn"),
     (f"\n{CALL}\n{OTHER_CALL}\n", {"tools": [TOOL]}, [use(at="é"), use()], "tool_use"),
     (
         f"<think>hm</think>I look.\n{CALL}\n\nSo:\n\n1",
         {"tools": [TOOL]},
-        [thinking("hm"), text("I look.\n"), use(at="é"), text("So:\n\n1")],
+        [thinking("hm"), text("I look."), use(at="é"), text("So:\n\n1")],
         "tool_use",
     ),
     (

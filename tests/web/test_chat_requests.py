@@ -174,7 +174,7 @@ def test_calls_are_told_apart_from_text() -> None:
     assert functions(one["message"]) == [("f", {"a": 1}), ("g", {})]
     assert one["finish_reason"] == "tool_calls"
     beside = whole("so: " + call("f"))
-    assert (beside["message"]["content"], functions(beside["message"])) == ("so: ", [("f", {})])
+    assert (beside["message"]["content"], functions(beside["message"])) == ("so:", [("f", {})])
     plain = whole("")
     assert (plain["message"]["content"], plain["finish_reason"]) == ("", "stop")
 

@@ -13,19 +13,18 @@ from tests.fakes import ByteTokenizer
 from trouper.actors.request_intake import thinks_already
 from trouper.web.output.output_parser import OutputParser
 from trouper.web.output.parsed_delta import ParsedOutput
-from trouper.web.output.reasoning_splitter import Markers, ReasoningSplitter, TextSegment
 from trouper.web.output.tool_calls import Tools
 
-MARKERS = Markers(("<think>", "</think>"), ("<call>", "</call>"))
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 CALL = '{"name": "f", "arguments": {"a": 1}}'
 
 
 def parts(pieces: list[str], *, thinks: bool = False) -> list[tuple[str, str]]:
     """Neighbours of one kind joined: how they were cut is nobody's business."""
-    splitter = ReasoningSplitter(MARKERS, thinks=thinks)
-    said: list[TextSegment] = [part for piece in pieces for part in splitter.push(piece)] + splitter.end()
-    return [(kind, "".join(part.text for part in own)) for kind, own in groupby(said, lambda part: part.kind)]
+    speaker = make_parser(Tools((TOOL,)), thinks=thinks)
+    heard = [one for piece in pieces for one in speaker.push(piece)] + speaker.end()
+    joined = groupby(heard, lambda one: type(one).__name__.lower())
+    return [(kind, "".join(getattr(one, "text", "") for one in own)) for kind, own in joined]
 
 
 def cut(text: str, places: list[int]) -> list[str]:
@@ -43,26 +42,19 @@ def test_d13_streaming_is_the_whole(text: str, places: list[int], thinks: bool) 
     assert parts(cut(text, places), thinks=thinks) == parts([text], thinks=thinks)
 
 
-def said(pieces: list[str]) -> list[tuple[str, str]]:
-    """As `parts`, of a parser that may call a tool."""
-    speaker = make_parser(Tools((TOOL,)))
-    heard = [one for piece in pieces for one in speaker.push(piece)] + speaker.end()
-    joined = groupby(heard, type)
-    return [(kind.__name__, "".join(getattr(one, "text", "") for one in own)) for kind, own in joined]
-
-
 CALLED = st.lists(st.sampled_from(["<think>", "</think>", "<call>{}</call>", "a", "\n", "\n\n", "b c"]), max_size=12)
 
 
 @given(CALLED.map(lambda words: "".join(words).replace("{}", CALL)), st.lists(st.integers(0, 200), max_size=6))
 @example(f"<call>{CALL}</call>a\nb", [len(CALL) + 14])
 def test_d13_streaming_is_the_whole_with_calls(text: str, places: list[int]) -> None:
-    assert said(cut(text, places)) == said([text])
+    assert parts(cut(text, places)) == parts([text])
 
 
 def test_kinds() -> None:
-    assert parts(["<think>\nhm</think>yes<call>{}</call>no"]) == [
-        ("reasoning", "hm"), ("content", "yes"), ("call", "{}"), ("content", "no"),
+    assert parts([f"<think>\nhm</think>yes<call>{CALL}</call>no"]) == [
+        ("reasoning", "hm"), ("content", "yes"), ("callstarted", ""), ("callarguments", '{"a": 1}'), ("callended", ""),
+        ("content", "no"),
     ]  # fmt: skip
     assert parts(["hm</think>yes"], thinks=True) == [("reasoning", "hm"), ("content", "yes")]
     assert parts(["never ends <think>hm"]) == [("content", "never ends "), ("reasoning", "hm")]

@@ -44,7 +44,7 @@ class Scripted:
         parts, self._parts = self._parts[: len(text)], self._parts[len(text) :]
         return parts
 
-    def end(self) -> list[ParsedDelta]:
+    def end(self, *, cut: bool = False) -> list[ParsedDelta]:
         parts, self._parts = self._parts, []
         return parts
 

@@ -35,7 +35,7 @@ MEMORY = 64 * GIB
 
 
 class Untaught(Verbatim):
-    calling = None  # type: ignore[assignment]
+    tool_parser = None
 
 
 def untaught(*texts: str) -> FakeEngine:

@@ -10,7 +10,7 @@ from trouper.cli.doctor_checks import Check, CheckedSettings, Finding, memory, m
 from trouper.protocol.names import EMBEDDED
 from trouper.protocol.settings import Settings
 from trouper.protocol.suggested_models import AGENT_TOKENS, SUGGESTED, SuggestedModel, that_fit
-from trouper.web.tool_support import call_format, can_call_tools
+from trouper.web.tool_support import can_call_tools
 
 LARGER_CONTEXT = f"give a --model with at least {AGENT_TOKENS:,} tokens of context"
 
@@ -49,12 +49,12 @@ def parsers(checked: CheckedSettings) -> Iterator[Finding]:
     for name, settings in _local(checked):
         words = probe_for_agents(settings).tokenizer
         if can_call_tools(words):
-            yield Finding("ok", f"{name}: calls of tools are parsed, written as {call_format(words)}")
+            yield Finding("ok", f"{name}: calls of tools are parsed as {words.tool_parser} (--tool-parser)")
         else:
             message = f"{name} was not trained to call tools: agents get plain text, and only forced calls work"
             yield Finding("warn", message, _remedy(checked))
-        reasoning = "none" if words.thinking is None else "...".join(words.thinking)
-        yield Finding("ok", f"{name}: reasoning: {reasoning}")
+        reasoning = "none" if words.reasoning_parser is None else f"parsed as {words.reasoning_parser}"
+        yield Finding("ok", f"{name}: reasoning: {reasoning} (--reasoning-parser)")
 
 
 def agent_memory(checked: CheckedSettings) -> Iterator[Finding]:

@@ -28,7 +28,9 @@ class AgentProbe:
 def probe_for_agents(settings: Settings) -> AgentProbe:
     """Examine a local model. Raises `ModelUnusable`."""
     found = checkpoint.inspect(resolve(settings.model, lambda _: None))
-    loaded = tokenizer.load(found.directory, found.config)
+    loaded = tokenizer.load(
+        found.directory, found.config, tool_parser=settings.tool_parser, reasoning_parser=settings.reasoning_parser
+    )
     length = context_length(found.config)
     return AgentProbe(
         context_length=min(length, settings.max_kv_size or length),

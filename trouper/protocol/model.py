@@ -53,12 +53,19 @@ class Tokenizer(Protocol):
         """Tokens of a reasoning marker, as the model writes it."""
 
     @property
+    def tool_parser(self) -> str | None:
+        """Name of the format in which the model writes calls; None if the model has not learnt to call tools."""
+
+    @property
+    def reasoning_parser(self) -> str | None:
+        """Name of the format in which the model writes reasoning; None if it has none."""
+
+    @property
     def calling(self) -> tuple[str, str] | None:
-        """Start and end markers of a tool call; None if the model has not learnt to call tools."""
+        """Start and end markers of a tool call, for formats that `parse_calls` reads; None otherwise."""
 
     def parse_calls(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-        """Parse the text between the markers of `calling` into (name, arguments as JSON) of each call. Raises `ValueError` and
-        similar exceptions."""
+        """Parse the text between the markers of `calling` into (name, arguments as JSON) of each call. May raise any exception."""
 
     def compile_grammar(self, grammar: Grammar, timeout_s: float) -> object:
         """Compile a grammar for the engine, which finds it for as long as the returned object is kept. For any thread. Raises
@@ -107,6 +114,10 @@ class ModelCard:
     """Multiple of tokens at which chunks of a prompt end where they can, since the device prepares each new length."""
     drafts_by_default: bool = True
     """Speculation default for requests that do not set it, where rows can draft."""
+    tool_parser: str = "none"
+    """Name of the format in which the model writes calls."""
+    reasoning_parser: str = "none"
+    """Name of the format in which the model writes reasoning."""
     adapted_messages: tuple[tuple[str, str], ...] = ()
     """Changes of messages that the chat template needs, each by name and as text for a person."""
 

@@ -11,6 +11,7 @@ from typing import Any, Self
 import attrs
 
 from trouper.protocol.hosts import host_pattern, is_loopback, origin_pattern
+from trouper.protocol.output_formats import REASONING_PARSERS, TOOL_PARSERS, require_together
 from trouper.protocol.problems import SettingsInvalid
 
 
@@ -186,6 +187,12 @@ class Settings:
         "auto: ngram, but off on CUDA devices.",
         choices=("auto", "ngram", "off"),
     )
+    tool_parser: str = setting(
+        "auto", "Format of the model's calls. auto: as its chat template writes them.", choices=TOOL_PARSERS
+    )
+    reasoning_parser: str = setting(
+        "auto", "Format of the model's reasoning. auto: by its tokens.", choices=REASONING_PARSERS
+    )
     spec_ngram_min: int = setting(3, "Least tokens that must have stood somewhere before.", 1, 64)
     spec_ngram_max: int = setting(8, "The longest match is looked for up to so many tokens.", 1, 64)
     spec_draft_tokens: int = setting(16, "Most tokens that a row guesses at a time.", 1, 64)
@@ -219,6 +226,7 @@ class Settings:
     def __attrs_post_init__(self) -> None:
         if self.model is not None and not self.model.strip():
             raise SettingsInvalid("--model is empty; give a directory or a hub id, or leave the flag out", "--model")
+        require_together(self.tool_parser, self.reasoning_parser)
         if self.spec_ngram_min > self.spec_ngram_max:
             raise SettingsInvalid("--spec-ngram-min must not be more than --spec-ngram-max")
 

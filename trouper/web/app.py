@@ -113,7 +113,7 @@ def create_app(
     metrics = Metrics(models.entries)
     request_log = RequestLog(metrics.requests.observe, log_record, *observers)
     service = Service(models, settings, background, request_log, keys)
-    service.ignored = metrics.ignored
+    service.ignored, service.malformed_calls = metrics.ignored, metrics.malformed_calls
     edge, dialects = HttpEdge(service, keys, metrics), (OpenAi(service), Responses(service), Anthropic(service))
     app.before_request(edge.let_in)
     app.after_request(edge.sign)

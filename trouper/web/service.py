@@ -16,6 +16,7 @@ import trio
 from quart import Response, request
 from quart.wrappers.response import ResponseBody
 
+from trouper.actors.request_intake import thinks_already
 from trouper.actors.runtime.answer import Answer
 from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.served_models import ModelEntry, Models, model_not_found
@@ -28,8 +29,10 @@ from trouper.protocol.settings import ServerSettings
 from trouper.web.http.current_request import CurrentRequest
 from trouper.web.http.field_types import HUGE
 from trouper.web.model_aliases import ModelAliases
+from trouper.web.observability.malformed_calls import MalformedCalls
 from trouper.web.observability.request_log import RequestLog, RequestOrigin
 from trouper.web.output.dialect import Dialect
+from trouper.web.output.output_parser import OutputParser
 from trouper.web.output.tool_calls import Tools
 from trouper.web.streaming.response_streams import EventStream, collect_all, is_long
 from trouper.web.tool_support import ToolSupport, can_call_tools
@@ -90,6 +93,7 @@ class Service(CurrentRequest):
         self.request_log = request_log or RequestLog()
         self._running: dict[str, set[Answer]] = {}
         self._tool_support = ToolSupport(self)
+        self.malformed_calls = MalformedCalls()
         self.aliases = ModelAliases(models, NO_ALIASES if settings.strict else settings.model_alias)
 
     @property
@@ -148,6 +152,13 @@ class Service(CurrentRequest):
     def omits_tools(self, tools: Tools, served: Served) -> bool:
         """Whether the model is not to see the tools of this request, since it could not call them. Raises `RequestFailed` (400)."""
         return self._tool_support.omits(tools, served.name, served.runtime)
+
+    def parsers(self, served: Served, tools: Tools, answer: Answer) -> Callable[[], OutputParser]:
+        """Return what makes the parser of each choice. `answer`: one of the answers, all of which have the same prompt."""
+        tokenizer = served.runtime.tokenizer
+        thinks = thinks_already(answer.accepted.prompt_tokens, tokenizer)
+        report = partial(self.malformed_calls.note, served.name)
+        return partial(OutputParser, tools, tokenizer, thinks=thinks, report=report)
 
     # -- answers -----------------------------------------------------------------------------------
 

@@ -23,12 +23,7 @@ BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 
 def can_call_tools(tokenizer: Tokenizer) -> bool:
     """Whether the model was trained to call tools, in a format that is parsed here."""
-    return tokenizer.calling is not None
-
-
-def call_format(tokenizer: Tokenizer) -> str:
-    """Describe how the model writes a call; "" if it was not trained to."""
-    return "" if tokenizer.calling is None else "...".join(tokenizer.calling)
+    return tokenizer.tool_parser is not None
 
 
 def suggestions(runtime: Runtime) -> str:

@@ -29,6 +29,7 @@ from trouper.engine.self_check.starting import STAGE, Candidate, self_check
 from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.loading import LoadWatch, nobody_watches, stage
 from trouper.protocol.model import ModelCard
+from trouper.protocol.output_formats import NONE
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import Settings
 
@@ -92,7 +93,7 @@ def load(
         ranks=group.size,
         cache_bytes=min(group.gather(_cache_bytes(settings, model, group))),
         self_check=check,
-        adapted_messages=hub_tokenizer.template.lines,
+        **_found_formats(hub_tokenizer),
     )
     if settings.blocks_dir is not None and card.kv.cached:
         progress = stage(watch, name, "reading again for the cache's sake")
@@ -108,6 +109,15 @@ def load(
     )
 
 
+def _found_formats(found: HubTokenizer) -> dict[str, Any]:
+    """Return what the model's card says of its template and its output."""
+    return {
+        "adapted_messages": found.template.lines,
+        "tool_parser": found.tool_parser or NONE,
+        "reasoning_parser": found.reasoning_parser or NONE,
+    }
+
+
 def _checked(
     settings: Settings, report: Callable[[str], None], watch: LoadWatch, group: RankGroup
 ) -> tuple[checkpoint.Checkpoint, HubTokenizer]:
@@ -116,7 +126,10 @@ def _checked(
         lora_adapter.require(settings.adapter_path)
     directory = resolve(settings.model, report, watch)
     found = checkpoint.inspect(directory)
-    hub_tokenizer = tokenizer.load(directory, found.config, _generation_config(directory))
+    parsers = {"tool_parser": settings.tool_parser, "reasoning_parser": settings.reasoning_parser}
+    hub_tokenizer = tokenizer.load(directory, found.config, _generation_config(directory), **parsers)
+    output_format = hub_tokenizer.output_format
+    report(f"calls of tools: {output_format.tool_parser or NONE}; reasoning: {output_format.reasoning_parser or NONE}")
     if hub_tokenizer.template.lines:
         changes = "; ".join(f"{name}: {text}" for name, text in hub_tokenizer.template.lines)
         report(f"messages are adapted to the chat template: {changes}")

@@ -170,6 +170,11 @@ class _Prober:
         return MARK.findall(text) == _marks(adapted) and not WRONG_ARGUMENTS.search(text)
 
 
+def call_conversation() -> list[Message]:
+    """Return a conversation in which the assistant calls `TOOL`."""
+    return _messages(("user", "call", "tool"))
+
+
 def _messages(roles: Conversation) -> list[Message]:
     """Return a conversation. `call` is an assistant's message with a call, `calls` with two, `text+call` with a text, too;
     `tool+1` is the result of the second call, `empty` an empty result."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -17,10 +18,12 @@ from transformers import PreTrainedTokenizerFast
 from trouper import heap
 from trouper.engine.grammars.grammar_compiler import COMPILE_S, Grammars, TokenizerVocabulary
 from trouper.engine.loading.message_adaptation import Message
+from trouper.engine.loading.output_format_detection import OutputFormat, detect, overridden
 from trouper.engine.loading.template_probe import TemplateReport, probe
 from trouper.engine.loading.token_bytes import TokenTable, token_table
 from trouper.engine.platform.error_text import first_line_of
 from trouper.protocol.grammar import Grammar
+from trouper.protocol.output_formats import AUTO
 from trouper.protocol.problems import ModelUnusable, bad_request
 
 TEMPLATE_FAULTS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, RecursionError)
@@ -54,6 +57,8 @@ class HubTokenizer:
     """Grammars of the tokenizer's model, once that is loaded."""
     template: TemplateReport = attrs.field(factory=TemplateReport)
     """How messages are changed for the chat template."""
+    output_format: OutputFormat = attrs.field(factory=OutputFormat)
+    """How the model writes calls and reasoning."""
 
     @cached_property
     def longest_token(self) -> int:
@@ -102,19 +107,27 @@ class HubTokenizer:
 
     @property
     def thinking(self) -> tuple[str, str] | None:
-        wrapped = self._wrapped
-        return (wrapped.think_start, wrapped.think_end) if wrapped.has_thinking else None
+        return self.output_format.thinking
+
+    @property
+    def tool_parser(self) -> str | None:
+        return self.output_format.tool_parser
+
+    @property
+    def reasoning_parser(self) -> str | None:
+        return self.output_format.reasoning_parser
 
     def marker_tokens(self, marker: str) -> tuple[int, ...]:
         return tuple(self._wrapped.encode(marker, add_special_tokens=False))
 
     @property
     def calling(self) -> tuple[str, str] | None:
-        wrapped = self._wrapped
-        return (wrapped.tool_call_start, wrapped.tool_call_end or "") if wrapped.has_tool_calling else None
+        return self.output_format.calling
 
     def parse_calls(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-        found = self._wrapped.tool_parser(text, list(tools))
+        parse = self.output_format.parse
+        assert parse is not None, "the format has a parser of its own"
+        found = parse(text, list(tools))
         return [_call(call) for call in (found if isinstance(found, list) else [found])]
 
     def compile_grammar(self, grammar: Grammar, timeout_s: float = COMPILE_S) -> object:
@@ -135,11 +148,8 @@ def _call(call: Mapping[str, Any]) -> tuple[str, str]:
     return str(call["name"]), arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
-def _visible(table: TokenTable, wrapped: TokenizerWrapper) -> TokenTable:
+def _visible(table: TokenTable, markers: AbstractSet[str]) -> TokenTable:
     """Make markers of thinking and tool calls visible text, even if they are special tokens: parsers search them in the text."""
-    markers = {
-        wrapped.think_start, wrapped.think_end, wrapped.tool_call_start, wrapped.tool_call_end,
-    }  # fmt: skip
     shown = {token: text for token, text in table.specials.items() if text in markers}
     pieces = list(table.pieces)
     for token, text in shown.items():
@@ -147,21 +157,26 @@ def _visible(table: TokenTable, wrapped: TokenizerWrapper) -> TokenTable:
     return TokenTable(tuple(pieces), {token: text for token, text in table.specials.items() if token not in shown})
 
 
-def load(directory: Path, *configs: Config) -> HubTokenizer:
-    """Load the directory's tokenizer. `configs` may name further tokens that end a turn. Raises `ModelUnusable`."""
+def load(directory: Path, *configs: Config, tool_parser: str = AUTO, reasoning_parser: str = AUTO) -> HubTokenizer:
+    """Load the directory's tokenizer. `configs` may name further tokens that end a turn; `tool_parser` and `reasoning_parser`
+    are the settings of these names. Raises `ModelUnusable`."""
     try:
         wrapped = load_tokenizer(directory)
-        table = _visible(token_table(wrapped), wrapped)
+        has_template = bool(wrapped.has_chat_template)
+        render = partial(_rendered, wrapped)
+        template = probe(render) if has_template else TemplateReport()
+        output_format = overridden(detect(wrapped, render, template), tool_parser, reasoning_parser)
+        table = _visible(token_table(wrapped), output_format.markers)
     except Exception as error:  # files of any kind, read by code of any kind: whatever it raises, they are unusable
         raise ModelUnusable(f"{directory} has no usable tokenizer: {first_line_of(error)}") from error
-    has_template = bool(wrapped.has_chat_template)
     return HubTokenizer(
         eos_token_ids=frozenset(wrapped.eos_token_ids).union(*map(eos_ids, configs)),
         has_chat_template=has_template,
         wrapped=wrapped,
         bytes=table.pieces,
         specials=table.specials,
-        template=probe(partial(_rendered, wrapped)) if has_template else TemplateReport(),
+        template=template,
+        output_format=output_format,
     )
 
 

@@ -166,7 +166,7 @@ class MessageDialect:
         [choice] = choices
         for delta in deltas_of(choice):
             self._say(delta)
-        self._end()
+        self._end(choice.finished.reason)
         return self._message(choice.usage) | self._reason(choice.finished) | {"content": self._blocks.content}
 
     def opening(self, _index: int, answer: Answer) -> bytes:
@@ -177,7 +177,7 @@ class MessageDialect:
         return b"".join(map(named_event, self._say(delta)))
 
     def ending(self, _index: int, finished: Finished, answer: Answer) -> bytes:
-        held = self._end()
+        held = self._end(finished.reason)
         last = {"type": "message_delta", "delta": self._reason(finished), "usage": self._usage(usage_of(answer))}
         return b"".join(map(named_event, [*held, last]))
 
@@ -209,8 +209,8 @@ class MessageDialect:
     def _say(self, delta: Delta) -> list[Json]:
         return [] if self._silent else self._blocks.say(self._parser.push(delta))
 
-    def _end(self) -> list[Json]:
-        held = [] if self._silent else self._blocks.say(self._parser.end())
+    def _end(self, reason: str) -> list[Json]:
+        held = [] if self._silent else self._blocks.say(self._parser.end(reason))
         return [*held, *self._blocks.end()]
 
     def _reason(self, finished: Finished) -> Json:

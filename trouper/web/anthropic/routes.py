@@ -6,7 +6,6 @@ from functools import partial
 
 from quart import Response
 
-from trouper.actors.request_intake import thinks_already
 from trouper.web.anthropic import message_schemas, messages
 from trouper.web.anthropic.message_dialect import MessageDialect
 from trouper.web.anthropic.messages import messages_to_generate, parse_count, parse_messages, prompt_of
@@ -60,14 +59,14 @@ class Anthropic:
         served = await self._service.served(parsed.model)
         if self._service.omits_tools(parsed.parsed_tools, served):
             parsed = without_tools(parsed)
-        request_id, tools, tokenizer = self._service.request_id, parsed.parsed_tools, served.runtime.tokenizer
+        request_id, tools = self._service.request_id, parsed.parsed_tools
         generate = await self._service.run_off_loop(
             messages_to_generate, parsed, request_id, served.runtime.settings.seed
         )
         [answer] = await self._service.submit(served, [generate], parsed.priority)
         parser: OutputParser | None = None
         if tools.forced or generate.grammar is None:
-            parser = OutputParser(tools, tokenizer, thinks=thinks_already(answer.accepted.prompt_tokens, tokenizer))
+            parser = self._service.parsers(served, tools, answer)()
         dialect = MessageDialect(
             request_id,
             served.name,

@@ -20,6 +20,7 @@ from trouper.web.metrics.request_metrics import RequestCounts
 from trouper.web.metrics.trouper_metrics import TROUPER_METRICS, TROUPER_REQUEST_METRICS
 from trouper.web.metrics.vllm_metrics import VLLM_METRICS, VLLM_REQUEST_METRICS
 from trouper.web.observability.ignored_names import IgnoredNames
+from trouper.web.observability.malformed_calls import MalformedCalls
 
 MODEL_METRICS = (*VLLM_METRICS, *TROUPER_METRICS)
 REQUEST_METRICS = (*VLLM_REQUEST_METRICS, *TROUPER_REQUEST_METRICS)
@@ -44,6 +45,12 @@ IGNORED = MetricFamily(
     "Requests that were read past a parameter or a key of a message, by its name.",
     ("name",),
 )
+MALFORMED = MetricFamily(
+    "counter",
+    "trouper_malformed_calls_total",
+    "Calls that the model did not write as its format has them: repaired, or no_call (given as text).",
+    ("model_name", "outcome"),
+)
 ALL = (
     *(metric.named for metric in MODEL_METRICS),
     *(metric.named for metric in REQUEST_METRICS),
@@ -52,6 +59,7 @@ ALL = (
     BUILD,
     RESPONSES,
     IGNORED,
+    MALFORMED,
 )
 """All metrics, except those of the process, which the client library names."""
 
@@ -73,6 +81,7 @@ class Metrics(Collector):
         self._listed = listed
         self.requests = RequestCounts()
         self.ignored = IgnoredNames()
+        self.malformed_calls = MalformedCalls()
         self._responses: Counter[tuple[str, str, str]] = Counter()
         self._version = VERSION
         self._process = ProcessCollector(registry=None)
@@ -108,6 +117,7 @@ class Metrics(Collector):
         yield BUILD.family([((self._version,), 1)])
         yield RESPONSES.family(self._responses.items())
         yield IGNORED.family(((name,), count) for name, count in self.ignored.counts.items())
+        yield MALFORMED.family(self.malformed_calls.counts.items())
         yield from self._process.collect()
 
 

@@ -41,6 +41,8 @@ HEALTH = full(
         "ranks": array(OBJECT),
         "self_check": SELF_CHECK,
         "tool_calls": {"type": "boolean"},
+        "tool_parser": TEXT,
+        "reasoning_parser": TEXT,
         "adapted_messages": {"type": "object", "additionalProperties": TEXT},
     }
 )
@@ -77,6 +79,8 @@ def _model_body(runtime: Runtime) -> dict[str, Any]:
         "ranks": [_rank(rank) for rank in health.ranks.ranks],
         "self_check": self_check_body(runtime.model),
         "tool_calls": can_call_tools(runtime.tokenizer),
+        "tool_parser": runtime.model.tool_parser,
+        "reasoning_parser": runtime.model.reasoning_parser,
         "adapted_messages": dict(runtime.model.adapted_messages),
     }
 

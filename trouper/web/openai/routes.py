@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from quart import Response
 
-from trouper.actors.request_intake import thinks_already
 from trouper.actors.runtime.answer import Answer
 from trouper.protocol.requests import TextPrompt
 from trouper.web.http.body_parsing import called
@@ -23,7 +21,6 @@ from trouper.web.openai.errors import error_response, http_problem
 from trouper.web.openai.openai_dialect import Envelope, Extras, token_text_of
 from trouper.web.openai.parameters import stream_options
 from trouper.web.openai.tokenize import parse_detokenize, parse_tokenize, prompt_of, text_of
-from trouper.web.output.output_parser import OutputParser
 from trouper.web.service import Served, Service, as_json, context_of, listed_body, now
 from trouper.web.tool_support import without_tools
 
@@ -147,11 +144,8 @@ class OpenAi:
         extras = Extras.of(parsed, stream_options(parsed), parsed.n)
         tools, tokenizer = parsed.parsed_tools, served.runtime.tokenizer
         answers = await self._service.submit(served, generates, parsed.priority)
-        make_parser: Callable[[], OutputParser] | None = None
-        if tools.offered or tokenizer.thinking is not None:
-            thinks = thinks_already(answers[0].accepted.prompt_tokens, tokenizer)
-            make_parser = partial(OutputParser, tools, tokenizer, thinks=thinks)
-        dialect = ChatDialect(self._envelope("chatcmpl-", served), extras, make_parser)
+        parsers = self._service.parsers(served, tools, answers[0]) if tools.offered or tokenizer.thinking else None
+        dialect = ChatDialect(self._envelope("chatcmpl-", served), extras, parsers)
         return await self._service.respond(dialect, answers, stream=parsed.stream)
 
     async def completions(self) -> Response:

@@ -1,84 +1,58 @@
-"""Parsing of a chat answer into content, reasoning and tool calls. Each dialect formats the result in its own way."""
+"""Parsing of an answer into content, reasoning and tool calls. Each dialect formats the result in its own way."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from trouper.protocol.model import Tokenizer
-from trouper.web.output.parsed_delta import (
-    CallArguments,
-    CallEnded,
-    CallStarted,
-    Content,
-    ParsedDelta,
-    ParsedOutput,
-    Reasoning,
-    gathered,
-)
-from trouper.web.output.reasoning_splitter import Kind, Markers, ReasoningSplitter, TextSegment
+from trouper.web.output.formats.call_sink import CallSink, Kind, Report
+from trouper.web.output.formats.registry import answer_steps
+from trouper.web.output.formats.text_source import TextSource
+from trouper.web.output.parsed_delta import ParsedDelta, ParsedOutput, gathered
 from trouper.web.output.tool_calls import Tools
 
 
-class OutputParser:
-    """Parses one answer, streamed or complete. Text that looks like a call and is none stays content."""
+def _unreported(_outcome: str) -> None:
+    """Count nothing."""
 
-    def __init__(self, tools: Tools, tokenizer: Tokenizer, *, thinks: bool) -> None:
-        self._tools, self._tokenizer = tools, tokenizer
-        calling = tokenizer.calling if tools.offered and not tools.forced else None
-        self._markers = Markers(None if tools.forced else tokenizer.thinking, calling)
-        self._splitter = ReasoningSplitter(self._markers, thinks=thinks and not tools.forced)
-        self._forced = ""
-        self.calls = 0
+
+class OutputParser:
+    """Parses one answer, streamed or complete, in the format of the tokenizer's model. Text that looks like a call and is
+    none stays content, and is reported. `thinks`: the prompt has already opened the reasoning."""
+
+    def __init__(self, tools: Tools, tokenizer: Tokenizer, *, thinks: bool, report: Report = _unreported) -> None:
+        self._source = TextSource()
+        self._sink = CallSink(tools, report)
+        self._steps = answer_steps(self._source, self._sink, tools, tokenizer, thinks=thinks)
+        self._resume()
+
+    @property
+    def calls(self) -> int:
         """Number of calls so far."""
-        self._after_call = False
-        """Whether no content followed the last call: newlines there belong to no text."""
+        return self._sink.calls
 
     @property
     def kind(self) -> Kind:
         """The kind of the next token, as far as is known."""
-        return "call" if self._tools.forced else self._splitter.kind
+        return self._sink.kind
 
     def push(self, text: str) -> list[ParsedDelta]:
-        if self._tools.forced:
-            self._forced += text
-            return []
-        return self._parsed(self._splitter.push(text), last=False)
+        self._source.feed(text)
+        self._resume()
+        return self._sink.take()
 
-    def end(self) -> list[ParsedDelta]:
-        if self._tools.forced:
-            return self._called(self._forced, "", "")
-        return self._parsed(self._splitter.end(), last=True)
+    def end(self, *, cut: bool = False) -> list[ParsedDelta]:
+        """Return what was held back. `cut`: the answer ended in the middle; a call in it stays incomplete, since a client
+        could take a half for the whole."""
+        self._source.ended, self._source.cut = True, cut
+        self._resume()
+        return self._sink.take()
 
     def reason(self, reason: str) -> str:
         """Return the finish reason, once `end` was called."""
         return "tool_calls" if self.calls and reason == "stop" else reason
 
     def parse_all(self, text: str, reason: str) -> ParsedOutput:
-        deltas = [*self.push(text), *self.end()]
+        deltas = [*self.push(text), *self.end(cut=reason == "length")]
         return gathered(deltas, self.reason(reason))
 
-    def _parsed(self, segments: Sequence[TextSegment], *, last: bool) -> list[ParsedDelta]:
-        deltas: list[ParsedDelta] = []
-        for segment in segments:
-            match segment.kind:
-                case "content":
-                    text = segment.text.lstrip("\n") if self._after_call else segment.text
-                    self._after_call = self._after_call and not text
-                    deltas += [Content(text)] if text else []
-                case "reasoning":
-                    deltas.append(Reasoning(segment.text))
-                case "call":
-                    start, end = self._markers.call or ("", "")
-                    deltas += self._called(segment.text, start, "" if last else end)
-        return deltas
-
-    def _called(self, text: str, start: str, end: str) -> list[ParsedDelta]:
-        calls = self._tools.calls(text, self._tokenizer)
-        if not calls:
-            return [Content(start + text + end)] if text else []
-        accepted = calls if self._tools.several else calls[: max(0, 1 - self.calls)]
-        deltas: list[ParsedDelta] = []
-        for number, (name, arguments) in enumerate(accepted, self.calls):
-            deltas += [CallStarted(number, name), CallArguments(number, arguments), CallEnded(number)]
-        self.calls, self._after_call = self.calls + len(accepted), True
-        return deltas
+    def _resume(self) -> None:
+        next(self._steps, None)

@@ -36,8 +36,9 @@ class CountingParser:
             self.reasoning_tokens += len(delta.tokens)
         return parsed
 
-    def end(self) -> list[ParsedDelta]:
-        return [] if self._parser is None else self._parser.end()
+    def end(self, reason: str) -> list[ParsedDelta]:
+        """Return what was held back. `reason`: the finish reason that the engine gave."""
+        return [] if self._parser is None else self._parser.end(cut=reason != "stop")
 
     def reason(self, reason: str) -> str:
         """Return the finish reason, once `end` was called."""
@@ -45,7 +46,7 @@ class CountingParser:
 
     def parse_all(self, choice: Choice) -> ParsedOutput:
         parsed = [part for delta in deltas_of(choice) for part in self.push(delta)]
-        parsed += self.end()
+        parsed += self.end(choice.finished.reason)
         return gathered(parsed, self.reason(choice.finished.reason))
 
 

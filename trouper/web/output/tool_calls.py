@@ -1,4 +1,4 @@
-"""Tools of a chat request: the offered tools, whether a call is required, and parsing of the calls that a model makes.
+"""Tools of a chat request: the offered tools, and whether a call is required.
 
 A tool is written as OpenAI's chat API has it, which is what templates and parsers of calls expect: {"type": "function",
 "function": {"name", "description", "parameters"}}.
@@ -12,7 +12,6 @@ import attrs
 import msgspec
 
 from trouper.protocol.grammar import Grammar
-from trouper.protocol.model import Tokenizer
 from trouper.protocol.problems import bad_request
 from trouper.web.output.schema_references import ReferenceUnknown, fragment_of, has_references, moved
 
@@ -37,30 +36,6 @@ class Tools:
         schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
         schema |= {"$defs": definitions} if definitions else {}
         return Grammar("json_schema", msgspec.json.encode(schema).decode(), "tools")
-
-    def calls(self, text: str, tokenizer: Tokenizer) -> tuple[tuple[str, str], ...]:
-        """Parse the text between a call's markers, or a forced answer, into names and arguments; () if it is no call. Arguments that a
-        model makes by itself are an object."""
-        try:
-            found = _json_calls(text) if self.forced else tokenizer.parse_calls(text, self.offered)
-        except (ValueError, LookupError, TypeError, AttributeError):
-            return ()
-        return tuple(found) if self.forced or all(map(_has_object, found)) else ()
-
-
-def _has_object(call: tuple[str, str]) -> bool:
-    return isinstance(msgspec.json.decode(call[1]), dict)
-
-
-class _JsonCall(msgspec.Struct):
-    name: str
-    arguments: msgspec.Raw
-
-
-def _json_calls(text: str) -> list[tuple[str, str]]:
-    """Parse calls but keep the arguments as JSON text: JSON has numbers that no float holds."""
-    call = msgspec.json.decode(text, type=_JsonCall)
-    return [(call.name, bytes(call.arguments).decode().strip())]
 
 
 def _call_schema(function: Json, definitions: Json) -> Json:

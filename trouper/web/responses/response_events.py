@@ -111,7 +111,7 @@ class ResponseDialect:
     def ending(self, _: int, finished: Finished, _answer: Answer) -> bytes:
         if self.over:
             return self._last
-        events = self._begin() + b"".join(map(self._say, self._parser.end()))
+        events = self._begin() + b"".join(map(self._say, self._parser.end(finished.reason)))
         if not self._output:
             events += self._start_message() + self._write(self._blank)
         elif self._seen and self._open is not None and self._open.kind == "content":

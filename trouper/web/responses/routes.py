@@ -8,7 +8,6 @@ from functools import partial
 import attrs
 from quart import Response, request
 
-from trouper.actors.request_intake import thinks_already
 from trouper.actors.runtime.answer import Answer
 from trouper.protocol.problems import bad_request
 from trouper.protocol.requests import Generate
@@ -19,7 +18,6 @@ from trouper.web.http.query_parameters import Query
 from trouper.web.http.request_body import refuse
 from trouper.web.http.request_schema import FLAG, TEXT, ref
 from trouper.web.output.dialect import COMMENT, Json
-from trouper.web.output.output_parser import OutputParser
 from trouper.web.output.tool_calls import Tools
 from trouper.web.responses.item_types import new_id
 from trouper.web.responses.items import check_outputs, items_of, messages_of, page_of
@@ -209,9 +207,7 @@ class Responses:
         tokenizer, parsed = served.runtime.tokenizer, resolved.request
         parser = None
         if resolved.tools.offered or tokenizer.thinking is not None:
-            parser = OutputParser(
-                resolved.tools, tokenizer, thinks=thinks_already(answer.accepted.prompt_tokens, tokenizer)
-            )
+            parser = self._service.parsers(served, resolved.tools, answer)()
         response_id = new_id("resp_")
         log = EventLog() if parsed.background and parsed.stream else None
         head = head_of(resolved, response_id, served.name, stored=stored)

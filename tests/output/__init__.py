@@ -1,0 +1,1 @@
+"""Formats of calls and reasoning."""

@@ -1,0 +1,40 @@
+"""Random texts in each format, cut at random: streamed = complete, and every call has valid arguments.
+`python -m tests.output.campaign [TEXTS] [SEED]`"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+
+from tests.output.samples import NAMES, arguments_of, pieces_of, played, random_text
+
+
+def check(name: str, seed: int) -> str | None:
+    """Play one text. Returns what is wrong."""
+    drawn = random.Random(seed)
+    text, cut, thinks = random_text(name, drawn), drawn.random() < 0.2, drawn.random() < 0.3
+    complete = played(name, [text], cut=cut, thinks=thinks)
+    if played(name, pieces_of(text, drawn), cut=cut, thinks=thinks) != complete:
+        return f"{name} {seed}: streamed differs from complete: {text!r}"
+    if played(name, list(text), cut=cut, thinks=thinks) != complete:
+        return f"{name} {seed}: single characters differ from complete: {text!r}"
+    for arguments in () if cut else arguments_of(complete):
+        try:
+            assert isinstance(json.loads(arguments), dict)
+        except (ValueError, AssertionError):
+            return f"{name} {seed}: arguments are no object: {arguments!r} of {text!r}"
+    return None
+
+
+def main(texts: int = 1000, first_seed: int = 0) -> int:
+    faults = 0
+    for name in NAMES:
+        found = [fault for seed in range(first_seed, first_seed + texts) if (fault := check(name, seed))]
+        print(f"{name}: {texts} texts, {len(found)} faults", *found[:3], sep="\n  ")  # noqa: T201 - a command's output
+        faults += len(found)
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*map(int, sys.argv[1:])))

@@ -1,0 +1,52 @@
+"""Calls that a model did not write as its format has them: what clients get, and where it is counted."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from tests.output.samples import FormatTokenizer
+from tests.web.responses import saying
+from tests.web.scraping import scrape
+from tests.web.serving import exchange, post, serving
+
+Json = dict[str, Any]
+SAID: list[Json] = [{"role": "user", "content": "x"}]
+SCHEMA: Json = {"type": "object", "properties": {"path": {"type": "string"}}}
+REQUESTS: dict[str, Json] = {
+    "/v1/chat/completions": {
+        "messages": SAID,
+        "tools": [{"type": "function", "function": {"name": "edit", "parameters": SCHEMA}}],
+    },
+    "/v1/responses": {"input": "x", "tools": [{"type": "function", "name": "edit", "parameters": SCHEMA}]},
+    "/v1/messages": {"messages": SAID, "max_tokens": 200, "tools": [{"name": "edit", "input_schema": SCHEMA}]},
+}
+WRITTEN = {
+    "right": ('<tool_call>{"name": "edit", "arguments": {"path": "x.py"}}</tool_call>', True),
+    "repaired": ('<tool_call>{"name": "edit", "arguments": {"path": "x.py"}</tool_call>', True),
+    "no_call": ('<tool_call>{"name": "delete", "arguments": {"path": "x.py"}}</tool_call>', False),
+}
+METRIC = "trouper_malformed_calls_total"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", REQUESTS)
+@pytest.mark.parametrize("outcome", WRITTEN)
+async def test_outcomes_are_counted(path: str, stream: bool, outcome: str, caplog: pytest.LogCaptureFixture) -> None:
+    text, called = WRITTEN[outcome]
+    with caplog.at_level(logging.INFO, logger="trouper.web"):
+        async with serving(saying(text, tokenizer=FormatTokenizer.of("hermes"))) as served:
+            for _ in range(2):
+                status, _, data = await exchange(served, post(path, REQUESTS[path] | {"stream": stream}))
+                assert status == 200
+                assert (b"tool_call>" not in data and b"edit" in data) == called
+            counted = [
+                (dict(labels)["outcome"], value)
+                for (name, labels), value in (await scrape(served)).samples.items()
+                if name == METRIC
+            ]
+    assert counted == ([] if outcome == "right" else [(outcome, 2)])
+    lines = [record.getMessage() for record in caplog.records if METRIC in record.getMessage()]
+    assert len(lines) == (outcome != "right"), "one line for the first of each kind"

@@ -1,0 +1,151 @@
+"""Detection of the format in which a model writes calls and reasoning.
+
+The chat template is asked to render a call of an earlier turn: what it writes is what the model was trained to write. Only
+where it renders none, its source and mlx-lm's own detection decide.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+import attrs
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from trouper.engine.loading.message_adaptation import Message
+from trouper.engine.loading.template_probe import TOOL, Render, TemplateReport, call_conversation
+from trouper.protocol.output_formats import (
+    AUTO,
+    BUFFERED_TOOL_PARSERS,
+    CALL_MARKERS,
+    HARMONY,
+    NONE,
+    REASONING_PARSER_ALIASES,
+    THINKING,
+    TOOL_PARSER_ALIASES,
+)
+
+ParseTool = Callable[[str, Any], Any]
+"""A parser of mlx-lm: from the text between a call's markers, and the tools, to one call or a list."""
+RENDERED = {
+    HARMONY: r"to=functions\.probe_tool",
+    "qwen3_coder": r"<function=probe_tool>",
+    "glm": r"<tool_call>\s*probe_tool\s*<arg_key>",
+    "minimax_m2": r'<minimax:tool_call>\s*<invoke name="probe_tool">',
+    "deepseek_v32": r'<｜DSML｜invoke name="probe_tool">',
+    "deepseek_v3": r"<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>)?probe_tool",
+    "kimi_k2": r"<\|tool_call_begin\|>(?:functions\.)?probe_tool",
+    "mistral": r"\[TOOL_CALLS\]",
+    "longcat": r"<longcat_tool_call>",
+    "hermes": r'<tool_call>\s*\{"name": ?"probe_tool"',
+    "gemma4": r"<\|tool_call>call:probe_tool",
+    "function_gemma": r"<start_function_call>call:probe_tool",
+    "minicpm5": r'<function name="probe_tool"',
+    "muse_spark": r'<atem:invoke\b[^>]*name="probe_tool"',
+    "pythonic": r"\[probe_tool\(path=",
+    "llama3_json": r'\{"name": ?"probe_tool", ?"parameters": ?\{"path"',
+}
+"""Calls of `probe_tool` as templates render them."""
+IN_SOURCE = {
+    HARMONY: "<|channel|>",
+    "deepseek_v32": "｜DSML｜",
+    "deepseek_v3": "<｜tool▁calls▁begin｜>",
+    "llama3_json": "<|python_tag|>",
+}
+"""Markers in the source of templates, of formats that mlx-lm does not detect."""
+
+
+@attrs.frozen
+class OutputFormat:
+    """How a model writes calls and reasoning; None for what it has not learnt."""
+
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
+    calling: tuple[str, str] | None = None
+    """Markers around calls, for a format of mlx-lm."""
+    parse: ParseTool | None = attrs.field(default=None, eq=False)
+    """mlx-lm's parser of the format, where Trouper has none."""
+
+    @property
+    def thinking(self) -> tuple[str, str] | None:
+        return THINKING[self.reasoning_parser] if self.reasoning_parser else None
+
+    @property
+    def markers(self) -> frozenset[str]:
+        """Texts that parsers look for."""
+        return frozenset((*(self.thinking or ()), *(self.calling or ()), *CALL_MARKERS.get(self.tool_parser or "", ())))
+
+
+def detect(wrapped: TokenizerWrapper, render: Render, report: TemplateReport) -> OutputFormat:
+    """Detect the format of a model from its template and vocabulary."""
+    tool_parser = _rendered_format(render, report) or _source_format(wrapped)
+    reasoning = HARMONY if tool_parser == HARMONY else _reasoning_format(wrapped)
+    return of_names(HARMONY if reasoning == HARMONY else tool_parser, reasoning)
+
+
+def of_names(tool_parser: str | None, reasoning_parser: str | None) -> OutputFormat:
+    if tool_parser not in BUFFERED_TOOL_PARSERS:
+        return OutputFormat(tool_parser, reasoning_parser)
+    module = import_module(f"mlx_lm.tool_parsers.{tool_parser}")
+    markers = (str(module.tool_call_start), str(module.tool_call_end or ""))
+    return OutputFormat(tool_parser, reasoning_parser, markers, module.parse_tool_call)
+
+
+def overridden(detected: OutputFormat, tool_parser: str, reasoning_parser: str) -> OutputFormat:
+    """Apply `--tool-parser` and `--reasoning-parser`."""
+    tool = TOOL_PARSER_ALIASES.get(tool_parser, tool_parser)
+    reasoning = REASONING_PARSER_ALIASES.get(reasoning_parser, reasoning_parser)
+    if HARMONY in (tool, reasoning):
+        return of_names(HARMONY, HARMONY)
+    if detected.tool_parser == HARMONY and (tool, reasoning) != (AUTO, AUTO):
+        detected = OutputFormat()  # Harmony is one format for both, so no half of it remains.
+    return of_names(
+        {AUTO: detected.tool_parser, NONE: None}.get(tool, tool),
+        {AUTO: detected.reasoning_parser, NONE: None}.get(reasoning, reasoning),
+    )
+
+
+def _rendered_format(render: Render, report: TemplateReport) -> str | None:
+    if report.adaptation.calls == "text":
+        return None
+    messages = report.adaptation.adapted(call_conversation())
+    text = _rendered_or_nothing(render, messages, {"tools": [TOOL]}) or _rendered_or_nothing(render, messages, {})
+    return next((name for name, pattern in RENDERED.items() if re.search(pattern, text)), None)
+
+
+def _rendered_or_nothing(render: Render, messages: Sequence[Message], options: Mapping[str, Any]) -> str:
+    try:
+        return render(messages, options)
+    except Exception:  # noqa: BLE001 - a template is code of any kind: whatever it raises, it renders no call.
+        return ""
+
+
+def _source_format(wrapped: TokenizerWrapper) -> str | None:
+    source = getattr(wrapped, "chat_template", None)
+    if isinstance(source, str):
+        for name, marker in IN_SOURCE.items():
+            if marker in source:
+                return name
+    settings: Mapping[str, Any] = wrapped.init_kwargs
+    named = settings.get("tool_parser_type")
+    return TOOL_PARSER_ALIASES.get(named, named) if isinstance(named, str) else None
+
+
+def _reasoning_format(wrapped: TokenizerWrapper) -> str | None:
+    vocabulary, source = wrapped.get_vocab(), getattr(wrapped, "chat_template", None)
+    if all(marker in vocabulary for marker in ("<|channel|>", "<|message|>", "<|start|>")):
+        return HARMONY
+    if wrapped.has_thinking:
+        found = (wrapped.think_start, wrapped.think_end)
+        return next((name for name, markers in THINKING.items() if markers == found), None)
+    for name in ("think", "mistral"):
+        markers = THINKING[name]
+        if all(marker in vocabulary for marker in markers) or (isinstance(source, str) and _all_in(markers, source)):
+            return name
+    return None
+
+
+def _all_in(markers: Sequence[str], text: str) -> bool:
+    return all(marker in text for marker in markers)

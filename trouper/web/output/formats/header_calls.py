@@ -1,0 +1,76 @@
+"""Calls as a header with the tool's name and then the arguments as JSON: DeepSeek V3, Kimi K2, Mistral."""
+
+from __future__ import annotations
+
+import re
+from re import Pattern
+
+import attrs
+
+from trouper.web.output.formats.call_sink import CallSink, NotACall
+from trouper.web.output.formats.json_calls import LONGEST_NAME, NO_END, Ends, json_section, stream_object
+from trouper.web.output.formats.text_source import END, SPACE, Steps, TextSource
+
+DEEPSEEK_HEADER = re.compile(
+    r"(?:function)?\s*(?:<｜tool▁sep｜>)?\s*([^\s<]+)\s*(?:<｜tool▁sep｜>)?\s*(?:```(?:json)?)?\s*"
+)
+KIMI_HEADER = re.compile(r"\s*(?:functions\.)?(.+?)(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*")
+MISTRAL_HEADER = re.compile(r"\s*(?:\[TOOL_CALLS\])?\s*([^\s\[\]]+?)\s*(?:\[CALL_ID\][^\[\]]*)?\[ARGS\]\s*")
+
+
+@attrs.frozen
+class HeaderLayout:
+    """The markers of a format, and the form of a header, whose first group is the name."""
+
+    call_start: str
+    header: Pattern[str]
+    call_end: str
+    section_end: str
+
+
+DEEPSEEK = HeaderLayout("<｜tool▁call▁begin｜>", DEEPSEEK_HEADER, "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
+KIMI = HeaderLayout("<|tool_call_begin|>", KIMI_HEADER, "<|tool_call_end|>", "<|tool_calls_section_end|>")
+MISTRAL = HeaderLayout("", MISTRAL_HEADER, "", "")
+
+
+def header_section(source: TextSource, sink: CallSink, layout: HeaderLayout) -> Steps[bool]:
+    """Read calls up to the section's end marker. Returns whether it was read. Raises `NotACall`."""
+    before = sink.calls
+    while True:
+        yield from source.skip()
+        if sink.calls > before and layout.section_end and (yield from source.matches(layout.section_end)):
+            return True
+        if sink.calls > before and not layout.call_start and (yield from source.peek()) in (END, "<"):
+            return False
+        if layout.call_start and not (yield from source.matches(layout.call_start)):
+            if sink.calls > before:
+                return False
+            raise NotACall
+        yield from _call(source, sink, layout)
+        source.keep()
+
+
+def _call(source: TextSource, sink: CallSink, layout: HeaderLayout) -> Steps[None]:
+    header = ""
+    while (yield from source.peek()) != "{":
+        char = yield from source.next()
+        header += char
+        if not char or len(header) > LONGEST_NAME:
+            raise NotACall
+    found = layout.header.fullmatch(header)
+    if found is None:
+        raise NotACall
+    sink.start(sink.name_of(found[1]))
+    repaired = yield from stream_object(source, sink, Ends(layout.call_end, (layout.section_end,)))
+    yield from source.skip(SPACE + "`")
+    if layout.call_end:
+        yield from source.matches(layout.call_end)
+    sink.end(repaired=repaired and not source.cut)
+
+
+def mistral_section(source: TextSource, sink: CallSink) -> Steps[bool]:
+    """Read calls behind [TOOL_CALLS]: a list of objects, or headers."""
+    yield from source.skip()
+    if (yield from source.peek()) in ("[", "{"):
+        return (yield from json_section(source, sink, NO_END))
+    return (yield from header_section(source, sink, MISTRAL))

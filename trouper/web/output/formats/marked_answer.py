@@ -1,0 +1,193 @@
+"""Answers in which markers separate reasoning and calls from the content: the formats of all families but harmony.
+
+A section of calls that holds none stays text. A call inside of reasoning is one only if the answer ends with it: a model
+that forgot to close its reasoning means the call (vLLM #35687), one that goes on to think was only considering it.
+Whitespace in front of reasoning and calls, and newlines behind them, belong to no text: templates write their own there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import cached_property
+from re import Pattern
+
+import attrs
+
+from trouper.web.output.formats.call_sink import CallSink, NotACall
+from trouper.web.output.formats.text_source import END, SPACE, Steps, TextSource
+from trouper.web.output.parsed_delta import gathered
+
+ReadSection = Callable[[TextSource, CallSink], Steps[bool]]
+"""Reads calls behind a start marker. Returns whether their end marker was read. Raises `NotACall` unless a call has begun."""
+
+
+@attrs.frozen
+class CallFormat:
+    """How a family writes calls."""
+
+    starts: tuple[str, ...]
+    """Markers in front of calls."""
+    section: ReadSection
+    end: str = ""
+    """The marker behind calls, which is dropped where a section has ended without it."""
+    opening: str = ""
+    """Characters that begin calls, without a marker, at the beginning of the content."""
+
+
+def _no_section(_source: TextSource, _sink: CallSink) -> Steps[bool]:
+    yield from ()
+    raise NotACall
+
+
+NO_CALLS = CallFormat((), _no_section)
+"""Of a model that has learnt no calls, and where no tools are offered."""
+
+
+class MarkedAnswer:
+    """Reads one answer. `thinking`: the markers around reasoning."""
+
+    def __init__(self, source: TextSource, sink: CallSink, thinking: tuple[str, str] | None, calls: CallFormat) -> None:
+        self._source, self._sink, self._thinking, self._format = source, sink, thinking, calls
+        self._space = ""
+        """Whitespace that is content only if content follows it."""
+        self._fresh = True
+        """Whether no content has come since the answer or this part of its content began."""
+        self._bare = True
+        """Whether newlines at the beginning belong to the content: nothing is in front of it."""
+        self._unclosed = False
+        """Whether a section has ended without its end marker, which may still come."""
+        self._reasoned = False
+        """Whether reasoning was in front, and at most whitespace since then."""
+
+    @cached_property
+    def _stops(self) -> Pattern[str]:
+        thinking = self._thinking or ()
+        first = {marker[0] for marker in (*thinking, *self._format.starts, self._format.end) if marker}
+        return re.compile(f"[{re.escape(''.join(first) + SPACE + self._format.opening)}]")
+
+    def read(self, *, thinks: bool) -> Steps[None]:
+        """Read the answer. `thinks`: the prompt has already opened the reasoning."""
+        if thinks and self._thinking:
+            yield from self._reasoning(self._thinking[1])
+        while (yield from self._content_part()):
+            pass
+
+    def _content_part(self) -> Steps[bool]:
+        """Read a run of content and what follows it. Returns whether there may be more."""
+        source = self._source
+        self._emit(source.run(self._stops))
+        source.keep()
+        char = yield from source.peek()
+        if char == END:
+            self._flush()
+            return False
+        if self._thinking and (yield from source.matches(self._thinking[0])):
+            yield from self._reasoning(self._thinking[1])
+        elif self._fresh and char in self._format.opening:
+            yield from self._section(marked=False)
+        elif (yield from source.first_of(self._format.starts)):
+            yield from self._section(marked=True)
+        elif self._unclosed and (yield from source.matches(self._format.end)):
+            self._unclosed = False
+        elif char in SPACE:
+            self._space += yield from source.next()
+        else:
+            self._emit((yield from source.next()))
+        return True
+
+    def _emit(self, text: str) -> None:
+        if text:
+            self._flush()
+            self._sink.content(text)
+            self._fresh = self._reasoned = False
+
+    def _flush(self) -> None:
+        self._sink.content(self._space if self._bare or not self._fresh else self._space.lstrip("\n"))
+        self._space = ""
+
+    def _begin_content(self) -> None:
+        self._sink.kind, self._space, self._fresh, self._bare = "content", "", True, False
+        self._source.keep()
+
+    def _section(self, *, marked: bool) -> Steps[None]:
+        source, sink = self._source, self._sink
+        before, sink.kind, self._reasoned = sink.calls, "call", False
+        try:
+            closed = yield from self._format.section(source, sink)
+        except NotACall:
+            sink.kind = "content"
+            if marked or sink.calls > before:
+                sink.report("no_call")
+            self._not_called(before)
+            return
+        self._begin_content()
+        self._unclosed = not closed and bool(self._format.end)
+
+    def _not_called(self, before: int) -> None:
+        """Give back what was read since the last call. The last character is read again, since it may begin a marker."""
+        source = self._source
+        if self._sink.calls > before:
+            self._space, self._fresh, self._bare = "", True, False
+        if source.position > 1:
+            source.rewind(source.position - 1)
+        elif not source.position:
+            return
+        self._emit(source.kept)
+        source.keep()
+
+    # -- reasoning -------------------------------------------------------------------------------
+
+    def _reasoning(self, end: str) -> Steps[None]:
+        source, sink = self._source, self._sink
+        sink.kind, space, fresh = "reasoning", "", True
+        if self._reasoned:  # Two parts of reasoning are given as one: what is between them separates them.
+            space, fresh = self._space, False
+        elif self._space and not self._fresh:
+            self._flush()
+        stops = self._stops
+        while True:
+            source.keep()
+            text = source.run(stops)
+            char = "" if text else (yield from source.peek())
+            if not text and (char == END or (yield from source.matches(end))):
+                break
+            if not text and (yield from source.first_of(self._format.starts)):
+                source.rewind(0)
+                if (yield from self._called_in_reasoning(end)):
+                    return
+                text = source.kept
+            elif char and char in SPACE:
+                space += yield from source.next()
+                continue
+            elif not text:
+                text = yield from source.next()
+            sink.reasoning((space.lstrip("\n") if fresh else space) + text)
+            space, fresh = "", False
+        self._begin_content()
+        self._reasoned = True
+
+    def _called_in_reasoning(self, end: str) -> Steps[bool]:
+        """Read sections of calls. If the answer ends behind them, they are calls, and True is returned. Otherwise they stay
+        read, as text."""
+        source, sink = self._source, self._sink
+        source.pinned = True
+        considered = sink.tentative()
+        behind = 0
+        try:
+            while (yield from source.first_of(self._format.starts)):
+                yield from self._format.section(source, considered)
+                behind = source.position
+                yield from source.skip()
+            yield from source.matches(end)
+            yield from source.skip()
+            accepted = (yield from source.peek()) == END and not source.cut
+        except NotACall:
+            behind, accepted = max(1, source.position - 1), False
+        source.pinned = False
+        if not accepted:
+            source.rewind(behind)
+            return False
+        for call in gathered(considered.take(), "stop").calls:
+            sink.add_call(call.name, call.arguments)
+        return True

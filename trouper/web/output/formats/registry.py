@@ -1,0 +1,111 @@
+"""Output formats by name, as --tool-parser has them, and the parser of an answer in each."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from trouper.protocol.model import Tokenizer
+from trouper.web.output.formats.buffered_calls import buffered_section
+from trouper.web.output.formats.call_sink import CallSink, NotACall
+from trouper.web.output.formats.harmony import harmony_answer
+from trouper.web.output.formats.header_calls import DEEPSEEK, KIMI, header_section, mistral_section
+from trouper.web.output.formats.json_calls import NO_END, Ends, json_section
+from trouper.web.output.formats.marked_answer import NO_CALLS, CallFormat, MarkedAnswer
+from trouper.web.output.formats.tagged_calls import TagLayout, tagged_section
+from trouper.web.output.formats.text_source import END, Steps, TextSource
+from trouper.web.output.tool_calls import Tools
+
+QWEN3_CODER = TagLayout(
+    call=("<function=", ">"),
+    call_end="</function>",
+    key=("<parameter=", ">"),
+    value_end="</parameter>",
+    section_end="</tool_call>",
+    lines=True,
+)
+GLM = TagLayout(
+    call=("", ""),
+    key=("<arg_key>", "</arg_key>"),
+    value_start="<arg_value>",
+    value_end="</arg_value>",
+    section_end="</tool_call>",
+)
+MINIMAX = TagLayout(
+    call=("<invoke name=", ">"),
+    call_end="</invoke>",
+    key=("<parameter name=", ">"),
+    value_end="</parameter>",
+    section_end="</minimax:tool_call>",
+    lines=True,
+)
+DSML = TagLayout(
+    call=("<｜DSML｜invoke name=", ">"),
+    call_end="</｜DSML｜invoke>",
+    key=("<｜DSML｜parameter name=", ">"),
+    value_end="</｜DSML｜parameter>",
+    section_end="</｜DSML｜function_calls>",
+)
+
+
+def _json(start: str, end: str) -> CallFormat:
+    return CallFormat((start,), partial(json_section, ends=Ends(end)), end)
+
+
+def _tagged(start: str, layout: TagLayout) -> CallFormat:
+    return CallFormat((start,), partial(tagged_section, layout=layout), layout.section_end)
+
+
+FORMATS: dict[str, CallFormat] = {
+    "hermes": _json("<tool_call>", "</tool_call>"),
+    "longcat": _json("<longcat_tool_call>", "</longcat_tool_call>"),
+    "qwen3_coder": _tagged("<tool_call>", QWEN3_CODER),
+    "glm": _tagged("<tool_call>", GLM),
+    "minimax_m2": _tagged("<minimax:tool_call>", MINIMAX),
+    "deepseek_v32": _tagged("<｜DSML｜function_calls>", DSML),
+    "deepseek_v3": CallFormat(
+        ("<｜tool▁calls▁begin｜>",), partial(header_section, layout=DEEPSEEK), DEEPSEEK.section_end
+    ),
+    "kimi_k2": CallFormat(("<|tool_calls_section_begin|>",), partial(header_section, layout=KIMI), KIMI.section_end),
+    "mistral": CallFormat(("[TOOL_CALLS]",), mistral_section),
+    "llama3_json": CallFormat(("<|python_tag|>",), partial(json_section, ends=NO_END), opening="{"),
+}
+"""Formats whose arguments are streamed."""
+
+
+def answer_steps(
+    source: TextSource, sink: CallSink, tools: Tools, tokenizer: Tokenizer, *, thinks: bool
+) -> Steps[None]:
+    """Return the coroutine that reads an answer of the tokenizer's model."""
+    if tools.forced:
+        return _forced(source, sink)
+    if tokenizer.tool_parser == "harmony":
+        return harmony_answer(source, sink, thinks=thinks)
+    calls = call_format(tools, tokenizer) if tools.offered else NO_CALLS
+    return MarkedAnswer(source, sink, tokenizer.thinking, calls).read(thinks=thinks)
+
+
+def call_format(tools: Tools, tokenizer: Tokenizer) -> CallFormat:
+    """Return how the tokenizer's model writes calls. A format that is not in `FORMATS` is read by mlx-lm's own parser."""
+    name, markers = tokenizer.tool_parser, tokenizer.calling
+    if name is None or (name not in FORMATS and markers is None):
+        return NO_CALLS
+    if name in FORMATS:
+        return FORMATS[name]
+    start, end = markers or ("", "")
+    parse = partial(tokenizer.parse_calls, tools=tools.offered)
+    section = partial(buffered_section, end=end, parse=parse)
+    return CallFormat((start,), section, end) if start else CallFormat((), section, opening="[")
+
+
+def _forced(source: TextSource, sink: CallSink) -> Steps[None]:
+    """Read an answer that a grammar has made a call."""
+    sink.kind = "call"
+    try:
+        yield from json_section(source, sink, NO_END)
+    except NotACall:
+        sink.kind = "content"
+    while True:
+        sink.content(source.kept)
+        source.keep()
+        if (yield from source.next()) == END:
+            return

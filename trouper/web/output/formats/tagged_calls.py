@@ -1,0 +1,148 @@
+"""Calls as tags around names and values: Qwen3-Coder and Qwen3.5, GLM, MiniMax, DeepSeek V3.2.
+
+A value has no quotes: it is text, or what the tool's schema makes of the text. Values that can only be strings are
+streamed as they come.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+
+import attrs
+
+from trouper.web.output.formats.call_sink import CallSink, NotACall
+from trouper.web.output.formats.json_calls import LONGEST_NAME
+from trouper.web.output.formats.parameter_types import ANY, TEXT, SchemaTypes, converted, parameter_types
+from trouper.web.output.formats.text_source import END, Steps, TextSource
+
+NAME = re.compile(r"\s*[\"']?([^\"'<>]+?)[\"']?\s*(?:$|[\"'\s])")
+STOPS = re.compile(r"[\n<]")
+
+
+@attrs.frozen(kw_only=True)
+class TagLayout:
+    """The tags of a format. `call` and `key` are what is before and behind a name."""
+
+    call: tuple[str, str]
+    """("", "") where the name is the first line of the section, which then has one call."""
+    call_end: str = ""
+    key: tuple[str, str]
+    value_start: str = ""
+    value_end: str
+    section_end: str
+    lines: bool = False
+    """Whether values stand on lines of their own: the line breaks around them do not belong to them."""
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """What may be behind a value that has no end of its own."""
+        return tuple(filter(None, (self.call_end, self.section_end)))
+
+
+def tagged_section(source: TextSource, sink: CallSink, layout: TagLayout) -> Steps[bool]:
+    """Read calls up to the section's end marker. Returns whether it was read. Raises `NotACall`."""
+    before = sink.calls
+    while True:
+        yield from source.skip()
+        if sink.calls > before and (yield from source.matches(layout.section_end)):
+            return True
+        if sink.calls > before and not layout.call[0]:
+            return False
+        if not (yield from source.matches(layout.call[0])):
+            if sink.calls > before:
+                return False
+            raise NotACall
+        yield from _call(source, sink, layout)
+        source.keep()
+
+
+def _call(source: TextSource, sink: CallSink, layout: TagLayout) -> Steps[None]:
+    if layout.call[1]:
+        header = yield from source.until(layout.call[1], LONGEST_NAME)
+    else:
+        header = yield from _first_word(source)
+    name = sink.name_of(_name_in(header))
+    sink.start(name)
+    sink.arguments("{")
+    types, first, repaired, ended = parameter_types(sink.offered[name]), True, False, False
+    while True:
+        source.keep()
+        yield from source.skip()
+        if not (yield from source.matches(layout.key[0])):
+            ended = yield from _call_end(source, layout)
+            break
+        header = yield from source.until(layout.key[1], LONGEST_NAME)
+        found = NAME.match(header or "")
+        if header is None or found is None:
+            break
+        key = found[1]
+        if layout.value_start:
+            yield from source.skip()
+            yield from source.matches(layout.value_start)
+        sink.arguments(("" if first else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
+        declared = TEXT if 'string="true"' in header else types.get(key, ANY)
+        closed = yield from _value(source, sink, layout, declared)
+        first, repaired = False, repaired or not closed
+    if not source.cut or ended:
+        sink.arguments("}")
+    sink.end(repaired=(repaired or not ended) and not source.cut)
+
+
+def _call_end(source: TextSource, layout: TagLayout) -> Steps[bool]:
+    """Read the end of a call. Returns whether it has one: without an end tag, all but the end of an answer that was cut."""
+    if layout.call_end:
+        return (yield from source.matches(layout.call_end))
+    return (yield from source.peek()) != END or not source.cut
+
+
+def _name_in(header: str | None) -> str:
+    found = NAME.match(header or "")
+    if found is None:
+        raise NotACall
+    return found[1]
+
+
+def _first_word(source: TextSource) -> Steps[str]:
+    word = ""
+    while len(word) <= LONGEST_NAME:
+        char = yield from source.peek()
+        if char in (END, "\n", "<"):
+            return word
+        word += yield from source.next()
+    raise NotACall
+
+
+def _value(source: TextSource, sink: CallSink, layout: TagLayout, types: SchemaTypes) -> Steps[bool]:
+    """Read a value and its end. Returns whether it had one."""
+    if types == TEXT:
+        sink.arguments('"')
+        closed = yield from _text(
+            source, layout, lambda text: sink.arguments(json.dumps(text, ensure_ascii=False)[1:-1])
+        )
+        sink.arguments('"' if closed or not source.cut else "")
+        return closed
+    parts: list[str] = []
+    closed = yield from _text(source, layout, parts.append)
+    if closed or not source.cut:
+        sink.arguments(converted("".join(parts), types))
+    return closed
+
+
+def _text(source: TextSource, layout: TagLayout, write: Callable[[str], None]) -> Steps[bool]:
+    """Read the text of a value, and its end. A value also ends, with `False`, where only ends of calls are between it and
+    the end of the answer."""
+    if layout.lines:
+        yield from source.matches("\n")
+    value_ends = (f"\n{layout.value_end}", layout.value_end) if layout.lines else (layout.value_end,)
+    while True:
+        source.keep()
+        write(source.run(STOPS))
+        source.keep()
+        if (yield from source.first_of(value_ends)):
+            return True
+        char = yield from source.peek()
+        if char == END or (STOPS.match(char) and (yield from source.ends_with(layout.ends))):
+            return False
+        write((yield from source.next()))

@@ -1,0 +1,126 @@
+"""The text of an answer as a coroutine reads it: while the text is generated, character by character.
+
+Parsers of answers are generators that yield when they need more text. They see single characters and never where the text
+was cut, so a streamed answer and a complete one give the same result by construction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from re import Pattern
+from typing import TypeVar
+
+Result = TypeVar("Result")
+Steps = Generator[None, None, Result]
+"""A coroutine that yields when it needs more text."""
+END = ""
+"""What `next` returns at the end of the answer."""
+SPACE = " \t\r\n"
+
+
+class TextSource:
+    """Text that was generated and is not yet read. What was read since the last `keep` can be read again."""
+
+    def __init__(self) -> None:
+        self._text, self._at, self._kept = "", 0, 0
+        self.pinned = False
+        """Whether `keep` forgets nothing, since all may be read again."""
+        self.ended = False
+        """Whether no more text will come."""
+        self.cut = False
+        """Whether the answer ended in the middle, at its length or by an abort: then nothing is completed."""
+
+    def feed(self, text: str) -> None:
+        self._text, self._at, self._kept = self._text[self._kept :] + text, self._at - self._kept, 0
+
+    def keep(self) -> None:
+        """Forget what was read: it can neither be read again nor be given by `kept`."""
+        if not self.pinned:
+            self._kept = self._at
+
+    @property
+    def kept(self) -> str:
+        """What was read since the last `keep`."""
+        return self._text[self._kept : self._at]
+
+    @property
+    def position(self) -> int:
+        """Number of characters that were read since the last `keep`; for `rewind`."""
+        return self._at - self._kept
+
+    def rewind(self, position: int) -> None:
+        """Read again from an earlier `position`."""
+        self._at = self._kept + position
+
+    def next(self) -> Steps[str]:
+        """Read one character; `END` at the end."""
+        while self._at == len(self._text):
+            if self.ended:
+                return END
+            yield
+        self._at += 1
+        return self._text[self._at - 1]
+
+    def peek(self) -> Steps[str]:
+        char = yield from self.next()
+        if char != END:
+            self._at -= 1
+        return char
+
+    def run(self, stops: Pattern[str]) -> str:
+        """Read what is there, up to the first match of `stops`; perhaps nothing."""
+        found = stops.search(self._text, self._at)
+        start, self._at = self._at, found.start() if found else len(self._text)
+        return self._text[start : self._at]
+
+    def skip(self, characters: str = SPACE) -> Steps[str]:
+        """Read these characters as long as they come. Returns them."""
+        skipped = ""
+        while True:
+            char = yield from self.next()
+            if char == END:
+                return skipped
+            if char not in characters:
+                self._at -= 1
+                return skipped
+            skipped += char
+
+    def matches(self, text: str) -> Steps[bool]:
+        """Read `text` if it comes next; otherwise read nothing."""
+        position = self.position
+        for expected in text:
+            char = yield from self.next()
+            if char != expected:
+                self.rewind(position)
+                return False
+        return True
+
+    def first_of(self, texts: tuple[str, ...]) -> Steps[str]:
+        """Read the first of `texts` that comes next. Returns "" and reads nothing if none does."""
+        for text in texts:
+            if text and (yield from self.matches(text)):
+                return text
+        return ""
+
+    def ends_with(self, texts: tuple[str, ...]) -> Steps[bool]:
+        """Whether only whitespace and `texts` are between here and the end of the answer. Reads nothing."""
+        position = self.position
+        while True:
+            yield from self.skip()
+            if not (yield from self.first_of(texts)):
+                break
+        found = (yield from self.next()) == END
+        self.rewind(position)
+        return found
+
+    def until(self, text: str, longest: int) -> Steps[str | None]:
+        """Read up to and with `text`. Returns what is before it; None, with nothing read, if it does not come within
+        `longest` characters."""
+        position, before = self.position, ""
+        while not (yield from self.matches(text)):
+            char = yield from self.next()
+            before += char
+            if char == END or len(before) > longest:
+                self.rewind(position)
+                return None
+        return before
