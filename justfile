@@ -100,6 +100,10 @@ sim-core worlds="1000": _setup
 sim-ranks worlds="100" *flags: _setup
     @.venv/bin/python -m tests.sim.ranks "$@"
 
+# Client libraries, or the NAMEd, from their registries: the loop of tool calls of each, streamed and not; `just clients openai --family qwen3_5`
+clients *flags: _setup
+    @.venv/bin/python -m tests.clients "$@"
+
 # N requests of every kind, eight at a time, at two ranks and at one: all end, and answers are equal
 ranks-campaign requests="500" *flags: _setup
     @.venv/bin/python -m tests.ranks.campaign "$@"

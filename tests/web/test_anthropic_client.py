@@ -656,3 +656,12 @@ async def test_a_message_is_cancelled_by_its_id() -> None:
         await eventually(lambda: served.busy == 1)
         assert (await ask(served, {}, "/v1/requests/msg_mine/cancel"))[0] == 200
         await eventually(lambda: served.busy == 0)
+
+
+async def test_a_thread_is_refused_in_the_words_after_which_the_client_repeats_without_it() -> None:
+    async with serving(FakeEngine()) as served:
+        asked = {"model": "any", "max_tokens": 5, "messages": HELLO, "thread": {"type": "create"}}
+        status, answer = await ask(served, asked, "/v1/messages")
+        error = answer["error"]
+        assert (status, error["details"]["error_code"]) == (400, "thread_unsupported_request")
+        assert "thread" in error["message"]

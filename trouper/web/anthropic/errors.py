@@ -16,6 +16,8 @@ TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+CODES = {"thread": "thread_unsupported_request"}
+"""Codes by which clients learn that a parameter is not supported, and repeat their request without it."""
 TOO_LONG = "prompt is too long: "
 """The beginning of the API's own message; agents search for it, and shorten their conversation."""
 
@@ -34,5 +36,5 @@ def anthropic_error(problem: Problem, request_id: str) -> Json:
     kind = TYPES.get(problem.status, "api_error" if problem.status >= 499 else "invalid_request_error")
     error: Json = {"type": kind, "message": message}
     if problem.code is not None:
-        error["details"] = {"error_code": problem.code}
+        error["details"] = {"error_code": CODES.get(problem.param or "", problem.code)}
     return {"type": "error", "error": error, "request_id": request_id}

@@ -1,0 +1,1 @@
+"""Client libraries, each with a loop of tool calls against the scripted server."""

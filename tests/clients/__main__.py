@@ -1,0 +1,51 @@
+"""`just clients [NAME ...]`: install client libraries, run the loop of tool calls of each, and write a table.
+
+python -m tests.clients --family qwen3_5 openai litellm
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import attrs
+
+from tests.clients.install import CLIENTS, version
+from tests.clients.running import Outcome, run
+from tests.scripted.families import FAMILIES
+
+
+def report(client: str, family: str, outcome: Outcome) -> str:
+    """One row of the table, and a line for each case that failed."""
+    ended = f"{sum(case.ok for case in outcome.cases)} of {len(outcome.cases)}"
+    row = f"| {client} | {version(client)} | {family} | {ended} | {len(outcome.refused)} |"
+    notes = [f"{case.name}{', streamed' * case.streamed}: {case.detail}" for case in outcome.cases if not case.ok]
+    notes += [f"refused: {refusal[:300]}" for refusal in outcome.refused]
+    return "\n".join([row, *(f"<!-- {note} -->" for note in notes)])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="just clients")
+    parser.add_argument("clients", nargs="*", metavar="NAME", help=", ".join(CLIENTS))
+    parser.add_argument("--family", action="append", choices=sorted(FAMILIES))
+    parser.add_argument("--json", type=Path, help="write every case into this file")
+    given = parser.parse_args()
+    if unknown := set(given.clients) - set(CLIENTS):
+        parser.error(f"no such client: {', '.join(sorted(unknown))}; there are {', '.join(CLIENTS)}")
+    rows, failed = [], False
+    print("| client | version | family | loops that ended as expected | refused requests |\n|---|---|---|---|---|")  # noqa: T201
+    for client in given.clients or CLIENTS:
+        for family in given.family or ["qwen3"]:
+            outcome = run(client, family)
+            failed |= not outcome.cases or not all(case.ok for case in outcome.cases)
+            rows.append({"family": family, "version": version(client), **attrs.asdict(outcome)})
+            print(report(client, family, outcome), flush=True)  # noqa: T201
+    if given.json is not None:
+        given.json.write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""Runs the program of a client against a scripted server, and collects its cases."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from tests.clients.install import PROGRAMS, command
+from tests.scripted.process import recorded, scripted_server
+
+SCRIPT = "tests.clients.tool_loop:script"
+LIMIT_S = 300
+QUIET = {
+    "OPENAI_API_KEY": "none",
+    "ANTHROPIC_API_KEY": "none",
+    "NO_PROXY": "127.0.0.1",
+    "no_proxy": "127.0.0.1",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "ANONYMIZED_TELEMETRY": "false",
+    "LANGCHAIN_TRACING_V2": "false",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "OPENAI_AGENTS_DISABLE_TRACING": "1",
+    "AI_SDK_LOG_WARNINGS": "false",
+    "PYTHONPATH": str(PROGRAMS),
+}
+"""No key, no telemetry, nothing but the loopback interface."""
+
+
+@attrs.frozen
+class Case:
+    client: str
+    name: str
+    streamed: bool
+    ok: bool
+    detail: str = ""
+    trace: Sequence[str] = ()
+
+
+@attrs.frozen
+class Outcome:
+    """What became of a client's cases. `refused`: the statuses and texts of the server's refusals, which not every client shows."""
+
+    cases: Sequence[Case]
+    refused: Sequence[str]
+
+
+def run(client: str, family: str = "qwen3") -> Outcome:
+    with tempfile.TemporaryDirectory(prefix="client-", ignore_cleanup_errors=True) as home:
+        record = Path(home) / "record.jsonl"
+        with scripted_server("--family", family, "--script", SCRIPT, "--record", str(record)) as url:
+            said = _ran([*command(client), url], Path(home))
+        refusals = [line for line in recorded(record) if line["status"] >= 400]
+    cases = [Case(client=client, name=line.pop("case"), **line) for line in said]
+    return Outcome(cases, [f"{line['path']}: {line['status']} {line['answer']}" for line in refusals])
+
+
+def _ran(line: list[str], home: Path) -> list[dict[str, Any]]:
+    """The cases that a program prints; one more if it ends with an error."""
+    environment = {name: value for name, value in os.environ.items() if not name.endswith("_API_KEY")}
+    outcome = subprocess.run(
+        line, capture_output=True, text=True, check=False, timeout=LIMIT_S, cwd=home,
+        env=environment | QUIET | {"HOME": str(home), "XDG_CACHE_HOME": str(home)},
+    )  # fmt: skip
+    cases = [json.loads(text[5:]) for text in outcome.stdout.splitlines() if text.startswith("CASE ")]
+    if outcome.returncode:
+        detail = f"exit code {outcome.returncode}: {outcome.stderr[-1500:]}"
+        cases.append({"case": "the program", "streamed": False, "ok": False, "detail": detail})
+    return cases

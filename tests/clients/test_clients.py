@@ -1,0 +1,24 @@
+"""The official clients' loops of tool calls, in the formats of two families; `just clients` runs those of all libraries."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.clients.install import CLIENTS, PROGRAMS
+from tests.clients.running import run
+
+CASES = {"openai": 8, "anthropic": 6}
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_5"])
+@pytest.mark.parametrize("client", CASES)
+def test_every_loop_ends_with_the_tools_executed(client: str, family: str) -> None:
+    outcome = run(client, family)
+    assert [(case.name, case.streamed, case.detail) for case in outcome.cases if not case.ok] == []
+    assert len(outcome.cases) == CASES[client]
+    assert all("thread_unsupported_request" in refusal for refusal in outcome.refused), "asked again without it"
+
+
+def test_every_client_has_a_program() -> None:
+    programs = {path.name for path in PROGRAMS.iterdir() if "_client." in path.name}
+    assert programs == {client.program for client in CLIENTS.values()}
