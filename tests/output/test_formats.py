@@ -195,6 +195,8 @@ TEMPLATES = {
     "gpt_oss": (HARMONY, HARMONY),
     "llama3": ("llama3_json", None),
     "mistral": ("mistral", None),
+    "deepseek": ("deepseek_v3", None),
+    "glm": ("glm", "think"),
     "gemma": (None, None),
 }
 
@@ -204,7 +206,7 @@ def test_the_template_says_the_format(template: str, tmp_path: Path) -> None:
     """Detected by what the template writes for a call of an earlier turn."""
     import attrs
 
-    markers: tuple[str, ...] = ("<think>", "</think>") if template.startswith("qwen") else ()
+    markers: tuple[str, ...] = ("<think>", "</think>") if template.startswith(("qwen", "glm")) else ()
     if template == "gpt_oss":
         markers = CALL_MARKERS[HARMONY]
     family = attrs.evolve(FAMILIES["qwen3"], name=template, template=template, markers=markers)
