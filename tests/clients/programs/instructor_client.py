@@ -28,7 +28,6 @@ class Loose(BaseModel):
     tags: list[str]
 
 
-Loose.__name__ = "Person"
 client = openai.OpenAI(base_url=f"{loop.URL}/v1", api_key="none", max_retries=0)
 MESSAGES = [{"role": "system", "content": loop.SYSTEM}, {"role": "user", "content": "Who is Ada?"}]
 

@@ -83,4 +83,4 @@ def case(name, streamed, function):
         where = traceback.format_exc().strip().splitlines()
         detail = f"{type(error).__name__}: {error}"[:600]
         line = {"case": name, "streamed": streamed, "ok": False, "detail": detail, "trace": where[-14:]}
-    print("CASE " + json.dumps(line), flush=True)
+    print("\nCASE " + json.dumps(line), flush=True)  # Behind what a client has printed.

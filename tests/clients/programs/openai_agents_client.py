@@ -3,7 +3,15 @@
 import asyncio
 
 import loop
-from agents import Agent, OpenAIChatCompletionsModel, OpenAIResponsesModel, Runner, function_tool, set_tracing_disabled
+from agents import (
+    Agent,
+    ModelSettings,
+    OpenAIChatCompletionsModel,
+    OpenAIResponsesModel,
+    Runner,
+    function_tool,
+    set_tracing_disabled,
+)
 from openai import AsyncOpenAI
 from pydantic import BaseModel
 
@@ -30,7 +38,11 @@ async def run(kind, streamed):
 
     async with AsyncOpenAI(base_url=f"{loop.URL}/v1", api_key="none", max_retries=0) as client:
         agent = Agent(
-            name="scales", instructions=loop.SYSTEM, tools=[weigh, note], model=kind("any", openai_client=client)
+            name="scales",
+            instructions=loop.SYSTEM,
+            tools=[weigh, note],
+            model=kind("any", openai_client=client),
+            model_settings=ModelSettings(include_usage=True),  # Of a streamed chat.
         )
         if streamed:
             result = Runner.run_streamed(agent, loop.QUESTION)

@@ -47,14 +47,15 @@ def agent_of(model, tools, output):
 async def run(model, streamed, output):
     tools = loop.Tools()
     agent = agent_of(model, tools, output)
-    if streamed:
-        async with agent.run_stream(loop.QUESTION) as result:
-            seen = [part async for part in result.stream_output(debounce_by=None)]
-            last, usage = await result.get_output(), result.usage
-        assert seen
-    else:
-        result = await agent.run(loop.QUESTION)
-        last, usage = result.output, result.usage
+    seen = []
+
+    async def handler(_, events):
+        seen.extend([event async for event in events])
+
+    # `run_stream` would end with the first text, which stands before a call here.
+    result = await agent.run(loop.QUESTION, event_stream_handler=handler if streamed else None)
+    assert bool(seen) == streamed
+    last, usage = result.output, result.usage
     usage = usage() if callable(usage) else usage
     loop.check_usage(usage.input_tokens, usage.output_tokens)
     if output is Report:

@@ -5,9 +5,6 @@ from smolagents import OpenAIServerModel, Tool, ToolCallingAgent
 
 
 def tool_of(tools, name, inputs):
-    def forward(self, place=None, options=None, text=None):
-        return tools.weigh(place, options) if name == "weigh" else tools.note(text)
-
     if name == "weigh":
 
         def forward(self, place, options):
