@@ -27,18 +27,29 @@ class Family:
     write: Callable[[str, Calls, str], str]
     """From text, calls and reasoning to an answer in the model's own format."""
     markers: tuple[str, ...] = CHAT_MARKERS
+    specials: tuple[str, ...] = ()
+    """Markers that are special tokens."""
     ends: tuple[str, ...] = ()
-    """Tokens beside <|im_end|> that end a turn."""
+    """Special tokens beside <|im_end|> that end a turn."""
+    thinks: bool = True
+    """Whether it writes reasoning."""
+    speaks: bool = True
+    """Whether text may stand in front of a call."""
+    parallel: bool = True
+    """Whether an answer may have several calls; else a script's further ones are not written."""
 
     def answer(self, text: str, calls: Calls, reasoning: str) -> str:
-        return self.write(text, calls, reasoning)
+        calls = calls if self.parallel else calls[:1]
+        return self.write(text if self.speaks or not calls else "", calls, reasoning if self.thinks else "")
 
     def tokenizer(self, directory: Path) -> HubTokenizer:
         """A tokenizer with a vocabulary of real size, so that prompts have as many tokens as with a real model."""
         from tokenizers import AddedToken, Tokenizer
 
         backend = Tokenizer.from_file(str(bundled_model.directory() / "tokenizer.json"))
-        backend.add_special_tokens([AddedToken(marker, special=True, normalized=False) for marker in self.ends])
+        backend.add_special_tokens(
+            [AddedToken(marker, special=True, normalized=False) for marker in (*self.specials, *self.ends)]
+        )
         backend.add_tokens([AddedToken(marker, special=False, normalized=False) for marker in self.markers])
         backend.save(str(directory / "tokenizer.json"))
         config = {
@@ -76,10 +87,78 @@ def qwen_xml(text: str, calls: Calls, reasoning: str) -> str:
     return f"{reasoning}\n</think>\n\n" + "\n".join(parts)
 
 
+def harmony(text: str, calls: Calls, reasoning: str) -> str:
+    """The prompt has begun the first message of the assistant. A call ends the answer."""
+    messages = [f"<|channel|>analysis<|message|>{reasoning}<|end|>"] if reasoning else []
+    if not calls:
+        return "<|start|>assistant".join([*messages, f"<|channel|>final<|message|>{text}<|return|>"])
+    messages += [f"<|channel|>commentary<|message|>{text}<|end|>"] if text else []
+    [(name, arguments)] = calls
+    header = f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
+    return "<|start|>assistant".join([*messages, f"{header}{json.dumps(arguments)}<|call|>"])
+
+
+def llama3(text: str, calls: Calls, _reasoning: str) -> str:
+    return text + "".join(json.dumps({"name": name, "parameters": arguments}) for name, arguments in calls)
+
+
+def mistral(text: str, calls: Calls, _reasoning: str) -> str:
+    return text + "".join(f"[TOOL_CALLS]{name}[ARGS]{json.dumps(arguments)}" for name, arguments in calls)
+
+
+def glm(text: str, calls: Calls, reasoning: str) -> str:
+    parts = [f"<think>{reasoning}</think>", *([text] if text else [])]
+    for name, arguments in calls:
+        pairs = "".join(
+            f"<arg_key>{key}</arg_key>\n<arg_value>{value if isinstance(value, str) else json.dumps(value)}</arg_value>\n"
+            for key, value in arguments.items()
+        )
+        parts.append(f"<tool_call>{name}\n{pairs}</tool_call>")
+    return "\n".join(parts)
+
+
+def deepseek(text: str, calls: Calls, _reasoning: str) -> str:
+    if not calls:
+        return text
+    written = "".join(
+        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{json.dumps(arguments)}\n```<｜tool▁call▁end｜>"
+        for name, arguments in calls
+    )
+    return f"{text}<｜tool▁calls▁begin｜>{written}<｜tool▁calls▁end｜>"
+
+
+HARMONY_SPECIALS = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>")
+LLAMA_SPECIALS = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|python_tag|>")
+MISTRAL_SPECIALS = (
+    *(
+        f"[{slash}{name}]"
+        for name in ("SYSTEM_PROMPT", "AVAILABLE_TOOLS", "INST", "TOOL_RESULTS")
+        for slash in ("", "/")
+    ),
+    "<s>",
+    "[TOOL_CALLS]",
+    "[ARGS]",
+)
+GLM_SPECIALS = ("[gMASK]", "<sop>", "<|system|>", "<|assistant|>")
+GLM_MARKERS = (*CHAT_MARKERS, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+DEEPSEEK_MARKERS = tuple(
+    f"<｜{name}｜>" for name in ("tool▁calls▁begin", "tool▁calls▁end", "tool▁call▁begin", "tool▁call▁end", "tool▁sep")
+)
 FAMILIES = {
     family.name: family
     for family in (
         Family("qwen3", "qwen3", hermes),
         Family("qwen3_5", "qwen3_5", qwen_xml),
+        Family(
+            "gpt_oss", "gpt_oss", harmony, markers=(), specials=HARMONY_SPECIALS, ends=("<|return|>", "<|call|>"),
+            parallel=False,
+        ),
+        Family(
+            "llama3", "llama3", llama3, markers=(), specials=LLAMA_SPECIALS, ends=("<|eot_id|>",), thinks=False,
+            speaks=False, parallel=False,
+        ),
+        Family("mistral", "devstral", mistral, markers=(), specials=MISTRAL_SPECIALS, ends=("</s>",), thinks=False),
+        Family("glm", "glm", glm, markers=GLM_MARKERS, specials=GLM_SPECIALS, ends=("<|user|>", "<|observation|>")),
+        Family("deepseek", "deepseek", deepseek, markers=DEEPSEEK_MARKERS, ends=("<eos>",), thinks=False),
     )
-}
+}  # fmt: skip
