@@ -67,6 +67,7 @@ ADAPTED: dict[str, set[str]] = {
     "gemma": {"system", "later_system", "system_after_tool", "users", "assistants", "first_user", "calls", "results"},
     "deepseek": {"later_system", "system_after_tool", "arguments", "empty_results"},
     "glm": set(),
+    "devstral": set(),
     "parts": {"content", "calls"},
 }  # fmt: skip
 
