@@ -30,7 +30,7 @@ VALUES = st.fixed_dictionaries(
     {},
     optional={
         "path": WORDS,
-        "line": st.integers(-(10**20), 10**20),
+        "line": st.integers(-(2**53), 2**53),
         "options": st.dictionaries(
             st.text("ab c", min_size=1), st.none() | st.booleans() | st.integers() | WORDS, max_size=3
         ),

@@ -37,8 +37,12 @@ PROCESS = [
 """None but on Linux."""
 
 
-ABSENT = {*(one.name for one in (*RANKS, *BANKS)), "vllm:spec_decode_num_accepted_tokens_per_pos_total"}
-"""Of one rank, of banks without rows, and of drafts that nobody made, there is nothing to tell."""
+ABSENT = {
+    *(one.name for one in (*RANKS, *BANKS)),
+    "vllm:spec_decode_num_accepted_tokens_per_pos_total",
+    "trouper_malformed_calls_total",
+}
+"""Of one rank, of banks without rows, of drafts that nobody made, and without calls there is nothing to tell."""
 
 
 def documented() -> dict[str, tuple[str, tuple[str, ...], str]]:

@@ -68,7 +68,7 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
     ({"include": ["file_search_call.results"]}, 400, "include.0"),
     ({"include": "x"}, 400, "include"),
     ({"tools": [{"type": "web_search"}]}, 400, "tools.0.type"),
-    ({"tools": [{"type": "custom", "name": "f"}]}, 400, "tools.0.type"),
+    ({"tools": [{"type": "custom", "name": "a b"}]}, 400, "tools.0.name"),
     ({"tools": [NAMELESS]}, 400, "tools.0.name"),
     ({"tools": [TOOL | {"new": 1}]}, 400, "tools.0.new"),
     ({"tools": [TOOL | {"async": True}]}, 400, "tools.0.async"),

@@ -16,6 +16,7 @@ from tests.web.serving import Served, serving
 from tests.web.test_openai_client import in_thread, strict
 from trouper.web.output import output_parser
 from trouper.web.output.parsed_delta import CallArguments, CallEnded, CallStarted, Content, ParsedDelta, Reasoning
+from trouper.web.output.tool_forms import ToolForm
 
 ARGUMENTS = {"a": 7, "text": 'ä "quoted" line\n' * 20, "empty": {}}
 TEXT = json.dumps(ARGUMENTS, ensure_ascii=False)
@@ -29,7 +30,7 @@ class Scripted:
     def __init__(self) -> None:
         self._parts: list[ParsedDelta] = [Reasoning("hm"), Content("Now.")]
         for index in range(2):
-            self._parts.append(CallStarted(index, "f"))
+            self._parts.append(CallStarted(index, ToolForm("f")))
             self._parts += [CallArguments(index, TEXT[at : at + 3]) for at in range(0, len(TEXT), 3)]
             self._parts.append(CallEnded(index))
 
@@ -54,8 +55,7 @@ class Scripted:
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
-    for name in ("trouper.web.openai.routes", "trouper.web.responses.routes", "trouper.web.anthropic.routes"):
-        monkeypatch.setattr(f"{name}.{output_parser.OutputParser.__name__}", lambda *_, **__: Scripted())
+    monkeypatch.setattr(f"trouper.web.service.{output_parser.OutputParser.__name__}", lambda *_, **__: Scripted())
     return saying("z" * 500)
 
 

@@ -22,7 +22,7 @@ def said(**more: Any) -> Json:
 REFUSED: list[tuple[str, Json, str]] = [
     (CHAT, said(tool_calls=False), "messages.1.tool_calls"),
     (CHAT, said(tool_calls=[CALL | {"made_up": 1}]), "messages.1.tool_calls.0.made_up"),
-    (CHAT, said(tool_calls=[CALL | {"type": "custom"}]), "messages.1.tool_calls.0"),
+    (CHAT, said(tool_calls=[CALL | {"type": "custom"}]), "messages.1.tool_calls.0.function"),
     (CHAT, said(tool_calls=[CALL | {"id": 3}]), "messages.1.tool_calls.0.id"),
     (
         CHAT,

@@ -15,6 +15,8 @@ from trouper.web.http.field_types import MAX_MESSAGES, Ignored
 from trouper.web.http.image_placeholder import PLACEHOLDER, names_of
 from trouper.web.http.request_body import SentBack
 from trouper.web.http.request_schema import Json, Refused
+from trouper.web.output.tool_calls import NO_TOOLS, Tools
+from trouper.web.output.tool_forms import ToolForm
 
 
 class TextBlock(SentBack, tag="text", frozen=True):
@@ -111,10 +113,12 @@ with every request, so with it no prompt would share a prefix with the one befor
 https://github.com/vllm-project/vllm/pull/36829."""
 
 
-def conversation_of(system: str | Sequence[TextBlock] | None, messages: Sequence[ConversationTurn]) -> tuple[Json, ...]:
-    """Convert the messages."""
+def conversation_of(
+    system: str | Sequence[TextBlock] | None, messages: Sequence[ConversationTurn], tools: Tools = NO_TOOLS
+) -> tuple[Json, ...]:
+    """Convert the messages. `tools`: those that are offered now, by whose names the model knows its earlier calls."""
     turns = _system(system)
-    names: dict[str, str] = {}
+    names = CalledNames(tools)
     for message in messages:
         turns += _turns(message, names)
     return tuple(_combined(turns))
@@ -136,9 +140,21 @@ def _system(system: str | Sequence[TextBlock] | None) -> list[Json]:
     return [{"role": "system", "content": text}] if text else []
 
 
-def _turns(message: ConversationTurn, names: dict[str, str]) -> list[Json]:
-    """Convert a message to turns. `names` holds the names of the tools that were called so far, by the id of the call,
-    because a result has only the id."""
+class CalledNames:
+    """The model's names of the tools that were called so far, by the id of the call: a result has only the id."""
+
+    def __init__(self, tools: Tools) -> None:
+        self._tools = tools
+        self.by_id: dict[str, str] = {}
+
+    def call(self, block: ToolUseBlock) -> Json:
+        """Return a call as templates expect it."""
+        name = self.by_id[block.id] = self._tools.called(ToolForm(block.name))
+        return {"id": block.id, "type": "function", "function": {"name": name, "arguments": block.input}}
+
+
+def _turns(message: ConversationTurn, names: CalledNames) -> list[Json]:
+    """Convert a message to turns."""
     if isinstance(message, AssistantTurn):
         return [_answer([TextBlock(message.content)] if isinstance(message.content, str) else message.content, names)]
     role = "user" if isinstance(message, UserTurn) else "system"
@@ -163,26 +179,21 @@ def ignored_of(messages: Sequence[ConversationTurn]) -> tuple[str, ...]:
     return names_of((*blocks, *parts), ImageBlock)
 
 
-def _answer(blocks: Sequence[AssistantBlock], names: dict[str, str]) -> Json:
+def _answer(blocks: Sequence[AssistantBlock], names: CalledNames) -> Json:
     turn: Json = {
         "role": "assistant",
         "content": "\n".join(block.text for block in blocks if isinstance(block, TextBlock)),
     }
     calls = [block for block in blocks if isinstance(block, ToolUseBlock)]
     if calls:
-        names.update((call.id, call.name) for call in calls)
-        turn["tool_calls"] = [_call(call) for call in calls]
+        turn["tool_calls"] = [names.call(call) for call in calls]
     thoughts = [thought(block.thinking, block.signature) for block in blocks if isinstance(block, ThinkingBlock)]
     if any(thoughts):
         turn["reasoning_content"] = "\n".join(filter(None, thoughts))
     return turn
 
 
-def _call(block: ToolUseBlock) -> Json:
-    return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": block.input}}
-
-
-def _result(block: ToolResultBlock, names: dict[str, str]) -> Json:
+def _result(block: ToolResultBlock, names: CalledNames) -> Json:
     content = block.content or ""
     text = content if isinstance(content, str) else "\n".join(map(_text, content))
     turn = {
@@ -190,7 +201,7 @@ def _result(block: ToolResultBlock, names: dict[str, str]) -> Json:
         "tool_call_id": block.tool_use_id,
         "content": f"Error: {text}" if block.is_error else text,
     }
-    name = names.get(block.tool_use_id)
+    name = names.by_id.get(block.tool_use_id)
     return turn if name is None else turn | {"name": name}
 
 

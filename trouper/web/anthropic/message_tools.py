@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
@@ -9,19 +10,16 @@ from msgspec import Meta
 
 from trouper.protocol.problems import bad_request
 from trouper.web.http.body_faults import explains, says
-from trouper.web.http.body_parsing import combination
 from trouper.web.http.field_types import Ignored, String, Text
 from trouper.web.http.leniency import Adapt, Skip
-from trouper.web.http.request_body import Body
+from trouper.web.http.request_body import Body, StrictCheck
 from trouper.web.http.request_schema import Json, Refused
-from trouper.web.openai.chat_tools import offered_tools
+from trouper.web.openai.chat_tools import tool_name
 from trouper.web.output.tool_calls import Tools
+from trouper.web.output.tool_forms import ToolForm, ToolOffer
 
 MAX_TOOLS = 1024
-ToolNameLong = Annotated[
-    str,
-    says("{path} must be 1 to 128 letters, digits, '_', '-' or '.'", pattern=r"^[A-Za-z0-9_.-]{1,128}$(?!\n)"),
-]
+PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 AN_OBJECT: Json = {
     "properties": {"type": {"const": "object"}},
     "anyOf": [{"required": ["type"]}, {"required": ["$ref"]}],
@@ -46,6 +44,14 @@ def _tool_adapted(value: Json, _: Skip) -> Json:
     return value | {"input_schema": {"type": "object", **schema}}
 
 
+def check_plain_name(value: Json, path: str) -> None:
+    """Refuse, in a strict reading, names that Anthropic's API refuses. Raises `RequestFailed` (400)."""
+    name = value.get("name")
+    if isinstance(name, str) and not PLAIN_NAME.fullmatch(name):
+        path = f"{path}.name"
+        raise bad_request(f"{path} must be 1 to 128 letters, digits, '_', '-' or '.'", path, "invalid_value")
+
+
 class CustomTool(Body, tag="custom", frozen=True):
     """A tool of the client. A forced call follows its schema whether `strict` is set or not."""
 
@@ -57,20 +63,21 @@ class CustomTool(Body, tag="custom", frozen=True):
         "allowed_callers": (["direct"],),
         "input_examples": ([],),
     }
-    name: ToolNameLong
+    strict_check: ClassVar[StrictCheck | None] = check_plain_name
+    name: Annotated[str, tool_name(128)]
     input_schema: InputSchema
     description: Text | None = None
     strict: bool | None = None
     cache_control: Ignored = None
     eager_input_streaming: Ignored = None
 
-    def for_template(self, path: str) -> Json:
-        """Return the tool as templates expect it, in OpenAI's format. Raises `RequestFailed` (400)."""
+    def offer(self, path: str) -> ToolOffer:
+        """Return the tool as a function. Raises `RequestFailed` (400)."""
         if not _takes_an_object(self.input_schema):
             path = f"{path}.input_schema"
             raise bad_request(NOT_AN_OBJECT.format(path=path), path, "invalid_type")
         described = {} if self.description is None else {"description": self.description}
-        return {"type": "function", "function": {"name": self.name, **described, "parameters": self.input_schema}}
+        return ToolOffer(ToolForm(self.name), {**described, "parameters": self.input_schema})
 
 
 def _takes_an_object(schema: Json) -> bool:
@@ -116,17 +123,14 @@ CustomTools = Annotated[list[Annotated[CustomTool, explains(explain_tool)]], Met
 
 def tools_of(tools: Sequence[CustomTool] | None, choice: ToolChoiceObject | None) -> Tools:
     """Return the offered and the forced tools. Raises `RequestFailed` (400) naming the parameter."""
-    offered = offered_tools([tool.for_template(f"tools.{index}") for index, tool in enumerate(tools or ())])
+    offered = Tools.of(
+        [tool.offer(f"tools.{index}") for index, tool in enumerate(tools or ())],
+        several=isinstance(choice, NoneChoice) or choice is None or not choice.disable_parallel_tool_use,
+    )
     if isinstance(choice, NoneChoice):
         return Tools()
-    several = choice is None or not choice.disable_parallel_tool_use
     if choice is None or isinstance(choice, AutoChoice):
-        return Tools(offered, (), several)
-    if not offered:
-        raise combination("tool_choice needs tools", "tool_choice")
-    if isinstance(choice, AnyChoice):
-        return Tools(offered, offered, several)
-    named = tuple(tool for tool in offered if tool["function"]["name"] == choice.name)
-    if not named:
-        raise combination(f"tool_choice.name is {choice.name!r}, which is not among the tools", "tool_choice.name")
-    return Tools(offered, named, several)
+        return offered
+    if isinstance(choice, AnyChoice) or not offered.offered:
+        return offered.requiring()
+    return offered.requiring([offered.named(choice.name, "tool_choice.name")])

@@ -12,8 +12,10 @@ from trouper.protocol.problems import bad_request
 from trouper.protocol.requests import ChatPrompt, Generate
 from trouper.protocol.sampling import Sampling
 from trouper.web.anthropic import schemas
+from trouper.web.anthropic.client_tools import client_tools_adapted
 from trouper.web.anthropic.message_history import TextContent, Turns, continues, conversation_of, ignored_of
 from trouper.web.anthropic.message_tools import CustomTools, ToolChoiceObject, tools_of
+from trouper.web.anthropic.other_blocks import blocks_adapted
 from trouper.web.anthropic.thinking import Thinking, ThinkingParameter, thinking_of
 from trouper.web.http.body_faults import explains, ordered, says
 from trouper.web.http.body_parsing import combination
@@ -129,6 +131,7 @@ def _adapted(value: Json, skip: Skip) -> Json:
     """Convert forms of other servers. The API's temperatures end at 1, above which others go on."""
     value = sampling_adapted(value, ALIASES, ("max_tokens",), skip)
     value = with_thinking(value, value.pop("enable_thinking", None), skip)
+    value = blocks_adapted(client_tools_adapted(value, skip), skip)
     if isinstance(value.get("stop_sequences"), str):
         value["stop_sequences"] = [value["stop_sequences"]]
     temperature = value.get("temperature")
@@ -240,7 +243,7 @@ def prompt_of(request: CountRequest) -> ChatPrompt:
     """Build the prompt. Raises `RequestFailed` (400) naming the parameter."""
     tools, thinking, output = request.parsed_tools, request.parsed_thinking, request.parsed_output
     _check_together(tools, thinking, output)
-    messages = conversation_of(request.system, request.messages)
+    messages = conversation_of(request.system, request.messages, tools)
     bound = bool(tools.forced) or output.grammar is not None
     kwargs: Json = {"enable_thinking": thinking.enabled and not bound}
     if output.effort is not None:

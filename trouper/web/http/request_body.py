@@ -27,6 +27,7 @@ T = TypeVar("T", bound="Body")
 Report = Callable[[RequestFailed], None] | ReadPast
 """What becomes of a name that is not read: a function gets its refusal, or it is read past."""
 MAX_UNREAD = 100
+StrictCheck = Callable[[Json, str], None]
 Path = tuple[Any, ...]
 """Path of a value: that of the object or array around it, and the name or index in it; empty at the root. It is written
 out only for a refusal."""
@@ -67,6 +68,9 @@ class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What other servers call a field, and the field's name here; for lenient readings."""
     adapt: ClassVar[Adapt | None] = None
     """Converts forms of other servers, for lenient readings."""
+    strict_check: ClassVar[StrictCheck | None] = None
+    """Refuses, in strict readings, what the types allow for lenient ones. Called with the object and its path; raises
+    `RequestFailed` (400)."""
 
     @classmethod
     def may_skip(cls, name: str) -> bool:
@@ -125,6 +129,8 @@ def _object(kind: type[Body]) -> Read:
             return value
         if adapts and unread.past is not None:
             value = _adapted(kind, value, path, unread.past)
+        if kind.strict_check is not None and unread.past is None:
+            kind.strict_check(value, _written(path))
         if known.issuperset(value) and PLAIN.issuperset(map(type, value.values())) and value.get(tag_field) == tag:
             return value  # As most messages are.
         if tag_field is not None and value.get(tag_field) != tag:
@@ -233,18 +239,21 @@ def _union(info: inspect.Type) -> Read | None:
     """Return the reader of a union. msgspec allows one array type in it, and several classes if a tag tells them
     apart."""
     tagged: dict[Any, Read] = {}
-    field = ""
+    field, untagged = "", None
     readers: dict[type, Read] = {}
     for member in members(info):
         reader = _reader(member)
         if isinstance(member, inspect.StructType) and member.tag_field is not None:
             field, tagged[member.tag] = member.tag_field, _object(member.cls)
+            untagged = member.tag if getattr(member.cls, "may_lack_tag", False) else untagged
         elif reader is not None:
             kind = {inspect.IntType: float, inspect.StructType: dict}.get(type(member), list)
             readers[kind] = reader
 
     def by_tag(value: Any, path: Path, unread: Unread) -> Any:
         name = value.get(field) if isinstance(value, dict) else None
+        if name is None and isinstance(value, dict):
+            name = untagged
         reader = tagged.get(name) if isinstance(name, str) else None
         return value if reader is None else reader(value, path, unread)
 

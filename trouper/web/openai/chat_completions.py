@@ -18,7 +18,7 @@ from trouper.web.http.request_schema import HARMLESS, Json, Refused
 from trouper.web.http.request_seed import choices_of
 from trouper.web.openai import schemas
 from trouper.web.openai.chat_messages import Messages, ignored_of, messages_of
-from trouper.web.openai.chat_tools import FunctionTools, ToolChoice, tools_of
+from trouper.web.openai.chat_tools import ChatTools, ToolChoice, tools_of
 from trouper.web.openai.other_servers import (
     BUDGETS,
     SAMPLING,
@@ -29,6 +29,7 @@ from trouper.web.openai.other_servers import (
     sampling_adapted,
     thinking_adapted,
 )  # fmt: skip
+from trouper.web.openai.other_tools import choice_adapted, tools_adapted
 from trouper.web.openai.parameters import NOT_SUPPORTED, Parameters, min_tokens_of, sampling_of, stops_of
 from trouper.web.openai.response_format import grammar_of
 from trouper.web.openai.template_kwargs import TemplateKwargs, template_kwargs
@@ -58,6 +59,7 @@ TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
 def _adapted(value: Json, skip: Skip) -> Json:
     value = sampling_adapted(value, ALIASES, ("max_tokens", "max_completion_tokens"), skip)
     value = reasoning_adapted(thinking_adapted(value, skip), skip)
+    value = choice_adapted(tools_adapted(value, ("function", "custom"), skip), nested=True)
     return value | {"response_format": format_adapted(value.get("response_format"), flat=False)}
 
 
@@ -80,7 +82,7 @@ class ChatRequest(Parameters, kw_only=True, frozen=True):
     continue_final_message: bool = False
     reasoning_effort: Annotated[Effort, ordered(Effort)] | None = None
     thinking_token_budget: Count | None = None
-    tools: FunctionTools | None = None
+    tools: ChatTools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     metadata: Annotated[dict[str, Any], HARMLESS] | None = None
@@ -108,7 +110,7 @@ def chat_to_generate(request: ChatRequest, request_id: str, default_seed: int | 
     limit = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
     generate = Generate(
         request_id=request_id,
-        prompt=ChatPrompt(messages_of(request.messages), kwargs, ignored_of(request.messages)),
+        prompt=ChatPrompt(messages_of(request.messages, tools), kwargs, ignored_of(request.messages)),
         sampling=sampling_of(request, default_seed),
         max_tokens=limit,
         stop=stops_of(request.stop),

@@ -137,12 +137,15 @@ def _deltas(parsed: Sequence[ParsedDelta]) -> list[Json]:
                 deltas.append({"content": text})
             case Reasoning(text):
                 deltas.append({"reasoning_content": text})
-            case CallStarted(index, name, id):
-                deltas.append({"tool_calls": [{"index": index, **call_body(Call(name, "", id))}]})
-            case CallArguments(index, text):
-                deltas.append({"tool_calls": [{"index": index, "function": {"arguments": text}}]})
+            case CallStarted(index, tool, id):
+                deltas.append({"tool_calls": [{"index": index, **call_body(Call(tool, "", id))}]})
+            case CallArguments(index, text, kind):
+                more = {"custom": {"input": text}} if kind == "custom" else {"function": {"arguments": text}}
+                deltas.append({"tool_calls": [{"index": index, **more}]})
     return deltas
 
 
 def call_body(call: Call) -> Json:
+    if call.tool.kind == "custom":
+        return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": call.arguments}}
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

@@ -17,6 +17,7 @@ from trouper.web.http.request_body import SentBack
 from trouper.web.http.request_schema import Json
 from trouper.web.openai import schemas
 from trouper.web.openai.chat_tools import PastCalls, past_calls
+from trouper.web.output.tool_calls import NO_TOOLS, Tools
 
 NOT_TEXT = "{path} must be a string or an array of parts, not {type}"
 
@@ -110,14 +111,15 @@ ROLES: dict[type, str] = {
 Messages = Annotated[list[ChatMessage], Meta(min_length=1, max_length=MAX_MESSAGES)]
 
 
-def messages_of(messages: Sequence[ChatMessage]) -> tuple[Json, ...]:
-    """Return the messages as templates expect them. Raises `RequestFailed` (400) naming the parameter."""
-    return tuple(_plain(message, f"messages.{index}") for index, message in enumerate(messages))
+def messages_of(messages: Sequence[ChatMessage], tools: Tools = NO_TOOLS) -> tuple[Json, ...]:
+    """Return the messages as templates expect them. `tools`: those that are offered now, by whose names the model knows
+    its earlier calls. Raises `RequestFailed` (400) naming the parameter."""
+    return tuple(_plain(message, f"messages.{index}", tools) for index, message in enumerate(messages))
 
 
-def _plain(message: ChatMessage, path: str) -> Json:
+def _plain(message: ChatMessage, path: str, tools: Tools) -> Json:
     if isinstance(message, AssistantMessage):
-        return _answer(message, path)
+        return _answer(message, path, tools)
     plain: Json = {"role": ROLES[type(message)], "content": _text(message.content, path)}
     if isinstance(message, ToolMessage) and message.tool_call_id is not None:
         plain["tool_call_id"] = checked_text(message.tool_call_id, path, "tool_call_id")
@@ -126,13 +128,13 @@ def _plain(message: ChatMessage, path: str) -> Json:
     return plain
 
 
-def _answer(message: AssistantMessage, path: str) -> Json:
+def _answer(message: AssistantMessage, path: str, tools: Tools) -> Json:
     if message.content is None and not message.tool_calls:
         detail = NOT_TEXT.format(path=f"{path}.content", type=json_type(None))
         raise bad_request(detail, f"{path}.content", "invalid_type")
     plain: Json = {"role": "assistant", "content": _text(message.content or "", path)}
     if message.tool_calls:
-        plain["tool_calls"] = past_calls(message.tool_calls, f"{path}.tool_calls")
+        plain["tool_calls"] = past_calls(message.tool_calls, f"{path}.tool_calls", tools)
     for name, value in (("reasoning_content", message.reasoning_content), ("name", message.name)):
         if value is not None:
             plain[name] = checked_text(value, path, name)

@@ -2,52 +2,129 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
 
+from trouper.protocol.grammar import MAX_SOURCE, Grammar
 from trouper.protocol.problems import bad_request
 from trouper.web.http.body_faults import explains, says
-from trouper.web.http.body_parsing import combination
 from trouper.web.http.field_types import Flag, Ignored, JsonText, Text
 from trouper.web.http.leniency import Adapt, Skip
-from trouper.web.http.request_body import Body
+from trouper.web.http.request_body import Body, StrictCheck
 from trouper.web.output.tool_calls import Tools
+from trouper.web.output.tool_forms import INPUT, ToolForm, ToolOffer, custom_offer
 
-MAX_TOOLS = 128
+MAX_TOOLS = 1024
+MAX_NAME = 256
 Json = dict[str, Any]
-ToolName = Annotated[
-    str,
-    # Python's $ also matches before a newline at the end.
-    says("{path} must be 1 to 64 letters, digits, '_', '-' or '.'", pattern=r"^[A-Za-z0-9_.-]{1,64}$(?!\n)"),
-]
+
+
+def tool_name(longest: int) -> Meta:
+    """Return the metadata of a tool's name. The schema is that of a strict reading."""
+    strictly = {"pattern": f"^[A-Za-z0-9_.-]{{1,{longest}}}$"}
+    meaning = f"{{path}} must be 1 to {MAX_NAME} characters"
+    return says(meaning, min_length=1, max_length=MAX_NAME, extra_json_schema=strictly)
+
+
+ToolName = Annotated[str, tool_name(64)]
+PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 Arguments = Annotated[
     dict[str, Any], says("{path} must be a JSON Schema", "invalid_type", description="JSON Schema of the arguments.")
 ]
 
 
+def check_plain_name(value: Json, path: str) -> None:
+    """Refuse, in a strict reading, names that OpenAI's API refuses. Raises `RequestFailed` (400)."""
+    name = value.get("name")
+    if isinstance(name, str) and not PLAIN_NAME.fullmatch(name):
+        path = f"{path}.name"
+        raise bad_request(f"{path} must be 1 to 64 letters, digits, '_', '-' or '.'", path, "invalid_value")
+
+
 class FunctionDefinition(Body, frozen=True):
     """A function that the model may call."""
 
+    strict_check: ClassVar[StrictCheck | None] = check_plain_name
     name: ToolName
     description: Text | None = None
     parameters: Arguments | None = None
     strict: Flag | None = None
 
-    def for_template(self) -> Json:
-        """Return the tool as templates expect it."""
-        fields = {"name": self.name, "description": self.description, "parameters": self.parameters}
-        given = fields | {"strict": self.strict}
-        return {"type": "function", "function": {key: value for key, value in given.items() if value is not None}}
+    def offer(self, namespace: str | None = None) -> ToolOffer:
+        fields = {"description": self.description, "parameters": self.parameters, "strict": self.strict}
+        given = {key: value for key, value in fields.items() if value is not None}
+        return ToolOffer(ToolForm(self.name, namespace=namespace), given)
+
+
+def _nested(value: Json, _: Skip) -> Json:
+    """Read a tool that is written flat, as in the responses API."""
+    if "function" in value or not isinstance(value.get("name"), str):
+        return value
+    inner = {name: value[name] for name in ("name", "description", "parameters", "strict") if name in value}
+    return {name: given for name, given in value.items() if name not in inner} | {"function": inner}
 
 
 class FunctionTool(Body, tag="function", frozen=True):
     """A tool of the client."""
 
+    may_lack_tag: ClassVar[bool] = True
+    adapt: ClassVar[Adapt | None] = _nested
     function: FunctionDefinition
     cache_control: Ignored = None
+
+    def offer(self) -> ToolOffer:
+        return self.function.offer()
+
+
+class FreeText(Body, tag="text", frozen=True):
+    """Any text."""
+
+    @property
+    def grammar(self) -> Grammar | None:
+        return None
+
+
+class GrammarDefinition(Body, frozen=True):
+    syntax: Annotated[Literal["lark", "regex"], says("{path} must be lark or regex")]
+    definition: Annotated[str, says(f"{{path}} may have {MAX_SOURCE} characters", max_length=MAX_SOURCE)]
+
+    @property
+    def grammar(self) -> Grammar:
+        return Grammar(self.syntax, self.definition, "tools")
+
+
+class GrammarFormat(Body, tag="grammar", frozen=True):
+    """Text that matches a grammar. It is enforced where the tool is the only one that may be called, and described to the
+    model elsewhere."""
+
+    inner: GrammarDefinition = msgspec.field(name="grammar")
+
+    @property
+    def grammar(self) -> Grammar:
+        return self.inner.grammar
+
+
+class CustomDefinition(Body, frozen=True):
+    """A tool whose input is text."""
+
+    strict_check: ClassVar[StrictCheck | None] = check_plain_name
+    name: ToolName
+    description: Text | None = None
+    format: FreeText | GrammarFormat | None = None
+
+
+class ChatCustomTool(Body, tag="custom", frozen=True):
+    """A tool of the client whose input is text."""
+
+    custom: CustomDefinition
+
+    def offer(self) -> ToolOffer:
+        grammar = None if self.custom.format is None else self.custom.format.grammar
+        return custom_offer(ToolForm(self.custom.name, "custom", grammar=grammar), self.custom.description)
 
 
 class FunctionName(Body, frozen=True):
@@ -103,63 +180,108 @@ class PastCall(Body, tag="function", frozen=True):
     index: Ignored = None
 
 
+class CalledCustom(Body, frozen=True):
+    name: str
+    input: Text
+
+
+class PastCustomCall(Body, tag="custom", frozen=True):
+    """A call of an earlier answer, of a custom tool."""
+
+    custom: CalledCustom
+    id: str | None = None
+    index: Ignored = None
+
+
+class CustomName(Body, frozen=True):
+    name: str
+
+
+class NamedCustomTool(Body, tag="custom", frozen=True):
+    """The custom tool that must be called."""
+
+    custom: CustomName
+
+
+class AllowedChoice(Body, frozen=True):
+    mode: Annotated[Literal["auto", "required"], says("{path} must be auto or required")]
+    tools: Annotated[
+        list[NamedTool | NamedCustomTool],
+        says(f"{{path}} must be an array of 1 to {MAX_TOOLS} tools", min_length=1, max_length=MAX_TOOLS),
+    ]
+
+
+class AllowedChatTools(Body, tag="allowed_tools", frozen=True):
+    """The tools that may be called, or of which one must be."""
+
+    allowed_tools: AllowedChoice
+
+
 def explain_choice(_: Any, path: str) -> None:
     message = f"{path} must be none, auto, required, or name one of the tools"
     raise bad_request(message, path, "invalid_value")
 
 
-FunctionTools = Annotated[
-    list[Annotated[FunctionTool, says("{path} must be an object of type function", "invalid_type")]],
+ChatTools = Annotated[
+    list[
+        Annotated[
+            FunctionTool | ChatCustomTool, says("{path} must be an object of type function or custom", "invalid_type")
+        ]
+    ],
     Meta(max_length=MAX_TOOLS),
 ]
-ToolChoice = Annotated[Literal["none", "auto", "required"] | NamedTool, explains(explain_choice)]
-PastCalls = list[Annotated[PastCall, says("{path} must be an object of type function", "invalid_type")]]
+Named = NamedTool | NamedCustomTool
+ToolChoice = Annotated[
+    Literal["none", "auto", "required"] | NamedTool | NamedCustomTool | AllowedChatTools, explains(explain_choice)
+]
+PastCalls = list[
+    Annotated[PastCall | PastCustomCall, says("{path} must be an object of type function or custom", "invalid_type")]
+]
 
 
-def tools_of(tools: Sequence[FunctionTool] | None, choice: str | NamedTool | None, parallel: bool | None) -> Tools:
+def tools_of(
+    tools: Sequence[FunctionTool | ChatCustomTool] | None,
+    choice: str | Named | AllowedChatTools | None,
+    parallel: bool | None,
+) -> Tools:
     """Return the offered and the forced tools. Raises `RequestFailed` (400) naming the parameter."""
-    offered = offered_tools([tool.function.for_template() for tool in tools or ()])
-    parallel = parallel is not False
+    offered = Tools.of([tool.offer() for tool in tools or ()], several=parallel is not False)
     if choice is None or choice == "auto":
-        return Tools(offered, (), parallel)
+        return offered
     if choice == "none":
         return Tools()
-    if not offered:
-        raise combination("tool_choice needs tools", "tool_choice")
-    if isinstance(choice, str):
-        return Tools(offered, offered, parallel)
-    return Tools(offered, (named_tool(choice.function.name, offered, "tool_choice"),), parallel)
+    if isinstance(choice, str) or not offered.offered:
+        return offered.requiring()
+    if isinstance(choice, AllowedChatTools):
+        allowed = choice.allowed_tools
+        named = [
+            _named(tool, offered, f"tool_choice.allowed_tools.tools.{index}")
+            for index, tool in enumerate(allowed.tools)
+        ]
+        return offered.restricted(named) if allowed.mode == "auto" else offered.requiring(named)
+    return offered.requiring([_named(choice, offered, "tool_choice")])
 
 
-def offered_tools(tools: Sequence[Json]) -> tuple[Json, ...]:
-    """Check that no two tools have one name. Raises `RequestFailed` (400)."""
-    names = [tool["function"]["name"] for tool in tools]
-    if len(set(names)) != len(names):
-        raise combination("tools: two of them have the same name", "tools")
-    return tuple(tools)
+def _named(choice: Named, offered: Tools, path: str) -> Json:
+    if isinstance(choice, NamedCustomTool):
+        return offered.named(choice.custom.name, path, "custom")
+    return offered.named(choice.function.name, path, "function")
 
 
-def named_tool(name: str, offered: Sequence[Json], path: str) -> Json:
-    """Return the tool of a name, which the parameter at `path` requests. Raises `RequestFailed` (400)."""
-    for tool in offered:
-        if tool["function"]["name"] == name:
-            return tool
-    raise combination(f"{path} names {name!r}, which is not among the tools", path)
-
-
-def past_calls(calls: Sequence[PastCall], path: str) -> list[Json]:
-    """Return an assistant message's tool_calls as templates expect them: arguments as an object."""
+def past_calls(calls: Sequence[PastCall | PastCustomCall], path: str, tools: Tools) -> list[Json]:
+    """Return an assistant message's tool_calls as templates expect them: functions, with arguments as an object."""
     return [
-        {
-            "id": call.id or "",
-            "type": "function",
-            "function": {
-                "name": call.function.name,
-                "arguments": arguments_of(call.function.arguments, f"{path}.{index}.function.arguments"),
-            },
-        }
+        {"id": call.id or "", "type": "function", "function": _past_function(call, f"{path}.{index}", tools)}
         for index, call in enumerate(calls)
     ]
+
+
+def _past_function(call: PastCall | PastCustomCall, path: str, tools: Tools) -> Json:
+    if isinstance(call, PastCustomCall):
+        name = tools.called(ToolForm(call.custom.name, "custom"))
+        return {"name": name, "arguments": {INPUT: call.custom.input}}
+    arguments = arguments_of(call.function.arguments, f"{path}.function.arguments")
+    return {"name": tools.called(ToolForm(call.function.name)), "arguments": arguments}
 
 
 def arguments_of(value: str | Json | None, path: str) -> Json:

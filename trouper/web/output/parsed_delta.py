@@ -13,6 +13,8 @@ from uuid import uuid4
 
 import attrs
 
+from trouper.web.output.tool_forms import ToolForm, ToolKind
+
 
 @attrs.frozen
 class Content:
@@ -30,19 +32,25 @@ class Reasoning:
 
 @attrs.frozen
 class CallStarted:
-    """A call of the tool `name` begins. `index` counts the calls of an answer from 0."""
+    """A call of a tool begins. `index` counts the calls of an answer from 0."""
 
     index: int
-    name: str
+    tool: ToolForm
     id: str = attrs.field(factory=lambda: f"call_{uuid4().hex[:24]}")
+
+    @property
+    def name(self) -> str:
+        """The name by which the client knows the tool."""
+        return self.tool.name
 
 
 @attrs.frozen
 class CallArguments:
-    """More of the JSON text of a call's arguments."""
+    """More of the JSON text of a call's arguments; of a custom tool, more of its input."""
 
     index: int
     text: str
+    kind: ToolKind = "function"
 
 
 @attrs.frozen
@@ -57,11 +65,15 @@ ParsedDelta = Content | Reasoning | CallStarted | CallArguments | CallEnded
 
 @attrs.frozen
 class Call:
-    """A complete call: a function and its arguments as JSON text."""
+    """A complete call: a tool and its arguments as JSON text; of a custom tool, its input."""
 
-    name: str
+    tool: ToolForm
     arguments: str
     id: str
+
+    @property
+    def name(self) -> str:
+        return self.tool.name
 
 
 @attrs.frozen
@@ -94,5 +106,5 @@ def gathered(deltas: Iterable[ParsedDelta], reason: str) -> ParsedOutput:
                 arguments[index].append(text)
             case CallEnded():
                 pass
-    calls = tuple(Call(call.name, "".join(texts), call.id) for call, texts in zip(started, arguments, strict=True))
+    calls = tuple(Call(call.tool, "".join(texts), call.id) for call, texts in zip(started, arguments, strict=True))
     return ParsedOutput("".join(content), "".join(reasoning), calls, reason)

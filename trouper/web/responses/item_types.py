@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
-from uuid import uuid4
 
 from msgspec import Meta
 
@@ -13,96 +12,41 @@ from trouper.web.http.body_faults import explains, says
 from trouper.web.http.body_parsing import json_type
 from trouper.web.http.field_types import Ignored, JsonText
 from trouper.web.http.image_placeholder import PLACEHOLDER, names_of
-from trouper.web.http.leniency import Adapt
+from trouper.web.http.leniency import Adapt, Skip, safe_name
 from trouper.web.http.request_body import SentBack
 from trouper.web.openai.chat_tools import arguments_adapted, arguments_of
 from trouper.web.output.dialect import Json
-from trouper.web.responses.schemas import REFUSALS_ARE_ANSWERS, STATUSES
+from trouper.web.responses.call_items import (
+    CALLS,
+    OUTPUTS,
+    CallItem,
+    CallOutputItem,
+    CustomToolCallOutputItem,
+    LocalShellCallOutputItem,
+    Output,
+    plain_output,
+)
+from trouper.web.responses.conversation_item import (
+    INPUT_PARTS,
+    PARTS,
+    ConversationItem,
+    InputImage,
+    InputText,
+    OutputText,
+    ReasoningText,
+    RefusalText,
+    SummaryText,
+    input_text,
+    not_a_part,
+    refuse_part,
+    text_part,
+)
+from trouper.web.responses.schemas import REFUSALS_ARE_ANSWERS
 
 MAX_ITEMS = 10_000
-MAX_ID = 128
-ItemId = Annotated[str, says(f"{{path}} must be a string of 1 to {MAX_ID} characters", min_length=1, max_length=MAX_ID)]
-Status = Annotated[
-    Literal["completed", "incomplete", "in_progress"], says(f"{{path}} must be one of {', '.join(STATUSES)}")
-]
-PARTS = ("input_text", "output_text")
-INPUT_PARTS = (*PARTS, "input_image")
-NOT_A_PART = "{path}: only parts of type {known} are supported, not {tag!r}"
 
 
-def new_id(prefix: str) -> str:
-    return prefix + uuid4().hex
-
-
-def _part(kind: str) -> Meta:
-    return says(NOT_A_PART.replace("{known}", kind), "unsupported_content")
-
-
-def _refuse_part(known: Sequence[str], kind: Any, path: str) -> None:
-    message = NOT_A_PART.format(path=path, tag=kind, known=" or ".join(known))
-    raise bad_request(message, path, "unsupported_content")
-
-
-def _input_text(text: str) -> Json:
-    return {"type": "input_text", "text": text}
-
-
-def text_part(text: str, logprobs: Sequence[Json] = ()) -> Json:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
-
-
-class InputText(SentBack, tag="input_text", frozen=True):
-    """Text of a prompt."""
-
-    text: str
-    prompt_cache_breakpoint: Ignored = None
-
-
-class InputImage(SentBack, tag="input_image", frozen=True):
-    """An image. The model reads text only, so a placeholder stands for it, also in what is stored."""
-
-    image_url: Ignored = None
-    file_id: Ignored = None
-    detail: Ignored = None
-    prompt_cache_breakpoint: Ignored = None
-
-
-class OutputText(SentBack, tag="output_text", frozen=True):
-    """Text of an answer. Annotations and logprobs are sent back from an earlier one."""
-
-    text: str
-    annotations: Ignored = None
-    logprobs: Ignored = None
-
-
-class RefusalText(SentBack, tag="refusal", frozen=True):
-    """Text of an answer that another server called a refusal."""
-
-    refusal: str
-
-
-class SummaryText(SentBack, tag="summary_text", frozen=True):
-    """Summary of reasoning."""
-
-    text: str
-
-
-class ReasoningText(SentBack, tag="reasoning_text", frozen=True):
-    """Text of reasoning."""
-
-    text: str
-
-
-class _Item(SentBack, kw_only=True, frozen=True):
-    id: ItemId | None = None
-    status: Status | None = None
-
-    def head(self, kind: str, prefix: str) -> Json:
-        """Return the fields that every item has. An item without an id gets one."""
-        return {"id": self.id or new_id(prefix), "type": kind, "status": self.status or "completed"}
-
-
-class InputMessage(_Item, tag="message", kw_only=True, frozen=True):
+class InputMessage(ConversationItem, tag="message", kw_only=True, frozen=True):
     """A message. `phase` holds nothing that a model could use."""
 
     may_lack_tag: ClassVar[bool] = True
@@ -127,56 +71,52 @@ class InputMessage(_Item, tag="message", kw_only=True, frozen=True):
     def _part(self, part: InputText | OutputText | RefusalText | InputImage, path: str) -> Json:
         if isinstance(part, InputImage):
             if self.role == "assistant":
-                _refuse_part((*PARTS, "refusal"), "input_image", path)
-            return _input_text(PLACEHOLDER)
+                refuse_part((*PARTS, "refusal"), "input_image", path)
+            return input_text(PLACEHOLDER)
         if not isinstance(part, RefusalText):
-            return text_part(part.text) if self.role == "assistant" else _input_text(part.text)
+            return text_part(part.text) if self.role == "assistant" else input_text(part.text)
         if self.role != "assistant":
-            _refuse_part(INPUT_PARTS, "refusal", path)
+            refuse_part(INPUT_PARTS, "refusal", path)
         return {"type": "refusal", "refusal": part.refusal}
 
 
-class FunctionCallItem(_Item, tag="function_call", kw_only=True, frozen=True):
+class FunctionCallItem(ConversationItem, tag="function_call", kw_only=True, frozen=True):
     """A call of an earlier answer."""
 
     adapt: ClassVar[Adapt | None] = arguments_adapted
     call_id: str
     name: str
     arguments: JsonText
+    namespace: str | None = None
 
     def stored(self, path: str) -> Json:
         arguments_of(self.arguments, f"{path}.arguments")
         call = {"call_id": self.call_id, "name": self.name, "arguments": self.arguments}
-        return self.head("function_call", "fc_") | call
+        within = {} if self.namespace is None else {"namespace": self.namespace}
+        return self.head("function_call", "fc_") | call | within
 
 
-class FunctionCallOutputItem(_Item, tag="function_call_output", kw_only=True, frozen=True):
+class FunctionCallOutputItem(ConversationItem, tag="function_call_output", kw_only=True, frozen=True):
     """The result of a call."""
 
     call_id: str
-    output: Annotated[
-        str | list[Annotated[InputText | InputImage, _part("input_text or input_image")]],
-        says("{path} must be a string, not {type}", "invalid_type"),
-    ]
+    output: Output
     name: Ignored = None
+    namespace: Ignored = None
 
     def stored(self, _: str) -> Json:
-        output: str | list[Json]
-        if isinstance(self.output, str):
-            output = self.output
-        else:
-            output = [_input_text(PLACEHOLDER if isinstance(part, InputImage) else part.text) for part in self.output]
+        output = plain_output(self.output)
         return self.head("function_call_output", "fco_") | {"call_id": self.call_id, "output": output}
 
 
 NOT_PARTS = says("{path} must be an array of parts, not {type}", "invalid_type")
 
 
-class ReasoningItem(_Item, tag="reasoning", kw_only=True, frozen=True):
+class ReasoningItem(ConversationItem, tag="reasoning", kw_only=True, frozen=True):
     """Reasoning of an earlier answer."""
 
-    summary: Annotated[list[Annotated[SummaryText, _part("summary_text")]], NOT_PARTS] | None = None
-    content: Annotated[list[Annotated[ReasoningText, _part("reasoning_text")]], NOT_PARTS] | None = None
+    summary: Annotated[list[Annotated[SummaryText, not_a_part("summary_text")]], NOT_PARTS] | None = None
+    content: Annotated[list[Annotated[ReasoningText, not_a_part("reasoning_text")]], NOT_PARTS] | None = None
 
     def stored(self, _: str) -> Json:
         summary = [{"type": "summary_text", "text": part.text} for part in self.summary or ()]
@@ -191,8 +131,12 @@ class ItemReference(SentBack, tag="item_reference", frozen=True):
     id: str
 
 
-Item = InputMessage | FunctionCallItem | FunctionCallOutputItem | ReasoningItem | ItemReference
-KINDS = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
+Item = (
+    InputMessage | FunctionCallItem | FunctionCallOutputItem | ReasoningItem | CallItem | CallOutputItem | ItemReference
+)
+KINDS = ("message", "reasoning", *CALLS, *OUTPUTS, "item_reference")
+TOOL_ITEMS = ("additional_tools", "tool_search_output")
+"""Items that offer more tools."""
 
 
 def ignored_of(items: str | Sequence[Item] | None) -> tuple[str, ...]:
@@ -201,7 +145,7 @@ def ignored_of(items: str | Sequence[Item] | None) -> tuple[str, ...]:
     for item in items if items is not None and not isinstance(items, str) else ():
         if isinstance(item, InputMessage):
             contents.append(item.content)
-        elif isinstance(item, FunctionCallOutputItem):
+        elif isinstance(item, FunctionCallOutputItem | CustomToolCallOutputItem | LocalShellCallOutputItem):
             contents.append(item.output)
     return names_of((part for content in contents if isinstance(content, list) for part in content), InputImage)
 
@@ -225,7 +169,7 @@ def explain_item(value: Any, path: str) -> None:
         for index, part in enumerate(value["content"]):
             part_kind = part.get("type") if isinstance(part, dict) else None
             if part_kind not in known:
-                _refuse_part(known, part_kind, f"{path}.content.{index}")
+                refuse_part(known, part_kind, f"{path}.content.{index}")
 
 
 Input = Annotated[
@@ -243,3 +187,21 @@ def _with_type(item: Any) -> Any:
     if not isinstance(item, dict) or item.get("type") is not None:
         return item
     return item | {"type": "item_reference" if item.get("role") is None else "message"}
+
+
+def known_items(value: Any, skip: Skip) -> tuple[Any, list[Any]]:
+    """Return the input without the items of types that are not known, which belong to tools that nobody runs here; and
+    the tools that items among them offer."""
+    if not isinstance(value, list):
+        return value, []
+    kept: list[Any] = []
+    tools: list[Any] = []
+    for item in value:
+        kind = item.get("type") if isinstance(item, dict) else None
+        if not isinstance(kind, str) or kind in KINDS:
+            kept.append(item)
+        elif kind in TOOL_ITEMS and isinstance(item.get("tools"), list):
+            tools += item["tools"]
+        else:
+            skip(f"input.{safe_name(kind)}")
+    return kept, tools

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-import msgspec
-
 from trouper.protocol.problems import Problem, RequestFailed
 from trouper.web.http.body_parsing import combination
 from trouper.web.output.dialect import Json
+from trouper.web.output.tool_calls import NO_TOOLS, Tools
+from trouper.web.responses.built_in_tools import arguments_of_item
+from trouper.web.responses.call_items import CALLS, OUTPUTS, output_text, tool_of
 from trouper.web.responses.item_types import InputMessage, Item, ItemReference
 
 Find = Callable[[str], Json | None]
@@ -52,11 +53,11 @@ def _referred(item_id: str, path: str, find: Find) -> Json:
 
 def check_outputs(earlier: Iterable[Json], items: Sequence[Json]) -> None:
     """Check that each output answers a call. Raises `RequestFailed` (400)."""
-    calls = {item["call_id"] for item in earlier if item["type"] == "function_call"}
+    calls = {item["call_id"] for item in earlier if item["type"] in CALLS}
     for index, item in enumerate(items):
-        if item["type"] == "function_call":
+        if item["type"] in CALLS:
             calls.add(item["call_id"])
-        elif item["type"] == "function_call_output" and item["call_id"] not in calls:
+        elif item["type"] in OUTPUTS and item["call_id"] not in calls:
             path = f"input.{index}.call_id"
             raise combination(f"{path}: no call {item['call_id']!r} comes before this output", path)
 
@@ -64,8 +65,9 @@ def check_outputs(earlier: Iterable[Json], items: Sequence[Json]) -> None:
 # -- what the model reads ------------------------------------------------------------------------------
 
 
-def messages_of(instructions: str | None, items: Iterable[Json]) -> tuple[Json, ...]:
-    """Convert items to the messages of a chat: reasoning, text and calls of one turn are one message."""
+def messages_of(instructions: str | None, items: Iterable[Json], tools: Tools = NO_TOOLS) -> tuple[Json, ...]:
+    """Convert items to the messages of a chat: reasoning, text and calls of one turn are one message. `tools`: those
+    that are offered now, by whose names the model knows its earlier calls."""
     messages: list[Json] = [] if instructions is None else [{"role": "system", "content": instructions}]
     turn: Json | None = None
     """The assistant's message that the next items may extend."""
@@ -75,26 +77,24 @@ def messages_of(instructions: str | None, items: Iterable[Json]) -> tuple[Json, 
                 turn = None
                 role = "system" if item["role"] == "developer" else item["role"]
                 messages.append({"role": role, "content": _text(item["content"])})
-            case "function_call_output":
+            case kind if kind in OUTPUTS:
                 turn = None
-                output = item["output"]
-                content = output if isinstance(output, str) else _text(output)
-                messages.append({"role": "tool", "content": content, "tool_call_id": item["call_id"]})
+                messages.append({"role": "tool", "content": output_text(item), "tool_call_id": item["call_id"]})
             case kind:
                 if turn is None or not _continues(turn, kind):
                     turn = {"role": "assistant", "content": ""}
                     messages.append(turn)
-                _extend(turn, item)
+                _extend(turn, item, tools)
     return tuple(messages)
 
 
 def _continues(turn: Json, kind: str) -> bool:
     """Whether an item extends the open message. Reasoning comes before text, text before calls; an item out of order
     begins another message."""
-    return kind == "function_call" or not (turn["content"] or "tool_calls" in turn)
+    return kind in CALLS or not (turn["content"] or "tool_calls" in turn)
 
 
-def _extend(turn: Json, item: Json) -> None:
+def _extend(turn: Json, item: Json, tools: Tools) -> None:
     match item["type"]:
         case "message":
             turn["content"] = _text(item["content"])
@@ -102,7 +102,7 @@ def _extend(turn: Json, item: Json) -> None:
             thought = _text(item["content"] or item["summary"])
             turn["reasoning_content"] = turn.get("reasoning_content", "") + thought
         case _:
-            function = {"name": item["name"], "arguments": msgspec.json.decode(item["arguments"] or "{}")}
+            function = {"name": tools.called(tool_of(item)), "arguments": arguments_of_item(item)}
             call = {"id": item["call_id"], "type": "function", "function": function}
             turn.setdefault("tool_calls", []).append(call)
 

@@ -16,7 +16,7 @@ from trouper.web.output.dialect import Choice, Json, Usage, usage_of
 from trouper.web.output.output_parser import OutputParser
 from trouper.web.output.parsed_delta import CallArguments, CallEnded, CallStarted, Content, ParsedDelta, Reasoning
 from trouper.web.output.reasoning_tokens import CountingParser
-from trouper.web.responses.item_types import new_id
+from trouper.web.responses.conversation_item import new_id
 from trouper.web.responses.open_items import OpenCall, OpenItem
 from trouper.web.responses.response_fields import usage_body
 from trouper.web.service import now
@@ -77,7 +77,7 @@ class ResponseDialect:
         if self._open is not None:
             self._open.body["content"] = [self._open.part]
         if self._call is not None:
-            self._call.body["arguments"] = "".join(self._call.texts)
+            self._call.update()
         running: Status = "queued" if not self._begun and self._answer.queued else "in_progress"
         counted = attrs.evolve(usage_of(self._answer), reasoning_tokens=self._parser.reasoning_tokens)
         usage = usage_body(counted) if self.over else None
@@ -223,16 +223,20 @@ class ResponseDialect:
     def _write_arguments(self, text: str) -> bytes:
         assert self._call is not None
         self._call.texts.append(text)
-        return self._event("response.function_call_arguments.delta", self._call.location | {"delta": text})
+        if self._call.event is None:
+            return b""
+        return self._event(f"{self._call.event}.delta", self._call.location | {"delta": text})
 
     def _close_call(self, status: Status) -> bytes:
         """Close the open call, if there is one."""
         if self._call is None:
             return b""
         call, self._call = self._call, None
-        fields = {"name": call.body["name"], "arguments": "".join(call.texts)}
-        done = self._event("response.function_call_arguments.done", call.location | fields)
-        call.body |= {"arguments": fields["arguments"], "status": status}
+        fields, done = call.update(), b""
+        call.body["status"] = status
+        if call.event is not None:
+            named = {"name": call.body["name"]} if call.kind == "function" else {}
+            done = self._event(f"{call.event}.done", call.location | named | fields)
         return done + self._done(call.body, call.index)
 
     def _logprob(self, at: TokenLogprobs) -> Json:

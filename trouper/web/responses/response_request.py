@@ -29,13 +29,14 @@ from trouper.web.openai.other_servers import (
     thinking_adapted,
     with_thinking,
 )  # fmt: skip
+from trouper.web.openai.other_tools import choice_adapted, tools_adapted
 from trouper.web.openai.parameters import SamplingParameters, min_tokens_of, sampling_of, stops_of
 from trouper.web.openai.response_format import TextOutputFormat, format_grammar
 from trouper.web.openai.template_kwargs import TemplateKwargs, template_kwargs
 from trouper.web.output.tool_calls import Tools
 from trouper.web.responses import schemas
-from trouper.web.responses.item_types import Input, ignored_of, with_types
-from trouper.web.responses.response_tools import FlatToolChoice, FlatTools, tools_of
+from trouper.web.responses.item_types import Input, ignored_of, known_items, with_types
+from trouper.web.responses.response_tools import TOOL_TYPES, FlatToolChoice, FlatTools, is_hosted, tools_of
 
 MAX_DEPTH = 256
 """Maximum nesting of values that are returned to the client or passed to a template."""
@@ -115,6 +116,7 @@ class ResponseStreamOptions(Body, frozen=True):
 def _adapted(value: Json, skip: Skip) -> Json:
     """Convert forms of other servers. A chat's effort is `reasoning.effort` here, and OpenRouter's budget stands there."""
     value = thinking_adapted(sampling_adapted(value, ALIASES, ("max_output_tokens",), skip), skip)
+    value = _tools_adapted(value, skip)
     reasoning, effort = value.get("reasoning"), value.pop("reasoning_effort", None)
     if not isinstance(reasoning, dict | None):
         return value
@@ -127,6 +129,21 @@ def _adapted(value: Json, skip: Skip) -> Json:
         value = with_thinking(value, enabled, skip)
     put(value, "thinking_token_budget", inner.pop("max_tokens", None), skip)
     return value | ({"reasoning": inner} if inner else {})
+
+
+def _tools_adapted(value: Json, skip: Skip) -> Json:
+    """Leave out tools that nobody runs here, and the items of their calls; offer the tools that items bring."""
+    items, tools = known_items(value.get("input"), skip)
+    if tools and isinstance(value.get("tools"), list | None):
+        offered = value.get("tools") or []
+        value = value | {"tools": [*offered, *(tool for tool in tools if tool not in offered)]}
+    if isinstance(value.get("tools"), list):
+        hosted = [tool for tool in value["tools"] if is_hosted(tool)]
+        for tool in hosted:
+            skip(f"tools.{tool['type']}")
+        value = value | {"tools": [tool for tool in value["tools"] if tool not in hosted]} if hosted else value
+    value = choice_adapted(tools_adapted(value, TOOL_TYPES, skip), nested=False)
+    return value | {"input": items} if items is not None else value
 
 
 class ResponseRequest(SamplingParameters, kw_only=True, frozen=True):

@@ -1,4 +1,4 @@
-"""Tools of the responses API: written flat, and with more kinds of tool_choice."""
+"""Tools of the responses API: written flat, of more types, and with more kinds of tool_choice."""
 
 from __future__ import annotations
 
@@ -7,81 +7,231 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
+from trouper.protocol.grammar import MAX_SOURCE, Grammar
 from trouper.protocol.problems import bad_request
 from trouper.web.http.body_faults import explains, says
-from trouper.web.http.body_parsing import combination
-from trouper.web.http.request_body import Body
+from trouper.web.http.field_types import Ignored, Text
+from trouper.web.http.leniency import Adapt, Skip
+from trouper.web.http.request_body import Body, StrictCheck
 from trouper.web.http.request_schema import Refused
-from trouper.web.openai.chat_tools import MAX_TOOLS, FunctionDefinition, named_tool, offered_tools
+from trouper.web.openai.chat_tools import MAX_TOOLS, FreeText, FunctionDefinition, ToolName, check_plain_name
+from trouper.web.openai.other_tools import known_tools
 from trouper.web.output.dialect import Json
 from trouper.web.output.tool_calls import Tools
+from trouper.web.output.tool_forms import ToolForm, ToolKind, ToolOffer, custom_offer
+from trouper.web.responses.built_in_tools import BuiltInKind, built_in_offer
+
+ALWAYS_LOADED: Refused = {"defer_loading": (False,), "async": (False,), "allowed_callers": (["direct"],)}
+"""Parameters of tools that may be loaded later, or be called by programs. Here every tool is in the prompt."""
 
 
 class FlatTool(FunctionDefinition, tag="function", frozen=True):
     """A tool of the client."""
 
     unknown_may_be_null: ClassVar[bool] = True
-    refused: ClassVar[Refused] = {"defer_loading": (False,), "async": (False,), "allowed_callers": (["direct"],)}
+    refused: ClassVar[Refused] = ALWAYS_LOADED
+
+
+class FlatGrammar(Body, tag="grammar", frozen=True):
+    """Text that matches a grammar. It is enforced where the tool is the only one that may be called, and described to the
+    model elsewhere."""
+
+    syntax: Annotated[Literal["lark", "regex"], says("{path} must be lark or regex")]
+    definition: Annotated[str, says(f"{{path}} may have {MAX_SOURCE} characters", max_length=MAX_SOURCE)]
+
+    @property
+    def grammar(self) -> Grammar:
+        return Grammar(self.syntax, self.definition, "tools")
+
+
+class FlatCustomTool(Body, tag="custom", frozen=True):
+    """A tool of the client whose input is text."""
+
+    unknown_may_be_null: ClassVar[bool] = True
+    refused: ClassVar[Refused] = ALWAYS_LOADED
+    strict_check: ClassVar[StrictCheck | None] = check_plain_name
+    name: ToolName
+    description: Text | None = None
+    format: FreeText | FlatGrammar | None = None
+
+    def offer(self, namespace: str | None = None) -> ToolOffer:
+        grammar = None if self.format is None else self.format.grammar
+        return custom_offer(ToolForm(self.name, "custom", namespace, grammar), self.description)
+
+
+def _inner_adapted(value: Json, skip: Skip) -> Json:
+    tools = value.get("tools")
+    return value | {"tools": known_tools(tools, ("function", "custom"), skip)} if isinstance(tools, list) else value
+
+
+class NamespaceTool(Body, tag="namespace", frozen=True):
+    """Tools of one origin. The model sees each under the joined name; the description stands before that of the first."""
+
+    unknown_may_be_null: ClassVar[bool] = True
+    adapt: ClassVar[Adapt | None] = _inner_adapted
+    strict_check: ClassVar[StrictCheck | None] = check_plain_name
+    name: ToolName
+    tools: Annotated[
+        list[Annotated[FlatTool | FlatCustomTool, says("{path} must be a tool of type function or custom")]],
+        Meta(max_length=MAX_TOOLS),
+    ]
+    description: Text | None = None
+
+
+class LocalEnvironment(Body, tag="local", frozen=True):
+    """The client's own machine."""
+
+    refused: ClassVar[Refused] = {"skills": ([],)}
+
+
+class _BuiltIn(Body, frozen=True):
+    unknown_may_be_null: ClassVar[bool] = True
+    refused: ClassVar[Refused] = {"allowed_callers": (["direct"],)}
+
+
+class LocalShellTool(_BuiltIn, tag="local_shell", frozen=True):
+    """Commands that the client runs."""
+
+
+class ShellTool(_BuiltIn, tag="shell", frozen=True):
+    """Commands that the client runs, several at a time."""
+
+    environment: Annotated[LocalEnvironment, says("{path} must be of type local: no container runs here")] | None = None
+
+
+class ApplyPatchTool(_BuiltIn, tag="apply_patch", frozen=True):
+    """Patches that the client applies."""
+
+
+AnyTool = FlatTool | FlatCustomTool | NamespaceTool | LocalShellTool | ShellTool | ApplyPatchTool
+BUILT_IN: dict[type, BuiltInKind] = {
+    LocalShellTool: "local_shell",
+    ShellTool: "shell",
+    ApplyPatchTool: "apply_patch",
+}
+TOOL_TYPES = ("function", "custom", "namespace", *BUILT_IN.values())
 
 
 class FlatNamedTool(Body, tag="function", frozen=True):
     """One of the tools."""
 
     name: str
+    namespace: Ignored = None
 
 
-def explain_named(_: Any, path: str) -> None:
+class FlatNamedCustom(Body, tag="custom", frozen=True):
+    """One of the custom tools."""
+
+    name: str
+    namespace: Ignored = None
+
+
+class LocalShellChoice(Body, tag="local_shell", frozen=True):
+    """The shell."""
+
+
+class ShellChoice(Body, tag="shell", frozen=True):
+    """The shell."""
+
+
+class ApplyPatchChoice(Body, tag="apply_patch", frozen=True):
+    """The patches."""
+
+
+Named = FlatNamedTool | FlatNamedCustom | LocalShellChoice | ShellChoice | ApplyPatchChoice
+CHOSEN: dict[type, ToolKind] = {
+    LocalShellChoice: "local_shell",
+    ShellChoice: "shell",
+    ApplyPatchChoice: "apply_patch",
+}
+NAMED_TYPES = ("function", "custom", *CHOSEN.values())
+
+
+def explain_named(value: Any, path: str) -> None:
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind in CHOSEN.values():
+        return
     raise bad_request(f"{path} must be of type function and have a name", path, "invalid_value")
+
+
+def _allowed_adapted(value: Json, skip: Skip) -> Json:
+    """Leave out tools that nobody runs here, unless no other is allowed."""
+    tools = value.get("tools")
+    if not isinstance(tools, list):
+        return value
+    return value | {"tools": known_tools(tools, NAMED_TYPES, skip) or tools}
 
 
 class AllowedTools(Body, tag="allowed_tools", frozen=True):
     """The tools that may be called, or of which one must be."""
 
+    adapt: ClassVar[Adapt | None] = _allowed_adapted
     mode: Annotated[Literal["auto", "required"], says("{path} must be auto or required")]
     tools: Annotated[
-        list[Annotated[FlatNamedTool, explains(explain_named)]],
+        list[Annotated[Named, explains(explain_named)]],
         says(f"{{path}} must be an array of 1 to {MAX_TOOLS} tools", min_length=1, max_length=MAX_TOOLS),
     ]
 
 
 def explain_choice(value: Any, path: str) -> None:
     kind = value.get("type") if isinstance(value, dict) else None
-    if kind == "function":
-        explain_named(value, path)
-    if kind != "allowed_tools":
+    if kind in ("function", "custom"):
+        raise bad_request(f"{path} must be of type {kind} and have a name", path, "invalid_value")
+    if kind not in ("allowed_tools", *CHOSEN.values()):
         message = f"{path} must be none, auto, required, or an object of type function or allowed_tools"
         raise bad_request(message, path, "invalid_value")
 
 
-ONLY_FUNCTIONS = "{path}: only tools of type function are supported here, not {tag!r}; turn it off in the client"
+NOT_RUN_HERE = "{path}: no tool of type {tag!r} is run here, only the client's own; turn it off in the client"
 FlatTools = Annotated[
-    list[Annotated[FlatTool, says(ONLY_FUNCTIONS, "unsupported_tool", ".type")]], Meta(max_length=MAX_TOOLS)
+    list[Annotated[AnyTool, says(NOT_RUN_HERE, "unsupported_tool", ".type")]], Meta(max_length=MAX_TOOLS)
 ]
-FlatToolChoice = Annotated[Literal["none", "auto", "required"] | FlatNamedTool | AllowedTools, explains(explain_choice)]
+FlatToolChoice = Annotated[
+    Literal["none", "auto", "required"]
+    | FlatNamedTool
+    | FlatNamedCustom
+    | LocalShellChoice
+    | ShellChoice
+    | ApplyPatchChoice
+    | AllowedTools,
+    explains(explain_choice),
+]
 
 
-def tools_of(
-    tools: Sequence[FlatTool] | None, choice: str | FlatNamedTool | AllowedTools | None, *, several: bool
-) -> Tools:
+def is_hosted(tool: object) -> bool:
+    """Whether a tool of a known type would run on the server: a shell in a container."""
+    environment = tool.get("environment") if isinstance(tool, dict) and tool.get("type") == "shell" else None
+    return isinstance(environment, dict) and environment.get("type") not in (None, "local")
+
+
+def tools_of(tools: Sequence[AnyTool] | None, choice: str | Named | AllowedTools | None, *, several: bool) -> Tools:
     """Return the offered and the forced tools. Raises `RequestFailed` (400) naming the parameter."""
-    offered = offered_tools([tool.for_template() for tool in tools or ()])
+    offered = Tools.of([offer for tool in tools or () for offer in _offers(tool)], several=several)
     if choice is None or choice == "auto":
-        return Tools(offered, (), several)
+        return offered
     if choice == "none":
         return Tools()
-    if not offered:
-        raise combination("tool_choice needs tools", "tool_choice")
-    if isinstance(choice, FlatNamedTool):
-        return Tools(offered, (named_tool(choice.name, offered, "tool_choice"),), several)
+    if isinstance(choice, str) or not offered.offered:
+        return offered.requiring()
     if isinstance(choice, AllowedTools):
-        return _allowed(choice, offered, several)
-    return Tools(offered, offered, several)
+        named = [_named(tool, offered, f"tool_choice.tools.{index}") for index, tool in enumerate(choice.tools)]
+        return offered.restricted(named) if choice.mode == "auto" else offered.requiring(named)
+    return offered.requiring([_named(choice, offered, "tool_choice")])
 
 
-def _allowed(choice: AllowedTools, offered: tuple[Json, ...], several: bool) -> Tools:
-    """Return the tools of `allowed_tools`. With `auto` the model sees no others; with `required` the grammar excludes
-    them."""
-    allowed = tuple(
-        named_tool(tool.name, offered, f"tool_choice.tools.{index}") for index, tool in enumerate(choice.tools)
-    )
-    return Tools(allowed, (), several) if choice.mode == "auto" else Tools(offered, allowed, several)
+def _offers(tool: AnyTool) -> list[ToolOffer]:
+    if isinstance(tool, NamespaceTool):
+        offers = [inner.offer(tool.name) for inner in tool.tools]
+        return offers if tool.description is None or not offers else [offers[0].after(tool.description), *offers[1:]]
+    if isinstance(tool, FlatTool | FlatCustomTool):
+        return [tool.offer()]
+    return [built_in_offer(BUILT_IN[type(tool)])]
+
+
+def _named(choice: Named, offered: Tools, path: str) -> Json:
+    if isinstance(choice, FlatNamedTool):
+        return offered.named(choice.name, path, "function")
+    if isinstance(choice, FlatNamedCustom):
+        return offered.named(choice.name, path, "custom")
+    kind = CHOSEN[type(choice)]
+    return offered.named(kind, path, kind)

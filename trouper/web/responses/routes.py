@@ -19,7 +19,7 @@ from trouper.web.http.request_body import refuse
 from trouper.web.http.request_schema import FLAG, TEXT, ref
 from trouper.web.output.dialect import COMMENT, Json
 from trouper.web.output.tool_calls import Tools
-from trouper.web.responses.item_types import new_id
+from trouper.web.responses.conversation_item import new_id
 from trouper.web.responses.items import check_outputs, items_of, messages_of, page_of
 from trouper.web.responses.response_events import ResponseDialect
 from trouper.web.responses.response_fields import head_of
@@ -159,10 +159,10 @@ class Responses:
         self, resolved: ResolvedRequest, items: Sequence[Json]
     ) -> tuple[Served, ResolvedRequest, Generate]:
         """Lease the model and build the request for it; tools that it cannot call are omitted. Raises `RequestFailed` (400, 404)."""
-        messages = messages_of(resolved.request.instructions, items)
         served = await self._service.served(resolved.request.model)
         if self._service.omits_tools(resolved.tools, served):
             resolved = attrs.evolve(resolved, tools=Tools())
+        messages = messages_of(resolved.request.instructions, items, resolved.tools)
         seed = served.runtime.settings.seed
         return served, resolved, response_to_generate(resolved, messages, self._service.request_id, seed)
 

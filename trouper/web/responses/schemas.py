@@ -80,6 +80,22 @@ REASONING = full(
 CALL = full(
     {"id": TEXT, "type": {"const": "function_call"}, "status": STATUS, "call_id": TEXT, "name": TEXT, "arguments": TEXT}
 )
+CUSTOM_CALL = full(
+    {"id": TEXT, "type": {"const": "custom_tool_call"}, "status": STATUS, "call_id": TEXT, "name": TEXT, "input": TEXT}
+)
+BUILT_IN_CALL: Json = {
+    "type": "object",
+    "properties": {
+        "id": TEXT,
+        "type": {"enum": ["local_shell_call", "shell_call", "apply_patch_call"]},
+        "status": STATUS,
+        "call_id": TEXT,
+        "action": OBJECT,
+        "operation": OBJECT,
+        "environment": NULL,
+    },
+    "required": ["id", "type", "status", "call_id"],
+}
 USAGE = full(
     {
         "input_tokens": COUNT,
@@ -155,6 +171,8 @@ _EVENTS = (
     _event(("reasoning_text.done",), {**_PART_LOCATION, "text": TEXT}),
     _event(("function_call_arguments.delta",), {**_ITEM, "delta": TEXT}),
     _event(("function_call_arguments.done",), {**_ITEM, "name": TEXT, "arguments": TEXT}),
+    _event(("custom_tool_call_input.delta",), {**_ITEM, "delta": TEXT}),
+    _event(("custom_tool_call_input.done",), {**_ITEM, "input": TEXT}),
     full(
         {
             "type": {"const": "error"},
@@ -166,4 +184,8 @@ _EVENTS = (
     ),
 )
 EVENT = either(*_EVENTS)
-COMPONENTS: Json = {"Response": RESPONSE, "OutputItem": either(MESSAGE, REASONING, CALL), "ResponseEvent": EVENT}
+COMPONENTS: Json = {
+    "Response": RESPONSE,
+    "OutputItem": either(MESSAGE, REASONING, CALL, CUSTOM_CALL, BUILT_IN_CALL),
+    "ResponseEvent": EVENT,
+}

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+import attrs
+
+from trouper.web.output.freeform_input import FreeformInput
 from trouper.web.output.parsed_delta import (
     CallArguments,
     CallEnded,
@@ -14,6 +17,7 @@ from trouper.web.output.parsed_delta import (
     Reasoning,
 )
 from trouper.web.output.tool_calls import Tools
+from trouper.web.output.tool_forms import ToolKind
 
 Kind = Literal["content", "reasoning", "call"]
 Outcome = Literal["repaired", "no_call"]
@@ -43,10 +47,13 @@ class CallSink:
         """Text of the part that is being added to; parts of one kind that follow each other are joined."""
         self._joined: type[Content | Reasoning | CallArguments] = Content
         self._dropped = False
+        self._kind: ToolKind = "function"
+        self._freeform: FreeformInput | None = None
+        """Decoder of the input of the open call, if its tool is a custom one."""
 
     def tentative(self) -> CallSink:
-        """Return an empty sink for calls that may stay text."""
-        return CallSink(self._tools, lambda _outcome: None)
+        """Return an empty sink for calls that may stay text. Its calls have the model's names and arguments."""
+        return CallSink(attrs.evolve(self._tools, forms={}), lambda _outcome: None)
 
     def take(self) -> list[ParsedDelta]:
         self._join()
@@ -61,7 +68,7 @@ class CallSink:
 
     def arguments(self, text: str) -> None:
         if not self._dropped:
-            self._add(CallArguments, text)
+            self._add(CallArguments, text if self._freeform is None else self._freeform.push(text))
 
     def _add(self, kind: type[Content | Reasoning | CallArguments], text: str) -> None:
         if text:
@@ -75,7 +82,7 @@ class CallSink:
             text = "".join(self._pieces)
             self._pieces.clear()
             if self._joined is CallArguments:
-                self._parts.append(CallArguments(self._index, text))
+                self._parts.append(CallArguments(self._index, text, self._kind))
             else:
                 self._parts.append(Content(text) if self._joined is Content else Reasoning(text))
 
@@ -96,9 +103,14 @@ class CallSink:
         self._dropped = self.calls > 0 and not self._tools.several
         self.calls += 1
         if not self._dropped:
-            self._parts.append(CallStarted(self._index, name))
+            form = self._tools.form(name)
+            self._kind, self._freeform = form.kind, FreeformInput() if form.kind == "custom" else None
+            self._parts.append(CallStarted(self._index, form))
 
     def end(self, *, repaired: bool = False) -> None:
+        if self._freeform is not None and not self._dropped:
+            self._add(CallArguments, self._freeform.end())
+        self._freeform = None
         self._join()
         if repaired:
             self.report("repaired")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from functools import partial
 
 from trouper.protocol.model import Tokenizer
@@ -14,6 +16,10 @@ from trouper.web.output.formats.marked_answer import NO_CALLS, CallFormat, Marke
 from trouper.web.output.formats.tagged_calls import TagLayout, tagged_section
 from trouper.web.output.formats.text_source import END, Steps, TextSource
 from trouper.web.output.tool_calls import Tools
+from trouper.web.output.tool_forms import input_as_arguments
+
+NEVER = re.compile("(?!)")
+"""Matches nothing."""
 
 QWEN3_CODER = TagLayout(
     call=("<function=", ">"),
@@ -76,6 +82,8 @@ def answer_steps(
     source: TextSource, sink: CallSink, tools: Tools, tokenizer: Tokenizer, *, thinks: bool
 ) -> Steps[None]:
     """Return the coroutine that reads an answer of the tokenizer's model."""
+    if tools.freeform is not None:
+        return _freeform(source, sink, tools.freeform)
     if tools.forced:
         return _forced(source, sink)
     if tokenizer.tool_parser == "harmony":
@@ -95,6 +103,18 @@ def call_format(tools: Tools, tokenizer: Tokenizer) -> CallFormat:
     parse = partial(tokenizer.parse_calls, tools=tools.offered)
     section = partial(buffered_section, end=end, parse=parse)
     return CallFormat((start,), section, end) if start else CallFormat((), section, opening="[")
+
+
+def _freeform(source: TextSource, sink: CallSink, name: str) -> Steps[None]:
+    """Read an answer that is the input of a custom tool, by its grammar."""
+    sink.kind = "call"
+    sink.start(name)
+    sink.arguments(input_as_arguments("")[:-2])
+    while (yield from source.peek()) != END:
+        sink.arguments(json.dumps(source.run(NEVER), ensure_ascii=False)[1:-1])
+        source.keep()
+    sink.arguments(input_as_arguments("")[-2:])
+    sink.end()
 
 
 def _forced(source: TextSource, sink: CallSink) -> Steps[None]:

@@ -1,0 +1,93 @@
+"""Blocks of earlier turns that come from tools of Anthropic's servers, and documents, for lenient readings.
+
+What holds text is read as text. The rest is left out and named: one such block would otherwise make every later request of
+its conversation fail.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trouper.web.http.leniency import Skip, safe_name
+from trouper.web.http.request_schema import Json
+
+KNOWN = {
+    "user": ("text", "image", "tool_result"),
+    "assistant": ("text", "tool_use", "thinking", "redacted_thinking"),
+    "system": ("text",),
+}
+"""Types of blocks that are read, by role."""
+WITHIN = ("text", "image")
+"""Types of blocks in the result of a call."""
+UNREADABLE = "[a document that this text-only model cannot read]"
+
+
+def blocks_adapted(value: Json, skip: Skip) -> Json:
+    """Return the body with the blocks that are read."""
+    messages = value.get("messages")
+    if not isinstance(messages, list):
+        return value
+    return value | {"messages": [_message(message, skip) for message in messages]}
+
+
+def _message(message: Any, skip: Skip) -> Any:
+    known = KNOWN.get(message["role"]) if isinstance(message, dict) and isinstance(message.get("role"), str) else None
+    if known is None or not isinstance(message.get("content"), list):
+        return message
+    if all(_is_plain(block, known) for block in message["content"]):
+        return message
+    blocks = [read for block in message["content"] for read in _read(block, known, "messages.content", skip)]
+    return message | {"content": blocks}
+
+
+def _is_plain(block: Any, known: tuple[str, ...]) -> bool:
+    """Whether a block needs no conversion, as most do."""
+    if not isinstance(block, dict):
+        return True
+    kind = block.get("type")
+    return kind in known and (kind != "tool_result" or not isinstance(block.get("content"), list))
+
+
+def _read(block: Any, known: tuple[str, ...], path: str, skip: Skip) -> list[Any]:
+    kind = block.get("type") if isinstance(block, dict) else None
+    if kind == "tool_result" and kind in known and isinstance(block.get("content"), list):
+        inner = [read for part in block["content"] for read in _read(part, WITHIN, f"{path}.content", skip)]
+        return [block | {"content": inner}]
+    if not isinstance(kind, str) or kind in known:
+        return [block]
+    text = _text_of(kind, block)
+    if text is None:
+        skip(f"{path}.{safe_name(kind)}")
+        text = UNREADABLE if kind == "document" else ""
+    return [{"type": "text", "text": text}] if text else []
+
+
+def _text_of(kind: str, block: Json) -> str | None:
+    """Return the text of a block that holds some; None if it holds none."""
+    source = block.get("source")
+    if kind == "document" and isinstance(source, dict):
+        if source.get("type") == "text" and isinstance(source.get("data"), str):
+            return _titled(block, source["data"])
+        inner = _joined(source.get("content")) if source.get("type") == "content" else None
+        return None if inner is None else _titled(block, inner)
+    if kind == "search_result":
+        found = _joined(block.get("content"))
+        origin = source if isinstance(source, str) else ""
+        return None if found is None else _titled(block, "\n".join(filter(None, (origin, found))))
+    if kind == "tool_reference" and isinstance(block.get("tool_name"), str):
+        return f"The tool {block['tool_name']} is available."
+    return None
+
+
+def _titled(block: Json, text: str) -> str:
+    titles = (block.get("title"), block.get("context"))
+    return "\n".join([*(title for title in titles if isinstance(title, str) and title), text])
+
+
+def _joined(content: Any) -> str | None:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        return None
+    texts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"]
+    return "\n".join(text for text in texts if isinstance(text, str)) if len(texts) == len(content) else None

@@ -1,0 +1,220 @@
+"""Items of calls and of their outputs in earlier turns, beside those of functions: custom tools, shells, patches."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from msgspec import Meta
+
+from trouper.web.http.body_faults import says
+from trouper.web.http.field_types import Ignored
+from trouper.web.http.image_placeholder import PLACEHOLDER
+from trouper.web.http.leniency import Adapt, Skip
+from trouper.web.http.request_body import SentBack
+from trouper.web.output.tool_forms import Json, ToolForm, ToolKind
+from trouper.web.responses.conversation_item import ConversationItem, InputImage, InputText, not_a_part
+
+CALLS: dict[str, ToolKind] = {
+    "function_call": "function",
+    "custom_tool_call": "custom",
+    "local_shell_call": "local_shell",
+    "shell_call": "shell",
+    "apply_patch_call": "apply_patch",
+}
+"""Types of items of calls, and the kinds of their tools."""
+OUTPUTS = tuple(f"{kind}_output" for kind in CALLS)
+PREFIXES: dict[ToolKind, str] = {
+    "function": "fc_", "custom": "ctc_", "local_shell": "lsh_", "shell": "sh_", "apply_patch": "apc_",
+}  # fmt: skip
+"""What the ids of items begin with."""
+Output = Annotated[
+    str | list[Annotated[InputText | InputImage, not_a_part("input_text or input_image")]],
+    says("{path} must be a string, not {type}", "invalid_type"),
+]
+
+
+def tool_of(item: Json) -> ToolForm:
+    """Return the tool of a stored call."""
+    kind = CALLS[item["type"]]
+    name = item["name"] if kind in ("function", "custom") else kind
+    return ToolForm(name, kind, item.get("namespace"))
+
+
+def plain_output(output: str | list[InputText | InputImage]) -> str | list[Json]:
+    """Return an output as it is stored; a placeholder stands for an image."""
+    if isinstance(output, str):
+        return output
+    texts = [PLACEHOLDER if isinstance(part, InputImage) else part.text for part in output]
+    return [{"type": "input_text", "text": text} for text in texts]
+
+
+class _CallOfEarlierTurn(ConversationItem, kw_only=True, frozen=True):
+    call_id: str
+    caller: Ignored = None
+    created_by: Ignored = None
+
+
+class CustomToolCallItem(_CallOfEarlierTurn, tag="custom_tool_call", kw_only=True, frozen=True):
+    """A call of a custom tool."""
+
+    name: str
+    input: str
+    namespace: str | None = None
+
+    def stored(self, _: str) -> Json:
+        call = {"call_id": self.call_id, "name": self.name, "input": self.input}
+        within = {} if self.namespace is None else {"namespace": self.namespace}
+        return self.head("custom_tool_call", PREFIXES["custom"]) | call | within
+
+
+class CustomToolCallOutputItem(_CallOfEarlierTurn, tag="custom_tool_call_output", kw_only=True, frozen=True):
+    """The result of a call of a custom tool."""
+
+    output: Output
+    name: Ignored = None
+
+    def stored(self, _: str) -> Json:
+        return self.head("custom_tool_call_output", "ctco_") | {
+            "call_id": self.call_id,
+            "output": plain_output(self.output),
+        }
+
+
+class _Action(SentBack, kw_only=True, frozen=True):
+    timeout_ms: int | None = None
+
+
+class LocalShellAction(_Action, tag="exec", kw_only=True, frozen=True):
+    command: list[str]
+    env: dict[str, str] | None = None
+    user: str | None = None
+    working_directory: str | None = None
+
+
+class LocalShellCallItem(_CallOfEarlierTurn, tag="local_shell_call", kw_only=True, frozen=True):
+    """A command that the client has run."""
+
+    action: LocalShellAction
+
+    def stored(self, _: str) -> Json:
+        action: Json = {"type": "exec", "command": self.action.command, "env": self.action.env or {}}
+        for name in ("timeout_ms", "user", "working_directory"):
+            if getattr(self.action, name) is not None:
+                action[name] = getattr(self.action, name)
+        return self.head("local_shell_call", PREFIXES["local_shell"]) | {"call_id": self.call_id, "action": action}
+
+
+def _called_by_id(value: Json, _: Skip) -> Json:
+    """Read an output that names its call by `id` alone, as the types of the `openai` package have it."""
+    return value if "call_id" in value or "id" not in value else value | {"call_id": value["id"]}
+
+
+class LocalShellCallOutputItem(_CallOfEarlierTurn, tag="local_shell_call_output", kw_only=True, frozen=True):
+    """What a command has printed."""
+
+    adapt: ClassVar[Adapt | None] = _called_by_id
+    output: Output
+
+    def stored(self, _: str) -> Json:
+        return self.head("local_shell_call_output", "lsho_") | {
+            "call_id": self.call_id,
+            "output": plain_output(self.output),
+        }
+
+
+class ShellAction(_Action, kw_only=True, frozen=True):
+    commands: list[str]
+    max_output_length: int | None = None
+
+
+class ShellCallItem(_CallOfEarlierTurn, tag="shell_call", kw_only=True, frozen=True):
+    """Commands that the client has run."""
+
+    action: ShellAction
+    environment: Ignored = None
+
+    def stored(self, _: str) -> Json:
+        action = {name: getattr(self.action, name) for name in ("commands", "timeout_ms", "max_output_length")}
+        call = {"call_id": self.call_id, "action": action, "environment": None}
+        return self.head("shell_call", PREFIXES["shell"]) | call
+
+
+class ShellCallOutputItem(_CallOfEarlierTurn, tag="shell_call_output", kw_only=True, frozen=True):
+    """What commands have printed, and how they ended."""
+
+    output: Annotated[
+        list[dict[str, Any]] | str, says("{path} must be an array of outputs, not {type}", "invalid_type")
+    ]
+    max_output_length: Ignored = None
+
+    def stored(self, _: str) -> Json:
+        return self.head("shell_call_output", "sho_") | {"call_id": self.call_id, "output": self.output}
+
+
+class PatchOperation(SentBack, kw_only=True, frozen=True):
+    type: Annotated[
+        Literal["create_file", "update_file", "delete_file"],
+        says("{path} must be create_file, update_file or delete_file"),
+    ]
+    path: str
+    diff: str | None = None
+
+
+class ApplyPatchCallItem(_CallOfEarlierTurn, tag="apply_patch_call", kw_only=True, frozen=True):
+    """A patch that the client has applied."""
+
+    operation: PatchOperation
+
+    def stored(self, _: str) -> Json:
+        operation = {"type": self.operation.type, "path": self.operation.path}
+        operation |= {} if self.operation.diff is None else {"diff": self.operation.diff}
+        return self.head("apply_patch_call", PREFIXES["apply_patch"]) | {
+            "call_id": self.call_id,
+            "operation": operation,
+        }
+
+
+PatchStatus = Annotated[
+    Literal["completed", "failed", "incomplete", "in_progress"], says("{path} must be completed or failed")
+]
+
+
+class ApplyPatchCallOutputItem(SentBack, tag="apply_patch_call_output", kw_only=True, frozen=True):
+    """Whether a patch could be applied."""
+
+    call_id: str
+    status: PatchStatus = "completed"
+    output: str | None = None
+    id: Annotated[str, Meta(min_length=1)] | None = None
+    caller: Ignored = None
+    created_by: Ignored = None
+
+    def stored(self, _: str) -> Json:
+        fields = {"status": self.status, "call_id": self.call_id, "output": self.output}
+        return ConversationItem(id=self.id).head("apply_patch_call_output", "apco_") | fields
+
+
+CallItem = CustomToolCallItem | LocalShellCallItem | ShellCallItem | ApplyPatchCallItem
+CallOutputItem = CustomToolCallOutputItem | LocalShellCallOutputItem | ShellCallOutputItem | ApplyPatchCallOutputItem
+
+
+def output_text(item: Json) -> str:
+    """Return what the model reads of an output."""
+    output = item["output"]
+    match item["type"]:
+        case "shell_call_output" if not isinstance(output, str):
+            return "\n".join(map(_shell_output, output))
+        case "apply_patch_call_output":
+            return output or ("The patch was applied." if item["status"] == "completed" else "The patch failed.")
+    return output if isinstance(output, str) else "".join(part["text"] for part in output)
+
+
+def _shell_output(part: Json) -> str:
+    outcome = part.get("outcome")
+    ending = ""
+    if isinstance(outcome, dict) and outcome.get("type") == "timeout":
+        ending = "timed out"
+    elif isinstance(outcome, dict) and outcome.get("exit_code"):
+        ending = f"exit code: {outcome['exit_code']}"
+    texts = (part.get("stdout"), part.get("stderr"), ending)
+    return "\n".join(text for text in texts if isinstance(text, str) and text)
