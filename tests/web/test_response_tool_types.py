@@ -66,7 +66,7 @@ def called(name: str, **arguments: Any) -> str:
 
 def types_of(union: Any) -> Iterator[str]:
     """The values of `type` in all members of a union."""
-    for member in get_args(union):
+    for member in (member for member in get_args(union) if isinstance(member, type)):
         hint = get_type_hints(member).get("type")
         while hint is not None and get_origin(hint) is not Literal:
             [hint, *_] = get_args(hint)
