@@ -171,6 +171,13 @@ def test_a_call_that_was_cut_stays_incomplete() -> None:
     assert arguments_of(played("glm", [text], cut=True)) == ['{"path": "x']
 
 
+@pytest.mark.parametrize("name", STREAMED)
+def test_a_call_that_was_cut_has_no_end(name: str) -> None:
+    text = CALLS[name]
+    found = played(name, [text[: text.index("line") + 2]], cut=True)
+    assert [kind for kind, _ in found][:1] == ["CallStarted"] and "CallEnded" not in [kind for kind, _ in found]
+
+
 def test_a_call_in_reasoning_that_was_cut_is_reasoning() -> None:
     found = played("hermes", [f"<think>hm{CALLS['hermes']}"], cut=True)
     assert [kind for kind, _ in found] == ["Reasoning"]

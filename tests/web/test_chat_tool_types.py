@@ -50,7 +50,7 @@ async def test_calls_of_custom_tools_and_their_way_back() -> None:
         request: Any = {"model": "fake", "messages": [USER], "tools": [CUSTOM, FUNCTION]}
         [choice] = client.chat.completions.create(**request).choices
         deltas = [chunk.choices[0].delta.to_dict() for chunk in client.chat.completions.create(**request, stream=True)]
-        calls: list[Any] = [call for delta in deltas for call in delta.get("tool_calls", ())]  # type: ignore[attr-defined]
+        calls: list[Any] = [call for delta in deltas for call in delta.get("tool_calls", ())]
         assert choice.finish_reason == "tool_calls" and {call["index"] for call in calls} == {0}
         return choice.message.to_dict(), calls[0]["type"], "".join(call["custom"]["input"] for call in calls)
 

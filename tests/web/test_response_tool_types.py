@@ -230,6 +230,13 @@ async def test_tools_that_items_bring_are_offered(kind: str) -> None:
     assert [tool["function"]["name"] for tool in tools] == ["f", "write"]
 
 
+async def test_a_call_that_was_cut_is_incomplete() -> None:
+    async with serving(saying(called("write", input="x" * 99), tokenizer=hermes())) as served:
+        _, _, answer = await asked(served, {"tools": [CUSTOM], "max_output_tokens": 80})
+        [item] = answer["output"]
+        assert (answer["status"], item["status"], item["type"]) == ("incomplete", "incomplete", "custom_tool_call")
+
+
 # -- grammars, choices, names -----------------------------------------------------------------------------------
 
 

@@ -6,7 +6,7 @@ from trouper.protocol.model import Tokenizer
 from trouper.web.output.formats.call_sink import CallSink, Kind, Report
 from trouper.web.output.formats.registry import answer_steps
 from trouper.web.output.formats.text_source import TextSource
-from trouper.web.output.parsed_delta import ParsedDelta, ParsedOutput, gathered
+from trouper.web.output.parsed_delta import CallEnded, ParsedDelta, ParsedOutput, gathered
 from trouper.web.output.tool_calls import Tools
 
 
@@ -44,7 +44,10 @@ class OutputParser:
         could take a half for the whole."""
         self._source.ended, self._source.cut = True, cut
         self._resume()
-        return self._sink.take()
+        parts = self._sink.take()
+        if cut and parts and isinstance(parts[-1], CallEnded):
+            parts.pop()
+        return parts
 
     def reason(self, reason: str) -> str:
         """Return the finish reason, once `end` was called."""

@@ -87,6 +87,8 @@ def _call(source: TextSource, sink: CallSink, layout: TagLayout) -> Steps[None]:
         first, repaired = False, repaired or not closed
     if not source.cut or ended:
         sink.arguments("}")
+    else:
+        yield from source.drop()
     sink.end(repaired=(repaired or not ended) and not source.cut)
 
 

@@ -85,6 +85,11 @@ class TextSource:
                 return skipped
             skipped += char
 
+    def drop(self) -> Steps[None]:
+        """Read all that comes, such as half a tag where an answer was cut."""
+        while (yield from self.next()) != END:
+            self.keep()
+
     def matches(self, text: str) -> Steps[bool]:
         """Read `text` if it comes next; otherwise read nothing."""
         position = self.position
