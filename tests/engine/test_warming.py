@@ -26,7 +26,7 @@ from trouper.protocol.plans import Stepped
 def test_a_model_that_was_warmed_up_answers_as_ever(name: str, shapes: Shapes) -> None:
     model = build(name)
     engine = StepEngine(model, VOCABULARY, shapes=shapes)
-    warm_up(engine, VOCABULARY, context=1024, chunk=256)
+    warm_up(engine, VOCABULARY, context=1024, chunk=256, step=64)
     assert engine.lengths() == {}
     assert engine.nbytes == 0
     prompt = [5, 6, 7, 8]
@@ -65,5 +65,7 @@ def test_the_first_long_prompt_meets_nothing_new() -> None:
         for module in (attention_seam, trouper.engine.warm_up):
             patch.setattr(module, "plain", counted)
         engine = StepEngine(build("llama"), VOCABULARY, shapes=attrs.evolve(ROUNDED, mask_elements=2**16))
-        warm_up(engine, VOCABULARY, context=1200, chunk=256)
-    assert {(256, 256), (256, 512), (256, 768), (256, 1024)} <= set(lengths)
+        warm_up(engine, VOCABULARY, context=1200, chunk=256, step=64)
+    assert {(256, end) for end in range(512, 1200, 256)} <= set(lengths)
+    beside_streams = {end for width, end in lengths if width == 64}
+    assert beside_streams >= set(range(1024 + 64, 1200, 64)), "a chunk of 64 has a mask as an array until then"

@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 
 from trouper.engine.kv.attention_seam import AttentionCall, plain, recording
-from trouper.engine.kv.pass_shapes import Shapes
+from trouper.engine.kv.pass_shapes import CHUNK_STEP, Shapes
 from trouper.engine.step import StepEngine
 from trouper.protocol.plans import Admit, Chunk, Plan, RowId
 from trouper.protocol.sampling import Sampling
@@ -19,12 +19,13 @@ GROWING_STEPS = 70
 MAX_PLANNED = 2**18
 """Maximum length of a row whose decoding is prepared."""
 MAX_PLANNED_PREFILL = 2**16
-"""Maximum length of a prompt whose full chunks are prepared: 32 of 2,048 tokens, 40 ms each. Others are when they are met."""
+"""Maximum length of a prompt whose chunks are prepared: 32 of 2,048 tokens and 112 of 512, 40 ms each. Others are when they are met."""
 
 
-def warm_up(engine: StepEngine, vocabulary: int, context: int = 0, chunk: int = 0) -> None:
+def warm_up(engine: StepEngine, vocabulary: int, context: int = 0, chunk: int = 0, step: int = CHUNK_STEP) -> None:
     """Run prefill, decoding, both in one step, greedy and random sampling, a row that grows, and attention of one row at each
-    capacity up to `context` tokens, and in chunks of `chunk` tokens. All rows are dropped at the end."""
+    capacity up to `context` tokens, and in chunks of `chunk` tokens, and of `step` tokens, as prompts have beside streams. All rows
+    are dropped at the end."""
     rows = [RowId(index) for index in range(len(PROMPTS))]
     samplings = (Sampling(temperature=0.0), DRAWN, DRAWN)
     admits = [
@@ -51,7 +52,8 @@ def warm_up(engine: StepEngine, vocabulary: int, context: int = 0, chunk: int = 
     _run(engine, Plan(8, drop=(late,)))
     if calls and context:
         _plan_attention(calls[-1], engine.shapes, min(context, MAX_PLANNED))
-        _plan_prefill(engine, vocabulary, min(context, MAX_PLANNED_PREFILL), chunk)
+        for width in dict.fromkeys((chunk, min(chunk, step))):
+            _plan_prefill(engine, vocabulary, min(context, MAX_PLANNED_PREFILL), chunk, width)
 
 
 def _run(engine: StepEngine, plan: Plan) -> None:
@@ -84,22 +86,23 @@ def _plan_attention(call: AttentionCall, shapes: Shapes, tokens: int) -> None:
         mx.eval(plain(call.queries, keys, values, None, **call.options))
 
 
-def _plan_prefill(engine: StepEngine, vocabulary: int, tokens: int, chunk: int) -> None:
-    """Run attention of a long prompt's full chunks, with queries of a real chunk: cuDNN plans for their strides, too. The first one
-    compiles a kernel: 0.8 s on an H200."""
+def _plan_prefill(engine: StepEngine, vocabulary: int, tokens: int, chunk: int, width: int) -> None:
+    """Run attention of a long prompt's chunks of `width` tokens at each multiple, with queries of a real chunk: cuDNN plans for their
+    strides, too. The first one compiles a kernel: 0.8 s on an H200. Shorter prompts get masks as arrays, for which nothing is planned."""
     shapes, row = engine.shapes, RowId(0)
-    if not chunk or tokens < 2 * chunk or chunk * 2 * chunk < shapes.mask_elements:
+    start = next((at for at in range(width, tokens, width) if shapes.alone(width, at)), tokens) if width else tokens
+    if start + width > tokens or not width:
         return
-    _run(
-        engine,
-        Plan(0, admit=(_admit(row, 3 * chunk, Sampling(temperature=0.0), vocabulary),), prefill=(Chunk(row, chunk),)),
-    )
+    sizes = [min(chunk, start - at) for at in range(0, start, chunk)]
+    admit = _admit(row, start + 2 * width, Sampling(temperature=0.0), vocabulary)
+    for index, size in enumerate(sizes):
+        _run(engine, Plan(0, admit=(admit,) if not index else (), prefill=(Chunk(row, size),)))
     with recording() as calls:
-        _run(engine, Plan(0, prefill=(Chunk(row, chunk),)))
+        _run(engine, Plan(0, prefill=(Chunk(row, width),)))
     _run(engine, Plan(0, drop=(row,)))
     for call in calls[-1:]:
         if call.options["mask"] == "causal" and isinstance(call.keys, mx.array):
-            for end in range(3 * chunk, tokens + 1, chunk):
+            for end in range(start + 2 * width, tokens + 1, width):
                 keys, values = (_buffer(part, end) for part in (call.keys, call.values))
                 mx.eval(plain(call.queries, keys, values, None, **call.options))
 
