@@ -108,6 +108,10 @@ clients *flags: _setup
 ranks-campaign requests="500" *flags: _setup
     @.venv/bin/python -m tests.ranks.campaign "$@"
 
+# Real coding agents, or the NAMEd, from their registries: each edits a file, in the formats of seven families (about 10 minutes); `just agents codex --family qwen3_5`
+agents *flags: _setup
+    @.venv/bin/python -m tests.agents "$@"
+
 # A rank is killed or stopped in the middle of streams, ROUNDS times each: how soon clients hear of it, and the group is back
 ranks-losses rounds="3": _setup
     @.venv/bin/python -m tests.ranks.losses "$@"

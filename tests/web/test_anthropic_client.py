@@ -451,7 +451,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": [TOOL | {"name": "a b"}]}, "tools.0.name"),
     ({"tools": [TOOL | {"description": 3}]}, "tools.0.description"),
     ({"tools": [TOOL | {"strict": 1}]}, "tools.0.strict"),
-    ({"tools": [TOOL | {"defer_loading": True}]}, "tools.0.defer_loading"),
+    ({"tools": [TOOL | {"defer_loading": 1}]}, "tools.0.defer_loading"),
     ({"tools": [TOOL | {"new": True}]}, "tools.0.new"),
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305"),
     ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "bash_20250124"),

@@ -88,7 +88,7 @@ INNER: list[tuple[str, Json, str]] = [
     (RESPONSES, {"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "{"}, *SAID]}, "input.arguments"),
     (MESSAGES, {"temperature": 1.5}, "temperature"),
     (MESSAGES, {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management.edits"),
-    (MESSAGES, {"tools": [{"name": "f", "input_schema": {}, "defer_loading": True}], "tool_choice": {"type": "none"}}, "tools.defer_loading"),
+    (MESSAGES, {"tools": [{"name": "f", "input_schema": {}, "input_examples": [{}]}], "tool_choice": {"type": "none"}}, "tools.input_examples"),
     (MESSAGES, {"output_config": {"task_budget": ODD}}, "output_config.task_budget"),
     (MESSAGES, {"system": [{"type": "text", "text": "x", "citations": [1]}]}, "system.citations"),
 ]  # fmt: skip

@@ -38,6 +38,7 @@ PDF: Json = {"type": "document", "source": {"type": "base64", "media_type": "app
 SEARCHED: Json = {
     "type": "search_result", "title": "T", "source": "http://x", "content": [{"type": "text", "text": "words"}],
 }  # fmt: skip
+REFERENCE: Json = {"type": "tool_reference", "tool_name": "late"}
 TEXTS = {
     "document": (DOCUMENT, "T\nwords"),
     "search_result": (SEARCHED, "T\nhttp://x\nwords"),
@@ -149,3 +150,52 @@ async def test_names_of_any_characters_come_back() -> None:
         assert (await asked(served, messages=turns, tools=[OWN | {"name": "a/b"}]))[0] == 200
     [_, turn, last] = json.loads(prompts_of(engine)[-1])[0]
     assert turn["tool_calls"][0]["function"]["name"] == last["name"] == "a_b"
+
+
+def tool(name: str, **more: Any) -> Json:
+    return {"name": name, "description": f"Does {name}.", "input_schema": {"type": "object"}, **more}
+
+
+FIND, LATE, NEVER = tool("find"), tool("late", defer_loading=True), tool("never", defer_loading=True)
+FOUND = [
+    {"role": "user", "content": "x"},
+    {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "find", "input": {}}]},
+    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": [REFERENCE]}]},
+]
+
+
+async def test_a_tool_that_is_loaded_later_is_described_where_it_was_found_and_the_prefix_stays() -> None:
+    engine = saying(called("late", q=1), called("late", q=1), tokenizer=hermes())
+    async with serving(engine) as served:
+        before = await asked(served, tools=[FIND, NEVER], messages=FOUND[:1])
+        after = await asked(served, tools=[FIND, LATE, NEVER], messages=FOUND)
+    assert [status for status, *_ in (before, after)] == [200, 200]
+    assert [ignored for _, ignored, _ in (before, after)] == ["", ""]
+    [block] = after[2]["content"]
+    assert (block["type"], block["name"], block["input"]) == ("tool_use", "late", {"q": 1})
+    (first, options), (second, later) = map(json.loads, prompts_of(engine))
+    assert [each["function"]["name"] for each in options["tools"]] == ["find"]
+    assert options["tools"] == later["tools"]
+    assert second[: len(first)] == first
+    said = second[-1]["content"]
+    assert said.startswith("The tool late is available now:\n")
+    described = json.loads(said.partition("\n")[2])
+    assert described["function"] == {"name": "late", "description": "Does late.", "parameters": {"type": "object"}}
+    assert "never" not in json.dumps([second, later])
+
+
+async def test_a_deferred_tool_can_be_forced() -> None:
+    engine = saying('{"name": "late", "arguments": {}}', tokenizer=hermes())
+    async with serving(engine) as served:
+        _, _, answer = await asked(served, tools=[FIND, LATE], tool_choice={"type": "tool", "name": "late"})
+    assert [block["name"] for block in answer["content"]] == ["late"]
+
+
+async def test_without_a_search_of_the_clients_own_every_tool_is_loaded() -> None:
+    search = {"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"}
+    engine = saying("x", tokenizer=hermes())
+    async with serving(engine) as served:
+        _, ignored, _ = await asked(served, tools=[search, FIND, LATE])
+    assert "tools.defer_loading" in ignored
+    [(_, options)] = map(json.loads, prompts_of(engine))
+    assert [each["function"]["name"] for each in options["tools"]] == ["find", "late"]

@@ -66,6 +66,8 @@ def client_tools_adapted(value: Json, skip: Skip) -> Json:
     if not isinstance(tools, list):
         return value
     kept = [adapted for tool in tools if (adapted := _adapted(tool, skip)) is not None]
+    if any(_searches(tool) for tool in tools):
+        kept = [_loaded(tool, skip) for tool in kept]
     if kept or not tools:
         return value | {"tools": kept}
     rest = {name: given for name, given in value.items() if name != "tools"}
@@ -89,6 +91,21 @@ def _adapted(tool: Any, skip: Skip) -> Any:
         skip(f"tools.{safe_name(name)}")
     schema = {"type": "object", "properties": properties, "required": required}
     return {name: tool[name] for name in READ if name in tool} | {"description": description, "input_schema": schema}
+
+
+def _searches(tool: Any) -> bool:
+    """Whether a tool is a search for tools that Anthropic's servers run."""
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    return isinstance(kind, str) and kind.startswith("tool_search_tool")
+
+
+def _loaded(tool: Any, skip: Skip) -> Any:
+    """Return a tool as one that is always loaded: without the search, the model would never hear of it."""
+    if not isinstance(tool, dict) or "defer_loading" not in tool:
+        return tool
+    if tool["defer_loading"]:
+        skip("tools.defer_loading")
+    return {name: value for name, value in tool.items() if name != "defer_loading"}
 
 
 def _of_openai(function: Json) -> Json:

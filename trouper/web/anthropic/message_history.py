@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
@@ -68,6 +69,13 @@ class ImageBlock(SentBack, tag="image", frozen=True):
     cache_control: Ignored = None
 
 
+class ToolReferenceBlock(SentBack, tag="tool_reference", frozen=True):
+    """A tool that the client's own search has found, among those with `defer_loading`: it is described here."""
+
+    tool_name: str
+    cache_control: Ignored = None
+
+
 NO_BLOCKS = says("{path} must be a string or an array of blocks, not {type}", "invalid_type")
 TextContent = Annotated[str | list[Annotated[TextBlock, _only("text")]], NO_BLOCKS]
 
@@ -76,7 +84,14 @@ class ToolResultBlock(SentBack, tag="tool_result", frozen=True):
     """The result of a call."""
 
     tool_use_id: str
-    content: Annotated[str | list[Annotated[TextBlock | ImageBlock, _only("text", "image")]], NO_BLOCKS] | None = None
+    content: (
+        Annotated[
+            str
+            | list[Annotated[TextBlock | ImageBlock | ToolReferenceBlock, _only("text", "image", "tool_reference")]],
+            NO_BLOCKS,
+        ]
+        | None
+    ) = None
     is_error: bool | None = None
     cache_control: Ignored = None
 
@@ -152,6 +167,14 @@ class CalledNames:
         name = self.by_id[block.id] = self._tools.called(ToolForm(block.name))
         return {"id": block.id, "type": "function", "function": {"name": name, "arguments": block.input}}
 
+    def described(self, block: ToolReferenceBlock) -> str:
+        """Return what the model reads of a tool that was found."""
+        name = self._tools.called(ToolForm(block.tool_name))
+        tool = next((tool for tool in self._tools.offered if tool["function"]["name"] == name), None)
+        if tool is None or name not in self._tools.deferred:
+            return f"The tool {name} is available."
+        return f"The tool {name} is available now:\n{json.dumps(tool, ensure_ascii=False)}"
+
 
 def _turns(message: ConversationTurn, names: CalledNames) -> list[Json]:
     """Convert a message to turns."""
@@ -195,7 +218,8 @@ def _answer(blocks: Sequence[AssistantBlock], names: CalledNames) -> Json:
 
 def _result(block: ToolResultBlock, names: CalledNames) -> Json:
     content = block.content or ""
-    text = content if isinstance(content, str) else "\n".join(map(_text, content))
+    parts = [TextBlock(content)] if isinstance(content, str) else content
+    text = "\n".join(names.described(part) if isinstance(part, ToolReferenceBlock) else _text(part) for part in parts)
     turn = {
         "role": "tool",
         "tool_call_id": block.tool_use_id,

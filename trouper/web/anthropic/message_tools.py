@@ -59,7 +59,6 @@ class CustomTool(Body, tag="custom", frozen=True):
     unknown_may_be_null: ClassVar[bool] = True
     adapt: ClassVar[Adapt | None] = _tool_adapted
     refused: ClassVar[Refused] = {
-        "defer_loading": (False,),
         "allowed_callers": (["direct"],),
         "input_examples": ([],),
     }
@@ -68,6 +67,7 @@ class CustomTool(Body, tag="custom", frozen=True):
     input_schema: InputSchema
     description: Text | None = None
     strict: bool | None = None
+    defer_loading: bool | None = None
     cache_control: Ignored = None
     eager_input_streaming: Ignored = None
 
@@ -77,7 +77,7 @@ class CustomTool(Body, tag="custom", frozen=True):
             path = f"{path}.input_schema"
             raise bad_request(NOT_AN_OBJECT.format(path=path), path, "invalid_type")
         described = {} if self.description is None else {"description": self.description}
-        return ToolOffer(ToolForm(self.name), {**described, "parameters": self.input_schema})
+        return ToolOffer(ToolForm(self.name), {**described, "parameters": self.input_schema}, bool(self.defer_loading))
 
 
 def _takes_an_object(schema: Json) -> bool:

@@ -249,8 +249,8 @@ def prompt_of(request: CountRequest) -> ChatPrompt:
     if output.effort is not None:
         kwargs["reasoning_effort"] = output.effort
     kwargs |= template_kwargs(request.chat_template_kwargs)
-    if tools.offered:
-        kwargs["tools"] = [*tools.offered]
+    if tools.described:
+        kwargs["tools"] = tools.described
     if continues(messages):
         kwargs |= {"add_generation_prompt": False, "continue_final_message": True}
     return ChatPrompt(messages, kwargs, ignored_of(request.messages))

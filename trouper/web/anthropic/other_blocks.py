@@ -17,7 +17,7 @@ KNOWN = {
     "system": ("text",),
 }
 """Types of blocks that are read, by role."""
-WITHIN = ("text", "image")
+WITHIN = ("text", "image", "tool_reference")
 """Types of blocks in the result of a call."""
 UNREADABLE = "[a document that this text-only model cannot read]"
 
@@ -74,7 +74,7 @@ def _text_of(kind: str, block: Json) -> str | None:
         found = _joined(block.get("content"))
         origin = source if isinstance(source, str) else ""
         return None if found is None else _titled(block, "\n".join(filter(None, (origin, found))))
-    if kind == "tool_reference" and isinstance(block.get("tool_name"), str):
+    if kind == "tool_reference" and isinstance(block.get("tool_name"), str):  # Outside of a result.
         return f"The tool {block['tool_name']} is available."
     return None
 

@@ -104,8 +104,8 @@ def chat_to_generate(request: ChatRequest, request_id: str, default_seed: int | 
     """Build a request for each choice. Raises `RequestFailed` (400) naming the parameter."""
     tools = request.parsed_tools
     kwargs = template_kwargs(request.chat_template_kwargs)
-    if tools.offered:
-        kwargs = kwargs | {"tools": [*tools.offered]}
+    if tools.described:
+        kwargs = kwargs | {"tools": tools.described}
     kwargs = _about_thinking(request, tools) | _about_the_end(request) | kwargs
     limit = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
     generate = Generate(

@@ -31,6 +31,9 @@ class Tools:
     """Whether an answer may have more than one call."""
     forms: Mapping[str, ToolForm] = attrs.field(factory=dict)
     """What clients call the tools, by the model's names; of those that are not functions with the same name."""
+    deferred: frozenset[str] = frozenset()
+    """The model's names of tools that may be called, and are described where the conversation names them and not at its
+    beginning: a client that loads tools one by one keeps the prefix of its prompt."""
 
     @classmethod
     def of(cls, offers: Sequence[ToolOffer], *, several: bool = True) -> Tools:
@@ -41,7 +44,13 @@ class Tools:
         names = model_names(forms)
         offered = tuple(offer.as_function(name) for offer, name in zip(offers, names, strict=True))
         mapped = {name: form for name, form in zip(names, forms, strict=True) if form != ToolForm(name)}
-        return cls(offered, several=several, forms=mapped)
+        deferred = frozenset(name for offer, name in zip(offers, names, strict=True) if offer.deferred)
+        return cls(offered, several=several, forms=mapped, deferred=deferred)
+
+    @property
+    def described(self) -> list[Json]:
+        """The tools for the chat template."""
+        return [tool for tool in self.offered if tool["function"]["name"] not in self.deferred]
 
     def form(self, name: str) -> ToolForm:
         """Return what the client calls the tool that the model calls `name`."""

@@ -50,11 +50,13 @@ class ToolOffer:
 
     form: ToolForm
     function: Json
+    deferred: bool = False
+    """The prompt describes it only where a result of the client's own search names it."""
 
     def after(self, description: str) -> ToolOffer:
         """Return the tool with a text in front of its description."""
         texts = (description, self.function.get("description", ""))
-        return ToolOffer(self.form, {**self.function, "description": "\n\n".join(filter(None, texts))})
+        return attrs.evolve(self, function={**self.function, "description": "\n\n".join(filter(None, texts))})
 
     def as_function(self, name: str) -> Json:
         """Return the tool as templates expect it."""

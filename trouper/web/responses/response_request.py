@@ -280,4 +280,4 @@ def _variables(resolved: ResolvedRequest) -> Json:
     if bound or effort == "none" or resolved.request.thinking_token_budget == 0:
         variables["enable_thinking"] = False
     variables |= template_kwargs(resolved.request.chat_template_kwargs)
-    return variables | ({"tools": [*resolved.tools.offered]} if resolved.tools.offered else {})
+    return variables | ({"tools": resolved.tools.described} if resolved.tools.described else {})

@@ -1,0 +1,65 @@
+"""The agents' own packages, outside of the checkout: a directory for each, kept until its packages change."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.agents.programs import AGENTS, NODE, Program
+
+
+def cache() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "trouper" / "agents"
+
+
+def search_path(name: str) -> str:
+    """PATH with the agent's programs, and with a Node.js that is new enough for all of them."""
+    directories = [cache() / NODE.package / "node_modules" / "node" / "bin", binaries(name, AGENTS[name])]
+    return ":".join([*map(str, directories), os.environ["PATH"]])
+
+
+def binaries(name: str, program: Program) -> Path:
+    return cache() / name / ("node_modules/.bin" if program.is_javascript else "bin")
+
+
+def install(name: str) -> None:
+    """Install the agent, and Node.js if it needs that; does nothing where they are there."""
+    program = AGENTS[name]
+    if program.is_javascript:
+        _install(NODE.package, NODE)
+    _install(name, program)
+
+
+def _install(name: str, program: Program) -> None:
+    directory, wanted = cache() / name, json.dumps(program.packages)
+    installed = directory / "installed.json"
+    if installed.exists() and installed.read_text("utf-8") == wanted:
+        return
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    if program.is_javascript:
+        (directory / "package.json").write_text('{"private": true}', "utf-8")
+        path = f"{cache() / NODE.package / 'node_modules' / 'node' / 'bin'}:{os.environ['PATH']}"
+        line = ["npm", "install", "--silent", "--no-audit", "--no-fund", *program.packages]
+        subprocess.run(line, cwd=directory, check=True, env=os.environ | {"PATH": path})
+    else:
+        subprocess.run(["uv", "venv", "--quiet", "--python", sys.executable, str(directory)], check=True)
+        python = str(directory / "bin" / "python")
+        subprocess.run(["uv", "pip", "install", "--quiet", "--python", python, *program.packages], check=True)
+    installed.write_text(wanted, "utf-8")
+
+
+def version(name: str) -> str:
+    """The installed version of the agent's package."""
+    program = AGENTS[name]
+    if program.is_javascript:
+        package = cache() / name / "node_modules" / program.package / "package.json"
+        return str(json.loads(package.read_text("utf-8"))["version"])
+    code = f"import importlib.metadata as found; print(found.version({program.package!r}))"
+    line = [str(binaries(name, program) / "python"), "-c", code]
+    return subprocess.run(line, capture_output=True, text=True, check=True).stdout.strip()

@@ -1,0 +1,74 @@
+"""The agents: their packages, and how each is started without a terminal for one task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+TASK = "{task}"
+"""Stands for the task in a program's arguments. A program without it reads the task from stdin."""
+URL = "{url}"
+
+
+@attrs.frozen
+class Program:
+    """An agent. `arguments` are behind `trouper connect NAME --run --`; where `connect` does not know it, they are its own
+    whole command, with `variables`."""
+
+    packages: tuple[str, ...]
+    arguments: tuple[str, ...] = ()
+    piped: tuple[str, ...] | None = None
+    """The arguments for a task that comes by stdin, since it is too long for a command line; None: it cannot."""
+    is_javascript: bool = True
+    connected: bool = True
+    variables: Mapping[str, str] = attrs.field(factory=dict)
+
+    @property
+    def package(self) -> str:
+        """The name of the first package, without a version."""
+        first = self.packages[0]
+        return first[0] + first[1:].partition("@")[0].partition("=")[0]
+
+
+NODE = Program(("node",))
+
+AGENTS: Mapping[str, Program] = {
+    "claude": Program(
+        ("@anthropic-ai/claude-code",),
+        ("-p", TASK, "--dangerously-skip-permissions"),
+        piped=("-p", "--dangerously-skip-permissions"),
+        variables={"IS_SANDBOX": "1"},
+    ),
+    "codex": Program(
+        ("@openai/codex",),
+        ("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", TASK),
+        piped=("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "-"),
+    ),
+    "opencode": Program(("opencode-ai",), ("run", TASK), piped=("run",)),
+    "qwen": Program(("@qwen-code/qwen-code",), ("--yolo", "-p", TASK), piped=("--yolo",)),
+    "cline": Program(("cline",), ("--yolo", TASK)),
+    "pi": Program(("@earendil-works/pi-coding-agent@0.87.1",), ("-p", TASK), piped=("-p",)),
+    "aider": Program(
+        ("aider-chat",),
+        (
+            "--yes-always", "--no-git", "--no-check-update", "--analytics-disable", "--no-show-model-warnings",
+            "--auto-test", "--test-cmd", "python3 check.py", "--message", TASK, "greeting.py",
+        ),
+        is_javascript=False,
+    ),
+    "mini-swe-agent": Program(
+        ("mini-swe-agent", "mcp"),
+        (
+            "mini", "--model", "openai/scripted", "--yolo", "--exit-immediately", "--cost-limit", "0",
+            "--task", TASK, "--output", "trajectory.json",
+        ),
+        is_javascript=False,
+        connected=False,
+        variables={
+            "OPENAI_API_BASE": f"{URL}/v1", "OPENAI_API_KEY": "none", "MSWEA_COST_TRACKING": "ignore_errors",
+            "MSWEA_CONFIGURED": "true",
+        },
+    ),
+}  # fmt: skip
+"""By the names of `trouper connect`, where it knows them."""
