@@ -251,6 +251,26 @@ class TestLargeChunksOnDevicesThatPrepareShapes:
         assert region.causal and region.keys == 72
         assert not Region(0, np.array([20], np.int32), np.array([8], np.int32), 8, self.SHAPES).causal
 
+    def test_chunks_that_the_device_plans_for_get_copies_without_the_gaps_of_their_buffers(self) -> None:
+        def chunk(length: int, width: int, rows: int = 1) -> Region:
+            lengths = np.arange(length, length + rows, dtype=np.int32)
+            return Region(0, lengths, np.full(rows, width, np.int32), width, ROUNDED)
+
+        assert chunk(2048, 512).copied and not chunk(2048, 512).causal
+        assert chunk(30_000, 512).copied and chunk(30_000, 512).causal
+        assert not chunk(1024, 512).copied, "MLX's own kernel"
+        assert not chunk(30_000, 8).copied, "drafts"
+        assert not chunk(30_000, 1).copied
+        assert not chunk(2048, 512, rows=2).copied
+
+    @pytest.mark.parametrize("copied_width", [2, 1000])
+    def test_copies_change_no_token(self, copied_width: int) -> None:
+        cases = [Request(list(range(3, 3 + length)), 6, sampling=GREEDY) for length in (150, 140, 9)]
+        wanted = [Driver(StepEngine(model_of("llama"), VOCABULARY), 64).play([case])[0].tokens for case in cases]
+        shapes = attrs.evolve(ROUNDED, vector_tokens=32, copied_width=copied_width)
+        engine = StepEngine(model_of("llama"), VOCABULARY, shapes=shapes)
+        assert [row.tokens for row in Driver(engine, 64).play(cases)] == wanted
+
     def test_and_alone_with_the_same_tokens(self) -> None:
         cases = [Request(list(range(3, 3 + length)), 6, sampling=GREEDY) for length in (150, 140, 9)]
         wanted = [Driver(StepEngine(model_of("llama"), VOCABULARY), 64).play([case])[0].tokens for case in cases]

@@ -68,4 +68,5 @@ def test_the_first_long_prompt_meets_nothing_new() -> None:
         warm_up(engine, VOCABULARY, context=1200, chunk=256, step=64)
     assert {(256, end) for end in range(512, 1200, 256)} <= set(lengths)
     beside_streams = {end for width, end in lengths if width == 64}
+    assert beside_streams >= {engine.shapes.keys(end) for end in range(128, 1025, 64)}, "with masks as arrays"
     assert beside_streams >= set(range(1024 + 64, 1200, 64)), "a chunk of 64 has a mask as an array until then"

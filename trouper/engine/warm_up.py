@@ -53,7 +53,7 @@ def warm_up(engine: StepEngine, vocabulary: int, context: int = 0, chunk: int = 
     if calls and context:
         _plan_attention(calls[-1], engine.shapes, min(context, MAX_PLANNED))
         for width in dict.fromkeys((chunk, min(chunk, step))):
-            _plan_prefill(engine, vocabulary, min(context, MAX_PLANNED_PREFILL), chunk, width)
+            _plan_prefill(engine, vocabulary, min(context, MAX_PLANNED_PREFILL), width)
 
 
 def _run(engine: StepEngine, plan: Plan) -> None:
@@ -86,14 +86,15 @@ def _plan_attention(call: AttentionCall, shapes: Shapes, tokens: int) -> None:
         mx.eval(plain(call.queries, keys, values, None, **call.options))
 
 
-def _plan_prefill(engine: StepEngine, vocabulary: int, tokens: int, chunk: int, width: int) -> None:
-    """Run attention of a long prompt's chunks of `width` tokens at each multiple, with queries of a real chunk: cuDNN plans for their
-    strides, too. The first one compiles a kernel: 0.8 s on an H200. Shorter prompts get masks as arrays, for which nothing is planned."""
+def _plan_prefill(engine: StepEngine, vocabulary: int, tokens: int, width: int) -> None:
+    """Run a prompt's chunks of `width` tokens as far as they get masks as arrays, for which cuDNN plans from some length on, then
+    attention of the longer prompt's chunks at each multiple, with queries of a real chunk: it plans for their strides, too. The first
+    one of either kind compiles a kernel: 0.8 s on an H200."""
     shapes, row = engine.shapes, RowId(0)
     start = next((at for at in range(width, tokens, width) if shapes.alone(width, at)), tokens) if width else tokens
     if start + width > tokens or not width:
         return
-    sizes = [min(chunk, start - at) for at in range(0, start, chunk)]
+    sizes = [min(width, start - at) for at in range(0, start, width)]
     admit = _admit(row, start + 2 * width, Sampling(temperature=0.0), vocabulary)
     for index, size in enumerate(sizes):
         _run(engine, Plan(0, admit=(admit,) if not index else (), prefill=(Chunk(row, size),)))

@@ -27,6 +27,8 @@ NO_CUDNN = 8
 the buffer's length is a multiple, and cuDNN plans for each length and number of rows: 40 ms, on a fresh machine 400."""
 CHUNK_STEP = 512
 """Multiple of tokens at which chunks of long prompts end, so that lengths recur: cuDNN plans for each, 40 ms."""
+COPIED_WIDTH = 64
+"""Minimum width of a pass whose keys are copied. Drafts are fewer: a copy at each step would cost more than it spares."""
 LEAD = 64
 """Number of tokens by which the first buffers grow before they are full, where all layers' buffers have the same lengths. If all
 grew in one step, it would take 20 ms longer for all rows."""
@@ -43,6 +45,9 @@ class Shapes:
     mask_elements: int = 2**22
     """Maximum number of queries times keys of a row for which attention gets a mask as an array, to spare the device a new shape.
     Attention with such a mask computes all scores: 2,048 queries over 20,480 keys took 29 GB on an H200 (Qwen3-4B's shape)."""
+    vector_tokens: int = VECTOR_TOKENS
+    """Maximum number of keys of a row for which MLX's own kernels run, which need no plan."""
+    copied_width: int = COPIED_WIDTH
     first_bank: int = FIRST_BANK
     """Maximum number of tokens of rows in the bank of level 0; each level has twice as many."""
     shared_tokens: int = SHARED_TOKENS
@@ -74,7 +79,7 @@ class Shapes:
         if not self.rounded:
             return -(-tokens // STEP) * STEP
         shorter = kv_capacity(tokens + NO_CUDNN, STEP) - NO_CUDNN
-        return shorter if shorter < VECTOR_TOKENS else kv_capacity(max(tokens, VECTOR_TOKENS + 1), STEP)
+        return shorter if shorter < self.vector_tokens else kv_capacity(max(tokens, self.vector_tokens + 1), STEP)
 
     def capacities(self, tokens: int) -> Iterator[int]:
         """All capacities of rounded buffers up to the one for `tokens` tokens, in ascending order."""
@@ -87,6 +92,10 @@ class Shapes:
         """Whether a row of `length` tokens runs `tokens` more without other rows: a pass with them would need a mask as an array, and
         this one would be too large."""
         return self.rounded and self.width(tokens) * (length + tokens) > self.mask_elements
+
+    def copied(self, width: int, keys: int) -> bool:
+        """Whether attention of a row's chunk gets copies of keys and values (`Region.copied`): where MLX would use cuDNN."""
+        return self.rounded and width >= self.copied_width and keys >= self.vector_tokens
 
     def groups(self, counts: Sequence[int]) -> list[range]:
         """Partition the rows into padded passes of neighbours, given how many tokens each row runs, at the minimum total cost of

@@ -44,8 +44,8 @@ class Region:
         self.causal = self.level and (
             width == 1 or not shapes.rounded or not lengths[0] or width * self.longest > shapes.mask_elements
         )
-        self.copied = self.causal and shapes.rounded and width * self.longest >= shapes.mask_elements
         self.keys = self.longest if self.causal or width == 1 else shapes.keys(self.longest)
+        self.copied = self.level and shapes.copied(width, self.keys)
         self._flat_indices: dict[tuple[int, int, int], mx.array] = {}
 
     @cached_property
