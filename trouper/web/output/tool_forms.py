@@ -20,6 +20,8 @@ Json = dict[str, Any]
 ToolKind = Literal["function", "custom", "local_shell", "shell", "apply_patch"]
 UNSAFE = re.compile(r"[^A-Za-z0-9_.-]+")
 SEPARATORS = ("_", ".", "-", "/", ":")
+NOTHING: Json = {"type": "object", "properties": {}}
+"""Parameters of a function without any."""
 INPUT = "input"
 """Parameter of the function that stands for a custom tool."""
 
@@ -59,8 +61,8 @@ class ToolOffer:
         return attrs.evolve(self, function={**self.function, "description": "\n\n".join(filter(None, texts))})
 
     def as_function(self, name: str) -> Json:
-        """Return the tool as templates expect it."""
-        return {"type": "function", "function": {"name": name, **self.function}}
+        """Return the tool as templates expect it: some fail where a description or parameters are missing."""
+        return {"type": "function", "function": {"name": name, "description": "", "parameters": NOTHING, **self.function}}
 
 
 def custom_offer(form: ToolForm, description: str | None) -> ToolOffer:
