@@ -18,6 +18,7 @@ import attrs
 from tests.agents import edit_task
 from tests.agents.install import install, search_path
 from tests.agents.programs import AGENTS, TASK, URL
+from tests.agents.shapes import shapes
 from tests.scripted.process import ROOT, recorded, scripted_server
 
 SCRIPT = "tests.agents.edit_task:script"
@@ -78,6 +79,8 @@ class Session:
     """The longest time without an event that clients count."""
     seconds: float = 0.0
     output: str = ""
+    bodies: Sequence[Mapping[str, Any]] = attrs.field(default=(), repr=False)
+    """The latest request of each of its conversations, as `shapes` says."""
 
     @property
     def ok(self) -> bool:
@@ -89,8 +92,11 @@ class Session:
         return [turn for turn in self.turns if turn.known]
 
 
-def run(agent: str, family: str = "qwen3", *, words: int = 0, prefill_rate: float = 0.0) -> Session:
-    """Let an agent edit a file. With `words` so many of a text come before the task, by stdin."""
+def run(
+    agent: str, family: str = "qwen3", *, words: int = 0, prefill_rate: float = 0.0, context: int = 131_072
+) -> Session:
+    """Let an agent edit a file. With `words` so many of a text come before the task, by stdin. `prefill_rate`: prompt tokens a
+    second, 0: no time. `context`: tokens that the model holds."""
     install(agent)
     with tempfile.TemporaryDirectory(prefix="agent-", dir=Path.cwd().parent, ignore_cleanup_errors=True) as name:
         home = Path(name)
@@ -98,13 +104,16 @@ def run(agent: str, family: str = "qwen3", *, words: int = 0, prefill_rate: floa
         work.mkdir()
         (work / "greeting.py").write_text(edit_task.BEFORE + "\n", "utf-8")
         (work / "check.py").write_text(edit_task.CHECK, "utf-8")
-        flags = ("--family", family, "--script", SCRIPT, "--record", str(record), "--prefill-rate", str(prefill_rate))
+        flags = (
+            "--family", family, "--script", SCRIPT, "--record", str(record), "--prefill-rate", str(prefill_rate),
+            "--context", str(context),
+        )  # fmt: skip
         began = time.monotonic()
         with _variable(edit_task.DIRECTORY, str(work)), scripted_server(*flags) as url:
             exit_code, output = _ran(agent, url, home, words)
         text = (work / "greeting.py").read_text("utf-8")
         return attrs.evolve(
-            _observed(record),
+            _observed(record, str(home)),
             agent=agent,
             family=family,
             edited=text.strip() == edit_task.AFTER,
@@ -164,7 +173,7 @@ def _end(process: subprocess.Popen[str]) -> str:
     return process.communicate()[0] or ""
 
 
-def _observed(record: Path) -> Session:
+def _observed(record: Path, home: str) -> Session:
     lines = [line for line in recorded(record) if line["method"] == "POST"]
     tokens = {line["request_id"]: line for line in recorded(record, "request")}
     return Session(
@@ -173,6 +182,7 @@ def _observed(record: Path) -> Session:
         unfinished=sum(not line["ended"] for line in lines),
         ignored=sorted({name for line in lines for name in _names(line["headers"].get("x-trouper-ignored", ""))}),
         turns=list(_turns(lines, tokens)),
+        bodies=list(shapes(record, home)),
         silence_s=max((line["event_silence_s"] for line in lines), default=0.0),
     )  # fmt: skip
 

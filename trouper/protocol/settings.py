@@ -284,7 +284,7 @@ class ServerSettings:
         "is right without is read past and named in a header.",
     )
     drain_timeout_s: float = setting(10.0, "On SIGTERM, how long running requests may finish.", 0)
-    heartbeat_s: float = setting(5.0, "A silent stream gets a heartbeat this often.", 0.05)
+    heartbeat_s: float = setting(4.0, "A silent stream gets a heartbeat this often.", 0.05)
     write_timeout_s: float = setting(30.0, "A client that reads nothing for so long is cut off.", 0.05)
     header_timeout_s: float = setting(20.0, "A client has so long to send a request's headers.", 0.05)
     body_timeout_s: float = setting(30.0, "A client has so long to send a request's body.", 0.05)
