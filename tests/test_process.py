@@ -147,6 +147,13 @@ def test_a_drain_lets_running_requests_finish_and_refuses_new_ones(model: Path) 
         assert "[DONE]" in running.text
 
 
+def test_parsers_that_are_named_are_used(model: Path) -> None:
+    port = free_port()
+    with serving(model, port, "--tool-parser", "openai", "--reasoning-parser", "gpt_oss"):
+        health = get(port, "/health")[1]
+    assert (health["tool_parser"], health["reasoning_parser"], health["tool_calls"]) == ("harmony", "harmony", True)
+
+
 def test_a_second_signal_ends_at_once(model: Path) -> None:
     port = free_port()
     with serving(model, port, "--drain-timeout-s", "600") as process:

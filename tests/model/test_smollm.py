@@ -15,7 +15,7 @@ from trouper import ChatPrompt, Generate, Sampling, Settings, run_runtime
 from trouper.engine.loading.model_loading import EvaluatedModel, load
 from trouper.engine.step import StepEngine
 
-TOKENS = 10
+TOKENS = 7
 QUESTIONS = (
     "What is the capital of France?",
     "Name three colours.",
