@@ -62,7 +62,10 @@ class ToolOffer:
 
     def as_function(self, name: str) -> Json:
         """Return the tool as templates expect it: some fail where a description or parameters are missing."""
-        return {"type": "function", "function": {"name": name, "description": "", "parameters": NOTHING, **self.function}}
+        return {
+            "type": "function",
+            "function": {"name": name, "description": "", "parameters": NOTHING, **self.function},
+        }
 
 
 def custom_offer(form: ToolForm, description: str | None) -> ToolOffer:
