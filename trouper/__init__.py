@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from trouper.protocol.replies import Accepted, Delta, Embedded, Failed, Finished, Scored, Started, TokenLogprobs
     from trouper.protocol.requests import ChatPrompt, Generate, TextPrompt, Timeouts, TokenPrompt
     from trouper.protocol.sampling import Sampling
-    from trouper.protocol.settings import ByteSize, ServerSettings, Settings
+    from trouper.protocol.setting_fields import ByteSize
+    from trouper.protocol.settings import ServerSettings, Settings
     from trouper.run import run_models, run_runtime
 
 __version__ = VERSION
@@ -67,7 +68,8 @@ _HOMES = {
     ),
     "trouper.protocol.requests": ("ChatPrompt", "Generate", "TextPrompt", "Timeouts", "TokenPrompt"),
     "trouper.protocol.sampling": ("Sampling",),
-    "trouper.protocol.settings": ("ByteSize", "ServerSettings", "Settings"),
+    "trouper.protocol.setting_fields": ("ByteSize",),
+    "trouper.protocol.settings": ("ServerSettings", "Settings"),
     "trouper.run": ("run_models", "run_runtime"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -24,7 +24,8 @@ from trouper.protocol.blocks import BlockData, BlockRef
 from trouper.protocol.health import DirectoryStats, SchedulerStats
 from trouper.protocol.link import Fetch, Fetched, Heartbeat, Hello, Message, Missing, WriteDone
 from trouper.protocol.plans import BlockId, Load, Plan, RowId, Stepped
-from trouper.protocol.settings import ByteSize, Settings
+from trouper.protocol.setting_fields import ByteSize
+from trouper.protocol.settings import Settings
 from trouper.protocol.watch import Watch
 from trouper.protocol.wire import VERSION
 from trouper.protocol.work import DiskNews, DiskOrder, Loaded, Read, RemovedFromDisk, Run, Write, Written

@@ -20,7 +20,7 @@ from trouper.actors.runtime.disk_thread import DiskThread
 from trouper.actors.ssd_writer import REST, WriterEdges, write_to_disk
 from trouper.protocol.blocks import BlockData, BlockRef
 from trouper.protocol.health import DirectoryStats, SchedulerStats
-from trouper.protocol.settings import ByteSize
+from trouper.protocol.setting_fields import ByteSize
 from trouper.protocol.watch import Watch
 from trouper.protocol.work import (
     Announce,

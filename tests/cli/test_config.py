@@ -18,7 +18,7 @@ from trouper.cli.exits import USAGE_ERROR
 from trouper.cli.flags import flags_of, models_from, settings_from
 from trouper.cli.print_config import _toml
 from trouper.cli.settings_file import configured
-from trouper.protocol.settings import ByteSize
+from trouper.protocol.setting_fields import ByteSize
 
 
 @pytest.fixture(autouse=True)

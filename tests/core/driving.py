@@ -22,7 +22,8 @@ from trouper.protocol.kv import KvLayout
 from trouper.protocol.model import LoadedModel
 from trouper.protocol.plans import Plan, RowId, Stepped
 from trouper.protocol.requests import Generate, TokenPrompt
-from trouper.protocol.settings import ByteSize, Settings
+from trouper.protocol.setting_fields import ByteSize
+from trouper.protocol.settings import Settings
 from trouper.protocol.watch import Watch
 from trouper.protocol.work import DiskOrder, Write, Written
 

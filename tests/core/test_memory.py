@@ -17,7 +17,8 @@ from trouper.protocol.health import MemoryStatus
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.problems import Problem
 from trouper.protocol.replies import Failed
-from trouper.protocol.settings import ByteSize, Settings
+from trouper.protocol.setting_fields import ByteSize
+from trouper.protocol.settings import Settings
 from trouper.protocol.watch import Watch
 
 KV = KvLayout(token_bytes=100, capacity_step=1, first_bank=0)

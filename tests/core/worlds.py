@@ -26,7 +26,8 @@ from trouper.protocol.plans import PLANS_IN_FLIGHT, Plan, Stepped, ThinkingLimit
 from trouper.protocol.problems import Problem
 from trouper.protocol.replies import Delta, Failed, Finished, Progress, Reply
 from trouper.protocol.requests import Generate, TokenPrompt
-from trouper.protocol.settings import ByteSize, Settings
+from trouper.protocol.setting_fields import ByteSize
+from trouper.protocol.settings import Settings
 from trouper.protocol.watch import Watch
 from trouper.protocol.work import DiskNews, DiskOrder, Loaded, Read, RemovedFromDisk, Write, Written
 

@@ -24,7 +24,7 @@ from trouper.protocol.health import CacheStats
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.model import ModelCard
 from trouper.protocol.plans import BlockId, Restore, RowId, Store
-from trouper.protocol.settings import ByteSize
+from trouper.protocol.setting_fields import ByteSize
 
 Tokens = tuple[int, ...]
 NAMESPACE = "fa4e" * 16

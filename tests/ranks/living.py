@@ -26,7 +26,7 @@ from trouper.actors.ranks.leader import Leader
 from trouper.actors.scheduling.cache_namespace import cache_namespace
 from trouper.engine.host import MlxEngine
 from trouper.protocol.model import LoadedModel
-from trouper.protocol.settings import ByteSize
+from trouper.protocol.setting_fields import ByteSize
 from trouper.storage.run_format import SUFFIX
 
 PATIENCE_S = 60.0

@@ -27,7 +27,7 @@ from trouper.engine.launched_step import Launched
 from trouper.engine.step import StepEngine
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.plans import Plan
-from trouper.protocol.settings import ByteSize
+from trouper.protocol.setting_fields import ByteSize
 from trouper.web.server import serve_http
 
 STEP_S = 0.03

@@ -41,7 +41,7 @@ from trouper.protocol.blocks import Tensor, Tensors
 from trouper.protocol.model import LoadedModel
 from trouper.protocol.plans import BlockId, Plan, RowId, Stepped
 from trouper.protocol.ranks import Joined
-from trouper.protocol.settings import ByteSize
+from trouper.protocol.setting_fields import ByteSize
 
 What = Literal[
     "nothing", "dies", "stops", "crashes", "drops a row", "forgets a block", "draws another token", "dies first",

@@ -14,7 +14,8 @@ from trouper.actors.runtime.supervision import RestartLimit
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.model import MemoryStats
 from trouper.protocol.plans import Plan
-from trouper.protocol.settings import ByteSize, Settings
+from trouper.protocol.setting_fields import ByteSize
+from trouper.protocol.settings import Settings
 
 STALL_TIMEOUT_S = 0.4
 SAID = "naïve 🦜 parrots say: the end, then ✂ cut. ".encode()

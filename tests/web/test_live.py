@@ -23,7 +23,7 @@ from trouper.actors.runtime.served_models import Lease, ModelEntry, OneModel
 from trouper.protocol.batch import NOTHING_SHOWN
 from trouper.protocol.plans import Plan
 from trouper.protocol.record import RequestRecord
-from trouper.protocol.settings import ByteSize
+from trouper.protocol.setting_fields import ByteSize
 from trouper.web.live.feed import QUIET_S, RECENT, TICK_S, Feed, Viewer
 
 Json = dict[str, Any]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from trouper import ServerSettings
 from trouper.protocol.problems import RequestFailed
-from trouper.protocol.settings import ByteSize
+from trouper.protocol.setting_fields import ByteSize
 from trouper.web.responses.response_store import ResponseStore, StoredResponse, Turn
 from trouper.web.streaming.event_log import EventLog
 

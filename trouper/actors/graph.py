@@ -38,7 +38,8 @@ from trouper.actors.ssd_writer import DiskWriter, WriterEdges, directory_for, wr
 from trouper.protocol.model import Engine, LoadedModel, MemoryStats
 from trouper.protocol.plans import PLANS_IN_FLIGHT
 from trouper.protocol.problems import DRAINING, Problem, rank_lost
-from trouper.protocol.settings import ByteSize, Settings
+from trouper.protocol.setting_fields import ByteSize
+from trouper.protocol.settings import Settings
 
 DISK_KNOWN_S = 10.0
 """Maximum wait at the start for the catalogue of the disk."""

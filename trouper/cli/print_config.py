@@ -14,7 +14,8 @@ from click.core import ParameterSource
 from trouper import __version__
 from trouper.cli.settings_file import file_read
 from trouper.cli.usage_errors import origin
-from trouper.protocol.settings import ByteSize, ServerSettings, Settings
+from trouper.protocol.setting_fields import ByteSize
+from trouper.protocol.settings import ServerSettings, Settings
 
 SECRET = {
     field.name for cls in (Settings, ServerSettings) for field in attrs.fields(cls) if field.metadata.get("secret")
