@@ -21,7 +21,7 @@ from trouper.protocol.blocks import BlockData, Tensor, Tensors
 from trouper.protocol.health import DirectoryStats
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.plans import RowId
-from trouper.protocol.settings import ByteSize
+from trouper.protocol.setting_fields import ByteSize
 from trouper.protocol.watch import Watch
 from trouper.protocol.work import Announce, DiskOrder, Loaded, Read, Write, Written
 
@@ -176,6 +176,8 @@ async def test_parts_become_blocks_one_after_another_and_the_last_ends_the_read(
         assert not any(node.pins for node in ticket.pinned)
         found = bench.look()
         assert (found.tokens, found.missing_tokens) == (4 * cuts[-1], 0)
+        bench.played.cache.evict(10**12)
+        assert bench.look().missing_tokens == 4 * cuts[-1], "what any part brought is still known to be on disk"
         assert bench.tier._speed.bytes_per_s < FIRST_BYTES_PER_S, "the parts' sizes and durations are added"
 
 

@@ -24,15 +24,19 @@ from tests.families import FAMILIES, build, reference
 from tests.family_configs import VOCABULARY
 from trouper.engine.kv import attention_seam
 from trouper.engine.kv.banks import Banks
+from trouper.engine.kv.full_slots import FullSlots
 from trouper.engine.kv.joined_slots import JoinedSlots, Parts
+from trouper.engine.kv.kv_layout import Layout
 from trouper.engine.kv.model_caches import guessed
-from trouper.engine.kv.pass_shapes import EXACT, ROUNDED
+from trouper.engine.kv.pass_shapes import EXACT, LEAD, NO_CUDNN, ROUNDED, Shapes
 from trouper.engine.kv.quantized_kv import PLAIN
 from trouper.engine.kv.region import Region
 from trouper.engine.kv.rows import Rows, rows_for
+from trouper.engine.kv.slot_buffers import SlotBuffers
 from trouper.engine.kv.slot_rows import SlotRows
 from trouper.engine.platform import device
 from trouper.engine.step import StepEngine
+from trouper.protocol.kv import KvLayout
 from trouper.protocol.plans import NO_ROW, RowId
 
 COMPUTE_WITH_KEYS = {"deepseek_v3", "gemma2", "kimi_k25", "kimi_linear"}
@@ -51,6 +55,14 @@ class TestLadder:
     def test_capacity_is_little_more_than_the_longest_row(self, tokens: int) -> None:
         assert tokens <= EXACT.capacity(tokens) < tokens + 256
         assert tokens <= ROUNDED.capacity(tokens) < 1.25 * tokens + 256
+
+    @given(st.integers(1, 200_000), st.integers(2, 64), st.sampled_from([EXACT, ROUNDED]))
+    def test_rows_count_the_layers_whose_buffers_have_grown_already(
+        self, tokens: int, layers: int, shapes: Shapes
+    ) -> None:
+        kv = KvLayout(token_bytes=1, lead_tokens=LEAD + NO_CUDNN if shapes.rounded else 0)
+        buffers = SlotBuffers([FullSlots() for _ in range(layers)], lambda: Layout((), (), ()), shapes)
+        assert sum(cache._capacity(tokens) for cache in buffers.leaves) <= layers * kv.row_bytes(tokens)
 
 
 class TestRowsInBanks:

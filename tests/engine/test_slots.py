@@ -86,13 +86,15 @@ class Pair:
         for held in (self.rows, self.lengths):
             held[a], held[b] = held[b], held[a]
 
-    def keep(self, kept: list[int]) -> None:
+    def keep(self, kept: list[int], *, exactly: bool | None = None) -> None:
+        """Rows leave. `exactly`: see `SlotCache.fit`; None: either, by the dice."""
         moves, arranged = compact(kept, [])
         self.move(moves)
         self.rows = [self.rows[place] for place in arranged]
         self.lengths = [self.lengths[place] for place in arranged]
         if self.rows:
-            self.slots.fit(len(self.rows), max(self.lengths) + 1, exactly=bool(self.dice.randint(2)))
+            exactly = bool(self.dice.randint(2)) if exactly is None else exactly
+            self.slots.fit(len(self.rows), max(self.lengths) + 1, exactly=exactly)
         else:
             self.slots.clear()
             assert self.slots.nbytes == 0
@@ -205,18 +207,20 @@ def test_the_offset_counts_what_the_pass_has_written() -> None:
     assert np.array(cache.offset).tolist() == [6]
 
 
-def test_buffers_grow_and_shrink() -> None:
+@pytest.mark.parametrize("exactly", [False, True])
+def test_buffers_grow_and_shrink(exactly: bool) -> None:
+    """After a burst of rows their slots are freed, and after a long row its tokens, whether buffers shrink exactly or not."""
     pair = KINDS["full"](np.random.RandomState(3))
     for _ in range(20):
         pair.open()
     pair.forward(0, [2] * 20)
     pair.forward(0, [50])
     burst = pair.slots.nbytes
-    pair.keep([0, 5])
+    pair.keep([0, 5], exactly=exactly)
     assert pair.slots.nbytes < burst / 4
     long_row = pair.slots.nbytes
     pair.forward(0, [1, 1])
-    pair.keep([1])
+    pair.keep([1], exactly=exactly)
     assert pair.slots.nbytes < long_row / 4
     pair.forward(0, [1])
     pair.keep([])

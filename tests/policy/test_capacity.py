@@ -32,9 +32,11 @@ def test_there_are_few_capacities() -> None:
     assert len({kv_capacity(tokens) for tokens in range(1, 131_073)}) < 50
 
 
-@given(st.integers(0, 10**9), STEPS, st.integers(1, 5000), st.integers(0, 10**6))
-def test_what_fits_is_the_longest_that_fits(nbytes: int, step: int, token_bytes: int, snapshot_bytes: int) -> None:
-    kv = KvLayout(token_bytes=token_bytes, snapshot_bytes=snapshot_bytes, capacity_step=step)
+@given(st.integers(0, 10**9), STEPS, st.integers(1, 5000), st.integers(0, 10**6), st.sampled_from([0, 72]))
+def test_what_fits_is_the_longest_that_fits(
+    nbytes: int, step: int, token_bytes: int, snapshot_bytes: int, lead: int
+) -> None:
+    kv = KvLayout(token_bytes=token_bytes, snapshot_bytes=snapshot_bytes, capacity_step=step, lead_tokens=lead)
     fitting = kv.max_tokens(nbytes)
     assert fitting is not None
     assert not fitting or kv.row_bytes(fitting) <= nbytes

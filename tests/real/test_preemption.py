@@ -26,7 +26,10 @@ from tests.reuse.serving import text
 from trouper import RequestFailed, Runtime, Sampling, TokenPrompt
 from trouper.actors.scheduling.scheduler_counters import SchedulerCounters
 from trouper.engine.kv import kv_layout, pass_shapes
+from trouper.engine.launched_step import Launched
+from trouper.engine.step import StepEngine
 from trouper.protocol.kv import KvLayout
+from trouper.protocol.plans import Stepped
 from trouper.protocol.requests import Generate
 
 CASES: list[tuple[str, str | None]] = [("llama", "off"), ("llama", "ngram"), ("gpt_oss", "ngram"), ("jamba", "off")]
@@ -95,7 +98,7 @@ async def test_what_never_fits_is_refused_and_what_outgrows_memory_is_shortened(
         )  # fmt: skip
 
     with fine_capacities():
-        async with running(path, kv_memory=1024 * 64) as runtime:
+        async with running(path, kv_memory=1024 * (64 + 8)) as runtime:  # A row counts half a step more.
             with pytest.raises(RequestFailed, match=r"memory holds 64 tokens .* shorten the prompt to 63") as refused:
                 await runtime.submit(request(64, 1))
             assert (refused.value.problem.status, refused.value.problem.param) == (400, "prompt")
@@ -107,7 +110,7 @@ async def test_what_never_fits_is_refused_and_what_outgrows_memory_is_shortened(
 
 
 async def test_a_tenth_of_the_memory_is_enough_for_all(tmp_path: Path) -> None:
-    """What rows and cached blocks hold is looked at after each plan."""
+    """What rows and cached blocks hold is looked at after each plan, as the scheduler counts it and as the engine has it."""
     path, dice = str(save("llama", tmp_path / "llama")), Random(3)
     lengths = [(int(10 * 20 ** dice.random()), dice.randint(5, 60)) for _ in range(60)]
     asked = {
@@ -118,7 +121,14 @@ async def test_a_tenth_of_the_memory_is_enough_for_all(tmp_path: Path) -> None:
         for place, (prompt, tokens) in enumerate(lengths)
     }  # fmt: skip
     seen: list[int] = []
-    publish = SchedulerCounters.publish
+    held: list[int] = []
+    publish, collect = SchedulerCounters.publish, StepEngine.collect
+
+    def collected(engine: StepEngine, launched: Launched) -> Stepped:
+        stepped = collect(engine, launched)
+        if len(engine.lengths()) > 1:
+            held.append(engine.nbytes + engine.blocks.nbytes)
+        return stepped
 
     def published(counters: SchedulerCounters, **gauges: Any) -> None:
         if gauges["active_sequences"] > 1:
@@ -130,11 +140,12 @@ async def test_a_tenth_of_the_memory_is_enough_for_all(tmp_path: Path) -> None:
             wanted = await all_at_once(runtime, asked)
             kv = runtime.model.kv
         limit = sum(kv.row_bytes(prompt + tokens) for prompt, tokens in lengths) // 10
-        with patch.object(SchedulerCounters, "publish", published):
+        with patch.object(SchedulerCounters, "publish", published), patch.object(StepEngine, "collect", collected):
             async with running(path, kv_memory=limit) as runtime:
                 heard = await all_at_once(runtime, asked)
                 stats = runtime.health().scheduler
     assert 0.7 * limit < max(seen) <= limit
+    assert 0.5 * limit < max(held) <= limit
     assert (stats.requests_completed, stats.requests_errored) == (60, 0)
     assert stats.preemptions > 0
     for wish in asked.values():

@@ -138,6 +138,7 @@ class StepEngine:
         for store in plan.store:
             self.blocks.store(store)
         self._drop(plan.drop)
+        self._rows.bound(plan.kv_bound)
         for load in plan.load:
             self.blocks.load(load)
         if plan.admit:

@@ -68,6 +68,9 @@ class KvLayout:
     """Maximum bytes of one snapshot. 0: the model needs no snapshots and can be continued at any token."""
     capacity_step: int = CAPACITY_STEP
     """`step` of `kv_capacity` for this model's rows."""
+    lead_tokens: int = 0
+    """Number of tokens by which buffers grow before they are full, where those of all layers have the same lengths. 0: they have
+    different ones, half a step longer on average."""
     first_bank: int | None = FIRST_BANK
     """Maximum number of tokens of rows in the bank of level 0. None: all rows share one bank. 0: rows share no
     buffers."""
@@ -80,9 +83,16 @@ class KvLayout:
     def needs_snapshots(self) -> bool:
         return self.snapshot_bytes > 0
 
+    @property
+    def _early_tokens(self) -> int:
+        """Number of tokens by which buffers are longer than the row needs, because those of some layers have grown already."""
+        return 0 if self.lead_tokens else self.capacity_step // 2
+
     def row_bytes(self, tokens: int) -> int:
-        """Bytes of a row that holds `tokens` tokens."""
-        return self.token_bytes * kv_capacity(tokens, self.capacity_step) + self.snapshot_bytes
+        """Bytes of a row that holds `tokens` tokens. The buffers of some layers have grown already, since those of all layers do not
+        grow in one step."""
+        capacity = kv_capacity(tokens + self.lead_tokens, self.capacity_step) + self._early_tokens
+        return self.token_bytes * capacity + self.snapshot_bytes
 
     def batch_bytes(self, rows: Iterable[tuple[int, int]]) -> int:
         """Upper bound of the bytes of rows together, given for each row how many tokens it has and how many it may have soon. Rows that
@@ -111,6 +121,6 @@ class KvLayout:
             return 0
         if not self.token_bytes:
             return None
-        tokens = (nbytes - self.snapshot_bytes) // self.token_bytes
+        tokens = max((nbytes - self.snapshot_bytes) // self.token_bytes - self._early_tokens, 0)
         unit = _capacity_unit(tokens, self.capacity_step)
-        return tokens // unit * unit
+        return max(tokens // unit * unit - self.lead_tokens, 0)

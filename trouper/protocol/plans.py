@@ -122,6 +122,16 @@ class Chunk:
 
 
 @attrs.frozen
+class KvBound:
+    """What the buffers of rows may take in a step, where memory is scarce."""
+
+    limit_bytes: int
+    """What cached blocks leave of the memory for KV."""
+    needed_bytes: int
+    """Upper bound of what the rows of the step need, if no buffer has room to spare."""
+
+
+@attrs.frozen
 class Plan:
     """One step of the engine.
 
@@ -152,6 +162,8 @@ class Plan:
     tokens follow from the row's tokens alone."""
     watch: bool = False
     """Whether `Stepped.matched` reports the rows whose last tokens occurred before."""
+    kv_bound: KvBound | None = None
+    """Bound of the buffers of rows; None: they may have room to spare."""
     report_banks: bool = False
     """Whether `Stepped.banks` reports the banks. The scheduler requests it once a second, not with each step."""
     digest: Digest | None = None

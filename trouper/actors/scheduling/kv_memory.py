@@ -21,6 +21,10 @@ from trouper.actors.scheduling.prefix_cache import PrefixCache
 from trouper.actors.scheduling.running_batch import RunningBatch
 from trouper.actors.scheduling.scheduler_counters import SchedulerCounters
 from trouper.actors.scheduling.sequence import Sequence
+from trouper.protocol.plans import KvBound
+
+MAX_SPARE = 32
+"""How many times as large as needed the engine's buffers can be: eight slots for one row, each four times as long as the row."""
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -46,6 +50,15 @@ class KvMemory:
                 self._fit(rows, limit, now)
             self._make_way(limit, now)
         self.bound_cache()
+
+    def bound_buffers(self) -> KvBound | None:
+        """Bound of the engine's buffers in the step of the plan in composition, with the rows that it admits. None while memory is so
+        plentiful that room to spare cannot exceed it."""
+        limit = self.budget.limit_bytes
+        if limit is None:
+            return None
+        limit_bytes = max(0, limit - self.cache.bytes)
+        return None if MAX_SPARE * self.row_bytes <= limit_bytes else KvBound(limit_bytes, self.row_bytes)
 
     def bound_cache(self) -> None:
         """Bound cached blocks to what rows leave, among them rows that the plan in composition drops: it stores before that."""

@@ -71,13 +71,14 @@ class PlanComposer:
             sequence = self.batch.rows[chunk.row]
             sequence.schedule_chunk(chunk.tokens)
             self.commit.to_store[chunk.row] = sequence
+        kv_bound = self.kv_memory.bound_buffers()
         self.batch.drop_last_scheduled()
         evicted = self.cache.freed()
         persist, persist_as = self.disk.pick()
         return Plan(
             step, drop=drops, admit=admits, decode=tuple(sequence.id for sequence in decoding), prefill=chunks,
             release_memory=self._release_memory(), evict=evicted, store=stores, load=loads, persist=persist,
-            persist_as=persist_as, settled=self.disk.settled(), drafts=drafts, watch=watch,
+            persist_as=persist_as, settled=self.disk.settled(), drafts=drafts, watch=watch, kv_bound=kv_bound,
         )  # fmt: skip
 
     def _stores(self) -> tuple[Store, ...]:

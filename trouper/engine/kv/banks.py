@@ -75,7 +75,8 @@ class Bank:
         self.buffers.move(change.moves, self.slots.lengths)
         self.slots.rearrange(change)
         if len(self.slots):
-            self.buffers.fit(len(self.slots), self.slots.longest + 1, exactly=len(self.slots) == 1)
+            exactly = len(self.slots) == 1 or not self.buffers.spares
+            self.buffers.fit(len(self.slots), self.slots.longest + 1, exactly=exactly)
         else:
             self.buffers.clear()
 
@@ -99,6 +100,7 @@ class Banks:
         self._make_buffers, self._shapes, self._several = make_buffers, shapes, several
         self._banks: dict[Key, Bank] = {}
         self._bank_of: dict[RowId, Bank] = {}
+        self._spares = True
 
     def __iter__(self) -> Iterator[Bank]:
         return iter(self._banks.values())
@@ -133,6 +135,26 @@ class Banks:
             for level, group in groupby(reversed(self._banks.values()), lambda bank: bank.key.level)
             if (banks := [bank for bank in group if len(bank.slots)])
         )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers, used or not."""
+        return sum(bank.buffers.nbytes for bank in self)
+
+    def fit(self) -> None:
+        """Shrink all buffers to what the rows need."""
+        for bank in self:
+            if len(bank.slots):
+                bank.buffers.fit(len(bank.slots), bank.slots.longest + 1, exactly=True)
+
+    def set_spares(self, *, spares: bool) -> None:
+        """Set whether buffers may have room to spare. Without, they are fitted now, and whenever rows come or leave."""
+        if spares != self._spares:
+            self._spares = spares
+            for bank in self:
+                bank.buffers.spares = spares
+        if not spares:
+            self.fit()
 
     def hold(self, lengths: Sequence[int]) -> None:
         """Make room for new rows that will have this many tokens. Buffers that grow for each row would be copied each time."""
@@ -197,7 +219,8 @@ class Banks:
 
     def _bank(self, key: Key) -> Bank:
         if key not in self._banks:
-            self._banks[key] = Bank(key, self._make_buffers())
+            self._banks[key] = bank = Bank(key, self._make_buffers())
+            bank.buffers.spares = self._spares
             self._banks = dict(sorted(self._banks.items(), reverse=True))
         return self._banks[key]
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from trouper.engine.kv.full_slots import FullSlots
 from trouper.engine.kv.model_caches import begin, build_pass, flatten, guessed, slot_caches
+from trouper.engine.kv.pass_shapes import LEAD, NO_CUDNN, of_device
 from trouper.engine.kv.quantized_kv import KvFormat
 from trouper.engine.kv.recurrent_state import StateSlots
 from trouper.engine.kv.region import Region
@@ -196,6 +197,7 @@ def kv_layout(model: nn.Module, kv: KvFormat, capabilities: Capabilities | None 
     return KvLayout(
         token_bytes=layout.token_bytes,
         snapshot_bytes=layout.snapshot_bytes,
+        lead_tokens=LEAD + NO_CUDNN if of_device().rounded else 0,
         first_bank=FIRST_BANK if capabilities.allows("banks") else None,
         description=_description(layout, kv),
     )

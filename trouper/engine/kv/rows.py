@@ -17,7 +17,7 @@ from trouper.engine.kv.single_rows import SingleRows
 from trouper.engine.kv.slot_rows import SlotRows
 from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.kv import BankStats
-from trouper.protocol.plans import RowId
+from trouper.protocol.plans import KvBound, RowId
 
 
 class Rows(Protocol):
@@ -37,6 +37,10 @@ class Rows(Protocol):
 
     def give_back(self) -> None:
         """Release the memory that the present rows do not need."""
+
+    def bound(self, bound: KvBound | None) -> None:
+        """Heed the bound in this step: buffers that could exceed it, if they grew by as much as rows may need and as much to spare,
+        have no room to spare. Comes after rows are dropped and before others are admitted."""
 
     def open(self, row: RowId, tokens: int = 0) -> None:
         """Add a prefilling row without KV, which will have `tokens` tokens when it decodes."""

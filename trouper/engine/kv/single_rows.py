@@ -15,7 +15,7 @@ from trouper.engine.kv.region import Ints
 from trouper.engine.platform.eager_eval import start_eval
 from trouper.engine.pooling import body_of
 from trouper.protocol.kv import BankStats
-from trouper.protocol.plans import RowId
+from trouper.protocol.plans import KvBound, RowId
 
 
 class SingleRows:
@@ -37,6 +37,9 @@ class SingleRows:
 
     def make_room(self, lengths: Sequence[int]) -> None:
         """Do nothing: each row has caches of its own."""
+
+    def bound(self, bound: KvBound | None) -> None:
+        pass
 
     def give_back(self) -> None:
         """Do nothing: a row's caches are freed with the row."""

@@ -64,6 +64,16 @@ class SlotBuffers:
 
     # -- rows that enter, decode and leave -------------------------------------------------------
 
+    @property
+    def spares(self) -> bool:
+        """Whether buffers have room to spare, so that they grow and shrink seldom."""
+        return all(cache.spares for cache in self.leaves)
+
+    @spares.setter
+    def spares(self, spares: bool) -> None:
+        for cache in self.leaves:
+            cache.spares = spares
+
     def hold(self, slots: int) -> None:
         """Make room for at least `slots` slots."""
         for cache in self.leaves:

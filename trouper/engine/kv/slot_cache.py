@@ -39,6 +39,8 @@ class SlotCache:
         """Number of free positions with which buffers grow, where those of all layers have the same lengths. `phase` or this
         is 0."""
         self.shapes = EXACT
+        self.spares = True
+        """Whether buffers grow by more slots than are needed."""
         self.expected_tokens = 0
         """Number of tokens of the longest row when its prompt is complete: buffers that grow with each chunk of a long prompt would
         be copied as often."""
@@ -91,7 +93,7 @@ class SlotCache:
         """Make room for `slots` slots, in present and future buffers. Rows without KV are moved like others, and MLX does not
         check an index beyond a buffer's end but reads or writes other memory."""
         self.slots = slots
-        self.buffers = [_grown(buffer, slots, buffer.shape[2], buffer) for buffer in self.buffers]
+        self.buffers = [_grown(buffer, slots, buffer.shape[2], buffer, spares=self.spares) for buffer in self.buffers]
 
     def fit(self, slots: int, tokens: int, *, exactly: bool = False) -> None:
         """Shrink buffers that are four times too large, or with `exactly` all that are too large, after a burst of rows or one
@@ -122,7 +124,10 @@ class SlotCache:
             return  # The usual case, in nearly every pass of every layer.
         capacity = self._capacity(max(tokens, self.expected_tokens))
         buffers: Iterable[mx.array | None] = self.buffers or [None] * len(parts)
-        self.buffers = [_grown(buffer, slots, capacity, part) for buffer, part in zip(buffers, parts, strict=True)]
+        self.buffers = [
+            _grown(buffer, slots, capacity, part, spares=self.spares)
+            for buffer, part in zip(buffers, parts, strict=True)
+        ]
 
     def _scatter(self, parts: Sequence[mx.array], ring: int = 0) -> None:
         """Write each row's tokens at the row's length. Parts (n, heads, width, any dim).
@@ -148,13 +153,13 @@ def _cut(buffer: mx.array, slots: int, tokens: int) -> mx.array:
     return mx.contiguous(buffer[:slots, :, :tokens])
 
 
-def _grown(buffer: mx.array | None, slots: int, tokens: int, like: mx.array) -> mx.array:
-    """Grow a buffer to at least `slots` slots and `tokens` tokens. Slots double, by at most 16 and `SPARE_TOKENS`, so that a growing
-    batch of short rows copies each a few times at most."""
+def _grown(buffer: mx.array | None, slots: int, tokens: int, like: mx.array, *, spares: bool) -> mx.array:
+    """Grow a buffer to at least `slots` slots and `tokens` tokens. With `spares` slots double, by at most 16 and `SPARE_TOKENS`, so
+    that a growing batch of short rows copies each a few times at most."""
     if buffer is not None and buffer.shape[0] >= slots and buffer.shape[2] >= tokens:
         return buffer
     have = (0, 0) if buffer is None else (buffer.shape[0], buffer.shape[2])
-    spare = min(have[0], 16, SPARE_TOKENS // max(tokens, 1))
+    spare = min(have[0], 16, SPARE_TOKENS // max(tokens, 1)) if spares else 0
     capacity = have[0] if have[0] >= slots else max(slots, have[0] + spare)
     new = mx.zeros((capacity, like.shape[1], max(have[1], tokens), like.shape[3]), like.dtype)
     if buffer is not None:

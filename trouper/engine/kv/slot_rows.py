@@ -30,7 +30,7 @@ from trouper.engine.platform.eager_eval import copied, start_eval
 from trouper.engine.pooling import body_of
 from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.kv import BankStats
-from trouper.protocol.plans import RowId
+from trouper.protocol.plans import KvBound, RowId
 
 
 @attrs.frozen(eq=False)
@@ -94,7 +94,7 @@ class SlotRows:
 
     @property
     def nbytes(self) -> int:
-        return sum(bank.buffers.nbytes for bank in self._banks) + self._states.nbytes
+        return self._banks.nbytes + self._states.nbytes
 
     def bank_stats(self) -> tuple[BankStats, ...]:
         return self._banks.stats(self._states.nbytes)
@@ -105,9 +105,10 @@ class SlotRows:
         self._banks.hold(lengths)
 
     def give_back(self) -> None:
-        for bank in self._banks:
-            if len(bank.slots):
-                bank.buffers.fit(len(bank.slots), bank.slots.longest + 1, exactly=True)
+        self._banks.fit()
+
+    def bound(self, bound: KvBound | None) -> None:
+        self._banks.set_spares(spares=bound is None or self.nbytes + 2 * bound.needed_bytes <= bound.limit_bytes)
 
     def open(self, row: RowId, tokens: int = 0) -> None:
         self._banks.open(row, tokens)
