@@ -6,6 +6,7 @@ embed it.
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 from collections.abc import AsyncIterator, Sequence
@@ -56,10 +57,18 @@ async def run(
                     start = partial(run_models, settings, server_settings, watch=watch, ranks=ranks)
                     models: ModelManager = await nursery.start(start)
                 over.set()
+                _freeze_heap()
                 if not loading.cancelled_caught:
                     watching.start_soon(_watch_device, models)
                     await _serve(nursery, models, server_settings, leaving, observers)
             watching.cancel_scope.cancel(reason="everything has ended")
+
+
+def _freeze_heap() -> None:
+    """Exempt what is loaded by now from garbage collection: some hundred thousand objects of libraries, which live as long as the
+    process. A full collection that looks through all of them stops every stream for as long as several steps take."""
+    gc.collect()
+    gc.freeze()
 
 
 async def _watch_signals(signals: AsyncIterator[int], leaving: trio.Event, loading: trio.CancelScope) -> None:

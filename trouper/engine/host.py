@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from queue import SimpleQueue
 from typing import TypeVar
 
 import attrs
@@ -36,6 +37,8 @@ NOT_CRASHES = (Exception, trio.Cancelled, KeyboardInterrupt, SystemExit, Generat
 raised as `PanicException`, which is no `Exception`, so that supervision would not see it and the whole process would end."""
 T = TypeVar("T")
 Job = Callable[[], None]
+Waiting = SimpleQueue[Plan | None]
+"""Plans that wait for the engine's thread; None after the last one."""
 
 
 def weights_room() -> int:
@@ -107,8 +110,25 @@ class MlxEngine:
 
     async def step(self, plans: trio.MemoryReceiveChannel[Plan], results: trio.MemorySendChannel[Stepped]) -> None:
         """Run a session: answer each plan, in order, until the channel of plans ends. Raises whatever the engine
-        raises."""
-        await self._on_thread(lambda: self._session(plans, results))
+        raises.
+
+        Plans wait for the thread in a queue of its own. To receive them from the channel in a call to Trio's thread would make the
+        engine wait for the event loop before each step, though its next plan has long been sent.
+        """
+        waiting: Waiting = SimpleQueue()
+        failure: BaseException | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_pass_on, plans, waiting)
+            try:
+                await self._on_thread(lambda: self._session(waiting, results))
+            except (Exception, KeyboardInterrupt, SystemExit) as error:  # noqa: BLE001 - raised again below, outside of the nursery, which would wrap it.
+                failure = error
+            nursery.cancel_scope.cancel()
+        try:
+            if failure is not None:
+                raise failure
+        finally:
+            del failure  # As in `_on_thread`: the traceback holds all the rows' KV.
 
     def memory(self) -> MemoryStats:
         """Measure memory in bytes. May be called from any thread."""
@@ -140,8 +160,8 @@ class MlxEngine:
             # Else the error holds this frame, which holds the error, whose traceback holds all the rows' KV.
             del result
 
-    def _session(self, plans: trio.MemoryReceiveChannel[Plan], results: trio.MemorySendChannel[Stepped]) -> None:
-        """Run plans until their channel ends. A new session has no rows: after a crash no state can be trusted."""
+    def _session(self, plans: Waiting, results: trio.MemorySendChannel[Stepped]) -> None:
+        """Run plans until their channel has ended. A new session has no rows: after a crash no state can be trusted."""
         engine = self._engine()
         try:
             self._answer(engine, plans, results)
@@ -162,9 +182,7 @@ class MlxEngine:
             capabilities=loaded.card.capabilities,
         )  # fmt: skip
 
-    def _answer(
-        self, engine: StepEngine, plans: trio.MemoryReceiveChannel[Plan], results: trio.MemorySendChannel[Stepped]
-    ) -> None:
+    def _answer(self, engine: StepEngine, plans: Waiting, results: trio.MemorySendChannel[Stepped]) -> None:
         """Launch plan n, then read plan n-1 (see protocol/plans.py), or read it just before the launch (see `ReadAhead`). Where
         launching waits for the device anyway, read plan n at once: clients get its tokens a step earlier, and the next
         plan has arrived already."""
@@ -184,19 +202,15 @@ class MlxEngine:
                 read_pending()
 
         engine.starting = read_early
-        while True:
-            try:
-                plan = trio.from_thread.run(plans.receive)
-            except trio.EndOfChannel:
-                if pending is not None:  # A step is in flight: wait until the device has finished it.
-                    engine.collect(pending)
-                return
+        while (plan := plans.get()) is not None:
             launched = engine.launch(plan)
             read_pending()
             if plan.has_work and ahead:
                 pending = launched
             else:
                 self._send_result(results, engine.collect(launched))
+        if pending is not None:  # A step is in flight: wait until the device has finished it.
+            engine.collect(pending)
 
     def _send_result(self, results: trio.MemorySendChannel[Stepped], stepped: Stepped) -> None:
         """Send a result without waiting until it is received. Results arrive in order, and before the session's end."""
@@ -206,3 +220,12 @@ class MlxEngine:
                 results.send_nowait(stepped)
 
         self._token.run_sync_soon(send)
+
+
+async def _pass_on(plans: trio.MemoryReceiveChannel[Plan], waiting: Waiting) -> None:
+    """Pass plans on to the engine's thread, until their channel ends or the session does."""
+    try:
+        async for plan in plans:
+            waiting.put(plan)
+    finally:
+        waiting.put(None)
