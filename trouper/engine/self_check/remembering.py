@@ -14,6 +14,7 @@ from trouper.engine.distributed.rank_group import RankGroup
 from trouper.engine.platform import device
 from trouper.protocol.capabilities import FEATURES, Capabilities, SelfCheck
 from trouper.protocol.settings import Settings, default_cache_dir
+from trouper.protocol.version import VERSION
 from trouper.storage.cache_fingerprint import namespace
 from trouper.storage.check_results import CheckResult, recall, remember
 
@@ -33,7 +34,7 @@ def key_of(digest: int, settings: Settings, group: RankGroup) -> str:
         {
             "model": f"{digest:016x}",
             "adapter": _adapter(settings.adapter_path),
-            "versions": ", ".join(f"{name} {version(name)}" for name in ("mlx", "mlx-lm", "trouper")),
+            "versions": f"mlx {version('mlx')}, mlx-lm {version('mlx-lm')}, trouper {VERSION}",
             "engine": _code(),
             "device": f"{device.name()} {'CPU' if device.is_cpu() else 'GPU'}",
             "switches": ", ".join(os.environ.get(name, "") for name in SWITCHES),
