@@ -20,14 +20,16 @@ from trouper.actors.scheduling.sequence import Sequence
 from trouper.actors.scheduling.sequence_state import QUEUED, TRANSITIONS, IllegalTransitionError, State
 from trouper.actors.scheduling.tree_node import Node
 from trouper.protocol.plans import RowId
-from trouper.protocol.replies import Delta, Finished, TokenLogprobs
+from trouper.protocol.problems import Problem
+from trouper.protocol.replies import Delta, Failed, Finished, TokenLogprobs
 
 
-def a_row(max_tokens: int = 100, **more: Any) -> tuple[Sequence, Replies]:
+def a_row(max_tokens: int = 100, *, stream_interval: int = 1, **more: Any) -> tuple[Sequence, Replies]:
     submission, answer = open_submission(generate(max_tokens=max_tokens, **more), Settings())
     chain = Chain(Node(b"", None, b"", 0), token_bytes((1, 2, 3)), 16)
     prepared = attrs.evolve(submission, prompt=(1, 2, 3), max_tokens=max_tokens)
-    sequence = Sequence.of(prepared, Standing(*digests(prepared, b"")), ByteTokenizer(), chain)
+    standing = Standing(*digests(prepared, b""))
+    sequence = Sequence.of(prepared, standing, ByteTokenizer(), chain, stream_interval=stream_interval)
     sequence.enter(RowId(0))
     return sequence, answer
 
@@ -177,3 +179,53 @@ def test_f4_f16_one_end_with_the_right_text_and_count(
     assert finished.reason == ("stop" if stop is not None or ended is not None else "length")
     assert not isinstance(finished.matched_stop, str) or finished.matched_stop == stop
     assert len(deltas) <= max_tokens, "the reply channel has room for one Delta a token"
+
+
+# -- --stream-interval ---------------------------------------------------------------------------
+
+
+def test_a_delta_has_as_many_tokens_as_the_interval() -> None:
+    """The first has one, so that the time to the first token is what it was; the last has what is left."""
+    row, answer = a_row(max_tokens=9, stream_interval=3)
+    assert take(row, [*b"abcdefghi"]) == Finished("length", 9)
+    assert [delta.text for delta in spoken(answer)] == ["a", "bcd", "efg", "hi"]
+
+
+@given(
+    st.integers(1, 5), st.binary(min_size=1, max_size=20), st.lists(st.text("abc", min_size=1, max_size=3), max_size=2)
+)
+def test_an_interval_changes_neither_text_nor_tokens_nor_logprobs(size: int, data: bytes, stops: list[str]) -> None:
+    """An answer that ends by a stop string, by its length, or by the end of its text."""
+    answers: list[object] = []
+    for interval in (1, size):
+        row, answer = a_row(max_tokens=15, stream_interval=interval, stop=tuple(stops), logprobs=0)
+        finished = None
+        for token in [*data, EOS]:
+            if (finished := row.append_token(token, TokenLogprobs(token, -0.5))) is not None:
+                break
+        deltas = spoken(answer)
+        assert all(len(delta.tokens) <= interval for delta in deltas)
+        text = "".join(delta.text for delta in deltas)
+        tokens = [token for delta in deltas for token in delta.tokens]
+        logprobs = [seen for delta in deltas for seen in delta.logprobs]
+        answers.append((finished, text, tokens, logprobs))
+    assert answers[0] == answers[1]
+
+
+def test_tokens_that_wait_for_their_delta_are_progress() -> None:
+    """The limit between tokens counts from each token, not from the last Delta."""
+    row, answer = a_row(stream_interval=50)
+    row.append_token(97, None, 1.0)
+    row.append_token(98, None, 2.5)
+    assert row.client.progress.latest.at == 2.5  # type: ignore[attr-defined]  # The client is a Submission.
+    answer.close()
+
+
+def test_an_error_comes_after_the_tokens_that_wait() -> None:
+    row, answer = a_row(stream_interval=50)
+    take(row, [*b"abc"])
+    row.fail(Problem(500, "the engine stopped", "server_error"))
+    *deltas, last = heard(answer)
+    assert "".join(delta.text for delta in deltas if isinstance(delta, Delta)) == "abc"
+    assert isinstance(last, Failed)
+    answer.close()

@@ -11,6 +11,7 @@ from tests.output.samples import FormatTokenizer
 from tests.web.responses import saying
 from tests.web.scraping import scrape
 from tests.web.serving import exchange, post, serving
+from trouper.protocol.logs import CURRENT_REQUEST
 
 Json = dict[str, Any]
 SAID: list[Json] = [{"role": "user", "content": "x"}]
@@ -50,3 +51,34 @@ async def test_outcomes_are_counted(path: str, stream: bool, outcome: str, caplo
     assert counted == ([] if outcome == "right" else [(outcome, 2)])
     lines = [record.getMessage() for record in caplog.records if METRIC in record.getMessage()]
     assert len(lines) == (outcome != "right"), "one line for the first of each kind"
+
+
+class Named(logging.Handler):
+    """Keeps the request that was current when a line was written, as the program's own handler does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if METRIC in record.getMessage():
+            self.requests.append(CURRENT_REQUEST.get())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", REQUESTS)
+@pytest.mark.parametrize("outcome", ["repaired", "no_call"])
+async def test_the_line_has_the_id_of_its_request(
+    path: str, stream: bool, outcome: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also if the text of its stream was written by another task."""
+    named, web = Named(), logging.getLogger("trouper.web")
+    web.addHandler(named)
+    try:
+        with caplog.at_level(logging.INFO, logger="trouper.web"):
+            async with serving(saying(WRITTEN[outcome][0], tokenizer=FormatTokenizer.of("hermes"))) as served:
+                request = post(path, REQUESTS[path] | {"stream": stream}, "X-Request-Id: mine\r\n")
+                assert (await exchange(served, request))[0] == 200
+    finally:
+        web.removeHandler(named)
+    assert named.requests == ["mine"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ from jsonschema import Draft202012Validator
 
 from tests.fakes import FakeEngine
 from tests.web.serving import Served, ask, exchange, get, post, serving
+from trouper.web.http.openapi import BEYOND_SCHEMA
 
 Json = dict[str, Any]
 STREAMED = "text/event-stream"
@@ -138,6 +139,89 @@ async def test_what_can_be_in_an_answer_is_described(path: str, body: Json) -> N
             await check_events(served, document, path, shared | body | {"stream": True})
         else:
             await check_answers(served, document, path, shared | body)
+
+
+PARTS: list[Json] = [
+    *({"type": kind, "text": "x"} for kind in ("text", "input_text", "output_text", "summary_text", "reasoning_text")),
+    {"type": "refusal", "refusal": "x"},
+    *(
+        {"type": kind}
+        for kind in ("input_image", "image_url", "image", "input_file", "input_audio", "video_url", "file")
+    ),
+    {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "x"}},
+    {"type": "search_result", "title": "T", "source": "x", "content": []},
+    {"type": "tool_reference", "tool_name": "f"},
+    {"type": "tool_use", "id": "c", "name": "f", "input": {}},
+    {"type": "tool_result", "tool_use_id": "c"},
+    {"type": "thinking", "thinking": "x"},
+    {"type": "redacted_thinking", "data": "x"},
+    {"type": "made_up", "text": "x"},
+    {"text": "x"},
+]
+"""Parts of content of every type that one of the dialects has."""
+RESULT: Json = {"type": "tool_result", "tool_use_id": "c"}
+
+
+def chat_with(role: str) -> Callable[[Json], Json]:
+    return lambda part: {"messages": [{"role": role, "content": [part]}], "max_tokens": 2}
+
+
+def turns_with(role: str) -> Callable[[Json], Json]:
+    return lambda part: {"max_tokens": 2, "messages": [{"role": role, "content": [part]}]}
+
+
+def item_with(item: Json, name: str) -> Callable[[Json], Json]:
+    calls: dict[str, Json] = {
+        "function_call_output": {"type": "function_call", "name": "f", "arguments": "{}"},
+        "custom_tool_call_output": {"type": "custom_tool_call", "name": "f", "input": ""},
+        "local_shell_call_output": {"type": "local_shell_call", "action": {"type": "exec", "command": []}},
+    }
+    before = [calls[item["type"]] | {"call_id": "c"}] if item.get("type") in calls else []
+    return lambda part: {"input": [*before, item | {name: [part]}], "max_output_tokens": 2}
+
+
+HOLDERS: dict[str, tuple[str, Callable[[Json], Json]]] = {
+    **{
+        f"chat {role}": ("/v1/chat/completions", chat_with(role))
+        for role in ("system", "developer", "user", "assistant", "tool")
+    },
+    **{f"messages {role}": ("/v1/messages", turns_with(role)) for role in ("user", "assistant", "system")},
+    "messages first": (
+        "/v1/messages",
+        lambda part: turns_with("user")({"type": "text", "text": "x"}) | {"system": [part]},
+    ),
+    "messages result": ("/v1/messages", lambda part: turns_with("user")(RESULT | {"content": [part]})),
+    **{
+        f"responses {role}": ("/v1/responses", item_with({"role": role}, "content"))
+        for role in ("system", "developer", "user", "assistant")
+    },
+    **{
+        f"responses {kind}": ("/v1/responses", item_with({"type": kind, "call_id": "c"}, "output"))
+        for kind in ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
+    },
+    "responses summary": ("/v1/responses", item_with({"type": "reasoning"}, "summary")),
+    "responses content": ("/v1/responses", item_with({"type": "reasoning", "summary": []}, "content")),
+}
+"""Where content may be: the endpoint, and its body with a part there."""
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+async def test_parts_of_content_are_described_as_they_are_read(holder: str) -> None:
+    """A strict server's description allows what is read, and what is refused with a code that the document lists."""
+    path, body_with = HOLDERS[holder]
+    async with serving(FakeEngine(), strict=True) as served:
+        document = await described(served)
+        schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        allowed = []
+        for part in PARTS:
+            body = body_with(part)
+            status, answer = await ask(served, body, path)
+            valid = validator(document, schema).is_valid(body)
+            error = answer.get("error") or {}
+            code = error.get("code") or error.get("details", {}).get("error_code")
+            assert valid == (status == 200 or code in BEYOND_SCHEMA), (part, valid, answer)
+            allowed += [part] if valid else []
+    assert allowed
 
 
 async def test_the_rest_answers_as_described() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 
 from tests.fakes import FakeEngine
-from tests.web.serving import ask, exchange, get, pace, serving
+from tests.web.responses import saying
+from tests.web.serving import ask, exchange, get, pace, post, serving
 
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "hello", "max_tokens": 60, "ignore_eos": True},
@@ -54,6 +56,44 @@ async def test_d13_another_way_is_refused(path: str, wrong: object) -> None:
     async with serving() as served:
         status, answer = await ask(served, BODIES[path] | {"speculation": wrong}, path)
         assert (status, answer["error"]["param"]) == (400, "speculation")
+
+
+THOUGHT = "<think>hm, let me see</think>Hello there, my friend: " + 'I call.<call>{"name": "f", "arguments": {}}</call>'
+TOOLS: dict[str, Any] = {
+    "/v1/chat/completions": {"type": "function", "function": {"name": "f"}},
+    "/v1/responses": {"type": "function", "name": "f"},
+    "/v1/messages": {"name": "f", "input_schema": {"type": "object"}},
+}
+SCORED: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"logprobs": True, "stream_options": {"include_usage": True}},
+    "/v1/responses": {"include": ["message.output_text.logprobs"]},
+    "/v1/messages": {"max_tokens": 200},
+}
+
+
+def counted(answer: Any) -> tuple[Any, list[str]]:
+    """The details of what was generated, and the tokens of the text where they are listed by the kind of text."""
+    usage, tokens = answer["usage"], []
+    for item in answer.get("output", ()):
+        for part in item.get("content", ()) if item["type"] == "message" else ():
+            tokens += [at["token"] for at in part["logprobs"]]
+    names = ("completion_tokens_details", "output_tokens_details")
+    return next(usage[name] for name in names if name in usage), tokens
+
+
+@pytest.mark.parametrize("path", TOOLS)
+async def test_tokens_of_a_step_count_in_a_stream_as_in_a_complete_answer(path: str) -> None:
+    """They are written together, and each still belongs to its own text: reasoning, content or a call."""
+    asked = {"input": "x"} if path == "/v1/responses" else {"messages": [{"role": "user", "content": "x"}]}
+    body = asked | SCORED[path] | {"tools": [TOOLS[path]]}
+    async with serving(saying(THOUGHT, guess=lambda *_: (4, 4)), {"speculation": "ngram"}) as served:
+        _, complete = await ask(served, {name: body[name] for name in body if name != "stream_options"}, path)
+        _, _, data = await exchange(served, post(path, body | {"stream": True}))
+    events = [json.loads(event) for event in re.findall(rb"data: (\{.*\})", data)]
+    last = events[-1]["response"] if path == "/v1/responses" else [event for event in events if event.get("usage")][-1]
+    assert counted(last) == counted(complete)
+    if path == "/v1/responses":
+        assert "".join(counted(complete)[1]) == "Hello there, my friend: I call."
 
 
 async def test_health_and_metrics_count_drafts() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
-from tests.fakes import FakeEngine
-from tests.web.serving import ask, serving
+from tests.fakes import EOS, FakeEngine
+from tests.web.serving import ask, exchange, post, serving
 from trouper.protocol.plans import ThinkingLimit
 from trouper.protocol.problems import RequestFailed
 from trouper.protocol.requests import ChatPrompt, Generate
@@ -76,3 +77,22 @@ async def test_a_budget_reaches_the_engine() -> None:
             assert (await ask(served, body, "/v1/chat/completions"))[0] == 200
     limits = [admit.thinking for plan in engine.plans_seen for admit in plan.admit]
     assert limits == [ThinkingLimit(5, tuple(b"<think>"), tuple(b"</think>"), begun=begun) for begun in (False, True)]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_tokens_of_reasoning_are_those_of_the_text_whatever_the_interval(stream: bool) -> None:
+    """An event of many tokens (--stream-interval) may hold the end of reasoning and the beginning of the answer."""
+    said = b"<think>because</think>Yes."
+
+    def token_at(_: int, position: int) -> int:
+        return said[position] if position < len(said) else EOS
+
+    counted = []
+    for interval in (1, 7, 100):
+        async with serving(FakeEngine(token_at=token_at), {"stream_interval": interval}) as served:
+            body = {"messages": [{"role": "user", "content": "x"}], "stream": stream}
+            body |= {"stream_options": {"include_usage": True}} if stream else {}
+            _, _, data = await exchange(served, post("/v1/chat/completions", body))
+            counted.append(re.findall(rb'"reasoning_tokens":(\d+)', data)[-1])
+    assert counted[0] != b"0"
+    assert counted == [counted[0]] * 3

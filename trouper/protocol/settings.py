@@ -39,6 +39,12 @@ class Settings:
     decode_stall_ms: float = setting(
         300.0, "Longest pause that prefill may put between two tokens of a running stream.", 1, 60_000
     )
+    stream_interval: int = setting(
+        1,
+        "Tokens in each event of a stream but the first; more cost the server and the network less. As in vLLM.",
+        1,
+        4096,
+    )
     gather_ms: float = setting(
         3.0,
         "An idle engine waits so long for another request, so that a burst prefills together; 0: not at all.",

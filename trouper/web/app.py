@@ -44,6 +44,7 @@ from trouper.web.openai.routes import OpenAi
 from trouper.web.responses import schemas as response_schemas
 from trouper.web.responses.routes import Responses
 from trouper.web.service import Service, as_json
+from trouper.web.streaming.step_delivery import StepDelivery
 
 log = logging.getLogger("trouper.web")
 
@@ -90,6 +91,8 @@ class ResponseId(BaseConverter):
 
 class App(QuartTrio):
     asgi_http_class = HTTPConnection
+    delivery: StepDelivery
+    """Writes the text of streams where the server lends its writers; its `run` must run there."""
 
 
 def create_app(
@@ -113,6 +116,7 @@ def create_app(
     metrics = Metrics(models.entries)
     request_log = RequestLog(metrics.requests.observe, log_record, *observers)
     service = Service(models, settings, background, request_log, keys)
+    app.delivery = service.delivery
     service.ignored, service.malformed_calls = metrics.ignored, metrics.malformed_calls
     edge, dialects = HttpEdge(service, keys, metrics), (OpenAi(service), Responses(service), Anthropic(service))
     app.before_request(edge.let_in)

@@ -50,7 +50,8 @@ async def serve_http(
             owned.callback(listener.socket.close)
         async with trio.open_nursery() as background:
             app = create_app(models, settings, background, observers)
-            await _serve(app, listeners, settings, shutdown, task_status)
+            background.start_soon(app.delivery.run)
+            await _serve(app, listeners, settings, shutdown, task_status, direct=True)
             # A drained runtime has ended this work already; nothing outlives the server.
             background.cancel_scope.cancel()
 
@@ -76,12 +77,15 @@ async def _serve(
     settings: ServerSettings,
     shutdown: trio.Event,
     task_status: trio.TaskStatus[list[str]],
+    *,
+    direct: bool = False,
 ) -> None:
+    """`direct`: as for `Connection`. Only where all of the app is ours: another program's may change what it sends."""
     config = Config()
     config.h11_max_incomplete_size = 64 * 1024
     config.errorlog = log  # Without it Hypercorn adds a handler of its own; the program sets up logging.
     config.include_server_header = False
-    server = _Server(wrap_app(app, config.wsgi_max_body_size, "asgi"), config, settings)
+    server = _Server(wrap_app(app, config.wsgi_max_body_size, "asgi"), config, settings, direct=direct)
     async with trio.open_nursery() as connections, trio.open_nursery() as accepting:
         for listener in listeners:
             accepting.start_soon(server.accept, listener, connections)
@@ -95,8 +99,8 @@ async def _serve(
 class _Server:
     """The open connections, and the limit on their number."""
 
-    def __init__(self, app: AppWrapper, config: Config, settings: ServerSettings) -> None:
-        self._app, self._config, self._settings = app, config, settings
+    def __init__(self, app: AppWrapper, config: Config, settings: ServerSettings, *, direct: bool = False) -> None:
+        self._app, self._config, self._settings, self._direct = app, config, settings, direct
         self._context = WorkerContext(None)
         self._open: set[Connection] = set()
         self._room = trio.Semaphore(settings.max_connections)
@@ -118,7 +122,7 @@ class _Server:
                     connections.start_soon(self._hold, stream)
 
     async def _hold(self, stream: trio.SocketStream) -> None:
-        connection = Connection(self._app, self._config, self._context, self._settings, stream)
+        connection = Connection(self._app, self._config, self._context, self._settings, stream, direct=self._direct)
         self._open.add(connection)
         try:
             await connection.run()

@@ -28,6 +28,8 @@ from trouper.protocol.requests import Generate, ignored_parts
 from trouper.protocol.settings import ServerSettings
 from trouper.web.http.current_request import CurrentRequest
 from trouper.web.http.field_types import HUGE
+from trouper.web.http.guard import WRITER
+from trouper.web.http.socket_writer import SocketWriter
 from trouper.web.model_aliases import ModelAliases
 from trouper.web.observability.malformed_calls import MalformedCalls
 from trouper.web.observability.request_log import RequestLog, RequestOrigin
@@ -35,6 +37,7 @@ from trouper.web.output.dialect import Dialect
 from trouper.web.output.output_parser import OutputParser
 from trouper.web.output.tool_calls import Tools
 from trouper.web.streaming.response_streams import EventStream, collect_all, is_long
+from trouper.web.streaming.step_delivery import StepDelivery
 from trouper.web.tool_support import ToolSupport, can_call_tools
 
 log = logging.getLogger("trouper.web")
@@ -92,6 +95,8 @@ class Service(CurrentRequest):
         self._background, self._keys = background, keys
         self.request_log = request_log or RequestLog()
         self._running: dict[str, set[Answer]] = {}
+        self.delivery = StepDelivery()
+        """Runs where `serve_http` does: a nursery of another program would not end before it."""
         self._tool_support = ToolSupport(self)
         self.malformed_calls = MalformedCalls()
         self.aliases = ModelAliases(models, NO_ALIASES if settings.strict else settings.model_alias)
@@ -222,7 +227,15 @@ class Service(CurrentRequest):
                 return encoded(await trio.to_thread.run_sync(lambda: msgspec.json.encode(dialect.body(choices))))
             return as_json(dialect.body(choices))
         nursery = cast("trio.Nursery", self._state["nursery"])
-        return as_events(EventStream(dialect, answers, self.settings.heartbeat_s, nursery))
+        return as_events(EventStream(dialect, answers, self.settings.heartbeat_s, nursery, self._direct()))
+
+    def _direct(self) -> tuple[SocketWriter, StepDelivery] | None:
+        """Return what writes the text of a stream around the layers between: where the guard lends its writer, and the body of the
+        response will be chunked."""
+        writer = cast("SocketWriter | None", self._state.get(WRITER))
+        if writer is None or request.scope["http_version"] != "1.1":
+            return None
+        return writer, self.delivery
 
 
 def _bounded_header(header: str) -> str:

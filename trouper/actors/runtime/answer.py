@@ -11,6 +11,7 @@ from typing import Self
 import attrs
 import trio
 
+from trouper.actors.runtime.submission import Arrivals
 from trouper.actors.runtime.time_limits import TimeLimits
 from trouper.protocol.problems import Problem, RequestFailed
 from trouper.protocol.record import Reason, RequestRecord
@@ -53,6 +54,7 @@ class Answer:
     _cancelled: bool = False
     _unreturned: Reply | None = None
     """A received reply that was not returned to the reader yet."""
+    _arrivals: Arrivals = attrs.field(factory=Arrivals)
 
     @property
     def queued(self) -> bool:
@@ -97,6 +99,28 @@ class Answer:
         self._read_tokens(len(delta.tokens), delta.at)
         return delta
 
+    def take_deltas(self, limit: int) -> list[Delta]:
+        """The Deltas that already arrived, at most `limit`."""
+        deltas: list[Delta] = []
+        while len(deltas) < limit and (delta := self.next_nowait()) is not None:
+            deltas.append(delta)
+        return deltas
+
+    @property
+    def has_other(self) -> bool:
+        """Whether `next` has something else than a Delta: the last look for Deltas found another reply, or the answer was cancelled."""
+        return self._unreturned is not None or self._cancelled
+
+    @property
+    def deadline(self) -> float:
+        """trio.current_time() when the answer is late, unless it makes progress before."""
+        return self._limits.next_deadline().at
+
+    def follow(self, follower: Callable[[], None] | None) -> None:
+        """Call `follower` with each reply that arrives, in the sender's task: it neither blocks nor raises. None: nobody. For a
+        reader that takes what has arrived without waiting, such as one of many streams."""
+        self._arrivals.follower = follower
+
     def __aiter__(self) -> Answer:
         return self
 
@@ -120,6 +144,8 @@ class Answer:
             self._cancelled = True
             self.problem = self.problem or CANCELLED
             self.close()
+            if self._arrivals.follower is not None:
+                self._arrivals.follower()
 
     def __enter__(self) -> Self:
         return self

@@ -44,7 +44,7 @@ class Runtime:
         submission, replies = open_submission(request, self.settings)
         timeouts = request.timeouts or default_timeouts(self.settings)
         limits = TimeLimits(timeouts, trio.current_time(), submission.progress)
-        answer = Answer(request.request_id, Accepted((), 0), replies, limits, ended=ended)
+        answer = Answer(request.request_id, Accepted((), 0), replies, limits, ended=ended, arrivals=submission.arrivals)
         try:
             await self._deliver(submission, answer)
             first = await answer.receive_reply()

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import attrs
 import trio
 
 from trouper.protocol.plans import ThinkingLimit
 from trouper.protocol.problems import Problem
-from trouper.protocol.replies import REPLIES_BEYOND_TOKENS, Accepted, Failed, Progress, Reply
+from trouper.protocol.replies import REPLIES_BEYOND_TOKENS, Accepted, Delta, Failed, Progress, Reply
 from trouper.protocol.requests import Generate
 from trouper.protocol.settings import Settings
 from trouper.protocol.watch import Watch
+
+
+@attrs.define(eq=False)
+class Arrivals:
+    """Beside a reply channel: what both of its ends know of replies that have arrived."""
+
+    follower: Callable[[], None] | None = None
+    """Called when a reply has arrived, if no task waits for it. Called in the sender's task, so it neither blocks nor raises."""
+    taken: bool = False
+    """Whether the channel took a Delta since `Submission.aborted` was last asked: then it is open, and need not be looked at."""
 
 
 @attrs.frozen(eq=False)
@@ -29,9 +41,15 @@ class Submission:
     """Keeps the compiled grammar available to the engine."""
     progress: Watch[Progress] = attrs.field(factory=lambda: Watch(Progress()))
     """Beside the channel, since only the latest counts and a chunk need not wake the client."""
+    arrivals: Arrivals = attrs.field(factory=Arrivals)
 
     @property
     def aborted(self) -> bool:
+        """Whether the client has closed the channel. The scheduler asks for every row after each step's results, from which Deltas
+        come; between the two no client runs, so it need not look at the channels that took one."""
+        if self.arrivals.taken:
+            self.arrivals.taken = False
+            return False
         return self.replies.statistics().open_receive_channels == 0
 
     def reply(self, event: Reply) -> bool:
@@ -40,7 +58,11 @@ class Submission:
         try:
             self.replies.send_nowait(event)
         except trio.BrokenResourceError:
+            self.arrivals.taken = False
             return False
+        self.arrivals.taken = type(event) is Delta
+        if (follower := self.arrivals.follower) is not None:
+            follower()
         return True
 
     def accept(self, max_tokens: int) -> None:

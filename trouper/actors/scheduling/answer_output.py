@@ -6,8 +6,9 @@ import attrs
 
 from trouper.actors.scheduling.detokenizer import TextStream
 from trouper.actors.scheduling.prepared_request import PreparedRequest
+from trouper.protocol.joined_delta import joined
 from trouper.protocol.model import Tokenizer
-from trouper.protocol.replies import Delta, Finished, Scored, TokenLogprobs
+from trouper.protocol.replies import Delta, Finished, Progress, Scored, TokenLogprobs
 
 
 @attrs.define(eq=False)
@@ -26,14 +27,19 @@ class AnswerOutput:
     """Log-probabilities of the prompt, if requested, until the first output token."""
     num_tokens: int = 0
     """Number of output tokens."""
+    stream_interval: int = 1
+    """Number of tokens in each Delta but the first, which has one, and the last. As in vLLM (--stream-interval)."""
     _now: float = 0.0
     """Time of the result with the current token."""
+    _unsent: list[Delta] = attrs.field(factory=list)
+    """What waits to be joined into one Delta."""
 
     @classmethod
-    def of(cls, client: PreparedRequest, tokenizer: Tokenizer) -> AnswerOutput:
+    def of(cls, client: PreparedRequest, tokenizer: Tokenizer, stream_interval: int = 1) -> AnswerOutput:
         request = client.request
         ends = frozenset(request.stop_token_ids) | (frozenset() if request.ignore_eos else tokenizer.eos_token_ids)
-        return cls(client, tokenizer, TextStream(request.stop), ends, client.max_tokens)
+        text = TextStream(request.stop)
+        return cls(client, tokenizer, text, ends, client.max_tokens, stream_interval=stream_interval)
 
     def append(self, token: int, logprobs: TokenLogprobs | None, now: float) -> Finished | None:
         """Send a token. Returns the `Finished` that it caused, after the last text was sent."""
@@ -47,6 +53,7 @@ class AnswerOutput:
         shown = self.text.push(self.tokenizer.token_bytes(token), may_stop=may_stop)
         if shown.stop is not None:
             self._send(shown.text, (token,), logprobs)
+            self.flush()
             return Finished("stop", self.num_tokens, shown.stop, now)
         if self.num_tokens == self.max_tokens:
             return self._end("length", (token,), logprobs, None, shown.text)
@@ -64,9 +71,25 @@ class AnswerOutput:
     ) -> Finished:
         shown = self.text.flush()
         self._send(text + shown.text, tokens, logprobs)
+        self.flush()
         if shown.stop is not None:
             return Finished("stop", self.num_tokens, shown.stop, self._now)
         return Finished("stop" if reason == "stop" else "length", self.num_tokens, matched, self._now)
 
     def _send(self, text: str, tokens: tuple[int, ...], logprobs: TokenLogprobs | None) -> None:
-        self.client.reply(Delta(text, tokens, () if logprobs is None else (logprobs,), self._now))
+        delta = Delta(text, tokens, () if logprobs is None else (logprobs,), self._now)
+        if self.stream_interval == 1:
+            self.client.reply(delta)
+            return
+        self._unsent.append(delta)
+        if self.num_tokens == 1 or len(self._unsent) >= self.stream_interval:
+            self.flush()
+        else:
+            self.client.report(Progress(self._now))  # The limit between tokens counts from each of them.
+
+    def flush(self) -> None:
+        """Send what waits to be joined. The answer ends, or an error ends it."""
+        if self._unsent:
+            delta = joined(self._unsent)
+            self._unsent.clear()
+            self.client.reply(delta)

@@ -164,8 +164,9 @@ class Core:
         self._counters.add(total_requests=1)
         tokens, blame = token_bytes(client.prompt), self._recovery.blame
         chain = self._cache.chain(tokens, client.request.cache_salt)
-        sequence = Sequence.of(client, blame.standing(client, tokens, now), self._tokenizer, chain, now)
-        if blame.refuses(sequence.standing, now):
+        standing, interval = blame.standing(client, tokens, now), self._settings.stream_interval
+        sequence = Sequence.of(client, standing, self._tokenizer, chain, now, stream_interval=interval)
+        if blame.refuses(standing, now):
             self._handover.refuse(sequence, now)
             return
         free_rows = self._settings.rows - len(self._batch.rows)

@@ -94,9 +94,17 @@ class Sequence:
 
     @classmethod
     def of(
-        cls, client: PreparedRequest, standing: Standing, tokenizer: Tokenizer, chain: Chain, now: float = 0.0
+        cls,
+        client: PreparedRequest,
+        standing: Standing,
+        tokenizer: Tokenizer,
+        chain: Chain,
+        now: float = 0.0,
+        *,
+        stream_interval: int = 1,
     ) -> Sequence:
-        return cls(client, standing, chain, AnswerOutput.of(client, tokenizer), now, arrived_at=now, queued_at=now)
+        output = AnswerOutput.of(client, tokenizer, stream_interval)
+        return cls(client, standing, chain, output, now, arrived_at=now, queued_at=now)
 
     @property
     def request(self) -> Generate:
@@ -185,6 +193,7 @@ class Sequence:
 
     def fail(self, problem: Problem) -> None:
         self.enter_state(State.FINISHED)
+        self.output.flush()
         self.client.fail(problem)
 
     # -- counters --------------------------------------------------------------------------------

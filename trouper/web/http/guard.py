@@ -34,14 +34,16 @@ from hypercorn.typing import AppWrapper, ConnectionState
 from hypercorn.utils import parse_socket_addr
 
 from trouper.protocol.settings import ServerSettings
+from trouper.web.http.socket_writer import SocketWriter
 from trouper.web.openai.errors import error_body, http_problem
 
 log = logging.getLogger("trouper.web")
 MAX_RECEIVE = 2**16
-MAX_WRITE = 2**16
 MAX_PIPELINED = 16
 """Maximum number of reads that wait behind a response; a client that sends more does not pipeline but floods."""
 LINGER_S = 1.0
+WRITER = "trouper.writer"
+"""Key of the connection's `SocketWriter` in the state of a request, where its app may write directly."""
 
 
 class NotHttp1(Exception):
@@ -108,11 +110,15 @@ class Connection:
         context: WorkerContext,
         settings: ServerSettings,
         stream: trio.SocketStream,
+        *,
+        direct: bool = False,
     ) -> None:
+        """`direct`: the app may write chunks of a response's body around the layers between (`SocketWriter.write_now`)."""
+        self._direct = direct
         self._app, self._config, self._context, self._settings = app, config, context, settings
         self._stream = stream
-        self._send_lock = trio.Lock()
         self._lifetime = trio.CancelScope()
+        self._writer = SocketWriter(stream, settings.write_timeout_s, self._lifetime.cancel)
         self._patience = trio.CancelScope()
         self._idle = True
         self._fresh = True
@@ -134,7 +140,7 @@ class Connection:
         socket = self._stream.socket
         client = parse_socket_addr(socket.family, socket.getpeername())
         server = parse_socket_addr(socket.family, socket.getsockname())
-        state = ConnectionState({})
+        state = ConnectionState({WRITER: self._writer} if self._direct else {})
         async with TaskGroup() as group:
             self._protocol = PlainHttp(
                 app=self._app,
@@ -192,7 +198,7 @@ class Connection:
         """Handle an event that the protocol sends to its transport."""
         match event:
             case RawData(data=data):
-                await self._write(data)
+                await self._writer.write(data)
             case Updated(idle=idle):
                 self._update(idle=idle)
             case Closed():
@@ -208,28 +214,6 @@ class Connection:
         self._wait_at_most(self._settings.keep_alive_timeout_s if self._fresh else self._settings.header_timeout_s)
         if self._context.terminated.is_set():
             self._patience.cancel()
-
-    async def _write(self, data: bytes) -> None:
-        """Send all of the data, or end the connection: the peer has disconnected or reads nothing, and only cancelling
-        everything ends what waits for it. The timeout is for each write: a slow reader of a long answer does read."""
-        async with self._send_lock:
-            for start in range(0, len(data), MAX_WRITE):
-                if not await self._write_bit(memoryview(data)[start : start + MAX_WRITE]):
-                    self._lifetime.cancel()
-                    return
-
-    async def _write_bit(self, data: memoryview) -> bool:
-        with trio.move_on_after(self._settings.write_timeout_s):
-            try:
-                await self._stream.send_all(data)
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                return False
-            except trio.Cancelled:
-                self._lifetime.cancel()  # A part of the data may have been sent.
-                raise
-            else:
-                return True
-        return False
 
     def _finish(self) -> None:
         """Finish after the protocol's last event: close, or first let a client that is still sending read the response."""

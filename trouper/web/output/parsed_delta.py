@@ -9,6 +9,7 @@ a call of an offered tool never starts one and is `Content`.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import groupby
 from uuid import uuid4
 
 import attrs
@@ -85,6 +86,23 @@ class ParsedOutput:
     calls: tuple[Call, ...]
     reason: str
     """The finish reason: stop, length or tool_calls."""
+
+
+def merged(deltas: Iterable[ParsedDelta]) -> list[ParsedDelta]:
+    """Join neighbouring parts of one kind, so that they are one event."""
+    parts: list[ParsedDelta] = []
+    for _, group in groupby(deltas, _kind):
+        first, *others = group
+        if others and isinstance(first, Content | Reasoning | CallArguments):
+            texts = [first.text, *(other.text for other in others if isinstance(other, type(first)))]
+            parts.append(attrs.evolve(first, text="".join(texts)))
+        else:
+            parts += [first, *others]
+    return parts
+
+
+def _kind(part: ParsedDelta) -> tuple[type, int]:
+    return type(part), 0 if isinstance(part, Content | Reasoning) else part.index
 
 
 def gathered(deltas: Iterable[ParsedDelta], reason: str) -> ParsedOutput:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from trouper.protocol.joined_delta import JoinedDelta
 from trouper.protocol.replies import Delta
 from trouper.web.output.dialect import Choice
 from trouper.web.output.output_parser import OutputParser
-from trouper.web.output.parsed_delta import Content, ParsedDelta, ParsedOutput, Reasoning, gathered
+from trouper.web.output.parsed_delta import Content, ParsedDelta, ParsedOutput, Reasoning, gathered, merged
 
 
 class CountingParser:
     """Parses an answer delta by delta, and counts the tokens of its reasoning, markers included. Without a parser all
     text is content.
 
-    Streamed and complete answers go through it with the same deltas, so their counts agree. A delta of several tokens
-    (speculation) counts as a whole if any of its text is reasoning.
+    Streamed and complete answers go through it with the same deltas, so their counts agree: deltas that were joined are read
+    one by one.
     """
 
     def __init__(self, parser: OutputParser | None) -> None:
@@ -27,12 +28,22 @@ class CountingParser:
         """The kind of the next token, as far as is known."""
         return "content" if self._parser is None else self._parser.kind
 
+    @property
+    def plain(self) -> bool:
+        """Whether all text is content."""
+        return self._parser is None
+
     def push(self, delta: Delta) -> list[ParsedDelta]:
         if self._parser is None:
             return [Content(delta.text)] if delta.text else []
-        before = self._parser.kind
-        parsed = self._parser.push(delta.text)
-        if "reasoning" in (before, self._parser.kind) or any(isinstance(part, Reasoning) for part in parsed):
+        if not isinstance(delta, JoinedDelta):
+            return self._parsed(self._parser, delta)
+        return merged(part for piece in delta.parts for part in self._parsed(self._parser, piece))
+
+    def _parsed(self, parser: OutputParser, delta: Delta) -> list[ParsedDelta]:
+        before = parser.kind
+        parsed = parser.push(delta.text)
+        if "reasoning" in (before, parser.kind) or any(isinstance(part, Reasoning) for part in parsed):
             self.reasoning_tokens += len(delta.tokens)
         return parsed
 

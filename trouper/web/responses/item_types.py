@@ -41,7 +41,7 @@ from trouper.web.responses.conversation_item import (
     refuse_part,
     text_part,
 )
-from trouper.web.responses.schemas import REFUSALS_ARE_ANSWERS
+from trouper.web.responses.schemas import PARTS_OF_ROLES
 
 MAX_ITEMS = 10_000
 
@@ -50,7 +50,7 @@ class InputMessage(ConversationItem, tag="message", kw_only=True, frozen=True):
     """A message. `phase` holds nothing that a model could use."""
 
     may_lack_tag: ClassVar[bool] = True
-    rules: ClassVar[tuple[Json, ...]] = (REFUSALS_ARE_ANSWERS,)
+    rules: ClassVar[tuple[Json, ...]] = (PARTS_OF_ROLES,)
     role: Annotated[
         Literal["user", "assistant", "system", "developer"],
         says("{path} must be one of user, assistant, system, developer, not {value!r}"),

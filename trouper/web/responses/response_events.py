@@ -9,6 +9,7 @@ import attrs
 import msgspec
 
 from trouper.actors.runtime.answer import Answer
+from trouper.protocol.joined_delta import parts_of
 from trouper.protocol.model import Tokenizer
 from trouper.protocol.problems import Problem
 from trouper.protocol.replies import Delta, Finished, TokenLogprobs
@@ -99,11 +100,15 @@ class ResponseDialect:
     def text(self, _: int, delta: Delta, _answer: Answer) -> bytes:
         if self.over:
             return b""
+        parts = (delta,) if self._parser.plain else parts_of(delta)
+        return self._begin() + b"".join(map(self._part, parts))
+
+    def _part(self, delta: Delta) -> bytes:
         before = self._parser.kind
         deltas = self._parser.push(delta)
         after = self._parser.kind
         self._seen += delta.logprobs
-        events = self._begin() + b"".join(map(self._say, deltas))
+        events = b"".join(map(self._say, deltas))
         if not before == after == "content":
             self._seen.clear()  # Tokens of markers, reasoning and calls do not belong to the text.
         return events

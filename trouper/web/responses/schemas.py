@@ -42,10 +42,17 @@ RULES = (
     schemas.FORCED_NEEDS_TOOLS,
 )
 
-REFUSALS_ARE_ANSWERS = either(
-    {"properties": {"role": {"const": "assistant"}}},
-    {"properties": {"content": either(TEXT, array({"properties": {"type": {"not": {"const": "refusal"}}}}))}},
+
+def _without(kind: str) -> Json:
+    return either(TEXT, array({"properties": {"type": {"not": {"const": kind}}}}))
+
+
+_ANSWERS: Json = {"const": "assistant"}
+PARTS_OF_ROLES = either(
+    {"properties": {"role": _ANSWERS, "content": _without("input_image")}},
+    {"properties": {"role": {"not": _ANSWERS}, "content": _without("refusal")}},
 )
+"""Images are input, and refusals are answers."""
 
 # -- answers -------------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import trio
 
 from trouper.web.streaming.passive_body import PassiveBody
-from trouper.web.streaming.response_streams import MAX_EVENTS
+from trouper.web.streaming.step_delivery import MAX_EVENTS
 
 
 class EventLog:

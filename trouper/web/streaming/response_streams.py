@@ -13,13 +13,12 @@ from quart.wrappers.response import ResponseBody
 from trouper.actors.runtime.answer import Answer
 from trouper.protocol.problems import RequestFailed
 from trouper.protocol.replies import Delta, Finished
+from trouper.web.http.socket_writer import SocketWriter
 from trouper.web.output.dialect import COMMENT, Choice, Dialect, usage_of
+from trouper.web.streaming.step_delivery import MAX_EVENTS, DirectStream, StepDelivery
 
 LONG_SCORES = 500
 """Number of log-probabilities beyond which formatting leaves the event loop: each comes with up to 20 alternatives."""
-MAX_EVENTS = 256
-"""Maximum number of events in one write, so that a client that reads again after a pause gets its text in small pieces.
-"""
 
 
 async def collect(answer: Answer) -> Choice:
@@ -98,9 +97,18 @@ async def shielded(make: Callable[[AnswerEvent], bytes], piece: AnswerEvent) -> 
 class EventStream(ResponseBody):
     """The body of a streamed response. Closing it aborts the answers, synchronously."""
 
-    def __init__(self, dialect: Dialect, answers: Sequence[Answer], heartbeat_s: float, nursery: trio.Nursery) -> None:
+    def __init__(
+        self,
+        dialect: Dialect,
+        answers: Sequence[Answer],
+        heartbeat_s: float,
+        nursery: trio.Nursery,
+        direct: tuple[SocketWriter, StepDelivery] | None = None,
+    ) -> None:
+        """`direct`: what writes the text of a single answer, once the head of the response was sent."""
         self._dialect, self._answers, self._heartbeat_s = dialect, answers, heartbeat_s
         self._nursery = nursery
+        self._direct = None if direct is None or len(answers) > 1 else self._direct_stream(*direct)
         self._pieces: trio.MemoryReceiveChannel[AnswerEvent] | None = None
         self._open = set(range(len(answers)))
         self._over = False
@@ -135,11 +143,23 @@ class EventStream(ResponseBody):
             self._began = True
             opening = b"".join(self._dialect.opening(index, answer) for index, answer in enumerate(self._answers))
             return opening or COMMENT  # The head of the response goes out with it, however long the prompt takes.
+        if self._direct is not None and not self._takes_long(0) and not await self._direct.run():
+            return self._heartbeat()
         written = b""
         with trio.move_on_after(self._heartbeat_s):
             while not written:  # Tokens whose text is held back send nothing.
                 written = await self._made(await self._next())
         return written + await self._what_waits() if written else self._heartbeat()
+
+    def _direct_stream(self, writer: SocketWriter, delivery: StepDelivery) -> DirectStream:
+        answer, text = self._answers[0], self._dialect.text
+        return DirectStream(
+            answer,
+            lambda delta: text(0, delta, answer),
+            writer=writer,
+            delivery=delivery,
+            heartbeat_s=self._heartbeat_s,
+        )
 
     def _heartbeat(self) -> bytes:
         index = min(self._open)
@@ -154,12 +174,16 @@ class EventStream(ResponseBody):
             return AnswerEvent(0, failed)
 
     async def _made(self, piece: AnswerEvent) -> bytes:
-        """Format an event. The first event of an answer carries the prompt's log-probabilities, which take a second for
-        a long prompt."""
-        if piece.index in self._begun or len(self._answers[piece.index].prompt_logprobs) <= LONG_SCORES:
+        """Format an event, on a thread if that takes long."""
+        if not self._takes_long(piece.index):
             return self._written(piece)
         self._begun.add(piece.index)
         return await shielded(self._written, piece)
+
+    def _takes_long(self, index: int) -> bool:
+        """Whether the next event of an answer is its first, and carries the log-probabilities of a long prompt, which take a
+        second."""
+        return index not in self._begun and len(self._answers[index].prompt_logprobs) > LONG_SCORES
 
     def _written(self, piece: AnswerEvent) -> bytes:
         answer = self._answers[piece.index]

@@ -1,0 +1,129 @@
+"""Delivery by the step: one task writes what a step of the engine gave to all streams.
+
+A reply that arrives for a stream notes the stream here, and the first one of a step wakes the task. It runs once the scheduler has
+sent its next plan and waits, so it finds the replies of the whole step, and writes each stream's with one system call. The stream's
+own task sleeps meanwhile, and looks at its deadlines when they could have passed, not with each token. It is woken for everything
+else: another reply than text, a socket whose buffer is full, an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import copy_context
+
+import trio
+
+from trouper.actors.runtime.answer import Answer
+from trouper.protocol.joined_delta import joined
+from trouper.protocol.replies import Delta
+from trouper.web.http.socket_writer import SocketWriter
+
+MAX_EVENTS = 256
+"""Maximum number of deltas or events in one write, so that a client that reads again after a pause gets its text in small pieces."""
+STREAMS_AT_ONCE = 64
+"""Number of streams after which other tasks run, the scheduler among them."""
+
+
+class StepDelivery:
+    """The streams that have something to write, and the task that writes it."""
+
+    def __init__(self) -> None:
+        self._noted: list[DirectStream] = []
+        self._idle = trio.lowlevel.ParkingLot()
+
+    def note(self, stream: DirectStream) -> None:
+        """Note that the stream has something to write. Called in the task of whoever sends replies: it neither blocks nor raises."""
+        self._noted.append(stream)
+        self._idle.unpark()
+
+    async def run(self) -> None:
+        """Write until cancelled."""
+        while True:
+            if not self._noted:
+                await self._idle.park()
+            streams, self._noted = self._noted, []
+            for start in range(0, len(streams), STREAMS_AT_ONCE):
+                for stream in streams[start : start + STREAMS_AT_ONCE]:
+                    stream.deliver()
+                await trio.lowlevel.checkpoint()
+
+
+class DirectStream:
+    """A streamed response whose text is written by StepDelivery, while its own task is in `run`."""
+
+    def __init__(
+        self,
+        answer: Answer,
+        text: Callable[[Delta], bytes],
+        *,
+        writer: SocketWriter,
+        delivery: StepDelivery,
+        heartbeat_s: float,
+    ) -> None:
+        """`text`: formats the events of a delta; b"" for none yet."""
+        self._answer, self._text = answer, text
+        self._context = copy_context()
+        """Context variables of the stream's own task, so that log lines have the id of its request."""
+        self._writer, self._delivery, self._heartbeat_s = writer, delivery, heartbeat_s
+        self._follows = False
+        """Whether StepDelivery may write."""
+        self._noted = False
+        self._written_at = 0.0
+        self._untaken = b""
+        """What the socket did not take of the last write."""
+        self._error: Exception | None = None
+        self._woken = trio.Event()
+
+    async def run(self) -> bool:
+        """Return when something else than text has to be written, or the answer's time is over. False: nothing was written for
+        `heartbeat_s`."""
+        try:
+            self._begin()
+            while not self._woken.is_set():
+                heartbeat_at, now = self._written_at + self._heartbeat_s, trio.current_time()
+                if now >= min(heartbeat_at, self._answer.deadline):
+                    return now < heartbeat_at
+                with trio.move_on_at(min(heartbeat_at, self._answer.deadline)):
+                    await self._woken.wait()
+            await self._finish_write()
+        except BaseException:
+            if self._untaken:  # A client that has a part of a chunk can get nothing after it.
+                self._writer.cut()
+            raise
+        finally:
+            self._answer.follow(None)
+            self._follows = False
+        return True
+
+    def _begin(self) -> None:
+        self._woken, self._written_at, self._follows = trio.Event(), trio.current_time(), True
+        self._answer.follow(self._note)
+        self.deliver()
+
+    async def _finish_write(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._untaken:
+            await self._writer.write(self._untaken)
+            self._untaken = b""
+
+    def _note(self) -> None:
+        if not self._noted:
+            self._noted = True
+            self._delivery.note(self)
+
+    def deliver(self) -> None:
+        """Write what has arrived. An error is raised in the stream's own task, so that it ends this stream alone."""
+        self._noted = False
+        if not self._follows:
+            return
+        try:
+            while not self._untaken and (deltas := self._answer.take_deltas(MAX_EVENTS)):
+                if data := self._context.run(self._text, joined(deltas)):
+                    self._untaken = self._writer.write_now(data)
+                    self._written_at = trio.current_time()
+        except Exception as error:  # noqa: BLE001 - raised again by `run`.
+            self._error = error
+        if self._untaken or self._error is not None or self._answer.has_other:
+            self._follows = False
+            self._woken.set()
