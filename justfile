@@ -80,6 +80,14 @@ fmt: _setup
 bench *flags: _setup
     @.venv/bin/python -m benchmarks "$@"
 
+# The event loop's CPU time a token, through HTTP
+bench-edge *flags: _setup
+    @.venv/bin/python -m benchmarks.edge "$@"
+
+# The server beside the bare loop, BatchGenerator and mlx_lm.server on this device: shapes of 0.6B, 4B and an MoE; `--shapes 0.6b --streams 1 8`
+bench-device *flags: _setup
+    @.venv/bin/python -m benchmarks.throughput "$@"
+
 # The wheel by plain pip into an empty environment of each Python: a server, a chat, the doctor, types of the examples
 test-wheel *flags: _setup
     @.venv/bin/python -m tests.packaging "$@"

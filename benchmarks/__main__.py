@@ -96,7 +96,7 @@ def growth(server: servers.Server, requests: int = 2000) -> Row:
 
 
 def bare(model: Path, rows: int, prompt: int, tokens: int) -> Row:
-    command = [sys.executable, "-m", "benchmarks.bare", str(model), str(rows), str(prompt), str(tokens)]
+    command = [sys.executable, "-m", "benchmarks.bare", "bare", str(model), str(rows), str(prompt), str(tokens)]
     out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return dict(json.loads(out.strip().splitlines()[-1]))
 

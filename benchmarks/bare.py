@@ -1,20 +1,33 @@
-"""The bare loop: the model and argmax, nothing else. `python -m benchmarks.bare MODEL ROWS PROMPT TOKENS` prints JSON."""
+"""Loops without a server. `python -m benchmarks.bare LOOP MODEL ROWS PROMPT TOKENS` prints JSON.
+
+LOOP: `bare`, the model and argmax, nothing else; `batch`, mlx-lm's BatchGenerator; `engine`, Trouper without HTTP. Decoding only: from
+the first token of all rows on.
+"""
 
 from __future__ import annotations
 
 import json
+import random
 import resource
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import trouper.engine  # noqa: F401 - OpenBLAS before MLX
 
 # isort: split
 import mlx.core as mx
+import trio
 from mlx_lm.models.cache import BatchKVCache
 
+from trouper import Runtime, Settings, run_runtime
 from trouper.engine.loading.model_loading import load
-from trouper.protocol.settings import Settings
+from trouper.protocol.requests import Generate, TokenPrompt
+
+Measured = tuple[float, float]
+"""Seconds by the clock, and of CPU, for TOKENS tokens of each row."""
 
 
 def cpu_s() -> float:
@@ -22,28 +35,86 @@ def cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def main() -> None:
-    path, (rows, prompt, tokens) = sys.argv[1], map(int, sys.argv[2:])
-    model = load(Settings(model=path), lambda _: None).model
-    cache = [BatchKVCache([0] * rows) for _ in model.layers]
+def bare(model: str, rows: int, prompt: int, tokens: int) -> Measured:
+    loaded = load(Settings(model=model), lambda _: None).model
+    cache = [BatchKVCache([0] * rows) for _ in loaded.layers]
     mx.random.seed(0)
-    last = mx.argmax(model(mx.random.randint(1000, 40000, (rows, prompt)), cache=cache)[:, -1], -1)
+    last = mx.argmax(loaded(mx.random.randint(1000, 40000, (rows, prompt)), cache=cache)[:, -1], -1)
     for _ in range(3):
-        last = mx.argmax(model(last[:, None], cache=cache)[:, -1], -1)
+        last = mx.argmax(loaded(last[:, None], cache=cache)[:, -1], -1)
     mx.eval(last)
     began, used = time.perf_counter(), cpu_s()
     for _ in range(tokens):
-        following = mx.argmax(model(last[:, None], cache=cache)[:, -1], -1)
+        following = mx.argmax(loaded(last[:, None], cache=cache)[:, -1], -1)
         mx.async_eval(following)
         last.tolist()
         last = following
     mx.eval(last)
-    seconds = time.perf_counter() - began
-    print(
-        json.dumps(
-            {"tokens_per_s": rows * tokens / seconds, "cpu_ms_per_token": (cpu_s() - used) / rows / tokens * 1000}
-        )
+    return time.perf_counter() - began, cpu_s() - used
+
+
+def batch(model: str, rows: int, prompt: int, tokens: int) -> Measured:
+    from mlx_lm.generate import BatchGenerator
+
+    loaded, dice = load(Settings(model=model), lambda _: None).model, random.Random(0)
+    generator = BatchGenerator(loaded, max_tokens=tokens + 16, completion_batch_size=rows)
+    generator.insert([[dice.randrange(1000, 40000) for _ in range(prompt)] for _ in range(rows)])
+    while len(generator.next_generated()) < rows:
+        pass
+    for _ in range(3):
+        generator.next_generated()
+    began, used = time.perf_counter(), cpu_s()
+    for _ in range(tokens):
+        generator.next_generated()
+    return time.perf_counter() - began, cpu_s() - used
+
+
+def engine(model: str, rows: int, prompt: int, tokens: int) -> Measured:
+    return trio.run(partial(_engine, model, rows, prompt, tokens))
+
+
+async def _engine(model: str, rows: int, prompt: int, tokens: int) -> Measured:
+    """From the moment when all rows have 8 tokens, to that when the first has `tokens` more."""
+    counts, marks = [0] * rows, list[float]()
+    settings = Settings(
+        model=model, no_ssd=True, completion_batch_size=max(rows, 8), max_queue_size=256, speculation="off"
     )
+    async with trio.open_nursery() as nursery:
+        runtime: Runtime = await nursery.start(partial(run_runtime, settings))
+
+        async def read(row: int) -> None:
+            dice = random.Random(row)
+            ids = tuple(dice.randrange(1000, 40000) for _ in range(prompt))
+            request = Generate(
+                request_id=f"row{row}", prompt=TokenPrompt(ids), max_tokens=tokens + 200, ignore_eos=True
+            )
+            with await runtime.submit(request) as answer:
+                async for delta in answer:
+                    counts[row] += len(delta.tokens)
+                    if not marks and min(counts) >= 8:
+                        marks.extend((time.perf_counter(), cpu_s(), sum(counts)))
+                    elif marks and sum(counts) - marks[2] >= rows * tokens:
+                        done.set()
+
+        done = trio.Event()
+        for row in range(rows):
+            nursery.start_soon(read, row)
+        await done.wait()
+        measured = time.perf_counter() - marks[0], cpu_s() - marks[1]
+        nursery.cancel_scope.cancel()
+    return measured
 
 
-main()
+LOOPS: dict[str, Callable[[str, int, int, int], Measured]] = {"bare": bare, "batch": batch, "engine": engine}
+
+
+def main() -> None:
+    loop, path, (rows, prompt, tokens) = sys.argv[1], sys.argv[2], map(int, sys.argv[3:])
+    assert Path(path).is_dir(), f"{path} is no directory"
+    seconds, used = LOOPS[loop](path, rows, prompt, tokens)
+    made = rows * tokens
+    print(json.dumps({"tokens_per_s": made / seconds, "cpu_ms_per_token": used / made * 1000}))
+
+
+if __name__ == "__main__":
+    main()

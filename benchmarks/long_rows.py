@@ -45,8 +45,8 @@ def tokens(count: int, seed: int) -> list[int]:
 class Stage:
     """A server, its streams, and the most memory in use."""
 
-    def __init__(self, port: int, nursery: trio.Nursery) -> None:
-        self.port, self._nursery, self.seed = port, nursery, 0
+    def __init__(self, port: int, nursery: trio.Nursery, seed: int = 0) -> None:
+        self.port, self._nursery, self.seed = port, nursery, seed
         self.peak_bytes = 0
 
     def begin(self, rows: int, prompt: int, answer: int) -> list[Stream]:
@@ -84,7 +84,8 @@ def intervals(streams: Sequence[Stream], start: float, stop: float) -> list[floa
 
 
 async def mix(port: int, short: tuple[int, int], long: tuple[int, int], weights: int, token_bytes: int) -> Row:
-    """`short`, `long`: number of rows, and tokens of each prompt."""
+    """`short`, `long`: number of rows, and tokens of each prompt. The short streams alone are measured before and again after the
+    long rows: while a long prompt prefills they grow, and `ratio` compares with streams of the same length."""
     async with trio.open_nursery() as nursery:
         stage = Stage(port, nursery)
         nursery.start_soon(stage.watch)
@@ -94,18 +95,27 @@ async def mix(port: int, short: tuple[int, int], long: tuple[int, int], weights:
         await until(streams, 3 * SETTLED)
         alone = intervals(streams, start, time.perf_counter())
         stage.peak_bytes = 0
-        rows = stage.begin(*long, 400)
-        await until(rows, SETTLED // 2)
+        async with trio.open_nursery() as beside_them:
+            rows = Stage(port, beside_them, seed=1000).begin(*long, 400)
+            await until(rows, SETTLED // 2)
+            start = time.perf_counter()
+            await until(rows, 4 * SETTLED)
+            stop = time.perf_counter()
+            beside = intervals(streams, start, stop)
+            long_s = statistics.median(intervals(rows, start, stop))
+            grown = sum(len(stream.times) for stream in streams)
+            held = short[0] * short[1] + grown + sum(long[1] + len(row.times) for row in rows)
+            beside_them.cancel_scope.cancel()
+        reached = max(len(stream.times) for stream in streams)
+        await until(streams, reached + 4)  # The long rows have left.
         start = time.perf_counter()
-        await until(rows, 4 * SETTLED)
-        stop = time.perf_counter()
-        beside = intervals(streams, start, stop)
-        long_s = statistics.median(intervals(rows, start, stop))
-        held = sum(short[1] + len(stream.times) for stream in streams) + sum(long[1] + len(row.times) for row in rows)
+        await until(streams, reached + 4 + SETTLED)
+        after = intervals(streams, start, time.perf_counter())
         nursery.cancel_scope.cancel()
     return {
         "alone_ms": statistics.median(alone) * 1e3, "beside_ms": statistics.median(beside) * 1e3,
-        "ratio": statistics.median(beside) / statistics.median(alone), "long_ms": long_s * 1e3,
+        "alone_again_ms": statistics.median(after) * 1e3, "short_tokens": short[1] + grown // short[0],
+        "ratio": statistics.median(beside) / statistics.median(after), "long_ms": long_s * 1e3,
         "longest_gap_ms": max(beside) * 1e3, "peak_gb": stage.peak_bytes / 1e9, "weights_gb": weights / 1e9,
         "rows_hold_gb": held * token_bytes / 1e9,
         "peak beyond weights / rows hold": (stage.peak_bytes - weights) / (held * token_bytes),

@@ -11,8 +11,9 @@ import trouper.engine  # noqa: F401 - OpenBLAS before MLX
 
 # isort: split
 import mlx.core as mx
+import mlx.nn as nn
 from mlx.utils import tree_flatten
-from mlx_lm.models import llama, qwen3
+from mlx_lm.models import llama, qwen3, qwen3_moe
 
 from trouper.engine.loading.model_loading import load
 from trouper.protocol.settings import Settings
@@ -43,22 +44,33 @@ SHAPES = {
     "4b": (2560, 9728, 36, 32, 8, 128, "bfloat16"),
     "8b": (4096, 12288, 36, 32, 8, 128, "bfloat16"),
     "32b": (5120, 25600, 64, 64, 8, 128, "bfloat16"),
+    "30b-a3b": (2048, 6144, 48, 32, 4, 128, "bfloat16"),
 }
 """Of Qwen3's models, and one for CPUs: hidden, inner, layers, heads, KV heads, their size, type. 0.1b divides by two and by
 four, which the embedded model does not."""
+EXPERTS = {
+    "30b-a3b": {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "decoder_sparse_step": 1,
+                "mlp_only_layers": [], "norm_topk_prob": True},
+}  # fmt: skip
+"""What a shape with experts has besides."""
 
 
-def save_random(shape: str, source: str, target: str) -> None:
-    """Random weights of a shape, with the tokenizer of `source`. All layers have the same: drawing and writing 60 GB of
+def save_random(shape: str, source: str, target: str, bits: int = 16) -> None:
+    """Random weights of a shape, with the tokenizer of `source`; quantized in groups of 64, if `bits` is 4 or 8. All layers have the same: drawing and writing 60 GB of
     different ones takes minutes, and speed does not depend on what they are."""
     hidden, inner, layers, heads, kv_heads, head_dim, dtype = SHAPES[shape]
-    config = {"model_type": "qwen3", "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": 1,
+    experts = EXPERTS.get(shape, {})
+    module = qwen3_moe if experts else qwen3
+    config = {"model_type": "qwen3_moe" if experts else "qwen3", "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": 1,
               "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim, "rms_norm_eps": 1e-6,
               "rope_theta": 1e6, "vocab_size": 49152, "max_position_embeddings": 131_072, "tie_word_embeddings": True,
-              "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
+              "bos_token_id": 1, "eos_token_id": 2, **experts}  # fmt: skip
     mx.random.seed(0)
-    model = qwen3.Model(qwen3.ModelArgs.from_dict(config))
+    model = module.Model(module.ModelArgs.from_dict(config))
     model.set_dtype(getattr(mx, dtype))
+    if bits < 16:
+        nn.quantize(model, 64, bits)
+        config["quantization"] = {"group_size": 64, "bits": bits}
     scratch = Path(target).with_suffix(".part")
     scratch.mkdir(parents=True, exist_ok=True)
     weights = dict(tree_flatten(model.parameters()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -11,7 +12,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -79,7 +80,7 @@ def trouper(model: Path, *flags: str, disk: Path | None = None) -> Iterator[Serv
 
 
 @contextmanager
-def mlx_lm(model: Path) -> Iterator[Server]:
+def mlx_lm(model: Path, *flags: str, environment: Mapping[str, str] | None = None) -> Iterator[Server]:
     port = free_port()
     command = [
         sys.executable,
@@ -91,15 +92,17 @@ def mlx_lm(model: Path) -> Iterator[Server]:
         str(port),
         "--log-level",
         "WARNING",
+        *flags,
     ]
-    with serving("mlx_lm.server", command, port) as server:
+    with serving("mlx_lm.server", command, port, environment) as server:
         yield server
 
 
 @contextmanager
-def serving(name: str, command: list[str], port: int) -> Iterator[Server]:
+def serving(name: str, command: list[str], port: int, environment: Mapping[str, str] | None = None) -> Iterator[Server]:
+    """`environment`: variables beside those of this process."""
     with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
+        process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **(environment or {})})
         try:
             _wait_until_it_answers(port, process)
             yield Server(name, port, psutil.Process(process.pid))

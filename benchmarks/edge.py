@@ -1,0 +1,111 @@
+"""`just bench-edge`: what the event loop costs a token: the CPU time of its thread over the tokens of so many streams, through HTTP.
+
+The model has two layers, so that the device is no limit. The clients run in processes of their own (`--clients`), and report the
+rate; the figure of the loop is the server's own thread time, so that a busy machine changes it little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import trio
+from rich.console import Console
+
+from benchmarks import load, servers
+from trouper.cli.commands.bench.load import Stream
+
+Row = dict[str, Any]
+
+
+def thread_cpu_s(pid: int) -> dict[int, float]:
+    """CPU seconds of each thread of a process, from /proc."""
+    found = {}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        try:
+            ran_ns = int((task / "schedstat").read_text().split()[0])
+        except (OSError, IndexError):
+            continue
+        found[int(task.name)] = ran_ns / 1e9
+    return found
+
+
+async def _together(port: int, first: int, count: int, tokens: int) -> list[Stream]:
+    streams = [Stream() for _ in range(count)]
+    async with trio.open_nursery() as nursery:
+        for k, stream in enumerate(streams):
+            nursery.start_soon(partial(load.stream, port, load.prompt(first + k, 12), tokens, stream, ignore_eos=True))
+    return streams
+
+
+def client(port: int, first: int, count: int, tokens: int) -> None:
+    """One process of clients: prints tokens and the seconds that they took."""
+    began, used = time.perf_counter(), time.process_time()
+    done = trio.run(_together, port, first, count, tokens)
+    seconds = time.perf_counter() - began
+    times = [(one.times, one.tokens) for one in done]
+    print(json.dumps({"seconds": seconds, "cpu_share": (time.process_time() - used) / seconds, "times": times}))
+
+
+def measure(server: servers.Server, streams: int, tokens: int, clients: int, seed: int) -> Row:
+    share = [streams // clients + (k < streams % clients) for k in range(clients)]
+    before, began = thread_cpu_s(server.process.pid), time.perf_counter()
+    command = [sys.executable, "-m", "benchmarks.edge", "--client", str(server.port)]
+    running = [
+        subprocess.Popen([*command, str(seed + 1000 * k), str(count), str(tokens)], stdout=subprocess.PIPE, text=True)
+        for k, count in enumerate(share)
+        if count
+    ]
+    reports = [json.loads(process.communicate()[0]) for process in running]
+    seconds = time.perf_counter() - began
+    after = thread_cpu_s(server.process.pid)
+    used = {thread: after[thread] - before.get(thread, 0.0) for thread in after}
+    made = [Stream(times=times, tokens=count) for report in reports for times, count in report["times"]]
+    produced = sum(one.tokens for one in made)
+    loop = used.pop(server.process.pid)
+    return {
+        "streams": streams, "loop_us_per_token": loop / produced * 1e6, "loop_share": loop / seconds,
+        "other_us_per_token": sum(used.values()) / produced * 1e6, "decode_tokens_per_s": load.decode_rate(made),
+        "client_share": max(report["cpu_share"] for report in reports),
+    }  # fmt: skip
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--client"]:
+        client(*map(int, sys.argv[2:]))
+        return
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32, 128])
+    parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--clients", type=int, default=1, help="processes of clients")
+    parser.add_argument("--model", help="default: two layers with the embedded model's vocabulary")
+    parser.add_argument("--json", type=Path)
+    chosen = parser.parse_args()
+    model, console, made = (
+        Path(chosen.model) if chosen.model else servers.tiny_copy(servers.embedded()),
+        Console(),
+        list[Row](),
+    )
+    with servers.trouper(model, "--completion-batch-size", "128", "--max-queue-size", "1024") as server:
+        measure(server, max(chosen.streams), 16, chosen.clients, 1)
+        for streams in chosen.streams:
+            rounds = [
+                measure(server, streams, chosen.tokens, chosen.clients, 7 * n + streams) for n in range(chosen.rounds)
+            ]
+            row = {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
+            made.append(row)
+            console.print({key: round(value, 3) if isinstance(value, float) else value for key, value in row.items()})
+    if chosen.json:
+        chosen.json.write_text(json.dumps(made, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""`just bench-device`: how near the server comes to what the device can do, unattended, in one run.
+
+For each shape (random weights) and number of streams, in tokens a second while all streams decode: `bare`, the model and argmax;
+`batch`, mlx-lm's BatchGenerator; `engine`, Trouper in process; `http`, Trouper; `mlx_lm`, its server. With `http` come the CPU time
+of the event loop a token, and the busiest process of the clients, which shows that the load generator is not the limit.
+On CUDA the loops of others run with MLX's own size of CUDA graphs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks import servers
+from benchmarks.edge import measure
+
+Row = dict[str, Any]
+OTHERS = {"MLX_MAX_OPS_PER_BUFFER": "100", "MLX_MAX_MB_PER_BUFFER": "1000"}
+"""MLX's own defaults on an H200, where Trouper sets others (engine/platform/cuda_environment.py)."""
+LOOPS, SERVERS = ("bare", "batch", "engine"), ("http", "mlx_lm")
+
+
+def model_of(shape: str, bits: int, tokenizer: str | None) -> Path:
+    target = Path(tempfile.gettempdir()) / "trouper-bench" / f"random-{shape}-{bits}"
+    if not target.is_dir():
+        source = tokenizer or str(servers.embedded())
+        servers.run_code(
+            f"from benchmarks.models import save_random; save_random({shape!r}, {source!r}, {str(target)!r}, {bits})"
+        )
+    return target
+
+
+def loop(name: str, model: Path, streams: int, prompt: int, tokens: int) -> Row:
+    command = [sys.executable, "-m", "benchmarks.bare", name, str(model), str(streams), str(prompt), str(tokens)]
+    environment = os.environ if name == "engine" else OTHERS | os.environ
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode:
+        return {"error": done.stderr.strip().splitlines()[-1]}
+    return dict(json.loads(done.stdout.strip().splitlines()[-1]))
+
+
+def round_of(
+    model: Path, opened: dict[str, servers.Server], chosen: argparse.Namespace, streams: int, seed: int
+) -> Row:
+    row: Row = {}
+    for name in chosen.subjects:
+        if name in LOOPS:
+            found = loop(name, model, streams, chosen.prompt, chosen.tokens)
+            row[name] = found.get("tokens_per_s", found.get("error"))
+            continue
+        found = measure(opened[name], streams, chosen.tokens, min(chosen.clients, streams), seed)
+        row[name] = found["decode_tokens_per_s"]
+        if name == "http":
+            row |= {key: found[key] for key in ("loop_us_per_token", "client_share")}
+    return row
+
+
+def summary(rounds: Sequence[Row]) -> Row:
+    made = {
+        key: statistics.median(one[key] for one in rounds) if isinstance(rounds[0][key], float) else rounds[0][key]
+        for key in rounds[0]
+    }
+    for name in ("bare", "mlx_lm", "engine"):
+        if isinstance(made.get(name), float) and isinstance(made.get("http"), float):
+            made[f"http / {name}"] = made["http"] / made[name]
+    return made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shapes", nargs="+", default=["0.6b", "4b", "4b:4", "30b-a3b:4"], help="SHAPE or SHAPE:BITS")
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32, 128])
+    parser.add_argument("--subjects", nargs="+", choices=(*LOOPS, *SERVERS), default=(*LOOPS, *SERVERS))
+    parser.add_argument("--prompt", type=int, default=50, help="tokens")
+    parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--clients", type=int, default=6, help="processes of clients")
+    parser.add_argument("--tokenizer", help="directory of a tokenizer; default: the embedded model's")
+    parser.add_argument("--model", help="a checkpoint instead of shapes")
+    parser.add_argument("--json", type=Path)
+    chosen = parser.parse_args()
+    console, made = Console(width=200), list[Row]()
+    for shape in ["given"] if chosen.model else chosen.shapes:
+        name, _, bits = shape.partition(":")
+        model = Path(chosen.model) if chosen.model else model_of(name, int(bits or 16), chosen.tokenizer)
+        with ExitStack() as stack:
+            opened: dict[str, servers.Server] = {}
+            if "http" in chosen.subjects:
+                flags = ("--completion-batch-size", "128", "--max-queue-size", "1024", "--speculation", "off")
+                opened["http"] = stack.enter_context(servers.trouper(model, *flags))
+            if "mlx_lm" in chosen.subjects:
+                flags = ("--decode-concurrency", "128", "--prompt-concurrency", "8")
+                opened["mlx_lm"] = stack.enter_context(servers.mlx_lm(model, *flags, environment=OTHERS))
+            for server in opened.values():
+                measure(server, max(chosen.streams), 16, chosen.clients, 1)
+            for streams in chosen.streams:
+                rounds = [round_of(model, opened, chosen, streams, 100 * n + streams) for n in range(chosen.rounds)]
+                made.append({"shape": shape, "streams": streams, **summary(rounds)})
+                console.print({k: round(v, 3) if isinstance(v, float) else v for k, v in made[-1].items()})
+                if chosen.json:
+                    chosen.json.write_text(json.dumps(made, indent=1))
+
+
+if __name__ == "__main__":
+    main()
