@@ -52,9 +52,12 @@ _install-browser:
 _openai-js: _setup
     @.venv/bin/python -m tests.browser.openai_js
 
+# With `--dist loadfile` xdist 3.8 replaces a worker that died, loses tests on the way, and then waits for them for ever: so a worker
+# that dies ends the run.
+
 # Run the tests, or some: `just test tests/policy -k chunks`; further flags go to pytest
 test *flags: _setup _browser _openai-js
-    @.venv/bin/python -m pytest -n {{ workers }} --dist loadfile --no-loadscope-reorder "$@"
+    @.venv/bin/python -m pytest -n {{ workers }} --dist loadfile --no-loadscope-reorder --max-worker-restart 0 "$@"
 
 # Formatting, lint, types and import rules
 check: _setup
