@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import statistics
+import subprocess
 import sys
-import tracemalloc
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.core.driving import DrivenCore
+from tests.core.step_bytes import KV, STEPS, decoding
 from tests.fakes import CUTTABLE, UNCUTTABLE
 from trouper.protocol.kv import KvLayout
 
@@ -49,41 +51,20 @@ def bytecodes_of_steps(core: DrivenCore, steps: int) -> list[int]:
     return counts
 
 
-def bytes_of_steps(core: DrivenCore, steps: int) -> list[int]:
-    """Most bytes that each step had allocated at a time."""
-    peaks: list[int] = []
-
-    def measured(work: Callable[[], None]) -> None:
-        tracemalloc.reset_peak()
-        before, _ = tracemalloc.get_traced_memory()
-        work()
-        peaks.append(tracemalloc.get_traced_memory()[1] - before)
-
-    tracemalloc.start()
-    try:
-        for _ in range(steps):
-            core.step(measured)
-    finally:
-        tracemalloc.stop()
-    return peaks
+def bytes_of_steps(kv: str, length: int) -> list[int]:
+    """Most bytes that each step had allocated at a time, measured in another process."""
+    command = [sys.executable, "-m", "tests.core.step_bytes", kv, str(length)]
+    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return [int(peak) for peak in json.loads(printed)]
 
 
-def decoding(length: int, kv: KvLayout, *, settled: int = 300) -> DrivenCore:
-    """A row that decodes behind a prompt of this length, with a viewer of the live page."""
-    core = DrivenCore(kv)
-    core.arrive(length, max_tokens=4000)
-    core.until_decoding()
-    for _ in range(settled):
-        core.step()
-    return core
-
-
-@pytest.mark.parametrize("kv", [CUTTABLE, UNCUTTABLE], ids=["cuttable", "snapshots"])
-def test_a_decode_step_costs_the_same_behind_a_long_prompt(kv: KvLayout) -> None:
+@pytest.mark.parametrize("name", KV)
+def test_a_decode_step_costs_the_same_behind_a_long_prompt(name: str) -> None:
     """Over 600 steps, in which tails and snapshots are stored and written."""
-    short, long = (sum(bytecodes_of_steps(decoding(length, kv), 600)) for length in (SHORT, LONG))
+    short, long = (sum(bytecodes_of_steps(decoding(length, KV[name]), STEPS)) for length in (SHORT, LONG))
     assert long <= 1.02 * short
-    small, large = (bytes_of_steps(decoding(length, kv), 600) for length in (SHORT, LONG))
+    small, large = (bytes_of_steps(name, length) for length in (SHORT, LONG))
+    assert len(small) == len(large) == STEPS
     assert statistics.median(large) <= statistics.median(small) + 1024
     grown = [peak for peak in large if peak > max(small) + KEPT_BYTES]
     assert len(grown) <= 2, "only the sequence's own array of tokens grows, now and then"
