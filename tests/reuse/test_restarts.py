@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Event
 
 import attrs
 import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
 
 from tests.reuse.serving import BLOCK, Tiny, assert_as_cold, serving, text, until
 from tests.storage.making import NAMESPACE, ROOT, all_runs, chain, same, write_run
@@ -17,7 +17,7 @@ from trouper.actors.ssd_writer import WriterEdges, write_to_disk
 from trouper.engine.step import StepEngine
 from trouper.protocol.blocks import BlockRef
 from trouper.protocol.health import DirectoryStats, SchedulerStats
-from trouper.protocol.plans import Plan
+from trouper.protocol.plans import Load, Plan
 from trouper.protocol.watch import Watch
 from trouper.protocol.work import (
     Announce,
@@ -41,9 +41,20 @@ class Broken(Exception):
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "mamba2", "jamba"])
-async def test_after_a_crash_of_the_engine_the_index_is_told_again(name: str, tiny: Tiny, tmp_path: Path) -> None:
+async def test_after_a_crash_of_the_engine_the_index_is_told_again(
+    name: str, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing that was in memory is trusted; what was written by then is read again."""
     crashes: list[int] = []
+    catalogues: list[Catalogue] = []
+    hear_news = disk_tier.DiskTier.hear
+
+    def hear(tier: disk_tier.DiskTier, news: DiskNews) -> list[Load]:
+        loads = hear_news(tier, news)
+        catalogues.extend([news] if isinstance(news, Catalogue) and news.complete else [])
+        return loads
+
+    monkeypatch.setattr(disk_tier.DiskTier, "hear", hear)
 
     def crash(plan: Plan, engine: StepEngine) -> None:
         if crashes and plan.decode:
@@ -57,8 +68,8 @@ async def test_after_a_crash_of_the_engine_the_index_is_told_again(name: str, ti
         with pytest.raises(RequestFailed, match="makes the engine crash"):
             await served.one(text(40, 2))
         await until(lambda: served.runtime.health().actors[1].restarts == 2 and served.runtime.health().ready)
-        await wait_all_tasks_blocked(0.05)  # The scheduler has heard what lies on disk.
-        assert served.facts.cache.blocks == 0
+        await until(lambda: served.facts.cache.blocks == 0)
+        await until(lambda: len(catalogues) == 3)  # At the start, and after each crash.
         prompt = heard[0].text + text(5, 3)
         heard.append(await served.one(prompt))
         assert heard[-1].cached == heard[0].computed
@@ -66,6 +77,26 @@ async def test_after_a_crash_of_the_engine_the_index_is_told_again(name: str, ti
         heard.append(await served.one(prompt))
         assert heard[-1].cached == len(prompt) - 1
     await assert_as_cold(tiny, heard)
+
+
+@pytest.mark.parametrize("name", ["llama"])
+async def test_no_blocks_are_reported_while_the_engine_is_tried_after_a_crash(name: str, tiny: Tiny) -> None:
+    """They were in the memory of the engine that crashed."""
+    crashes, release = ["once"], Event()
+
+    def crash(plan: Plan, engine: StepEngine) -> None:
+        if crashes and plan.decode:
+            raise Broken(crashes.pop())
+        if not crashes:
+            assert release.wait(60)
+
+    async with serving(tiny, crash) as served, trio.open_nursery() as nursery:
+        nursery.start_soon(served.one, LONG)
+        await until(lambda: served.facts.recovery.crashes == 1)
+        try:
+            await until(lambda: served.facts.cache.blocks == 0)
+        finally:
+            release.set()
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "mamba2", "jamba"])

@@ -79,6 +79,7 @@ class Scheduler:
         """Plans are sent before an answer is waited for, so that the engine always has the next one."""
         core = self._core
         core.take_up(trio.current_time())
+        core.publish()  # The scheduler before this one may have left figures of a cache that is gone.
         if core.must_prove_engine:
             await self._prove_engine()
         while True:
