@@ -87,6 +87,14 @@ bench *flags: _setup
 bench-edge *flags: _setup
     @.venv/bin/python -m benchmarks.edge "$@"
 
+# What idle connections and clients that never read cost 200 streams
+bench-connections *flags: _setup
+    @.venv/bin/python -m benchmarks.connections "$@"
+
+# The first token of a short prompt on an idle server, beside a bare prefill
+bench-first-token *flags: _setup
+    @.venv/bin/python -m benchmarks.first_token "$@"
+
 # The server beside the bare loop, BatchGenerator and mlx_lm.server on this device: shapes of 0.6B, 4B and an MoE; `--shapes 0.6b --streams 1 8`
 bench-device *flags: _setup
     @.venv/bin/python -m benchmarks.throughput "$@"

@@ -1,0 +1,137 @@
+"""`just bench-connections`: what clients cost that are connected and do nothing, and clients that never read.
+
+200 streams of a model of two layers, in turns: all of them read; and 20 of them never do, beside 1,000 idle connections. The rate is
+that of the streams that read in both, so a ratio of 1 means that the others cost them nothing. The clients run in a process of
+their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import socket
+import statistics
+import subprocess
+import sys
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import attrs
+import trio
+from rich.console import Console
+
+from benchmarks import load, paired, servers
+from trouper.cli.commands.bench.load import Stream
+
+Row = dict[str, Any]
+SMALL_BUFFER = 4096
+"""Bytes that the socket of a client that never reads takes, so that the server's side is full soon."""
+
+
+def connect(port: int, buffer: int | None = None) -> socket.socket:
+    one = socket.socket()
+    if buffer is not None:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+    one.connect(("127.0.0.1", port))
+    return one
+
+
+def request(text: str, max_tokens: int) -> bytes:
+    body = json.dumps({"prompt": text, "max_tokens": max_tokens, "stream": True, "ignore_eos": True}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+async def _read(port: int, seeds: range, tokens: int) -> list[Stream]:
+    streams = [Stream() for _ in seeds]
+    async with trio.open_nursery() as nursery:
+        for seed, stream in zip(seeds, streams, strict=True):
+            nursery.start_soon(partial(load.stream, port, load.prompt(seed, 12), tokens, stream, ignore_eos=True))
+    return streams
+
+
+@attrs.frozen
+class Case:
+    streams: int
+    """Number of streams, those that are never read among them."""
+    unread: int
+    idle: int
+    tokens: int
+
+
+def client(port: int, seed: int, case: Case) -> None:
+    """The process of all clients: prints the rate of the streams that are read in every case."""
+    with ExitStack() as stack:
+        for _ in range(case.idle):
+            stack.enter_context(connect(port))
+        for k in range(case.unread):
+            one = stack.enter_context(connect(port, SMALL_BUFFER))
+            one.sendall(request(load.prompt(seed + 500 + k, 12), case.tokens))
+        done = trio.run(_read, port, range(seed, seed + case.streams - case.unread), case.tokens)
+    print(json.dumps({"tokens_per_s": load.decode_rate(done[: case.streams - case.streams // 10])}))
+
+
+def measure(server: servers.Server, seed: int, case: Case) -> Row:
+    numbers = (server.port, seed, *attrs.astuple(case))
+    command = [sys.executable, "-m", "benchmarks.connections", "--client", *map(str, numbers)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    most = server.resident_bytes()
+    while process.poll() is None:
+        most = max(most, server.resident_bytes())
+        try:
+            process.wait(0.2)
+        except subprocess.TimeoutExpired:
+            continue
+    assert process.stdout is not None
+    return dict(json.loads(process.stdout.read()), resident_mb=most / 1e6)
+
+
+def main() -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    if sys.argv[1:2] == ["--client"]:
+        port, seed, *numbers = map(int, sys.argv[2:])
+        client(port, seed, Case(*numbers))
+        return
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--streams", type=int, default=200)
+    parser.add_argument("--idle", type=int, default=1000)
+    parser.add_argument("--tokens", type=int, default=400)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    chosen = parser.parse_args()
+    console, unread = Console(width=160), chosen.streams // 10
+    connections = str(chosen.idle + 2 * chosen.streams)
+    flags = (
+        "--completion-batch-size",
+        str(chosen.streams),
+        "--max-connections",
+        connections,
+        "--header-timeout-s",
+        "600",
+    )
+    cases = {
+        "all read": Case(chosen.streams, 0, 0, chosen.tokens),
+        "idle and unread": Case(chosen.streams, unread, chosen.idle, chosen.tokens),
+    }
+    made: dict[str, list[Row]] = {name: [] for name in cases}
+    with servers.trouper(servers.tiny_copy(servers.embedded()), "--speculation", "off", *flags) as server:
+        measure(server, 1, Case(chosen.streams, 0, 0, 50))
+        for turn in range(chosen.rounds):
+            for k, name in enumerate(sorted(cases, reverse=bool(turn % 2))):
+                row = measure(server, 10_000 * turn + 1000 * k, cases[name])
+                made[name].append(row)
+                console.print(name, {key: round(value, 1) for key, value in row.items()})
+    pairs = zip(made["idle and unread"], made["all read"], strict=True)
+    ratio = paired.interval([beside["tokens_per_s"] / alone["tokens_per_s"] for beside, alone in pairs])
+    memory = {name: statistics.median(row["resident_mb"] for row in rows) for name, rows in made.items()}
+    console.print(f"rate beside idle and unread connections: {ratio}; memory in MB: {memory}")
+    if chosen.json:
+        chosen.json.write_text(json.dumps(made, indent=1))
+
+
+if __name__ == "__main__":
+    main()

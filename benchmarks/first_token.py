@@ -1,0 +1,88 @@
+"""`just bench-first-token`: the first token of one short prompt on an idle server, beside a bare prefill of as many tokens.
+
+Both are asked in turns, so that a slow moment of the machine meets both. The server's time is that of a client: connecting, tokenizing,
+scheduling, prefill, and the first event on the socket. Prompts share nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import trio
+from rich.console import Console
+
+from benchmarks import load, servers
+from trouper.cli.commands.bench.load import Stream
+
+BARE = "from benchmarks.first_token import bare; bare()"
+
+
+def bare() -> None:
+    """Prefill a prompt of as many tokens as each line of standard input says, and print the seconds."""
+    import trouper.engine  # noqa: F401 - OpenBLAS before MLX
+
+    # isort: split
+    import mlx.core as mx
+    from mlx_lm.models.cache import make_prompt_cache
+
+    from trouper.engine.loading.model_loading import load as load_model
+    from trouper.protocol.settings import Settings
+
+    model, dice = load_model(Settings(model=sys.argv[1]), lambda _: None).model, random.Random(0)
+    for line in sys.stdin:
+        prompt = mx.array([[dice.randrange(1000, 40000) for _ in range(int(line))]])
+        began = time.perf_counter()
+        mx.argmax(model(prompt, cache=make_prompt_cache(model))[:, -1], -1).item()
+        print(time.perf_counter() - began, flush=True)
+
+
+async def _ask(port: int, seed: int, words: int) -> Stream:
+    return await load.stream(port, load.prompt(seed, words), 4, Stream(), ignore_eos=True)
+
+
+def measure(server: servers.Server, model: Path, words: int, rounds: int) -> dict[str, Any]:
+    command = [sys.executable, "-c", BARE, str(model)]
+    pairs: list[tuple[float, float]] = []
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for seed in range(rounds + 3):
+            asked = trio.run(partial(_ask, server.port, 100 + seed, words))
+            print(asked.prompt_tokens, file=process.stdin, flush=True)
+            pairs.append((asked.times[0] - asked.sent, float(process.stdout.readline())))
+        process.stdin.close()
+    pairs = pairs[3:]  # The first ones warm both up.
+    served, alone = (statistics.median(times) for times in zip(*pairs, strict=True))
+    return {
+        "prompt_tokens": asked.prompt_tokens, "first_token_ms": served * 1e3, "bare_prefill_ms": alone * 1e3,
+        "beyond 1.05 of bare, ms": (served - 1.05 * alone) * 1e3,
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", help="default: the embedded model")
+    parser.add_argument("--words", type=int, nargs="+", default=[12, 50])
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--json", type=Path)
+    chosen = parser.parse_args()
+    model, console, made = Path(chosen.model) if chosen.model else servers.embedded(), Console(), list[dict[str, Any]]()
+    with servers.trouper(model) as server:
+        for words in chosen.words:
+            made.append(measure(server, model, words, chosen.rounds))
+            console.print({key: round(value, 2) for key, value in made[-1].items()})
+    if chosen.json:
+        chosen.json.write_text(json.dumps(made, indent=1))
+
+
+if __name__ == "__main__":
+    main()
