@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
+import platform
 import struct
 import subprocess
 import sys
 
+import mlx.core as mx
+import numpy as np
 import pytest
 
+import trouper.engine
 from tests.arithmetic import cpu_only
-from trouper.engine.platform import elf_alias, openblas
+from trouper.engine.platform import elf_alias, openblas, vector_products
 
 PROBE = """
 import trouper.engine, time, sys
@@ -46,6 +51,78 @@ def test_a_library_of_names_is_well_formed() -> None:
 
 
 def test_too_late_is_a_no_op() -> None:
-    import mlx.core  # noqa: F401 - the point: it is imported
-
     assert openblas.load_fast() is None
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+@pytest.mark.parametrize("turned", [False, True])
+def test_products_of_one_row_are_right_like_those_of_several(rows: int, turned: bool) -> None:
+    """Whatever BLAS MLX uses: with weights (n, k), and with matrices (k, n), also where they are a part of a larger one."""
+    random = np.random.default_rng(rows)
+    vectors = random.standard_normal((rows, 70), np.float32)
+    whole = random.standard_normal((90, 200) if turned else (200, 90), np.float32)
+    matrix, part = (whole[:50, :70], (slice(50), slice(70))) if turned else (whole[:70, :50], (slice(70), slice(50)))
+    given = mx.array(whole)[part]
+    product = mx.matmul(mx.array(vectors), given.T if turned else given, stream=mx.cpu)
+    assert np.allclose(product, vectors @ (matrix.T if turned else matrix), atol=1e-4)
+
+
+needs_openblas = pytest.mark.skipif(
+    trouper.engine.FAST_BLAS is None or platform.machine() != "x86_64", reason="OpenBLAS on x86-64"
+)
+
+
+def addresses() -> tuple[int, int]:
+    """Addresses of OpenBLAS's own `cblas_sgemm` and `cblas_sgemv`."""
+    library = ctypes.CDLL(str(trouper.engine.FAST_BLAS))
+    sgemm, sgemv = (
+        ctypes.cast(getattr(library, f"scipy_cblas_{name}"), ctypes.c_void_p) for name in ("sgemm", "sgemv")
+    )
+    assert sgemm.value is not None
+    assert sgemv.value is not None
+    return sgemm.value, sgemv.value
+
+
+INT, FLOAT, MATRIX = vector_products.INT, vector_products.FLOAT, vector_products.MATRIX
+VectorProduct = ctypes.CFUNCTYPE(None, *[INT] * 4, FLOAT, *MATRIX, *MATRIX, FLOAT, *MATRIX)
+"""Type of `cblas_sgemv`."""
+
+
+@needs_openblas
+def test_one_row_is_a_vector_product_and_two_are_not() -> None:
+    sgemm, sgemv = addresses()
+    calls = []
+
+    def counted(*arguments: float) -> None:
+        calls.append(arguments[:4])
+        VectorProduct(sgemv)(*arguments)
+
+    callback = VectorProduct(counted)
+    product = vector_products.Product(
+        vector_products.forwarding(sgemm, ctypes.cast(callback, ctypes.c_void_p).value or 0)
+    )
+    calls.clear()
+    vectors, matrix, result = (ctypes.c_float * 6)(*range(6)), (ctypes.c_float * 12)(*range(12)), (ctypes.c_float * 8)()
+    for rows in (1, 2):
+        product(101, 111, 112, rows, 4, 3, 1.0, vectors, 3, matrix, 3, 0.0, result, 4)
+    assert calls == [(101, 111, 4, 3)]
+    assert [*result] == [5.0, 14.0, 23.0, 32.0, 14.0, 50.0, 86.0, 122.0]
+
+
+@needs_openblas
+def test_a_vector_product_that_is_wrong_is_not_used() -> None:
+    sgemm, _ = addresses()
+
+    wrong = VectorProduct(lambda *_: None)
+    assert vector_products.forwarding(sgemm, ctypes.cast(wrong, ctypes.c_void_p).value or 0) == sgemm
+
+
+def test_other_processors_keep_their_products() -> None:
+    assert vector_products.forwarding(7, 8, machine="aarch64") == 7
+
+
+def test_the_instructions_are_as_many_bytes_as_the_jumps_say() -> None:
+    """Targets of the jumps, as offsets: what follows each is named in the listing."""
+    made = vector_products.code(0, 0)
+    assert (made[0x08] + 0x09, made[0x17] + 0x18, made[0x29] + 0x2A) == (0x74, 0x2A, 0x30)
+    assert len(made) == 0x80

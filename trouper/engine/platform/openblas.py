@@ -16,9 +16,10 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from trouper.engine.platform import elf_alias
+from trouper.engine.platform import elf_alias, vector_products
 
-FUNCTIONS = ("cblas_sgemm", "cblas_dgemm", "cblas_cgemm")
+SGEMM = "cblas_sgemm"
+FUNCTIONS = (SGEMM, "cblas_dgemm", "cblas_cgemm")
 """All functions that libmlx.so imports from a BLAS. LAPACK is not replaced: a forward pass never calls it."""
 
 
@@ -33,7 +34,9 @@ def load_fast() -> Path | None:
         return None
     try:
         openblas = ctypes.CDLL(str(library))
-        elf_alias.publish({name: _address(openblas, f"scipy_{name}") for name in FUNCTIONS}, like=library)
+        addresses = {name: _address(openblas, f"scipy_{name}") for name in FUNCTIONS}
+        addresses[SGEMM] = vector_products.forwarding(addresses[SGEMM], _address(openblas, "scipy_cblas_sgemv"))
+        elf_alias.publish(addresses, like=library)
     except (OSError, AttributeError):
         return None
     return library

@@ -1,0 +1,118 @@
+"""Lets MLX's products of one row run as matrix times vector, on x86-64.
+
+A decode step of one row multiplies a vector by each weight matrix. MLX asks BLAS for that as for any product (`cblas_sgemm` with
+one row), and OpenBLAS then copies the whole matrix into the order that its kernel for many rows reads, which costs several times
+what the product itself does: the weights of SmolLM2-135M take 33 ms that way and 12 ms by `cblas_sgemv`, on two cores. OpenBLAS
+forwards such calls by itself in its builds for 64-bit Arm (GEMM_GEMV_FORWARD in its Makefile.system), but not in those for x86-64.
+
+So `cblas_sgemm` becomes these instructions, which compare four arguments, call `cblas_sgemv` for one row, and jump to OpenBLAS's
+own `cblas_sgemm` for everything else. There is no compiler on a user's machine, so they are here as bytes, made by the GNU
+assembler. Calling convention: System V ABI for x86-64, 3.2.3: integers in edi, esi, edx, ecx, r8, r9, then on the stack in units
+of eight bytes; alpha and beta in xmm0 and xmm1, where both functions have them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import platform
+import struct
+from typing import Any
+
+ROW_MAJOR, PLAIN, TRANSPOSED = 101, 111, 112
+"""Values of the enumerations of cblas.h."""
+# cblas_sgemm(order, transA, transB, m, n, k, alpha, A, lda, B, ldb, beta, C, ldc); k numbers of A times B (k, n), or (n, k) transposed.
+CODE = """
+f30f1efa            endbr64
+83f901              cmp    ecx, 1               # m
+756b                jne    gemm
+83ff65              cmp    edi, 101             # row-major
+7566                jne    gemm
+83fe6f              cmp    esi, 111             # A as it is
+7561                jne    gemm
+83fa70              cmp    edx, 112             # B transposed: a matrix (n, k), as weights are
+7412                je     turned
+83fa6f              cmp    edx, 111             # B as it is: a matrix (k, n)
+7557                jne    gemm
+4489ca              mov    edx, r9d             # rows: k
+4489c1              mov    ecx, r8d             # columns: n
+be70000000          mov    esi, 112             # transposed
+eb06                jmp    gemv
+4489c2     turned:  mov    edx, r8d             # rows: n
+4489c9              mov    ecx, r9d             # columns: k
+4883ec28   gemv:    sub    rsp, 40
+488b442430          mov    rax, [rsp + 48]      # A
+48890424            mov    [rsp], rax           # x
+48c744240801000000  mov    qword [rsp + 8], 1   # its stride
+488b442450          mov    rax, [rsp + 80]      # C
+4889442410          mov    [rsp + 16], rax      # y
+48c744241801000000  mov    qword [rsp + 24], 1  # its stride
+4c8b442440          mov    r8, [rsp + 64]       # B
+448b4c2448          mov    r9d, [rsp + 72]      # ldb
+48b8SGEMV           movabs rax, cblas_sgemv
+ffd0                call   rax
+4883c428            add    rsp, 40
+c3                  ret
+48b8SGEMM  gemm:    movabs rax, cblas_sgemm
+ffe0                jmp    rax
+"""
+INT, FLOAT, POINTER = ctypes.c_int, ctypes.c_float, ctypes.c_void_p
+MATRIX = (POINTER, INT)
+ARGUMENTS: tuple[type[ctypes._SimpleCData[Any]], ...] = (*[INT] * 6, FLOAT, *MATRIX, *MATRIX, FLOAT, *MATRIX)
+Product = ctypes.CFUNCTYPE(None, *ARGUMENTS)
+"""Type of `cblas_sgemm`."""
+
+
+def forwarding(sgemm: int, sgemv: int, *, machine: str = platform.machine()) -> int:
+    """Return the address of a function like the `cblas_sgemm` at address `sgemm` that calls the `cblas_sgemv` at `sgemv` for
+    products of one row. Returns `sgemm` where that is not to be had: on other processors, where the system maps no code, or where
+    the function is wrong."""
+    if machine != "x86_64" or struct.calcsize("P") != 8:
+        return sgemm
+    try:
+        address = _mapped(code(sgemm, sgemv))
+    except OSError:
+        return sgemm
+    return address if _is_right(address) else sgemm
+
+
+def code(sgemm: int, sgemv: int) -> bytes:
+    """Assemble the instructions."""
+    digits = "".join(line.split()[0] for line in CODE.strip().splitlines())
+    for name, address in (("SGEMV", sgemv), ("SGEMM", sgemm)):
+        digits = digits.replace(name, struct.pack("<Q", address).hex())
+    return bytes.fromhex(digits)
+
+
+def _mapped(instructions: bytes) -> int:
+    """Map code for the life of the process, never writable and executable at once. Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype, libc.mmap.argtypes = POINTER, [POINTER, ctypes.c_size_t, *[INT] * 3, ctypes.c_long]
+    descriptor = os.memfd_create("vector_products")
+    try:
+        os.write(descriptor, instructions)
+        arguments = (None, len(instructions), mmap.PROT_READ | mmap.PROT_EXEC, mmap.MAP_PRIVATE, descriptor, 0)
+        address = libc.mmap(*arguments)
+    finally:
+        os.close(descriptor)
+    if address is None or address == POINTER(-1).value:
+        raise OSError(ctypes.get_errno(), "code cannot be mapped")
+    return int(address)
+
+
+def _is_right(address: int) -> bool:
+    """Multiply one and two rows (m, 3) by a matrix, as it is and transposed."""
+    multiply = Product(address)
+    matrix = (FLOAT * 6)(*range(1, 7))
+    rows = (FLOAT * 6)(*(1, 10, 100), *(2, 20, 200))
+    expected = {PLAIN: [531.0, 642.0, 1062.0, 1284.0], TRANSPOSED: [321.0, 654.0, 642.0, 1308.0]}
+    for turned, values in expected.items():
+        for m in (1, 2):
+            product = (FLOAT * 4)(*[-1] * 4)
+            width = 3 if turned == TRANSPOSED else 2
+            arguments = (ROW_MAJOR, PLAIN, turned, m, 2, 3, 1.0, rows, 3, matrix, width, 0.0, product, 2)
+            multiply(*arguments)
+            if list(product)[: 2 * m] != values[: 2 * m]:
+                return False
+    return True
