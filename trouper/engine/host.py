@@ -14,11 +14,13 @@ import attrs
 import mlx.core as mx
 import trio
 
+from trouper.engine import FAST_BLAS
 from trouper.engine.distributed import rank_group
 from trouper.engine.kv.pass_shapes import CHUNK_STEP
 from trouper.engine.launched_step import Launched
 from trouper.engine.loading.model_loading import EvaluatedModel, load
 from trouper.engine.platform import device
+from trouper.engine.platform.blas_threads import BlasThreads
 from trouper.engine.platform.read_ahead import ReadAhead
 from trouper.engine.spec_decode.prompt_lookup import Drafting
 from trouper.engine.step import StepEngine
@@ -187,6 +189,7 @@ class MlxEngine:
         launching waits for the device anyway, read plan n at once: clients get its tokens a step earlier, and the next
         plan has arrived already."""
         ahead, read_ahead = device.runs_ahead(), ReadAhead()
+        threads = BlasThreads(None if ahead else FAST_BLAS)
         pending: Launched | None = None
 
         def read_pending() -> None:
@@ -203,12 +206,15 @@ class MlxEngine:
 
         engine.starting = read_early
         while (plan := plans.get()) is not None:
+            threads.begin(rows := _rows_alone(plan))
             launched = engine.launch(plan)
             read_pending()
             if plan.has_work and ahead:
                 pending = launched
             else:
-                self._send_result(results, engine.collect(launched))
+                stepped = engine.collect(launched)
+                threads.record(rows, stepped.seconds)
+                self._send_result(results, stepped)
         if pending is not None:  # A step is in flight: wait until the device has finished it.
             engine.collect(pending)
 
@@ -220,6 +226,11 @@ class MlxEngine:
                 results.send_nowait(stepped)
 
         self._token.run_sync_soon(send)
+
+
+def _rows_alone(plan: Plan) -> int:
+    """Number of rows that decode, if the step does nothing else that takes time; else 0."""
+    return 0 if plan.prefill or plan.admit or plan.drafts or plan.load or plan.store else len(plan.decode)
 
 
 async def _pass_on(plans: trio.MemoryReceiveChannel[Plan], waiting: Waiting) -> None:

@@ -1,0 +1,89 @@
+"""How many BLAS threads decode steps use, on machines of which only the times of steps are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from random import Random
+
+import pytest
+
+from tests.arithmetic import cpu_only
+from trouper.engine.platform.blas_threads import ThreadTuner
+
+Times = Mapping[int, float]
+IDLE, BUSY = {1: 0.0295, 2: 0.0290}, {1: 0.034, 2: 0.060}
+"""Seconds of a step with one and two threads: measured with the embedded model on two cores."""
+MANY = {16: 0.010, 8: 0.0101, 4: 0.013, 2: 0.025, 1: 0.050}
+
+
+def run(tuner: ThreadTuner, steps: int, times: Callable[[int], float]) -> list[int]:
+    """Numbers of threads of the steps."""
+    used = []
+    for _ in range(steps):
+        used.append(tuner.next)
+        tuner.record(times(tuner.next))
+    return used
+
+
+def steady(times: Times) -> Callable[[int], float]:
+    return lambda threads: times[threads]
+
+
+def test_equal_times_take_fewer_threads_so_that_the_event_loop_has_a_core() -> None:
+    tuner = ThreadTuner(2, 2)
+    assert run(tuner, 7, steady(IDLE)) == [2] * 7
+    run(tuner, 20, steady(IDLE))
+    assert tuner.threads == 1
+
+
+def test_a_core_that_others_use_costs_one_thread_within_some_steps() -> None:
+    tuner = ThreadTuner(2, 2)
+    run(tuner, 400, steady({1: 0.055, 2: 0.030}))
+    assert tuner.threads == 2
+    run(tuner, 20, steady(BUSY))
+    assert tuner.threads == 1
+    run(tuner, 40, steady({1: 0.055, 2: 0.030}))
+    assert tuner.threads == 2
+
+
+def test_the_fewest_threads_that_are_not_slower_are_found_by_halves() -> None:
+    tuner = ThreadTuner(16, 16)
+    run(tuner, 40, steady(MANY))
+    assert tuner.threads == 8
+    used = run(tuner, 4000, steady(MANY))
+    assert used.count(8) > 0.98 * len(used), "trials are rare"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_times_that_scatter_cost_little(seed: int) -> None:
+    """Two threads take 0.6 of the time of one, and one step in ten is three times as long."""
+    dice, tuner = Random(seed), ThreadTuner(2, 2)
+
+    def times(threads: int) -> float:
+        return {1: 0.05, 2: 0.03}[threads] * dice.uniform(0.9, 1.1) * (3 if dice.random() < 0.1 else 1)
+
+    used = run(tuner, 3000, times)
+    assert used.count(2) > 0.9 * len(used)
+
+
+@cpu_only
+def test_the_number_of_threads_is_the_process_s_and_comes_back() -> None:
+    """Steps that do anything but decode use all threads."""
+    import trouper.engine
+    from trouper.engine.platform import blas_threads
+
+    if trouper.engine.FAST_BLAS is None:
+        pytest.skip("MLX uses its own BLAS")
+    blas, before = blas_threads._opened(trouper.engine.FAST_BLAS)
+    threads = blas_threads.BlasThreads(trouper.engine.FAST_BLAS)
+    threads._max_threads = 2
+    try:
+        for _ in range(30):
+            threads.begin(1)
+            threads.record(1, IDLE[blas.scipy_openblas_get_num_threads()])
+        threads.begin(1)
+        assert blas.scipy_openblas_get_num_threads() == 1
+        threads.begin(0)
+        assert blas.scipy_openblas_get_num_threads() == 2
+    finally:
+        blas.scipy_openblas_set_num_threads(before)

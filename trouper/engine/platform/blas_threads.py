@@ -1,0 +1,123 @@
+"""Number of BLAS threads of decode steps, by measurement.
+
+More threads are not always faster. Products of few rows are bound by memory, which one or two cores may exhaust. OpenBLAS parts each
+product equally among its threads, so a core that does something else delays all of them: on two cores, one of them busy, a decode
+step of one row takes 60 ms with two threads and 34 with one, where an idle machine takes 29 with either.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import deque
+from functools import cache
+from pathlib import Path
+from statistics import median
+
+import attrs
+
+SAMPLES, TRIAL = 7, 4
+"""Number of steps of which the median counts: with the present number of threads, and in a trial of another. The first step of a
+trial is ignored, since threads that slept wake up in it."""
+EQUAL = 1.03
+"""Maximum ratio of times that count as equal. Fewer threads win then: the other cores are free for the event loop."""
+BETTER = 0.95
+"""Maximum ratio of times for which more threads are taken."""
+CHANGED = 1.25
+"""Ratio by which steps are longer or shorter than when the choice was made, from which on the machine's load has changed."""
+FIRST_PAUSE, MAX_PAUSE = 64, 2048
+"""Number of steps between trials: twice as many after each that changed nothing."""
+
+
+@attrs.define
+class ThreadTuner:
+    """Chooses the number of threads for steps of one kind: tries half or twice as many, and compares."""
+
+    threads: int
+    max_threads: int
+    seconds: deque[float] = attrs.field(factory=lambda: deque(maxlen=SAMPLES))
+    """Of the last steps with `threads` threads."""
+    chosen_at: float = 0.0
+    """Median time of a step, in seconds, when the choice was made."""
+    tried: int = 0
+    """Number of threads in trial; 0: none."""
+    trial: list[float] = attrs.field(factory=list)
+    down: bool = True
+    """Whether the next trial is with fewer threads."""
+    pause: int = FIRST_PAUSE
+    waited: int = FIRST_PAUSE
+    """Number of steps since the last trial."""
+
+    @property
+    def next(self) -> int:
+        """Number of threads of the next step."""
+        return self.tried or self.threads
+
+    def record(self, seconds: float) -> None:
+        """Learn from a step with `next` threads."""
+        if self.tried:
+            self.trial.append(seconds)
+            if len(self.trial) == TRIAL:
+                self._judge()
+            return
+        self.seconds.append(seconds)
+        self.waited += 1
+        if len(self.seconds) == SAMPLES and (self.waited >= self.pause or self._has_changed()):
+            self._try()
+
+    def _has_changed(self) -> bool:
+        ratio = median(self.seconds) / self.chosen_at if self.chosen_at else 1.0
+        return not 1 / CHANGED <= ratio <= CHANGED
+
+    def _try(self) -> None:
+        if self.threads in (1, self.max_threads):
+            self.down = self.threads > 1
+        self.tried = self.threads // 2 if self.down else min(2 * self.threads, self.max_threads)
+        self.trial, self.waited = [], 0
+
+    def _judge(self) -> None:
+        present, other = median(self.seconds), median(self.trial[1:])
+        self.chosen_at = present
+        if other <= present * (EQUAL if self.tried < self.threads else BETTER):
+            self.threads, self.chosen_at, self.pause = self.tried, other, FIRST_PAUSE
+            self.waited = self.pause  # The next number in this direction is tried at once.
+            self.seconds.clear()
+        else:
+            self.down, self.pause = not self.down, min(2 * self.pause, MAX_PAUSE)
+        self.tried = 0
+
+
+class BlasThreads:
+    """Sets OpenBLAS's number of threads for each step. Without OpenBLAS, or with one thread, it does nothing.
+
+    The number is the process's. Where several models step at the same time, a step may run with the number that another one has
+    set, which changes its time and nothing else."""
+
+    def __init__(self, library: Path | None) -> None:
+        self._blas: ctypes.CDLL | None = None
+        self._max_threads = 1
+        if library is not None:
+            self._blas, self._max_threads = _opened(library)
+        self._tuners: dict[int, ThreadTuner] = {}
+
+    def begin(self, rows: int) -> None:
+        """Set the number for a step that decodes this many rows and does nothing else; 0 for other steps, which use all."""
+        if self._blas is None or self._max_threads == 1:
+            return
+        threads = self._tuner(rows).next if rows else self._max_threads
+        if threads != self._blas.scipy_openblas_get_num_threads():
+            self._blas.scipy_openblas_set_num_threads(threads)
+
+    def record(self, rows: int, seconds: float) -> None:
+        """Learn from such a step."""
+        if rows and self._max_threads > 1:
+            self._tuner(rows).record(seconds)
+
+    def _tuner(self, rows: int) -> ThreadTuner:
+        return self._tuners.setdefault(rows.bit_length(), ThreadTuner(self._max_threads, self._max_threads))
+
+
+@cache
+def _opened(library: Path) -> tuple[ctypes.CDLL, int]:
+    """Return the library and its number of threads at the first call, before any step has changed it."""
+    blas = ctypes.CDLL(str(library))
+    return blas, int(blas.scipy_openblas_get_num_threads())
