@@ -2,7 +2,8 @@
 
 For each shape (random weights) and number of streams, in tokens a second while all streams decode: `bare`, the model and argmax;
 `batch`, mlx-lm's BatchGenerator; `engine`, Trouper in process; `http`, Trouper; `mlx_lm`, its server. With `http` come the CPU time
-of the event loop a token, and the busiest process of the clients, which shows that the load generator is not the limit.
+of the event loop a token, and the busiest process of the clients, which shows that the load generator is not the limit. With `--busy`
+both servers are measured once more in each round, beside a process that takes one core.
 On CUDA the loops of others run with MLX's own size of CUDA graphs.
 """
 
@@ -15,14 +16,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from benchmarks import servers
+from benchmarks import paired, servers
 from benchmarks.edge import measure
 
 Row = dict[str, Any]
@@ -63,7 +64,22 @@ def round_of(
         row[name] = found["decode_tokens_per_s"]
         if name == "http":
             row |= {key: found[key] for key in ("loop_us_per_token", "client_share")}
+    if chosen.busy:
+        with busy_core():
+            for name, server in opened.items():
+                found = measure(server, streams, chosen.tokens, min(chosen.clients, streams), seed)
+                row[f"{name}, one core busy"] = found["decode_tokens_per_s"]
     return row
+
+
+@contextmanager
+def busy_core() -> Iterator[None]:
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 def summary(rounds: Sequence[Row]) -> Row:
@@ -74,6 +90,9 @@ def summary(rounds: Sequence[Row]) -> Row:
     for name in ("bare", "mlx_lm", "engine"):
         if isinstance(made.get(name), float) and isinstance(made.get("http"), float):
             made[f"http / {name}"] = made["http"] / made[name]
+            pairs = [row["http"] / row[name] for row in rounds if isinstance(row[name], float)]
+            if len(pairs) > 2:
+                made[f"http / {name}, by rounds"] = str(paired.interval(pairs))
     return made
 
 
@@ -88,6 +107,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=6, help="processes of clients")
     parser.add_argument("--tokenizer", help="directory of a tokenizer; default: the embedded model's")
     parser.add_argument("--model", help="a checkpoint instead of shapes")
+    parser.add_argument("--busy", action="store_true", help="measure beside a process that takes one core, too")
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
     console, made = Console(width=200), list[Row]()
