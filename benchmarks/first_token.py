@@ -23,6 +23,8 @@ from rich.console import Console
 from benchmarks import load, servers
 from trouper.cli.commands.bench.load import Stream
 
+PAUSE_S = 0.3
+"""Pause between turns: BLAS's threads look for more work for some time, and would take a core from the other one."""
 BARE = "from benchmarks.first_token import bare; bare()"
 
 
@@ -57,8 +59,10 @@ def measure(server: servers.Server, model: Path, words: int, rounds: int) -> dic
         assert process.stdout is not None
         for seed in range(rounds + 3):
             asked = trio.run(partial(_ask, server.port, 100 + seed, words))
+            time.sleep(PAUSE_S)
             print(asked.prompt_tokens, file=process.stdin, flush=True)
             pairs.append((asked.times[0] - asked.sent, float(process.stdout.readline())))
+            time.sleep(PAUSE_S)
         process.stdin.close()
     pairs = pairs[3:]  # The first ones warm both up.
     served, alone = (statistics.median(times) for times in zip(*pairs, strict=True))
