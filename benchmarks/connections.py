@@ -40,7 +40,9 @@ def connect(port: int, buffer: int | None = None) -> socket.socket:
 
 
 def request(text: str, max_tokens: int) -> bytes:
-    body = json.dumps({"prompt": text, "max_tokens": max_tokens, "stream": True, "ignore_eos": True}).encode()
+    body = json.dumps(  # As those that are read: a row that draws its tokens costs the engine more.
+        {"prompt": text, "max_tokens": max_tokens, "temperature": 0, "stream": True, "ignore_eos": True}
+    ).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
 

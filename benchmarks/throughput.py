@@ -18,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ def summary(rounds: Sequence[Row]) -> Row:
     for name in ("bare", "mlx_lm", "engine"):
         if isinstance(made.get(name), float) and isinstance(made.get("http"), float):
             made[f"http / {name}"] = made["http"] / made[name]
-            pairs = [row["http"] / row[name] for row in rounds if isinstance(row[name], float)]
+            pairs = [ratio for row in rounds if isfinite(ratio := row["http"] / row[name])]
             if len(pairs) > 2:
                 made[f"http / {name}, by rounds"] = str(paired.interval(pairs))
     return made
