@@ -1,13 +1,21 @@
-"""Recurrent state of many rows. Recurrent state has no positions, so padding cannot be masked: rows prefill one at a time."""
+"""Recurrent state of many rows. Recurrent state has no positions, so padding cannot be masked: rows prefill one at a time. A pass
+that verifies drafts is recorded, and repeated where a row's state has taken in more than its own tokens."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
+import attrs
 import mlx.core as mx
-from mlx_lm.models.cache import ArraysCache
+import numpy as np
 
+from trouper.engine.kv.recorded_calls import RecordedStates, RecurrentCache, picked_groups
+from trouper.engine.kv.region import Ints
 from trouper.protocol.plans import RowId
+
+STEPS_BACK = 2
+"""Number of steps before the present state of a row at which a snapshot of it may be wanted (see `protocol.plans.Store`)."""
 
 
 class StateSlots:
@@ -22,13 +30,14 @@ class StateSlots:
         """`history`: the state consists of the last `history` tokens, with zeros where a row has fewer."""
         self._size = size
         self._history = history
-        self._decoding = ArraysCache(size)
+        self._decoding = RecurrentCache(size)
         self._decoding_rows = 0
-        self._prefilling: list[ArraysCache] = []
-        self._current: ArraysCache = self._decoding
+        self._prefilling: list[RecurrentCache] = []
+        self._before: list[mx.array] = []
+        self._current: RecurrentCache = self._decoding
 
     @property
-    def view(self) -> ArraysCache:
+    def view(self) -> RecurrentCache:
         """The cache that the model gets for the pass."""
         return self._current
 
@@ -36,12 +45,34 @@ class StateSlots:
         """Choose the cache for the next pass: over all decoding rows, or over the prefilling row of this index."""
         self._current = self._decoding if prefilling is None else self._prefilling[prefilling]
 
+    def record(self) -> None:
+        """Record the next pass, which is over all decoding rows. Models may assign to the arrays that they get, or add to
+        them in place, so what is kept are other handles of the same data."""
+        self._before = [mx.array(state) for state in self._decoding.cache]
+        self._decoding.calls = []
+
+    def recorded(self) -> RecordedStates:
+        """Return the pass that was recorded, and record no more."""
+        calls, self._decoding.calls = self._decoding.calls, None
+        before, self._before = self._before, []
+        assert calls, "no module was seen to change this state"
+        return RecordedStates(before, calls)
+
+    def put(self, rows: Ints | None, states: Sequence[mx.array]) -> None:
+        """Set the states (m, ...) of these decoding rows; None: of all."""
+        if rows is None:
+            self._decoding.cache = list(states)
+            return
+        indices = mx.array(rows)
+        for state, part in zip(self._decoding.cache, states, strict=True):
+            state[indices] = part
+
     def finish(self) -> None:
         self._current = self._decoding
 
     def open(self) -> None:
         """Append a new prefilling row."""
-        row = ArraysCache(self._size)
+        row = RecurrentCache(self._size)
         if self._history is not None:
             row[0] = mx.zeros((1, self._history), mx.int64)
         self._prefilling.append(row)
@@ -63,7 +94,7 @@ class StateSlots:
         """Keep only these rows, in this order (indices within each kind)."""
         self._prefilling = [self._prefilling[index] for index in prefilling]
         if not decoding:
-            self._decoding = ArraysCache(self._size)
+            self._decoding = RecurrentCache(self._size)
         elif decoding != list(range(self._decoding_rows)):
             order = mx.array(decoding)
             self._decoding.cache = [state[order] for state in self._decoding.cache]
@@ -89,6 +120,34 @@ class StateSlots:
         return sum(state.nbytes for state in self.state())
 
 
+@attrs.define(eq=False)
+class VerifiedPass:
+    """A recorded pass over decoding rows. lengths: (n,) tokens of each row before it. kept: (n,) tokens that each row has of it,
+    once that is known."""
+
+    rows: Sequence[RowId]
+    lengths: Ints
+    width: int
+    layers: list[RecordedStates]
+    kept: Ints
+
+    def after(self, row: RowId, length: int) -> list[mx.array] | None:
+        """Build a row's states (1, ...) as they were after `length` tokens. None: the pass began after them."""
+        if row not in self.rows:
+            return None
+        index = self.rows.index(row)
+        count = length - int(self.lengths[index])
+        if count < 0:
+            return None
+        assert count <= self.kept[index], "states after tokens that the row does not have"
+        [picked] = picked_groups(np.array([index], np.int32), np.array([count], np.int32), len(self.rows), self.width)
+        return [part for layer in self.layers for part in layer.after(picked)]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(layer.nbytes for layer in self.layers)
+
+
 class StateRows:
     """The recurrent states of all layers, by row. Decoding rows of all banks share a pass, so they have one order."""
 
@@ -96,6 +155,8 @@ class StateRows:
         self._caches = caches
         self._decoding: list[RowId] = []
         self._prefilling: list[RowId] = []
+        self._verified: deque[VerifiedPass | None] = deque(maxlen=STEPS_BACK)
+        """The last steps of the decoding rows; None: one that decoded a token of each."""
 
     def __bool__(self) -> bool:
         """Whether the model has recurrent state."""
@@ -121,8 +182,8 @@ class StateRows:
             [row for row in self._decoding if row not in rows], [row for row in self._prefilling if row not in rows]
         )
 
-    def begin(self, rows: Sequence[RowId]) -> None:
-        """Set the rows of the next pass: one prefilling row, or all decoding rows in this order."""
+    def begin(self, rows: Sequence[RowId], *, recorded: bool = False) -> None:
+        """Set the rows of the next pass: one prefilling row, or all decoding rows in this order. `recorded`: `verified` follows."""
         if not self._caches:
             return
         prefilling = None
@@ -134,17 +195,57 @@ class StateRows:
             self._keep(rows, self._prefilling)
         for cache in self._caches:
             cache.begin(prefilling)
+            if recorded:
+                cache.record()
 
     def finish(self) -> None:
         """Drop the choice of rows after the pass is built."""
         for cache in self._caches:
             cache.finish()
 
+    # -- drafts ----------------------------------------------------------------------------------
+
+    def decoded(self) -> None:
+        """A step decoded one token of each decoding row."""
+        self._verified.append(None)
+
+    def verified(self, lengths: Ints, width: int) -> None:
+        """A step verified up to `width` tokens of each decoding row, in a recorded pass. lengths: (n,) before it."""
+        if self._caches:
+            layers = [cache.recorded() for cache in self._caches]
+            unknown = np.zeros(len(lengths), np.int32)
+            self._verified.append(VerifiedPass(list(self._decoding), lengths, width, layers, unknown))
+
+    def keep_tokens(self, kept: Ints) -> None:
+        """Set the states to those after the first kept[i] tokens of the pass that was verified last, and wait for them: they
+        belong to that step. Rows that keep all tokens of the pass have them already."""
+        if not self._caches:
+            return
+        passed = self._verified[-1]
+        assert passed is not None, "no pass was verified"
+        passed.kept = kept
+        rows = np.flatnonzero(kept != passed.width).astype(np.int32)
+        for picked in picked_groups(rows, kept[rows], len(kept), passed.width):
+            for cache, layer in zip(self._caches, passed.layers, strict=True):
+                cache.put(picked.rows, layer.after(picked))
+        if len(rows):
+            mx.eval(self.state())
+
     def _keep(self, decoding: Sequence[RowId], prefilling: Sequence[RowId]) -> None:
         indices = [self._decoding.index(row) for row in decoding], [self._prefilling.index(row) for row in prefilling]
         for cache in self._caches:
             cache.keep(*indices)
         self._decoding, self._prefilling = list(decoding), list(prefilling)
+        if not decoding:
+            self._verified.clear()
+
+    def snapshot_at(self, row: RowId, length: int) -> list[mx.array]:
+        """Compute a decoding row's states (1, ...) as they were after `length` tokens, within the last `STEPS_BACK` steps, of which
+        one verified drafts and kept more."""
+        found = (passed.after(row, length) for passed in reversed(self._verified) if passed is not None)
+        states = next((states for states in found if states is not None), None)
+        assert states is not None, "a snapshot is of now, or of the last steps with drafts"
+        return states
 
     def snapshot(self, row: RowId) -> list[mx.array]:
         """Copy a row's states (1, ...)."""
@@ -166,4 +267,6 @@ class StateRows:
 
     @property
     def nbytes(self) -> int:
-        return sum(state.nbytes for state in self.state())
+        """Bytes of the states of all rows, and of those before the last passes that verified drafts."""
+        states = sum(state.nbytes for state in self.state())
+        return states + sum(passed.nbytes for passed in self._verified if passed is not None)
