@@ -151,10 +151,10 @@ class RecordedStates:
     calls: list[Call]
 
     def after(self, picked: Picked) -> list[mx.array]:
-        """Build the states (m, ...) of rows after their first `picked.width` tokens."""
+        """Build the states (m, ...) of rows after their first `picked.width` tokens, which may be none."""
         states = RecurrentCache(len(self.before))
         states.cache = [picked.rows_of(mx.array(state)) for state in self.before]
-        for call in self.calls:
+        for call in self.calls if picked.width else ():
             call.repeat(states, picked)
         return list(states.cache)
 
