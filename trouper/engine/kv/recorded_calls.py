@@ -12,9 +12,10 @@ mlx-lm is not patched for this. While calls are recorded, the modules of this on
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import attrs
@@ -36,6 +37,30 @@ class RecurrentCache(ArraysCache):
         super().__init__(size)
         self.calls: list[Call] | None = None
         """Calls of the innermost modules, in order; None: they are not recorded."""
+        self.heeds_lengths = False
+        """Whether a module asked for `lengths`."""
+
+    @property
+    def lengths(self) -> mx.array | None:
+        """(n,) number of tokens of each row in the pass; None: rows have no padding."""
+        self.heeds_lengths = True
+        return self._lengths
+
+    @lengths.setter
+    def lengths(self, lengths: mx.array | None) -> None:
+        self._lengths = lengths
+
+    def make_mask(self, N: int) -> mx.array | None:  # noqa: N803  The parameter's name is mlx-lm's.
+        """(n, N) bool: the tokens that are no padding. The models that only have the mask made do not heed lengths."""
+        heeds = self.heeds_lengths
+        mask: mx.array | None = super().make_mask(N)
+        self.heeds_lengths = heeds
+        return mask
+
+    def advance(self, N: int) -> None:  # noqa: N803
+        """Reduce the lengths by the tokens of a pass."""
+        if self._lengths is not None:
+            self._lengths = self._lengths - N
 
 
 @attrs.frozen(eq=False)
@@ -64,11 +89,13 @@ class Call:
 class Picked:
     """Some rows of a recorded pass, and their first tokens. rows: (m,) indices; None: all of the pass's `num_rows` rows.
 
-    width: number of tokens that a repeated call runs, of the `recorded_width` that it was recorded with.
+    width: number of tokens that a repeated call runs, of the `recorded_width` that it was recorded with. counts: (m,) number of
+    those that are the row's own; None: all.
     """
 
     rows: Ints | None
     width: int
+    counts: Ints | None
     num_rows: int
     recorded_width: int
 
@@ -149,12 +176,15 @@ class RecordedStates:
 
     before: list[mx.array]
     calls: list[Call]
+    heeds_lengths: bool
 
     def after(self, picked: Picked) -> list[mx.array]:
-        """Build the states (m, ...) of rows after their first `picked.width` tokens, which may be none."""
+        """Build the states (m, ...) of rows after their first tokens, which may be none."""
         states = RecurrentCache(len(self.before))
         states.cache = [picked.rows_of(mx.array(state)) for state in self.before]
         for call in self.calls if picked.width else ():
+            if picked.counts is not None:
+                states.lengths = mx.array(picked.counts)
             call.repeat(states, picked)
         return list(states.cache)
 
@@ -164,9 +194,60 @@ class RecordedStates:
         return sum(state.nbytes for state in self.before)
 
 
-def picked_groups(rows: Ints, counts: Ints, num_rows: int, width: int) -> Iterator[Picked]:
-    """Group rows by the number of tokens after which their states are wanted: without padding, which some models take into their
-    states, each number has calls of its own. rows: (m,) ascending; counts: (m,)."""
-    for count in np.unique(counts):
-        group = rows[counts == count]
-        yield Picked(None if len(group) == num_rows else group, int(count), num_rows, width)
+PADDING_TRACE = 0.05
+"""Difference of a state of one token, as a part of its norm, from which it has taken padding in. Rounding makes up to 0.004."""
+
+
+def keeps_padding_out(layers: Sequence[RecordedStates], recording: Recording) -> bool:
+    """Try whether states come out right where a row has fewer tokens than the pass: from states of zeros, in which a single token
+    shows, one token with padding against one token alone. Waits for the device. nemotron_h asks for lengths and heeds them in
+    its convolution, but not in its scan."""
+    if not all(layer.heeds_lengths for layer in layers):
+        return False
+    first, one = np.zeros(1, np.int32), np.ones(1, np.int32)
+    num_rows, width = recording.num_rows, recording.width
+    parts = list[tuple[mx.array, mx.array]]()
+    for layer in layers:
+        empty = attrs.evolve(layer, before=[mx.zeros_like(state) for state in layer.before])
+        padded, alone = (
+            empty.after(Picked(first, each, counts, num_rows, width)) for each, counts in ((width, one), (1, None))
+        )
+        parts += zip(padded, alone, strict=True)
+    return bool(mx.all(mx.stack([_equal(*pair) for pair in parts])).item())
+
+
+def _equal(state: mx.array, other: mx.array) -> mx.array:
+    difference, whole = (part.astype(mx.float32).square().sum() for part in (state - other, other))
+    return difference <= PADDING_TRACE**2 * whole
+
+
+Partition = Callable[[Sequence[int]], list[range]]
+"""Function that partitions ascending numbers of tokens into passes with padding."""
+
+
+def each_alone(counts: Sequence[int]) -> list[range]:
+    """Partition ascending numbers of tokens into passes without padding."""
+    starts = np.unique(counts, return_index=True)[1].tolist()
+    return [range(start, stop) for start, stop in pairwise([*starts, len(counts)])]
+
+
+@attrs.frozen
+class Recording:
+    """The size of a recorded pass."""
+
+    num_rows: int
+    width: int
+
+    def picked(self, rows: Ints, counts: Ints, partition: Partition = each_alone) -> Iterator[Picked]:
+        """Group rows (m,), ascending, whose states are wanted after counts[i] tokens each."""
+        order = np.argsort(counts, kind="stable")
+        for group in partition(counts[order].tolist()):
+            indices = np.sort(order[group.start : group.stop])
+            of_group, width = counts[indices], int(counts[indices].max())
+            yield Picked(
+                rows=None if len(group) == self.num_rows else rows[indices],
+                width=width,
+                counts=None if (of_group == width).all() else of_group,
+                num_rows=self.num_rows,
+                recorded_width=self.width,
+            )

@@ -10,7 +10,15 @@ import attrs
 import mlx.core as mx
 import numpy as np
 
-from trouper.engine.kv.recorded_calls import RecordedStates, RecurrentCache, picked_groups
+from trouper.engine.kv.pass_shapes import EXACT, Shapes
+from trouper.engine.kv.recorded_calls import (
+    Partition,
+    RecordedStates,
+    Recording,
+    RecurrentCache,
+    each_alone,
+    keeps_padding_out,
+)
 from trouper.engine.kv.region import Ints
 from trouper.protocol.plans import RowId
 
@@ -49,14 +57,14 @@ class StateSlots:
         """Record the next pass, which is over all decoding rows. Models may assign to the arrays that they get, or add to
         them in place, so what is kept are other handles of the same data."""
         self._before = [mx.array(state) for state in self._decoding.cache]
-        self._decoding.calls = []
+        self._decoding.calls, self._decoding.heeds_lengths = [], False
 
     def recorded(self) -> RecordedStates:
         """Return the pass that was recorded, and record no more."""
         calls, self._decoding.calls = self._decoding.calls, None
         before, self._before = self._before, []
         assert calls, "no module was seen to change this state"
-        return RecordedStates(before, calls)
+        return RecordedStates(before, calls, self._decoding.heeds_lengths)
 
     def put(self, rows: Ints | None, states: Sequence[mx.array]) -> None:
         """Set the states (m, ...) of these decoding rows; None: of all."""
@@ -127,9 +135,9 @@ class VerifiedPass:
 
     rows: Sequence[RowId]
     lengths: Ints
-    width: int
     layers: list[RecordedStates]
-    kept: Ints
+    recording: Recording
+    kept: Ints = attrs.field(factory=lambda: np.zeros(0, np.int32))
 
     def after(self, row: RowId, length: int) -> list[mx.array] | None:
         """Build a row's states (1, ...) as they were after `length` tokens. None: the pass began after them."""
@@ -140,7 +148,7 @@ class VerifiedPass:
         if count < 0:
             return None
         assert count <= self.kept[index], "states after tokens that the row does not have"
-        [picked] = picked_groups(np.array([index], np.int32), np.array([count], np.int32), len(self.rows), self.width)
+        [picked] = self.recording.picked(np.array([index], np.int32), np.array([count], np.int32))
         return [part for layer in self.layers for part in layer.after(picked)]
 
     @property
@@ -151,8 +159,11 @@ class VerifiedPass:
 class StateRows:
     """The recurrent states of all layers, by row. Decoding rows of all banks share a pass, so they have one order."""
 
-    def __init__(self, caches: Sequence[StateSlots]) -> None:
-        self._caches = caches
+    def __init__(self, caches: Sequence[StateSlots], shapes: Shapes = EXACT) -> None:
+        """`shapes`: decides which rows share a repeated pass."""
+        self._caches, self._groups = caches, shapes.groups
+        self._pads: bool | None = None
+        """Whether rows that need different numbers of tokens share a repeated pass; None: not tried yet."""
         self._decoding: list[RowId] = []
         self._prefilling: list[RowId] = []
         self._verified: deque[VerifiedPass | None] = deque(maxlen=STEPS_BACK)
@@ -213,8 +224,8 @@ class StateRows:
         """A step verified up to `width` tokens of each decoding row, in a recorded pass. lengths: (n,) before it."""
         if self._caches:
             layers = [cache.recorded() for cache in self._caches]
-            unknown = np.zeros(len(lengths), np.int32)
-            self._verified.append(VerifiedPass(list(self._decoding), lengths, width, layers, unknown))
+            recording = Recording(len(lengths), width)
+            self._verified.append(VerifiedPass(list(self._decoding), lengths, layers, recording))
 
     def keep_tokens(self, kept: Ints) -> None:
         """Set the states to those after the first kept[i] tokens of the pass that was verified last, and wait for them: they
@@ -224,12 +235,21 @@ class StateRows:
         passed = self._verified[-1]
         assert passed is not None, "no pass was verified"
         passed.kept = kept
-        rows = np.flatnonzero(kept != passed.width).astype(np.int32)
-        for picked in picked_groups(rows, kept[rows], len(kept), passed.width):
+        rows = np.flatnonzero(kept != passed.recording.width).astype(np.int32)
+        if not len(rows):
+            return
+        for picked in passed.recording.picked(rows, kept[rows], self._partition(passed, kept[rows])):
             for cache, layer in zip(self._caches, passed.layers, strict=True):
                 cache.put(picked.rows, layer.after(picked))
-        if len(rows):
-            mx.eval(self.state())
+        mx.eval(self.state())
+
+    def _partition(self, passed: VerifiedPass, counts: Ints) -> Partition:
+        """Choose how rows that need `counts` tokens share repeated passes. Whether the model keeps padding out is tried once."""
+        if (counts == counts[0]).all():
+            return each_alone
+        if self._pads is None:
+            self._pads = keeps_padding_out(passed.layers, passed.recording)
+        return self._groups if self._pads else each_alone
 
     def _keep(self, decoding: Sequence[RowId], prefilling: Sequence[RowId]) -> None:
         indices = [self._decoding.index(row) for row in decoding], [self._prefilling.index(row) for row in prefilling]

@@ -49,7 +49,7 @@ class SlotRows:
         self._adapted = adapted(model)
         self._layout = layout = cache(partial(layout_of, model, kv))
         states = state_slots(model)
-        self._states = StateRows(states)
+        self._states = StateRows(states, shapes)
 
         def make_buffers() -> (
             SlotBuffers
