@@ -87,7 +87,22 @@ def test_r9_f22_a_row_says_the_same(name: str, seed: int) -> None:
     assert any(right < tokens for _, tokens, right in driver.drafted)
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt_oss", "gemma3_text", "qwen3_moe"])
+@pytest.mark.parametrize("name", ["qwen3_5", "jamba"])
+def test_f22_a_prompt_of_one_token_joins_rows_that_draft(name: str) -> None:
+    """It has no state to join with, so its first token runs alone, in a step without drafts."""
+    model, (long, short) = model_of(name), prompts((20, 1))
+    asked = [Request(long, 24, drafts=True), *(Request(short, 6, join=join, drafts=True) for join in (4, 5, 9))]
+    wanted = [row.tokens for row in Driver(StepEngine(model, VOCABULARY)).play(asked)]
+    drafting = foretelling(list(zip(asked, wanted, strict=True)), random.Random(name), 3)
+    driver = Driver(StepEngine(model, VOCABULARY, drafting=drafting), allow=lambda _: 3)
+    for row, tokens in zip(driver.play(asked), wanted, strict=True):
+        assert_tokens(model, row.request.prompt, row.request.sampling, row.tokens[: row.request.tokens], tokens)
+    assert len({row for row, _, _ in driver.drafted}) > 1
+
+
+@pytest.mark.parametrize(
+    "name", ["llama", "gpt_oss", "gemma3_text", "qwen3_moe", "qwen3_5", "falcon_h1", "recurrent_gemma"]
+)
 def test_f22_rows_of_different_banks(name: str) -> None:
     driver = play(
         name, greedy_requests(name), f"{name} banks", shapes=attrs.evolve(EXACT, first_bank=8, shared_tokens=16)
@@ -95,7 +110,7 @@ def test_f22_rows_of_different_banks(name: str) -> None:
     assert {0, 1} <= {right for _, _, right in driver.drafted}
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt_oss", "gemma2", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["llama", "gpt_oss", "gemma2", "deepseek_v3", "qwen3_5", "rwkv7"])
 def test_f22_passes_that_are_rounded_up(name: str) -> None:
     """As on devices that prepare each new shape anew."""
     driver = play(name, greedy_requests(name), f"{name} rounded", shapes=ROUNDED)
