@@ -20,6 +20,15 @@ DRAFTING = (
 SPLIT: dict[str, Config] = {
     **of_ranks.CONFIGS,
     "qwen2": {**FAMILIES["qwen2"], "num_attention_heads": 2, "num_key_value_heads": 2},
+    "qwen3_5": {
+        "model_type": "qwen3_5",
+        "text_config": {
+            **FAMILIES["qwen3_5"]["text_config"],
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+        },
+    },
     "kimi_k25": {
         "model_type": "kimi_k25",
         "text_config": {**of_ranks.CONFIGS["deepseek_v3"], "model_type": "kimi_k2"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -25,7 +26,7 @@ Tokens = tuple[int, ...]
 PROMPT, OTHER = text(50, 1), text(9, 2)
 ANSWER, DRAFT, SNAPSHOT = 90, 8, 32
 """Tokens of an answer, of a draft at most, and between two snapshots."""
-SETTINGS = {"cache_memory": 10**8, "snapshot_tokens": SNAPSHOT, "spec_draft_tokens": DRAFT}
+SETTINGS: dict[str, Any] = {"cache_memory": 10**8, "snapshot_tokens": SNAPSHOT, "spec_draft_tokens": DRAFT}
 
 
 def request(prompt: Tokens, tokens: int, how: Speculation, *ends: int) -> Generate:
