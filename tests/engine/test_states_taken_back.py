@@ -207,7 +207,7 @@ def test_asking_for_lengths_is_not_heeding_them(name: str, pads: bool) -> None:
     fed.verify(r0=2, r1=4)
     passed = fed.rows._states._verified[-1]
     assert passed is not None
-    assert all(layer.heeds_lengths for layer in passed.layers) == (name != "jamba")
+    assert all(layer.reads_lengths for layer in passed.layers) == (name != "jamba")
     assert keeps_padding_out(passed.layers, passed.recording) == pads == fed.rows._states._pads
 
 

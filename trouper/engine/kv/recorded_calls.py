@@ -35,15 +35,15 @@ class RecurrentCache(ArraysCache):
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
-        self.calls: list[Call] | None = None
+        self.calls: list[RecordedCall] | None = None
         """Calls of the innermost modules, in order; None: they are not recorded."""
-        self.heeds_lengths = False
-        """Whether a module asked for `lengths`."""
+        self.reads_lengths = False
+        """Whether a module read `lengths`."""
 
     @property
     def lengths(self) -> mx.array | None:
         """(n,) number of tokens of each row in the pass; None: rows have no padding."""
-        self.heeds_lengths = True
+        self.reads_lengths = True
         return self._lengths
 
     @lengths.setter
@@ -51,10 +51,10 @@ class RecurrentCache(ArraysCache):
         self._lengths = lengths
 
     def make_mask(self, N: int) -> mx.array | None:  # noqa: N803  The parameter's name is mlx-lm's.
-        """(n, N) bool: the tokens that are no padding. The models that only have the mask made do not heed lengths."""
-        heeds = self.heeds_lengths
+        """(n, N) bool: the tokens that are no padding. Most models have it made, also those that ignore it."""
+        reads = self.reads_lengths
         mask: mx.array | None = super().make_mask(N)
-        self.heeds_lengths = heeds
+        self.reads_lengths = reads
         return mask
 
     def advance(self, N: int) -> None:  # noqa: N803
@@ -64,7 +64,7 @@ class RecurrentCache(ArraysCache):
 
 
 @attrs.frozen(eq=False)
-class Call:
+class RecordedCall:
     """A call of a module that changes the states of a cache. arguments: by name; arrays are (n, width, ...) or (n, ...)."""
 
     module: nn.Module
@@ -164,7 +164,7 @@ def _recorder(kind: Any) -> type[nn.Module]:
         out = kind.__call__(self, *args, **options)
         for states, count in zip(caches, before, strict=True):
             if states.calls is not None and len(states.calls) == count:
-                states.calls.append(Call(self, signature, dict(arguments)))
+                states.calls.append(RecordedCall(self, signature, dict(arguments)))
         return out
 
     return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
@@ -175,8 +175,8 @@ class RecordedStates:
     """States of one cache before a pass, (n, ...) each, and the calls that changed them."""
 
     before: list[mx.array]
-    calls: list[Call]
-    heeds_lengths: bool
+    calls: list[RecordedCall]
+    reads_lengths: bool
 
     def after(self, picked: Picked) -> list[mx.array]:
         """Build the states (m, ...) of rows after their first tokens, which may be none."""
@@ -190,7 +190,7 @@ class RecordedStates:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the states. What the calls got is shared with the pass or smaller."""
+        """Bytes of the states. Arguments of the calls are hidden states of few tokens."""
         return sum(state.nbytes for state in self.before)
 
 
@@ -200,9 +200,9 @@ PADDING_TRACE = 0.05
 
 def keeps_padding_out(layers: Sequence[RecordedStates], recording: Recording) -> bool:
     """Try whether states come out right where a row has fewer tokens than the pass: from states of zeros, in which a single token
-    shows, one token with padding against one token alone. Waits for the device. nemotron_h asks for lengths and heeds them in
-    its convolution, but not in its scan."""
-    if not all(layer.heeds_lengths for layer in layers):
+    shows, one token with padding against one token alone. Waits for the device. Reading lengths is not heeding them: nemotron_h
+    does so in its convolution, but not in its scan."""
+    if not all(layer.reads_lengths for layer in layers):
         return False
     first, one = np.zeros(1, np.int32), np.ones(1, np.int32)
     num_rows, width = recording.num_rows, recording.width
@@ -217,8 +217,8 @@ def keeps_padding_out(layers: Sequence[RecordedStates], recording: Recording) ->
 
 
 def _equal(state: mx.array, other: mx.array) -> mx.array:
-    difference, whole = (part.astype(mx.float32).square().sum() for part in (state - other, other))
-    return difference <= PADDING_TRACE**2 * whole
+    error, reference = (part.astype(mx.float32).square().sum() for part in (state - other, other))
+    return error <= PADDING_TRACE**2 * reference
 
 
 Partition = Callable[[Sequence[int]], list[range]]

@@ -57,14 +57,14 @@ class StateSlots:
         """Record the next pass, which is over all decoding rows. Models may assign to the arrays that they get, or add to
         them in place, so what is kept are other handles of the same data."""
         self._before = [mx.array(state) for state in self._decoding.cache]
-        self._decoding.calls, self._decoding.heeds_lengths = [], False
+        self._decoding.calls, self._decoding.reads_lengths = [], False
 
     def recorded(self) -> RecordedStates:
         """Return the pass that was recorded, and record no more."""
         calls, self._decoding.calls = self._decoding.calls, None
         before, self._before = self._before, []
         assert calls, "no module was seen to change this state"
-        return RecordedStates(before, calls, self._decoding.heeds_lengths)
+        return RecordedStates(before, calls, self._decoding.reads_lengths)
 
     def put(self, rows: Ints | None, states: Sequence[mx.array]) -> None:
         """Set the states (m, ...) of these decoding rows; None: of all."""
