@@ -75,9 +75,7 @@ async def ask(runtime: Runtime, task: str, rows: int, tokens: int, how: Speculat
         nonlocal began
         request = Generate(
             request_id=f"{task} {place}",
-            prompt=TokenPrompt(copied_text(COPIED, 13 * place))
-            if task == COPY
-            else TextPrompt(TASKS[task](NAMES[place])),
+            prompt=prompt(task, place),
             sampling=Sampling(temperature=HOT.get(task, 0.0), seed=place, top_p=0.95 if HOT.get(task) else 1.0),
             max_tokens=tokens,
             ignore_eos=True,
