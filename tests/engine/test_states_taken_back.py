@@ -268,3 +268,18 @@ def test_a_state_that_nobody_changes_is_refused() -> None:
     rows.begin([RowId(0)], recorded=True)
     with pytest.raises(AssertionError, match="no module was seen"):
         rows.verified(np.zeros(1, np.int32), 2)
+
+
+def test_what_was_before_is_kept_where_a_model_changes_arrays_in_place() -> None:
+    states = StateSlots(1)
+    states.open()
+    states._prefilling[0].cache = [mx.ones((1, 2))]
+    states.promote(0)
+    states.begin()
+    states.record()
+    states.view.cache[0] *= 3
+    states.view.cache[0][:, 0] = 7
+    assert states.view.calls is not None
+    states.view.calls += [None]  # type: ignore[list-item]  # It matters only that there is one.
+    assert [state.tolist() for state in states.recorded().before] == [[[1, 1]]]
+    assert states.view.cache[0].tolist() == [[7, 3]]
