@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.zoo.building import build
-from tests.zoo.catalogue import CONFIGS
 from tests.zoo.mixes import words
 from tests.zoo.playing import Play
 from trouper.engine.kv.recorded_calls import keeps_padding_out
