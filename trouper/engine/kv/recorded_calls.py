@@ -65,7 +65,8 @@ class RecurrentCache(ArraysCache):
 
 @attrs.frozen(eq=False)
 class RecordedCall:
-    """A call of a module that changes the states of a cache. arguments: by name; arrays are (n, width, ...) or (n, ...)."""
+    """A call of a module that changes the states of a cache. arguments: by name, without a mask; arrays are (n, width, ...) or
+    (n, ...)."""
 
     module: nn.Module
     signature: inspect.Signature
@@ -73,16 +74,14 @@ class RecordedCall:
 
     def repeat(self, states: RecurrentCache, picked: Picked) -> None:
         """Build the call over the first tokens of some rows, whose `states` it changes."""
-        arguments = {name: self._changed(name, value, states, picked) for name, value in self.arguments.items()}
-        bound = inspect.BoundArguments(self.signature, arguments)  # Any dict is in order.
+        arguments = {
+            name: picked.of(value) if isinstance(value, mx.array) else value for name, value in self.arguments.items()
+        }
+        arguments[CACHE] = _replaced(arguments[CACHE], states)
+        if MASK in self.signature.parameters:  # A mask of padding. Attention's mask is of no use to a state.
+            arguments[MASK] = states.make_mask(picked.width)
+        bound = inspect.BoundArguments(self.signature, arguments)
         self.module(*bound.args, **bound.kwargs)
-
-    def _changed(self, name: str, value: Any, states: RecurrentCache, picked: Picked) -> Any:
-        if name == CACHE:
-            return _replaced(value, states)
-        if name == MASK:  # A mask of padding. Attention's mask is of no use to a state.
-            return states.make_mask(picked.width)
-        return picked.of(value) if isinstance(value, mx.array) else value
 
 
 @attrs.frozen(eq=False)
@@ -164,7 +163,8 @@ def _recorder(kind: Any) -> type[nn.Module]:
         out = kind.__call__(self, *args, **options)
         for states, count in zip(caches, before, strict=True):
             if states.calls is not None and len(states.calls) == count:
-                states.calls.append(RecordedCall(self, signature, dict(arguments)))
+                kept = {name: value for name, value in arguments.items() if name != MASK}
+                states.calls.append(RecordedCall(self, signature, kept))
         return out
 
     return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})

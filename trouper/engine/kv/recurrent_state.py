@@ -53,15 +53,17 @@ class StateSlots:
         """Choose the cache for the next pass: over all decoding rows, or over the prefilling row of this index."""
         self._current = self._decoding if prefilling is None else self._prefilling[prefilling]
 
-    def record(self) -> None:
-        """Record the next pass, which is over all decoding rows. Models may assign to the arrays that they get, or add to
+    def record(self, lengths: Ints | None = None) -> None:
+        """Record the next pass, which is over all decoding rows. lengths: (n,) number of each row's own tokens, for models that keep
+        padding out; None: the states take the whole pass in. Models may assign to the arrays that they get, or add to
         them in place, so what is kept are other handles of the same data."""
         self._before = [mx.array(state) for state in self._decoding.cache]
+        self._decoding.lengths = None if lengths is None else mx.array(lengths)
         self._decoding.calls, self._decoding.reads_lengths = [], False
 
     def recorded(self) -> RecordedStates:
         """Return the pass that was recorded, and record no more."""
-        calls, self._decoding.calls = self._decoding.calls, None
+        calls, self._decoding.calls, self._decoding.lengths = self._decoding.calls, None, None
         before, self._before = self._before, []
         assert calls, "no module was seen to change this state"
         return RecordedStates(before, calls, self._decoding.reads_lengths)
@@ -130,11 +132,12 @@ class StateSlots:
 
 @attrs.define(eq=False)
 class VerifiedPass:
-    """A recorded pass over decoding rows. lengths: (n,) tokens of each row before it. kept: (n,) tokens that each row has of it,
-    once that is known."""
+    """A recorded pass over decoding rows. lengths: (n,) tokens of each row before it. taken_in: (n,) tokens of it that are in each
+    row's states after it. kept: (n,) tokens that each row has of it, once that is known."""
 
     rows: Sequence[RowId]
     lengths: Ints
+    taken_in: Ints
     layers: list[RecordedStates]
     recording: Recording
     kept: Ints = attrs.field(factory=lambda: np.zeros(0, np.int32))
@@ -163,7 +166,8 @@ class StateRows:
         """`shapes`: decides which rows share a repeated pass."""
         self._caches, self._groups = caches, shapes.groups
         self._pads: bool | None = None
-        """Whether rows that need different numbers of tokens share a repeated pass; None: not tried yet."""
+        """Whether the model keeps padding out of its states, so that rows of different numbers of tokens share passes; None: not
+        tried yet."""
         self._decoding: list[RowId] = []
         self._prefilling: list[RowId] = []
         self._verified: deque[VerifiedPass | None] = deque(maxlen=STEPS_BACK)
@@ -193,8 +197,9 @@ class StateRows:
             [row for row in self._decoding if row not in rows], [row for row in self._prefilling if row not in rows]
         )
 
-    def begin(self, rows: Sequence[RowId], *, recorded: bool = False) -> None:
-        """Set the rows of the next pass: one prefilling row, or all decoding rows in this order. `recorded`: `verified` follows."""
+    def begin(self, rows: Sequence[RowId], recorded: Ints | None = None) -> None:
+        """Set the rows of the next pass: one prefilling row, or all decoding rows in this order. recorded: (n,) each row's own tokens
+        of a pass that verifies drafts, after which `verified` follows."""
         if not self._caches:
             return
         prefilling = None
@@ -206,8 +211,8 @@ class StateRows:
             self._keep(rows, self._prefilling)
         for cache in self._caches:
             cache.begin(prefilling)
-            if recorded:
-                cache.record()
+            if recorded is not None:
+                cache.record(recorded if self._pads and (recorded != recorded[0]).any() else None)
 
     def finish(self) -> None:
         """Drop the choice of rows after the pass is built."""
@@ -220,33 +225,32 @@ class StateRows:
         """A step decoded one token of each decoding row."""
         self._verified.append(None)
 
-    def verified(self, lengths: Ints, width: int) -> None:
-        """A step verified up to `width` tokens of each decoding row, in a recorded pass. lengths: (n,) before it."""
+    def verified(self, lengths: Ints, counts: Ints, width: int) -> None:
+        """A step verified counts[i] tokens of each decoding row, in a recorded pass of `width`. lengths: (n,) before it."""
         if self._caches:
             layers = [cache.recorded() for cache in self._caches]
+            taken_in = counts if self._pads else np.full_like(counts, width)
             recording = Recording(len(lengths), width)
-            self._verified.append(VerifiedPass(list(self._decoding), lengths, layers, recording))
+            self._verified.append(VerifiedPass(list(self._decoding), lengths, taken_in, layers, recording))
 
     def keep_tokens(self, kept: Ints) -> None:
         """Set the states to those after the first kept[i] tokens of the pass that was verified last, and wait for them: they
-        belong to that step. Rows that keep all tokens of the pass have them already."""
+        belong to that step. Rows that keep what their states took in have them already."""
         if not self._caches:
             return
         passed = self._verified[-1]
         assert passed is not None, "no pass was verified"
         passed.kept = kept
-        rows = np.flatnonzero(kept != passed.recording.width).astype(np.int32)
+        rows = np.flatnonzero(kept != passed.taken_in).astype(np.int32)
         if not len(rows):
             return
-        for picked in passed.recording.picked(rows, kept[rows], self._partition(passed, kept[rows])):
+        for picked in passed.recording.picked(rows, kept[rows], self._partition(passed)):
             for cache, layer in zip(self._caches, passed.layers, strict=True):
                 cache.put(picked.rows, layer.after(picked))
         mx.eval(self.state())
 
-    def _partition(self, passed: VerifiedPass, counts: Ints) -> Partition:
-        """Choose how rows that need `counts` tokens share repeated passes. Whether the model keeps padding out is tried once."""
-        if (counts == counts[0]).all():
-            return each_alone
+    def _partition(self, passed: VerifiedPass) -> Partition:
+        """Choose how rows share repeated passes. Whether the model keeps padding out is tried once."""
         if self._pads is None:
             self._pads = keeps_padding_out(passed.layers, passed.recording)
         return self._groups if self._pads else each_alone

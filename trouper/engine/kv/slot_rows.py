@@ -162,7 +162,7 @@ class SlotRows:
         before = np.concatenate([segment.lengths for segment in segments])
         with recorded_calls(self._layers):
             logits = self._forward(segments, tokens, counts, singly=True)
-        self._states.verified(before, tokens.shape[1])
+        self._states.verified(before, counts, tokens.shape[1])
         add_tokens(segments, 1 - counts)
         return logits
 
@@ -224,7 +224,7 @@ class SlotRows:
             )
             segment.bank.buffers.begin(region)
             rows += segment.bank.slots.order[region.start : region.stop]
-        self._states.begin(rows, recorded=singly)
+        self._states.begin(rows, counts if singly else None)
         if len(segments) == 1:
             return segments[0].bank.buffers.caches, region
         lengths = np.concatenate([segment.lengths for segment in segments])
