@@ -1,4 +1,5 @@
-"""What drafts are worth: the same requests with `speculation` off and on, in turns on one runtime. `just bench-speculation`.
+"""What drafts are worth: the same requests with `speculation` off and on, in turns on one runtime. `just bench-speculation`; of a
+hybrid of random weights that copies its prompt, `just bench-speculation --hybrid qwen3_5 --rows 1 4 8`.
 
 Decoding only: from the first token of all to the last one's end, of prompts that are cached. Each round asks twice, in the
 other order than the round before; the ratio is that of the rounds' medians. Tokens are compared, too.
@@ -9,11 +10,14 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import attrs
 import trio
 
-from trouper import Generate, Runtime, Sampling, Settings, TextPrompt, run_runtime
+from benchmarks.copying import CONFIGS, copied_text, save_copying
+from trouper import Generate, Runtime, Sampling, Settings, TextPrompt, TokenPrompt, run_runtime
 from trouper.protocol.requests import Speculation
 
 STORY = (
@@ -40,8 +44,10 @@ TASKS = {
     "list": lambda name: f"The shopping list of {name}:\n\n{LIST}",
     "fresh": lambda name: f"{name} had never been to the mountains before. On the first morning",
 }
+COPIED = {"copy": 0, "edit": 12}
+"""The tasks of hybrids: which tokens of the text are others in the prompt, so that drafts are right in part. 0: none."""
 HOT = {"rewrite": 0.0, "list": 0.0, "fresh": 0.9}
-GOALS = {("rewrite", 1): 2.0, ("list", 1): 2.0, ("rewrite", 4): 1.5, ("list", 4): 1.5}
+GOALS = {("copy", 1): 1.8, ("rewrite", 1): 2.0, ("list", 1): 2.0, ("rewrite", 4): 1.5, ("list", 4): 1.5}
 
 
 @attrs.frozen
@@ -54,6 +60,12 @@ class Said:
         return sum(map(len, self.tokens)) / self.seconds
 
 
+def prompt(task: str, place: int) -> TextPrompt | TokenPrompt:
+    if task in COPIED:
+        return TokenPrompt(copied_text(260, 13 * place, COPIED[task]))
+    return TextPrompt(TASKS[task](NAMES[place]))
+
+
 async def ask(runtime: Runtime, task: str, rows: int, tokens: int, how: Speculation) -> Said:
     """All at once, and how long they took from the first token on."""
     said: list[list[int]] = [[] for _ in range(rows)]
@@ -63,8 +75,8 @@ async def ask(runtime: Runtime, task: str, rows: int, tokens: int, how: Speculat
         nonlocal began
         request = Generate(
             request_id=f"{task} {place}",
-            prompt=TextPrompt(TASKS[task](NAMES[place])),
-            sampling=Sampling(temperature=HOT[task], seed=place, top_p=0.95 if HOT[task] else 1.0),
+            prompt=prompt(task, place),
+            sampling=Sampling(temperature=HOT.get(task, 0.0), seed=place, top_p=0.95 if HOT.get(task) else 1.0),
             max_tokens=tokens,
             ignore_eos=True,
             speculation=how,
@@ -105,11 +117,17 @@ async def compare(runtime: Runtime, task: str, rows: int, tokens: int, rounds: i
 
 
 async def run(options: argparse.Namespace) -> None:
-    settings = Settings(model=options.model, no_ssd=True, gather_ms=20)
+    with TemporaryDirectory() as directory:
+        hybrid = options.hybrid and str(save_copying(options.hybrid, Path(directory) / options.hybrid))
+        await measure(options, hybrid or options.model, [*COPIED] if hybrid else options.tasks)
+
+
+async def measure(options: argparse.Namespace, model: str | None, tasks: Sequence[str]) -> None:
+    settings = Settings(model=model, no_ssd=True, gather_ms=20)
     async with trio.open_nursery() as nursery:
         runtime: Runtime = await nursery.start(run_runtime, settings)
         for rows in options.rows:
-            for task in options.tasks:
+            for task in tasks:
                 await compare(runtime, task, rows, options.tokens, options.rounds)
         await runtime.drain(10)
 
@@ -117,6 +135,7 @@ async def run(options: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default=None)
+    parser.add_argument("--hybrid", choices=CONFIGS, help="a model of this shape instead, and a text that it copies")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--tokens", type=int, default=120)

@@ -307,4 +307,5 @@ def wide(config: Config) -> Config:
     """With heads that groups of 32 divide."""
     nested = {key: wide(value) for key, value in config.items() if isinstance(value, dict) and key == "text_config"}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1} if config["model_type"] in BY_HIDDEN_SIZE else {}
-    return {**config, **nested, **heads, **({"head_dim": 32} if "head_dim" in config else {})}
+    widened = "head_dim" in config and "num_attention_heads" in config
+    return {**config, **nested, **heads, **({"head_dim": 32} if widened else {})}

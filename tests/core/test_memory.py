@@ -33,7 +33,7 @@ def world(tokens: int | None, **settings: Any) -> CoreWorld:
         "prefill_batch_size": 8, "prefill_step_size": 64, "max_queue_size": 50, "priority_max_wait_s": 60.0,
         "cache_memory": ByteSize(0), "speculation": "off",
     }  # fmt: skip
-    return CoreWorld(1, kv=KV, **(usual | settings))
+    return CoreWorld(1, **({"kv": KV} | usual | settings))
 
 
 def ask(asked: CoreWorld, count: int = 1, max_tokens: int = 8, **more: Any) -> list[RecordingClient]:
@@ -268,6 +268,17 @@ def test_models_of_one_process_share_the_device_equally() -> None:
         return budget.limit_bytes
 
     assert [limit(sharers) for sharers in (2, 3)] == [limit(1) // 2, limit(1) // 3]
+
+
+@pytest.mark.parametrize(("speculation", "enter"), [("off", 4), ("ngram", 2)])
+def test_states_of_before_count_where_rows_may_draft(speculation: str, enter: int) -> None:
+    """Each row has 8 tokens to 100 bytes, and may keep states of 800 bytes."""
+    kv = attrs.evolve(KV, draft_state_bytes=800)
+    asked = world(44, speculation=speculation, kv=kv)
+    ask(asked, 4, max_tokens=3)
+    run(asked)
+    assert len(running(asked)) == enter
+    finish(asked)
 
 
 def test_what_a_model_keeps_may_be_unknown() -> None:

@@ -31,7 +31,7 @@ from trouper.engine.launched_step import Launched
 from trouper.engine.spec_decode.prompt_lookup import Drafting
 from trouper.engine.step import StepEngine
 from trouper.protocol.health import SchedulerStats, SpeculationStats
-from trouper.protocol.plans import Plan
+from trouper.protocol.plans import Plan, RowId
 
 ROWS = 9
 Answers = Mapping[tuple[int, ...], tuple[int, ...]]
@@ -116,16 +116,19 @@ class Held:
 
 def checked(clients: Clients, held: Held) -> type[StepEngine]:
     """Clients come and go at its steps. After each a row's KV is as long as what it was told and has said."""
+    resumed: dict[RowId, int] = {}
 
     class Checked(watched(clients.moments)):  # type: ignore[misc]
         def launch(self, plan: Plan) -> Launched:
             launched: Launched = super().launch(plan)
             lengths = self.lengths()
+            resumed.update({admit.row: admit.num_output_tokens for admit in plan.admit})
             held.rows, held.stored = len(lengths), len(self._blocks._stored) if self._blocks else 0
             if launched.spans is None:  # Else it is known when its tokens are.
                 drawn = dict(zip(self._sampling.members, self._sampling.drawn.tolist(), strict=True))
                 for row in self._rows.decoding:
-                    assert lengths[row] == len(self._state[row].prompt) + drawn[row] - 1, "KV and tokens differ"
+                    known = len(self._state[row].prompt) + drawn[row] - resumed[row]
+                    assert lengths[row] == known - 1, "KV and tokens differ"
             return launched
 
     return Checked

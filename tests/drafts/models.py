@@ -8,13 +8,27 @@ from tests.families import FAMILIES, save
 from tests.family_configs import Config, wide
 from tests.ranks import models as of_ranks
 
+HYBRIDS = (
+    "qwen3_next", "qwen3_5", "falcon_h1", "granitemoehybrid", "lfm2", "kimi_linear", "mamba2", "jamba", "rwkv7", "recurrent_gemma",
+    "bailing_moe_linear",
+)  # fmt: skip
+"""Models with recurrent state, most of them with attention as well."""
 DRAFTING = (
     "llama", "gpt_oss", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "gemma3n", "phi3", "cohere2", "llama4_text",
-    "mixtral", "deepseek_v3", "kimi_k25", "olmo3", "exaone4",
+    "mixtral", "deepseek_v3", "kimi_k25", "olmo3", "exaone4", *HYBRIDS,
 )  # fmt: skip
 SPLIT: dict[str, Config] = {
     **of_ranks.CONFIGS,
     "qwen2": {**FAMILIES["qwen2"], "num_attention_heads": 2, "num_key_value_heads": 2},
+    "qwen3_5": {
+        "model_type": "qwen3_5",
+        "text_config": {
+            **FAMILIES["qwen3_5"]["text_config"],
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+        },
+    },
     "kimi_k25": {
         "model_type": "kimi_k25",
         "text_config": {**of_ranks.CONFIGS["deepseek_v3"], "model_type": "kimi_k2"},

@@ -17,7 +17,9 @@ from trouper import Generate, Sampling, TokenPrompt
 
 
 @full_float32
-@pytest.mark.parametrize(("name", "seed"), [("llama", 0), ("gpt_oss", 3), ("qwen3", 35)])
+@pytest.mark.parametrize(
+    ("name", "seed"), [("llama", 0), ("gpt_oss", 3), ("qwen3", 35), ("falcon_h1", 18), ("rwkv7", 24)]
+)
 async def test_r9_f22_the_same_with_drafts_as_without(name: str, seed: int, tmp_path: Path) -> None:
     facts = await play(tmp_path, name, seed)
     assert 0 < facts.accepted < facts.drafted

@@ -11,6 +11,7 @@ from trouper.engine.platform import device
 
 
 @pytest.mark.skipif(not device.is_cpu(), reason="float32 is the reference, and that is for CPUs")
-def test_r8_r9_f21_the_same_with_drafts_at_two_ranks_as_without_at_one(tmp_path: Path) -> None:
-    drafted, right = play(tmp_path, "llama", 0)
+@pytest.mark.parametrize(("name", "seed"), [("llama", 0), ("qwen3_5", 3)])
+def test_r8_r9_f21_the_same_with_drafts_at_two_ranks_as_without_at_one(name: str, seed: int, tmp_path: Path) -> None:
+    drafted, right = play(tmp_path, name, seed)
     assert 0 < right < drafted

@@ -167,7 +167,7 @@ class OfTwins(Driver):
         return both[0].stepped
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt_oss"])
+@pytest.mark.parametrize("name", ["llama", "gpt_oss", "qwen3_5"])
 def test_r8_r9_drafts_leave_equal_ranks_equal(name: str) -> None:
     """What is drafted follows from tokens, so both draft the same. A plan that was sent before its sender knew what came
     of a step's drafts counts one token for that step."""

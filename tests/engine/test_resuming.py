@@ -118,7 +118,7 @@ def test_penalties_know_prompt_and_output_apart(name: str) -> None:
     assert_same(interrupted(StepEngine(model_of(name), VOCABULARY), requests, name), alone, model_of(name), requests)
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt_oss"])
+@pytest.mark.parametrize("name", ["llama", "gpt_oss", "granitemoehybrid"])
 def test_drafts_go_on(name: str) -> None:
     cases = [*greedy_requests(name)[:4], *seeded_requests(name)[:5]]
     answers = {

@@ -32,7 +32,9 @@ from trouper.protocol.kv import KvLayout
 from trouper.protocol.plans import Stepped
 from trouper.protocol.requests import Generate
 
-CASES: list[tuple[str, str | None]] = [("llama", "off"), ("llama", "ngram"), ("gpt_oss", "ngram"), ("jamba", "off")]
+CASES: list[tuple[str, str | None]] = [
+    ("llama", "off"), ("llama", "ngram"), ("gpt_oss", "ngram"), ("jamba", "off"), ("qwen3_5", "ngram"),
+]  # fmt: skip
 if LONG:
     CASES += [(name, None) for name in FAMILIES if name not in {name for name, _ in CASES}]
 

@@ -12,7 +12,8 @@ from mlx import nn
 from mlx_lm.models.cache import ArraysCache, make_prompt_cache
 
 from trouper.engine.kv.full_slots import FullSlots
-from trouper.engine.kv.region import Region
+from trouper.engine.kv.recurrent_state import StateRows
+from trouper.engine.kv.region import Ints, Region
 from trouper.engine.kv.ring_slots import RingSlots
 from trouper.engine.kv.slot_cache import SlotCache
 from trouper.protocol.capabilities import Feature
@@ -203,6 +204,16 @@ def rows_stay_where_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SlotCache, "put_row", lambda *_: None)
 
 
+def one_draft_too_many_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recurrent states are those after one token more than a row has."""
+    keep_tokens = StateRows.keep_tokens
+
+    def keep_more(self: StateRows, kept: Ints) -> None:
+        keep_tokens(self, kept + 1)
+
+    monkeypatch.setattr(StateRows, "keep_tokens", keep_more)
+
+
 @attrs.frozen
 class Fault:
     """family: of the right model. feature: what must be turned off. model, caches: how it goes wrong."""
@@ -230,5 +241,9 @@ FAULTS = {
     "padding that is taken in": Fault("qwen2", "prefill_together", through(PaddingTakenIn)),
     "blocks restored one token late": Fault("llama", "restore", caches=written_shifted),
     "a window restored one token off": Fault("gpt_oss", "restore", caches=snapshot_rotated),
+    "states of one draft token too many": Fault("qwen3_5", "drafts", caches=one_draft_too_many_kept),
+    "states of one draft token too many, of all that there is": Fault(
+        "rwkv7", "drafts", caches=one_draft_too_many_kept
+    ),
     "drafts that leave traces": Fault("phi3", "drafts", through(DraftsLeaveTraces)),
 }

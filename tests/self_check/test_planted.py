@@ -20,7 +20,7 @@ from trouper.engine.self_check.checking import Check
 from trouper.engine.self_check.matrix import Matrix, subject_of
 from trouper.protocol.capabilities import Capabilities
 
-HEALTHY = ["llama", "gemma2", "gemma3_text", "gpt_oss", "mixtral", "deepseek_v3", "lfm2", "jamba", "mamba2"]
+HEALTHY = ["llama", "gemma2", "gemma3_text", "gpt_oss", "mixtral", "deepseek_v3", "lfm2", "jamba", "mamba2", "rwkv7"]
 """Of each kind of cache and layer one; the zoo has the others."""
 
 

@@ -121,8 +121,8 @@ a model is recognised by what it is made of. Tests play the same without it, and
 
 {table}
 
-"One by one" under *prompts prefill*: recurrent state would take the padding in. Such rows do not draft either, since state cannot be
-taken back.
+"One by one" under *prompts prefill*: recurrent state would take the padding in. Such rows draft: what a draft has added to a state
+is [taken back](speculation.md#recurrent-state).
 
 ## Left out
 

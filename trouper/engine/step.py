@@ -119,7 +119,7 @@ class StepEngine:
         persisted = self.blocks.persist(plan.persist) if plan.persist else []
         launched = Launched(plan=plan, at=at, prefilled=prefilled, persisted=persisted)
         if self._rows.decoding or alone:
-            launched.spans = spans = self._draft(plan)
+            launched.spans = spans = None if alone else self._draft(plan)
             launched.tokens, launched.logprobs = self._decode(alone) if spans is None else self._verify(spans)
             launched.rows, launched.failed = self._sampling.members, self._sampling.failed
             expected = {*plan.decode, *(chunk.row for chunk in plan.prefill)}

@@ -66,6 +66,8 @@ class KvLayout:
     """Bytes of one token in a block, over all layers that can be cut at a token."""
     snapshot_bytes: int = 0
     """Maximum bytes of one snapshot. 0: the model needs no snapshots and can be continued at any token."""
+    draft_state_bytes: int = 0
+    """Maximum bytes of the recurrent states of before that a row keeps while rows of its batch draft."""
     capacity_step: int = CAPACITY_STEP
     """`step` of `kv_capacity` for this model's rows."""
     lead_tokens: int = 0

@@ -71,11 +71,13 @@ class MemoryBudget:
 
     def rows_bytes(self, rows: Iterable[Sequence], entering: Sequence | None = None) -> int:
         """Bytes that these rows may hold after the next plan, and beside them a sequence that enters: when it has prefilled what is
-        known of its tokens, and sampled one."""
+        known of its tokens, and sampled one. If any row may draft, all keep recurrent states of before."""
+        rows = list(rows)
         lengths = [(row.num_bank_tokens, row.num_reserved_tokens(self.max_draft_tokens)) for row in rows]
         if entering is not None:
             lengths.append((entering.num_tokens, entering.num_tokens + 1))
-        return self.kv.batch_bytes(lengths)
+        drafts = any(row.record is not None for row in rows)
+        return self.kv.batch_bytes(lengths) + drafts * self.kv.draft_state_bytes * len(lengths)
 
     def admits(self, rows: Iterable[Sequence], entering: Sequence, limit: int) -> bool:
         """Whether a waiting sequence may enter beside these rows: some of the limit must stay free."""

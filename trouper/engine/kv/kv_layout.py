@@ -22,7 +22,7 @@ from trouper.engine.kv.full_slots import FullSlots
 from trouper.engine.kv.model_caches import begin, build_pass, flatten, guessed, slot_caches
 from trouper.engine.kv.pass_shapes import LEAD, NO_CUDNN, of_device
 from trouper.engine.kv.quantized_kv import KvFormat
-from trouper.engine.kv.recurrent_state import StateSlots
+from trouper.engine.kv.recurrent_state import STEPS_BACK, StateSlots
 from trouper.engine.kv.region import Region
 from trouper.engine.kv.ring_slots import RingSlots
 from trouper.protocol.capabilities import Capabilities
@@ -77,7 +77,12 @@ class Layout:
     @cached_property
     def snapshot_bytes(self) -> int:
         """Bytes of a snapshot whose windows are full."""
-        return sum(shape.nbytes for shape in chain(*self.rings, *self.states))
+        return self.state_bytes + sum(shape.nbytes for shape in chain(*self.rings))
+
+    @cached_property
+    def state_bytes(self) -> int:
+        """Bytes of a row's recurrent states."""
+        return sum(shape.nbytes for shape in chain(*self.states))
 
     def block(self, tokens: int) -> list[ArrayShape]:
         """Return the shape of each array of a block of `tokens` tokens."""
@@ -197,6 +202,7 @@ def kv_layout(model: nn.Module, kv: KvFormat, capabilities: Capabilities | None 
     return KvLayout(
         token_bytes=layout.token_bytes,
         snapshot_bytes=layout.snapshot_bytes,
+        draft_state_bytes=STEPS_BACK * layout.state_bytes if capabilities.allows("drafts") else 0,
         lead_tokens=LEAD + NO_CUDNN if of_device().rounded else 0,
         first_bank=FIRST_BANK if capabilities.allows("banks") else None,
         description=_description(layout, kv),

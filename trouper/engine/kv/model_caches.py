@@ -14,6 +14,7 @@ from trouper.engine.adaptations.adaptation_registry import adapted
 from trouper.engine.adaptations.chunked_attention import ChunkSlots
 from trouper.engine.kv.full_slots import FullSlots, OpenSlots
 from trouper.engine.kv.quantized_kv import PLAIN, KvFormat, OpenQuantizedSlots, QuantizedSlots
+from trouper.engine.kv.recorded_calls import layers_with_cache, recorded_calls
 from trouper.engine.kv.recurrent_state import StateSlots
 from trouper.engine.kv.region import Region
 from trouper.engine.kv.ring_slots import RingSlots
@@ -43,12 +44,18 @@ def guessed(model: nn.Module) -> Capabilities:
     if not found.allows("batch"):
         return found
     caches = slot_caches(model, PLAIN)
-    has_states = any(isinstance(leaf, StateSlots) for leaf in flatten(caches))
-    lengths = np.array([0] if has_states else [0, 3], np.int32)
+    states = [leaf for leaf in flatten(caches) if isinstance(leaf, StateSlots)]
+    lengths = np.array([0] if states else [0, 3], np.int32)
     region = Region(0, lengths, np.full(len(lengths), 2, np.int32), 2)
     begin(caches, region)
-    if reason := pass_fault(model, caches, region):
+    for leaf in states:
+        leaf.view.calls = []
+    with recorded_calls(layers_with_cache(model) if states else []):
+        reason = pass_fault(model, caches, region)
+    if reason:
         return Capabilities(batch=f"a pass over slots cannot be built: {reason}")
+    if not all(leaf.view.calls for leaf in states):
+        return found.without("drafts", "its recurrent state changes outside of modules that get a cache")
     return found
 
 
@@ -90,7 +97,7 @@ def by_caches(model: nn.Module) -> Capabilities:
     if found.alone:
         return Capabilities(batch=found.alone)
     if ArraysCache in kinds:
-        return Capabilities(prefill_together="recurrent state", drafts="recurrent state cannot be taken back")
+        return Capabilities(prefill_together="recurrent state")
     return Capabilities()
 
 

@@ -1,13 +1,29 @@
-"""Recurrent state of many rows. Recurrent state has no positions, so padding cannot be masked: rows prefill one at a time."""
+"""Recurrent state of many rows. Recurrent state has no positions, so padding cannot be masked: rows prefill one at a time. A pass
+that verifies drafts is recorded, and repeated where a row's state has taken in more than its own tokens."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
+import attrs
 import mlx.core as mx
-from mlx_lm.models.cache import ArraysCache
+import numpy as np
 
+from trouper.engine.kv.pass_shapes import EXACT, Shapes
+from trouper.engine.kv.recorded_calls import (
+    Partition,
+    RecordedStates,
+    Recording,
+    RecurrentCache,
+    each_alone,
+    keeps_padding_out,
+)
+from trouper.engine.kv.region import Ints
 from trouper.protocol.plans import RowId
+
+STEPS_BACK = 2
+"""Number of steps before the present state of a row at which a snapshot of it may be wanted (see `protocol.plans.Store`)."""
 
 
 class StateSlots:
@@ -22,13 +38,14 @@ class StateSlots:
         """`history`: the state consists of the last `history` tokens, with zeros where a row has fewer."""
         self._size = size
         self._history = history
-        self._decoding = ArraysCache(size)
+        self._decoding = RecurrentCache(size)
         self._decoding_rows = 0
-        self._prefilling: list[ArraysCache] = []
-        self._current: ArraysCache = self._decoding
+        self._prefilling: list[RecurrentCache] = []
+        self._before: list[mx.array] = []
+        self._current: RecurrentCache = self._decoding
 
     @property
-    def view(self) -> ArraysCache:
+    def view(self) -> RecurrentCache:
         """The cache that the model gets for the pass."""
         return self._current
 
@@ -36,12 +53,36 @@ class StateSlots:
         """Choose the cache for the next pass: over all decoding rows, or over the prefilling row of this index."""
         self._current = self._decoding if prefilling is None else self._prefilling[prefilling]
 
+    def record(self, lengths: Ints | None = None) -> None:
+        """Record the next pass, which is over all decoding rows. lengths: (n,) number of each row's own tokens, for models that keep
+        padding out; None: the states take the whole pass in. Models may assign to the arrays that they get, or add to
+        them in place, so what is kept are other handles of the same data."""
+        self._before = [mx.array(state) for state in self._decoding.cache]
+        self._decoding.lengths = None if lengths is None else mx.array(lengths)
+        self._decoding.calls, self._decoding.reads_lengths = [], False
+
+    def recorded(self) -> RecordedStates:
+        """Return the pass that was recorded, and record no more."""
+        calls, self._decoding.calls, self._decoding.lengths = self._decoding.calls, None, None
+        before, self._before = self._before, []
+        assert calls, "no module was seen to change this state"
+        return RecordedStates(before, calls, self._decoding.reads_lengths)
+
+    def put(self, rows: Ints | None, states: Sequence[mx.array]) -> None:
+        """Set the states (m, ...) of these decoding rows; None: of all."""
+        if rows is None:
+            self._decoding.cache = list(states)
+            return
+        indices = mx.array(rows)
+        for state, part in zip(self._decoding.cache, states, strict=True):
+            state[indices] = part
+
     def finish(self) -> None:
         self._current = self._decoding
 
     def open(self) -> None:
         """Append a new prefilling row."""
-        row = ArraysCache(self._size)
+        row = RecurrentCache(self._size)
         if self._history is not None:
             row[0] = mx.zeros((1, self._history), mx.int64)
         self._prefilling.append(row)
@@ -63,7 +104,7 @@ class StateSlots:
         """Keep only these rows, in this order (indices within each kind)."""
         self._prefilling = [self._prefilling[index] for index in prefilling]
         if not decoding:
-            self._decoding = ArraysCache(self._size)
+            self._decoding = RecurrentCache(self._size)
         elif decoding != list(range(self._decoding_rows)):
             order = mx.array(decoding)
             self._decoding.cache = [state[order] for state in self._decoding.cache]
@@ -89,13 +130,48 @@ class StateSlots:
         return sum(state.nbytes for state in self.state())
 
 
+@attrs.define(eq=False)
+class VerifiedPass:
+    """A recorded pass over decoding rows. lengths: (n,) tokens of each row before it. taken_in: (n,) tokens of it that are in each
+    row's states after it. kept: (n,) tokens that each row has of it, once that is known."""
+
+    rows: Sequence[RowId]
+    lengths: Ints
+    taken_in: Ints
+    layers: list[RecordedStates]
+    recording: Recording
+    kept: Ints = attrs.field(factory=lambda: np.zeros(0, np.int32))
+
+    def after(self, row: RowId, length: int) -> list[mx.array] | None:
+        """Build a row's states (1, ...) as they were after `length` tokens. None: the pass began after them."""
+        if row not in self.rows:
+            return None
+        index = self.rows.index(row)
+        count = length - int(self.lengths[index])
+        if count < 0:
+            return None
+        assert count <= self.kept[index], "states after tokens that the row does not have"
+        [picked] = self.recording.picked(np.array([index], np.int32), np.array([count], np.int32))
+        return [part for layer in self.layers for part in layer.after(picked)]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(layer.nbytes for layer in self.layers)
+
+
 class StateRows:
     """The recurrent states of all layers, by row. Decoding rows of all banks share a pass, so they have one order."""
 
-    def __init__(self, caches: Sequence[StateSlots]) -> None:
-        self._caches = caches
+    def __init__(self, caches: Sequence[StateSlots], shapes: Shapes = EXACT) -> None:
+        """`shapes`: decides which rows share a repeated pass."""
+        self._caches, self._groups = caches, shapes.groups
+        self._pads: bool | None = None
+        """Whether the model keeps padding out of its states, so that rows of different numbers of tokens share passes; None: not
+        tried yet."""
         self._decoding: list[RowId] = []
         self._prefilling: list[RowId] = []
+        self._verified: deque[VerifiedPass | None] = deque(maxlen=STEPS_BACK)
+        """The last steps of the decoding rows; None: one that decoded a token of each."""
 
     def __bool__(self) -> bool:
         """Whether the model has recurrent state."""
@@ -121,8 +197,9 @@ class StateRows:
             [row for row in self._decoding if row not in rows], [row for row in self._prefilling if row not in rows]
         )
 
-    def begin(self, rows: Sequence[RowId]) -> None:
-        """Set the rows of the next pass: one prefilling row, or all decoding rows in this order."""
+    def begin(self, rows: Sequence[RowId], recorded: Ints | None = None) -> None:
+        """Set the rows of the next pass: one prefilling row, or all decoding rows in this order. recorded: (n,) each row's own tokens
+        of a pass that verifies drafts, after which `verified` follows."""
         if not self._caches:
             return
         prefilling = None
@@ -134,17 +211,65 @@ class StateRows:
             self._keep(rows, self._prefilling)
         for cache in self._caches:
             cache.begin(prefilling)
+            if recorded is not None:
+                cache.record(recorded if self._pads and (recorded != recorded[0]).any() else None)
 
     def finish(self) -> None:
         """Drop the choice of rows after the pass is built."""
         for cache in self._caches:
             cache.finish()
 
+    # -- drafts ----------------------------------------------------------------------------------
+
+    def decoded(self) -> None:
+        """A step decoded one token of each decoding row."""
+        self._verified.append(None)
+
+    def verified(self, lengths: Ints, counts: Ints, width: int) -> None:
+        """A step verified counts[i] tokens of each decoding row, in a recorded pass of `width`. lengths: (n,) before it."""
+        if self._caches:
+            layers = [cache.recorded() for cache in self._caches]
+            taken_in = counts if self._pads else np.full_like(counts, width)
+            recording = Recording(len(lengths), width)
+            self._verified.append(VerifiedPass(list(self._decoding), lengths, taken_in, layers, recording))
+
+    def keep_tokens(self, kept: Ints) -> None:
+        """Set the states to those after the first kept[i] tokens of the pass that was verified last, and wait for them: they
+        belong to that step. Rows that keep what their states took in have them already."""
+        if not self._caches:
+            return
+        passed = self._verified[-1]
+        assert passed is not None, "no pass was verified"
+        passed.kept = kept
+        rows = np.flatnonzero(kept != passed.taken_in).astype(np.int32)
+        if not len(rows):
+            return
+        for picked in passed.recording.picked(rows, kept[rows], self._partition(passed)):
+            for cache, layer in zip(self._caches, passed.layers, strict=True):
+                cache.put(picked.rows, layer.after(picked))
+        mx.eval(self.state())
+
+    def _partition(self, passed: VerifiedPass) -> Partition:
+        """Choose how rows share repeated passes. Whether the model keeps padding out is tried once."""
+        if self._pads is None:
+            self._pads = keeps_padding_out(passed.layers, passed.recording)
+        return self._groups if self._pads else each_alone
+
     def _keep(self, decoding: Sequence[RowId], prefilling: Sequence[RowId]) -> None:
         indices = [self._decoding.index(row) for row in decoding], [self._prefilling.index(row) for row in prefilling]
         for cache in self._caches:
             cache.keep(*indices)
         self._decoding, self._prefilling = list(decoding), list(prefilling)
+        if not decoding:
+            self._verified.clear()
+
+    def snapshot_at(self, row: RowId, length: int) -> list[mx.array]:
+        """Compute a decoding row's states (1, ...) as they were after `length` tokens, within the last `STEPS_BACK` steps, of which
+        one verified drafts and kept more."""
+        found = (passed.after(row, length) for passed in reversed(self._verified) if passed is not None)
+        states = next((states for states in found if states is not None), None)
+        assert states is not None, "a snapshot is of now, or of the last steps with drafts"
+        return states
 
     def snapshot(self, row: RowId) -> list[mx.array]:
         """Copy a row's states (1, ...)."""
@@ -166,4 +291,6 @@ class StateRows:
 
     @property
     def nbytes(self) -> int:
-        return sum(state.nbytes for state in self.state())
+        """Bytes of the states of all rows, and of those before the last passes that verified drafts."""
+        states = sum(state.nbytes for state in self.state())
+        return states + sum(passed.nbytes for passed in self._verified if passed is not None)

@@ -10,19 +10,20 @@ from collections.abc import Mapping, Sequence
 from functools import cache, cached_property, partial
 from typing import Any
 
-import attrs
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
 from trouper.engine.adaptations.adaptation_registry import adapted
 from trouper.engine.kv import attention_seam
-from trouper.engine.kv.banks import Bank, Banks
+from trouper.engine.kv.banks import Banks
 from trouper.engine.kv.joined_slots import joined
 from trouper.engine.kv.kv_layout import Layout, dealt, layout_of
 from trouper.engine.kv.model_caches import slot_caches, state_slots, view
+from trouper.engine.kv.pass_segments import Segment, add_tokens
 from trouper.engine.kv.pass_shapes import EXACT, Shapes
 from trouper.engine.kv.quantized_kv import KvFormat
+from trouper.engine.kv.recorded_calls import layers_with_cache, recorded_calls
 from trouper.engine.kv.recurrent_state import StateRows
 from trouper.engine.kv.region import Ints, Region
 from trouper.engine.kv.slot_buffers import ALL, SlotBuffers
@@ -31,20 +32,6 @@ from trouper.engine.pooling import body_of
 from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.kv import BankStats
 from trouper.protocol.plans import KvBound, RowId
-
-
-@attrs.frozen(eq=False)
-class Segment:
-    """The slots of one bank in a pass: contiguous ones from `start` on, whose rows are the rows `range` of the pass."""
-
-    bank: Bank
-    start: int
-    range: slice
-
-    @property
-    def lengths(self) -> Ints:
-        """View of the lengths of the rows."""
-        return self.bank.slots.lengths[self.start : self.start + self.range.stop - self.range.start]
 
 
 class SlotRows:
@@ -62,7 +49,7 @@ class SlotRows:
         self._adapted = adapted(model)
         self._layout = layout = cache(partial(layout_of, model, kv))
         states = state_slots(model)
-        self._states = StateRows(states)
+        self._states = StateRows(states, shapes)
 
         def make_buffers() -> (
             SlotBuffers
@@ -167,18 +154,26 @@ class SlotRows:
 
     def decode(self, tokens: mx.array) -> mx.array:
         logits = self._forward(self._decoding_segments(), tokens[:, None], np.ones(tokens.shape[0], np.int32))
+        self._states.decoded()
         return logits[:, -1, :]
 
     def verify(self, tokens: mx.array, counts: Ints) -> mx.array:
-        assert not self._states, "recurrent state cannot be taken back"
-        logits = self._forward(self._decoding_segments(), tokens, counts, singly=True)
-        self.accepted(1 - counts)
+        segments = self._decoding_segments()
+        before = np.concatenate([segment.lengths for segment in segments])
+        with recorded_calls(self._layers):
+            logits = self._forward(segments, tokens, counts, singly=True)
+        self._states.verified(before, counts, tokens.shape[1])
+        add_tokens(segments, 1 - counts)
         return logits
 
+    @cached_property
+    def _layers(self) -> list[nn.Module]:
+        """Modules whose calls are recorded in a pass that verifies drafts."""
+        return layers_with_cache(self._model) if self._states else []
+
     def accepted(self, more: Ints) -> None:
-        for segment in self._decoding_segments():
-            lengths = segment.lengths
-            lengths += more[segment.range]
+        add_tokens(self._decoding_segments(), more)
+        self._states.keep_tokens(1 + more)
 
     def _decoding_segments(self) -> list[Segment]:
         segments, end = list[Segment](), 0
@@ -215,8 +210,7 @@ class SlotRows:
         self._states.finish()
         for segment in segments:
             segment.bank.buffers.finish()
-            lengths = segment.lengths
-            lengths += counts[segment.range]
+        add_tokens(segments, counts)
         return logits[:, :width] if wide > width else logits
 
     def _begin(
@@ -230,7 +224,7 @@ class SlotRows:
             )
             segment.bank.buffers.begin(region)
             rows += segment.bank.slots.order[region.start : region.stop]
-        self._states.begin(rows)
+        self._states.begin(rows, counts if singly else None)
         if len(segments) == 1:
             return segments[0].bank.buffers.caches, region
         lengths = np.concatenate([segment.lengths for segment in segments])
@@ -283,13 +277,12 @@ class SlotRows:
     def snapshot(self, row: RowId, length: int) -> list[mx.array]:
         """Copy rings, then states, as they were after `length` tokens: the row's present length, or up to two steps with drafts
         before. The slack of the rings is for three such steps, since rejected drafts of the last one lie behind the present length.
-        States are only known as they are now."""
+        States of before are computed from those steps, which were recorded."""
         beyond = self.length(row) - length
-        assert beyond == 0 or (0 < beyond <= self._slack * 2 // 3 and not self._states), (
-            "a snapshot is of now, or of what rings still hold"
-        )
+        assert 0 <= beyond <= self._slack * 2 // 3, "a snapshot is of now, or of what rings still hold"
         bank = self._banks[row]
-        return bank.buffers.snapshot(bank.slots.slot(row), length) + self._states.snapshot(row)
+        states = self._states.snapshot_at(row, length) if beyond and self._states else self._states.snapshot(row)
+        return bank.buffers.snapshot(bank.slots.slot(row), length) + states
 
     def restore_snapshot(self, row: RowId, parts: Sequence[mx.array]) -> None:
         """Write the snapshot of a row of the same length into the row."""

@@ -1,0 +1,253 @@
+"""Calls of the modules that change recurrent state: recorded in one pass, and repeated over fewer of its tokens.
+
+The state after a pass is known, those after its earlier tokens are not. But what a layer adds to its state follows from the
+hidden states that it gets, and these are right at each token whatever comes after it. So a layer's call is recorded
+with its arguments, and repeated from the state before on the first tokens only. MLX is lazy: what is computed are the new
+states, not the layer's output, and neither attention, experts nor the model's head. A layer is its mixer here: the innermost
+module that gets the cache.
+
+mlx-lm is not patched for this. While calls are recorded, the modules of this one model have subclasses of their classes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import attrs
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx_lm.models.cache import ArraysCache, KVCache
+
+from trouper.engine.kv.region import Ints
+
+CACHE, MASK = "cache", "mask"
+"""Names of parameters of mlx-lm's layers."""
+
+
+class RecurrentCache(ArraysCache):
+    """mlx-lm's cache of recurrent states, with the calls that got it."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.calls: list[RecordedCall] | None = None
+        """Calls of the innermost modules, in order; None: they are not recorded."""
+        self.reads_lengths = False
+        """Whether a module read `lengths`."""
+
+    @property
+    def lengths(self) -> mx.array | None:
+        """(n,) number of tokens of each row in the pass; None: rows have no padding."""
+        self.reads_lengths = True
+        return self._lengths
+
+    @lengths.setter
+    def lengths(self, lengths: mx.array | None) -> None:
+        self._lengths = lengths
+
+    def make_mask(self, N: int) -> mx.array | None:  # noqa: N803  The parameter's name is mlx-lm's.
+        """(n, N) bool: the tokens that are no padding. Most models have it made, also those that ignore it."""
+        reads = self.reads_lengths
+        mask: mx.array | None = super().make_mask(N)
+        self.reads_lengths = reads
+        return mask
+
+    def advance(self, N: int) -> None:  # noqa: N803
+        """Reduce the lengths by the tokens of a pass."""
+        if self._lengths is not None:
+            self._lengths = self._lengths - N
+
+
+@attrs.frozen(eq=False)
+class RecordedCall:
+    """A call of a module that changes the states of a cache. arguments: by name, without a mask; arrays are (n, width, ...) or
+    (n, ...)."""
+
+    module: nn.Module
+    signature: inspect.Signature
+    arguments: dict[str, Any]
+
+    def repeat(self, states: RecurrentCache, picked: Picked) -> None:
+        """Build the call over the first tokens of some rows, whose `states` it changes."""
+        arguments = {
+            name: picked.of(value) if isinstance(value, mx.array) else value for name, value in self.arguments.items()
+        }
+        arguments[CACHE] = _replaced(arguments[CACHE], states)
+        if MASK in self.signature.parameters:  # A mask of padding. Attention's mask is of no use to a state.
+            arguments[MASK] = states.make_mask(picked.width)
+        bound = inspect.BoundArguments(self.signature, arguments)
+        self.module(*bound.args, **bound.kwargs)
+
+
+@attrs.frozen(eq=False)
+class Picked:
+    """Some rows of a recorded pass, and their first tokens. rows: (m,) indices; None: all of the pass's `num_rows` rows.
+
+    width: number of tokens that a repeated call runs, of the `recorded_width` that it was recorded with. counts: (m,) number of
+    those that are the row's own; None: all.
+    """
+
+    rows: Ints | None
+    width: int
+    counts: Ints | None
+    num_rows: int
+    recorded_width: int
+
+    def of(self, array: mx.array) -> mx.array:
+        """The part of an argument: (m, width, ...), or (m, ...) of one without tokens."""
+        if not array.ndim or array.shape[0] != self.num_rows:
+            return array
+        part = self.rows_of(array)
+        return part[:, : self.width] if part.ndim > 1 and part.shape[1] == self.recorded_width else part
+
+    def rows_of(self, array: mx.array) -> mx.array:
+        return array if self.rows is None else array[mx.array(self.rows)]
+
+
+def _replaced(value: Any, states: RecurrentCache) -> Any:
+    """The cache of a repeated call. A layer whose attention has state, too, gets KV that nobody needs: what it adds to the state
+    is known before it attends."""
+    if isinstance(value, RecurrentCache):
+        return states
+    return [states if isinstance(each, RecurrentCache) else KVCache() for each in value]
+
+
+def _recording(value: Any) -> list[RecurrentCache]:
+    """Find caches that record, in the cache of a layer or in its list of caches."""
+    if isinstance(value, RecurrentCache):
+        return [value] if value.calls is not None else []
+    caches = getattr(value, "caches", ())
+    return [view for each in caches for view in _recording(getattr(each, "view", None))]
+
+
+def layers_with_cache(model: nn.Module) -> list[nn.Module]:
+    """Find all modules whose calls get a cache."""
+    kinds: list[tuple[nn.Module, Any]] = [(module, type(module)) for _, module in model.named_modules()]
+    return [module for module, kind in kinds if CACHE in _signature(kind).parameters]
+
+
+@cache
+def _signature(kind: Any) -> inspect.Signature:
+    signature = inspect.signature(kind.__call__)
+    return signature.replace(parameters=[*signature.parameters.values()][1:])
+
+
+@contextmanager
+def recorded_calls(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Record the calls of these modules in the caches that they get."""
+    kinds: list[Any] = [type(module) for module in modules]
+    try:
+        for module, kind in zip(modules, kinds, strict=True):
+            module.__class__ = _recorder(kind)
+        yield
+    finally:
+        for module, kind in zip(modules, kinds, strict=True):
+            module.__class__ = kind
+
+
+@cache
+def _recorder(kind: Any) -> type[nn.Module]:
+    """Make a subclass whose calls are recorded by each cache that has recorded none within them: of nested modules that get
+    a cache, the innermost one."""
+    signature = _signature(kind)
+
+    def call(self: nn.Module, *args: Any, **options: Any) -> Any:
+        arguments = signature.bind(*args, **options).arguments
+        caches = _recording(arguments.get(CACHE))
+        before = [len(states.calls or ()) for states in caches]
+        out = kind.__call__(self, *args, **options)
+        for states, count in zip(caches, before, strict=True):
+            if states.calls is not None and len(states.calls) == count:
+                kept = {name: value for name, value in arguments.items() if name != MASK}
+                states.calls.append(RecordedCall(self, signature, kept))
+        return out
+
+    return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
+
+
+@attrs.frozen(eq=False)
+class RecordedStates:
+    """States of one cache before a pass, (n, ...) each, and the calls that changed them."""
+
+    before: list[mx.array]
+    calls: list[RecordedCall]
+    reads_lengths: bool
+
+    def after(self, picked: Picked) -> list[mx.array]:
+        """Build the states (m, ...) of rows after their first tokens, which may be none."""
+        states = RecurrentCache(len(self.before))
+        states.cache = [picked.rows_of(mx.array(state)) for state in self.before]
+        for call in self.calls if picked.width else ():
+            if picked.counts is not None:
+                states.lengths = mx.array(picked.counts)
+            call.repeat(states, picked)
+        return list(states.cache)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the states. Arguments of the calls are hidden states of few tokens."""
+        return sum(state.nbytes for state in self.before)
+
+
+PADDING_TRACE = 0.05
+"""Difference of a state of one token, as a part of its norm, from which it has taken padding in. Rounding makes up to 0.004."""
+
+
+def keeps_padding_out(layers: Sequence[RecordedStates], recording: Recording) -> bool:
+    """Try whether states come out right where a row has fewer tokens than the pass: from states of zeros, in which a single token
+    shows, one token with padding against one token alone. Waits for the device. Reading lengths is not heeding them: nemotron_h
+    does so in its convolution, but not in its scan."""
+    if not all(layer.reads_lengths for layer in layers):
+        return False
+    first, one = np.zeros(1, np.int32), np.ones(1, np.int32)
+    num_rows, width = recording.num_rows, recording.width
+    parts = list[tuple[mx.array, mx.array]]()
+    for layer in layers:
+        empty = attrs.evolve(layer, before=[mx.zeros_like(state) for state in layer.before])
+        padded, alone = (
+            empty.after(Picked(first, each, counts, num_rows, width)) for each, counts in ((width, one), (1, None))
+        )
+        parts += zip(padded, alone, strict=True)
+    return bool(mx.all(mx.stack([_equal(*pair) for pair in parts])).item())
+
+
+def _equal(state: mx.array, other: mx.array) -> mx.array:
+    error, reference = (part.astype(mx.float32).square().sum() for part in (state - other, other))
+    return error <= PADDING_TRACE**2 * reference
+
+
+Partition = Callable[[Sequence[int]], list[range]]
+"""Function that partitions ascending numbers of tokens into passes with padding."""
+
+
+def each_alone(counts: Sequence[int]) -> list[range]:
+    """Partition ascending numbers of tokens into passes without padding."""
+    starts = np.unique(counts, return_index=True)[1].tolist()
+    return [range(start, stop) for start, stop in pairwise([*starts, len(counts)])]
+
+
+@attrs.frozen
+class Recording:
+    """The size of a recorded pass."""
+
+    num_rows: int
+    width: int
+
+    def picked(self, rows: Ints, counts: Ints, partition: Partition = each_alone) -> Iterator[Picked]:
+        """Group rows (m,), ascending, whose states are wanted after counts[i] tokens each."""
+        order = np.argsort(counts, kind="stable")
+        for group in partition(counts[order].tolist()):
+            indices = np.sort(order[group.start : group.stop])
+            of_group, width = counts[indices], int(counts[indices].max())
+            yield Picked(
+                rows=None if len(group) == self.num_rows else rows[indices],
+                width=width,
+                counts=None if (of_group == width).all() else of_group,
+                num_rows=self.num_rows,
+                recorded_width=self.width,
+            )
