@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trouper.actors.scheduling.draft_costs import bucket_of, size_of
-from trouper.actors.scheduling.speculation_policy import WATCH_EVERY, Record, Speculation, by_position
+from trouper.actors.scheduling.draft_records import Record
+from trouper.actors.scheduling.speculation_policy import WATCH_EVERY, Allowed, Speculation, by_position
 from trouper.protocol.health import SpeculationStats
-from trouper.protocol.plans import Chunk, Plan, RowId, Stepped
+from trouper.protocol.plans import Chunk, Plan, ProposerName, RowId, Stepped
 
 MOST = 16
 LONG = bool(os.environ.get("TROUPER_LONG_TESTS"))
@@ -54,7 +55,7 @@ class Busy:
 class SimRow:
     """`repeats`: how often it has something to draft; `right`: how often the next drafted token is."""
 
-    record: Record | None
+    records: dict[ProposerName, Record]
     repeats: float
     right: float
     room: int = 10**6
@@ -80,7 +81,7 @@ class Simulated:
     @classmethod
     def of(cls, cost: Cost, kinds: Sequence[tuple[float, float]], noise: float = 0.0) -> Simulated:
         policy = Speculation(MOST, 3, SpeculationStats())
-        rows = [SimRow(policy.record(), repeats, right) for repeats, right in kinds]
+        rows = [SimRow(policy.records(["ngram"]), repeats, right) for repeats, right in kinds]
         return cls(cost, rows, policy, random.Random(7), noise)
 
     def run(self, steps: int) -> None:
@@ -88,7 +89,8 @@ class Simulated:
             self._step()
 
     def _step(self) -> None:
-        drafts, watch = self.policy.allow(self.rows)
+        allowed = self.policy.allow(self.rows)
+        drafts, watch = allowed.drafts, allowed.watch
         ids = tuple(RowId(place) for place in range(len(self.rows)))
         plan = Plan(self.step, decode=ids, drafts=drafts, watch=watch)
         drafted = tuple(
@@ -199,10 +201,10 @@ def test_wrong_drafts_end_by_themselves_and_evidence_begins_them_again() -> None
     batch = Simulated.of(device(0, 0.05), [(1, 0)])
     batch.run(300)
     assert batch.drafting < 60
-    assert batch.rows[0].record is not None and batch.rows[0].record.required_match > 3
+    assert batch.rows[0].records["ngram"].required_match > 3
     batch.rows[0].right = 1
     before = batch.drafting
-    batch.rows[0].record.repeats(64)
+    batch.rows[0].records["ngram"].repeats(64)
     batch.run(100)
     assert batch.drafting - before > 60
 
@@ -225,23 +227,23 @@ def test_rows_near_their_end_draft_less() -> None:
     batch.run(30)
     for room in (5, 1, 0, -1):
         batch.rows[0].room = room
-        drafts, _ = batch.policy.allow(batch.rows)
+        drafts = batch.policy.allow(batch.rows).drafts
         assert all(most <= max(room, 0) for most in drafts)
 
 
 def test_rows_that_may_not_draft_are_left_alone() -> None:
     batch = Simulated.of(device(0, 0.01), [(1, 1), (1, 1)])
-    batch.rows[0].record = None
+    batch.rows[0].records = {}
     batch.run(30)
-    drafts, watch = batch.policy.allow(batch.rows)
-    assert drafts[0] == 0 < drafts[1] and watch
-    batch.rows[1].record = None
-    assert batch.policy.allow(batch.rows) == ((), False)
+    allowed = batch.policy.allow(batch.rows)
+    assert allowed.drafts[0] == 0 < allowed.drafts[1] and allowed.watch
+    batch.rows[1].records = {}
+    assert batch.policy.allow(batch.rows) == Allowed()
 
 
 def test_steps_that_prefill_too_are_no_measure() -> None:
     policy = Speculation(MOST, 3, SpeculationStats())
-    row = SimRow(policy.record(), 1, 1)
+    row = SimRow(policy.records(["ngram"]), 1, 1)
     for step in range(9):
         plan = Plan(step, decode=(RowId(0),), prefill=(Chunk(RowId(1), 5),))
         policy.answered(plan, Stepped(step, (RowId(0),), (1,), seconds=1.0), {RowId(0): row})

@@ -14,6 +14,8 @@ from statistics import median
 
 import attrs
 
+from trouper.actors.scheduling.draft_records import HALF_LIFE
+
 REFRESH = (8, 48)
 """Minimum and maximum number of steps with drafts after which a plain step is measured again: few where drafts promise little,
 since there an old measurement does the most harm and a plain step costs the least."""
@@ -23,8 +25,6 @@ AGREE = 1.25
 """Maximum ratio of two plain steps that agree. Beyond it the load of the machine has changed."""
 MIN_RATIO = 0.9
 """Minimum credible cost of a step with drafts, in plain steps. Below it the plain step was measured in a busy moment."""
-HALF_LIFE = 2000
-"""Half-life, in steps, of a measured cost above that of a plain step."""
 PRIOR_COST = 0.02
 """Assumed cost of a drafted token before any measurement, in plain steps. It is optimistic, so that sizes are measured."""
 GROWTH_LIMIT = 4
@@ -97,6 +97,8 @@ class Costs:
     def __init__(self) -> None:
         self._plain: dict[Rows, Plain] = {}
         self._ratios: dict[tuple[Rows, Size], Ratios] = {}
+        self._passes: dict[Rows, Ratios] = {}
+        """Cost of one pass of the draft model over these rows."""
         self._steps = 0
         self._since_plain = 0
         """Steps with drafts since the last plain one."""
@@ -118,12 +120,27 @@ class Costs:
         else:
             self._ratios.setdefault((bucket_of(rows), size), Ratios()).add(seconds / plain.middle, self._steps)
 
+    def measured_passes(self, rows: int, seconds: float) -> None:
+        """Learn what a pass of the draft model took in the step that was measured last."""
+        plain = self._plain.get(rows)
+        if plain is not None and plain.middle:
+            self._passes.setdefault(bucket_of(rows), Ratios()).add(seconds / plain.middle, self._steps)
+
+    def draft_pass(self, rows: int) -> float:
+        """Cost of a pass of the draft model in plain steps. Without a measurement it is a lower bound, as in `ratio`."""
+        bucket = bucket_of(rows)
+        own = self._passes.get(bucket)
+        if own is not None and own.middle:
+            return self._kept(own) * own.middle
+        known = [self._kept(ratios) * ratios.middle for some, ratios in self._passes.items() if some <= bucket]
+        return max(known, default=0.0)
+
     def _measured_plain(self, plain: Plain, seconds: float) -> None:
         """Learn from a plain step. If it disagrees with those before, more plain steps follow, until it is clear which were wrong."""
         drafted, self._since_plain = self._since_plain, 0
         agrees = plain.add(seconds, self._steps)
         self._stale = max(0, self._stale - 1) if agrees or not drafted else 2
-        for ratios in self._ratios.values() if drafted else ():
+        for ratios in (*self._ratios.values(), *self._passes.values()) if drafted else ():
             if not agrees:
                 ratios.forget()
             ratios.unproved = 0
@@ -163,9 +180,12 @@ class Costs:
         return max(guesses)
 
     def _decayed(self, ratios: Ratios) -> float:
-        age = self._steps - ratios.at
-        kept: float = 0.5 ** (age / HALF_LIFE)
-        return 1 + (ratios.middle - 1) * kept
+        return 1 + (ratios.middle - 1) * self._kept(ratios)
+
+    def _kept(self, ratios: Ratios) -> float:
+        """The part of a measurement that is believed, given its age."""
+        kept: float = 0.5 ** ((self._steps - ratios.at) / HALF_LIFE)
+        return kept
 
 
 def bucket_of(rows: int) -> Rows:

@@ -1,0 +1,122 @@
+"""What is known of drafts: how often those of a row were right, and those of all rows by the same proposer. Pure."""
+
+from __future__ import annotations
+
+import attrs
+
+from trouper.protocol.plans import ProposerName
+
+IDLE_LIMIT = 16
+"""Idle limit: number of steps without a draft after which a row counts as not repeating."""
+PRIOR = (3.0, 1.0)
+"""Prior counts of (accepted, rejected) drafted tokens of a proposer of which nothing is known, and the weight of what other rows'
+drafts show: few enough that a row's own drafts decide after some steps."""
+DECAY = 0.85
+"""Decay of the counts with each step."""
+HALF_LIFE = 2000
+"""Half-life, in steps, of what forbids drafts: a measured cost, and other rows' wrong drafts. Nothing forbids them for ever."""
+MIN_ACCEPTANCE = 0.4
+"""Acceptance rate below which a row rests: drafts would bring two thirds of a token at most, however long they were."""
+MAX_REQUIRED_MATCH = 64
+"""Upper bound of the match that a row needs before it drafts, and of the steps for which it rests from a draft model."""
+MODEL_REST = 8
+"""Steps of a rest from a draft model, doubled like a match: a draft model needs no repetition, so time takes its place."""
+
+
+@attrs.define(eq=False)
+class Acceptance:
+    """How often the last drafts of all rows were right: the prior of rows that begin to draft."""
+
+    right: float = 0.0
+    wrong: float = 0.0
+    at: int = 0
+    """Step of the last draft."""
+
+    def chance(self, step: int) -> float:
+        kept: float = 0.5 ** ((step - self.at) / HALF_LIFE)
+        return (kept * self.right + PRIOR[0]) / (kept * (self.right + self.wrong) + sum(PRIOR))
+
+    def add(self, right: int, wrong: int, step: int) -> None:
+        self.right, self.wrong, self.at = DECAY * self.right + right, DECAY * self.wrong + wrong, step
+
+
+class Priors:
+    """The acceptance of each proposer; of prompt lookup by the length of the match, to its power of two."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[ProposerName, int], Acceptance] = {}
+
+    def of(self, name: ProposerName, matched: int) -> Acceptance:
+        return self._found.setdefault((name, matched.bit_length()), Acceptance())
+
+
+@attrs.define(eq=False)
+class Record:
+    """History of one row's drafts by one proposer."""
+
+    name: ProposerName
+    required_match: int
+    """Number of the row's last tokens that must have occurred before, for the row to draft; for a draft model, number of steps that
+    it has rested."""
+    min_match: int = attrs.field(default=attrs.Factory(lambda record: record.required_match, takes_self=True))
+    matched: int = 0
+    """The match with which the row began to draft."""
+    right: float = 0.0
+    wrong: float = 0.0
+    allowed_steps: float = 1.0
+    found: float = 1.0
+    quiet: int = IDLE_LIMIT
+    """Steps since the row last drafted or repeated something."""
+    rested: int = 0
+
+    @classmethod
+    def of(cls, name: ProposerName, min_match: int) -> Record:
+        if name == "ngram":
+            return cls(name, min_match)
+        return cls(name, MODEL_REST, quiet=0)
+
+    @property
+    def active(self) -> bool:
+        return self.quiet < IDLE_LIMIT
+
+    def chance(self, priors: Priors, step: int) -> float:
+        """Probability that the next drafted token is accepted."""
+        weight = sum(PRIOR)
+        prior = priors.of(self.name, self.matched).chance(step)
+        return (self.right + weight * prior) / (self.right + self.wrong + weight)
+
+    @property
+    def finds(self) -> float:
+        """Share of steps in which the row had something to draft when it was allowed to."""
+        return self.found / self.allowed_steps
+
+    def repeats(self, matched: int) -> None:
+        if matched >= self.required_match:
+            self.quiet, self.matched = 0, matched if self.name == "ngram" else 0
+
+    def rests(self) -> None:
+        """A step without a draft by this proposer."""
+        if self.name != "ngram" and not self.active:
+            self.rested += 1
+            self.repeats(self.rested)
+
+    def drafted(self, tokens: int, right: int) -> None:
+        """Learn from a step in which the row was allowed to draft; 0 tokens: the row had nothing to draft."""
+        self.allowed_steps = DECAY * self.allowed_steps + 1
+        self.found = DECAY * self.found + (tokens > 0)
+        self.quiet, self.rested = self.quiet + 1, 0
+        if not tokens:
+            return
+        self.quiet = 0
+        self.right = DECAY * self.right + right
+        self.wrong = DECAY * self.wrong + (right < tokens)
+        if self._own_chance < MIN_ACCEPTANCE:
+            self.required_match = min(2 * self.required_match, MAX_REQUIRED_MATCH)
+            self.right = self.wrong = 0.0
+            self.quiet = IDLE_LIMIT
+        elif self.wrong < 0.1 * self.right:
+            self.required_match = self.min_match
+
+    @property
+    def _own_chance(self) -> float:
+        return (self.right + PRIOR[0]) / (self.right + self.wrong + sum(PRIOR))
