@@ -82,20 +82,20 @@ def _require_context(
 
 
 def _require_tokens(name: str, directory: Path, target: Path, tokenizer: HubTokenizer) -> None:
-    """Drafts are token ids, so both models must mean the same by each."""
+    """Drafts are token ids, so both models must mean the same by each id. One of them may name more special tokens than the other,
+    in places that both keep free."""
     try:
-        mine = load_tokenizer(directory).get_vocab()
+        mine = {token: text for text, token in load_tokenizer(directory).get_vocab().items()}
     except Exception as error:  # files of any kind, read by code of any kind: whatever it raises, they are unusable
         raise ModelUnusable(f"{DRAFT_FLAG} {name} has no usable tokenizer: {first_line_of(error)}") from error
-    theirs = tokenizer.vocabulary
-    if mine == theirs:
-        return
-    apart = {token for token, _ in mine.items() ^ theirs.items()}
-    example = min(apart, key=lambda token: (theirs.get(token, len(theirs)), token))
-    raise ModelUnusable(
-        f"{DRAFT_FLAG} {name} has other tokens than {target} ({len(apart)} differ, among them {example!r}): give a smaller model of "
-        f"the same family, or leave {DRAFT_FLAG} out"
-    )
+    theirs = {token: text for text, token in tokenizer.vocabulary.items()}
+    apart = [token for token in sorted(mine.keys() & theirs.keys()) if mine[token] != theirs[token]]
+    if apart:
+        first = apart[0]
+        raise ModelUnusable(
+            f"{DRAFT_FLAG} {name} has other tokens than {target} ({len(apart)} differ, the first is {first}: {mine[first]!r} and "
+            f"{theirs[first]!r}): give a smaller model of the same family, or leave {DRAFT_FLAG} out"
+        )
 
 
 def load_draft(
