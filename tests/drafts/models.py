@@ -41,5 +41,5 @@ FULL = ("llama", "qwen2", "qwen3", "qwen3_moe", "gemma2", "phi3", "mixtral", "de
 
 def saved_draft(directory: Path) -> str:
     """A smaller model with the same vocabulary that says something else. Written once."""
-    path = directory / "draft"
-    return str(path if path.exists() else save("llama", path, {**FAMILIES["llama"], "num_hidden_layers": 2}, 99))
+    path, shape = directory / "draft", {"num_hidden_layers": 2, "max_position_embeddings": 2**17}
+    return str(path if path.exists() else save("llama", path, {**FAMILIES["llama"], **shape}, 99))
