@@ -53,11 +53,13 @@ class Busy:
 
 @attrs.define(eq=False)
 class SimRow:
-    """`repeats`: how often it has something to draft; `right`: how often the next drafted token is."""
+    """`repeats`: how often it has something to draft; `right`: how often the next drafted token is, and how often that of a draft
+    model."""
 
     records: dict[ProposerName, Record]
     repeats: float
     right: float
+    model_right: float = 0.0
     room: int = 10**6
 
 
@@ -70,12 +72,16 @@ class Simulated:
     policy: Speculation
     dice: random.Random
     noise: float = 0.0
+    draft_pass: Callable[[int], float] = lambda _: 0.0
+    """Seconds that a pass of the draft model takes over so many rows."""
     load: Load = steady
     step: int = 0
     tokens: int = 0
     plain: float = 0.0
     """Tokens that plain steps would have brought in the same time."""
     drafting: int = 0
+    passes: int = 0
+    """Passes of the draft model."""
     watched: int = 0
 
     @classmethod
@@ -83,6 +89,15 @@ class Simulated:
         policy = Speculation(MOST, 3, SpeculationStats())
         rows = [SimRow(policy.records(["ngram"]), repeats, right) for repeats, right in kinds]
         return cls(cost, rows, policy, random.Random(7), noise)
+
+    @classmethod
+    def with_model(cls, cost: Cost, kinds: Sequence[tuple[float, float, float]], part: float) -> Simulated:
+        """With a draft model besides, a pass of which takes `part` of a plain step."""
+        batch = cls.of(cost, [kind[:2] for kind in kinds])
+        batch.draft_pass = lambda rows: part * cost(rows, 0)
+        for row, (_, _, model_right) in zip(batch.rows, kinds, strict=True):
+            row.records, row.model_right = batch.policy.records(["ngram", "draft_model"]), model_right
+        return batch
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
@@ -92,27 +107,37 @@ class Simulated:
         allowed = self.policy.allow(self.rows)
         drafts, watch = allowed.drafts, allowed.watch
         ids = tuple(RowId(place) for place in range(len(self.rows)))
-        plan = Plan(self.step, decode=ids, drafts=drafts, watch=watch)
+        plan = Plan(self.step, decode=ids, drafts=drafts, proposers=allowed.proposers, watch=watch)
+        names = plan.proposer_of
         drafted = tuple(
-            (row, *self._drafted(self.rows[row], most)) for row, most in zip(ids, drafts, strict=False) if most
+            (row, *self._drafted(self.rows[row], most, names[row]))
+            for row, most in zip(ids, drafts, strict=False)
+            if most
         )
         drafted = tuple(each for each in drafted if each[1])
         longest = max((tokens for _, tokens, _ in drafted), default=0)
-        seconds = self.cost(len(ids), longest)
+        passes = max((tokens for row, tokens, _ in drafted if names[row] == "draft_model"), default=0)
+        self.passes += passes
+        draft_s = passes * self.draft_pass(len(ids))
+        seconds = self.cost(len(ids), longest) + draft_s
         self.step += 1
         self.tokens += len(ids) + sum(right for _, _, right in drafted)
         self.plain += len(ids) * seconds / self.cost(len(ids), 0)
         self.drafting += bool(drafts)
         self.watched += watch
         matched = tuple((row, 20) for row in ids if self.dice.random() < self.rows[row].repeats) if watch else ()
-        measured = seconds * self.load() * (1 + self.noise * self.dice.random() ** 4)
-        stepped = Stepped(plan.step, ids, (1,) * len(ids), seconds=measured, drafted=drafted, matched=matched)
+        slower = self.load() * (1 + self.noise * self.dice.random() ** 4)
+        stepped = Stepped(
+            plan.step, ids, (1,) * len(ids), seconds=seconds * slower, drafted=drafted, matched=matched,
+            draft_s=draft_s * slower,
+        )  # fmt: skip
         self.policy.answered(plan, stepped, {row: self.rows[row] for row in ids})
 
-    def _drafted(self, row: SimRow, most: int) -> tuple[int, int]:
-        if self.dice.random() >= row.repeats:
+    def _drafted(self, row: SimRow, most: int, name: ProposerName) -> tuple[int, int]:
+        if name == "ngram" and self.dice.random() >= row.repeats:
             return 0, 0
-        return most, next((n for n in range(most) if self.dice.random() >= row.right), most)
+        right = row.right if name == "ngram" else row.model_right
+        return most, next((n for n in range(most) if self.dice.random() >= right), most)
 
     def gain(self) -> float:
         """Against plain steps."""
@@ -255,3 +280,69 @@ def test_counters_by_position() -> None:
     assert by_position((2, 1), [3]) == (3, 2, 1)
     assert [bucket_of(rows) for rows in (1, 4, 5, 8, 9, 33)] == [1, 4, 8, 8, 16, 64]
     assert [size_of(tokens) for tokens in (0, 1, 2, 3, 8, 9)] == [0, 1, 2, 4, 8, 16]
+
+
+both = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=20)
+parts = st.floats(0.02, 1)
+"""A pass of a draft model, in plain steps of the target."""
+
+
+@settings(max_examples=300 if LONG else 10)
+@given(devices, both, parts)
+def test_a_draft_model_never_costs_much(cost: Cost, kinds: list[tuple[float, float, float]], part: float) -> None:
+    batch = Simulated.with_model(cost, kinds, part)
+    batch.run(1500)
+    assert batch.gain() > 0.95
+
+
+@settings(max_examples=300 if LONG else 8)
+@given(devices, st.integers(1, 16), st.floats(0.6, 1), parts)
+def test_a_draft_model_pays_where_it_can(cost: Cost, rows: int, right: float, part: float) -> None:
+    batch = Simulated.with_model(cost, [(0, 0, right)] * rows, part)
+    batch.run(1500)
+
+    def known(drafted: int) -> float:
+        expected = sum(right**place for place in range(1, drafted + 1))
+        return (1 + expected) * cost(rows, 0) / (cost(rows, drafted) + drafted * part * cost(rows, 0))
+
+    best = max(known(size) for size in (1, 2, 4, 8, 16))
+    assert batch.gain() > (0.8 * best if best > 1.2 else 0.95)
+
+
+def test_a_wrong_draft_model_is_parked_within_50_steps() -> None:
+    """Also where its passes cost next to nothing. Then it costs a hundredth at most, and other rows begin with what these showed."""
+    batch = Simulated.with_model(device(0, 0.02), [(0, 0, 0)] * 4, 0.1)
+    batch.run(50)
+    before = batch.passes
+    batch.tokens, batch.plain = 0, 0
+    batch.run(1000)
+    assert batch.gain() > 0.98
+    assert batch.passes - before < 100
+    fresh = batch.policy.records(["draft_model"])
+    assert fresh["draft_model"].chance(batch.policy._priors, batch.policy._steps) < 0.6
+
+
+def test_each_row_has_its_better_proposer() -> None:
+    """Two rows copy, which costs no passes, and two are served by the draft model alone."""
+    batch = Simulated.with_model(device(0, 0.01), [(1, 0.99, 0.3), (1, 0.99, 0.3), (0, 0, 0.95), (0, 0, 0.95)], 0.05)
+    batch.run(300)
+    allowed = batch.policy.allow(batch.rows)
+    assert allowed.proposers == ("ngram", "ngram", "draft_model", "draft_model")
+    assert all(allowed.drafts)
+
+
+def test_a_draft_model_whose_passes_cost_too_much_is_not_used() -> None:
+    batch = Simulated.with_model(device(0, 0.02), [(0, 0, 1)], 1.0)
+    batch.run(1000)
+    assert batch.passes < 60
+    assert batch.gain() > 0.97
+
+
+def test_counters_are_by_proposer() -> None:
+    batch = Simulated.with_model(device(0, 0.01), [(1, 1, 0), (0, 0, 1)], 0.05)
+    batch.run(200)
+    stats = batch.policy.stats
+    assert {*stats.by_proposer} == {"ngram", "draft_model"}
+    for field in ("drafts", "drafted", "accepted"):
+        assert sum(getattr(one, field) for one in stats.by_proposer.values()) == getattr(stats, field)
+    assert stats.by_proposer["draft_model"].accepted > 0
