@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trouper.actors.scheduling.draft_costs import bucket_of, size_of
-from trouper.actors.scheduling.draft_records import Record
-from trouper.actors.scheduling.speculation_policy import WATCH_EVERY, Allowed, Speculation, by_position
+from trouper.actors.scheduling.draft_records import WATCH_EVERY, Record
+from trouper.actors.scheduling.speculation_policy import Allowed, Speculation, by_position
 from trouper.protocol.health import SpeculationStats
 from trouper.protocol.plans import Chunk, Plan, ProposerName, RowId, Stepped
 

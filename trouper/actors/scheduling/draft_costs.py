@@ -14,23 +14,20 @@ from statistics import median
 
 import attrs
 
-from trouper.actors.scheduling.draft_records import HALF_LIFE
-
-REFRESH = (8, 48)
-"""Minimum and maximum number of steps with drafts after which a plain step is measured again: few where drafts promise little,
-since there an old measurement does the most harm and a plain step costs the least."""
-MAX_AGE = 192
-"""Number of steps after which a plain step is measured again in any case."""
+REFRESH = 48
+"""Number of steps with drafts after which a plain step is measured again, where drafts double the rate; in proportion where they promise
+less, down to a sixth: there an old measurement does the most harm and a plain step costs the least."""
+MAX_AGE = 4 * REFRESH
+"""Number of steps after which a measurement is too old to be compared with another, and half of what a row's drafts showed is
+forgotten."""
 AGREE = 1.25
-"""Maximum ratio of two plain steps that agree. Beyond it the load of the machine has changed."""
-MIN_RATIO = 0.9
-"""Minimum credible cost of a step with drafts, in plain steps. Below it the plain step was measured in a busy moment."""
-PRIOR_COST = 0.02
-"""Assumed cost of a drafted token before any measurement, in plain steps. It is optimistic, so that sizes are measured."""
-GROWTH_LIMIT = 4
-"""Growth limit: the next size to try is at most this multiple of a measured size."""
-SAMPLES, MIN_SAMPLES = 9, 5
-"""Number of samples that are kept, and the minimum for a median. Of fewer than `SURE` the fastest counts: a busy moment must not forbid what was hardly tried."""
+"""Maximum ratio of two plain steps that agree. Beyond it the load of the machine has changed. So it has if a step with drafts takes
+less than a plain one by as much."""
+HALF_LIFE = 2000
+"""Half-life, in steps, of a measured cost above that of a plain step, so that one slow moment forbids nothing for ever."""
+SAMPLES = 9
+"""Number of samples of which the median counts. Of fewer than half the fastest counts: a busy moment must not forbid what was hardly
+tried."""
 Rows = int
 Size = int
 """Maximum number of tokens that a row of the step drafted, rounded up to a power of two; 0: drafts were allowed, and no row
@@ -72,6 +69,9 @@ class Ratios:
     """Number of values since the last plain step. They may have been compared with an outdated plain step."""
 
     def add(self, value: float, step: int) -> None:
+        """Add a measurement. What was measured long before says nothing about it."""
+        if step - self.at > MAX_AGE:
+            self.values.clear()
         if not self.new:
             self.values.append(value)
             self.unproved += 1
@@ -86,7 +86,7 @@ class Ratios:
         self._count()
 
     def _count(self) -> None:
-        few = len(self.values) < MIN_SAMPLES
+        few = 2 * len(self.values) < SAMPLES
         self.middle = (min if few else median)(self.values) if self.values else 0.0
 
 
@@ -115,7 +115,7 @@ class Costs:
         plain = self._plain.get(rows)
         if plain is None or not plain.middle:
             return
-        if seconds < MIN_RATIO * plain.middle:
+        if seconds * AGREE < plain.middle:
             self._stale = max(self._stale, 1)
         else:
             self._ratios.setdefault((bucket_of(rows), size), Ratios()).add(seconds / plain.middle, self._steps)
@@ -150,17 +150,16 @@ class Costs:
         plain = self._plain.get(rows)
         if plain is None or not plain.middle or self._stale:
             return False
-        min_steps, max_steps = REFRESH
-        enough = min(max(min_steps, max_steps * (promised - 1)), max_steps)
+        enough = REFRESH * min(max(1 / 6, promised - 1), 1)
         return self._since_plain < enough and self._steps - plain.at < MAX_AGE
 
     def affordable(self, rows: int, sizes: Sequence[int]) -> list[int]:
-        """Sizes within the growth limit of those that were measured with `rows` rows, since a trial should not cost dozens of steps."""
+        """Sizes that were measured with `rows` rows, and the next one, since a trial should not cost dozens of steps."""
         bucket = bucket_of(rows)
         tried = max(
-            (size for (some, size), ratios in self._ratios.items() if some == bucket and ratios.middle), default=1
+            (size for (some, size), ratios in self._ratios.items() if some == bucket and ratios.middle), default=0
         )
-        return [size for size in sizes if size <= GROWTH_LIMIT * max(tried, 1)]
+        return [size for size in sizes if size <= max(2 * tried, 1)]
 
     def ratio(self, rows: int, size: Size) -> float:
         """Cost of a step in plain steps. Without a measurement it is a lower bound: steps with fewer rows or shorter drafts take no
@@ -169,7 +168,7 @@ class Costs:
         own = self._ratios.get((bucket, size))
         if own is not None and own.middle:
             return self._decayed(own)
-        guesses = [1 + PRIOR_COST * size]
+        guesses = [1.0]
         for (some, other), ratios in self._ratios.items():
             if not ratios.middle:
                 continue

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import attrs
 
+from trouper.actors.scheduling.draft_costs import MAX_AGE
 from trouper.protocol.plans import ProposerName
 
-IDLE_LIMIT = 16
-"""Idle limit: number of steps without a draft after which a row counts as not repeating."""
+WATCH_EVERY = 8
+"""Maximum number of plans between two `Plan.watch` (or the number of rows, if that is smaller). A watch costs a row some
+microseconds, and an answer that begins to copy is found within this many tokens."""
+IDLE_LIMIT = 2 * WATCH_EVERY
+"""Number of steps without a draft after which a row counts as not repeating; first rest of a row from a draft model."""
 PRIOR = (3.0, 1.0)
 """Prior counts of (accepted, rejected) drafted tokens of a proposer of which nothing is known, and the weight of what other rows'
 drafts show: few enough that a row's own drafts decide after some steps."""
 DECAY = 0.85
-"""Decay of the counts with each step."""
-HALF_LIFE = 2000
-"""Half-life, in steps, of what forbids drafts: a measured cost, and other rows' wrong drafts. Nothing forbids them for ever."""
-MIN_ACCEPTANCE = 0.4
-"""Acceptance rate below which a row rests: drafts would bring two thirds of a token at most, however long they were."""
+"""Decay of the counts with each draft."""
+FADING = 0.5 ** (1 / MAX_AGE)
+"""Decay of the counts with each step without a draft."""
+MIN_ACCEPTANCE = 0.3
+"""Chance of a drafted token below which a row rests: drafts would bring less than half a token, however long they were. A row that is
+always wrong falls below it within seven drafts, also where others are right."""
 MAX_REQUIRED_MATCH = 64
 """Upper bound of the match that a row needs before it drafts, and of the steps for which it rests from a draft model."""
-MODEL_REST = 8
-"""Steps of a rest from a draft model, doubled like a match: a draft model needs no repetition, so time takes its place."""
 
 
 @attrs.define(eq=False)
@@ -33,7 +36,7 @@ class Acceptance:
     """Step of the last draft."""
 
     def chance(self, step: int) -> float:
-        kept: float = 0.5 ** ((step - self.at) / HALF_LIFE)
+        kept: float = 0.5 ** ((step - self.at) / MAX_AGE)
         return (kept * self.right + PRIOR[0]) / (kept * (self.right + self.wrong) + sum(PRIOR))
 
     def add(self, right: int, wrong: int, step: int) -> None:
@@ -73,7 +76,7 @@ class Record:
     def of(cls, name: ProposerName, min_match: int) -> Record:
         if name == "ngram":
             return cls(name, min_match)
-        return cls(name, MODEL_REST, quiet=0)
+        return cls(name, IDLE_LIMIT // 2, quiet=0)
 
     @property
     def active(self) -> bool:
@@ -95,12 +98,13 @@ class Record:
             self.quiet, self.matched = 0, matched if self.name == "ngram" else 0
 
     def rests(self) -> None:
-        """A step without a draft by this proposer."""
+        """A step without a draft by this proposer. What was right and wrong before fades, or it would forbid drafts for ever."""
+        self.right, self.wrong = FADING * self.right, FADING * self.wrong
         if self.name != "ngram" and not self.active:
             self.rested += 1
             self.repeats(self.rested)
 
-    def drafted(self, tokens: int, right: int) -> None:
+    def drafted(self, tokens: int, right: int, priors: Priors, step: int) -> None:
         """Learn from a step in which the row was allowed to draft; 0 tokens: the row had nothing to draft."""
         self.allowed_steps = DECAY * self.allowed_steps + 1
         self.found = DECAY * self.found + (tokens > 0)
@@ -110,13 +114,9 @@ class Record:
         self.quiet = 0
         self.right = DECAY * self.right + right
         self.wrong = DECAY * self.wrong + (right < tokens)
-        if self._own_chance < MIN_ACCEPTANCE:
+        if self.chance(priors, step) < MIN_ACCEPTANCE:
             self.required_match = min(2 * self.required_match, MAX_REQUIRED_MATCH)
             self.right = self.wrong = 0.0
             self.quiet = IDLE_LIMIT
         elif self.wrong < 0.1 * self.right:
             self.required_match = self.min_match
-
-    @property
-    def _own_chance(self) -> float:
-        return (self.right + PRIOR[0]) / (self.right + self.wrong + sum(PRIOR))

@@ -15,13 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trouper.actors.scheduling.draft_costs import Costs, size_of
-from trouper.actors.scheduling.draft_records import Acceptance, Priors, Record
+from trouper.actors.scheduling.draft_records import WATCH_EVERY, Acceptance, Priors, Record
 from trouper.protocol.health import ProposerStats, SpeculationStats
 from trouper.protocol.plans import Plan, ProposerName, RowId, Stepped
 
-WATCH_EVERY = 8
-"""Maximum number of plans between two `Plan.watch` (or the number of rows, if that is smaller). A watch costs a row some
-microseconds, and an answer that begins to copy is found within this many tokens."""
 MIN_SPEED_UP = 1.05
 """Minimum expected speed-up over plain steps for which drafts are allowed."""
 
@@ -172,7 +169,7 @@ class Speculation:
                     prior = self._priors.of(record.name, record.matched)
                     before = counts.get(prior, (0, 0))
                     counts[prior] = before[0] + right, before[1] + (right < tokens)
-                record.drafted(tokens, right)
+                record.drafted(tokens, right, self._priors, self._steps)
         for prior, (rights, wrongs) in counts.items():
             prior.add(rights, wrongs, self._steps)
 
