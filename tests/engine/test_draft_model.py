@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -17,9 +17,12 @@ from tests.engine.test_drafts import foretelling
 from tests.engine.test_exactness import assert_equal_as_far, greedy_requests, model_of, seeded_requests
 from tests.families import build, prompts
 from tests.family_configs import FAMILIES, VOCABULARY
+from trouper.engine.kv.draft_rows import CHUNK
 from trouper.engine.kv.pass_shapes import EXACT, ROUNDED
 from trouper.engine.kv.slot_rows import SlotRows
-from trouper.engine.spec_decode.draft_model import FED_AT_ONCE
+from trouper.engine.spec_decode.draft_model import FED_AT_ONCE, DraftModel
+from trouper.engine.spec_decode.draft_proposals import MAX_UNREAD, DraftProposals
+from trouper.engine.spec_decode.prompt_lookup import Drafting
 from trouper.engine.step import StepEngine
 from trouper.protocol.plans import BlockId, ProposerName, Restore, RowId, Store
 
@@ -75,6 +78,19 @@ def test_rows_that_draft_less_stop_early() -> None:
     assert_all_right(driver)
     assert {1, 2, 7} <= {tokens for _, tokens, _ in driver.drafted}
     assert [row.tokens[:TOKENS] for row in rows] == plain_answers(model_of("llama"), requests_of())
+
+
+def test_passes_for_longer_drafts_leave_the_others_out() -> None:
+    """Rows 1 and 2 draft less than row 3: the later passes are over its slot alone."""
+    model = model_of("llama")
+    engine = StepEngine(model, VOCABULARY, draft_model=model)
+    widths, sizes = passes_of(engine), [1, 2, 5]
+    turn = iter(sizes * 99)
+    driver = Driver(engine, allow=lambda _: next(turn), propose=lambda _: "draft_model")
+    driver.play([Request(prompt, 40) for prompt in prompts((5, 5, 5))])
+    assert_all_right(driver)
+    assert (3, FED_AT_ONCE) in widths
+    assert [width for width in widths if width[0] == 2] and [width for width in widths if width == (1, 1)]
 
 
 def play(name: str, cases: Sequence[tuple[Request, list[int]]], seed: str, **how: Any) -> Driver:
@@ -160,10 +176,8 @@ def test_a_prefix_from_a_live_row_brings_it_too() -> None:
     assert passes[0] == 30
 
 
-def test_passes_are_as_many_as_draft_tokens() -> None:
-    """Of all rows together, from the second draft on."""
-    model = model_of("llama")
-    engine = StepEngine(model, VOCABULARY, draft_model=model)
+def passes_of(engine: StepEngine) -> list[tuple[int, ...]]:
+    """Fills with the shape of each pass of the draft model."""
     assert isinstance(engine._rows, SlotRows) and engine._rows.draft is not None
     draft, widths = engine._rows.draft, list[tuple[int, ...]]()
     forward = draft._forward
@@ -173,6 +187,14 @@ def test_passes_are_as_many_as_draft_tokens() -> None:
         return forward(windows, tokens, counts)
 
     draft._forward = counted  # type: ignore[method-assign]
+    return widths
+
+
+def test_passes_are_as_many_as_draft_tokens() -> None:
+    """Of all rows together, from the second draft on."""
+    model = model_of("llama")
+    engine = StepEngine(model, VOCABULARY, draft_model=model)
+    widths = passes_of(engine)
     Driver(engine, allow=lambda _: 3, propose=lambda _: "draft_model").play(requests_of((5, 5, 5), 33))
     steady = widths[-9:]
     assert steady == [(3, FED_AT_ONCE), (3, 1), (3, 1)] * 3
@@ -203,3 +225,44 @@ def test_kv_of_wrong_drafts_is_taken_back() -> None:
         half = len(parts) // 2
         for target, drafted in zip(parts[:half], parts[half:], strict=True):
             np.testing.assert_allclose(drafted, target, atol=1e-3)
+
+
+def test_each_row_is_asked_of_the_proposer_that_the_plan_names() -> None:
+    asked = dict[RowId, int]()
+
+    class Asked(DraftModel):
+        def __init__(self) -> None:
+            """Without a model."""
+
+        def open(self, row: RowId, prompt: Sequence[int], restored: int) -> None: ...
+
+        def append(self, tokens: Mapping[RowId, Sequence[int]]) -> None: ...
+
+        def drafts(self, requests: Mapping[RowId, int]) -> dict[RowId, list[int]]:
+            asked.update(requests)
+            return {key: [77] for key in requests}
+
+    proposals = DraftProposals(Drafting(min_ngram=2), Asked())
+    repeating = [1, 2, 3, 1, 2]
+    rows = [RowId(place) for place in range(3)]
+    for row in rows:
+        proposals.open(row, repeating)
+    drafts = proposals.drafts({rows[0]: 1, rows[1]: 1, rows[2]: 0}, {rows[1]: "draft_model", rows[2]: "draft_model"})
+    assert drafts == {rows[0]: [3], rows[1]: [77]}
+    assert asked == {rows[1]: 1}
+
+
+def test_tokens_that_nobody_asks_for_are_not_kept() -> None:
+    proposals = DraftProposals(Drafting())
+    proposals.open(RowId(0), [1, 2, 3])
+    for step in range(2 * MAX_UNREAD):
+        proposals.append((RowId(0),), (step,))
+    assert len(proposals._unread) <= MAX_UNREAD
+
+
+def test_long_prompts_are_caught_up_in_chunks() -> None:
+    [prompt] = prompts((2 * CHUNK + 9,))
+    request = Request(prompt, 12)
+    rows, driver = with_itself([request])
+    assert_all_right(driver)
+    assert rows[0].tokens[:12] == plain_answers(model_of("llama"), [request])[0]

@@ -322,6 +322,15 @@ def test_a_wrong_draft_model_is_parked_within_50_steps() -> None:
     assert fresh["draft_model"].chance(batch.policy._priors, batch.policy._steps) < 0.6
 
 
+def test_a_draft_model_that_was_wrong_is_tried_again() -> None:
+    """After rests that double, and what it showed is forgotten."""
+    batch = Simulated.with_model(device(0, 0.02), [(0, 0, 0)], 0.1)
+    batch.run(300)
+    before, batch.rows[0].model_right = batch.passes, 0.9
+    batch.run(600)
+    assert batch.passes - before > 300
+
+
 def test_each_row_has_its_better_proposer() -> None:
     """Two rows copy, which costs no passes, and two are served by the draft model alone."""
     batch = Simulated.with_model(device(0, 0.01), [(1, 0.99, 0.3), (1, 0.99, 0.3), (0, 0, 0.95), (0, 0, 0.95)], 0.05)
