@@ -89,7 +89,7 @@ def test_passes_for_longer_drafts_leave_the_others_out() -> None:
     driver = Driver(engine, allow=lambda _: next(turn), propose=lambda _: "draft_model")
     driver.play([Request(prompt, 40) for prompt in prompts((5, 5, 5))])
     assert_all_right(driver)
-    assert (3, FED_AT_ONCE) in widths
+    assert (3, FED_AT_ONCE) in widths and widths.count((3, 1)) <= 1, "only the first pass of a step is over all rows"
     assert [width for width in widths if width[0] == 2] and [width for width in widths if width == (1, 1)]
 
 

@@ -47,19 +47,19 @@ class Allowed:
     """Whether the plan watches for rows that repeat something."""
 
 
-class Candidate(NamedTuple):
+class DraftOption(NamedTuple):
     """One way for one row to draft."""
 
-    place: int
+    row_index: int
     record: Record
     room: int
 
 
 class Promise(NamedTuple):
-    """What drafts are expected to bring: the speed-up over plain steps of these candidates with drafts of `size` tokens."""
+    """What drafts are expected to bring: the speed-up over plain steps of these options with drafts of `size` tokens."""
 
     speed_up: float
-    chosen: Sequence[Candidate]
+    chosen: Sequence[DraftOption]
     size: int
 
 
@@ -97,38 +97,38 @@ class Speculation:
 
     def _best(self, rows: Sequence[Drafter]) -> Allowed:
         """The drafts with the highest expected tokens a second: one size, for the most promising rows, each by its better proposer."""
-        candidates = [
-            Candidate(index, record, row.room)
+        options = [
+            DraftOption(index, record, row.room)
             for index, row in enumerate(rows)
             for record in row.records.values()
             if record.active and row.room > 0 and (self._repeating or record.name != "ngram")
         ]
-        ngrams = [candidate for candidate in candidates if candidate.record.name == "ngram"]
+        ngrams = [option for option in options if option.record.name == "ngram"]
         self._repeating = bool(ngrams)
-        if not candidates or not self._costs.comparable(len(rows), self._promised):
+        if not options or not self._costs.comparable(len(rows), self._promised):
             return Allowed()
-        promise = self._promise(candidates, len(rows))
-        if 0 < len(ngrams) < len(candidates):  # Without the draft model nobody waits for its passes.
+        promise = self._promise(options, len(rows))
+        if 0 < len(ngrams) < len(options):  # Without the draft model nobody waits for its passes.
             promise = max(promise, self._promise(ngrams, len(rows)), key=lambda promise: promise.speed_up)
         self._promised = promise.speed_up
         if promise.speed_up <= MIN_SPEED_UP:
             return Allowed()
         drafts, names = [0] * len(rows), list[ProposerName](["ngram"] * len(rows))
-        for place, record, room in promise.chosen:
-            if not drafts[place]:  # A row's better proposer comes first.
-                drafts[place], names[place] = min(promise.size, room), record.name
+        for index, record, room in promise.chosen:
+            if not drafts[index]:  # A row's better proposer comes first.
+                drafts[index], names[index] = min(promise.size, room), record.name
         return Allowed(tuple(drafts), tuple(names) if "draft_model" in names else ())
 
-    def _promise(self, candidates: Sequence[Candidate], rows: int) -> Promise:
-        """The best of all sizes and, for each size, of all numbers of its most promising candidates. A step takes longer only if some
+    def _promise(self, options: Sequence[DraftOption], rows: int) -> Promise:
+        """The best of all sizes and, for each size, of all numbers of its most promising options. A step takes longer only if some
         row has something to draft; a draft model always has, and runs a pass for each token."""
-        chance = np.array([record.chance(self._priors, self._steps) for _, record, _ in candidates])
-        finds, room = np.array([(record.finds, room) for _, record, room in candidates]).T
-        modelled = np.array([record.name != "ngram" for _, record, _ in candidates])
+        chance = np.array([record.chance(self._priors, self._steps) for _, record, _ in options])
+        finds, room = np.array([(record.finds, room) for _, record, room in options]).T
+        modelled = np.array([record.name != "ngram" for _, record, _ in options])
         sizes = self._costs.affordable(rows, self._sizes)
         # Expected number of accepted tokens of a draft: those before the first rejected one.
         expected = chance * (1 - chance ** np.minimum(np.array(sizes)[:, None], room)) / (1 - chance)
-        _only_better(expected, finds, [candidate.place for candidate in candidates])
+        _only_better(expected, finds, [option.row_index for option in options])
         order = np.argsort(-expected, axis=1, kind="stable")
         tokens = rows + np.cumsum(np.take_along_axis(finds * expected, order, axis=1), axis=1)
         nobody = np.cumprod((1 - finds)[order], axis=1)
@@ -137,7 +137,7 @@ class Speculation:
         taken = nobody * self._costs.ratio(rows, 0) + (1 - nobody) * full + passes * self._costs.draft_pass(rows)
         gain = tokens / rows / taken
         best, last = np.unravel_index(np.argmax(gain), gain.shape)
-        return Promise(float(gain[best, last]), [candidates[one] for one in order[best, : last + 1]], sizes[best])
+        return Promise(float(gain[best, last]), [options[index] for index in order[best, : last + 1]], sizes[best])
 
     def answered(self, plan: Plan, stepped: Stepped, rows: Mapping[RowId, Drafter]) -> None:
         """Learn from the result of a plan. `rows`: the rows that still exist."""
@@ -157,11 +157,11 @@ class Speculation:
     def _learn(self, plan: Plan, stepped: Stepped, rows: Mapping[RowId, Drafter]) -> None:
         """Learn how many drafted tokens were right: those of each row, and those of all rows by each proposer."""
         answers = {row: (tokens, right) for row, tokens, right in stepped.drafted}
-        names, asked = plan.proposer_of, dict(zip(plan.decode, plan.drafts, strict=False))
+        names, allowed = plan.proposer_of, dict(zip(plan.decode, plan.drafts, strict=False))
         counts: dict[Acceptance, tuple[int, int]] = {}
         for row in plan.decode:
             for record in rows[row].records.values() if row in rows else ():
-                if not asked.get(row) or record.name != names[row]:
+                if not allowed.get(row) or record.name != names[row]:
                     record.rests()
                     continue
                 tokens, right = answers.get(row, (0, 0))
@@ -177,7 +177,7 @@ class Speculation:
         """Learn what the step took, and what the passes of the draft model took of that."""
         rows, modelled = (
             len(plan.decode),
-            [most for most, name in zip(plan.drafts, plan.proposers, strict=False) if name == "draft_model"],
+            [size for size, name in zip(plan.drafts, plan.proposers, strict=False) if name == "draft_model"],
         )
         passes = max(modelled, default=0)
         if not plan.drafts:
@@ -190,8 +190,8 @@ class Speculation:
 
 
 def _only_better(expected: NDArray[np.float64], finds: NDArray[np.float64], rows: Sequence[int]) -> None:
-    """Expect nothing of the worse of a row's two proposers, for each size. expected (sizes, candidates); finds (candidates,). `rows`:
-    the row of each candidate; those of one row are neighbours."""
+    """Expect nothing of the worse of a row's two proposers, for each size. expected (sizes, options); finds (options,). `rows`:
+    the row of each option; those of one row are neighbours."""
     for other in range(1, len(rows)):
         one = other - 1
         if rows[one] == rows[other]:

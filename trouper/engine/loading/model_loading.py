@@ -68,14 +68,7 @@ def load(
     evaluate(model, directory, stage(watch, name, "loading the weights"))
     if group.size > 1:
         _require_same(found, group)
-    candidate = Candidate(
-        model=model,
-        config=config,
-        directory=directory,
-        digest=found.digest,
-        vocabulary=count_logits(model, directory),
-        kv=KvFormat(settings.kv_bits, settings.kv_group_size),
-    )
+    candidate = _candidate(model, config, found, settings)
     capabilities, check = self_check(candidate, settings, group, report, stage(watch, name, STAGE, "steps"))
     draft = _loaded_draft(found_draft, candidate, capabilities, watch, group)
     card = attrs.evolve(
@@ -87,10 +80,9 @@ def load(
     )
     if settings.blocks_dir is not None and card.kv.cached:
         progress = stage(watch, name, "reading again for the cache's sake")
-        parts = _rank(settings, group)
-        if draft is not None:  # Blocks have the KV of both.
-            parts["draft_model"] = fingerprint(draft.directory, None, report, progress, {})
-        card = attrs.evolve(card, fingerprint=fingerprint(directory, settings.adapter_path, report, progress, parts))
+        card = attrs.evolve(
+            card, fingerprint=_fingerprint(found, draft, settings, group, report=report, progress=progress)
+        )
     return EvaluatedModel(
         model=model,
         card=card,
@@ -112,6 +104,35 @@ def _loaded_draft(
     if group.size > 1:
         _require_same(found.checkpoint, group)
     return draft
+
+
+def _candidate(model: nn.Module, config: dict[str, Any], found: checkpoint.Checkpoint, settings: Settings) -> Candidate:
+    return Candidate(
+        model=model,
+        config=config,
+        directory=found.directory,
+        digest=found.digest,
+        vocabulary=count_logits(model, found.directory),
+        kv=KvFormat(settings.kv_bits, settings.kv_group_size),
+    )
+
+
+def _fingerprint(
+    found: checkpoint.Checkpoint,
+    draft: Draft | None,
+    settings: Settings,
+    group: RankGroup,
+    *,
+    report: Callable[[str], None],
+    progress: Callable[[int, int], None],
+) -> str:
+    """Fingerprint of what blocks hold: the KV of the model, and of its draft model."""
+    parts = _rank(settings, group)
+    if draft is not None:
+        parts["draft_model"] = fingerprint(draft.directory, None, report, progress, {})
+        if not parts["draft_model"]:
+            return ""
+    return fingerprint(found.directory, settings.adapter_path, report, progress, parts)
 
 
 def _found_formats(found: HubTokenizer) -> dict[str, Any]:

@@ -51,7 +51,7 @@ class DraftModel:
             self._tokens[row] += more
 
     def drafts(self, requests: Mapping[RowId, int]) -> dict[RowId, list[int]]:
-        sizes = {row: min(most, self._max_tokens) for row, most in requests.items() if row in self._tokens}
+        sizes = {row: min(size, self._max_tokens) for row, size in requests.items() if row in self._tokens}
         if not sizes:
             return {}
         lacking = {row: self._lacking(row, len(self._tokens[row])) for row in sizes}

@@ -64,8 +64,8 @@ class DraftProposals:
         names = names or {}
         drafts: dict[RowId, list[int]] = {}
         for name, proposer in self._proposers.items():
-            asked = {row: most for row, most in requests.items() if most and names.get(row, "ngram") == name}
-            drafts |= proposer.drafts(asked)
+            own = {row: size for row, size in requests.items() if size and names.get(row, "ngram") == name}
+            drafts |= proposer.drafts(own)
         return drafts
 
     def matched(self, rows: Sequence[RowId]) -> tuple[tuple[RowId, int], ...]:
