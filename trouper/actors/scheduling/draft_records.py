@@ -17,13 +17,17 @@ PRIOR = (3.0, 1.0)
 drafts show: few enough that a row's own drafts decide after some steps."""
 DECAY = 0.85
 """Decay of the counts with each draft."""
-FADING = 0.5 ** (1 / MAX_AGE)
-"""Decay of the counts with each step without a draft."""
 MIN_ACCEPTANCE = 0.3
 """Chance of a drafted token below which a row rests: drafts would bring less than half a token, however long they were. A row that is
 always wrong falls below it within seven drafts, also where others are right."""
 MAX_REQUIRED_MATCH = 64
 """Upper bound of the match that a row needs before it drafts, and of the steps for which it rests from a draft model."""
+
+
+def believed(age: int) -> float:
+    """The part of counts of `age` steps ago that still counts, so that they forbid nothing for ever."""
+    kept: float = 0.5 ** (age / MAX_AGE)
+    return kept
 
 
 @attrs.define(eq=False)
@@ -36,7 +40,7 @@ class Acceptance:
     """Step of the last draft."""
 
     def chance(self, step: int) -> float:
-        kept: float = 0.5 ** ((step - self.at) / MAX_AGE)
+        kept = believed(step - self.at)
         return (kept * self.right + PRIOR[0]) / (kept * (self.right + self.wrong) + sum(PRIOR))
 
     def add(self, right: int, wrong: int, step: int) -> None:
@@ -70,23 +74,22 @@ class Record:
     found: float = 1.0
     quiet: int = IDLE_LIMIT
     """Steps since the row last drafted or repeated something."""
-    rested: int = 0
+    at: int = 0
+    """Step of the last draft."""
 
     @classmethod
     def of(cls, name: ProposerName, min_match: int) -> Record:
-        if name == "ngram":
-            return cls(name, min_match)
-        return cls(name, IDLE_LIMIT // 2, quiet=0)
+        return cls(name, min_match) if name == "ngram" else cls(name, IDLE_LIMIT // 2, quiet=0)
 
-    @property
-    def active(self) -> bool:
-        return self.quiet < IDLE_LIMIT
+    def active(self, step: int) -> bool:
+        """Whether the row may draft."""
+        return self.quiet < IDLE_LIMIT or (self.name != "ngram" and step - self.at >= self.required_match)
 
     def chance(self, priors: Priors, step: int) -> float:
         """Probability that the next drafted token is accepted."""
-        weight = sum(PRIOR)
+        weight, kept = sum(PRIOR), believed(step - self.at)
         prior = priors.of(self.name, self.matched).chance(step)
-        return (self.right + weight * prior) / (self.right + self.wrong + weight)
+        return (kept * self.right + weight * prior) / (kept * (self.right + self.wrong) + weight)
 
     @property
     def finds(self) -> float:
@@ -94,26 +97,20 @@ class Record:
         return self.found / self.allowed_steps
 
     def repeats(self, matched: int) -> None:
+        """The row's last tokens occurred before."""
         if matched >= self.required_match:
-            self.quiet, self.matched = 0, matched if self.name == "ngram" else 0
-
-    def rests(self) -> None:
-        """A step without a draft by this proposer. What was right and wrong before fades, or it would forbid drafts for ever."""
-        self.right, self.wrong = FADING * self.right, FADING * self.wrong
-        if self.name != "ngram" and not self.active:
-            self.rested += 1
-            self.repeats(self.rested)
+            self.quiet, self.matched = 0, matched
 
     def drafted(self, tokens: int, right: int, priors: Priors, step: int) -> None:
         """Learn from a step in which the row was allowed to draft; 0 tokens: the row had nothing to draft."""
         self.allowed_steps = DECAY * self.allowed_steps + 1
         self.found = DECAY * self.found + (tokens > 0)
-        self.quiet, self.rested = self.quiet + 1, 0
+        self.quiet += 1
         if not tokens:
             return
-        self.quiet = 0
-        self.right = DECAY * self.right + right
-        self.wrong = DECAY * self.wrong + (right < tokens)
+        kept, self.quiet, self.at = DECAY * believed(step - self.at), 0, step
+        self.right = kept * self.right + right
+        self.wrong = kept * self.wrong + (right < tokens)
         if self.chance(priors, step) < MIN_ACCEPTANCE:
             self.required_match = min(2 * self.required_match, MAX_REQUIRED_MATCH)
             self.right = self.wrong = 0.0

@@ -101,7 +101,7 @@ class Speculation:
             DraftOption(index, record, row.room)
             for index, row in enumerate(rows)
             for record in row.records.values()
-            if record.active and row.room > 0 and (self._repeating or record.name != "ngram")
+            if record.active(self._steps) and row.room > 0 and (self._repeating or record.name != "ngram")
         ]
         ngrams = [option for option in options if option.record.name == "ngram"]
         self._repeating = bool(ngrams)
@@ -142,7 +142,8 @@ class Speculation:
     def answered(self, plan: Plan, stepped: Stepped, rows: Mapping[RowId, Drafter]) -> None:
         """Learn from the result of a plan. `rows`: the rows that still exist."""
         self._steps += 1
-        self._learn(plan, stepped, rows)
+        if plan.drafts:
+            self._learn(plan, stepped, rows)
         self._repeating = self._repeating or bool(stepped.matched)
         for row, matched in stepped.matched:
             if row in rows and (record := rows[row].records.get("ngram")) is not None:
@@ -157,32 +158,28 @@ class Speculation:
     def _learn(self, plan: Plan, stepped: Stepped, rows: Mapping[RowId, Drafter]) -> None:
         """Learn how many drafted tokens were right: those of each row, and those of all rows by each proposer."""
         answers = {row: (tokens, right) for row, tokens, right in stepped.drafted}
-        names, allowed = plan.proposer_of, dict(zip(plan.decode, plan.drafts, strict=False))
+        names = plan.proposer_of
         counts: dict[Acceptance, tuple[int, int]] = {}
-        for row in plan.decode:
-            for record in rows[row].records.values() if row in rows else ():
-                if not allowed.get(row) or record.name != names[row]:
-                    record.rests()
-                    continue
-                tokens, right = answers.get(row, (0, 0))
-                if tokens:
-                    prior = self._priors.of(record.name, record.matched)
-                    before = counts.get(prior, (0, 0))
-                    counts[prior] = before[0] + right, before[1] + (right < tokens)
-                record.drafted(tokens, right, self._priors, self._steps)
+        for row, max_tokens in zip(plan.decode, plan.drafts, strict=True):
+            record = rows[row].records.get(names[row]) if max_tokens and row in rows else None
+            if record is None:
+                continue
+            tokens, right = answers.get(row, (0, 0))
+            if tokens:
+                prior = self._priors.of(record.name, record.matched)
+                before = counts.get(prior, (0, 0))
+                counts[prior] = before[0] + right, before[1] + (right < tokens)
+            record.drafted(tokens, right, self._priors, self._steps)
         for prior, (rights, wrongs) in counts.items():
             prior.add(rights, wrongs, self._steps)
 
     def _measure(self, plan: Plan, stepped: Stepped) -> None:
         """Learn what the step took, and what the passes of the draft model took of that."""
-        rows, modelled = (
-            len(plan.decode),
-            [size for size, name in zip(plan.drafts, plan.proposers, strict=False) if name == "draft_model"],
-        )
-        passes = max(modelled, default=0)
+        rows, names = len(plan.decode), plan.proposers
         if not plan.drafts:
             self._costs.measured(rows, None, stepped.seconds)
             return
+        passes = max((size for size, name in zip(plan.drafts, names, strict=False) if name == "draft_model"), default=0)
         longest = max((tokens for _, tokens, _ in stepped.drafted), default=0)
         self._costs.measured(rows, size_of(longest), stepped.seconds - (stepped.draft_s if passes else 0.0))
         if passes:
