@@ -23,8 +23,8 @@ import numpy as np
 import trio
 
 from benchmarks.models import save_truncated
-from benchmarks.speculation import NAMES, TASKS, ask
-from trouper import Runtime, Settings, run_runtime
+from benchmarks.speculation import NAMES, TASKS
+from trouper import Generate, Runtime, Sampling, Settings, TextPrompt, run_runtime
 from trouper.actors.scheduling import core
 from trouper.actors.scheduling.speculation_policy import Allowed, Drafter, Speculation
 from trouper.engine.kv.pass_shapes import of_device
@@ -34,6 +34,7 @@ from trouper.engine.kv.slot_rows import SlotRows
 from trouper.engine.loading import bundled_model
 from trouper.engine.loading.model_loading import EvaluatedModel, load
 from trouper.protocol.plans import ProposerName, RowId
+from trouper.protocol.requests import Speculation as WhatDrafts
 
 TASK = "list"
 
@@ -85,15 +86,35 @@ class Passes:
         return (drafted - began) / self._drafts, verified - drafted
 
 
+async def steady_rate(runtime: Runtime, rows: int, tokens: int, how: WhatDrafts) -> float:
+    """Tokens a second that clients get while all rows decode: from the last one's first tokens to the first one's last."""
+    heard: list[list[tuple[float, int]]] = [[] for _ in range(rows)]
+
+    async def one(row: int) -> None:
+        prompt = TextPrompt(TASKS[TASK](NAMES[row]))
+        request = Generate(
+            request_id=f"{how} {row}", prompt=prompt, sampling=Sampling(temperature=0), max_tokens=tokens,
+            ignore_eos=True, speculation=how,
+        )  # fmt: skip
+        with await runtime.submit(request) as answer:
+            async for delta in answer:
+                heard[row].append((trio.current_time(), len(delta.tokens)))
+
+    async with trio.open_nursery() as nursery:
+        for row in range(rows):
+            nursery.start_soon(one, row)
+    began, ended = max(events[0][0] for events in heard), min(events[-1][0] for events in heard)
+    return sum(count for events in heard for at, count in events if began < at <= ended) / (ended - began)
+
+
 async def compare(runtime: Runtime, passes: Passes, options: argparse.Namespace, rows: int) -> None:
     rates, costs, plain = list[float](), list[tuple[float, float]](), list[float]()
-    await ask(runtime, TASK, rows, 2, "off")
+    await steady_rate(runtime, rows, 12, "draft_model")
     before = runtime.health().scheduler.speculation
     for _ in range(options.rounds):
         costs += [passes.seconds() for _ in range(8)]
-        said = await ask(runtime, TASK, rows, options.tokens, "draft_model")
-        rates.append(said.rate)
-        plain.append((await ask(runtime, TASK, rows, options.tokens // 2, "off")).rate)
+        rates.append(await steady_rate(runtime, rows, options.tokens, "draft_model"))
+        plain.append(await steady_rate(runtime, rows, options.tokens // 2, "off"))
     stats = runtime.health().scheduler.speculation
     drafted, accepted = stats.drafted - before.drafted, stats.accepted - before.accepted
     one, verified = (statistics.median(column) for column in zip(*costs, strict=True))

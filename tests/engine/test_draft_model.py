@@ -24,7 +24,8 @@ from trouper.engine.spec_decode.draft_model import FED_AT_ONCE, DraftModel
 from trouper.engine.spec_decode.draft_proposals import MAX_UNREAD, DraftProposals
 from trouper.engine.spec_decode.prompt_lookup import Drafting
 from trouper.engine.step import StepEngine
-from trouper.protocol.plans import BlockId, ProposerName, Restore, RowId, Store
+from trouper.protocol.plans import BlockId, ProposerName, Restore, RowId, Store, ThinkingLimit
+from trouper.protocol.sampling import Sampling
 
 SMALL_BANKS = attrs.evolve(EXACT, first_bank=8, shared_tokens=16)
 TOKENS = 24
@@ -129,6 +130,21 @@ def test_r9_f22_a_row_says_the_same_whatever_drafts(name: str, shapes: str) -> N
 def test_r9_f22_seeded_rows_too() -> None:
     cases = [*greedy_requests("llama"), *seeded_requests("llama")]
     assert play("llama", cases, "seeded", draft=model_of("llama")).drafted
+
+
+def test_r9_f22_limits_of_thinking_and_penalties() -> None:
+    """The draft model knows of neither, so its drafts are wrong there."""
+    model = model_of("llama")
+    limit = ThinkingLimit(6, (300, 301), (310, 311, 312), begun=True)
+    shaped = Sampling(temperature=0, presence_penalty=1.5, logit_bias=((7, 4.0),))
+    requests = [
+        attrs.evolve(request, thinking=limit if place % 2 else None, sampling=shaped if place > 1 else request.sampling)
+        for place, request in enumerate(requests_of((9, 17, 40, 5)))
+    ]
+    rows, driver = with_itself(requests)
+    assert [row.tokens[:TOKENS] for row in rows] == plain_answers(model, requests)
+    assert {0, 4} <= {right for _, _, right in driver.drafted}
+    assert all(row.tokens[6:9] == [310, 311, 312] for row in rows[1::2])
 
 
 def copied(first: Request, second: Request, restore: Restore, **orders: Any) -> list[int]:
