@@ -21,8 +21,12 @@ MAX_AGE = 4 * REFRESH
 """Number of steps after which a measurement is too old to be compared with another, and half of what a row's drafts showed is
 forgotten."""
 AGREE = 1.25
-"""Maximum ratio of two plain steps that agree. Beyond it the load of the machine has changed. So it has if a step with drafts takes
-less than a plain one by as much."""
+"""Maximum ratio of two plain steps that agree. Beyond it the load of the machine has changed."""
+MIN_RATIO = 0.9
+"""Minimum credible cost of a step with drafts, in plain steps. Below it the plain step was measured in a busy moment."""
+GROWTH_LIMIT = 4
+"""Growth limit: the next size to try is at most this multiple of a measured size, since a trial should not cost dozens of steps. Doubling
+would take a copied text twice as many steps to its best size."""
 HALF_LIFE = 2000
 """Half-life, in steps, of a measured cost above that of a plain step, so that one slow moment forbids nothing for ever."""
 SAMPLES = 9
@@ -115,7 +119,7 @@ class Costs:
         plain = self._plain.get(rows)
         if plain is None or not plain.middle:
             return
-        if seconds * AGREE < plain.middle:
+        if seconds < MIN_RATIO * plain.middle:
             self._stale = max(self._stale, 1)
         else:
             self._ratios.setdefault((bucket_of(rows), size), Ratios()).add(seconds / plain.middle, self._steps)
@@ -154,12 +158,12 @@ class Costs:
         return self._since_plain < enough and self._steps - plain.at < MAX_AGE
 
     def affordable(self, rows: int, sizes: Sequence[int]) -> list[int]:
-        """Sizes that were measured with `rows` rows, and the next one, since a trial should not cost dozens of steps."""
+        """Sizes within the growth limit of those that were measured with `rows` rows."""
         bucket = bucket_of(rows)
         tried = max(
-            (size for (some, size), ratios in self._ratios.items() if some == bucket and ratios.middle), default=0
+            (size for (some, size), ratios in self._ratios.items() if some == bucket and ratios.middle), default=1
         )
-        return [size for size in sizes if size <= max(2 * tried, 1)]
+        return [size for size in sizes if size <= GROWTH_LIMIT * max(tried, 1)]
 
     def ratio(self, rows: int, size: Size) -> float:
         """Cost of a step in plain steps. Without a measurement it is a lower bound: steps with fewer rows or shorter drafts take no
