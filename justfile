@@ -195,6 +195,10 @@ bench-limited *flags: _setup
 bench-speculation *flags: _setup
     @.venv/bin/python -m benchmarks.speculation "$@"
 
+# The embedded model drafting for itself, against what the cost of its passes predicts
+bench-draft-model *flags: _setup
+    @.venv/bin/python -m benchmarks.draft_model "$@"
+
 # Random mixes of requests on tiny models of every family, with speculation and without: COUNT of them
 spec-mixes count="300" *flags: _setup
     @.venv/bin/python -m tests.drafts "$@"

@@ -37,6 +37,16 @@ def save_tiny(source: str, target: str) -> None:
     _save(llama.Model(llama.ModelArgs.from_dict(config)), config, Path(source), Path(target))
 
 
+def save_truncated(source: str, target: str, layers: int) -> None:
+    """The first layers of a model: a smaller one with the same vocabulary, right now and then."""
+    model = load(Settings(model=source, no_ssd=True), lambda _: None).model
+    config = json.loads((Path(source) / "config.json").read_text())
+    config.pop("quantization", None)
+    config.pop("quantization_config", None)
+    model.model.layers = model.model.layers[:layers]
+    _save(model, config | {"num_hidden_layers": layers, "layer_types": None}, Path(source), Path(target))
+
+
 SHAPES = {
     "tiny": (64, 128, 2, 4, 2, 16, "float32"),
     "0.1b": (512, 1536, 30, 8, 4, 64, "float32"),

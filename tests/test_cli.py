@@ -344,6 +344,22 @@ def test_a_server_goes_on_if_nobody_hears_that_it_is_ready(redirection: str) -> 
     assert (outcome.returncode, outcome.stderr) == (0, "")
 
 
+def test_each_of_several_models_may_have_a_draft_model() -> None:
+    given = {field.name: field.default for field in attrs.fields(Settings)} | {"model": ("a", "org/b", "c")}
+
+    def drafts(*named: str, model: tuple[str, ...] = ("a", "org/b", "c")) -> list[str | None]:
+        return [one.draft_model for one in models_from(given | {"model": model, "draft_model": named})]
+
+    assert drafts() == [None, None, None]
+    assert drafts("small") == ["small", None, None]
+    assert drafts("org/b=small", "x=y") == ["x=y", "small", None]
+    assert drafts("c=small", "a=tiny", "c=small") == ["tiny", None, "small"]
+    assert drafts("SmolLM2-135M-Instruct=small", model=()) == drafts("small", model=()) == ["small"]
+    for wrong in (("small", "a=tiny"), ("",), ("org/b=",)):
+        with pytest.raises(SettingsInvalid, match="--draft-model"):
+            drafts(*wrong)
+
+
 def test_several_models_each_have_settings() -> None:
     given = {field.name: field.default for field in attrs.fields(Settings)} | {"model": ("a", "b", "a"), "seed": 3}
     assert [(one.model, one.seed) for one in models_from(given)] == [("a", 3), ("b", 3)]

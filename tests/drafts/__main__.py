@@ -22,7 +22,10 @@ def main(mixes: int = 300, first: int = 0) -> int:
 
         def outcomes_of(seed: int) -> Counter[str]:
             facts = trio.run(play, Path(directory), DRAFTING[seed % len(DRAFTING)], seed)
-            return Counter({"tokens drafted": facts.drafted, "of them right": facts.accepted})
+            counts = Counter({"tokens drafted": facts.drafted, "of them right": facts.accepted})
+            for name, stats in facts.by_proposer.items():
+                counts += Counter({f"by {name}": stats.drafted, f"by {name} right": stats.accepted})
+            return counts
 
         return campaign("tests.drafts", outcomes_of, mixes, first, called="mixes", every=10)
 

@@ -2,7 +2,8 @@
 
 Everything may meet in one batch: greedy and seeded rows, penalties, stops, ends and lengths inside a draft, grammars,
 log-probabilities, several choices, prefix hits, 8-bit KV. Drafts are the real ones, and often those of an oracle that knows
-what was said without and is wrong now and then; and in most mixes rows draft whether it pays or not.
+what was said without and is wrong now and then; in two of three mixes also those of a draft model, which is the model itself or
+one that says something else. In most mixes rows draft whether it pays or not, by each proposer in turn.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import patch
 
 import attrs
 
-from tests.drafts.models import saved
+from tests.drafts.models import FULL, saved, saved_draft
 from tests.engine.oracle import Foretelling
 from tests.real.serving import Heard, Start, ask, running
 from tests.real.test_mixed import Clients, Wishes, assert_as_alone, watched
@@ -34,6 +35,8 @@ from trouper.protocol.health import SchedulerStats, SpeculationStats
 from trouper.protocol.plans import Plan, RowId
 
 ROWS = 9
+Draft = Literal["", "itself", "other"]
+"""The draft model: none, the model itself, or one that says something else."""
 Answers = Mapping[tuple[int, ...], tuple[int, ...]]
 """By prompts."""
 
@@ -48,6 +51,7 @@ class Mix:
     eager: bool
     oracle: bool
     tokens: int
+    draft: Draft
 
     @classmethod
     def of(cls, name: str, seed: int) -> Mix:
@@ -61,7 +65,17 @@ class Mix:
             "cache_memory": dice.choice((0, 10**7, 10**7)),
             "speculation": "ngram",  # Also on a device where drafts rest by default.
         }
-        return cls(f"{name} {seed}", dice, settings, dice.random() < 0.8, dice.random() < 0.7, dice.choice((12, 30)))
+        kinds: tuple[Draft, ...] = ("", "itself" if name in FULL else "other", "other")
+        draft = random.Random(f"draft of {name} {seed}").choice(kinds)
+        if draft:
+            settings["speculation"] = "auto"
+        eager, oracle = dice.random() < 0.8, dice.random() < 0.7
+        return cls(f"{name} {seed}", dice, settings, eager, oracle, dice.choice((12, 30)), draft)
+
+    def drafted_by(self, path: str, directory: Path) -> None:
+        """Set the draft model. `path`: the model of the mix."""
+        if self.draft:
+            self.settings["draft_model"] = path if self.draft == "itself" else saved_draft(directory)
 
     @property
     def kv(self) -> dict[str, Any]:
@@ -89,7 +103,8 @@ class Mix:
         return {name: attrs.evolve(wish, speculation=self._how()) for name, wish in chosen.items()}
 
     def _how(self) -> Any:
-        return self.dice.choice((None, None, None, "off"))
+        how = self.dice.choice((None, None, None, "off"))
+        return self.dice.choice((None, "auto", "ngram", "draft_model")) if self.draft and how is None else how
 
 
 @contextmanager
@@ -192,6 +207,7 @@ async def play(directory: Path, name: str, seed: int) -> SpeculationStats:
     """Raises where anything differs from the same without drafts, alone. Models are saved in the directory."""
     mix = Mix.of(name, seed)
     path = saved(name, directory, mix.settings["kv_bits"])
+    mix.drafted_by(path, directory)
     wanted = await alone(path, mix)
     played = await together(path, mix, wanted)
     await assert_the_same(path, mix, wanted, played)

@@ -47,3 +47,13 @@ def saved_to_split(name: str, directory: Path) -> str:
     """Written once, for two ranks."""
     path = directory / f"{name}-split"
     return str(path if path.exists() else save(name, path, SPLIT[name], of_ranks.SEEDS.get(name)))
+
+
+FULL = ("llama", "qwen2", "qwen3", "qwen3_moe", "gemma2", "phi3", "mixtral", "deepseek_v3", "kimi_k25")
+"""Families with full attention in all layers, so that such a model can draft, too."""
+
+
+def saved_draft(directory: Path) -> str:
+    """A smaller model with the same vocabulary that says something else. Written once."""
+    path, shape = directory / "draft", {"num_hidden_layers": 2, "max_position_embeddings": 2**17}
+    return str(path if path.exists() else save("llama", path, {**FAMILIES["llama"], **shape}, 99))

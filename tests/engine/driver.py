@@ -19,7 +19,7 @@ from trouper.engine.launched_step import Launched
 from trouper.engine.step import StepEngine
 from trouper.protocol.blocks import Tensors
 from trouper.protocol.grammar import Grammar
-from trouper.protocol.plans import Admit, Chunk, Plan, Restore, RowId, Stepped, ThinkingLimit
+from trouper.protocol.plans import Admit, Chunk, Plan, ProposerName, Restore, RowId, Stepped, ThinkingLimit
 from trouper.protocol.replies import TokenLogprobs
 from trouper.protocol.sampling import Sampling
 
@@ -97,8 +97,11 @@ class Driver:
         chunk: int | ChunkSize = 32,
         orders: Orders | None = None,
         allow: Allow | None = None,
+        propose: Callable[[int], ProposerName] = lambda _: "ngram",
     ) -> None:
+        """`propose`: from the step to what drafts, for one row after the other."""
         self.engine = engine
+        self._propose = propose
         self.drafted: list[tuple[RowId, int, int]] = []
         self.prefilled: Counter[RowId] = Counter()
         """Prompt tokens that each row had computed."""
@@ -153,6 +156,7 @@ class Driver:
             tuple(row.id for row in decode),
             tuple(chunks),
             drafts=drafts if any(drafts) else (),
+            proposers=tuple(self._propose(now) for _ in decode) if any(drafts) else (),
             **self._orders.get(self._step, {}),
         )
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
-from trouper.engine.spec_decode.prompt_lookup import Drafting, Proposer
+from trouper.engine.spec_decode.prompt_lookup import Drafting, RowProposer
 
 
 @attrs.define
@@ -44,5 +44,5 @@ class Foretelling(Drafting):
     dice: random.Random = attrs.field(factory=random.Random)
     vocabulary: int = 512
 
-    def proposer(self, prompt: Sequence[int]) -> Proposer:
+    def proposer(self, prompt: Sequence[int]) -> RowProposer:
         return Oracle(self.answers.get(tuple(prompt), ()), self.dice, self.vocabulary)

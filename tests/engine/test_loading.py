@@ -15,7 +15,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from tests.arithmetic import cpu_only
 from tests.families import FAMILIES, build, prompts, reference, save, write_json
-from trouper.engine.loading import bundled_model, checkpoint, model_loading, precision
+from trouper.engine.loading import bundled_model, checkpoint, context, precision
 from trouper.engine.loading.model_loading import EvaluatedModel, load
 from trouper.engine.platform import device
 from trouper.protocol.loading import Loading
@@ -64,7 +64,7 @@ def test_what_is_adapted_to_the_chat_template_is_one_line_and_on_the_card(llama:
 def test_who_watches_sees_all_bytes_go_by(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the weights, and of the files that are read again for their digests; and the steps of the self-check."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(model_loading, "EVALUATION_BYTES", 100_000)
+    monkeypatch.setattr("trouper.engine.loading.weights.EVALUATION_BYTES", 100_000)
     seen: list[Loading] = []
     load(Settings(model=str(llama)), lambda _: None, seen.append)
     stages = {one.stage: [each for each in seen if each.stage == one.stage] for one in seen}
@@ -281,9 +281,9 @@ def test_the_devices_own_limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 def test_context_lengths() -> None:
-    assert model_loading.context_length({"text_config": {"max_position_embeddings": 99}}) == 99
-    assert model_loading.context_length({"n_positions": 7, "text_config": {}}) == 7
-    assert model_loading.context_length({"model_type": "mamba2"}) == model_loading.UNBOUNDED_CONTEXT
+    assert context.context_length({"text_config": {"max_position_embeddings": 99}}) == 99
+    assert context.context_length({"n_positions": 7, "text_config": {}}) == 7
+    assert context.context_length({"model_type": "mamba2"}) == context.UNBOUNDED_CONTEXT
 
 
 def test_every_quantizable_layer_has_its_plain_form() -> None:

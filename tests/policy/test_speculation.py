@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trouper.actors.scheduling.draft_costs import bucket_of, size_of
-from trouper.actors.scheduling.speculation_policy import WATCH_EVERY, Record, Speculation, by_position
+from trouper.actors.scheduling.draft_records import WATCH_EVERY, Record
+from trouper.actors.scheduling.speculation_policy import Allowed, Speculation, by_position
 from trouper.protocol.health import SpeculationStats
-from trouper.protocol.plans import Chunk, Plan, RowId, Stepped
+from trouper.protocol.plans import Chunk, Plan, ProposerName, RowId, Stepped
 
 MOST = 16
 LONG = bool(os.environ.get("TROUPER_LONG_TESTS"))
@@ -52,11 +53,13 @@ class Busy:
 
 @attrs.define(eq=False)
 class SimRow:
-    """`repeats`: how often it has something to draft; `right`: how often the next drafted token is."""
+    """`repeats`: how often it has something to draft; `right`: how often the next drafted token is, and how often that of a draft
+    model."""
 
-    record: Record | None
+    records: dict[ProposerName, Record]
     repeats: float
     right: float
+    model_right: float = 0.0
     room: int = 10**6
 
 
@@ -69,48 +72,72 @@ class Simulated:
     policy: Speculation
     dice: random.Random
     noise: float = 0.0
+    draft_pass: Callable[[int], float] = lambda _: 0.0
+    """Seconds that a pass of the draft model takes over so many rows."""
     load: Load = steady
     step: int = 0
     tokens: int = 0
     plain: float = 0.0
     """Tokens that plain steps would have brought in the same time."""
     drafting: int = 0
+    passes: int = 0
+    """Passes of the draft model."""
     watched: int = 0
 
     @classmethod
     def of(cls, cost: Cost, kinds: Sequence[tuple[float, float]], noise: float = 0.0) -> Simulated:
         policy = Speculation(MOST, 3, SpeculationStats())
-        rows = [SimRow(policy.record(), repeats, right) for repeats, right in kinds]
+        rows = [SimRow(policy.records(["ngram"]), repeats, right) for repeats, right in kinds]
         return cls(cost, rows, policy, random.Random(7), noise)
+
+    @classmethod
+    def with_model(cls, cost: Cost, kinds: Sequence[tuple[float, float, float]], part: float) -> Simulated:
+        """With a draft model besides, a pass of which takes `part` of a plain step."""
+        batch = cls.of(cost, [kind[:2] for kind in kinds])
+        batch.draft_pass = lambda rows: part * cost(rows, 0)
+        for row, (_, _, model_right) in zip(batch.rows, kinds, strict=True):
+            row.records, row.model_right = batch.policy.records(["ngram", "draft_model"]), model_right
+        return batch
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
             self._step()
 
     def _step(self) -> None:
-        drafts, watch = self.policy.allow(self.rows)
+        allowed = self.policy.allow(self.rows)
+        drafts, watch = allowed.drafts, allowed.watch
         ids = tuple(RowId(place) for place in range(len(self.rows)))
-        plan = Plan(self.step, decode=ids, drafts=drafts, watch=watch)
+        plan = Plan(self.step, decode=ids, drafts=drafts, proposers=allowed.proposers, watch=watch)
+        names = plan.proposer_of
         drafted = tuple(
-            (row, *self._drafted(self.rows[row], most)) for row, most in zip(ids, drafts, strict=False) if most
+            (row, *self._drafted(self.rows[row], most, names[row]))
+            for row, most in zip(ids, drafts, strict=False)
+            if most
         )
         drafted = tuple(each for each in drafted if each[1])
         longest = max((tokens for _, tokens, _ in drafted), default=0)
-        seconds = self.cost(len(ids), longest)
+        passes = max((tokens for row, tokens, _ in drafted if names[row] == "draft_model"), default=0)
+        self.passes += passes
+        draft_s = passes * self.draft_pass(len(ids))
+        seconds = self.cost(len(ids), longest) + draft_s
         self.step += 1
         self.tokens += len(ids) + sum(right for _, _, right in drafted)
         self.plain += len(ids) * seconds / self.cost(len(ids), 0)
         self.drafting += bool(drafts)
         self.watched += watch
         matched = tuple((row, 20) for row in ids if self.dice.random() < self.rows[row].repeats) if watch else ()
-        measured = seconds * self.load() * (1 + self.noise * self.dice.random() ** 4)
-        stepped = Stepped(plan.step, ids, (1,) * len(ids), seconds=measured, drafted=drafted, matched=matched)
+        slower = self.load() * (1 + self.noise * self.dice.random() ** 4)
+        stepped = Stepped(
+            plan.step, ids, (1,) * len(ids), seconds=seconds * slower, drafted=drafted, matched=matched,
+            draft_s=draft_s * slower,
+        )  # fmt: skip
         self.policy.answered(plan, stepped, {row: self.rows[row] for row in ids})
 
-    def _drafted(self, row: SimRow, most: int) -> tuple[int, int]:
-        if self.dice.random() >= row.repeats:
+    def _drafted(self, row: SimRow, most: int, name: ProposerName) -> tuple[int, int]:
+        if name == "ngram" and self.dice.random() >= row.repeats:
             return 0, 0
-        return most, next((n for n in range(most) if self.dice.random() >= row.right), most)
+        right = row.right if name == "ngram" else row.model_right
+        return most, next((n for n in range(most) if self.dice.random() >= right), most)
 
     def gain(self) -> float:
         """Against plain steps."""
@@ -199,10 +226,10 @@ def test_wrong_drafts_end_by_themselves_and_evidence_begins_them_again() -> None
     batch = Simulated.of(device(0, 0.05), [(1, 0)])
     batch.run(300)
     assert batch.drafting < 60
-    assert batch.rows[0].record is not None and batch.rows[0].record.required_match > 3
+    assert batch.rows[0].records["ngram"].required_match > 3
     batch.rows[0].right = 1
     before = batch.drafting
-    batch.rows[0].record.repeats(64)
+    batch.rows[0].records["ngram"].repeats(64)
     batch.run(100)
     assert batch.drafting - before > 60
 
@@ -225,23 +252,23 @@ def test_rows_near_their_end_draft_less() -> None:
     batch.run(30)
     for room in (5, 1, 0, -1):
         batch.rows[0].room = room
-        drafts, _ = batch.policy.allow(batch.rows)
+        drafts = batch.policy.allow(batch.rows).drafts
         assert all(most <= max(room, 0) for most in drafts)
 
 
 def test_rows_that_may_not_draft_are_left_alone() -> None:
     batch = Simulated.of(device(0, 0.01), [(1, 1), (1, 1)])
-    batch.rows[0].record = None
+    batch.rows[0].records = {}
     batch.run(30)
-    drafts, watch = batch.policy.allow(batch.rows)
-    assert drafts[0] == 0 < drafts[1] and watch
-    batch.rows[1].record = None
-    assert batch.policy.allow(batch.rows) == ((), False)
+    allowed = batch.policy.allow(batch.rows)
+    assert allowed.drafts[0] == 0 < allowed.drafts[1] and allowed.watch
+    batch.rows[1].records = {}
+    assert batch.policy.allow(batch.rows) == Allowed()
 
 
 def test_steps_that_prefill_too_are_no_measure() -> None:
     policy = Speculation(MOST, 3, SpeculationStats())
-    row = SimRow(policy.record(), 1, 1)
+    row = SimRow(policy.records(["ngram"]), 1, 1)
     for step in range(9):
         plan = Plan(step, decode=(RowId(0),), prefill=(Chunk(RowId(1), 5),))
         policy.answered(plan, Stepped(step, (RowId(0),), (1,), seconds=1.0), {RowId(0): row})
@@ -253,3 +280,78 @@ def test_counters_by_position() -> None:
     assert by_position((2, 1), [3]) == (3, 2, 1)
     assert [bucket_of(rows) for rows in (1, 4, 5, 8, 9, 33)] == [1, 4, 8, 8, 16, 64]
     assert [size_of(tokens) for tokens in (0, 1, 2, 3, 8, 9)] == [0, 1, 2, 4, 8, 16]
+
+
+both = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=20)
+parts = st.floats(0.02, 1)
+"""A pass of a draft model, in plain steps of the target."""
+
+
+@settings(max_examples=300 if LONG else 10)
+@given(devices, both, parts)
+def test_a_draft_model_never_costs_much(cost: Cost, kinds: list[tuple[float, float, float]], part: float) -> None:
+    batch = Simulated.with_model(cost, kinds, part)
+    batch.run(1500)
+    assert batch.gain() > 0.95
+
+
+@settings(max_examples=300 if LONG else 8)
+@given(devices, st.integers(1, 16), st.floats(0.6, 1), parts)
+def test_a_draft_model_pays_where_it_can(cost: Cost, rows: int, right: float, part: float) -> None:
+    batch = Simulated.with_model(cost, [(0, 0, right)] * rows, part)
+    batch.run(1500)
+
+    def known(drafted: int) -> float:
+        expected = sum(right**place for place in range(1, drafted + 1))
+        return (1 + expected) * cost(rows, 0) / (cost(rows, drafted) + drafted * part * cost(rows, 0))
+
+    best = max(known(size) for size in (1, 2, 4, 8, 16))
+    assert batch.gain() > (0.8 * best if best > 1.2 else 0.95)
+
+
+def test_a_wrong_draft_model_is_parked_within_50_steps() -> None:
+    """Also where its passes cost next to nothing. Then it costs a hundredth at most, and other rows begin with what these showed."""
+    batch = Simulated.with_model(device(0, 0.02), [(0, 0, 0)] * 4, 0.1)
+    batch.run(50)
+    before = batch.passes
+    batch.tokens, batch.plain = 0, 0
+    batch.run(1000)
+    assert batch.gain() > 0.98
+    assert batch.passes - before < 100
+    fresh = batch.policy.records(["draft_model"])
+    assert fresh["draft_model"].chance(batch.policy._priors, batch.policy._steps) < 0.6
+
+
+def test_a_draft_model_that_was_wrong_is_tried_again() -> None:
+    """After rests that double, and what it showed is forgotten."""
+    batch = Simulated.with_model(device(0, 0.02), [(0, 0, 0)], 0.1)
+    batch.run(300)
+    before, batch.rows[0].model_right = batch.passes, 0.9
+    batch.run(600)
+    assert batch.passes - before > 300
+
+
+def test_each_row_has_its_better_proposer() -> None:
+    """Two rows copy, which costs no passes, and two are served by the draft model alone."""
+    batch = Simulated.with_model(device(0, 0.01), [(1, 0.99, 0.3), (1, 0.99, 0.3), (0, 0, 0.95), (0, 0, 0.95)], 0.05)
+    batch.run(300)
+    allowed = batch.policy.allow(batch.rows)
+    assert allowed.proposers == ("ngram", "ngram", "draft_model", "draft_model")
+    assert all(allowed.drafts)
+
+
+def test_a_draft_model_whose_passes_cost_too_much_is_not_used() -> None:
+    batch = Simulated.with_model(device(0, 0.02), [(0, 0, 1)], 1.0)
+    batch.run(1000)
+    assert batch.passes < 60
+    assert batch.gain() > 0.97
+
+
+def test_counters_are_by_proposer() -> None:
+    batch = Simulated.with_model(device(0, 0.01), [(1, 1, 0), (0, 0, 1)], 0.05)
+    batch.run(200)
+    stats = batch.policy.stats
+    assert {*stats.by_proposer} == {"ngram", "draft_model"}
+    for field in ("drafts", "drafted", "accepted"):
+        assert sum(getattr(one, field) for one in stats.by_proposer.values()) == getattr(stats, field)
+    assert stats.by_proposer["draft_model"].accepted > 0

@@ -21,22 +21,30 @@ from trouper.actors.graph import run_graph
 from trouper.actors.runtime import runtime as runtime_module
 from trouper.actors.runtime.submission import Submission, open_submission
 from trouper.actors.scheduling import core as core_module
-from trouper.actors.scheduling.speculation_policy import Drafter, Speculation
+from trouper.actors.scheduling.speculation_policy import Allowed, Drafter, Speculation
 from trouper.protocol.health import SpeculationStats
+from trouper.protocol.plans import ProposerName
 from trouper.protocol.problems import ActorFailed
 from trouper.protocol.replies import Failed, Finished, Reply
 
 CLIENTS = 40
 TOO_LONG_S = 10_000
+NGRAM: ProposerName = "ngram"
 
 
 class Eager(Speculation):
     """Everybody drafts as much as there is room for, whatever it costs: what is measured on a virtual clock seldom pays."""
 
-    def allow(self, rows: Sequence[Drafter]) -> tuple[tuple[int, ...], bool]:
+    def allow(self, rows: Sequence[Drafter]) -> Allowed:
+        """By each of a row's proposers in turn."""
         most = max(self._sizes)
-        drafts = tuple(max(0, min(most, row.room)) if row.record is not None else 0 for row in rows)
-        return (drafts if any(drafts) else ()), True
+        drafts = tuple(max(0, min(most, row.room)) if row.records else 0 for row in rows)
+        if not any(drafts):
+            return Allowed(watch=True)
+        self._turn = getattr(self, "_turn", 0) + 1
+        named = [[*row.records] or [NGRAM] for row in rows]
+        proposers = tuple(names[(self._turn + place) % len(names)] for place, names in enumerate(named))
+        return Allowed(drafts, proposers if "draft_model" in proposers else (), watch=True)
 
 
 @attrs.define(eq=False)

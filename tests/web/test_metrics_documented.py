@@ -19,7 +19,7 @@ from trouper.protocol.problems import queue_full
 from trouper.web.metrics.collector import ALL
 from trouper.web.metrics.metric import MetricFamily
 from trouper.web.metrics.request_metrics import EXPECTED, ModelRequestCounts
-from trouper.web.metrics.trouper_metrics import BANKS, RANKS
+from trouper.web.metrics.trouper_metrics import BANKS, DRAFTS, RANKS
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 
@@ -38,7 +38,7 @@ PROCESS = [
 
 
 ABSENT = {
-    *(one.name for one in (*RANKS, *BANKS)),
+    *(one.name for one in (*RANKS, *BANKS, *DRAFTS)),
     "vllm:spec_decode_num_accepted_tokens_per_pos_total",
     "trouper_malformed_calls_total",
 }

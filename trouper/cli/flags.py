@@ -13,7 +13,7 @@ import attrs
 import click
 from click.shell_completion import CompletionItem
 
-from trouper.protocol.names import EMBEDDED, require_aliases, require_names
+from trouper.protocol.names import EMBEDDED, draft_models, require_aliases, require_names
 from trouper.protocol.problems import SettingsInvalid
 from trouper.protocol.settings import ServerSettings, Settings
 
@@ -107,7 +107,11 @@ def models_from(given: Mapping[str, Any]) -> list[Settings]:
     models = tuple(dict.fromkeys(given["model"]))
     if len(models) > 1 and given["adapter_path"] is not None:
         raise SettingsInvalid("--adapter-path is for one model: give one --model with it")
-    return [settings_from(Settings, given, model=model) for model in models or (None,)]
+    drafts = draft_models(models or (EMBEDDED,), given["draft_model"] or ())
+    return [
+        settings_from(Settings, given, model=model, draft_model=drafts.get(model or EMBEDDED))
+        for model in models or (None,)
+    ]
 
 
 def all_from(given: Mapping[str, Any]) -> tuple[list[Settings], ServerSettings]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 
 from trouper.engine.loading import checkpoint, tokenizer
-from trouper.engine.loading.model_loading import context_length
+from trouper.engine.loading.context import context_length
 from trouper.engine.loading.model_source import resolve
 from trouper.engine.loading.template_probe import TOOL
 from trouper.engine.loading.tokenizer import HubTokenizer

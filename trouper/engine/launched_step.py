@@ -35,5 +35,7 @@ class Launched:
     """The banks as this step leaves them, if the plan has `report_banks`."""
     spans: Spans | None = None
     """Positions of the drafts that the step verifies. The number of accepted drafts is known when the tokens are read."""
+    draft_s: float = 0.0
+    """Seconds that the proposers took."""
     stepped: Stepped | None = None
     """The result, once the step was read."""

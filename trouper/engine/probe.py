@@ -16,8 +16,8 @@ from trouper.engine.kv.kv_layout import kv_layout
 from trouper.engine.kv.model_caches import by_caches
 from trouper.engine.kv.quantized_kv import KvFormat
 from trouper.engine.loading import bundled_model, checkpoint, precision
-from trouper.engine.loading.model_loading import opened
 from trouper.engine.loading.model_source import resolve, source_of
+from trouper.engine.loading.weights import opened
 from trouper.engine.platform import device
 from trouper.engine.self_check.remembering import key_of, recalled
 from trouper.engine.self_check.starting import line_of

@@ -25,6 +25,7 @@ from trouper.engine.prefill import run_chunks
 from trouper.engine.row_state import RowConstraint, RowState, admitted
 from trouper.engine.sampling.logprobs import KeptMask, PendingLogprobs
 from trouper.engine.sampling.sampling_batch import SamplingBatch
+from trouper.engine.spec_decode.draft_model import DraftModel
 from trouper.engine.spec_decode.draft_proposals import DraftProposals
 from trouper.engine.spec_decode.prompt_lookup import DRAFTING, Drafting
 from trouper.engine.spec_decode.verification_spans import Spans, indices
@@ -47,17 +48,21 @@ class StepEngine:
         drafting: Drafting = DRAFTING,
         shapes: Shapes | None = None,
         capabilities: Capabilities | None = None,
+        draft_model: nn.Module | None = None,
     ) -> None:
-        """`shapes` None: chosen for the device. `capabilities` None: guessed from the model's caches."""
+        """`shapes` None: chosen for the device. `capabilities` None: guessed from the model's caches. `draft_model`: drafts for the
+        model's rows; all its layers have full slots."""
         self.shapes = shapes or of_device()
-        self._rows, self.capabilities = rows_for(model, kv, drafting.slack, self.shapes, capabilities)
+        self._rows, self.capabilities = rows_for(
+            model, kv, drafting.slack, self.shapes, capabilities, draft=draft_model
+        )
         self._blocks = BlockStore(self._rows) if isinstance(self._rows, SlotRows) else None
         self._vocabulary, self._grammars = vocabulary, grammars
         self._state: dict[RowId, RowState] = {}
         self._sampling = SamplingBatch(vocabulary, group, self._state)
         self._constraints: dict[RowId, RowConstraint] = {}
         """Grammar or thinking budget of each row whose next token one restricts."""
-        self._proposals = DraftProposals(drafting)
+        self._proposals = DraftProposals(drafting, self._draft_model(drafting, group))
         self._fresh: dict[RowId, int] = {}
         """Last prompt token of each row that decodes for the first time."""
         self._last_read = 0.0
@@ -67,6 +72,10 @@ class StepEngine:
         self._unread: Launched | None = None
         """The last launched step, unless its tokens were read."""
         self._digests = Digests(self._rows, self._blocks)
+
+    def _draft_model(self, drafting: Drafting, group: RankGroup) -> DraftModel | None:
+        rows = self._rows.draft if isinstance(self._rows, SlotRows) else None
+        return None if rows is None else DraftModel(rows, drafting.tokens, group.agree)
 
     # -- launch ----------------------------------------------------------------------------------
 
@@ -119,7 +128,9 @@ class StepEngine:
         persisted = self.blocks.persist(plan.persist) if plan.persist else []
         launched = Launched(plan=plan, at=at, prefilled=prefilled, persisted=persisted)
         if self._rows.decoding or alone:
+            began = time.perf_counter()
             launched.spans = spans = None if alone else self._draft(plan)
+            launched.draft_s = time.perf_counter() - began
             launched.tokens, launched.logprobs = self._decode(alone) if spans is None else self._verify(spans)
             launched.rows, launched.failed = self._sampling.members, self._sampling.failed
             expected = {*plan.decode, *(chunk.row for chunk in plan.prefill)}
@@ -135,6 +146,7 @@ class StepEngine:
     def _change_blocks_and_rows(self, plan: Plan) -> None:
         if plan.evict:
             self.blocks.evict(plan.evict)
+        self._proposals.complete({store.row: store.start + sum(store.sizes) for store in plan.store})
         for store in plan.store:
             self.blocks.store(store)
         self._drop(plan.drop)
@@ -157,13 +169,15 @@ class StepEngine:
         self._state[admit.row] = state = admitted(admit, self._vocabulary, self._grammars)
         if state.constraint is not None:
             self._constraints[admit.row] = state.constraint
-        if admit.drafts and self.capabilities.allows("drafts"):
-            self._proposals.open(admit.row, state.prompt.tolist())
+        if admit.restore is not None and admit.restore.source is not None:
+            self._proposals.complete({admit.restore.source: admit.restore.tokens})
         self._rows.open(admit.row, admit.num_tokens)
         if admit.restore is not None:
             assert admit.restore.tokens < len(state.prompt), "one token of a prompt must be computed"
             self.blocks.restore(admit.row, admit.restore)
             state.prefilled = admit.restore.tokens
+        if self.capabilities.allows("drafts") and self._proposals.wants(ngrams=admit.drafts):
+            self._proposals.open(admit.row, state.prompt.tolist(), state.prefilled, ngrams=admit.drafts)
 
     def _promote(self, complete: Sequence[RowId]) -> list[RowId]:
         """Let rows whose prompt is complete decode in this step's pass. Returns those whose first token must run alone."""
@@ -190,7 +204,7 @@ class StepEngine:
         a draft."""
         if not any(plan.drafts):
             return None
-        drafts = self._proposals.drafts(dict(zip(plan.decode, plan.drafts, strict=True)))
+        drafts = self._proposals.drafts(dict(zip(plan.decode, plan.drafts, strict=True)), plan.proposer_of)
         for row in self._constraints.keys() & drafts.keys():
             drafts[row] = drafts[row][: self._constraints[row].fitting(drafts[row])]
         along = [drafts.get(row, ()) for row in self._rows.decoding]
@@ -247,7 +261,8 @@ class StepEngine:
             persisted=tuple(payload.read() for payload in launched.persisted),
             failed=launched.failed + self._follow(rows, tokens),
             matched=self._proposals.matched(launched.rows) if launched.plan.watch else (),
-            prompt_logprobs=scores, embedded=embedded, drafted=drafted, banks=launched.banks,
+            prompt_logprobs=scores, embedded=embedded, drafted=drafted,
+            draft_s=launched.draft_s, banks=launched.banks,
         )  # fmt: skip
         return stepped if launched.plan.digest is None else self._digests.settle(stepped, launched.order)
 

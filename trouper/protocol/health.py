@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import attrs
@@ -9,6 +10,7 @@ import attrs
 from trouper.protocol.histogram import Histogram
 from trouper.protocol.kv import BankStats
 from trouper.protocol.latency_buckets import INTER_TOKEN_S, STEP_TOKENS
+from trouper.protocol.plans import ProposerName
 
 NO_LATENCIES = Histogram.of(INTER_TOKEN_S)
 """Empty histogram of inter-token latencies."""
@@ -48,6 +50,15 @@ class CacheStats:
 
 
 @attrs.frozen(kw_only=True)
+class ProposerStats:
+    """Drafts of one proposer: counters since the server started."""
+
+    drafts: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+
+@attrs.frozen(kw_only=True)
 class SpeculationStats:
     """Speculative decoding: counters since the server started."""
 
@@ -61,6 +72,8 @@ class SpeculationStats:
     """Drafted tokens that were accepted."""
     accepted_at: tuple[int, ...] = ()
     """How often the first token of a draft was accepted, the second, and so on."""
+    by_proposer: Mapping[ProposerName, ProposerStats] = attrs.field(factory=dict)
+    """The same counts for each proposer that has drafted."""
     parked_s: float = 0.0
     """Seconds of steps in which rows that may draft decoded without drafting."""
     reason: str = ""

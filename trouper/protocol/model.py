@@ -113,7 +113,9 @@ class ModelCard:
     chunk_step: int = 1
     """Multiple of tokens at which chunks of a prompt end where they can, since the device prepares each new length."""
     drafts_by_default: bool = True
-    """Speculation default for requests that do not set it, where rows can draft."""
+    """Whether rows draft by prompt lookup where the request and the settings do not say."""
+    draft_model: str | None = None
+    """Name of the draft model, as --draft-model says it; None: there is none."""
     tool_parser: str = "none"
     """Name of the format in which the model writes calls."""
     reasoning_parser: str = "none"

@@ -14,6 +14,7 @@ ALIAS_FLAG = "--model-alias"
 ANY_NAME = ("*",)
 """Aliases of a server with one model that was given none: clients that insist on a name of their own get an answer."""
 NO_ALIASES = ("off",)
+DRAFT_FLAG = "--draft-model"
 
 
 def names_of(model: str, aliases: Sequence[str], *, default: bool) -> tuple[str, ...]:
@@ -77,3 +78,22 @@ def aliased(name: str, aliases: Sequence[str], names: Sequence[Sequence[str]]) -
         if fnmatchcase(name, pattern):
             return 0 if model is None else next((index for index, own in enumerate(names) if model in own), None)
     return None
+
+
+def draft_models(models: Sequence[str], given: Sequence[str]) -> dict[str, str]:
+    """The draft model of each model that has one. `models`: what --model says; `given`: what --draft-model says, DRAFT for the first
+    model or MODEL=DRAFT. Raises `SettingsInvalid` for two of one model, and for an empty one."""
+    drafts: dict[str, str] = {}
+    for text in given:
+        name, named, value = text.partition("=")
+        model, draft = (name, value) if named and name in models else (models[0], text)
+        if not draft.strip():
+            raise SettingsInvalid(
+                f"{DRAFT_FLAG} {text!r} names no model; give a directory or a hub id, or MODEL=DIR-OR-ID", DRAFT_FLAG
+            )
+        if drafts.setdefault(model, draft) != draft:
+            raise SettingsInvalid(
+                f"{DRAFT_FLAG}: {model} would have two draft models; give each model of --model at most one, as MODEL=DIR-OR-ID",
+                DRAFT_FLAG,
+            )
+    return drafts

@@ -27,6 +27,8 @@ NO_ROW = RowId(-1)
 BlockId = NewType("BlockId", int)
 """Id of a stored block or a stored snapshot. An id is never reused."""
 
+ProposerName = Literal["ngram", "draft_model"]
+"""What drafts: the row's own n-grams, or the draft model."""
 Pooling = Literal["mean", "last", "first"]
 """Tokens whose hidden states are pooled into the vector of a prompt."""
 PLANS_IN_FLIGHT = 2
@@ -102,7 +104,8 @@ class Admit:
     embed: Pooling | None = None
     """Pooling of the prompt's vector, which comes with the last chunk. No token is sampled, and the row waits to be dropped."""
     drafts: bool = False
-    """Whether the row may draft, in which case the engine indexes the n-grams of its prompt and output."""
+    """Whether the row may draft by prompt lookup, in which case the engine indexes the n-grams of its prompt and output. A draft
+    model needs no announcement."""
     num_output_tokens: int = 0
     """Trailing tokens of `prompt` that the row has sampled already. They count as output wherever prompt and output are
     distinguished: the position that keys the next draw, penalties, `min_tokens`, the grammar, the thinking limit."""
@@ -160,6 +163,8 @@ class Plan:
     drafts: tuple[int, ...] = ()
     """Maximum number of tokens to draft and verify in this step for each row of `decode`; () means no drafts. The drafted
     tokens follow from the row's tokens alone."""
+    proposers: tuple[ProposerName, ...] = ()
+    """What drafts them, for each row of `decode`; () means n-grams for all rows."""
     watch: bool = False
     """Whether `Stepped.matched` reports the rows whose last tokens occurred before."""
     kv_bound: KvBound | None = None
@@ -168,6 +173,12 @@ class Plan:
     """Whether `Stepped.banks` reports the banks. The scheduler requests it once a second, not with each step."""
     digest: Digest | None = None
     """State that the engine must have before it launches this plan. RankMirror adds it when there are several ranks."""
+
+    @property
+    def proposer_of(self) -> dict[RowId, ProposerName]:
+        """What drafts for each row of `decode`."""
+        ngram: ProposerName = "ngram"
+        return dict(zip(self.decode, self.proposers or (ngram,) * len(self.decode), strict=True))
 
     @property
     def has_work(self) -> bool:
@@ -217,6 +228,8 @@ class Stepped:
     """Vectors of prompts that ended in this step, as little-endian float32."""
     drafted: tuple[tuple[RowId, int, int], ...] = ()
     """(row, tokens drafted, tokens of those accepted), for rows that had drafts."""
+    draft_s: float = 0.0
+    """Seconds of `seconds` that proposers took before the step's own pass was built."""
     matched: tuple[tuple[RowId, int], ...] = ()
     """If the plan has `watch`: (row, number of its last tokens that occurred before, or that such an occurrence predicted), for
     rows that have something to draft."""

@@ -30,6 +30,13 @@ class Settings:
         directory=True,
     )
     adapter_path: str | None = setting(None, "Directory of LoRA adapters to apply to the model.", directory=True)
+    draft_model: str | None = setting(
+        None,
+        "Directory or hub id of a smaller model with the same vocabulary, which drafts for the rows of --model; MODEL=DIR-OR-ID "
+        "for one of several.",
+        each=True,
+        directory=True,
+    )
     completion_batch_size: int = setting(32, "Rows that decode together.", 1, 4096)
     max_batch_size: int | None = setting(
         None, "Older name for a bound on rows; the smaller of the two counts.", 1, 4096
@@ -93,9 +100,9 @@ class Settings:
     )
     speculation: str = setting(
         "auto",
-        "ngram: guess tokens from what a row has said, and verify them where that is faster. off: do not. "
-        "auto: ngram, but off on CUDA devices.",
-        choices=("auto", "ngram", "off"),
+        "Guess tokens, and verify them where that is faster. ngram: from what a row has said. draft_model: by --draft-model. "
+        "off: do not. auto: whichever pays, but no n-grams on CUDA devices.",
+        choices=("auto", "ngram", "draft_model", "off"),
     )
     tool_parser: str = setting(
         "auto", "Format of the model's calls. auto: as its chat template writes them.", choices=TOOL_PARSERS
@@ -137,6 +144,8 @@ class Settings:
         if self.model is not None and not self.model.strip():
             raise SettingsInvalid("--model is empty; give a directory or a hub id, or leave the flag out", "--model")
         require_together(self.tool_parser, self.reasoning_parser)
+        if self.speculation == "draft_model" and self.draft_model is None:
+            raise SettingsInvalid("--speculation draft_model needs --draft-model; give one, or --speculation auto")
         if self.spec_ngram_min > self.spec_ngram_max:
             raise SettingsInvalid("--spec-ngram-min must not be more than --spec-ngram-max")
 

@@ -39,7 +39,7 @@ from trouper.protocol.wire import VERSION
 HELLO_S = 5.0
 """Time limit for a connection to authenticate and to send `Hello`."""
 SECRET_BYTES = 32
-MAY_DIFFER = ("model", "adapter_path", "ssd_cache_dir", "control_host")
+MAY_DIFFER = ("model", "draft_model", "adapter_path", "ssd_cache_dir", "control_host")
 """Settings that depend on the machine. The files that they name are compared by their content."""
 SAME_OF_CARDS = ("architecture", "vocab_size", "context_length", "dtype", "batching", "kv")
 """Fields of the model cards that must be equal. The fingerprint is not one of them, since it names a rank's own shard; the engines

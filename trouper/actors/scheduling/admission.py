@@ -22,10 +22,10 @@ from trouper.actors.scheduling.prefix_cache import PrefixCache
 from trouper.actors.scheduling.running_batch import RunningBatch
 from trouper.actors.scheduling.scheduler_counters import SchedulerCounters
 from trouper.actors.scheduling.sequence import Sequence
-from trouper.actors.scheduling.speculation_policy import Record, Speculation
+from trouper.actors.scheduling.speculation_policy import Speculation
 from trouper.actors.scheduling.waiting_queue import WaitingQueue
 from trouper.protocol.model import ModelCard
-from trouper.protocol.plans import Admit, Restore
+from trouper.protocol.plans import Admit, ProposerName, Restore
 from trouper.protocol.replies import Progress
 from trouper.protocol.settings import Settings
 
@@ -105,7 +105,7 @@ class Admission:
 
     def _enter(self, sequence: Sequence, found: Found, now: float) -> Admit:
         if not sequence.started:
-            sequence.record = self._record(sequence)
+            sequence.records = self.speculation.records(self._proposers(sequence))
         self.batch.add(sequence)
         # What is embedded once is hardly ever continued: its blocks would only take others' place.
         restore = None if sequence.request.embed else self.cache.enter(sequence, found)
@@ -132,16 +132,18 @@ class Admission:
             prompt_logprobs=None if sequence.num_resumed_tokens else request.prompt_logprobs,
             thinking=sequence.client.thinking,
             embed=embedding.pooling if embedding is not None and request.embed else None,
-            drafts=sequence.record is not None,
+            drafts="ngram" in sequence.records,
             num_output_tokens=sequence.num_resumed_tokens,
         )
 
-    def _record(self, sequence: Sequence) -> Record | None:
-        """None for a sequence that never drafts."""
-        request = sequence.request
-        default = self.settings.speculation
-        if default == "auto":
-            default = "ngram" if self.card.drafts_by_default else "off"
-        if (request.speculation or default) != "ngram" or request.embed or self.card.no_drafts:
-            return None
-        return self.speculation.record()
+    def _proposers(self, sequence: Sequence) -> list[ProposerName]:
+        """What may draft for a sequence."""
+        request, card = sequence.request, self.card
+        wish = request.speculation or self.settings.speculation
+        if request.embed or card.no_drafts or wish == "off":
+            return []
+        possible: dict[ProposerName, bool] = {
+            "ngram": wish == "ngram" or (wish == "auto" and card.drafts_by_default),
+            "draft_model": wish in ("auto", "draft_model") and card.draft_model is not None,
+        }
+        return [name for name, chosen in possible.items() if chosen]

@@ -14,23 +14,24 @@ from statistics import median
 
 import attrs
 
-REFRESH = (8, 48)
-"""Minimum and maximum number of steps with drafts after which a plain step is measured again: few where drafts promise little,
-since there an old measurement does the most harm and a plain step costs the least."""
-MAX_AGE = 192
-"""Number of steps after which a plain step is measured again in any case."""
+REFRESH = 48
+"""Number of steps with drafts after which a plain step is measured again, where drafts double the rate; in proportion where they promise
+less, down to a sixth: there an old measurement does the most harm and a plain step costs the least."""
+MAX_AGE = 4 * REFRESH
+"""Number of steps after which a measurement is too old to be compared with another, and half of what a row's drafts showed is
+forgotten."""
 AGREE = 1.25
 """Maximum ratio of two plain steps that agree. Beyond it the load of the machine has changed."""
 MIN_RATIO = 0.9
 """Minimum credible cost of a step with drafts, in plain steps. Below it the plain step was measured in a busy moment."""
-HALF_LIFE = 2000
-"""Half-life, in steps, of a measured cost above that of a plain step."""
-PRIOR_COST = 0.02
-"""Assumed cost of a drafted token before any measurement, in plain steps. It is optimistic, so that sizes are measured."""
 GROWTH_LIMIT = 4
-"""Growth limit: the next size to try is at most this multiple of a measured size."""
-SAMPLES, MIN_SAMPLES = 9, 5
-"""Number of samples that are kept, and the minimum for a median. Of fewer than `SURE` the fastest counts: a busy moment must not forbid what was hardly tried."""
+"""Growth limit: the next size to try is at most this multiple of a measured size, since a trial should not cost dozens of steps. Doubling
+would take a copied text twice as many steps to its best size."""
+HALF_LIFE = 2000
+"""Half-life, in steps, of a measured cost above that of a plain step, so that one slow moment forbids nothing for ever."""
+SAMPLES = 9
+"""Number of samples of which the median counts. Of fewer than half the fastest counts: a busy moment must not forbid what was hardly
+tried."""
 Rows = int
 Size = int
 """Maximum number of tokens that a row of the step drafted, rounded up to a power of two; 0: drafts were allowed, and no row
@@ -72,6 +73,9 @@ class Ratios:
     """Number of values since the last plain step. They may have been compared with an outdated plain step."""
 
     def add(self, value: float, step: int) -> None:
+        """Add a measurement. What was measured long before says nothing about it."""
+        if step - self.at > MAX_AGE:
+            self.values.clear()
         if not self.new:
             self.values.append(value)
             self.unproved += 1
@@ -86,7 +90,7 @@ class Ratios:
         self._count()
 
     def _count(self) -> None:
-        few = len(self.values) < MIN_SAMPLES
+        few = 2 * len(self.values) < SAMPLES
         self.middle = (min if few else median)(self.values) if self.values else 0.0
 
 
@@ -97,6 +101,8 @@ class Costs:
     def __init__(self) -> None:
         self._plain: dict[Rows, Plain] = {}
         self._ratios: dict[tuple[Rows, Size], Ratios] = {}
+        self._passes: dict[Rows, Ratios] = {}
+        """Cost of one pass of the draft model over these rows."""
         self._steps = 0
         self._since_plain = 0
         """Steps with drafts since the last plain one."""
@@ -118,12 +124,27 @@ class Costs:
         else:
             self._ratios.setdefault((bucket_of(rows), size), Ratios()).add(seconds / plain.middle, self._steps)
 
+    def measured_passes(self, rows: int, seconds: float) -> None:
+        """Learn what a pass of the draft model took in the step that was measured last."""
+        plain = self._plain.get(rows)
+        if plain is not None and plain.middle:
+            self._passes.setdefault(bucket_of(rows), Ratios()).add(seconds / plain.middle, self._steps)
+
+    def draft_pass(self, rows: int) -> float:
+        """Cost of a pass of the draft model in plain steps. Without a measurement it is a lower bound, as in `ratio`."""
+        bucket = bucket_of(rows)
+        own = self._passes.get(bucket)
+        if own is not None and own.middle:
+            return self._kept(own) * own.middle
+        known = [self._kept(ratios) * ratios.middle for some, ratios in self._passes.items() if some <= bucket]
+        return max(known, default=0.0)
+
     def _measured_plain(self, plain: Plain, seconds: float) -> None:
         """Learn from a plain step. If it disagrees with those before, more plain steps follow, until it is clear which were wrong."""
         drafted, self._since_plain = self._since_plain, 0
         agrees = plain.add(seconds, self._steps)
         self._stale = max(0, self._stale - 1) if agrees or not drafted else 2
-        for ratios in self._ratios.values() if drafted else ():
+        for ratios in (*self._ratios.values(), *self._passes.values()) if drafted else ():
             if not agrees:
                 ratios.forget()
             ratios.unproved = 0
@@ -133,12 +154,11 @@ class Costs:
         plain = self._plain.get(rows)
         if plain is None or not plain.middle or self._stale:
             return False
-        min_steps, max_steps = REFRESH
-        enough = min(max(min_steps, max_steps * (promised - 1)), max_steps)
+        enough = REFRESH * min(max(1 / 6, promised - 1), 1)
         return self._since_plain < enough and self._steps - plain.at < MAX_AGE
 
     def affordable(self, rows: int, sizes: Sequence[int]) -> list[int]:
-        """Sizes within the growth limit of those that were measured with `rows` rows, since a trial should not cost dozens of steps."""
+        """Sizes within the growth limit of those that were measured with `rows` rows."""
         bucket = bucket_of(rows)
         tried = max(
             (size for (some, size), ratios in self._ratios.items() if some == bucket and ratios.middle), default=1
@@ -152,7 +172,7 @@ class Costs:
         own = self._ratios.get((bucket, size))
         if own is not None and own.middle:
             return self._decayed(own)
-        guesses = [1 + PRIOR_COST * size]
+        guesses = [1.0]
         for (some, other), ratios in self._ratios.items():
             if not ratios.middle:
                 continue
@@ -163,9 +183,12 @@ class Costs:
         return max(guesses)
 
     def _decayed(self, ratios: Ratios) -> float:
-        age = self._steps - ratios.at
-        kept: float = 0.5 ** (age / HALF_LIFE)
-        return 1 + (ratios.middle - 1) * kept
+        return 1 + (ratios.middle - 1) * self._kept(ratios)
+
+    def _kept(self, ratios: Ratios) -> float:
+        """The part of a measurement that is believed, given its age."""
+        kept: float = 0.5 ** ((self._steps - ratios.at) / HALF_LIFE)
+        return kept
 
 
 def bucket_of(rows: int) -> Rows:

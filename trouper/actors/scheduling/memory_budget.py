@@ -76,7 +76,7 @@ class MemoryBudget:
         lengths = [(row.num_bank_tokens, row.num_reserved_tokens(self.max_draft_tokens)) for row in rows]
         if entering is not None:
             lengths.append((entering.num_tokens, entering.num_tokens + 1))
-        drafts = any(row.record is not None for row in rows)
+        drafts = any(row.records for row in rows)
         return self.kv.batch_bytes(lengths) + drafts * self.kv.draft_state_bytes * len(lengths)
 
     def admits(self, rows: Iterable[Sequence], entering: Sequence, limit: int) -> bool:

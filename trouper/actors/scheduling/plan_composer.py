@@ -62,8 +62,8 @@ class PlanComposer:
         admits = self.admission.admit(under_pressure=under_pressure, idle=idle, now=now)
         decoding = self.batch.decoding
         chunks = self._chunks(busy=bool(decoding))
-        drafts, watch = self.speculation.allow(decoding)
-        for sequence, num_draft_tokens in zip(decoding, drafts, strict=False):
+        allowed = self.speculation.allow(decoding)
+        for sequence, num_draft_tokens in zip(decoding, allowed.drafts, strict=False):
             sequence.num_draft_tokens += num_draft_tokens
         for sequence in decoding:
             sequence.schedule_token()
@@ -78,7 +78,8 @@ class PlanComposer:
         return Plan(
             step, drop=drops, admit=admits, decode=tuple(sequence.id for sequence in decoding), prefill=chunks,
             release_memory=self._release_memory(), evict=evicted, store=stores, load=loads, persist=persist,
-            persist_as=persist_as, settled=self.disk.settled(), drafts=drafts, watch=watch, kv_bound=kv_bound,
+            persist_as=persist_as, settled=self.disk.settled(), drafts=allowed.drafts, proposers=allowed.proposers, watch=allowed.watch,
+            kv_bound=kv_bound,
         )  # fmt: skip
 
     def _stores(self) -> tuple[Store, ...]:

@@ -11,13 +11,13 @@ import attrs
 from trouper.actors.scheduling.answer_output import AnswerOutput
 from trouper.actors.scheduling.block_keys import Chain
 from trouper.actors.scheduling.crash_attribution import Standing
+from trouper.actors.scheduling.draft_records import Record
 from trouper.actors.scheduling.prefill_budget import Work
 from trouper.actors.scheduling.prepared_request import PreparedRequest
 from trouper.actors.scheduling.sequence_state import QUEUED, TRANSITIONS, IllegalTransitionError, State
-from trouper.actors.scheduling.speculation_policy import Record
 from trouper.actors.scheduling.tree_node import Node
 from trouper.protocol.model import Tokenizer
-from trouper.protocol.plans import NO_ROW, RowId
+from trouper.protocol.plans import NO_ROW, ProposerName, RowId
 from trouper.protocol.problems import Problem
 from trouper.protocol.replies import Finished, Started, TokenLogprobs
 from trouper.protocol.requests import Generate
@@ -84,8 +84,8 @@ class Sequence:
     """Numbers of tokens at which a prefill chunk must end, for a snapshot; ascending."""
     snapshot_at: int = 0
     """Number of tokens at the last snapshot."""
-    record: Record | None = None
-    """History of drafts; None: the sequence never drafts."""
+    records: dict[ProposerName, Record] = attrs.field(factory=dict)
+    """History of drafts by each proposer that the sequence may use; empty: it never drafts."""
 
     started: bool = False
     """Whether the client was told that prefill begins."""
@@ -241,7 +241,7 @@ class Sequence:
         """Maximum number of tokens in the row's KV after the next plan, which may draft `max_draft_tokens` tokens."""
         if self.prefilling:
             return self.num_prefill_tokens + 1
-        drafts = self.num_draft_tokens + (0 if self.record is None else max_draft_tokens)
+        drafts = self.num_draft_tokens + (max_draft_tokens if self.records else 0)
         return min(self.num_computed_tokens + 1 + drafts, self.num_prompt_tokens + self.max_tokens)
 
     @property

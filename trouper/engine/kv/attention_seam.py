@@ -105,9 +105,10 @@ def recording() -> Iterator[list[AttentionCall]]:
         _recording.calls = None
 
 
-def install(model: nn.Module) -> None:
-    """Replace the name in the modules that define the classes of the model's submodules."""
-    for name in {type(module).__module__ for _, module in model.named_modules()}:
+def install(*models: nn.Module | None) -> None:
+    """Replace the name in the modules that define the classes of the models' submodules."""
+    modules = (module for model in models if model is not None for _, module in model.named_modules())
+    for name in {type(module).__module__ for module in modules}:
         if getattr(sys.modules.get(name), NAME, None) is plain:
             setattr(sys.modules[name], NAME, scaled_dot_product_attention)
 

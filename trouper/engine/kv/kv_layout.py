@@ -154,8 +154,12 @@ class Slab:
     planes: list[tuple[int, slice]]
 
 
-def layout_of(model: nn.Module, kv: KvFormat) -> Layout:
-    """Derive the layout from a pass over one token, which is built and never evaluated."""
+def layout_of(model: nn.Module, kv: KvFormat, draft: nn.Module | None = None) -> Layout:
+    """Derive the layout from a pass over one token, which is built and never evaluated. The layers of the draft model come after
+    the model's own."""
+    if draft is not None:
+        own = layout_of(model, kv)
+        return attrs.evolve(own, full=own.full + layout_of(draft, kv).full)
     caches = slot_caches(model, kv)
     leaves = flatten(caches)
     region = Region(0, np.zeros(1, np.int32), np.ones(1, np.int32), 1)
@@ -191,14 +195,16 @@ def dealt(parts: Sequence[T], leaves: Leaves) -> list[list[T]]:
     return parts_of_leaves
 
 
-def kv_layout(model: nn.Module, kv: KvFormat, capabilities: Capabilities | None = None) -> KvLayout:
+def kv_layout(
+    model: nn.Module, kv: KvFormat, capabilities: Capabilities | None = None, draft: nn.Module | None = None
+) -> KvLayout:
     """Describe the KV layout for the model's card. `capabilities` None: guessed from the model's caches."""
     if capabilities is None:
         capabilities = guessed(model)
     if not capabilities.allows("restore"):
         reason = capabilities.batch or capabilities.restore
         return KvLayout(cached=False, description=f"not kept beyond a row ({reason})")
-    layout = layout_of(model, kv)
+    layout = layout_of(model, kv, draft)
     return KvLayout(
         token_bytes=layout.token_bytes,
         snapshot_bytes=layout.snapshot_bytes,

@@ -92,10 +92,19 @@ class Rows(Protocol):
 
 
 def rows_for(
-    model: nn.Module, kv: KvFormat, slack: int = 0, shapes: Shapes = EXACT, capabilities: Capabilities | None = None
+    model: nn.Module,
+    kv: KvFormat,
+    slack: int = 0,
+    shapes: Shapes = EXACT,
+    capabilities: Capabilities | None = None,
+    *,
+    draft: nn.Module | None = None,
 ) -> tuple[Rows, Capabilities]:
-    """Make the rows for a model, and return them with its capabilities. `capabilities` None: guessed from its caches."""
+    """Make the rows for a model and its draft model, and return them with the model's capabilities. `capabilities` None: guessed
+    from its caches."""
     found = capabilities or guessed(model)
     if capabilities is None and found.allows("banks") and (reason := attention_seam.fault(model)):
         found = found.without("banks", f"attention over several banks cannot be built: {reason}")
-    return (SlotRows(model, found, kv, slack, shapes) if found.allows("batch") else SingleRows(model)), found
+    if found.allows("batch"):
+        return SlotRows(model, found, kv, slack, shapes, draft=draft), found
+    return SingleRows(model), found

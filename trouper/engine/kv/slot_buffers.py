@@ -24,13 +24,16 @@ ALL = slice(None)
 
 
 class SlotBuffers:
-    """The slots of every layer."""
+    """The slots of every layer, and of every layer of the draft model, if there is one."""
 
-    def __init__(self, caches: Sequence[Any], layout: Callable[[], Layout], shapes: Shapes) -> None:
-        """`caches`: made by `slot_caches`. `layout`: computes the shapes of the arrays that blocks and snapshots
-        consist of."""
-        self.caches, self._layout = caches, layout
-        self.leaves: list[SlotCache] = [cache for cache in flatten(caches) if isinstance(cache, SlotCache)]
+    def __init__(
+        self, caches: Sequence[Any], layout: Callable[[], Layout], shapes: Shapes, draft_caches: Sequence[Any] = ()
+    ) -> None:
+        """`caches`, `draft_caches`: made by `slot_caches`. `layout`: computes the shapes of the arrays that blocks and
+        snapshots consist of."""
+        self.caches, self.draft_caches, self._layout = caches, draft_caches, layout
+        both = [*flatten(caches), *flatten(draft_caches)]
+        self.leaves: list[SlotCache] = [cache for cache in both if isinstance(cache, SlotCache)]
         """Cache of each layer, or several of one layer, in the model's order; without recurrent states."""
         self._full = [cache for cache in self.leaves if isinstance(cache, FullSlots)]
         self._rings = [cache for cache in self.leaves if isinstance(cache, RingSlots)]

@@ -17,6 +17,7 @@ import numpy as np
 from trouper.engine.adaptations.adaptation_registry import adapted
 from trouper.engine.kv import attention_seam
 from trouper.engine.kv.banks import Banks
+from trouper.engine.kv.draft_rows import DraftRows
 from trouper.engine.kv.joined_slots import joined
 from trouper.engine.kv.kv_layout import Layout, dealt, layout_of
 from trouper.engine.kv.model_caches import slot_caches, state_slots, view
@@ -39,27 +40,26 @@ class SlotRows:
     bank."""
 
     def __init__(
-        self, model: nn.Module, capabilities: Capabilities, kv: KvFormat, slack: int = 0, shapes: Shapes = EXACT
-    ) -> None:
-        """`slack`: number of tokens that rings hold beyond their window."""
-        self._model = model
-        self._shapes = shapes
-        self._slack = slack
+        self, model: nn.Module, capabilities: Capabilities, kv: KvFormat, slack: int = 0, shapes: Shapes = EXACT,
+        *, draft: nn.Module | None = None,
+    ) -> None:  # fmt: skip
+        """`slack`: number of tokens that rings hold beyond their window. `draft`: the draft model, which has full slots only."""
+        self._model, self._shapes, self._slack = model, shapes, slack
         self._prefill_together = capabilities.allows("prefill_together")
         self._adapted = adapted(model)
-        self._layout = layout = cache(partial(layout_of, model, kv))
+        self._layout = layout = cache(partial(layout_of, model, kv, draft))
         states = state_slots(model)
         self._states = StateRows(states, shapes)
 
-        def make_buffers() -> (
-            SlotBuffers
-        ):  # No reference to `self`: a cycle would keep all KV until a garbage collection.
-            return SlotBuffers(slot_caches(model, kv, slack, states), layout, shapes)
+        # No reference to `self`: a cycle would keep all KV until a garbage collection.
+        def make_buffers() -> SlotBuffers:
+            own = slot_caches(model, kv, slack, states)
+            return SlotBuffers(own, layout, shapes, () if draft is None else slot_caches(draft, kv))
 
-        several = capabilities.allows("banks")
-        if several:
-            attention_seam.install(model)
+        if several := capabilities.allows("banks"):
+            attention_seam.install(model, draft)
         self._banks = Banks(make_buffers, shapes, several=several)
+        self.draft = None if draft is None else DraftRows(draft, self._banks, shapes)
 
     @property
     def decoding(self) -> Sequence[RowId]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +11,19 @@ import attrs
 import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten
-from mlx_lm.models.cache import make_prompt_cache
-from mlx_lm.utils import load_model
 
 from trouper.engine.distributed import sharding
 from trouper.engine.distributed.rank_group import ALONE, RankGroup
 from trouper.engine.kv.kv_layout import kv_layout
 from trouper.engine.kv.quantized_kv import KvFormat
 from trouper.engine.loading import bundled_model, checkpoint, lora_adapter, precision, tokenizer
+from trouper.engine.loading.context import context_length
+from trouper.engine.loading.draft_loading import Draft, FoundDraft, find_draft, load_draft
 from trouper.engine.loading.model_fingerprint import fingerprint
 from trouper.engine.loading.model_source import resolve
 from trouper.engine.loading.tokenizer import HubTokenizer
+from trouper.engine.loading.weights import bytes_of, count_logits, evaluate, opened
 from trouper.engine.platform import device
-from trouper.engine.platform.error_text import line_of
 from trouper.engine.pooling import embedding_of
 from trouper.engine.self_check.starting import STAGE, Candidate, self_check
 from trouper.protocol.capabilities import Capabilities
@@ -32,20 +32,6 @@ from trouper.protocol.model import ModelCard
 from trouper.protocol.output_formats import NONE
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import Settings
-
-CONTEXT_KEYS = (
-    "max_position_embeddings",
-    "model_max_length",
-    "max_sequence_length",
-    "max_seq_len",
-    "seq_length",
-    "n_positions",
-    "n_ctx",
-)
-UNBOUNDED_CONTEXT = 32768
-"""Context length for configs that name no limit: those of recurrent models, which have none."""
-EVALUATION_BYTES = 2**26
-"""Parameters are evaluated in groups of this size: dequantizing all at once would hold both forms of all."""
 
 
 @attrs.frozen(eq=False)
@@ -58,10 +44,12 @@ class EvaluatedModel:
     directory: Path
     config: dict[str, Any]
     kv: KvFormat
+    draft: Draft | None = None
+    """Its draft model."""
 
 
 # What is cheap and may fail comes before what takes long: the adapter's files, the checkpoint's headers, the tokenizer and
-# the memory are checked before a byte of the weights is read. Everything up to `_evaluate` is lazy, so adapters, dtype and
+# the memory are checked before a byte of the weights is read. Everything up to `evaluate` is lazy, so adapters, dtype and
 # shard change the graph of the weights, and only the result is ever held: a rank never holds more than its own part.
 # Collectives begin after that (`_require_same`): a rank that could not load is then missing, and the others do not wait in
 # the middle of a load. The fingerprint is last, since only the self-check finds whether blocks may be kept at all.
@@ -75,30 +63,26 @@ def load(
     name = settings.model or bundled_model.NAME
     found, hub_tokenizer = _checked(settings, report, watch, group)
     directory = found.directory
+    found_draft = find_draft(settings, found, hub_tokenizer, report, watch, group=group)
     model, config = _prepared(directory, settings, report, group)
-    _evaluate(model, directory, stage(watch, name, "loading the weights"))
+    evaluate(model, directory, stage(watch, name, "loading the weights"))
     if group.size > 1:
         _require_same(found, group)
-    candidate = Candidate(
-        model=model,
-        config=config,
-        directory=directory,
-        digest=found.digest,
-        vocabulary=_logits(model, directory),
-        kv=KvFormat(settings.kv_bits, settings.kv_group_size),
-    )
+    candidate = _candidate(model, config, found, settings)
     capabilities, check = self_check(candidate, settings, group, report, stage(watch, name, STAGE, "steps"))
+    draft = _loaded_draft(found_draft, candidate, capabilities, watch, group)
     card = attrs.evolve(
-        _card(settings, found, candidate, capabilities),
+        _card(settings, found, candidate, capabilities, draft),
         ranks=group.size,
-        cache_bytes=min(group.gather(_cache_bytes(settings, model, group))),
+        cache_bytes=min(group.gather(_cache_bytes(settings, model, draft, group))),
         self_check=check,
         **_found_formats(hub_tokenizer),
     )
     if settings.blocks_dir is not None and card.kv.cached:
         progress = stage(watch, name, "reading again for the cache's sake")
-        digest = fingerprint(directory, settings.adapter_path, report, progress, _rank(settings, group))
-        card = attrs.evolve(card, fingerprint=digest)
+        card = attrs.evolve(
+            card, fingerprint=_fingerprint(found, draft, settings, group, report=report, progress=progress)
+        )
     return EvaluatedModel(
         model=model,
         card=card,
@@ -106,7 +90,49 @@ def load(
         directory=directory,
         config=config,
         kv=candidate.kv,
+        draft=draft,
     )
+
+
+def _loaded_draft(
+    found: FoundDraft | None, target: Candidate, capabilities: Capabilities, watch: LoadWatch, group: RankGroup
+) -> Draft | None:
+    """Load the draft model, if there is one. Raises `ModelUnusable`."""
+    if found is None:
+        return None
+    draft = load_draft(found, target, capabilities, stage(watch, found.name, "loading the draft model's weights"))
+    if group.size > 1:
+        _require_same(found.checkpoint, group)
+    return draft
+
+
+def _candidate(model: nn.Module, config: dict[str, Any], found: checkpoint.Checkpoint, settings: Settings) -> Candidate:
+    return Candidate(
+        model=model,
+        config=config,
+        directory=found.directory,
+        digest=found.digest,
+        vocabulary=count_logits(model, found.directory),
+        kv=KvFormat(settings.kv_bits, settings.kv_group_size),
+    )
+
+
+def _fingerprint(
+    found: checkpoint.Checkpoint,
+    draft: Draft | None,
+    settings: Settings,
+    group: RankGroup,
+    *,
+    report: Callable[[str], None],
+    progress: Callable[[int, int], None],
+) -> str:
+    """Fingerprint of what blocks hold: the KV of the model, and of its draft model."""
+    parts = _rank(settings, group)
+    if draft is not None:
+        parts["draft_model"] = fingerprint(draft.directory, None, report, progress, {})
+        if not parts["draft_model"]:
+            return ""
+    return fingerprint(found.directory, settings.adapter_path, report, progress, parts)
 
 
 def _found_formats(found: HubTokenizer) -> dict[str, Any]:
@@ -156,24 +182,15 @@ def _prepared(
 
 
 def weights_bytes(settings: Settings) -> int:
-    """Compute the size of the loaded weights. Downloads the model if it is missing. Raises `ModelUnusable`."""
-    return checkpoint.inspect(resolve(settings.model, lambda _: None)).loaded_bytes
+    """Compute the size of the loaded weights, those of a draft model among them. Downloads what is missing. Raises
+    `ModelUnusable`."""
+    models = [settings.model] if settings.draft_model is None else [settings.model, settings.draft_model]
+    return sum(checkpoint.inspect(resolve(model, lambda _: None)).loaded_bytes for model in models)
 
 
 def _generation_config(directory: Path) -> dict[str, Any]:
     path = directory / "generation_config.json"
     return checkpoint.read_json(path) if path.exists() else {}
-
-
-def opened(directory: Path) -> tuple[nn.Module, dict[str, Any]]:
-    """Open a model and its config lazily: only shapes are read. Raises `ModelUnusable`."""
-    try:
-        model, config = load_model(directory, lazy=True)
-    except Exception as error:  # any architecture's code over any file: whatever it raises, the model is unusable
-        raise ModelUnusable(
-            f"{directory}: the weights and config.json do not make a model: {line_of(error)}"
-        ) from error
-    return model, config
 
 
 def _shard(model: nn.Module, config: dict[str, Any], directory: Path, settings: Settings, group: RankGroup) -> None:
@@ -198,32 +215,12 @@ def _require_same(found: checkpoint.Checkpoint, group: RankGroup) -> None:
         raise ModelUnusable(f"{found.directory} is another model on rank {other} than on rank 0: copy rank 0's there")
 
 
-def _evaluate(model: nn.Module, directory: Path, progress: Callable[[int, int], None]) -> None:
-    parameters = [parameter for _, parameter in tree_flatten(model.parameters())]
-    done, total = 0, sum(parameter.nbytes for parameter in parameters)
-    progress(done, total)
-    try:
-        for group in _groups(parameters):
-            mx.eval(group)
-            done += sum(parameter.nbytes for parameter in group)
-            progress(done, total)
-    except (RuntimeError, MemoryError) as error:
-        raise ModelUnusable(f"{directory}: the weights cannot be read into memory: {line_of(error)}") from error
-    mx.clear_cache()
-
-
-def _groups(parameters: Iterable[mx.array]) -> Iterable[list[mx.array]]:
-    group: list[mx.array] = []
-    for parameter in parameters:
-        group.append(parameter)
-        if sum(array.nbytes for array in group) >= EVALUATION_BYTES:
-            yield group
-            group = []
-    yield group
-
-
 def _card(
-    settings: Settings, found: checkpoint.Checkpoint, candidate: Candidate, capabilities: Capabilities
+    settings: Settings,
+    found: checkpoint.Checkpoint,
+    candidate: Candidate,
+    capabilities: Capabilities,
+    draft: Draft | None,
 ) -> ModelCard:
     model = candidate.model
     parameters = [parameter for _, parameter in tree_flatten(model.parameters())]
@@ -234,42 +231,26 @@ def _card(
         vocab_size=candidate.vocabulary,
         architecture=found.architecture,
         dtype=_dtype(parameters),
-        weights_bytes=sum(parameter.nbytes for parameter in parameters),
+        weights_bytes=bytes_of(model) + _bytes_of_draft(draft),
         device=device.name(),
         capabilities=capabilities,
-        kv=kv_layout(model, candidate.kv, capabilities),
+        kv=kv_layout(model, candidate.kv, capabilities, None if draft is None else draft.model),
         embedding=embedding_of(model, found.directory),
+        draft_model=None if draft is None else draft.name,
     )
 
 
-def _cache_bytes(settings: Settings, model: nn.Module, group: RankGroup) -> int:
+def _bytes_of_draft(draft: Draft | None) -> int:
+    return 0 if draft is None else bytes_of(draft.model)
+
+
+def _cache_bytes(settings: Settings, model: nn.Module, draft: Draft | None, group: RankGroup) -> int:
     """Compute the memory for cached blocks where --cache-memory does not set it: half of what the weights leave, and at most a
     third of all."""
     limit = device.memory_limit_bytes(group.sharers)
-    weights = sum(parameter.nbytes for _, parameter in tree_flatten(model.parameters()))
+    weights = bytes_of(model) + _bytes_of_draft(draft)
     remaining = limit * settings.memory_fraction - weights
     return max(0, int(min(remaining / 2, limit / 3)))
-
-
-def _logits(model: nn.Module, directory: Path) -> int:
-    """Find the number of logits from the model itself: configs nest it, omit it, or ignore the padding. Evaluates nothing."""
-    try:
-        return int(model(mx.array([[0]]), cache=make_prompt_cache(model)).shape[-1])
-    except Exception as error:  # any architecture's code: whatever it raises, no request can be answered
-        raise ModelUnusable(f"{directory}: the model's own code fails: {line_of(error)}") from error
-
-
-def context_length(config: Mapping[str, Any]) -> int:
-    """Read the maximum number of tokens of a sequence from a model's config."""
-    return _nested(config, CONTEXT_KEYS) or UNBOUNDED_CONTEXT
-
-
-def _nested(config: Mapping[str, Any], keys: Iterable[str]) -> int | None:
-    for level in (config, config.get("text_config") or {}):
-        for key in keys:
-            if isinstance(value := level.get(key), int) and value > 0:
-                return value
-    return None
 
 
 def _dtype(parameters: Iterable[mx.array]) -> str:

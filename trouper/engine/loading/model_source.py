@@ -24,12 +24,14 @@ from trouper.protocol.problems import ModelUnusable
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def resolve(model: str | None, report: Callable[[str], None], watch: LoadWatch = nobody_watches) -> Path:
+def resolve(
+    model: str | None, report: Callable[[str], None], watch: LoadWatch = nobody_watches, flag: str = "--model"
+) -> Path:
     """Return the model's directory; downloads the model if it is missing. `watch` gets the progress of the bundled model; the
-    hub's client shows progress bars of its own. Raises `ModelUnusable`."""
+    hub's client shows progress bars of its own. `flag`: what named the model. Raises `ModelUnusable`."""
     if model is None:
         report(f"no --model: serving the embedded {bundled_model.NAME}")
-    match source_of(model):
+    match source_of(model, flag):
         case Path() as directory:
             return directory
         case None:
@@ -39,7 +41,7 @@ def resolve(model: str | None, report: Callable[[str], None], watch: LoadWatch =
             return _fetch(hub_id)
 
 
-def source_of(model: str | None) -> Path | str | None:
+def source_of(model: str | None, flag: str = "--model") -> Path | str | None:
     """Return an existing directory, or a hub id, or None for the bundled model. Raises `ModelUnusable` for any other value."""
     if model is None:
         return None
@@ -49,13 +51,13 @@ def source_of(model: str | None) -> Path | str | None:
     if model == bundled_model.NAME:
         return None
     if path.exists():
-        raise ModelUnusable(f"--model {model} is a file: give the directory that holds config.json and the weights")
+        raise ModelUnusable(f"{flag} {model} is a file: give the directory that holds config.json and the weights")
     if not HUB_ID.fullmatch(model) or model.startswith((".", "~")):
-        raise ModelUnusable(f"--model {model}: no such directory, and not a hub id (owner/name) either")
+        raise ModelUnusable(f"{flag} {model}: no such directory, and not a hub id (owner/name) either")
     try:
         validate_repo_id(model)
     except HFValidationError as error:
-        raise ModelUnusable(f"--model {model}: not a hub id: {line_of(error)}") from error
+        raise ModelUnusable(f"{flag} {model}: not a hub id: {line_of(error)}") from error
     return model
 
 

@@ -60,6 +60,12 @@ class HubTokenizer:
     output_format: OutputFormat = attrs.field(factory=OutputFormat)
     """How the model writes calls and reasoning."""
 
+    @property
+    def vocabulary(self) -> dict[str, int]:
+        """The id of each token by its name in the tokenizer, special tokens among them."""
+        found: dict[str, int] = self._wrapped.get_vocab()
+        return found
+
     @cached_property
     def longest_token(self) -> int:
         return max(map(len, self._bytes), default=1)

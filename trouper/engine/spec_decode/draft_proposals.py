@@ -1,6 +1,6 @@
-"""Draft proposals of the rows that may speculate.
+"""All proposers of the engine: each row's drafts come from the one that the plan names.
 
-Proposers get committed tokens only when drafts are requested, which is seldom, so other steps cost nothing.
+Proposers get committed tokens only when something is asked of them, which is seldom, so other steps cost nothing.
 """
 
 from __future__ import annotations
@@ -9,52 +9,83 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 
-from trouper.engine.spec_decode.prompt_lookup import Drafting, Proposer
-from trouper.protocol.plans import RowId
+from trouper.engine.spec_decode.draft_model import DraftModel
+from trouper.engine.spec_decode.ngram_rows import NgramRows
+from trouper.engine.spec_decode.prompt_lookup import Drafting
+from trouper.engine.spec_decode.proposer import Proposer
+from trouper.protocol.plans import ProposerName, RowId
+
+MAX_UNREAD = 256
+"""Number of steps after which proposers get tokens in any case: nothing may ever be asked of them while requests come and go."""
 
 
 class DraftProposals:
-    """The proposer of each row, and the committed tokens that the proposers have not received yet."""
+    """The proposers by name, and the committed tokens that they have not received yet."""
 
-    def __init__(self, drafting: Drafting) -> None:
-        self._drafting = drafting
-        self._proposers: dict[RowId, Proposer] = {}
+    def __init__(self, drafting: Drafting, draft_model: DraftModel | None = None) -> None:
+        self._ngrams, self._draft_model = NgramRows(drafting), draft_model
+        self._proposers: dict[ProposerName, Proposer] = {"ngram": self._ngrams}
+        if draft_model is not None:
+            self._proposers["draft_model"] = draft_model
+        self._open: set[RowId] = set()
         self._unread: list[tuple[Sequence[RowId], Sequence[int]]] = []
 
-    def open(self, row: RowId, prompt: Sequence[int]) -> None:
-        """Index a row's prompt, so that the row may draft."""
-        self._proposers[row] = self._drafting.proposer(prompt)
+    def wants(self, *, ngrams: bool) -> bool:
+        """Whether a row is to be opened. `ngrams`: whether it may draft from its own text."""
+        return ngrams or self._draft_model is not None
+
+    def open(self, row: RowId, prompt: Sequence[int], restored: int = 0, *, ngrams: bool = True) -> None:
+        """Add a row whose first `restored` tokens have KV. `ngrams`: whether it may draft from its own text, in which case its prompt
+        is indexed."""
+        for name, proposer in self._proposers.items():
+            if ngrams or name != "ngram":
+                proposer.open(row, prompt, restored)
+                self._open.add(row)
 
     def drop(self, rows: Iterable[RowId]) -> None:
         """Forget rows."""
-        for row in rows:
-            self._proposers.pop(row, None)
+        for proposer in self._proposers.values():
+            proposer.drop(rows)
+        self._open.difference_update(rows)
 
     def append(self, rows: Sequence[RowId], tokens: Sequence[int]) -> None:
         """Add the tokens that a step committed."""
-        if self._proposers:
+        if self._open:
             self._unread.append((rows, tokens))
+            if len(self._unread) > MAX_UNREAD:
+                self._feed_proposers()
 
-    def drafts(self, requests: Mapping[RowId, int]) -> dict[RowId, list[int]]:
-        """Propose drafts. `requests`: maximum number of draft tokens of each row. Rows without a draft are left out."""
+    def drafts(
+        self, requests: Mapping[RowId, int], names: Mapping[RowId, ProposerName] | None = None
+    ) -> dict[RowId, list[int]]:
+        """Propose drafts. `requests`: maximum number of draft tokens of each row. `names`: the proposer of each row; prompt lookup for
+        rows that it does not name. Rows without a draft are left out."""
         self._feed_proposers()
-        return {
-            row: draft
-            for row, max_tokens in requests.items()
-            if max_tokens and row in self._proposers
-            if (draft := self._proposers[row].draft(min(max_tokens, self._drafting.tokens)))
-        }
+        names = names or {}
+        drafts: dict[RowId, list[int]] = {}
+        for name, proposer in self._proposers.items():
+            own = {row: size for row, size in requests.items() if size and names.get(row, "ngram") == name}
+            drafts |= proposer.drafts(own)
+        return drafts
 
     def matched(self, rows: Sequence[RowId]) -> tuple[tuple[RowId, int], ...]:
         """Return the match lengths for `Stepped.matched`."""
         self._feed_proposers()
-        return tuple((row, n) for row in rows if row in self._proposers and (n := self._proposers[row].matched))
+        return self._ngrams.matched(rows)
+
+    def complete(self, ends: Mapping[RowId, int]) -> None:
+        """Complete the draft model's KV of each row up to `ends[row]` tokens, before it is copied."""
+        if self._draft_model is not None and ends:
+            self._feed_proposers()
+            self._draft_model.complete(ends)
 
     def _feed_proposers(self) -> None:
         """Pass the unread tokens to the proposers, grouped by steps that had the same rows. A step with drafts names rows
         twice; it is never grouped with the next one, since drafts are requested in between, or no row had a draft."""
         unread, self._unread = self._unread, []
         for rows, steps in groupby(unread, itemgetter(0)):
+            fed: dict[RowId, list[int]] = {}
             for row, row_tokens in zip(rows, zip(*(tokens for _, tokens in steps), strict=True), strict=True):
-                if row in self._proposers:
-                    self._proposers[row].append(row_tokens)
+                fed.setdefault(row, []).extend(row_tokens)
+            for proposer in self._proposers.values():
+                proposer.append(fed)

@@ -11,8 +11,8 @@ from typing import Protocol
 import attrs
 
 
-class Proposer(Protocol):
-    """Proposes one row's next tokens. A draft model, or a draft head of the model, could implement it, too."""
+class RowProposer(Protocol):
+    """Proposes one row's next tokens from those before."""
 
     @property
     def matched(self) -> int:
@@ -41,7 +41,7 @@ class Drafting:
         step was planned."""
         return 3 * (self.tokens + 1)
 
-    def proposer(self, prompt: Sequence[int]) -> Proposer:
+    def proposer(self, prompt: Sequence[int]) -> RowProposer:
         """Make the proposer of one row."""
         return NgramProposer(prompt, self.min_ngram, self.max_ngram)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import trio
 
 from trouper.protocol.capabilities import FEATURES
-from trouper.protocol.health import ChannelStats, RankStats
+from trouper.protocol.health import ChannelStats, ProposerStats, RankStats
 from trouper.protocol.kv import BankStats
 from trouper.web.metrics.metric import Kind, Labelled, ModelMetric, ModelScrape
 from trouper.web.metrics.request_metrics import ModelRequestCounts
@@ -41,6 +41,13 @@ def _bank(name: str, of: Callable[[BankStats], float], help: str) -> ModelMetric
         ]
 
     return ModelMetric("gauge", name, help, values, ("bank",))
+
+
+def _proposer(name: str, of: Callable[[ProposerStats], int], help: str) -> ModelMetric[ModelScrape]:
+    def values(seen: ModelScrape) -> Iterable[Labelled]:
+        return [((proposer,), of(stats)) for proposer, stats in seen.health.scheduler.speculation.by_proposer.items()]
+
+    return ModelMetric("counter", name, help, values, ("proposer",))
 
 
 def _channel(kind: Kind, name: str, of: Callable[[ChannelStats], float], help: str) -> ModelMetric[ModelScrape]:
@@ -102,6 +109,12 @@ SERVING: tuple[ModelMetric[ModelScrape], ...] = (
         "counter", "trouper_requests_withdrawn_total", "requests_withdrawn", "Requests whose client left or met a limit."
     ),
 )  # fmt: skip
+
+DRAFTS = (
+    _proposer("trouper_drafts_total", lambda stats: stats.drafts, "Drafts of each proposer that were verified."),
+    _proposer("trouper_draft_tokens_total", lambda stats: stats.drafted, "Tokens of those drafts."),
+    _proposer("trouper_draft_accepted_tokens_total", lambda stats: stats.accepted, "Tokens of them that were right."),
+)
 
 SELF_CHECK: tuple[ModelMetric[ModelScrape], ...] = (
     ModelMetric(
@@ -226,7 +239,7 @@ RANKS = (
 )  # fmt: skip
 
 TROUPER_METRICS: tuple[ModelMetric[ModelScrape], ...] = (
-    *SERVING, *SELF_CHECK, *ACTORS, *RECOVERY, *RANKS, *KV, *BANKS, *MEMORY_TIER, *DISK_TIER, *MEMORY,
+    *SERVING, *DRAFTS, *SELF_CHECK, *ACTORS, *RECOVERY, *RANKS, *KV, *BANKS, *MEMORY_TIER, *DISK_TIER, *MEMORY,
 )  # fmt: skip
 TROUPER_REQUEST_METRICS: tuple[ModelMetric[ModelRequestCounts], ...] = (
     ModelMetric(

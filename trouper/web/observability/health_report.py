@@ -71,7 +71,7 @@ def _model_body(runtime: Runtime) -> dict[str, Any]:
         "detail": health.detail,
         "cache_stats": cache_stats(health),
         "cache": attrs.asdict(health.scheduler.cache),
-        "speculation": attrs.asdict(health.scheduler.speculation),
+        "speculation": attrs.asdict(health.scheduler.speculation) | {"draft_model": runtime.model.draft_model},
         "recovery": attrs.asdict(health.scheduler.recovery),
         "actors": [attrs.asdict(actor) for actor in health.actors],
         "memory": attrs.asdict(health.memory) | _kv_memory(health.scheduler),

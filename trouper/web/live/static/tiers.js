@@ -40,13 +40,17 @@ function saved(facts, cache, prompts) {
   ]);
 }
 
+const PROPOSERS = { ngram: "Right from own text", draft_model: "Right from the draft model" };
+
 /** Tokens that were guessed, where any were. */
-function drafts({ drafted, accepted, steps }) {
+function drafts({ drafted, accepted, steps, by_proposer }) {
   if (!drafted) return [];
+  const proposers = Object.entries(by_proposer).map(([name, of]) => [PROPOSERS[name] ?? name, `${percent(of.accepted, of.drafted)} of ${count(of.drafted)}`]);
   return [tier("Drafts", `${percent(accepted, drafted)} right`, [["decode", accepted], ["", drafted - accepted]], [
     ["Tokens drafted", count(drafted)],
     ["Tokens accepted", count(accepted)],
     ["Steps that verified some", count(steps)],
+    ...proposers,
   ])];
 }
 

@@ -1,0 +1,98 @@
+"""A draft model that cannot draft is refused in one line, which names the flag and a remedy; one that can is counted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.families import FAMILIES, save, write_json
+from trouper.actors.scheduling.cache_namespace import cache_namespace
+from trouper.engine.loading.model_loading import EvaluatedModel, load, weights_bytes
+from trouper.engine.loading.weights import bytes_of
+from trouper.protocol.problems import ModelUnusable
+from trouper.protocol.settings import Settings
+
+SMALLER: dict[str, Any] = {"num_hidden_layers": 2}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> str:
+    return str(save("llama", tmp_path / "target"))
+
+
+def draft(directory: Path, name: str = "llama", seed: int = 5, **changes: Any) -> str:
+    return str(save(name, directory / f"draft-{name}-{seed}", {**FAMILIES[name], **SMALLER, **changes}, seed))
+
+
+def loaded(target: str, draft_model: str | None, **settings: Any) -> EvaluatedModel:
+    return load(Settings(model=target, draft_model=draft_model, **settings), lambda _: None)
+
+
+def refused(target: str, draft_model: str, **settings: Any) -> str:
+    with pytest.raises(ModelUnusable) as problem:
+        loaded(target, draft_model, **settings)
+    text = str(problem.value)
+    assert text.startswith("--draft-model ") and "\n" not in text
+    return text
+
+
+def test_weights_kv_and_fingerprint_are_of_both(target: str, tmp_path: Path) -> None:
+    alone, small = loaded(target, None), draft(tmp_path)
+    both, settings = loaded(target, small), Settings(model=target, draft_model=small)
+    assert both.draft is not None and both.card.draft_model == small
+    assert alone.draft is None and alone.card.draft_model is None
+    assert both.card.weights_bytes == alone.card.weights_bytes + bytes_of(both.draft.model)
+    assert weights_bytes(settings) == weights_bytes(Settings(model=target)) + bytes_of(both.draft.model)
+    assert both.card.kv.token_bytes == alone.card.kv.token_bytes * 3 // 2, "two layers beside four"
+    other = loaded(target, draft(tmp_path, seed=6))
+    spaces = {cache_namespace(one.card, settings) for one in (alone, both, other)}
+    assert len(spaces) == 3, "blocks have the KV of both models"
+    assert cache_namespace(loaded(target, small).card, settings) in spaces
+
+
+@pytest.mark.parametrize(("name", "why"), [("gpt_oss", "sliding windows"), ("lfm2", "recurrent state")])
+def test_models_without_full_attention_are_refused(target: str, tmp_path: Path, name: str, why: str) -> None:
+    said = refused(target, str(save(name, tmp_path / name)))
+    assert why in said and "give a model with full attention" in said
+
+
+def test_a_target_whose_rows_draft_nothing(tmp_path: Path) -> None:
+    said = refused(str(save("jamba", tmp_path / "jamba")), draft(tmp_path))
+    assert "cannot take drafts back" in said and said.endswith("leave --draft-model out")
+
+
+def test_other_tokens_are_refused(target: str, tmp_path: Path) -> None:
+    small = draft(tmp_path)
+    path = Path(small) / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    write_json(path, tokenizer)
+    said = refused(target, small)
+    assert "2 differ" in said and "'a' and 'b'" in said.replace("'b' and 'a'", "'a' and 'b'")
+    assert "give a smaller model of the same family" in said
+
+
+def test_another_number_of_logits_is_refused(target: str, tmp_path: Path) -> None:
+    said = refused(target, draft(tmp_path, vocab_size=640))
+    assert "has 640 logits" in said and "512" in said
+
+
+def test_a_shorter_context_needs_shorter_rows(target: str, tmp_path: Path) -> None:
+    small = draft(tmp_path, max_position_embeddings=100)
+    assert "--max-kv-size 100" in refused(target, small)
+    assert loaded(target, small, max_kv_size=100).draft is not None
+
+
+@pytest.mark.parametrize("wrong", ["nowhere", "config.json"])
+def test_what_is_no_model_is_named_by_its_flag(target: str, tmp_path: Path, wrong: str) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    refused(target, str(tmp_path / wrong))

@@ -1,0 +1,149 @@
+"""The draft model's passes over rows in slots.
+
+Its caches are further layers of the same slots (`SlotBuffers`), so whatever happens to a row happens to the KV of both models:
+it is moved, dropped, stored in blocks and restored. Only the computed length is kept apart, since it lags behind: a row that
+does not draft runs no pass of the draft model. Wrong KV here would cost acceptance, and never change a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from trouper.engine.adaptations.adaptation_registry import adapted
+from trouper.engine.kv.banks import Bank, Banks
+from trouper.engine.kv.joined_slots import joined
+from trouper.engine.kv.model_caches import view
+from trouper.engine.kv.pass_shapes import Shapes
+from trouper.engine.kv.region import Ints, Region
+from trouper.engine.platform.eager_eval import start_eval
+from trouper.protocol.plans import RowId
+
+CHUNK = 512
+"""Maximum number of tokens of a row in one pass that catches up: scores of attention over more take memory that nobody planned."""
+
+
+@attrs.frozen(eq=False)
+class Window:
+    """Contiguous slots of a bank in a pass. The rows that do not run lie between others; they get padding."""
+
+    bank: Bank
+    start: int
+    rows: Sequence[RowId]
+
+
+class DraftRows:
+    """Rows of the draft model, in the slots of the target's rows."""
+
+    def __init__(self, model: nn.Module, banks: Banks, shapes: Shapes) -> None:
+        self._model, self._banks, self._shapes = model, banks, shapes
+        self._adapted = adapted(model)
+        self.lengths: dict[RowId, int] = {}
+        """Number of tokens of each row whose KV is computed and right. What lies behind is overwritten."""
+
+    def prefill(self, missing: Mapping[RowId, Sequence[int]]) -> None:
+        """Run these tokens, the next ones of each row. Rows may decode or prefill; all in one pass, unless that pads too much."""
+        remaining = {row: tokens for row, tokens in missing.items() if len(tokens)}
+        while remaining:
+            chunks = {row: tokens[:CHUNK] for row, tokens in remaining.items()}
+            for bank in self._banks:
+                self._prefill(bank, chunks)
+            remaining = {row: tokens[CHUNK:] for row, tokens in remaining.items() if len(tokens) > CHUNK}
+
+    def _prefill(self, bank: Bank, chunks: Mapping[RowId, Sequence[int]]) -> None:
+        order = bank.slots.order
+        counts = [len(chunks.get(row, ())) for row in order]
+        lengths = [self.lengths[row] for row in order]
+        groups = self._shapes.groups(counts)
+        if any(map(self._shapes.alone, counts, lengths)):
+            groups = [range(slot, slot + 1) for slot, count in enumerate(counts) if count]
+        for group in groups:
+            window = Window(bank, group.start, order[group.start : group.stop])
+            self._run([window], {row: chunks[row] for row in window.rows if row in chunks})
+            start_eval(bank.buffers.state())
+
+    def propose(
+        self, fed: Mapping[RowId, Sequence[int]], sizes: Mapping[RowId, int], agree: Callable[[mx.array], mx.array]
+    ) -> dict[RowId, list[int]]:
+        """Draft sizes[row] tokens for each of these decoding rows, greedily: a pass over all of them for each token. The first pass
+        runs the tokens that the row lacks, `fed`: the row's last token, and perhaps one before it. `agree` returns rank 0's tokens."""
+        windows = self._windows(sizes)
+        picked, order = mx.argmax(self._run(windows, fed), axis=-1), _rows(windows)
+        drafted, orders = [picked], [order]
+        for step in range(1, max(sizes.values())):
+            active = [row for row, size in sizes.items() if size > step]
+            windows = self._windows(active)
+            if (rows := _rows(windows)) != order:
+                picked, order = picked[mx.array([order.index(row) for row in rows])], rows
+            logits = self._forward(windows, picked[:, None], self._counts(rows, dict.fromkeys(active, 1)))
+            picked = mx.argmax(logits[:, -1], axis=-1)
+            drafted.append(picked)
+            orders.append(order)
+        tokens = np.array(agree(mx.concatenate(drafted))).tolist()
+        drafts: dict[RowId, list[int]] = {row: [] for row in sizes}
+        for row, token in zip([row for order in orders for row in order], tokens, strict=True):
+            if row in drafts and len(drafts[row]) < sizes[row]:
+                drafts[row].append(token)
+        return drafts
+
+    def _windows(self, active: Sequence[RowId] | Mapping[RowId, int]) -> list[Window]:
+        """Of each bank the slots from the first to the last active row."""
+        windows = []
+        for bank in self._banks:
+            slots = [slot for slot, row in enumerate(bank.slots.decoding) if row in active]
+            if slots:
+                windows.append(Window(bank, slots[0], bank.slots.order[slots[0] : slots[-1] + 1]))
+        return windows
+
+    @staticmethod
+    def _counts(rows: Sequence[RowId], counts: Mapping[RowId, int]) -> Ints:
+        return np.array([counts.get(row, 0) for row in rows], np.int32)
+
+    def _run(self, windows: Sequence[Window], fed: Mapping[RowId, Sequence[int]]) -> mx.array:
+        """Run tokens from the host; logits (n, vocabulary) after each row's last one."""
+        rows = _rows(windows)
+        counts = self._counts(rows, {row: len(tokens) for row, tokens in fed.items()})
+        tokens = np.zeros((len(rows), int(counts.max())), np.int32)
+        for index, row in enumerate(rows):
+            tokens[index, : counts[index]] = fed.get(row, ())
+        logits = self._forward(windows, mx.array(tokens), counts)
+        last = np.arange(len(rows)) * logits.shape[1] + np.maximum(counts, 1) - 1
+        return mx.flatten(logits, 0, 1)[mx.array(last.astype(np.int32))]
+
+    def _forward(self, windows: Sequence[Window], tokens: mx.array, counts: Ints) -> mx.array:
+        """Build the pass over tokens (n, width), of which counts[i] are row i's own, and add these to the lengths. Returns logits (n, at
+        least width, vocabulary)."""
+        rows, width = _rows(windows), self._shapes.width(tokens.shape[1])
+        tokens = mx.pad(tokens, [(0, 0), (0, width - tokens.shape[1])])
+        lengths = np.array([self.lengths[row] for row in rows], np.int32)
+        caches, region = self._begin(windows, lengths, counts, width)
+        with self._adapted.during(region):
+            logits: mx.array = self._model(tokens, cache=[view(cache) for cache in caches])
+        for window in windows:
+            window.bank.buffers.finish()
+        for row, count in zip(rows, counts.tolist(), strict=True):
+            self.lengths[row] += count
+        return logits
+
+    def _begin(
+        self, windows: Sequence[Window], lengths: Ints, counts: Ints, width: int
+    ) -> tuple[Sequence[Any], Region]:
+        ranges, end = list[slice](), 0
+        for window in windows:
+            part = slice(end, end := end + len(window.rows))
+            window.bank.buffers.begin(Region(window.start, lengths[part], counts[part], width, self._shapes))
+            ranges.append(part)
+        caches = [window.bank.buffers.draft_caches for window in windows]
+        if len(windows) == 1:
+            return caches[0], Region(windows[0].start, lengths, counts, width, self._shapes)
+        region = Region(0, lengths, counts, width, self._shapes)
+        return joined(caches, region, ranges), region
+
+
+def _rows(windows: Sequence[Window]) -> list[RowId]:
+    return [row for window in windows for row in window.rows]

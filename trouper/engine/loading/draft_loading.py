@@ -1,0 +1,138 @@
+"""The draft model of a model: found and checked before weights are read, then loaded as the model is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import attrs
+from mlx import nn
+from mlx_lm.utils import load_tokenizer
+
+from trouper.engine.distributed.rank_group import RankGroup
+from trouper.engine.kv import attention_seam
+from trouper.engine.kv.full_slots import FullSlots
+from trouper.engine.kv.model_caches import flatten, guessed, slot_caches
+from trouper.engine.kv.quantized_kv import PLAIN
+from trouper.engine.loading import bundled_model, checkpoint, precision
+from trouper.engine.loading.context import context_length
+from trouper.engine.loading.model_source import resolve
+from trouper.engine.loading.tokenizer import HubTokenizer
+from trouper.engine.loading.weights import count_logits, evaluate, opened
+from trouper.engine.platform import device
+from trouper.engine.platform.error_text import first_line_of
+from trouper.engine.self_check.starting import Candidate
+from trouper.protocol.capabilities import Capabilities
+from trouper.protocol.loading import LoadWatch
+from trouper.protocol.names import DRAFT_FLAG, EMBEDDED
+from trouper.protocol.problems import ModelUnusable
+from trouper.protocol.settings import Settings
+
+
+@attrs.frozen(eq=False)
+class FoundDraft:
+    """A draft model that was found and checked, as far as that needs no weights."""
+
+    name: str
+    checkpoint: checkpoint.Checkpoint
+
+
+@attrs.frozen(eq=False)
+class Draft:
+    """A draft model whose every parameter is evaluated. With several ranks each has the whole of it."""
+
+    name: str
+    model: nn.Module
+    directory: Path
+
+
+def find_draft(
+    settings: Settings,
+    target: checkpoint.Checkpoint,
+    tokenizer: HubTokenizer,
+    report: Callable[[str], None],
+    watch: LoadWatch,
+    *,
+    group: RankGroup,
+) -> FoundDraft | None:
+    """Find the draft model of the settings; None: they name none. Raises `ModelUnusable`."""
+    name = settings.draft_model
+    if name is None:
+        return None
+    directory = (
+        bundled_model.directory(None, report, watch) if name == EMBEDDED else resolve(name, report, watch, DRAFT_FLAG)
+    )
+    found = checkpoint.inspect(directory)
+    _require_context(name, found, target, settings)
+    _require_tokens(name, directory, target.directory, tokenizer)
+    checkpoint.require_memory(target.loaded_bytes // group.size + found.loaded_bytes, directory)
+    report(f"drafting with {found.architecture} from {directory}: {found.loaded_bytes / 2**20:.0f} MiB")
+    return FoundDraft(name, found)
+
+
+def _require_context(
+    name: str, found: checkpoint.Checkpoint, target: checkpoint.Checkpoint, settings: Settings
+) -> None:
+    has, needed = context_length(found.config), context_length(target.config)
+    if has < min(needed, settings.max_kv_size or needed):
+        raise ModelUnusable(
+            f"{DRAFT_FLAG} {name} has a context of {has} tokens, and {target.directory} one of {needed}: give --max-kv-size "
+            f"{has}, another draft model, or leave {DRAFT_FLAG} out"
+        )
+
+
+def _require_tokens(name: str, directory: Path, target: Path, tokenizer: HubTokenizer) -> None:
+    """Drafts are token ids, so both models must mean the same by each id. One of them may name more special tokens than the other,
+    in places that both keep free."""
+    try:
+        mine = {token: text for text, token in load_tokenizer(directory).get_vocab().items()}
+    except Exception as error:  # files of any kind, read by code of any kind: whatever it raises, they are unusable
+        raise ModelUnusable(f"{DRAFT_FLAG} {name} has no usable tokenizer: {first_line_of(error)}") from error
+    theirs = {token: text for text, token in tokenizer.vocabulary.items()}
+    apart = [token for token in sorted(mine.keys() & theirs.keys()) if mine[token] != theirs[token]]
+    if apart:
+        first = apart[0]
+        raise ModelUnusable(
+            f"{DRAFT_FLAG} {name} has other tokens than {target} ({len(apart)} differ, the first is {first}: {mine[first]!r} and "
+            f"{theirs[first]!r}): give a smaller model of the same family, or leave {DRAFT_FLAG} out"
+        )
+
+
+def load_draft(
+    found: FoundDraft, target: Candidate, capabilities: Capabilities, progress: Callable[[int, int], None]
+) -> Draft:
+    """Load the draft model beside its target, in the precision that the target would have. Raises `ModelUnusable`."""
+    directory = found.checkpoint.directory
+    if not capabilities.allows("drafts"):
+        raise ModelUnusable(
+            f"{DRAFT_FLAG} {found.name}: rows of {target.directory} cannot take drafts back ({capabilities.drafts}); leave "
+            f"{DRAFT_FLAG} out"
+        )
+    model, _ = opened(directory)
+    if device.is_cpu():
+        precision.to_float32(model)
+    if reason := _unsuitable(model, capabilities):
+        raise ModelUnusable(
+            f"{DRAFT_FLAG} {found.name} cannot draft in the batch: {reason}; give a model with full attention in all layers, or "
+            f"leave {DRAFT_FLAG} out"
+        )
+    if (logits := count_logits(model, directory)) != target.vocabulary:
+        raise ModelUnusable(
+            f"{DRAFT_FLAG} {found.name} has {logits} logits, and {target.directory} {target.vocabulary}: give a smaller model of the "
+            f"same family, or leave {DRAFT_FLAG} out"
+        )
+    evaluate(model, directory, progress)
+    return Draft(found.name, model, directory)
+
+
+def _unsuitable(model: nn.Module, capabilities: Capabilities) -> str:
+    """Return why the model's rows cannot draft in the target's slots; "" if they can. Evaluates nothing."""
+    found = guessed(model)
+    if found.batch or found.drafts:
+        return found.batch or found.drafts
+    others = {type(leaf).__name__ for leaf in flatten(slot_caches(model, PLAIN)) if not isinstance(leaf, FullSlots)}
+    if others:
+        return "it has sliding windows"
+    if capabilities.allows("banks") and (reason := attention_seam.fault(model)):
+        return f"attention over several banks cannot be built: {reason}"
+    return ""

@@ -1,0 +1,68 @@
+"""Weights: a directory becomes a model whose every parameter is evaluated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx import nn
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import load_model
+
+from trouper.engine.platform.error_text import line_of
+from trouper.protocol.problems import ModelUnusable
+
+EVALUATION_BYTES = 2**26
+"""Parameters are evaluated in groups of this size: dequantizing all at once would hold both forms of all."""
+
+
+def opened(directory: Path) -> tuple[nn.Module, dict[str, Any]]:
+    """Open a model and its config lazily: only shapes are read. Raises `ModelUnusable`."""
+    try:
+        model, config = load_model(directory, lazy=True)
+    except Exception as error:  # any architecture's code over any file: whatever it raises, the model is unusable
+        raise ModelUnusable(
+            f"{directory}: the weights and config.json do not make a model: {line_of(error)}"
+        ) from error
+    return model, config
+
+
+def bytes_of(model: nn.Module) -> int:
+    """Bytes of all parameters."""
+    return sum(parameter.nbytes for _, parameter in tree_flatten(model.parameters()))
+
+
+def evaluate(model: nn.Module, directory: Path, progress: Callable[[int, int], None]) -> None:
+    """Read all weights. Raises `ModelUnusable`."""
+    parameters = [parameter for _, parameter in tree_flatten(model.parameters())]
+    done, total = 0, sum(parameter.nbytes for parameter in parameters)
+    progress(done, total)
+    try:
+        for group in _groups(parameters):
+            mx.eval(group)
+            done += sum(parameter.nbytes for parameter in group)
+            progress(done, total)
+    except (RuntimeError, MemoryError) as error:
+        raise ModelUnusable(f"{directory}: the weights cannot be read into memory: {line_of(error)}") from error
+    mx.clear_cache()
+
+
+def _groups(parameters: Iterable[mx.array]) -> Iterable[list[mx.array]]:
+    group: list[mx.array] = []
+    for parameter in parameters:
+        group.append(parameter)
+        if sum(array.nbytes for array in group) >= EVALUATION_BYTES:
+            yield group
+            group = []
+    yield group
+
+
+def count_logits(model: nn.Module, directory: Path) -> int:
+    """Find the number of logits from the model itself: configs nest it, omit it, or ignore the padding. Evaluates nothing."""
+    try:
+        return int(model(mx.array([[0]]), cache=make_prompt_cache(model)).shape[-1])
+    except Exception as error:  # any architecture's code: whatever it raises, no request can be answered
+        raise ModelUnusable(f"{directory}: the model's own code fails: {line_of(error)}") from error

@@ -1,0 +1,28 @@
+"""The interface of proposers: what drafts the next tokens of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+from trouper.protocol.plans import RowId
+
+
+class Proposer(Protocol):
+    """Proposes next tokens for rows of the batch. Drafts must be the same on every rank; they need not be right.
+
+    A head that the model brings needs the target's hidden state of each row's last committed position as well: its proposer
+    gets the rows when it is made, as that of a draft model does, and takes the state from the pass that computed it.
+    """
+
+    def open(self, row: RowId, prompt: Sequence[int], restored: int) -> None:
+        """Add a row whose first `restored` tokens have KV from cached blocks or another row."""
+
+    def drop(self, rows: Iterable[RowId]) -> None:
+        """Forget rows, known or not."""
+
+    def append(self, tokens: Mapping[RowId, Sequence[int]]) -> None:
+        """Add committed tokens. May name rows that are not open."""
+
+    def drafts(self, requests: Mapping[RowId, int]) -> dict[RowId, list[int]]:
+        """Propose drafts of at most requests[row] tokens, at least 1. Rows without a draft are left out."""
