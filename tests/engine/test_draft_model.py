@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 from mlx import nn
 
-from tests.engine.driver import Driver, Request, Row
+from tests.engine.driver import Driver, Request, Row, only_bank
 from tests.engine.test_drafts import foretelling
 from tests.engine.test_exactness import assert_equal_as_far, greedy_requests, model_of, seeded_requests
 from tests.families import build, prompts
 from tests.family_configs import FAMILIES, VOCABULARY
 from trouper.engine.kv.draft_rows import CHUNK
+from trouper.engine.kv.model_caches import flatten
 from trouper.engine.kv.pass_shapes import EXACT, ROUNDED
 from trouper.engine.kv.slot_rows import SlotRows
 from trouper.engine.spec_decode.draft_model import FED_AT_ONCE, DraftModel
@@ -241,6 +242,25 @@ def test_kv_of_wrong_drafts_is_taken_back() -> None:
         half = len(parts) // 2
         for target, drafted in zip(parts[:half], parts[half:], strict=True):
             np.testing.assert_allclose(drafted, target, atol=1e-3)
+
+
+def test_a_prefill_is_ready_when_the_targets_pass_is() -> None:
+    """It is known by the last array, which must not be one that the pass left alone: the time of a chunk is measured by it."""
+    model = model_of("llama")
+    engine = StepEngine(model, VOCABULARY, draft_model=other())
+    driver, seen = Driver(engine, allow=lambda _: 2, propose=lambda _: "draft_model"), list[bool]()
+    begin = engine._rows.prefill
+
+    def prefilled(chunks: Any) -> Any:
+        done = begin(chunks)
+        if chunks:
+            buffers = only_bank(engine).buffers
+            seen.append(buffers.state()[-1] is flatten(buffers.caches)[-1].buffers[-1])
+        return done
+
+    engine._rows.prefill = prefilled  # type: ignore[method-assign]
+    driver.play([attrs.evolve(request, join=3 * place) for place, request in enumerate(requests_of((40, 30), 9))])
+    assert seen and all(seen)
 
 
 def test_each_row_is_asked_of_the_proposer_that_the_plan_names() -> None:
