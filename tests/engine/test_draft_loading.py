@@ -7,11 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlx import nn
 
 from tests.families import FAMILIES, save, write_json
 from trouper.actors.scheduling.cache_namespace import cache_namespace
+from trouper.engine.kv.quantized_kv import PLAIN
+from trouper.engine.loading import checkpoint
+from trouper.engine.loading.draft_loading import FoundDraft, load_draft
 from trouper.engine.loading.model_loading import EvaluatedModel, load, weights_bytes
 from trouper.engine.loading.weights import bytes_of
+from trouper.engine.self_check.starting import Candidate
+from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import Settings
 
@@ -64,9 +70,14 @@ def test_models_without_full_attention_are_refused(target: str, tmp_path: Path, 
     assert why in said and "give a model with full attention" in said
 
 
-def test_a_target_whose_rows_draft_nothing(tmp_path: Path) -> None:
-    said = refused(str(save("jamba", tmp_path / "jamba")), draft(tmp_path))
-    assert "cannot take drafts back" in said and said.endswith("leave --draft-model out")
+def test_a_target_whose_rows_draft_nothing(target: str, tmp_path: Path) -> None:
+    """As the self-check may find."""
+    found = FoundDraft("small", checkpoint.inspect(Path(draft(tmp_path))))
+    candidate = Candidate(model=nn.Module(), config={}, directory=Path(target), digest=0, vocabulary=512, kv=PLAIN)
+    with pytest.raises(ModelUnusable) as problem:
+        load_draft(found, candidate, Capabilities(drafts="they differ"), lambda *_: None)
+    said = str(problem.value)
+    assert "cannot take drafts back (they differ)" in said and said.endswith("leave --draft-model out")
 
 
 def test_other_tokens_are_refused(target: str, tmp_path: Path) -> None:

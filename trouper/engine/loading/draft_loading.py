@@ -14,6 +14,7 @@ from trouper.engine.kv import attention_seam
 from trouper.engine.kv.full_slots import FullSlots
 from trouper.engine.kv.model_caches import flatten, guessed, slot_caches
 from trouper.engine.kv.quantized_kv import PLAIN
+from trouper.engine.kv.recurrent_state import StateSlots
 from trouper.engine.loading import bundled_model, checkpoint, precision
 from trouper.engine.loading.context import context_length
 from trouper.engine.loading.model_source import resolve
@@ -130,8 +131,10 @@ def _unsuitable(model: nn.Module, capabilities: Capabilities) -> str:
     found = guessed(model)
     if found.batch or found.drafts:
         return found.batch or found.drafts
-    others = {type(leaf).__name__ for leaf in flatten(slot_caches(model, PLAIN)) if not isinstance(leaf, FullSlots)}
-    if others:
+    leaves = flatten(slot_caches(model, PLAIN))
+    if any(isinstance(leaf, StateSlots) for leaf in leaves):
+        return "it has recurrent state"
+    if not all(isinstance(leaf, FullSlots) for leaf in leaves):
         return "it has sliding windows"
     if capabilities.allows("banks") and (reason := attention_seam.fault(model)):
         return f"attention over several banks cannot be built: {reason}"
