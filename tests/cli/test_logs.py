@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from trouper.cli.background_log import BackgroundHandler, LineWriter
+from trouper.cli.exits import give_up
 from trouper.cli.log_setup import Format, JsonLines, configure_logging, name_request
 from trouper.protocol.logs import CURRENT_REQUEST, FIELDS, REQUEST_ID
 
@@ -122,3 +123,28 @@ def test_a_traceback_is_shown_whoever_writes_it(
     assert "it failed" in said
     assert "Traceback" in said
     assert "KeyError" in said
+
+
+def test_the_line_of_a_server_that_gives_up_comes_after_its_log(capsys: pytest.CaptureFixture[str]) -> None:
+    """The log has a thread of its own: in CI the traceback of the last crash came after the line that says it."""
+    may_write = threading.Event()
+
+    def write(record: logging.LogRecord) -> None:
+        may_write.wait()
+        sys.stderr.write(f"{record.getMessage()}\n")
+
+    class Flushed(BackgroundHandler):
+        def flush(self) -> None:
+            may_write.set()
+            super().flush()
+
+    handler, root = Flushed(write), logging.getLogger()
+    root.addHandler(handler)
+    try:
+        logging.getLogger("trouper.test").error("the last crash")
+        with pytest.raises(SystemExit):
+            give_up("crashed 4 times")
+    finally:
+        may_write.set()
+        root.removeHandler(handler)
+    assert capsys.readouterr().err.splitlines() == ["the last crash", "trouper: crashed 4 times"]

@@ -31,7 +31,10 @@ def refuse(message: str) -> NoReturn:
 
 
 def give_up(message: str) -> NoReturn:
-    """Print one line, and exit after everything that could still be served has been."""
+    """Print one line, and exit after everything that could still be served has been. The line is the last one: the log is written on
+    a thread of its own, and what led to this may still wait there."""
+    for handler in logging.getLogger().handlers:
+        handler.flush()
     click.secho(f"trouper: {message}", fg="red", err=True)
     sys.exit(ENGINE_FAILED)
 
