@@ -92,7 +92,7 @@ class DraftRows:
         return drafts
 
     def _windows(self, active: Sequence[RowId] | Mapping[RowId, int]) -> list[Window]:
-        """Of each bank the slots from the first to the last active row."""
+        """Choose the slots of each bank from its first to its last active row."""
         windows = []
         for bank in self._banks:
             slots = [slot for slot, row in enumerate(bank.slots.decoding) if row in active]

@@ -35,7 +35,7 @@ class ThreadTuner:
     threads: int
     max_threads: int
     seconds: deque[float] = attrs.field(factory=lambda: deque(maxlen=SAMPLES))
-    """Of the last steps with `threads` threads."""
+    """Durations of the last steps with `threads` threads."""
     chosen_at: float = 0.0
     """Median time of a step, in seconds, when the choice was made."""
     tried: int = 0
