@@ -47,14 +47,18 @@ class Subject:
     def failure(self, scenario: Scenario, capabilities: Capabilities) -> Failure | None:
         """Run a scenario; None if it passes. Any exception is a failure, since a request would have met it."""
         try:
-            rows = ForcedRows(self._rows(capabilities, scenario.feature), self.reference.texts)
-            scenario.script(rows)
-            difference = rows.error(self.reference)
+            difference = self.error(scenario, capabilities)
         except Exception as error:  # noqa: BLE001 - any architecture's code: whatever it raises is the finding
             return Failure(f"{scenario.name}: {line_of(error)}", raised=True)
         if difference <= self.reference.bound:
             return None
         return Failure(f"{scenario.name} differ: {_described(difference, self.reference.bound)}")
+
+    def error(self, scenario: Scenario, capabilities: Capabilities) -> float:
+        """Run a scenario and return its error against the reference. Raises any exception of the model's own code."""
+        rows = ForcedRows(self._rows(capabilities, scenario.feature), self.reference.texts)
+        scenario.script(rows)
+        return rows.error(self.reference)
 
     def _rows(self, capabilities: Capabilities, feature: Feature) -> Rows:
         shapes = attrs.evolve(self.shapes, first_bank=FIRST_BANK) if feature == "banks" else self.shapes

@@ -1,0 +1,280 @@
+"""`trouper certify`: a certificate of a tiny model, made by the command; what it says of faults; two of them compared."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+from click.testing import CliRunner
+
+from tests.families import build, save
+from tests.family_configs import FAMILIES, VOCABULARY
+from tests.self_check.faults import FAULTS
+from trouper import cli
+from trouper.cli.commands.certify.answers import ProbeAnswer, compared, questions
+from trouper.cli.commands.certify.certificate import FORMAT, held, line_of
+from trouper.cli.commands.certify.certificate_page import as_html
+from trouper.cli.commands.certify.engine_programs import CutShort, ProgramFailed, program_rows
+from trouper.cli.commands.certify.making import SECTIONS, CertifyPlan, make_certificate
+from trouper.cli.commands.certify.section_run import NotApplicable, SectionRun
+from trouper.cli.exits import USAGE_ERROR
+from trouper.engine.certificate.scenario_errors import scenario_errors
+from trouper.engine.kv.pass_shapes import EXACT
+from trouper.engine.self_check.matrix import subject_of
+
+RUN = "from trouper.cli import main; main()"
+Json = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save("llama", tmp_path_factory.mktemp("private") / "tiny-llama")
+
+
+@pytest.fixture(scope="module")
+def made(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """By the command, from a folder that is not the repository; a user's settings must not count."""
+    folder = tmp_path_factory.mktemp("out")
+    (folder / "trouper.toml").write_text("kv_bits = 4\n")
+    environment = os.environ | {
+        "OPENBLAS_NUM_THREADS": "1", "XDG_CACHE_HOME": str(folder / "cache"), "TROUPER_PORT": "1", "TROUPER_KV_BITS": "4",
+        "PYTHONPATH": str(Path(cli.__file__).parent.parent.parent),
+    }  # fmt: skip
+    command = [sys.executable, "-c", RUN, "certify", "--quick", "--model", str(model), "--out", "certificate"]
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False
+    )
+    return done, folder
+
+
+@pytest.fixture(scope="module")
+def certificate(made: tuple[subprocess.CompletedProcess[str], Path]) -> Json:
+    return dict(json.loads((made[1] / "certificate.json").read_text()))
+
+
+def test_every_promise_holds_on_this_device(
+    made: tuple[subprocess.CompletedProcess[str], Path], certificate: Json
+) -> None:
+    done, _ = made
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [(section["name"], section["status"]) for section in certificate["sections"]] == [
+        (name, "held") for name in SECTIONS
+    ]
+    assert held(certificate)
+    last = done.stdout.splitlines()[-1]
+    assert last == f"trouper certify: {line_of(certificate)}; written to certificate.json and certificate.html"
+    assert re.match(r"trouper certify: all \d+ promises held on ", last)
+
+
+def test_it_says_what_it_was_made_with(certificate: Json) -> None:
+    assert certificate["format"] == FORMAT
+    assert certificate["quick"]
+    assert certificate["model"]["name"] == "tiny-llama"
+    assert {"trouper", "mlx", "mlx-lm"} <= certificate["versions"].keys()
+    assert certificate["device"]["computes_on"] in ("CPU", "GPU")
+    assert certificate["commands"][0] == "trouper certify --quick --model tiny-llama"
+    assert any(
+        command.startswith("trouper serve --model tiny-llama --kv-memory ") for command in certificate["commands"]
+    )
+    assert any(command.startswith("mlx_lm.server --model ") for command in certificate["commands"])
+
+
+def test_speed_stands_beside_the_bare_loop_and_mlx_lm(certificate: Json) -> None:
+    figures = next(section["figures"] for section in certificate["sections"] if section["name"] == "throughput")
+    for name in ("trouper", "mlx_lm_server", "bare"):
+        assert figures[f"{name}_2_streams_tokens_per_s"] > 0
+
+
+def test_it_names_nothing_private(made: tuple[subprocess.CompletedProcess[str], Path], model: Path) -> None:
+    _, folder = made
+    for name in ("certificate.json", "certificate.html"):
+        text = (folder / name).read_text()
+        assert not [
+            private
+            for private in (str(folder), str(model.parent), str(Path.home()), os.uname().nodename)
+            if private in text
+        ]
+
+
+def test_nothing_is_left_but_the_files(made: tuple[subprocess.CompletedProcess[str], Path]) -> None:
+    _, folder = made
+    assert {path.name for path in folder.iterdir()} == {"certificate.json", "certificate.html", "trouper.toml", "cache"}
+    assert not [*(folder / "cache" / "trouper").glob("certify-*")]
+
+
+def test_the_page_needs_nothing_else(certificate: Json) -> None:
+    page = as_html(certificate)
+    assert not re.search(r"(src|href)=|url\(|@import", page)
+    assert "prefers-color-scheme: dark" in page
+    for drawing in re.findall(r"<svg.*?</svg>", page, re.DOTALL):
+        ET.fromstring(drawing)
+    assert page.count("<svg") >= 3
+    for section in certificate["sections"]:
+        assert section["title"] in page
+
+
+def test_text_of_a_model_is_escaped(certificate: Json) -> None:
+    other = copy.deepcopy(certificate)
+    other["model"]["name"] = "<script>"
+    other["sections"][0]["promises"][0]["measured"] = "<img>"
+    assert "<script>" not in as_html(other) and "<img>" not in as_html(other)
+
+
+# -- comparing -----------------------------------------------------------------------------------
+
+
+def compare(first: Path, second: Path) -> tuple[int, str]:
+    result = CliRunner().invoke(cli.main, ["certify", "--compare", str(first), str(second)])
+    return result.exit_code, result.output
+
+
+def test_equal_certificates_have_nothing_newly_broken(made: tuple[subprocess.CompletedProcess[str], Path]) -> None:
+    path = made[1] / "certificate.json"
+    code, text = compare(path, path)
+    assert code == 0
+    assert "no promise is newly broken" in text
+    assert "throughput.bare_1_streams_tokens_per_s" in text and " 1.00" in text
+
+
+def test_what_is_newly_broken_is_named(
+    made: tuple[subprocess.CompletedProcess[str], Path], certificate: Json, tmp_path: Path
+) -> None:
+    worse = copy.deepcopy(certificate)
+    worse["sections"][0]["promises"][0]["held"] = False
+    worse["sections"][1]["status"] = "failed"
+    (tmp_path / "worse.json").write_text(json.dumps(worse))
+    code, text = compare(made[1] / "certificate.json", tmp_path / "worse.json")
+    assert code == 1
+    assert "newly broken: exactness: greedy answers in a batch are those of the row alone; families" in text
+    code, text = compare(tmp_path / "worse.json", tmp_path / "worse.json")
+    assert code == 0, "it was broken before"
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"format": "other"}'])
+def test_a_file_that_is_no_certificate_is_named(content: str, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(content)
+    code, text = compare(tmp_path / "a.json", tmp_path / "a.json")
+    assert code == USAGE_ERROR
+    assert "a.json" in text
+
+
+# -- faults --------------------------------------------------------------------------------------
+
+
+def fine(run: SectionRun) -> None:
+    run.result.promise("one", held=True, measured="so it is")
+
+
+def wrong(run: SectionRun) -> None:
+    run.result.promise("two", held=False, measured="it is not so")
+
+
+def raising(run: SectionRun) -> None:
+    raise ExceptionGroup("several", [ValueError("it broke\nin two lines")])
+
+
+def needless(run: SectionRun) -> None:
+    raise NotApplicable("nothing to see")
+
+
+def test_a_section_that_fails_does_not_stop_the_others(model: Path) -> None:
+    entries = {function.__name__: (function.__name__, 1.0, function) for function in (raising, wrong, needless, fine)}
+    shown: list[str] = []
+    plan = CertifyPlan(
+        model=str(model), minutes=1.0, quick=True, only=tuple(entries), command="trouper certify",
+        show=lambda name, part, text: shown.append(name), sections=entries,
+    )  # fmt: skip
+    certificate = json.loads(json.dumps(make_certificate(plan)))
+    found = {section["name"]: (section["status"], section["problem"]) for section in certificate["sections"]}
+    assert found == {
+        "raising": ("failed", "ValueError: it broke in two lines"),
+        "wrong": ("broken", ""),
+        "needless": ("not run", "nothing to see"),
+        "fine": ("held", ""),
+    }
+    assert not held(certificate)
+    assert line_of(certificate).startswith(
+        "1 of 2 promises were broken (wrong: two) and raising could not be run to the end on "
+    )
+    assert shown[0] == "device" and set(shown) == {"device", *entries}
+
+
+def test_a_directory_without_a_model_is_the_problem_of_each_section(tmp_path: Path) -> None:
+    result = CliRunner().invoke(
+        cli.main, ["certify", "--only", "memory", "--model", str(tmp_path), "--out", str(tmp_path / "c")]
+    )
+    assert result.exit_code == 1
+    assert "config.json" in result.output
+    assert "memory could not be run to the end" in result.output.splitlines()[-1]
+
+
+def test_sections_and_directories_that_are_not_there_are_refused(tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli.main, ["certify", "--only", "speed"])
+    assert result.exit_code == USAGE_ERROR and "there are exactness, families" in result.output
+    result = CliRunner().invoke(cli.main, ["certify", "--out", str(tmp_path / "none" / "c")])
+    assert result.exit_code == USAGE_ERROR and "there is no directory" in result.output
+
+
+def test_programs_that_fail_or_take_too_long() -> None:
+    with pytest.raises(ProgramFailed, match=r"config\.json"):
+        list(program_rows("model", {"model": "/proc"}, 60.0))
+    with pytest.raises(CutShort):
+        list(program_rows("families", {"jobs": [["llama", "", "float32"]] * 1000}, 1.0))
+
+
+def test_a_planted_fault_breaks_its_scenarios(monkeypatch: pytest.MonkeyPatch) -> None:
+    fault = FAULTS["blocks restored one token late"]
+    broken = fault.model(build(fault.family))
+    fault.caches(monkeypatch)
+    found = [
+        each for each in scenario_errors(lambda seed: subject_of(broken, VOCABULARY, seed, EXACT)) if not each.held
+    ]
+    assert {each.feature for each in found} == {fault.feature}
+    assert all((each.error or 0) > each.bound for each in found)
+
+
+def test_a_right_model_breaks_none() -> None:
+    found = list(scenario_errors(lambda seed: subject_of(build("mamba2"), VOCABULARY, seed, EXACT)))
+    assert all(each.held for each in found)
+    assert {each.feature for each in found if each.off} == {"prefill_together"}
+    assert FAMILIES.keys() >= {"llama", "gpt_oss", "qwen3_next"}
+
+
+# -- answers -------------------------------------------------------------------------------------
+
+
+def answer(tokens: str, leads: tuple[float, ...] = (), logprob: float = -1.0) -> ProbeAnswer:
+    return ProbeAnswer(tuple(tokens), (logprob,) * len(tokens), leads or (1.0,) * len(tokens), 0, 3)
+
+
+def test_answers_part_at_near_ties_or_not() -> None:
+    found = compared([answer("abc"), answer("abc", (5.0, 0.01, 5.0))], [answer("abc", logprob=-1.25), answer("axc")])
+    assert (found.answers, found.equal, found.partings, found.logprob_change) == (2, 1, (0.01,), 0.25)
+    assert found.within(0.02) and not found.within(0.005)
+    assert "others part where the best token leads by at most 0.01" in found.text(0.02)
+
+
+def test_an_answer_that_ends_early_is_no_near_tie() -> None:
+    assert not compared([answer("abc")], [answer("ab")]).within(100.0)
+
+
+def test_two_tokens_of_one_text_are_a_tie() -> None:
+    steps = [{"a": -0.1}, {"a": -0.1, "b": -0.6}]
+    logprobs = {"tokens": ["a", "a"], "token_logprobs": [-0.1, -0.1], "top_logprobs": steps}
+    body = {"choices": [{"logprobs": logprobs}], "usage": {"prompt_tokens": 4}}
+    assert ProbeAnswer.of(body).leads == (0.0, 0.5)
+
+
+def test_questions_are_the_same_in_every_run() -> None:
+    assert questions(3, 8) == questions(3, 8)
+    assert len({question.prompt for question in questions(8, 8)}) == 8
+    assert questions(1, 8)[0].body("s")["temperature"] == 0
+    assert questions(1, 8, seeded=True)[0].body("s")["seed"] == 100

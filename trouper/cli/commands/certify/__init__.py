@@ -1,0 +1,124 @@
+"""`trouper certify`: whether the promises of the documentation hold on this device with this model, in one page and one line."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from trouper.cli.commands.certify.certificate import Json, held, line_of
+from trouper.cli.commands.certify.certificate_page import as_html
+from trouper.cli.commands.certify.certify_progress import progress_shown
+from trouper.cli.commands.certify.comparison import CertificatePair, NoCertificate, read_certificate
+from trouper.cli.commands.certify.making import SECTIONS, CertifyPlan, make_certificate
+from trouper.cli.exits import refuse
+
+BROKEN = 1
+"""Exit code if a promise was broken, or a section could not be run to the end."""
+ALL_MINUTES, QUICK_MINUTES = 10.0, 3.0
+
+
+class SectionList(click.ParamType[tuple[str, ...]]):
+    """Names of sections: exactness,memory."""
+
+    name = "sections"
+
+    def convert(self, value: object, param: click.Parameter | None, context: click.Context | None) -> tuple[str, ...]:
+        if isinstance(value, tuple):
+            return value
+        names = [name.strip() for name in str(value).split(",") if name.strip()]
+        if unknown := [name for name in names if name not in SECTIONS]:
+            self.fail(f"{unknown[0]!r} is no section; there are {', '.join(SECTIONS)}", param, context)
+        return tuple(name for name in SECTIONS if name in names)
+
+
+@click.command(short_help="Do the promises hold on this device, with this model?")
+@click.option("--model", metavar="DIR-OR-HUB-ID", help="Default: the embedded SmolLM2-135M-Instruct.")
+@click.option("--only", type=SectionList(), default=tuple(SECTIONS), metavar="SECTIONS",
+              help=f"Parted by commas, of: {', '.join(SECTIONS)}. Default: all.")  # fmt: skip
+@click.option("--minutes", type=click.FloatRange(0.1, 600), help="About so long. Default: 10; 3 with --quick.")
+@click.option(
+    "--quick", is_flag=True, help="A few requests and families of each section: whether it runs, not how fast."
+)
+@click.option("--out", type=click.Path(path_type=Path), default=Path("trouper-certificate"), show_default=True,
+              help="Writes this name with .json and .html.")  # fmt: skip
+@click.option("--compare", nargs=2, type=click.Path(path_type=Path), metavar="A.json B.json",
+              help="Compare two certificates instead; exit code 1 if a promise is newly broken in the second.")  # fmt: skip
+def certify(
+    *,
+    model: str | None,
+    only: tuple[str, ...],
+    minutes: float | None,
+    quick: bool,
+    out: Path,
+    compare: tuple[Path, Path] | None,
+) -> None:
+    """Check on this device what the documentation promises: exact answers, bounds, restarts; and measure speed beside mlx-lm.
+
+    About ten minutes. Exit code 1 if a promise is broken. The files may be attached to an issue: they name the device, versions and the
+    model, and no directories, hosts or users.
+    """
+    if compare is not None:
+        sys.exit(_compare(*compare))
+    if not out.name or not out.absolute().parent.is_dir():
+        refuse(f"--out {out}: there is no directory {out.absolute().parent}")
+    with progress_shown(only) as progress:
+        limit = minutes or (QUICK_MINUTES if quick else ALL_MINUTES)
+        plan = CertifyPlan(
+            model=model, minutes=limit, quick=quick, only=only, command=_command(model), show=progress.show
+        )
+        certificate = make_certificate(plan)
+    written = _write(certificate, out)
+    _print_promises(certificate)
+    click.echo(f"trouper certify: {line_of(certificate)}; written to {' and '.join(map(str, written))}")
+    sys.exit(0 if held(certificate) else BROKEN)
+
+
+def _command(model: str | None) -> str:
+    """Return the command as others can repeat it, without the user's directories."""
+    words = sys.argv[1:] if len(sys.argv) > 1 and sys.argv[1] == "certify" else ["certify"]
+    words = [word for word in words if not word.startswith("--out=")]
+    if "--out" in words:
+        index = words.index("--out")
+        del words[index : index + 2]
+    shown = shlex.join(["trouper", *words])
+    return shown.replace(model, Path(model).name or model) if model else shown
+
+
+def _write(certificate: Json, out: Path) -> list[Path]:
+    texts = {".json": json.dumps(certificate, indent=1) + "\n", ".html": as_html(certificate)}
+    written = []
+    for suffix, text in texts.items():
+        path = out.with_name(out.name + suffix)
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            refuse(f"{path}: {error.strerror}")
+        written.append(path)
+    return written
+
+
+def _print_promises(certificate: Json) -> None:
+    for section in certificate["sections"]:
+        reason = f" ({section['problem']})" if section["problem"] else ""
+        click.echo(f"{section['name']}: {section['status']}{reason}, {section['seconds']:.0f} s")
+        for promise in section["promises"]:
+            mark = {True: "held", False: "BROKEN", None: "measured"}[promise["held"]]
+            click.echo(f"  {mark}: {promise['text']}: {promise['measured']}")
+
+
+def _compare(first: Path, second: Path) -> int:
+    try:
+        pair = CertificatePair(read_certificate(first), read_certificate(second))
+    except NoCertificate as wrong:
+        refuse(f"--compare: {wrong}")
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    for table in pair.tables():
+        console.print(table)
+    broken = pair.newly_broken
+    click.echo(f"newly broken: {'; '.join(broken)}" if broken else "no promise is newly broken")
+    return BROKEN if broken else 0

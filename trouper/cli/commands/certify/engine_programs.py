@@ -1,0 +1,64 @@
+"""Runs a measurement of the engine in a process of its own (`trouper.engine.certificate`), and reads its rows."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from trouper.cli.commands.certify.certificate import Json
+
+UNSET = "TROUPER_"
+"""Beginning of variables that would change what is measured: a certificate is about the defaults."""
+
+
+class ProgramFailed(Exception):
+    """The process ended with an error. The message is the last line that it wrote."""
+
+
+class CutShort(Exception):
+    """The time of the section has passed. Rows before that are known."""
+
+
+def clean_environment(**more: str) -> dict[str, str]:
+    """Return this process' environment without settings of Trouper."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(UNSET)} | more
+
+
+def program_rows(name: str, given: Mapping[str, Any], limit_s: float, **environment: str) -> Iterator[Json]:
+    """Yield rows as they come. Raises `CutShort` after `limit_s` seconds, and `ProgramFailed`."""
+    command = [sys.executable, "-m", "trouper.engine.certificate", name, json.dumps(given)]
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(  # noqa: S603 - our own program
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=clean_environment(**environment)
+        )
+        cut = threading.Event()
+
+        def cut_short() -> None:
+            cut.set()
+            process.kill()
+
+        timer = threading.Timer(max(limit_s, 1.0), cut_short)
+        timer.start()
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                yield json.loads(line)
+            code = process.wait()
+        finally:
+            timer.cancel()
+            process.kill()
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+        if cut.is_set():
+            raise CutShort
+        if code:
+            errors.seek(0)
+            written = errors.read().decode(errors="replace").strip().splitlines()
+            raise ProgramFailed(written[-1] if written else f"it ended with {code}")

@@ -1,0 +1,175 @@
+"""Sections about right answers: the user's model in every company, tiny models of every family, quantized weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trouper.cli.commands.certify.answers import Comparison, ProbeAnswer, ProbeQuestion, compared, questions
+from trouper.cli.commands.certify.certificate import Json
+from trouper.cli.commands.certify.section_run import SectionRun
+from trouper.cli.commands.certify.server_runs import ServerRun
+
+FULL_FLOAT32 = {"MLX_ENABLE_TF32": "0"}
+"""Tiny models of float32 are compared in full float32, where any fault is larger than rounding."""
+QUICK_FAMILIES = ("llama", "gpt_oss", "qwen3_next")
+QUANTIZED_FAMILIES = (
+    "qwen3",
+    "gpt_oss",
+    "gemma3_text",
+    "qwen3_moe",
+    "deepseek_v3",
+    "lfm2",
+    "qwen3_next",
+    "mamba2",
+    "phi3",
+)
+
+
+def exactness(run: SectionRun) -> None:
+    """The user's model: each scenario with fixed tokens, then answers through HTTP."""
+    _through_http(run)
+    _scenarios(run)
+
+
+def _through_http(run: SectionRun) -> None:
+    count, tokens = (3, 8) if run.quick else (8, 48)
+    greedy, seeded = questions(count, tokens), questions(count, tokens, seeded=True)
+    with run.starter.trouper("--no-ssd") as server:
+        check = server.health()["self_check"]
+        off = "; ".join(f"{feature}: {reason}" for feature, reason in check["off"].items())
+        run.result.notes.append(f"self-check of the start: {off or 'rows may do everything'}")
+        alone = _one_by_one(run, server, [*greedy, *seeded])
+        run.show(0.4, "all at once")
+        mixed = _all(server, [*greedy, *seeded], "together")
+        run.show(0.5, "after a cache hit")
+        warm = [ProbeAnswer.of(server.complete(question.body("alone"))) for question in greedy]
+        warm_together = _all(server, [*greedy, *seeded], "alone")
+        run.show(0.6, "with drafts")
+        drafted = _all(server, greedy, "drafts", speculation="ngram")
+    _promise(run, "greedy answers in a batch are those of the row alone", compared(alone[:count], mixed[:count]))
+    _promise(
+        run, "seeded answers in a batch are those of the row alone", compared(alone[count:], mixed[count:]), seeded=True
+    )
+    _promise(run, "answers after a cache hit are those of a cold start", compared(alone[:count], warm))
+    _promise(
+        run,
+        "answers in a batch after cache hits are those of a cold start alone",
+        compared(alone[:count], warm_together[:count]),
+    )
+    _promise(run, "answers with drafts are those without", compared(alone[:count], drafted))
+    hit = sum(answer.cached_tokens for answer in warm)
+    prompt = sum(answer.prompt_tokens for answer in warm)
+    run.result.figures["cached_part_of_repeated_prompts"] = round(hit / prompt, 3)
+
+
+def _one_by_one(run: SectionRun, server: ServerRun, requests: list[ProbeQuestion]) -> list[ProbeAnswer]:
+    answers = []
+    for index, question in enumerate(requests):
+        run.show(0.05 + 0.35 * index / len(requests), "each request alone")
+        answers.append(ProbeAnswer.of(server.complete(question.body("alone"))))
+    return answers
+
+
+def _all(server: ServerRun, requests: list[ProbeQuestion], salt: str, **more: Any) -> list[ProbeAnswer]:
+    return [
+        ProbeAnswer.of(body) for body in server.complete_all([question.body(salt, **more) for question in requests])
+    ]
+
+
+def _promise(run: SectionRun, text: str, found: Comparison, *, seeded: bool = False) -> None:
+    """Tokens are equal in full float32. Elsewhere answers may part at near ties; a draw has no tie that could be seen, so what parts
+    there is only counted."""
+    held: bool | None = found.within(run.near_tie)
+    if seeded:
+        held = not found.partings if run.exact else None
+    run.result.promise(text, held, found.text(run.near_tie))
+
+
+def _scenarios(run: SectionRun) -> None:
+    rows: list[Json] = []
+    for row in run.rows("scenarios", {"model": run.starter.model}):
+        rows.append(row)
+        run.show(min(0.99, 0.7 + 0.03 * len(rows)), row["scenario"])
+    compared_rows = [row for row in rows if not row["off"]]
+    held = all(row["held"] for row in compared_rows)
+    worst = max((row["error"] / row["bound"] for row in compared_rows if row["error"] is not None), default=0.0)
+    differing = [row["scenario"] for row in compared_rows if not row["held"]]
+    measured = f"{len(compared_rows)} scenarios, the largest error is {worst:.2g} of its bound"
+    if differing:
+        measured += f"; beyond it: {', '.join(differing)}"
+    if compared_rows:
+        run.result.promise(
+            "rows of the model in every company are within rounding of mlx-lm's own loop", held, measured
+        )
+    run.result.table(("scenario", "error", "bound"), [_scenario_row(row) for row in rows])
+
+
+def _scenario_row(row: Json) -> tuple[str, str, str]:
+    error = row["problem"] if row["error"] is None else f"{row['error']:.2g}"
+    return row["scenario"], error, f"{row['bound']:.2g}" if row["bound"] else ""
+
+
+def families(run: SectionRun) -> None:
+    """A tiny random model of each family, in float32."""
+    names = [name for name in run.device["families"] if not run.quick or name in QUICK_FAMILIES]
+    _matrix(
+        run,
+        [(name, "", "float32") for name in names],
+        "rows of every family in every company are mlx-lm's own, in float32",
+    )
+
+
+def quantized(run: SectionRun) -> None:
+    """Weights that are quantized and stay so, in float32 and as checkpoints come, in bfloat16."""
+    if run.quick:
+        jobs = [("qwen3", run.device["formats"][0], "float32"), ("gpt_oss", run.device["formats"][0], "bfloat16")]
+    else:
+        kinds = [(kind, dtype) for dtype in ("float32", "bfloat16") for kind in run.device["formats"]]
+        jobs = [(name, kind, dtype) for kind, dtype in kinds for name in QUANTIZED_FAMILIES]
+    exact = [job for job in jobs if job[2] == "float32"]
+    rounded = [job for job in jobs if job[2] != "float32"]
+    _matrix(run, exact, "rows over quantized weights are mlx-lm's own, in float32", share=0.5)
+    _matrix(
+        run,
+        rounded,
+        "rows over quantized weights are within rounding of mlx-lm's own, in bfloat16",
+        begin=0.5,
+        share=0.5,
+    )
+
+
+def _matrix(
+    run: SectionRun, jobs: list[tuple[str, str, str]], promise: str, *, begin: float = 0.0, share: float = 1.0
+) -> None:
+    rows: list[Json] = []
+    run.show(begin, jobs[0][0])
+    for row in run.rows("families", {"jobs": jobs}, **FULL_FLOAT32):
+        rows.append(row)
+        following = jobs[len(rows)][0] if len(rows) < len(jobs) else ""
+        run.show(begin + share * len(rows) / len(jobs), following)
+    differing = [row for row in rows if row["differs"]]
+    known = [row for row in rows if row["error"] is not None]
+    worst = max(known, key=lambda row: row["error"] / row["bound"], default=None)
+    measured = f"{len(known)} models"
+    if worst is not None:
+        measured += f", the largest error is {worst['error']:.2g} where up to {worst['bound']:.2g} is rounding ({worst['family']})"
+        run.result.figures[f"largest_error_{jobs[0][2]}"] = worst["error"]
+    if differing:
+        measured += f"; differ: {', '.join(_name(row) for row in differing)}"
+    if without := [_name(row) for row in rows if row.get("no_kernel")]:
+        measured += f"; MLX has no kernel here for {', '.join(without)}"
+    if missing := [" ".join(part for part in job if part) for job in jobs[len(rows) :]]:
+        run.result.notes.append(f"not reached: {', '.join(missing)}")
+    run.result.promise(promise, not differing if known else None, measured)
+    columns = ("family", "weights", "error", "bound", "differs", "not allowed by its caches")
+    run.result.table(columns, [_family_row(row) for row in rows])
+
+
+def _name(row: Json) -> str:
+    return f"{row['family']} ({row['weights']})"
+
+
+def _family_row(row: Json) -> tuple[str, ...]:
+    error = "" if row["error"] is None else f"{row['error']:.2g}"
+    differs = "no kernel" if row.get("no_kernel") else row["differs"]
+    return row["family"], row["weights"], error, f"{row['bound']:.2g}", differs, ", ".join(row["off"])

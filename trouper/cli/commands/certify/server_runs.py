@@ -1,0 +1,166 @@
+"""Servers that sections measure, each a process: Trouper as `trouper serve` starts it, and mlx_lm.server."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import attrs
+import httpx2
+
+from trouper.cli.commands.certify.certificate import Json
+from trouper.cli.commands.certify.engine_programs import clean_environment
+
+PATIENCE_S = 600.0
+GOODBYE_S = 20.0
+READY = " is ready at "
+PATIENT = ("--queue-timeout-s", "--first-token-timeout-s", "--token-timeout-s", "--request-timeout-s")
+"""Limits that are lifted: a slow machine shall be measured, not refused."""
+MLX_LM_SERVER = "import trouper.engine; from mlx_lm.server import main; main()"
+"""Importing our engine loads OpenBLAS before MLX, so that both servers multiply by the same library."""
+
+
+class ServerFailed(Exception):
+    """A server did not start, or refused a request. The message says what it wrote."""
+
+
+@attrs.define(eq=False)
+class ServerRun:
+    """A server process. url: without /v1."""
+
+    process: subprocess.Popen[str]
+    url: str
+    log: Path
+
+    def client(self) -> httpx2.Client:
+        return httpx2.Client(base_url=self.url, timeout=PATIENCE_S, trust_env=False)
+
+    def health(self) -> Json:
+        with self.client() as client:
+            return dict(client.get("/health").raise_for_status().json())
+
+    def complete(self, body: Json) -> Json:
+        """Send one completion. Raises `ServerFailed`, or httpx2's errors when the server is killed meanwhile."""
+        with self.client() as client:
+            response = client.post("/v1/completions", json=body)
+        if response.is_error:
+            raise ServerFailed(f"a request was answered {response.status_code}: {response.text[:300]}")
+        return dict(response.json())
+
+    def complete_all(self, bodies: Sequence[Json]) -> list[Json]:
+        """Send all at once."""
+        with ThreadPoolExecutor(len(bodies)) as pool:
+            return list(pool.map(self.complete, bodies))
+
+    def kill(self) -> None:
+        """End the process without any warning, as a crash or a power cut does."""
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(GOODBYE_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+@attrs.define(eq=False)
+class ServerStarter:
+    """Starts servers of one model. commands: what was started, to be repeated by others."""
+
+    model: str | None
+    scratch: Path
+    commands: list[str] = attrs.field(factory=list)
+    count: int = 0
+
+    @contextmanager
+    def trouper(self, *flags: str) -> Iterator[ServerRun]:
+        """Run `trouper serve` with its defaults and these flags. Settings files and variables of the user do not count."""
+        named = () if self.model is None else ("--model", self.model)
+        patient = [part for flag in PATIENT for part in (flag, "0")]
+        arguments = ["serve", *named, *flags]
+        self._note("trouper", *arguments)
+        options = ["--host", "127.0.0.1", "--port", "0", "--log-level", "warning", *patient]
+        server = self._started([sys.executable, "-m", "trouper", *arguments, *options])
+        try:
+            assert server.process.stdout is not None
+            ready = server.process.stdout.readline()
+            if READY not in ready:
+                raise ServerFailed(f"the server did not start: {_end_of(server.log)}")
+            server.url = ready.rsplit(READY, 1)[1].strip().removesuffix("/v1")
+            yield server
+        finally:
+            server.stop()
+
+    @contextmanager
+    def mlx_lm(self, model: str, streams: int) -> Iterator[ServerRun]:
+        port = _free_port()
+        flags = ["--model", model, "--port", str(port), "--decode-concurrency", str(streams), "--log-level", "WARNING"]
+        self._note("mlx_lm.server", *flags)
+        server = self._started([sys.executable, "-c", MLX_LM_SERVER, *flags])
+        server.url = f"http://127.0.0.1:{port}"
+        try:
+            _wait_until_it_answers(server)
+            yield server
+        finally:
+            server.stop()
+
+    def _started(self, command: list[str]) -> ServerRun:
+        self.count += 1
+        log = self.scratch / f"server-{self.count}.log"
+        configs = self.scratch / "no-settings"
+        configs.mkdir(exist_ok=True)
+        with log.open("w") as errors:
+            process = subprocess.Popen(  # noqa: S603 - our own server
+                command,
+                stdout=subprocess.PIPE if "serve" in command else errors,
+                stderr=errors,
+                text=True,
+                cwd=configs,
+                env=clean_environment(XDG_CONFIG_HOME=str(configs)),
+            )
+        return ServerRun(process, "", log)
+
+    def _note(self, *command: str) -> None:
+        shown = shlex.join(part.replace(str(self.scratch), "SCRATCH") for part in command)
+        if self.model is not None:
+            shown = shown.replace(self.model, Path(self.model).name)
+        if shown not in self.commands:
+            self.commands.append(shown)
+
+
+def _wait_until_it_answers(server: ServerRun) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end:
+        if server.process.poll() is not None:
+            raise ServerFailed(f"mlx_lm.server did not start: {_end_of(server.log)}")
+        try:
+            server.complete({"prompt": "Hello", "max_tokens": 2, "temperature": 0})
+        except (httpx2.HTTPError, ServerFailed):
+            time.sleep(0.2)
+        else:
+            return
+    raise ServerFailed("mlx_lm.server does not answer")
+
+
+def _end_of(log: Path) -> str:
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return lines[-1] if lines else "it wrote nothing"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
