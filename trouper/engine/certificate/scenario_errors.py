@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from trouper.engine.kv.model_caches import by_caches
+from trouper.engine.kv.rows import rows_for
 from trouper.engine.platform.error_text import line_of
 from trouper.engine.self_check.matrix import SEEDS, Subject
 from trouper.engine.self_check.scenarios import BATCH, MORE, Scenario
@@ -17,7 +17,7 @@ from trouper.protocol.capabilities import Capabilities
 @attrs.frozen(kw_only=True)
 class ScenarioError:
     """One scenario. error: see `self_check.accuracy`; None if it was not run or raised. bound: an error up to it is rounding. problem: why
-    there is no error. off: the model's caches do not allow the feature, so nothing was run."""
+    there is no error. off: the model's caches or its code are known not to allow the feature, so nothing was run."""
 
     feature: str
     scenario: str
@@ -34,8 +34,9 @@ class ScenarioError:
 def scenario_errors(make: Callable[[int], Subject]) -> Iterator[ScenarioError]:
     """Yield each scenario of one model. `make`: a subject from a seed; a scenario beyond its bound is run again with the next seed, as
     the self-check does it: a router that is undecided between two experts within rounding is no fault of the batch."""
-    subjects = {SEEDS[0]: make(SEEDS[0])}
-    allowed = by_caches(subjects[SEEDS[0]].model)
+    first = make(SEEDS[0])
+    subjects = {SEEDS[0]: first}
+    allowed = rows_for(first.model, first.kv, first.slack, first.shapes, None)[1]
     unpadded = allowed.without("prefill_together", "has scenarios of its own")
     for scenario in (*BATCH, *MORE):
         if not allowed.allows(scenario.feature):

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 import sys
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 import click
 from rich.console import Console
@@ -66,6 +69,7 @@ def certify(
         sys.exit(_compare(*compare))
     if not out.name or not out.absolute().parent.is_dir():
         refuse(f"--out {out}: there is no directory {out.absolute().parent}")
+    signal.signal(signal.SIGTERM, _leave)
     with progress_shown(only) as progress:
         limit = minutes or (QUICK_MINUTES if quick else ALL_MINUTES)
         plan = CertifyPlan(
@@ -76,6 +80,11 @@ def certify(
     _print_promises(certificate)
     click.echo(f"trouper certify: {line_of(certificate)}; written to {' and '.join(map(str, written))}")
     sys.exit(0 if held(certificate) else BROKEN)
+
+
+def _leave(number: int, _: FrameType | None) -> NoReturn:
+    """End by unwinding, so that servers end, too, and the scratch directory is removed."""
+    sys.exit(128 + number)
 
 
 def _command(model: str | None) -> str:

@@ -27,24 +27,24 @@ QUANTIZED_FAMILIES = (
 
 def exactness(run: SectionRun) -> None:
     """The user's model: each scenario with fixed tokens, then answers through HTTP."""
-    _through_http(run)
     _scenarios(run)
+    _through_http(run)
 
 
 def _through_http(run: SectionRun) -> None:
-    count, tokens = (3, 8) if run.quick else (8, 48)
+    count, tokens = (3, 8) if run.quick else (8, 24) if run.on_cpu else (8, 64)
     greedy, seeded = questions(count, tokens), questions(count, tokens, seeded=True)
     with run.starter.trouper("--no-ssd") as server:
         check = server.health()["self_check"]
         off = "; ".join(f"{feature}: {reason}" for feature, reason in check["off"].items())
         run.result.notes.append(f"self-check of the start: {off or 'rows may do everything'}")
         alone = _one_by_one(run, server, [*greedy, *seeded])
-        run.show(0.4, "all at once")
+        run.show(0.75, "all at once")
         mixed = _all(server, [*greedy, *seeded], "together")
-        run.show(0.5, "after a cache hit")
+        run.show(0.85, "after a cache hit")
         warm = [ProbeAnswer.of(server.complete(question.body("alone"))) for question in greedy]
         warm_together = _all(server, [*greedy, *seeded], "alone")
-        run.show(0.6, "with drafts")
+        run.show(0.95, "with drafts")
         drafted = _all(server, greedy, "drafts", speculation="ngram")
     _promise(run, "greedy answers in a batch are those of the row alone", compared(alone[:count], mixed[:count]))
     _promise(
@@ -65,7 +65,7 @@ def _through_http(run: SectionRun) -> None:
 def _one_by_one(run: SectionRun, server: ServerRun, requests: list[ProbeQuestion]) -> list[ProbeAnswer]:
     answers = []
     for index, question in enumerate(requests):
-        run.show(0.05 + 0.35 * index / len(requests), "each request alone")
+        run.show(0.4 + 0.35 * index / len(requests), "each request alone")
         answers.append(ProbeAnswer.of(server.complete(question.body("alone"))))
     return answers
 
@@ -87,9 +87,9 @@ def _promise(run: SectionRun, text: str, found: Comparison, *, seeded: bool = Fa
 
 def _scenarios(run: SectionRun) -> None:
     rows: list[Json] = []
-    for row in run.rows("scenarios", {"model": run.starter.model}):
+    for row in run.rows("scenarios", {"model": run.starter.model}, part=0.6, min_s=60.0):
         rows.append(row)
-        run.show(min(0.99, 0.7 + 0.03 * len(rows)), row["scenario"])
+        run.show(0.05 + 0.03 * len(rows), row["scenario"])
     compared_rows = [row for row in rows if not row["off"]]
     held = all(row["held"] for row in compared_rows)
     worst = max((row["error"] / row["bound"] for row in compared_rows if row["error"] is not None), default=0.0)

@@ -53,10 +53,13 @@ class SectionRun:
         changes = [value for value in self.model.get("lead_changes", {}).values() if isinstance(value, float)]
         return max([MIN_NEAR_TIE, *(NEAR_TIE_FACTOR * value for value in changes)])
 
-    def rows(self, program: str, given: Json, **environment: str) -> Iterator[Json]:
-        """Yield rows of a measurement of the engine; ends early, with a note, when the section's time has passed."""
+    def rows(
+        self, program: str, given: Json, *, part: float = 1.0, min_s: float = 1.0, **environment: str
+    ) -> Iterator[Json]:
+        """Yield rows of a measurement of the engine; ends early, with a note, when this part of the section's time that is left has
+        passed, and no sooner than after `min_s` seconds."""
         try:
-            yield from program_rows(program, given, self.left_s, **environment)
+            yield from program_rows(program, given, max(part * self.left_s, min_s), **environment)
         except CutShort:
             self.result.notes.append("stopped when the time of this section had passed; --minutes gives it more")
 

@@ -40,7 +40,7 @@ class ServerRates:
 
 def throughput(run: SectionRun) -> None:
     """Tokens a second while all streams decode, and the gaps between their tokens."""
-    counts, tokens, rounds = ([1, 2], 8, 1) if run.quick else ([1, 4, 8], 48, 2) if run.on_cpu else ([1, 8, 32], 192, 3)
+    counts, tokens, rounds = ([1, 2], 8, 1) if run.quick else ([1, 4, 8], 32, 2) if run.on_cpu else ([1, 8, 32], 192, 3)
     found: dict[str, dict[int, ServerRates]] = {"Trouper": {}, "mlx_lm.server": {}}
     bare = {row["streams"]: row for row in _bare(run, counts, tokens, rounds)}
     fits = run.model["weights_bytes"] <= ALONGSIDE * run.device["memory_bytes"]
@@ -57,7 +57,7 @@ def throughput(run: SectionRun) -> None:
 def _bare(run: SectionRun, counts: list[int], tokens: int, rounds: int) -> Iterator[Json]:
     run.show(0.05, "the bare loop")
     given = {"model": run.starter.model, "streams": counts, "steps": tokens, "rounds": rounds}
-    yield from run.rows("bare", given)
+    yield from run.rows("bare", given, part=0.4, min_s=60.0)
 
 
 def _start(run: SectionRun, stack: ExitStack, servers: dict[str, ServerRun], name: str, streams: int) -> None:
@@ -82,7 +82,7 @@ def _for_mlx_lm(run: SectionRun) -> str:
         raise ServerFailed("a copy of so large a model in float32 was not made")
     target = run.scratch / "float32"
     if not target.exists():
-        for _ in run.rows("copy", {"model": run.starter.model, "target": str(target)}):
+        for _ in run.rows("copy", {"model": run.starter.model, "target": str(target)}, min_s=120.0):
             pass
     if not (target / "config.json").exists():
         raise ServerFailed("the copy in float32 took too long")
