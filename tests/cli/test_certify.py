@@ -252,7 +252,7 @@ def test_a_right_model_breaks_none() -> None:
 
 
 def answer(tokens: str, leads: tuple[float, ...] = (), logprob: float = -1.0) -> ProbeAnswer:
-    return ProbeAnswer(tuple(tokens), (logprob,) * len(tokens), leads or (1.0,) * len(tokens), 0, 3)
+    return ProbeAnswer(tuple(map(ord, tokens)), (logprob,) * len(tokens), leads or (1.0,) * len(tokens), 0, 3)
 
 
 def test_answers_part_at_near_ties_or_not() -> None:
@@ -269,7 +269,7 @@ def test_an_answer_that_ends_early_is_no_near_tie() -> None:
 def test_two_tokens_of_one_text_are_a_tie() -> None:
     steps = [{"a": -0.1}, {"a": -0.1, "b": -0.6}]
     logprobs = {"tokens": ["a", "a"], "token_logprobs": [-0.1, -0.1], "top_logprobs": steps}
-    body = {"choices": [{"logprobs": logprobs}], "usage": {"prompt_tokens": 4}}
+    body = {"choices": [{"logprobs": logprobs, "token_ids": [5, 6]}], "usage": {"prompt_tokens": 4}}
     assert ProbeAnswer.of(body).leads == (0.0, 0.5)
 
 

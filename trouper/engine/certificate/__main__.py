@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +41,17 @@ def describe_device(_: Row) -> Iterator[Row]:
         "float32_gflops": round(probe.product_gflops(), 1),
         "rounds_to_tf32": device.rounds_factors(),
         "blas": FAST_BLAS.name if FAST_BLAS else "",
-        "packages": {name: version(name) for name in packages},
+        "packages": {name: _version(name) for name in packages},
         "families": list(FAMILIES),
         "formats": list(family_checks.FORMATS),
     }
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed as a package"
 
 
 def check_families(given: Row) -> Iterator[Row]:

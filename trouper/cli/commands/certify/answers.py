@@ -27,16 +27,16 @@ class ProbeQuestion:
         """Return the request. `salt`: of the prefix cache; a new one starts cold. Two log-probabilities show how sure the model is."""
         sampling = {"temperature": 0} if self.seed is None else {"temperature": 0.8, "seed": self.seed}
         body: Json = {
-            "prompt": self.prompt, "max_tokens": self.tokens, "ignore_eos": True, "logprobs": 2, "cache_salt": salt, **sampling, **more,
+            "prompt": self.prompt, "max_tokens": self.tokens, "ignore_eos": True, "logprobs": 2, "return_token_ids": True, "cache_salt": salt, **sampling, **more,
         }  # fmt: skip
         return body
 
 
 @attrs.frozen
 class ProbeAnswer:
-    """An answer: its tokens, their log-probabilities, the lead of the best token over the second, and how much was cached."""
+    """An answer: ids of its tokens, their log-probabilities, the lead of the best token over the second, and how much was cached."""
 
-    tokens: tuple[str, ...]
+    tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     leads: tuple[float, ...]
     cached_tokens: int
@@ -44,9 +44,10 @@ class ProbeAnswer:
 
     @classmethod
     def of(cls, body: Json) -> ProbeAnswer:
-        found, usage = body["choices"][0]["logprobs"], body["usage"]
+        choice, usage = body["choices"][0], body["usage"]
+        found = choice["logprobs"]
         return cls(
-            tokens=tuple(found["tokens"]),
+            tokens=tuple(choice["token_ids"]),
             logprobs=tuple(found["token_logprobs"]),
             leads=tuple(map(_lead, found["top_logprobs"])),
             cached_tokens=int((usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)),

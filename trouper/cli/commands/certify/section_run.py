@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from trouper.cli.commands.certify.server_runs import ServerStarter
 
 NEAR_TIE_FACTOR, MIN_NEAR_TIE = 4.0, 1e-3
 """A near tie is a lead up to so many times the change that mlx-lm's own loop makes of it on this device, and at least this."""
+
+NOTHING: Mapping[str, str] = {}
 
 
 class NotApplicable(Exception):
@@ -54,14 +56,16 @@ class SectionRun:
         return max([MIN_NEAR_TIE, *(NEAR_TIE_FACTOR * value for value in changes)])
 
     def rows(
-        self, program: str, given: Json, *, part: float = 1.0, min_s: float = 1.0, **environment: str
+        self, program: str, given: Json, *, part: float = 1.0, min_s: float = 1.0, more: Mapping[str, str] = NOTHING
     ) -> Iterator[Json]:
         """Yield rows of a measurement of the engine; ends early, with a note, when this part of the section's time that is left has
-        passed, and no sooner than after `min_s` seconds."""
+        passed, and no sooner than after `min_s` seconds. `more`: variables of its environment."""
         try:
-            yield from program_rows(program, given, max(part * self.left_s, min_s), **environment)
+            yield from program_rows(program, given, max(part * self.left_s, min_s), **more)
         except CutShort:
-            self.result.notes.append("stopped when the time of this section had passed; --minutes gives it more")
+            note = "stopped when the time of this section had passed; --minutes gives it more"
+            if note not in self.result.notes:
+                self.result.notes.append(note)
 
     def folder(self, name: str) -> Path:
         path = self.scratch / name
