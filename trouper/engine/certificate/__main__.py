@@ -67,6 +67,7 @@ def describe_model(given: Row) -> Iterator[Row]:
     named = next(name for known, name in ARITHMETIC.items() if known.floor == arithmetic.floor)
     card = loaded.card
     yield {
+        "directory": str(loaded.directory),
         "architecture": card.architecture,
         "stored": _stored(loaded.config),
         "arithmetic": named,

@@ -59,6 +59,7 @@ def make_certificate(plan: CertifyPlan) -> Json:
         starter = ServerStarter(model, scratch)
         plan.show("device", 0.0, "device and model")
         device, described, problem = _described(model)
+        starter.directory = described.pop("directory", "")
         results = (
             [SectionResult(name, plan.sections[name][0], "failed", problem) for name in plan.only] if problem else []
         )

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,10 +78,12 @@ class ServerRun:
 
 @attrs.define(eq=False)
 class ServerStarter:
-    """Starts servers of one model. commands: what was started, to be repeated by others."""
+    """Starts servers of one model. commands: what was started, to be repeated by others. directory: the model's, also of one that is named
+    by its hub id, and of the embedded one."""
 
     model: str | None
     scratch: Path
+    directory: str = ""
     commands: list[str] = attrs.field(factory=list)
     count: int = 0
 
@@ -134,11 +136,22 @@ class ServerStarter:
         return ServerRun(process, "", log)
 
     def _note(self, *command: str) -> None:
-        shown = shlex.join(part.replace(str(self.scratch), "SCRATCH") for part in command)
-        if self.model is not None:
-            shown = shown.replace(self.model, Path(self.model).name)
+        names = {
+            str(self.scratch): "SCRATCH",
+            self.directory: Path(self.directory).name,
+            self.model or "": Path(self.model or "").name,
+        }
+        shown = shlex.join(_without(part, names) for part in command)
         if shown not in self.commands:
             self.commands.append(shown)
+
+
+def _without(text: str, names: Mapping[str, str]) -> str:
+    """Replace directories of the user by names. A hub id stays as it is."""
+    for directory, name in names.items():
+        if directory.startswith("/"):
+            text = text.replace(directory, name)
+    return text
 
 
 def _wait_until_it_answers(server: ServerRun) -> None:

@@ -75,9 +75,7 @@ def _start(run: SectionRun, stack: ExitStack, servers: dict[str, ServerRun], nam
 def _for_mlx_lm(run: SectionRun) -> str:
     """Return the directory that mlx_lm.server gets: on a CPU a copy in float32, as Trouper computes there, so that both do the same."""
     if not run.on_cpu:
-        if run.starter.model is None:
-            raise ServerFailed("the embedded model is no directory that it reads")
-        return run.starter.model
+        return run.starter.directory
     if run.model["weights_bytes"] > COPY_BYTES:
         raise ServerFailed("a copy of so large a model in float32 was not made")
     target = run.scratch / "float32"
