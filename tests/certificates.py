@@ -9,6 +9,7 @@ from typing import Any
 
 from trouper.cli.commands.certify.certificate import line_of, promises_of
 from trouper.cli.commands.certify.certificate_page import as_html
+from trouper.cli.commands.certify.making import SECTIONS
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs" / "certificates"
@@ -43,7 +44,9 @@ def _row(name: str, certificate: Json) -> str:
     checked = [promise for _, promise in promises_of(certificate) if promise["held"] is not None]
     held = sum(promise["held"] for promise in checked)
     failed = [section["name"] for section in certificate["sections"] if section["status"] == "failed"]
-    also = f"; not run to the end: {', '.join(failed)}" if failed else ""
+    names = [section["name"] for section in certificate["sections"]]
+    only = "" if names == [*SECTIONS] else f" ({', '.join(names)} only)"
+    also = f"{only}; not run to the end: {', '.join(failed)}" if failed else only
     return f"| {device['name']}, {model['name']} | [{held} of {len(checked)} promises held{also}]({LINK[1:]}index.md#{name}) |"
 
 

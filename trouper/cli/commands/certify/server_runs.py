@@ -56,9 +56,14 @@ class ServerRun:
         return dict(response.json())
 
     def complete_all(self, bodies: Sequence[Json]) -> list[Json]:
-        """Send all at once."""
+        """Send all at once. What interrupts this ends the server, too: its threads would wait for their answers."""
         with ThreadPoolExecutor(len(bodies)) as pool:
-            return list(pool.map(self.complete, bodies))
+            running = [pool.submit(self.complete, body) for body in bodies]
+            try:
+                return [each.result() for each in running]
+            except BaseException:
+                self.kill()
+                raise
 
     def kill(self) -> None:
         """End the process without any warning, as a crash or a power cut does."""
