@@ -82,7 +82,8 @@ def test_it_says_what_it_was_made_with(certificate: Json) -> None:
     assert certificate["device"]["computes_on"] in ("CPU", "GPU")
     assert certificate["commands"][0] == "trouper certify --quick --model tiny-llama"
     assert any(
-        command.startswith("trouper serve --model tiny-llama --kv-memory ") for command in certificate["commands"]
+        command.startswith("trouper serve --model tiny-llama --no-ssd --kv-memory ")
+        for command in certificate["commands"]
     )
     assert any(command.startswith("mlx_lm.server --model ") for command in certificate["commands"])
 
