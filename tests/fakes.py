@@ -15,7 +15,7 @@ from trouper.protocol.blocks import Tensor, Tensors
 from trouper.protocol.grammar import Grammar
 from trouper.protocol.kv import FIRST_BANK, BankStats, KvLayout, bank_level, kv_capacity
 from trouper.protocol.model import EmbeddingLayout, LoadedModel, MemoryStats, ModelCard
-from trouper.protocol.plans import Admit, BlockId, Chunk, Plan, Restore, RowId, Stepped, Store
+from trouper.protocol.plans import Admit, BlockId, Breakers, Chunk, Plan, Restore, RowId, Stepped, Store
 from trouper.protocol.problems import bad_request
 from trouper.protocol.ranks import Joined
 from trouper.protocol.replies import TokenLogprobs
@@ -61,6 +61,11 @@ class ByteTokenizer:
     def parse_calls(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
         call = json.loads(text)
         return [(call["name"], json.dumps(call["arguments"]))]
+
+    def breakers(self, breakers: tuple[str, ...]) -> Breakers:
+        from trouper.engine.loading.sequence_breakers import breakers_of
+
+        return breakers_of(breakers, [self.token_bytes(token) for token in range(EOS + 1)], self.encode)
 
     def compile_grammar(self, grammar: Grammar, timeout_s: float = 1.0) -> object:
         if grammar.source == "wrong":

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from trouper.actors.runtime.runtime import Runtime
     from trouper.actors.runtime.served_models import Lease, ModelEntry
     from trouper.actors.runtime.watches import Health
+    from trouper.engine.sampling.logits_processors import LogitsProcessor
     from trouper.protocol.batch import BatchStats
     from trouper.protocol.capabilities import Capabilities, SelfCheck
     from trouper.protocol.grammar import Grammar
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 __version__ = VERSION
 __all__ = [
     "Accepted", "Answer", "BatchStats", "ByteSize", "Capabilities", "ChannelStats", "ChatPrompt", "Delta", "Embedded",
-    "Engine", "Failed", "Finished", "Generate", "Grammar", "Health", "Lease", "LoadWatch", "Loading", "MemoryStats",
+    "Engine", "Failed", "Finished", "Generate", "Grammar", "Health", "Lease", "LoadWatch", "Loading", "LogitsProcessor", "MemoryStats",
     "ModelCard", "ModelEntry", "ModelManager", "ModelUnusable", "Problem", "RequestFailed", "Runtime", "Sampling",
     "Scored", "SelfCheck", "ServerSettings", "Settings", "SettingsInvalid", "Started", "TextPrompt", "Timeouts",
     "TokenLogprobs", "TokenPrompt", "Tokenizer", "run_models", "run_runtime",
@@ -49,6 +50,7 @@ _HOMES = {
     "trouper.actors.runtime.runtime": ("Runtime",),
     "trouper.actors.runtime.served_models": ("Lease", "ModelEntry"),
     "trouper.actors.runtime.watches": ("Health",),
+    "trouper.engine.sampling.logits_processors": ("LogitsProcessor",),
     "trouper.protocol.batch": ("BatchStats",),
     "trouper.protocol.capabilities": ("Capabilities", "SelfCheck"),
     "trouper.protocol.problems": ("ModelUnusable", "Problem", "RequestFailed", "SettingsInvalid"),

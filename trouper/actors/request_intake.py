@@ -1,6 +1,6 @@
 """The RequestIntake actor. It waits on requests from the edge, and owns validation against the model, tokenizing and the compiling of grammars.
 
-Short requests are prepared at once, in the order of arrival. Longer ones (a long text, any grammar) are prepared on worker threads and
+Short requests are prepared at once, in the order of arrival. Longer ones (a long text, any grammar, DRY's breakers) are prepared on worker threads and
 may be overtaken, so that nobody waits for another client's long prompt. There are two lanes of threads, so that a tenth of a second of
 work never waits for ten seconds of it.
 """
@@ -117,7 +117,7 @@ def _give_up(submission: Submission, crash: BaseException) -> None:
 def lane_of(request: Generate) -> Lane | None:
     """Lane in which a request is prepared; None: at once, on the event loop."""
     prompt, grammar = request.prompt, request.grammar
-    if grammar is None and is_short(prompt):
+    if grammar is None and is_short(prompt) and not request.sampling.dry:
         return None
     short_text = is_short(prompt) or (isinstance(prompt, TextPrompt) and len(prompt.text) <= LONG_LANE)
     return "quick" if short_text and (grammar is None or len(grammar.source) <= LONG_GRAMMAR) else "slow"
@@ -133,13 +133,22 @@ def prepare(submission: Submission, model: LoadedModel, settings: Settings) -> S
     check_tokens(request, prompt, model.card.vocab_size)
     compiled = compiled_grammar(request.grammar, tokenizer, settings.grammar_timeout_s)
     limit = thinking_limit(request, prompt, tokenizer)
-    return attrs.evolve(submission, prompt=prompt, max_tokens=max_tokens, thinking=limit, compiled_grammar=compiled)
+    breakers = tokenizer.breakers(request.sampling.dry_sequence_breakers) if request.sampling.dry else None
+    return attrs.evolve(
+        submission, prompt=prompt, max_tokens=max_tokens, thinking=limit, compiled_grammar=compiled, breakers=breakers
+    )
 
 
 def check_model(request: Generate, model: LoadedModel) -> None:
     """Check that the model supports the request. Raises `RequestFailed` (400)."""
     if request.embed and model.card.embedding is None:
         raise bad_request("this model gives no embeddings", "model", "embeddings_not_supported")
+    if unknown := sorted(set(request.logits_processors) - set(model.card.logits_processors)):
+        raise bad_request(
+            f"logits processor {unknown[0]!r} is unknown: give it to run_runtime",
+            "logits_processors",
+            "unknown_logits_processor",
+        )
     if request.speculation in ("ngram", "draft_model") and model.card.no_drafts:
         raise bad_request(
             f"speculation cannot be {request.speculation}: rows of this model draft nothing ({model.card.no_drafts}); leave it out",

@@ -87,6 +87,8 @@ class Generate:
     """Maximum number of reasoning tokens. No effect with a grammar, which leaves no room for reasoning."""
     speculation: Speculation | None = None
     """Speculation for this request; None: as in the settings. It changes the duration of an answer, never its tokens."""
+    logits_processors: tuple[str, ...] = ()
+    """Names of the embedding program's logits processors that change the row's logits, in order."""
     cache_salt: str = ""
     """Salt of the prefix cache. Prompts share cached blocks only with prompts of the same salt."""
     priority: int = 0

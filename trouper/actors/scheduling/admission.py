@@ -131,6 +131,8 @@ class Admission:
             ends=tuple(sorted(sequence.output.ends)) if request.min_tokens else (),
             prompt_logprobs=None if sequence.num_resumed_tokens else request.prompt_logprobs,
             thinking=sequence.client.thinking,
+            breakers=sequence.client.breakers,
+            logits_processors=request.logits_processors,
             embed=embedding.pooling if embedding is not None and request.embed else None,
             drafts="ngram" in sequence.records,
             num_output_tokens=sequence.num_resumed_tokens,
