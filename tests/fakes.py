@@ -14,7 +14,7 @@ from tests.fake_digests import Diary, Held
 from trouper.protocol.blocks import Tensor, Tensors
 from trouper.protocol.grammar import Grammar
 from trouper.protocol.kv import FIRST_BANK, BankStats, KvLayout, bank_level, kv_capacity
-from trouper.protocol.model import EmbeddingLayout, LoadedModel, MemoryStats, ModelCard
+from trouper.protocol.model import EmbeddingLayout, InfillTokens, LoadedModel, MemoryStats, ModelCard
 from trouper.protocol.plans import Admit, BlockId, Breakers, Chunk, Plan, Restore, RowId, Stepped, Store
 from trouper.protocol.problems import bad_request
 from trouper.protocol.ranks import Joined
@@ -62,6 +62,8 @@ class ByteTokenizer:
         call = json.loads(text)
         return [(call["name"], json.dumps(call["arguments"]))]
 
+    infill: InfillTokens | None = None
+
     def breakers(self, breakers: tuple[str, ...]) -> Breakers:
         from trouper.engine.loading.sequence_breakers import breakers_of
 
@@ -71,6 +73,15 @@ class ByteTokenizer:
         if grammar.source == "wrong":
             raise bad_request(f"{grammar.param} cannot be followed: it is wrong", grammar.param, "invalid_grammar")
         return grammar
+
+
+MARKS = InfillTokens(prefix=1, suffix=2, middle=3, ends=(1, 2, 3))
+
+
+class Infilling(ByteTokenizer):
+    """Of a model that was trained to fill in the middle."""
+
+    infill: InfillTokens | None = MARKS
 
 
 TokenAt = Callable[[int, int], int]

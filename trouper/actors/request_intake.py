@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import attrs
 import trio
 
-from trouper.actors.runtime.prompt_tokenizing import check_text, is_short, max_prompt_tokens_of, tokens_of
+from trouper.actors.runtime.prompt_tokenizing import check_text, infill_text, is_short, max_prompt_tokens_of, tokens_of
 from trouper.actors.runtime.submission import Submission
 from trouper.actors.runtime.worker_lanes import Lane, Lanes
 from trouper.actors.scheduling.crash_cause import cause_of
@@ -21,7 +21,7 @@ from trouper.protocol.grammar import MAX_SOURCE, Grammar
 from trouper.protocol.model import LoadedModel, Tokenizer
 from trouper.protocol.plans import ThinkingLimit
 from trouper.protocol.problems import DRAINING, Problem, RequestFailed, bad_request, queue_full
-from trouper.protocol.requests import ChatPrompt, Generate, TextPrompt
+from trouper.protocol.requests import ChatPrompt, Generate, InfillPrompt, TextPrompt
 from trouper.protocol.settings import Settings
 
 log = logging.getLogger("trouper.intake")
@@ -119,7 +119,10 @@ def lane_of(request: Generate) -> Lane | None:
     prompt, grammar = request.prompt, request.grammar
     if grammar is None and is_short(prompt) and not request.sampling.dry:
         return None
-    short_text = is_short(prompt) or (isinstance(prompt, TextPrompt) and len(prompt.text) <= LONG_LANE)
+    short_text = is_short(prompt) or (
+        (isinstance(prompt, TextPrompt) and len(prompt.text) <= LONG_LANE)
+        or (isinstance(prompt, InfillPrompt) and len(infill_text(prompt)) <= LONG_LANE)
+    )
     return "quick" if short_text and (grammar is None or len(grammar.source) <= LONG_GRAMMAR) else "slow"
 
 
@@ -134,8 +137,16 @@ def prepare(submission: Submission, model: LoadedModel, settings: Settings) -> S
     compiled = compiled_grammar(request.grammar, tokenizer, settings.grammar_timeout_s)
     limit = thinking_limit(request, prompt, tokenizer)
     breakers = tokenizer.breakers(request.sampling.dry_sequence_breakers) if request.sampling.dry else None
+    if isinstance(request.prompt, InfillPrompt) and tokenizer.infill is not None and not request.ignore_eos:
+        request = attrs.evolve(request, stop_token_ids=(*request.stop_token_ids, *tokenizer.infill.ends))
     return attrs.evolve(
-        submission, prompt=prompt, max_tokens=max_tokens, thinking=limit, compiled_grammar=compiled, breakers=breakers
+        submission,
+        request=request,
+        prompt=prompt,
+        max_tokens=max_tokens,
+        thinking=limit,
+        compiled_grammar=compiled,
+        breakers=breakers,
     )
 
 

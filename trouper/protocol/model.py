@@ -15,6 +15,22 @@ from trouper.protocol.plans import Breakers, Plan, Pooling, Stepped
 from trouper.protocol.ranks import Joined
 
 
+@attrs.frozen(kw_only=True)
+class InfillTokens:
+    """Tokens of a vocabulary to fill in the middle."""
+
+    prefix: int
+    suffix: int
+    middle: int | None
+    """Token before the answer; None: the suffix comes first, and the answer goes on behind the prefix."""
+    file: int | None = None
+    """Token before another file; None: there is none."""
+    repository: int | None = None
+    """Token before the name of the repository; None: there is none."""
+    ends: tuple[int, ...] = ()
+    """Tokens that end the answer."""
+
+
 class Tokenizer(Protocol):
     """Text to tokens and back. Pure and safe from any thread."""
 
@@ -51,6 +67,10 @@ class Tokenizer(Protocol):
 
     def marker_tokens(self, marker: str) -> tuple[int, ...]:
         """Tokens of a reasoning marker, as the model writes it."""
+
+    @property
+    def infill(self) -> InfillTokens | None:
+        """Tokens to fill in the middle; None if the vocabulary has none."""
 
     def breakers(self, breakers: tuple[str, ...]) -> Breakers:
         """Find the tokens of DRY's sequence breakers. For any thread. Raises `RequestFailed` (400) if they have too many."""

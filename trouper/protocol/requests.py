@@ -40,7 +40,17 @@ class ChatPrompt:
     """Types of those parts of the messages that the model cannot read, such as images; a placeholder stands for each."""
 
 
-Prompt = TextPrompt | TokenPrompt | ChatPrompt
+@attrs.frozen
+class InfillPrompt:
+    """A gap to fill between a prefix (text, or token ids) and a suffix, for models that were trained to."""
+
+    prefix: str | tuple[int, ...]
+    suffix: str
+    extra: tuple[tuple[str, str], ...] = ()
+    """Other files: name and text of each."""
+
+
+Prompt = TextPrompt | TokenPrompt | ChatPrompt | InfillPrompt
 
 
 @attrs.frozen(kw_only=True)

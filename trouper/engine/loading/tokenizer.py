@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from trouper import heap
 from trouper.engine.grammars.grammar_compiler import COMPILE_S, Grammars, TokenizerVocabulary
+from trouper.engine.loading.infill_detection import infill_tokens_of
 from trouper.engine.loading.message_adaptation import Message
 from trouper.engine.loading.output_format_detection import OutputFormat, detect, overridden
 from trouper.engine.loading.sequence_breakers import breakers_of
@@ -24,6 +25,7 @@ from trouper.engine.loading.template_probe import TemplateReport, probe
 from trouper.engine.loading.token_bytes import TokenTable, token_table
 from trouper.engine.platform.error_text import first_line_of
 from trouper.protocol.grammar import Grammar
+from trouper.protocol.model import InfillTokens
 from trouper.protocol.output_formats import AUTO
 from trouper.protocol.plans import Breakers
 from trouper.protocol.problems import ModelUnusable, bad_request
@@ -131,6 +133,10 @@ class HubTokenizer:
 
     def marker_tokens(self, marker: str) -> tuple[int, ...]:
         return tuple(self._wrapped.encode(marker, add_special_tokens=False))
+
+    @cached_property
+    def infill(self) -> InfillTokens | None:
+        return infill_tokens_of(self.vocabulary)
 
     def breakers(self, breakers: tuple[str, ...]) -> Breakers:
         found = self._breakers.get(breakers)
