@@ -84,6 +84,13 @@ class Infilling(ByteTokenizer):
     infill: InfillTokens | None = MARKS
 
 
+class Ranking(Infilling):
+    """With a token for yes and one for no."""
+
+    def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
+        return {"yes": (4,), "no": (5,)}.get(text) or super().encode(text, special=special)
+
+
 TokenAt = Callable[[int, int], int]
 """(a number made of the prompt, position) to the token there."""
 
@@ -118,6 +125,11 @@ class FakeRow:
     prompt_logprobs: int | None = None
     embed: bool = False
     drafts: bool = False
+    logprob_tokens: tuple[int, ...] = ()
+
+    def alternatives(self, count: int) -> tuple[tuple[int, float], ...]:
+        named = tuple((token, -0.5 - (self.key + 3 * token) % 7) for token in self.logprob_tokens)
+        return named or tuple((97 + k, -0.5 - k) for k in range(count))
 
 
 class EngineDied(Exception):
@@ -246,7 +258,7 @@ class FakeEngine:
         tokens = tuple(self._next_token(self.rows[row]) for row in produced)
         matched = tuple(self._matched(plan)) if plan.watch else ()
         wanted = tuple(
-            (row, TokenLogprobs(token, -0.5, tuple((97 + k, -0.5 - k) for k in range(n))))
+            (row, TokenLogprobs(token, -0.5, self.rows[row].alternatives(n)))
             for row, token in zip(produced, tokens, strict=True)
             if (n := self.rows[row].logprobs) is not None
         )
@@ -321,6 +333,7 @@ class FakeEngine:
                 prompt_logprobs=admit.prompt_logprobs,
                 embed=admit.embed is not None,
                 drafts=admit.drafts,
+                logprob_tokens=admit.logprob_tokens,
             )
             assert admit.restore is None or admit.prompt_logprobs is None, "the prompt's logits are wanted"
             if admit.restore is not None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from tests.fakes import FakeEngine, Infilling
+from tests.fakes import FakeEngine, Ranking
 from tests.web.serving import Served, ask, exchange, get, post, serving
 from trouper.web.http.openapi import BEYOND_SCHEMA
 
@@ -70,7 +70,7 @@ async def test_every_schema_is_one_and_every_reference_leads_somewhere() -> None
 
 async def test_each_example_is_valid_and_answered_as_described() -> None:
     """Whole, and where it can be streamed each event too."""
-    async with serving(FakeEngine(tokenizer=Infilling())) as served:
+    async with serving(FakeEngine(tokenizer=Ranking())) as served:
         document = await described(served)
         seen = 0
         for method, path, operation in operations(document):

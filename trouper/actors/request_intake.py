@@ -206,9 +206,13 @@ def check_tokens(request: Generate, prompt: tuple[int, ...], vocab_size: int) ->
         raise bad_request(
             f"out of vocabulary: token ids must be between 0 and {vocab_size - 1}", "prompt", "invalid_token"
         )
-    for token, _ in request.sampling.logit_bias:
-        if not 0 <= token < vocab_size:
-            raise bad_request(f"token {token} is not between 0 and {vocab_size - 1}", "logit_bias", "invalid_token")
+    for param, tokens in (
+        ("logit_bias", tuple(token for token, _ in request.sampling.logit_bias)),
+        ("logprob_tokens", request.logprob_tokens),
+    ):
+        for token in tokens:
+            if not 0 <= token < vocab_size:
+                raise bad_request(f"token {token} is not between 0 and {vocab_size - 1}", param, "invalid_token")
 
 
 def room(request: Generate, prompt_tokens: int, context_length: int, settings: Settings) -> int:

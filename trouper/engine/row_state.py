@@ -30,6 +30,7 @@ class RowState:
     """Tokens to prefill: the prompt, and for a row that resumes the tokens that it had sampled."""
     sampling: Sampling
     logprobs: int | None
+    logprob_tokens: tuple[int, ...] = ()
     prefilled: int = 0
     drawn: int = 0
     """Number of sampled tokens: the position that keys the next draw."""
@@ -63,7 +64,7 @@ def admitted(admit: Admit, vocabulary: int, grammars: Grammars | None) -> RowSta
     return RowState(
         prompt, admit.sampling, admit.logprobs, drawn=admit.num_output_tokens, history=history, constraint=constraint,
         min_tokens=admit.min_tokens, ends=admit.ends, prompt_logprobs=admit.prompt_logprobs,
-        pool=Pool(admit.embed) if admit.embed else None, repetitions=repetitions, processors=admit.logits_processors,
+        logprob_tokens=admit.logprob_tokens, pool=Pool(admit.embed) if admit.embed else None, repetitions=repetitions, processors=admit.logits_processors,
         tokens=RowTokens.of(prompt) if admit.logits_processors else None,
     )  # fmt: skip
 

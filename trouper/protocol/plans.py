@@ -116,6 +116,8 @@ class Admit:
     drafts: bool = False
     """Whether the row may draft by prompt lookup, in which case the engine indexes the n-grams of its prompt and output. A draft
     model needs no announcement."""
+    logprob_tokens: tuple[int, ...] = ()
+    """Tokens whose log-probabilities are returned in place of those of the most likely ones. Only with `logprobs`."""
     breakers: Breakers | None = None
     """Sequence breakers of a row with DRY."""
     logits_processors: tuple[str, ...] = ()

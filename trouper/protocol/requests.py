@@ -90,6 +90,8 @@ class Generate:
     embed: bool = False
     """Whether to return the prompt as a vector, `Answer.embedding`, instead of an answer. `max_tokens` is 1 then."""
     logprobs: int | None = None
+    logprob_tokens: tuple[int, ...] = ()
+    """Token ids whose log-probabilities come at each position, in place of those of the most likely; with `logprobs`."""
     prompt_logprobs: int | None = None
     """Log-probabilities, as with `logprobs`, for each token of the prompt but the first. The whole prompt is then computed,
     whatever is cached."""

@@ -40,6 +40,7 @@ from trouper.web.observability.replica_info import Replica
 from trouper.web.observability.request_log import RequestLog, RequestObserver
 from trouper.web.openai.answer_schemas import COMPONENTS as OPENAI
 from trouper.web.openai.errors import error_response, http_problem
+from trouper.web.openai.rerank_routes import Reranking
 from trouper.web.openai.routes import OpenAi
 from trouper.web.responses import schemas as response_schemas
 from trouper.web.responses.routes import Responses
@@ -118,7 +119,10 @@ def create_app(
     service = Service(models, settings, background, request_log, keys)
     app.delivery = service.delivery
     service.ignored, service.malformed_calls = metrics.ignored, metrics.malformed_calls
-    edge, dialects = HttpEdge(service, keys, metrics), (OpenAi(service), Responses(service), Anthropic(service))
+    edge, dialects = (
+        HttpEdge(service, keys, metrics),
+        (OpenAi(service), Reranking(service), Responses(service), Anthropic(service)),
+    )
     app.before_request(edge.let_in)
     app.after_request(edge.sign)
     app.register_error_handler(HTTPException, edge.http_error)

@@ -125,6 +125,7 @@ class Admission:
             prompt=np.frombuffer(bytes(sequence.chain.tokens), ">i4").astype("<i4").tobytes(),
             sampling=request.sampling,
             logprobs=request.logprobs,
+            logprob_tokens=request.logprob_tokens,
             restore=restore,
             grammar=request.grammar,
             min_tokens=request.min_tokens,

@@ -81,6 +81,9 @@ class SamplingBatch:
         self._logprob_requests = [
             (index, rows[index], k) for index, state in enumerate(states) if (k := state.logprobs) is not None
         ]
+        self._logprob_tokens = {
+            row: state.logprob_tokens for row, state in zip(rows, states, strict=True) if state.logprob_tokens
+        }
 
     def _keep_states(self) -> None:
         """Write the arrays' state back to the rows, before the set of rows changes."""
@@ -113,7 +116,8 @@ class SamplingBatch:
         self.drawn += np.uint64(1)
         for history in self._histories if spans is None else ():
             history.count(tokens)
-        logprobs = logprobs_of(logits, tokens, self._logprob_requests if spans is None else self._logprobs_along(spans))
+        requested = self._logprob_requests if spans is None else self._logprobs_along(spans)
+        logprobs = logprobs_of(logits, tokens, requested, self._logprob_tokens)
         if starting is not None:
             starting()
         mx.async_eval(tokens, self._history_arrays(), logprobs.arrays() if logprobs else [])

@@ -10,21 +10,24 @@ from __future__ import annotations
 import re
 
 ENDPOINTS = (
-    r"chat/completions|completions|embeddings|messages(?:/count_tokens)?|models(?:/.+)?"
+    r"chat/completions|completions|embeddings|rerank|score|messages(?:/count_tokens)?|models(?:/.+)?"
     r"|responses(?:/[^/]+(?:/(?:cancel|input_items))?)?|requests/[^/]+/cancel"
 )
 """Endpoints below /v1."""
 BASES = r"(?:/(?:v1|openai|anthropic|api(?=/v1/)))*"
 """What base URLs of other servers end with."""
 BELOW_V1 = re.compile(rf"{BASES}(?:/(?:chat/completions|completions|embeddings|messages)(?:/v1)?)?/({ENDPOINTS})")
-AT_ROOT = re.compile(r"(?:/v1)*(/(?:tokenize|detokenize|health|livez|readyz|metrics|server_info|openapi\.json|docs))")
-SGLANG = {
+AT_ROOT = re.compile(
+    r"(?:/v1)*(/(?:tokenize|detokenize|infill|health|livez|readyz|metrics|server_info|openapi\.json|docs))"
+)
+OTHERS = {
     "/health_generate": "/readyz",
     "/get_server_info": "/server_info",
     "/get_model_info": "/server_info",
     "/model_info": "/server_info",
+    "/v2/rerank": "/v1/rerank",
 }
-"""Probes of SGLang's routers and launchers. /readyz generates nothing, but says whether running requests make progress."""
+"""Probes of SGLang's routers and launchers, and where Cohere's newer clients rerank. /readyz generates nothing, but says whether running requests make progress."""
 SLASHES = re.compile("//+")
 OLLAMA = re.compile(
     r"/api/(?:chat|generate|tags|show|ps|version|embed|embeddings|pull|push|create|copy|delete|blobs/.*)"
@@ -34,8 +37,8 @@ OLLAMA = re.compile(
 def meant_path(path: str) -> str:
     """Return the path of the endpoint that was meant; any other path as it is."""
     squeezed = SLASHES.sub("/", path).rstrip("/")
-    if squeezed in SGLANG:
-        return SGLANG[squeezed]
+    if squeezed in OTHERS:
+        return OTHERS[squeezed]
     if match := AT_ROOT.fullmatch(squeezed):
         return match[1]
     if match := BELOW_V1.fullmatch(squeezed):
