@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import cohere
 import pytest
 import trio
 
@@ -77,11 +78,9 @@ class TestRerank:
             await eventually(lambda: served.busy == 0)
 
     async def test_coheres_clients(self) -> None:
-        cohere = pytest.importorskip("cohere", reason="`just clients` installs it")
-
         def rerank(url: str) -> tuple[Any, Any]:
-            asked = {"model": "fake", "query": "barks?", "documents": ["a dog", "a spoon"], "top_n": 1}
-            connect = {"api_key": "none", "base_url": url}
+            asked: Any = {"model": "fake", "query": "barks?", "documents": ["a dog", "a spoon"], "top_n": 1}
+            connect: Any = {"api_key": "none", "base_url": url}
             with cohere.ClientV2(**connect) as newer, cohere.Client(**connect) as older:
                 return newer.rerank(**asked), older.rerank(**asked)
 
