@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import trio
 
@@ -12,12 +11,10 @@ from trouper.actors.ranks.leader import Leader
 from trouper.actors.runtime.model_manager import ModelManager, run_model_manager
 from trouper.actors.runtime.runtime import Runtime
 from trouper.protocol.loading import LoadWatch, nobody_watches
+from trouper.protocol.logits_processor import Processors
 from trouper.protocol.model import Engine
 from trouper.protocol.names import EMBEDDED
 from trouper.protocol.settings import ServerSettings, Settings
-
-if TYPE_CHECKING:  # Imports MLX.
-    from trouper.engine.sampling.logits_processors import Processors
 
 
 async def run_runtime(

@@ -22,11 +22,12 @@ from trouper.engine.loading.model_loading import EvaluatedModel, load
 from trouper.engine.platform import device
 from trouper.engine.platform.blas_threads import BlasThreads
 from trouper.engine.platform.read_ahead import ReadAhead
-from trouper.engine.sampling.logits_processors import NO_PROCESSORS, Processors
+from trouper.engine.sampling.logits_processors import NO_PROCESSORS
 from trouper.engine.spec_decode.prompt_lookup import Drafting
 from trouper.engine.step import StepEngine
 from trouper.engine.warm_up import warm_up
 from trouper.protocol.loading import LoadWatch, nobody_watches
+from trouper.protocol.logits_processor import Processors
 from trouper.protocol.model import LoadedModel, MemoryStats
 from trouper.protocol.plans import Plan, Stepped
 from trouper.protocol.ranks import Joined

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 import mlx.core as mx
 import numpy as np
@@ -12,20 +11,8 @@ from numpy.typing import NDArray
 from trouper.engine.kv.region import Ints
 from trouper.engine.sampling.token_rows import RowTokens, TokenRows
 from trouper.engine.spec_decode.verification_spans import Spans, indices
+from trouper.protocol.logits_processor import Processors
 
-
-class LogitsProcessor(Protocol):
-    """A function of a row's tokens so far and its logits, in the form of mlx-lm's `logits_processors`.
-
-    It runs on the engine's thread, for one row at a time, and its result may depend on its arguments only: a row that was preempted,
-    or whose drafts are verified, is asked again. What it returns may be lazy; reading a value waits for the device in each step.
-    """
-
-    def __call__(self, tokens: mx.array, logits: mx.array, /) -> mx.array:
-        """Return the changed logits, (1, V). tokens (n,) int32: prompt and output; logits (1, V), after bias and penalties."""
-
-
-Processors = Mapping[str, LogitsProcessor]
 NO_PROCESSORS: Processors = {}
 Fault = tuple[int, str]
 """(index of a row, why its processor failed)."""

@@ -16,11 +16,12 @@ from trouper.engine.grammars.token_masks import Mask, masked
 from trouper.engine.kv.region import Ints
 from trouper.engine.row_state import RowConstraint, RowState
 from trouper.engine.sampling.dry import Dry
-from trouper.engine.sampling.logits_processors import NO_PROCESSORS, ProcessedRows, Processors
+from trouper.engine.sampling.logits_processors import NO_PROCESSORS, ProcessedRows
 from trouper.engine.sampling.logprobs import KeptMask, PendingLogprobs, logprobs_of
 from trouper.engine.sampling.penalties import Bias, MinTokens, Penalties
 from trouper.engine.sampling.sampler import BatchSampler
 from trouper.engine.spec_decode.verification_spans import Spans
+from trouper.protocol.logits_processor import Processors
 from trouper.protocol.plans import RowId
 
 
