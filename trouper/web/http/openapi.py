@@ -28,6 +28,7 @@ BEYOND_SCHEMA: Mapping[str, str] = {
     "previous_response_not_completed": "going on from a response that failed or was cancelled",
     "embeddings_not_supported": "an embedding by a model that gives none",
     "infill_not_supported": "a suffix for a model that was not trained to fill in the middle",
+    "unequal_texts": "as many of one text as of the other are needed, unless there is one of the first",
     "rerank_not_supported": "a rerank by a model without single tokens for yes and no",
     "no_chat_template": "messages for a model without a chat template",
 }

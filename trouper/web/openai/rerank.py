@@ -120,7 +120,7 @@ def pairs_to_score(request: ScoreRequest) -> tuple[Pair, ...]:
         first = first * len(second)
     if len(first) != len(second):
         message = f"text_1 has {len(first)} texts and text_2 {len(second)}: send as many of each, or one text_1"
-        raise bad_request(message, "text_2", "invalid_value")
+        raise bad_request(message, "text_2", "unequal_texts")
     return tuple(Pair(query, document) for query, document in zip(first, second, strict=True))
 
 
