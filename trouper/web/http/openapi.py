@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import attrs
 
 from trouper.web.http.endpoints import OPENAI_ERROR, Endpoint
-from trouper.web.http.request_schema import TEXT, Json, array, components_of, either, schema_of
+from trouper.web.http.request_schema import TEXT, Json, components_of, either, schema_of
 
 BEYOND_SCHEMA: Mapping[str, str] = {
     "invalid_combination": "parameters that contradict each other where no schema can say it: best_of below n, a named tool "
@@ -180,12 +180,3 @@ def _error(endpoint: Endpoint, status: int) -> Json:
     # A refusal before the probe runs has OpenAI's error format, not the probe's.
     schema = OPENAI_ERROR if status == 403 and endpoint.request is None else endpoint.error
     return {"description": description, "content": {"application/json": {"schema": schema}}}
-
-
-def listing(items: Json) -> Json:
-    """Return the schema of OpenAI's lists."""
-    return {
-        "type": "object",
-        "properties": {"object": {"const": "list"}, "data": array(items)},
-        "required": ["object", "data"],
-    }
