@@ -9,7 +9,6 @@ from trouper.cli.agents.config_files import ConfigFile
 from trouper.cli.agents.config_formats import JSON, YAML
 from trouper.cli.agents.merging import KEY_VARIABLE, Default, Entries, Secret
 
-
 LITELLM_KEY = "LITELLM_MASTER_KEY"
 
 
