@@ -199,9 +199,9 @@ def passes_of(engine: StepEngine) -> list[tuple[int, ...]]:
     draft, widths = engine._rows.draft, list[tuple[int, ...]]()
     forward = draft._forward
 
-    def counted(windows: Any, tokens: mx.array, counts: Any) -> mx.array:
+    def counted(segments: Any, tokens: mx.array, counts: Any) -> mx.array:
         widths.append(tuple(tokens.shape))
-        return forward(windows, tokens, counts)
+        return forward(segments, tokens, counts)
 
     draft._forward = counted  # type: ignore[method-assign]
     return widths

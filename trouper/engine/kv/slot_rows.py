@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache, cached_property, partial
-from typing import Any
 
+import attrs
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
@@ -17,11 +17,11 @@ import numpy as np
 from trouper.engine.adaptations.adaptation_registry import adapted
 from trouper.engine.kv import attention_seam
 from trouper.engine.kv.banks import Banks
+from trouper.engine.kv.compiled_pass import CompiledPasses, DecodePass
 from trouper.engine.kv.draft_rows import DraftRows
-from trouper.engine.kv.joined_slots import joined
 from trouper.engine.kv.kv_layout import Layout, dealt, layout_of
 from trouper.engine.kv.model_caches import slot_caches, state_slots, view
-from trouper.engine.kv.pass_segments import Segment, add_tokens
+from trouper.engine.kv.pass_segments import Segment, add_tokens, begin, finish, lengths_of, regions_of, rows_of
 from trouper.engine.kv.pass_shapes import EXACT, Shapes
 from trouper.engine.kv.quantized_kv import KvFormat
 from trouper.engine.kv.recorded_calls import layers_with_cache, recorded_calls
@@ -44,12 +44,15 @@ class SlotRows:
         *, draft: nn.Module | None = None,
     ) -> None:  # fmt: skip
         """`slack`: number of tokens that rings hold beyond their window. `draft`: the draft model, which has full slots only."""
+        if not capabilities.allows("banks"):  # The model may compute with keys, so it gets arrays.
+            shapes = attrs.evolve(shapes, length_kernel=False)
         self._model, self._shapes, self._slack = model, shapes, slack
         self._prefill_together = capabilities.allows("prefill_together")
         self._adapted = adapted(model)
         self._layout = layout = cache(partial(layout_of, model, kv, draft))
         states = state_slots(model)
         self._states = StateRows(states, shapes)
+        self._compiled = CompiledPasses()
 
         # No reference to `self`: a cycle would keep all KV until a garbage collection.
         def make_buffers() -> SlotBuffers:
@@ -153,13 +156,22 @@ class SlotRows:
         return self._forward_alone(row, [token])[:, -1, :]
 
     def decode(self, tokens: mx.array) -> mx.array:
-        logits = self._forward(self._decoding_segments(), tokens[:, None], np.ones(tokens.shape[0], np.int32))
+        segments, counts = self._decoding_segments(), np.ones(tokens.shape[0], np.int32)
+        regions = regions_of(segments, lengths_of(segments), counts, 1, self._shapes)
+        self._states.begin(rows_of(segments), None)
+        build = partial(self._build, segments)
+        if self._states:
+            logits = build(regions, tokens[:, None])
+        else:
+            leaves = [segment.bank.buffers.own for segment in segments]
+            logits = self._compiled.run(build, DecodePass(regions, leaves), tokens[:, None])
+        add_tokens(segments, counts)
         self._states.decoded()
         return logits[:, -1, :]
 
     def verify(self, tokens: mx.array, counts: Ints) -> mx.array:
         segments = self._decoding_segments()
-        before = np.concatenate([segment.lengths for segment in segments])
+        before = lengths_of(segments)
         with recorded_calls(self._layers):
             logits = self._forward(segments, tokens, counts, singly=True)
         self._states.verified(before, counts, tokens.shape[1])
@@ -204,33 +216,22 @@ class SlotRows:
         wide = width if self._states else self._shapes.width(width)
         if wide > width:
             tokens = mx.pad(tokens, [(0, 0), (0, wide - width)])
-        caches, region = self._begin(segments, counts, wide, singly)
-        with self._adapted.during(region):
-            logits: mx.array = (part or self._model)(tokens, cache=[view(cache) for cache in caches])
-        self._states.finish()
-        for segment in segments:
-            segment.bank.buffers.finish()
+        regions = regions_of(segments, lengths_of(segments), counts, wide, self._shapes, singly=singly)
+        self._states.begin(rows_of(segments), counts if singly else None)
+        logits = self._build(segments, regions, tokens, part)
         add_tokens(segments, counts)
         return logits[:, :width] if wide > width else logits
 
-    def _begin(
-        self, segments: Sequence[Segment], counts: Ints, width: int, singly: bool
-    ) -> tuple[Sequence[Any], Region]:
-        """Set the slots of a pass in each bank. Returns the caches for the model, and the region of all rows."""
-        rows = list[RowId]()
-        for segment in segments:
-            region = Region(
-                segment.start, segment.lengths.copy(), counts[segment.range], width, self._shapes, singly=singly
-            )
-            segment.bank.buffers.begin(region)
-            rows += segment.bank.slots.order[region.start : region.stop]
-        self._states.begin(rows, counts if singly else None)
-        if len(segments) == 1:
-            return segments[0].bank.buffers.caches, region
-        lengths = np.concatenate([segment.lengths for segment in segments])
-        region = Region(0, lengths, counts, width, self._shapes, singly=singly)
-        caches = [segment.bank.buffers.caches for segment in segments]
-        return joined(caches, region, [segment.range for segment in segments]), region
+    def _build(
+        self, segments: Sequence[Segment], regions: Sequence[Region], tokens: mx.array, part: nn.Module | None = None
+    ) -> mx.array:
+        """Build the pass over tokens (n, width) in the slots of these regions."""
+        caches = begin(segments, regions)
+        with self._adapted.during(regions[-1]):
+            logits: mx.array = (part or self._model)(tokens, cache=[view(cache) for cache in caches])
+        self._states.finish()
+        finish(segments)
+        return logits
 
     # -- blocks and snapshots: copied out of a row, and restored into another --------------------
 
