@@ -21,6 +21,7 @@ BEYOND_SCHEMA: Mapping[str, str] = {
     "empty_prompt": "a prompt that has no tokens",
     "tools_not_supported": "--strict: tools for a model that was not trained to call them",
     "reasoning_not_supported": "an effort of reasoning for a model that does not think",
+    "speculation_not_supported": "drafts for a model that cannot be given any, or by a draft model where there is none",
     "images_not_supported": "an image for a model that reads text only, on a server with --strict",
     "background_not_supported": "a response in the background from a server that keeps none",
     "response_ended": "cancelling a response that has ended",
