@@ -260,3 +260,18 @@ async def test_the_page_needs_no_other_host() -> None:
     assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert "default-src 'none'" in headers["content-security-policy"]
     assert b"openapi.json" in body and b"://" not in body
+
+
+async def test_what_the_model_alone_refuses_is_named_as_beyond_the_schema() -> None:
+    """No schema knows whether there is a draft model, or how many tokens a text has."""
+    bodies: dict[str, dict[str, Any]] = {
+        "speculation_not_supported": {"prompt": "x", "speculation": "draft_model"},
+        "context_length_exceeded": {"prompt": "x" * 50},
+        "empty_prompt": {"prompt": ""},
+        "invalid_token": {"prompt": [2**30]},
+    }
+    async with serving(FakeEngine(), {"max_kv_size": 40}) as served:
+        for code, body in bodies.items():
+            status, answer = await ask(served, body, "/v1/completions")
+            assert (status, answer["error"]["code"]) == (400, code)
+            assert code in BEYOND_SCHEMA

@@ -28,7 +28,7 @@ from trouper.web.anthropic.routes import Anthropic
 from trouper.web.http.body_parsing import too_large
 from trouper.web.http.cors import Cors
 from trouper.web.http.endpoints import Endpoint
-from trouper.web.http.meant_paths import meant_path, not_found
+from trouper.web.http.meant_paths import is_ollama, meant_path, not_found
 from trouper.web.http.pages import Pages
 from trouper.web.live.site import Site
 from trouper.web.metrics.collector import Metrics
@@ -174,7 +174,7 @@ class HttpEdge:
         """Format a refusal in the dialect of the path."""
         if is_anthropic(request.path):
             return error_response(problem, anthropic_error(problem, self._service.request_id))
-        return error_response(problem)
+        return error_response(problem, {"error": problem.message} if is_ollama(request.path) else None)
 
     async def sign(self, response: Response) -> Response:
         path = request.url_rule.rule if request.url_rule is not None else ""

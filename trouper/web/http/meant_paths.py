@@ -46,10 +46,15 @@ def meant_path(path: str) -> str:
     return path
 
 
+def is_ollama(path: str) -> bool:
+    """Whether the path is one of Ollama's own API, whose clients read errors in its format: `error` is a text."""
+    return OLLAMA.fullmatch(path.rstrip("/")) is not None
+
+
 def not_found(path: str, host_url: str) -> str:
     """Return the message for a path where nothing is: it says where the API is."""
     base = host_url.rstrip("/")
     missing = f"there is nothing at {path}"
-    if OLLAMA.fullmatch(path.rstrip("/")):
+    if is_ollama(path):
         return f"{missing}: Ollama's own API is not served; take the client's OpenAI-compatible provider with {base}/v1"
     return f"{missing}; OpenAI's clients take {base}/v1 as their base URL, Anthropic's {base}"

@@ -10,7 +10,6 @@ from trouper.actors.runtime.answer import Answer
 from trouper.protocol.requests import InfillPrompt, TextPrompt
 from trouper.web.http.body_parsing import called
 from trouper.web.http.endpoints import GENERATES, Endpoint
-from trouper.web.http.openapi import listing
 from trouper.web.http.request_schema import either, ref
 from trouper.web.openai import answer_schemas, chat_completions, completions, embeddings, infill, tokenize
 from trouper.web.openai.chat_completions import chat_to_generate, parse_chat
@@ -18,10 +17,11 @@ from trouper.web.openai.chat_dialect import ChatDialect
 from trouper.web.openai.completion_dialect import CompletionDialect
 from trouper.web.openai.completions import completion_to_generate, parse_completion, picked
 from trouper.web.openai.errors import error_response, http_problem
+from trouper.web.openai.model_listing import listed_body, listing_body
 from trouper.web.openai.openai_dialect import Envelope, Extras, token_text_of
 from trouper.web.openai.parameters import stream_options
 from trouper.web.openai.tokenize import parse_detokenize, parse_tokenize, prompt_of, text_of
-from trouper.web.service import Served, Service, as_json, context_of, listed_body, now
+from trouper.web.service import Served, Service, as_json, context_of, now
 from trouper.web.tool_support import without_tools
 
 
@@ -117,7 +117,7 @@ class OpenAi:
                 path="/v1/models",
                 handler=self.models,
                 summary="The models that are served",
-                answer=listing(ref("ModelBody")),
+                answer=answer_schemas.MODELS,
             ),
             endpoint(
                 method="GET",
@@ -247,7 +247,7 @@ class OpenAi:
         return as_json({"id": request_id, "object": "request.cancelled", "cancelled": True})
 
     async def models(self) -> Response:
-        return as_json({"object": "list", "data": [listed_body(entry) for entry in self._service.models.entries()]})
+        return as_json(listing_body(self._service.models.entries()))
 
     async def model(self, model: str) -> Response:
         return as_json(listed_body(self._service.listed(model)))
