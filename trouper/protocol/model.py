@@ -14,6 +14,9 @@ from trouper.protocol.kv import KvLayout
 from trouper.protocol.plans import Plan, Pooling, Stepped
 from trouper.protocol.ranks import Joined
 
+NO_HEAD = "its checkpoint has none"
+"""Why most models have no MTP head."""
+
 
 class Tokenizer(Protocol):
     """Text to tokens and back. Pure and safe from any thread."""
@@ -116,6 +119,8 @@ class ModelCard:
     """Whether rows draft by prompt lookup where the request and the settings do not say."""
     draft_model: str | None = None
     """Name of the draft model, as --draft-model says it; None: there is none."""
+    no_mtp: str = NO_HEAD
+    """Why the model has no MTP head to draft with; "" if it has."""
     tool_parser: str = "none"
     """Name of the format in which the model writes calls."""
     reasoning_parser: str = "none"

@@ -40,8 +40,9 @@ class Window:
 class DraftRows:
     """Rows of the draft model, in the slots of the target's rows."""
 
-    def __init__(self, model: nn.Module, banks: Banks, shapes: Shapes) -> None:
-        self._model, self._banks, self._shapes = model, banks, shapes
+    def __init__(self, model: nn.Module, banks: Banks, shapes: Shapes, place: int = 0) -> None:
+        """`place`: index of the model's caches among those of all drafters."""
+        self._model, self._banks, self._shapes, self._place = model, banks, shapes, place
         self._adapted = adapted(model)
         self.lengths: dict[RowId, int] = {}
         """Number of tokens of each row whose KV is computed and right. What lies behind is overwritten."""
@@ -73,15 +74,18 @@ class DraftRows:
         """Draft sizes[row] tokens for each of these decoding rows, greedily: a pass over all of them for each token. The first pass
         runs the tokens that the row lacks, `fed`: the row's last token, and perhaps one before it. `agree` returns rank 0's tokens."""
         windows = self._windows(sizes)
-        picked, order = mx.argmax(self._run(windows, fed), axis=-1), _rows(windows)
+        last, order = self._run(windows, fed), rows_of(windows)
+        picked = self._pick(last)
         drafted, orders = [picked], [order]
         for step in range(1, max(sizes.values())):
             active = [row for row, size in sizes.items() if size > step]
             windows = self._windows(active)
-            if (rows := _rows(windows)) != order:
-                picked, order = picked[mx.array([order.index(row) for row in rows])], rows
-            logits = self._forward(windows, picked[:, None], self._counts(rows, dict.fromkeys(active, 1)))
-            picked = mx.argmax(logits[:, -1], axis=-1)
+            if (rows := rows_of(windows)) != order:
+                indices = mx.array([order.index(row) for row in rows])
+                picked, last, order = picked[indices], last[indices], rows
+            counts = self._counts(rows, dict.fromkeys(active, 1))
+            last = self._forward(windows, picked[:, None], counts, self._after(last))[:, -1]
+            picked = self._pick(last)
             drafted.append(picked)
             orders.append(order)
         tokens = np.array(agree(mx.concatenate(drafted))).tolist()
@@ -105,30 +109,46 @@ class DraftRows:
         return np.array([counts.get(row, 0) for row in rows], np.int32)
 
     def _run(self, windows: Sequence[Window], fed: Mapping[RowId, Sequence[int]]) -> mx.array:
-        """Run tokens from the host; logits (n, vocabulary) after each row's last one."""
-        rows = _rows(windows)
+        """Run tokens from the host; logits (n, vocabulary) after each row's last one, or what the model returns in their place."""
+        rows = rows_of(windows)
         counts = self._counts(rows, {row: len(tokens) for row, tokens in fed.items()})
         tokens = np.zeros((len(rows), int(counts.max())), np.int32)
         for index, row in enumerate(rows):
             tokens[index, : counts[index]] = fed.get(row, ())
-        logits = self._forward(windows, mx.array(tokens), counts)
-        last = np.arange(len(rows)) * logits.shape[1] + np.maximum(counts, 1) - 1
-        return mx.flatten(logits, 0, 1)[mx.array(last.astype(np.int32))]
+        outputs = self._forward(windows, mx.array(tokens), counts, self._before(rows, counts))
+        last = np.arange(len(rows)) * outputs.shape[1] + np.maximum(counts, 1) - 1
+        return mx.flatten(outputs, 0, 1)[mx.array(last.astype(np.int32))]
 
-    def _forward(self, windows: Sequence[Window], tokens: mx.array, counts: Ints) -> mx.array:
+    # A draft model gets tokens alone, and returns logits. An MTP head gets hidden states as well (`HeadRows`).
+
+    def _before(self, rows: Sequence[RowId], counts: Ints) -> mx.array | None:  # noqa: ARG002
+        """What the model gets beside the next counts[i] tokens of each row, (n, width, any dim)."""
+        return None
+
+    def _after(self, last: mx.array) -> mx.array | None:  # noqa: ARG002
+        """What the model gets beside drafted tokens, (n, 1, any dim), from what it returned for the tokens before."""
+        return None
+
+    def _pick(self, last: mx.array) -> mx.array:
+        """Choose the most likely tokens (n,) given what the model returned, (n, any dim)."""
+        return mx.argmax(last, axis=-1)
+
+    def _forward(self, windows: Sequence[Window], tokens: mx.array, counts: Ints, before: mx.array | None) -> mx.array:
         """Build the pass over tokens (n, width), of which counts[i] are row i's own, and add these to the lengths. Returns logits (n, at
         least width, vocabulary)."""
-        rows, width = _rows(windows), self._shapes.width(tokens.shape[1])
-        tokens = mx.pad(tokens, [(0, 0), (0, width - tokens.shape[1])])
+        rows, width = rows_of(windows), self._shapes.width(tokens.shape[1])
+        padding = width - tokens.shape[1]
+        tokens = mx.pad(tokens, [(0, 0), (0, padding)])
+        inputs = [tokens] if before is None else [tokens, mx.pad(before, [(0, 0), (0, padding), (0, 0)])]
         lengths = np.array([self.lengths[row] for row in rows], np.int32)
         caches, region = self._begin(windows, lengths, counts, width)
         with self._adapted.during(region):
-            logits: mx.array = self._model(tokens, cache=[view(cache) for cache in caches])
+            outputs: mx.array = self._model(*inputs, cache=[view(cache) for cache in caches])
         for window in windows:
             window.bank.buffers.finish()
         for row, count in zip(rows, counts.tolist(), strict=True):
             self.lengths[row] += count
-        return logits
+        return outputs
 
     def _begin(
         self, windows: Sequence[Window], lengths: Ints, counts: Ints, width: int
@@ -138,12 +158,13 @@ class DraftRows:
             part = slice(end, end := end + len(window.rows))
             window.bank.buffers.begin(Region(window.start, lengths[part], counts[part], width, self._shapes))
             ranges.append(part)
-        caches = [window.bank.buffers.draft_caches for window in windows]
+        caches = [window.bank.buffers.draft_caches[self._place] for window in windows]
         if len(windows) == 1:
             return caches[0], Region(windows[0].start, lengths, counts, width, self._shapes)
         region = Region(0, lengths, counts, width, self._shapes)
         return joined(caches, region, ranges), region
 
 
-def _rows(windows: Sequence[Window]) -> list[RowId]:
+def rows_of(windows: Sequence[Window]) -> list[RowId]:
+    """The rows of a pass over these windows, in order."""
     return [row for window in windows for row in window.rows]

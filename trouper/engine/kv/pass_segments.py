@@ -8,6 +8,7 @@ import attrs
 
 from trouper.engine.kv.banks import Bank
 from trouper.engine.kv.region import Ints
+from trouper.protocol.plans import RowId
 
 
 @attrs.frozen(eq=False)
@@ -17,6 +18,11 @@ class Segment:
     bank: Bank
     start: int
     range: slice
+
+    @property
+    def rows(self) -> Sequence[RowId]:
+        """The rows in these slots."""
+        return self.bank.slots.order[self.start : self.start + self.range.stop - self.range.start]
 
     @property
     def lengths(self) -> Ints:

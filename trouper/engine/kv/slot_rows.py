@@ -18,6 +18,7 @@ from trouper.engine.adaptations.adaptation_registry import adapted
 from trouper.engine.kv import attention_seam
 from trouper.engine.kv.banks import Banks
 from trouper.engine.kv.draft_rows import DraftRows
+from trouper.engine.kv.head_rows import HeadRows
 from trouper.engine.kv.joined_slots import joined
 from trouper.engine.kv.kv_layout import Layout, dealt, layout_of
 from trouper.engine.kv.model_caches import slot_caches, state_slots, view
@@ -41,25 +42,27 @@ class SlotRows:
 
     def __init__(
         self, model: nn.Module, capabilities: Capabilities, kv: KvFormat, slack: int = 0, shapes: Shapes = EXACT,
-        *, draft: nn.Module | None = None,
+        *, draft: nn.Module | None = None, head: nn.Module | None = None,
     ) -> None:  # fmt: skip
-        """`slack`: number of tokens that rings hold beyond their window. `draft`: the draft model, which has full slots only."""
+        """`slack`: number of tokens that rings hold beyond their window. `draft`: the draft model; it and `head` have full slots only."""
         self._model, self._shapes, self._slack = model, shapes, slack
         self._prefill_together = capabilities.allows("prefill_together")
         self._adapted = adapted(model)
-        self._layout = layout = cache(partial(layout_of, model, kv, draft))
+        drafters = [drafter for drafter in (draft, head) if drafter is not None]
+        self._layout = layout = cache(partial(layout_of, model, kv, *drafters))
         states = state_slots(model)
         self._states = StateRows(states, shapes)
 
         # No reference to `self`: a cycle would keep all KV until a garbage collection.
         def make_buffers() -> SlotBuffers:
             own = slot_caches(model, kv, slack, states)
-            return SlotBuffers(own, layout, shapes, () if draft is None else slot_caches(draft, kv))
+            return SlotBuffers(own, layout, shapes, [slot_caches(drafter, kv) for drafter in drafters])
 
         if several := capabilities.allows("banks"):
-            attention_seam.install(model, draft)
+            attention_seam.install(model, *drafters)
         self._banks = Banks(make_buffers, shapes, several=several)
         self.draft = None if draft is None else DraftRows(draft, self._banks, shapes)
+        self.head = None if head is None else HeadRows(head, self._banks, shapes, len(drafters) - 1)
 
     @property
     def decoding(self) -> Sequence[RowId]:
@@ -130,6 +133,8 @@ class SlotRows:
                     tokens[index, : counts_of_group[index]] = chunks.get(row, ())
                 segment = Segment(bank, first + group.start, slice(0, len(rows)))
                 self._forward([segment], mx.array(tokens), counts_of_group)
+                if self.head is not None:
+                    self.head.catch_up(rows)
                 done = start_eval([*bank.buffers.state(), *self._states.state()])
         return done
 
@@ -206,7 +211,10 @@ class SlotRows:
             tokens = mx.pad(tokens, [(0, 0), (0, wide - width)])
         caches, region = self._begin(segments, counts, wide, singly)
         with self._adapted.during(region):
-            logits: mx.array = (part or self._model)(tokens, cache=[view(cache) for cache in caches])
+            if self.head is None:
+                logits: mx.array = (part or self._model)(tokens, cache=caches)
+            else:
+                logits = self.head.run_target(segments, counts, tokens, caches, states=part is not None)
         self._states.finish()
         for segment in segments:
             segment.bank.buffers.finish()
@@ -223,14 +231,14 @@ class SlotRows:
                 segment.start, segment.lengths.copy(), counts[segment.range], width, self._shapes, singly=singly
             )
             segment.bank.buffers.begin(region)
-            rows += segment.bank.slots.order[region.start : region.stop]
+            rows += segment.rows
         self._states.begin(rows, counts if singly else None)
+        caches = [segment.bank.buffers.caches for segment in segments]
         if len(segments) == 1:
-            return segments[0].bank.buffers.caches, region
+            return [view(cache) for cache in caches[0]], region
         lengths = np.concatenate([segment.lengths for segment in segments])
         region = Region(0, lengths, counts, width, self._shapes, singly=singly)
-        caches = [segment.bank.buffers.caches for segment in segments]
-        return joined(caches, region, [segment.range for segment in segments]), region
+        return [view(cache) for cache in joined(caches, region, [segment.range for segment in segments])], region
 
     # -- blocks and snapshots: copied out of a row, and restored into another --------------------
 
