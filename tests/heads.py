@@ -12,8 +12,8 @@ from mlx import nn
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm import utils
 
-from tests.families import END, FAMILIES, SEEDS, build, save_tokenizer, write_json
-from tests.family_configs import HIDDEN, VOCABULARY, Config
+from tests.families import END, FAMILIES, build, save_tokenizer, write_json
+from tests.family_configs import VOCABULARY, Config
 from tests.family_weights import draw
 
 Kind = Literal["random", "of embeddings", "of states"]
@@ -28,18 +28,18 @@ OWN = {"embedding_norm": ("pre_fc_norm_embedding", "enorm"), "hidden_norm": ("pr
 
 
 def planted(name: str, config: Config | None = None) -> nn.Module:
-    """A model that counts: the token after t is t + 1, modulo HIDDEN. Its layers add nothing."""
-    model = build(name, config=config)
+    """A model that counts: the token after t is t + 1, modulo the size of its hidden states. Its layers add nothing."""
+    model, size = build(name, config=config), size_of(name, config)
     changed: list[tuple[str, mx.array]] = []
-    units = np.eye(HIDDEN, dtype=np.float32)
+    units = np.eye(size, dtype=np.float32)
     for path, array in tree_flatten(model.parameters()):
         if path.endswith(ZEROS):
             changed.append((path, mx.zeros(array.shape)))
         elif path.endswith("embed_tokens.weight"):
-            changed.append((path, mx.array(units[np.arange(VOCABULARY) % HIDDEN])))
+            changed.append((path, mx.array(units[np.arange(VOCABULARY) % size])))
         elif path.endswith("lm_head.weight"):
-            head = np.zeros((VOCABULARY, HIDDEN), np.float32)
-            head[:HIDDEN] = np.roll(units, 1, axis=0) * 2
+            head = np.zeros((VOCABULARY, size), np.float32)
+            head[:size] = np.roll(units, 1, axis=0) * 2
             changed.append((path, mx.array(head)))
         elif path.endswith("model.norm.weight"):
             changed.append((path, mx.ones(array.shape)))
@@ -50,12 +50,12 @@ def planted(name: str, config: Config | None = None) -> nn.Module:
 
 def head_weights(name: str, kind: Kind, seed: int = 3, config: Config | None = None) -> Weights:
     """The head's weights as mlx-lm would hold them: its own parts, and those of its layer as `layer.*`."""
-    random = np.random.RandomState(seed)
+    random, size = np.random.RandomState(seed), size_of(name, config)
     single = single_layer(name, config)
     inner: Any = getattr(single, "language_model", single).model
     shapes = {f"layer.{path}": array.shape for path, array in tree_flatten(inner.layers[0].parameters())}
-    shapes |= {"projection.weight": (HIDDEN, 2 * HIDDEN)}
-    shapes |= {f"{own}.weight": (HIDDEN,) for own in ("embedding_norm", "hidden_norm", "norm")}
+    shapes |= {"projection.weight": (size, 2 * size)}
+    shapes |= {f"{own}.weight": (size,) for own in ("embedding_norm", "hidden_norm", "norm")}
     weights = {path: mx.array(draw(name, path, shape, random)) for path, shape in shapes.items()}
     if kind != "random":
         weights = {path: _planted(path, weight, kind) for path, weight in weights.items()}
@@ -66,10 +66,17 @@ def _planted(path: str, weight: mx.array, kind: Kind) -> mx.array:
     if path.endswith(ZEROS):
         return mx.zeros(weight.shape)
     if path == "projection.weight":
-        part, none = np.eye(HIDDEN, dtype=np.float32), np.zeros((HIDDEN, HIDDEN), np.float32)
+        part = np.eye(weight.shape[0], dtype=np.float32)
+        none = np.zeros_like(part)
         counting = np.roll(part, 1, axis=0)  # From a token's unit vector to the next one's.
         return mx.array(np.concatenate([part, none] if kind == "of embeddings" else [none, counting], axis=1))
     return mx.ones(weight.shape) if path in {f"{own}.weight" for own in OWN} else weight
+
+
+def size_of(name: str, config: Config | None = None) -> int:
+    """Size of hidden states."""
+    config = config or FAMILIES[name]
+    return int(config.get("text_config", config)["hidden_size"])
 
 
 def single_layer(name: str, config: Config | None = None) -> nn.Module:
@@ -99,8 +106,8 @@ def published(name: str, weights: Weights, *, original: bool = True, config: Con
         else:
             named[f"{prefix}{'layers.0.' if qwen else ''}{path.removeprefix('layer.')}"] = weight
     if not qwen:
-        named |= {f"{prefix}shared_head.head.weight": mx.zeros((VOCABULARY, HIDDEN)),
-                  f"{prefix}embed_tokens.weight": mx.zeros((VOCABULARY, HIDDEN))}  # fmt: skip
+        named |= {f"{prefix}shared_head.head.weight": mx.zeros((VOCABULARY, size_of(name, config))),
+                  f"{prefix}embed_tokens.weight": mx.zeros((VOCABULARY, size_of(name, config)))}  # fmt: skip
     return _originals(name, named, config) if original else named
 
 
@@ -123,14 +130,16 @@ def _originals(name: str, named: Weights, config: Config) -> Weights:
 def _original_model(name: str, weights: Weights, config: Config) -> Weights:
     """A model's weights under the names of its publisher, before mlx-lm's changes."""
     renamed: Weights = {}
-    for path, weight in weights.items():
-        path = path.replace("language_model.model.", "model.language_model.").replace("language_model.lm_head", "lm_head")
+    for own, weight in weights.items():
+        path = own.replace("language_model.model.", "model.language_model.").replace(
+            "language_model.lm_head", "lm_head"
+        )
+        renamed[path] = weight
         if name.startswith("qwen"):
             if "conv1d.weight" in path:
-                weight = weight.moveaxis(1, 2)
+                renamed[path] = weight.moveaxis(1, 2)
             elif path.endswith(NORMS) and weight.ndim == 1 and "linear_attn" not in path:
-                weight = weight - 1.0
-        renamed[path] = weight
+                renamed[path] = weight - 1.0
     if name == "qwen3_5":
         return renamed
     experts = {path: weight for path, weight in renamed.items() if ".switch_mlp." in path}
@@ -138,7 +147,13 @@ def _original_model(name: str, weights: Weights, config: Config) -> Weights:
 
 
 def save_with_head(
-    name: str, directory: Path, kind: Kind = "random", *, original: bool = True, config: Config | None = None, seed: int = 3
+    name: str,
+    directory: Path,
+    kind: Kind = "random",
+    *,
+    original: bool = True,
+    config: Config | None = None,
+    seed: int = 3,
 ) -> Path:
     """A directory that `--model` takes. Models of heads that are not random count (`planted`)."""
     directory.mkdir(parents=True, exist_ok=True)

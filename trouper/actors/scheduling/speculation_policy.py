@@ -109,8 +109,8 @@ class Speculation:
             return Allowed()
         # One proposer at most runs passes in a step, for which all rows wait: with it and without.
         names = {option.record.name for option in options} - {"ngram"}
-        beside = [[option for option in options if option.record.name in ("ngram", name)] for name in sorted(names)]
-        promises = [self._promise(some, len(rows)) for some in (*beside, ngrams) if some]
+        subsets = [[option for option in options if option.record.name in ("ngram", name)] for name in sorted(names)]
+        promises = [self._promise(some, len(rows)) for some in (*subsets, ngrams) if some]
         promise = max(promises, key=lambda promise: promise.speed_up)
         self._promised = promise.speed_up
         if promise.speed_up <= MIN_SPEED_UP:

@@ -40,9 +40,9 @@ class Window:
 class DraftRows:
     """Rows of the draft model, in the slots of the target's rows."""
 
-    def __init__(self, model: nn.Module, banks: Banks, shapes: Shapes, place: int = 0) -> None:
-        """`place`: index of the model's caches among those of all drafters."""
-        self._model, self._banks, self._shapes, self._place = model, banks, shapes, place
+    def __init__(self, model: nn.Module, banks: Banks, shapes: Shapes, cache_index: int = 0) -> None:
+        """`cache_index`: index of the model's caches among those of all drafters."""
+        self._model, self._banks, self._shapes, self._cache_index = model, banks, shapes, cache_index
         self._adapted = adapted(model)
         self.lengths: dict[RowId, int] = {}
         """Number of tokens of each row whose KV is computed and right. What lies behind is overwritten."""
@@ -158,7 +158,7 @@ class DraftRows:
             part = slice(end, end := end + len(window.rows))
             window.bank.buffers.begin(Region(window.start, lengths[part], counts[part], width, self._shapes))
             ranges.append(part)
-        caches = [window.bank.buffers.draft_caches[self._place] for window in windows]
+        caches = [window.bank.buffers.draft_caches[self._cache_index] for window in windows]
         if len(windows) == 1:
             return caches[0], Region(windows[0].start, lengths, counts, width, self._shapes)
         region = Region(0, lengths, counts, width, self._shapes)

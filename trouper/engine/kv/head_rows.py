@@ -61,9 +61,9 @@ class HeldStates:
 class HeadRows(DraftRows):
     """Rows of an MTP head, in the slots of the model's rows."""
 
-    def __init__(self, head: Any, banks: Banks, shapes: Shapes, place: int) -> None:
+    def __init__(self, head: Any, banks: Banks, shapes: Shapes, cache_index: int) -> None:
         """`head`: a module with the methods of `TargetHead`."""
-        super().__init__(head, banks, shapes, place)
+        super().__init__(head, banks, shapes, cache_index)
         self._head: TargetHead = head
         self.tokens: dict[RowId, list[int]] = {}
         """Tokens of each row that are committed and known here."""

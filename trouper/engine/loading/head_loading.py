@@ -21,6 +21,7 @@ from trouper.engine.pooling import body_of
 from trouper.engine.self_check.starting import Candidate
 from trouper.engine.spec_decode.mtp_head import MtpHead, SharedParts
 from trouper.protocol.capabilities import Capabilities
+from trouper.protocol.loading import LoadWatch, stage
 from trouper.protocol.model import NO_HEAD
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import Settings
@@ -60,13 +61,14 @@ class Drafters:
 
 def load_head(
     found: HeadWeights, target: Candidate, capabilities: Capabilities, settings: Settings,
-    *, report: Callable[[str], None], progress: Callable[[int, int], None],
+    *, report: Callable[[str], None], watch: LoadWatch,
 ) -> LoadedHead:  # fmt: skip
     """Load the head whose weights were found beside the target's, in the same precision. A head that cannot be loaded is left out, unless
     the settings demand it: then it raises `ModelUnusable`, as it does where weights cannot be read."""
     module, reason = _made(found, target, capabilities, settings)
     if module is not None:
-        evaluate(module, target.directory, progress)
+        name = settings.model or target.directory.name
+        evaluate(module, target.directory, stage(watch, name, "loading the MTP head"))
         report("an MTP head was loaded beside the model, and drafts for it")
     elif settings.speculation == "mtp":
         raise ModelUnusable(

@@ -84,13 +84,8 @@ def load(
         _require_same(found, group)
     candidate = _candidate(model, config, found, settings)
     capabilities, check = self_check(candidate, settings, group, report, stage(watch, name, STAGE, "steps"))
-    drafters = Drafters(
-        _loaded_draft(found_draft, candidate, capabilities, watch, group),
-        load_head(
-            head_weights, candidate, capabilities, settings,
-            report=report, progress=stage(watch, name, "loading the MTP head"),
-        ),
-    )  # fmt: skip
+    head = load_head(head_weights, candidate, capabilities, settings, report=report, watch=watch)
+    drafters = Drafters(_loaded_draft(found_draft, candidate, capabilities, watch, group), head)
     card = attrs.evolve(
         _card(settings, found, candidate, capabilities, drafters),
         ranks=group.size,
