@@ -207,6 +207,7 @@ async def assert_the_same(path: str, mix: Mix, wanted: Wanted, played: Played) -
         wish = attrs.evolve((wanted.asked | wanted.later)[key], speculation="off")
         await assert_as_alone(path, wish, mine, wanted.alone[key], **mix.kv)
     facts, held = played.facts, played.held
+    assert facts.recovery.crashes == 0, "whoever goes on after a crash says the same, too"
     assert (facts.active_sequences, facts.queued_requests, held.rows) == (0, 0, 0)
     assert held.stored == facts.cache.blocks + facts.cache.snapshots
 

@@ -188,7 +188,7 @@ class Speculation:
         passes = max((size for size, name in sizes if name in names), default=0)
         longest = max((tokens for _, tokens, _ in stepped.drafted), default=0)
         self._costs.measured(rows, size_of(longest), stepped.seconds - (stepped.draft_s if passes else 0.0))
-        for name in names if len(names) == 1 else ():
+        for name in names if passes and len(names) == 1 else ():
             self._costs.measured_passes(name, rows, stepped.draft_s / passes)
 
 
