@@ -40,7 +40,7 @@ async def test_rows_with_a_head_go_on_after_they_were_preempted(
             kv = runtime.model.kv
             assert kv.token_bytes > alone_bytes
             limit = 2 * (kv.row_bytes(max(map(len, PROMPTS)) + 2 * TOKENS) + kv.draft_state_bytes)
-        async with running(path, kv_memory=limit) as runtime:
+        async with running(path, kv_memory=limit, spec_draft_tokens=2) as runtime:
             heard = await lower_ones_first(runtime, asked)
             stats = runtime.health().scheduler
     assert stats.preemptions > 0, stats
