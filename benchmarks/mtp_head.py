@@ -2,7 +2,8 @@
 
 A qwen3_5 of 102 million random parameters whose next token follows from the last one (`benchmarks/copying.py`), with a head that is
 right or a random one. The same requests in turns: with the head, on the same server without drafts, and on a server that has left
-the head out. Decoding only, from the first token of all on. Tokens are compared, too.
+the head out. Decoding only, from the first token of all on. Tokens are compared, too. CPU seconds of the process tell more than its rate on a
+machine that does something else besides.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -47,6 +49,7 @@ def save(directory: Path, kind: str) -> str:
 async def compare(headed: Runtime, bare: Runtime, rows: int, options: argparse.Namespace) -> None:
     ways = {"mtp": (headed, "mtp"), "off": (headed, "off"), "no head": (bare, "off")}
     said: dict[str, list[Said]] = {way: [] for way in ways}
+    cpu: dict[str, list[float]] = {way: [] for way in ways}
     for name, (runtime, how) in ways.items():
         await ask(runtime, TASK, rows, 12, how)  # type: ignore[arg-type]
         assert name in said
@@ -54,13 +57,16 @@ async def compare(headed: Runtime, bare: Runtime, rows: int, options: argparse.N
     for turn in range(options.rounds):
         for name in list(ways)[:: 1 if turn % 2 else -1]:
             runtime, how = ways[name]
+            began = time.process_time()
             said[name].append(await ask(runtime, TASK, rows, options.tokens, how))  # type: ignore[arg-type]
+            cpu[name].append(time.process_time() - began)
     after = headed.health().scheduler.speculation
     assert {each.tokens for each in said["mtp"]} == {each.tokens for each in said["no head"]}, "other tokens"
     rates = {name: statistics.median(each.rate for each in each_said) for name, each_said in said.items()}
     print(
         f"{rows:2} rows, {options.head} head: {rates['mtp']:.1f} tok/s, without drafts {rates['off']:.1f}, without the head "
-        f"{rates['no head']:.1f} ({rates['mtp'] / rates['no head']:.3f}, {rates['off'] / rates['no head']:.3f}); "
+        f"{rates['no head']:.1f} ({rates['mtp'] / rates['no head']:.3f}, {rates['off'] / rates['no head']:.3f}); CPU seconds "
+        f"{', '.join(f'{name} {statistics.median(seconds):.2f} (least {min(seconds):.2f})' for name, seconds in cpu.items())}; "
         f"{after.accepted - before.accepted} of {after.drafted - before.drafted} drafted tokens right, in "
         f"{after.steps - before.steps} steps",
         flush=True,

@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests.engine.driver import Driver, Request
+from tests.engine.driver import GREEDY, Driver, Request
 from tests.engine.test_draft_model import SHAPES, SMALL_BANKS, other
 from tests.engine.test_drafts import foretelling
 from tests.engine.test_exactness import assert_equal_as_far, greedy_requests, seeded_requests
@@ -26,7 +26,7 @@ from trouper.engine.kv.slot_rows import SlotRows
 from trouper.engine.loading.model_loading import EvaluatedModel, load
 from trouper.engine.spec_decode.mtp_head import MtpHead
 from trouper.engine.step import StepEngine
-from trouper.protocol.plans import BlockId, ProposerName, Restore, RowId, Store, ThinkingLimit
+from trouper.protocol.plans import Admit, BlockId, Chunk, Plan, ProposerName, Restore, RowId, Store, ThinkingLimit
 from trouper.protocol.sampling import Sampling
 from trouper.protocol.settings import Settings
 
@@ -274,3 +274,21 @@ def test_hidden_states_of_rows_that_rest_are_few() -> None:
     Driver(engine).play(requests_of((300, 5), 100))
     assert HELD_PASSES < most <= HELD_PASSES + 3
     assert not head._held and not head.tokens and not head.lengths
+
+
+def test_hidden_states_of_prompts_that_are_scored_are_few() -> None:
+    """Such prompts run alone."""
+    engine = engine_of("deepseek_v3")
+    rows = engine._rows
+    assert isinstance(rows, SlotRows) and rows.head is not None
+    row, prompt = RowId(0), prompts((200,))[0]
+    admit = Admit(row, np.array(prompt, "<i4").tobytes(), GREEDY, prompt_logprobs=1)
+    for step, plan in enumerate(
+        (Plan(0, admit=(admit,), prefill=(Chunk(row, 150),)), Plan(1, prefill=(Chunk(row, 9),)))
+    ):
+        engine.collect(engine.launch(plan))
+        held = rows.head._held[row]
+        assert sum(each.stop - each.start for each in held) == (150, 10)[step]
+    assert held[-1].stop == 159
+    engine.collect(engine.launch(Plan(2, drop=(row,))))
+    assert not rows.head._behind

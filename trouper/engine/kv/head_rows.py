@@ -70,6 +70,9 @@ class HeadRows(DraftRows):
         self._held: dict[RowId, list[HeldStates]] = {}
         """Hidden states of each row that the head has not run, and that of the last token it has run; without gaps."""
         self._passes = 0
+        """Number of passes since all rows caught up."""
+        self._behind: set[RowId] = set()
+        """Rows that had more tokens in one pass. Where prompts prefill together they catch up at once."""
 
     # -- rows and their hidden states ------------------------------------------------------------
 
@@ -81,6 +84,7 @@ class HeadRows(DraftRows):
         """Forget a row, known or not."""
         if self.tokens.pop(row, None) is not None:
             del self._held[row], self.lengths[row]
+            self._behind.discard(row)
 
     def run_target(
         self, segments: Sequence[Segment], counts: Ints, tokens: mx.array, caches: Sequence[Any], *, states: bool
@@ -93,6 +97,8 @@ class HeadRows(DraftRows):
         for index, (row, start, count) in enumerate(zip(rows, lengths, counts.tolist(), strict=True)):
             if count and row in self._held:
                 self._hold(row, HeldStates(hidden, index * tokens.shape[1], start, start + count))
+                if count > HELD_PASSES:
+                    self._behind.add(row)
         self._passes += 1
         return hidden if states else self._head.logits_of(hidden)
 
@@ -118,14 +124,16 @@ class HeadRows(DraftRows):
     # -- passes ----------------------------------------------------------------------------------
 
     def keep_up(self, feed: Callable[[], None]) -> None:
-        """Catch up with all rows, if hidden states of many passes are held. `feed` adds the tokens that are known."""
-        if self._passes >= HELD_PASSES:
+        """Catch up with all rows, if hidden states of many passes are held, or with those that hold many of one. `feed` adds the tokens
+        that are known."""
+        if self._passes >= HELD_PASSES or self._behind:
             feed()
-            self.catch_up(self.tokens)
+            self.catch_up(self.tokens if self._passes >= HELD_PASSES else [*self._behind])
 
     def catch_up(self, rows: Iterable[RowId]) -> None:
         """Compute the KV of these rows as far as it is known, but that of the last token, with which a draft begins."""
         ends = {row: len(self.tokens[row]) - 2 for row in rows if row in self.tokens}
+        self._behind.difference_update(ends)
         if len(ends) == len(self.tokens):
             self._passes = 0
         self.complete(ends)

@@ -10,8 +10,10 @@ does; vLLM gives DeepSeek's head the state before the norm.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import attrs
@@ -45,15 +47,25 @@ class SharedParts:
 def _answering(body: nn.Module, states: mx.array) -> Iterator[None]:
     """Let calls of a module return `states`. The module has another class for that time, as in `recorded_calls`."""
     kind: Any = type(body)
-
-    def call(self: nn.Module, *args: Any, **options: Any) -> mx.array:  # noqa: ARG001
-        return states
-
     try:
-        body.__class__ = type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
+        body.__class__, _answers.states = _answerer(kind), states
         yield
     finally:
-        body.__class__ = kind
+        body.__class__, _answers.states = kind, None
+
+
+_answers = threading.local()
+
+
+@cache
+def _answerer(kind: Any) -> type[nn.Module]:
+    """Make a subclass whose calls return the states that this thread has set."""
+
+    def call(self: nn.Module, *args: Any, **options: Any) -> mx.array:  # noqa: ARG001
+        states: mx.array = _answers.states
+        return states
+
+    return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
 
 
 class MtpHead(nn.Module):
