@@ -49,6 +49,20 @@ async def test_a_head_takes_part_and_is_counted(name: str, tmp_path: Path) -> No
         assert seen.values(f"trouper_{metric}_total", proposer="mtp") == [counts["by_proposer"]["mtp"][field]]
 
 
+async def test_prompts_that_are_embedded_are_in_no_heads_way(tmp_path: Path) -> None:
+    path = save_with_head("deepseek_v3", tmp_path / "model", "of states")
+    prompt = "hello there, my friend; " * 4
+    async with serving(engine(path), {"model": str(path)}) as served:
+        status, answer = await ask(served, {"input": prompt}, "/v1/embeddings")
+        assert status == 200, answer
+        asked = {"prompt": prompt + "and you", "max_tokens": 20, "temperature": 0, "ignore_eos": True}
+        answers = [await ask(served, asked | {"speculation": how}, "/v1/completions") for how in ("mtp", "off")]
+        mtp, off = (answer["choices"][0]["text"] for _, answer in answers)
+        assert mtp == off
+        mine = (await speculation(served))["by_proposer"]["mtp"]
+        assert mine["accepted"] == mine["drafted"] > 10
+
+
 @pytest.mark.parametrize("how", ["off", "ngram"])
 async def test_settings_may_leave_the_head_out(how: str, tmp_path: Path) -> None:
     path = save_with_head("deepseek_v3", tmp_path / "with")

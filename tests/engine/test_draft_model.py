@@ -199,9 +199,9 @@ def passes_of(engine: StepEngine) -> list[tuple[int, ...]]:
     draft, widths = engine._rows.draft, list[tuple[int, ...]]()
     forward = draft._forward
 
-    def counted(windows: Any, tokens: mx.array, *rest: Any) -> mx.array:
+    def counted(segments: Any, tokens: mx.array, *rest: Any) -> mx.array:
         widths.append(tuple(tokens.shape))
-        return forward(windows, tokens, *rest)
+        return forward(segments, tokens, *rest)
 
     draft._forward = counted  # type: ignore[method-assign,assignment]
     return widths

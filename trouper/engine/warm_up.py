@@ -46,10 +46,11 @@ def warm_up(engine: StepEngine, vocabulary: int, context: int = 0, chunk: int = 
         not context or engine.shapes.bank_tokens(0) + GROWING_STEPS <= context
     ):  # Positions may be learned: a table ends.
         _grow(engine, (first, late), vocabulary)
-    _run(engine, Plan(6, drop=(first,), decode=(late,)))
-    with recording() as calls:
-        _run(engine, Plan(7, decode=(late,)))
-    _run(engine, Plan(8, drop=(late,)))
+    with recording() as calls:  # The first pass of its kind is not compiled, so it has arrays.
+        _run(engine, Plan(6, drop=(first,), decode=(late,)))
+    _run(engine, Plan(7, decode=(late,)))
+    _run(engine, Plan(8, decode=(late,)))
+    _run(engine, Plan(9, drop=(late,)))
     if calls and context:
         _plan_attention(calls[-1], engine.shapes, min(context, MAX_PLANNED))
         for width in dict.fromkeys((chunk, min(chunk, step))):

@@ -19,6 +19,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx_lm.models import base
 
+from trouper.engine.kv.decode_attention import WholeBuffer, attend, supports
 from trouper.engine.kv.joined_slots import Parts, joined
 from trouper.engine.kv.model_caches import begin, pass_fault, slot_caches, state_slots
 from trouper.engine.kv.quantized_kv import PLAIN
@@ -43,7 +44,8 @@ def scaled_dot_product_attention(
     mask = options.pop("mask", None)
     if not isinstance(keys, Parts):
         if (calls := getattr(_recording, "calls", None)) is not None:
-            calls.append(AttentionCall(queries, keys, values, {**options, "mask": mask}))
+            arrays = [part.view() if isinstance(part, WholeBuffer) else part for part in (keys, values)]
+            calls.append(AttentionCall(queries, arrays[0], arrays[1], {**options, "mask": mask}))
         return _attend(queries, keys, values, cache, mask=mask, **options)
     masks = mask.of_banks if isinstance(mask, Parts) else [None] * len(keys.ranges)
     if mask is not None and not isinstance(mask, Parts):
@@ -62,6 +64,11 @@ def _attend(queries: mx.array, keys: Any, values: Any, cache: Any, *, mask: Any,
     gives it these heads as queries of one head instead. One row, 32 query heads for 8 of keys: 12.7 ms a layer and 8.5 at 6,000
     keys, 5.7 and 2.8 at 2,000, no difference at 1,000. Kernels of accelerators know groups."""
     heads = queries.shape[1]
+    if isinstance(keys, WholeBuffer):
+        if mask is None and supports(queries, keys, values, options):
+            return attend(queries, keys, values, options["scale"])
+        mask = keys.region.mask()[:, None] if mask is None else mask
+        keys, values = keys.view(), values.view()
     shared = heads // keys.shape[1] if isinstance(keys, mx.array) else 1
     if (
         shared == 1

@@ -8,33 +8,22 @@ does not draft runs no pass of the draft model. Wrong KV here would cost accepta
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
-import attrs
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
 from trouper.engine.adaptations.adaptation_registry import adapted
 from trouper.engine.kv.banks import Bank, Banks
-from trouper.engine.kv.joined_slots import joined
 from trouper.engine.kv.model_caches import view
+from trouper.engine.kv.pass_segments import Segment, begin, finish, regions_of, rows_of
 from trouper.engine.kv.pass_shapes import Shapes
-from trouper.engine.kv.region import Ints, Region
+from trouper.engine.kv.region import Ints
 from trouper.engine.platform.eager_eval import start_eval
 from trouper.protocol.plans import RowId
 
 CHUNK = 512
 """Maximum number of tokens of a row in one pass that catches up: scores of attention over more take memory that nobody planned."""
-
-
-@attrs.frozen(eq=False)
-class Window:
-    """Contiguous slots of a bank in a pass. The rows that do not run lie between others; they get padding."""
-
-    bank: Bank
-    start: int
-    rows: Sequence[RowId]
 
 
 class DraftRows:
@@ -64,8 +53,8 @@ class DraftRows:
         if any(map(self._shapes.alone, counts, lengths)):
             groups = [range(slot, slot + 1) for slot, count in enumerate(counts) if count]
         for group in groups:
-            window = Window(bank, group.start, order[group.start : group.stop])
-            self._run([window], {row: chunks[row] for row in window.rows if row in chunks})
+            segment = Segment(bank, group.start, slice(0, len(group)))
+            self._run([segment], {row: chunks[row] for row in segment.rows if row in chunks})
             start_eval(bank.buffers.state())
 
     def propose(
@@ -73,18 +62,18 @@ class DraftRows:
     ) -> dict[RowId, list[int]]:
         """Draft sizes[row] tokens for each of these decoding rows, greedily: a pass over all of them for each token. The first pass
         runs the tokens that the row lacks, `fed`: the row's last token, and perhaps one before it. `agree` returns rank 0's tokens."""
-        windows = self._windows(sizes)
-        last, order = self._run(windows, fed), rows_of(windows)
+        segments = self._segments(sizes)
+        last, order = self._run(segments, fed), rows_of(segments)
         picked = self._pick(last)
         drafted, orders = [picked], [order]
         for step in range(1, max(sizes.values())):
             active = [row for row, size in sizes.items() if size > step]
-            windows = self._windows(active)
-            if (rows := rows_of(windows)) != order:
+            segments = self._segments(active)
+            if (rows := rows_of(segments)) != order:
                 indices = mx.array([order.index(row) for row in rows])
                 picked, last, order = picked[indices], last[indices], rows
             counts = self._counts(rows, dict.fromkeys(active, 1))
-            last = self._forward(windows, picked[:, None], counts, self._after(last))[:, -1]
+            last = self._forward(segments, picked[:, None], counts, self._after(last))[:, -1]
             picked = self._pick(last)
             drafted.append(picked)
             orders.append(order)
@@ -95,27 +84,30 @@ class DraftRows:
                 drafts[row].append(token)
         return drafts
 
-    def _windows(self, active: Sequence[RowId] | Mapping[RowId, int]) -> list[Window]:
-        """Choose the slots of each bank from its first to its last active row."""
-        windows = []
+    def _segments(self, active: Sequence[RowId] | Mapping[RowId, int]) -> list[Segment]:
+        """Choose the slots of each bank from its first to its last active row. The rows that do not run lie between others; they get
+        padding."""
+        segments, end = list[Segment](), 0
         for bank in self._banks:
             slots = [slot for slot, row in enumerate(bank.slots.decoding) if row in active]
             if slots:
-                windows.append(Window(bank, slots[0], bank.slots.order[slots[0] : slots[-1] + 1]))
-        return windows
+                rows = slots[-1] + 1 - slots[0]
+                segments.append(Segment(bank, slots[0], slice(end, end + rows)))
+                end += rows
+        return segments
 
     @staticmethod
     def _counts(rows: Sequence[RowId], counts: Mapping[RowId, int]) -> Ints:
         return np.array([counts.get(row, 0) for row in rows], np.int32)
 
-    def _run(self, windows: Sequence[Window], fed: Mapping[RowId, Sequence[int]]) -> mx.array:
+    def _run(self, segments: Sequence[Segment], fed: Mapping[RowId, Sequence[int]]) -> mx.array:
         """Run tokens from the host; logits (n, vocabulary) after each row's last one, or what the model returns in their place."""
-        rows = rows_of(windows)
+        rows = rows_of(segments)
         counts = self._counts(rows, {row: len(tokens) for row, tokens in fed.items()})
         tokens = np.zeros((len(rows), int(counts.max())), np.int32)
         for index, row in enumerate(rows):
             tokens[index, : counts[index]] = fed.get(row, ())
-        outputs = self._forward(windows, mx.array(tokens), counts, self._before(rows, counts))
+        outputs = self._forward(segments, mx.array(tokens), counts, self._before(rows, counts))
         last = np.arange(len(rows)) * outputs.shape[1] + np.maximum(counts, 1) - 1
         return mx.flatten(outputs, 0, 1)[mx.array(last.astype(np.int32))]
 
@@ -133,38 +125,22 @@ class DraftRows:
         """Choose the most likely tokens (n,) given what the model returned, (n, any dim)."""
         return mx.argmax(last, axis=-1)
 
-    def _forward(self, windows: Sequence[Window], tokens: mx.array, counts: Ints, before: mx.array | None) -> mx.array:
+    def _forward(
+        self, segments: Sequence[Segment], tokens: mx.array, counts: Ints, before: mx.array | None
+    ) -> mx.array:
         """Build the pass over tokens (n, width), of which counts[i] are row i's own, and add these to the lengths. Returns logits (n, at
         least width, vocabulary)."""
-        rows, width = rows_of(windows), self._shapes.width(tokens.shape[1])
+        rows, width = rows_of(segments), self._shapes.width(tokens.shape[1])
         padding = width - tokens.shape[1]
-        tokens = mx.pad(tokens, [(0, 0), (0, padding)])
-        inputs = [tokens] if before is None else [tokens, mx.pad(before, [(0, 0), (0, padding), (0, 0)])]
+        inputs = [mx.pad(tokens, [(0, 0), (0, padding)])]
+        if before is not None:
+            inputs.append(mx.pad(before, [(0, 0), (0, padding), (0, 0)]))
         lengths = np.array([self.lengths[row] for row in rows], np.int32)
-        caches, region = self._begin(windows, lengths, counts, width)
-        with self._adapted.during(region):
+        regions = regions_of(segments, lengths, counts, width, self._shapes)
+        caches = begin(segments, regions, lambda buffers: buffers.draft_caches[self._cache_index])
+        with self._adapted.during(regions[-1]):
             outputs: mx.array = self._model(*inputs, cache=[view(cache) for cache in caches])
-        for window in windows:
-            window.bank.buffers.finish()
+        finish(segments)
         for row, count in zip(rows, counts.tolist(), strict=True):
             self.lengths[row] += count
         return outputs
-
-    def _begin(
-        self, windows: Sequence[Window], lengths: Ints, counts: Ints, width: int
-    ) -> tuple[Sequence[Any], Region]:
-        ranges, end = list[slice](), 0
-        for window in windows:
-            part = slice(end, end := end + len(window.rows))
-            window.bank.buffers.begin(Region(window.start, lengths[part], counts[part], width, self._shapes))
-            ranges.append(part)
-        caches = [window.bank.buffers.draft_caches[self._cache_index] for window in windows]
-        if len(windows) == 1:
-            return caches[0], Region(windows[0].start, lengths, counts, width, self._shapes)
-        region = Region(0, lengths, counts, width, self._shapes)
-        return joined(caches, region, ranges), region
-
-
-def rows_of(windows: Sequence[Window]) -> list[RowId]:
-    """The rows of a pass over these windows, in order."""
-    return [row for window in windows for row in window.rows]

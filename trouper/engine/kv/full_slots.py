@@ -7,13 +7,17 @@ from typing import Any
 
 import mlx.core as mx
 
+from trouper.engine.kv.decode_attention import WholeBuffer
 from trouper.engine.kv.slot_cache import SlotCache
 
 
 class FullSlots(SlotCache):
     """Slots for attention over all tokens: the counterpart of mlx-lm's KVCache."""
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+    kernel_reads = True
+    """Whether the buffers are keys and values as the kernel of `decode_attention.py` reads them."""
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Write (n, heads, width, dim); return (n, heads, keys, dim). The mask hides keys that are not the row's own."""
         self._put([keys, values])
         return self.keys_and_values()
@@ -21,8 +25,8 @@ class FullSlots(SlotCache):
     def _put(self, parts: Sequence[mx.array]) -> None:
         """Write the pass's tokens into the buffers. Each part (n, heads, width, any dim)."""
         region = self.region
-        self.reserve(parts, region.stop, region.longest)
-        if region.level:
+        self.reserve(parts, region.stop, region.room)
+        if region.level and not region.by_length:
             first = int(region.lengths[0])
             for buffer, part in zip(self.buffers, parts, strict=True):
                 buffer[region.start : region.stop, :, first : first + region.width] = part
@@ -30,8 +34,10 @@ class FullSlots(SlotCache):
             self._scatter(parts)
         self._updated = True
 
-    def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        """(n, heads, keys, dim) views of the rows of the pass, in the cache's dtype."""
+    def keys_and_values(self) -> tuple[Any, Any]:
+        """(n, heads, keys, dim) views of the rows of the pass, in the cache's dtype; or the whole buffers (`Region.by_length`)."""
+        if self.region.by_length and self.kernel_reads:
+            return WholeBuffer(self.buffers[0], self.region), WholeBuffer(self.buffers[1], self.region)
         keys, values = self._of_region()
         return (mx.contiguous(keys), mx.contiguous(values)) if self.region.copied else (keys, values)
 
@@ -68,12 +74,9 @@ class FullSlots(SlotCache):
         windowed = window_size is not None and region.longest > window_size
         if region.causal and not windowed and (width == 1 or not return_array):
             return None if width == 1 else "causal"
-        query = region.positions[:, :, None]
-        key = mx.arange(region.keys, dtype=mx.int32)
-        mask = key <= query
-        if window_size is not None and windowed:
-            mask = mask & (key > query - window_size)
-        return self._shape_mask(mask)
+        if region.by_length and self.kernel_reads and not windowed and not return_array:
+            return None
+        return self._shape_mask(region.mask(window_size if windowed else None))
 
 
 class OpenSlots(FullSlots):
@@ -83,6 +86,8 @@ class OpenSlots(FullSlots):
     that nothing reads in a pass becomes a dependency of one that is read, so that it is evaluated, too. Only the second
     assignment has an effect here.
     """
+
+    kernel_reads = False
 
     @property
     def keys(self) -> mx.array:

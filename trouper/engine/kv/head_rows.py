@@ -23,7 +23,7 @@ import numpy as np
 
 from trouper.engine.kv.banks import Banks
 from trouper.engine.kv.draft_rows import DraftRows
-from trouper.engine.kv.pass_segments import Segment
+from trouper.engine.kv.pass_segments import Segment, lengths_of, rows_of
 from trouper.engine.kv.pass_shapes import Shapes
 from trouper.engine.kv.region import Ints
 from trouper.engine.platform.eager_eval import start_eval
@@ -86,21 +86,17 @@ class HeadRows(DraftRows):
             del self._held[row], self.lengths[row]
             self._behind.discard(row)
 
-    def run_target(
-        self, segments: Sequence[Segment], counts: Ints, tokens: mx.array, caches: Sequence[Any], *, states: bool
-    ) -> mx.array:
-        """Build the model's pass over tokens (n, width), of which counts[i] are row i's own, and hold the hidden states. Returns
-        these, or logits."""
-        hidden = self._head.target_states(tokens, caches)
-        rows = [row for segment in segments for row in segment.rows]
-        lengths = np.concatenate([segment.lengths for segment in segments]).tolist()
+    def logits_after(self, segments: Sequence[Segment], counts: Ints, hidden: mx.array) -> mx.array:
+        """Hold the hidden states (n, width, dim) of a pass of the model, of whose tokens counts[i] are row i's own. Comes before these are
+        added to the rows' lengths. Returns logits."""
+        rows, lengths = rows_of(segments), lengths_of(segments).tolist()
         for index, (row, start, count) in enumerate(zip(rows, lengths, counts.tolist(), strict=True)):
             if count and row in self._held:
-                self._hold(row, HeldStates(hidden, index * tokens.shape[1], start, start + count))
+                self._hold(row, HeldStates(hidden, index * hidden.shape[1], start, start + count))
                 if count > HELD_PASSES:
                     self._behind.add(row)
         self._passes += 1
-        return hidden if states else self._head.logits_of(hidden)
+        return self._head.logits_of(hidden)
 
     def _hold(self, row: RowId, new: HeldStates) -> None:
         """Add hidden states. Those of drafted tokens that were wrong are in the way."""

@@ -1,14 +1,22 @@
-"""Segments: the part of a pass that each bank has."""
+"""Segments: the part of a pass that each bank has, and how a pass over them begins."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
+from typing import Any
 
 import attrs
+import numpy as np
 
 from trouper.engine.kv.banks import Bank
-from trouper.engine.kv.region import Ints
+from trouper.engine.kv.joined_slots import joined
+from trouper.engine.kv.pass_shapes import Shapes
+from trouper.engine.kv.region import Ints, Region
+from trouper.engine.kv.slot_buffers import SlotBuffers
 from trouper.protocol.plans import RowId
+
+OWN: Callable[[SlotBuffers], Sequence[Any]] = attrgetter("caches")
 
 
 @attrs.frozen(eq=False)
@@ -21,13 +29,61 @@ class Segment:
 
     @property
     def rows(self) -> Sequence[RowId]:
-        """The rows in these slots."""
         return self.bank.slots.order[self.start : self.start + self.range.stop - self.range.start]
 
     @property
     def lengths(self) -> Ints:
         """View of the lengths of the rows."""
         return self.bank.slots.lengths[self.start : self.start + self.range.stop - self.range.start]
+
+
+def batch(banks: Iterable[Bank]) -> list[Segment]:
+    """The segments of a pass over all decoding rows."""
+    segments, end = list[Segment](), 0
+    for bank in banks:
+        if rows := bank.slots.num_decoding:
+            segments.append(Segment(bank, 0, slice(end, end + rows)))
+            end += rows
+    return segments
+
+
+def regions_of(
+    segments: Sequence[Segment], lengths: Ints, counts: Ints, width: int, shapes: Shapes, *, singly: bool = False
+) -> list[Region]:
+    """Regions of a pass: of each segment, and if there are several then of all rows. lengths, counts: (n,), see `Region`."""
+
+    def region(start: int, rows: slice) -> Region:
+        return Region(start, lengths[rows], counts[rows], width, shapes, singly=singly)
+
+    regions = [region(segment.start, segment.range) for segment in segments]
+    return regions if len(segments) == 1 else [*regions, region(0, slice(None))]
+
+
+def begin(
+    segments: Sequence[Segment], regions: Sequence[Region], of_buffers: Callable[[SlotBuffers], Sequence[Any]] = OWN
+) -> Sequence[Any]:
+    """Set the slots of a pass in each bank. Returns the caches for the model, those of several banks joined. `of_buffers`: the model's
+    caches in the buffers of a bank."""
+    for segment, region in zip(segments, regions, strict=False):
+        segment.bank.buffers.begin(region)
+    caches = [of_buffers(segment.bank.buffers) for segment in segments]
+    return caches[0] if len(caches) == 1 else joined(caches, regions[-1], [segment.range for segment in segments])
+
+
+def finish(segments: Sequence[Segment]) -> None:
+    """Drop the views of the pass after its graph is built."""
+    for segment in segments:
+        segment.bank.buffers.finish()
+
+
+def lengths_of(segments: Sequence[Segment]) -> Ints:
+    """(n,): a copy of the lengths of the rows of these segments."""
+    return np.concatenate([segment.lengths for segment in segments])
+
+
+def rows_of(segments: Sequence[Segment]) -> list[RowId]:
+    """The rows of a pass over these segments."""
+    return [row for segment in segments for row in segment.rows]
 
 
 def add_tokens(segments: Sequence[Segment], tokens: Ints) -> None:

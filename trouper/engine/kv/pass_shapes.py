@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import attrs
+import mlx.core as mx
 
 from trouper.engine.platform import device
 from trouper.protocol.kv import CAPACITY_STEP, FIRST_BANK, SHARED_TOKENS, bank_level, kv_capacity
@@ -50,6 +51,8 @@ class Shapes:
     copied_width: int = COPIED_WIDTH
     first_bank: int = FIRST_BANK
     """Maximum number of tokens of rows in the bank of level 0; each level has twice as many."""
+    length_kernel: bool = False
+    """Whether the device has attention of decoding rows by their lengths (`decode_attention.py`)."""
     shared_tokens: int = SHARED_TOKENS
     """Maximum number of tokens of rows in a bank that rows share."""
 
@@ -93,6 +96,11 @@ class Shapes:
         this one would be too large."""
         return self.rounded and self.width(tokens) * (length + tokens) > self.mask_elements
 
+    def by_length(self, rows: int, tokens: int) -> bool:
+        """Whether decoding rows of up to `tokens` tokens get attention by their lengths. One long row does not: a block of threads for each
+        head leaves the rest of the device idle."""
+        return self.length_kernel and (rows > 1 or tokens <= self.vector_tokens)
+
     def copied(self, width: int, keys: int) -> bool:
         """Whether attention of a row's chunk gets copies of keys and values (`Region.copied`): where MLX would use cuDNN."""
         return self.rounded and width >= self.copied_width and keys >= self.vector_tokens
@@ -132,5 +140,5 @@ ROUNDED = Shapes(pass_tokens=256, rounded=True)
 def of_device() -> Shapes:
     """Choose the shapes for the default device."""
     if device.prepares_shapes():
-        return ROUNDED
+        return attrs.evolve(ROUNDED, length_kernel=hasattr(mx.fast, "cuda_kernel"))
     return EXACT if device.is_cpu() else ACCELERATED

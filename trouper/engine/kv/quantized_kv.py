@@ -38,6 +38,8 @@ PLAIN = KvFormat()
 class QuantizedSlots(FullSlots):
     """Slots for quantized KV: `FullSlots` with packed values, scales and biases as buffers, for keys and then for values."""
 
+    kernel_reads = False
+
     def __init__(self, kv: KvFormat, traits: Traits = USUAL) -> None:
         super().__init__(traits)
         self._kv = kv

@@ -11,6 +11,10 @@ from numpy.typing import NDArray
 from trouper.engine.kv.pass_shapes import EXACT, Shapes
 
 Ints = NDArray[np.int32]
+PROPERTIES = ("offset", "after", "positions", "clamped_positions", "last")
+"""Arrays of a region that are properties."""
+Name = str | tuple[int, int, int]
+"""What tells apart the arrays of a region: one of `PROPERTIES`, or the arguments of `flat_indices`."""
 
 
 class Region:
@@ -21,7 +25,7 @@ class Region:
     tokens are the row's own; the others are padding on the right, whose KV is never attended to and is
     overwritten later. Both are on the host, so that shapes and masks need no wait for the device.
 
-    longest: tokens of the longest row after the pass, if its padding counts. keys: number of key positions that attention reads.
+    longest: tokens of the longest row after the pass, if its padding counts. room: number of tokens that buffers must hold. keys: number of key positions that attention reads.
 
     level: all rows are equally long, so that a causal mask is right, also where some rows run fewer tokens: their
     padding lies behind. causal: attention gets "causal" as its mask, or none for a single token; else an array over `keys`
@@ -29,6 +33,9 @@ class Region:
 
     copied: attention gets copies of keys and values without gaps, since the device prepares each length *and stride*, and
     strides are those of the row's buffer. A copy of 60,000 tokens takes 0.1 ms a layer on an H200, a preparation 40 ms.
+
+    by_length: the device has a kernel for decoding that knows the rows' lengths (`decode_attention.py`), so attention gets whole buffers
+    and needs no mask.
 
     singly: the tokens are drafts, each of which must come out as if it had been fed alone.
     """
@@ -39,13 +46,14 @@ class Region:
         self.singly = singly
         self.start, self.stop, self.width = start, start + len(lengths), width
         self.lengths, self.counts = lengths, counts
-        self.longest = int(lengths.max()) + width
+        self.longest = self.room = int(lengths.max()) + width
         self.level = bool((lengths == lengths[0]).all())
         self.causal = self.level and (
             width == 1 or not shapes.rounded or not lengths[0] or width * self.longest > shapes.mask_elements
         )
         self.keys = self.longest if self.causal or width == 1 else shapes.keys(self.longest)
         self.copied = self.level and shapes.copied(width, self.keys)
+        self.by_length = width == 1 and not start and shapes.by_length(len(lengths), self.longest)
         self._flat_indices: dict[tuple[int, int, int], mx.array] = {}
 
     @cached_property
@@ -74,6 +82,12 @@ class Region:
         """(n,) int32: the position of each row's last token after the pass, or of its first padding if it has no token."""
         return mx.array((self.lengths + np.maximum(self.counts, 1) - 1).astype(np.int32))
 
+    def mask(self, window: int | None = None) -> mx.array:
+        """(n, width, keys) bool: True where a query attends to a key, which is at most `window` - 1 positions before it."""
+        query, key = self.positions[:, :, None], mx.arange(self.keys, dtype=mx.int32)
+        mask = key <= query
+        return mask if window is None else mask & (key > query - window)
+
     def flat_indices(self, heads: int, tokens: int, ring: int = 0) -> mx.array:
         """(n * heads * width,) uint32: index of each token's part of each head in a buffer (slots, heads, tokens, dim) that is
         flattened to rows of `dim`. `ring`: length of the ring that each slot is; 0 for none. Buffers of the same sizes share the
@@ -84,6 +98,14 @@ class Region:
             slots = np.arange(self.start, self.stop)[:, None, None] * heads + np.arange(heads)[:, None]
             self._flat_indices[key] = mx.array((slots * tokens + positions[:, None]).ravel().astype(np.uint32))
         return self._flat_indices[key]
+
+    def arrays_read(self) -> list[Name]:
+        """Names of the arrays that were read."""
+        return [*(name for name in PROPERTIES if name in self.__dict__), *self._flat_indices]
+
+    def array(self, name: Name) -> mx.array:
+        """The array of that name."""
+        return getattr(self, name) if isinstance(name, str) else self.flat_indices(*name)
 
     def _ring_positions(self, ring: int) -> Ints:
         """(n, width): ring index of each token; `ring` itself (one past the end) for tokens that are not kept."""

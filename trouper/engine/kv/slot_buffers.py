@@ -37,11 +37,11 @@ class SlotBuffers:
         """`caches`, and `draft_caches` for each drafter: made by `slot_caches`. `layout`: computes the shapes of the arrays that blocks and
         snapshots consist of."""
         self.caches, self.draft_caches, self._layout = caches, draft_caches, layout
-        self._own, self._drafts = (
+        self.own, self._drafts = (
             [leaf for leaf in flatten(layers) if isinstance(leaf, SlotCache)]
             for layers in (caches, [*chain.from_iterable(draft_caches)])
         )
-        self.leaves: list[SlotCache] = [*self._own, *self._drafts]
+        self.leaves: list[SlotCache] = [*self.own, *self._drafts]
         """Cache of each layer, or several of one layer, in the model's order; without recurrent states."""
         self._full = [cache for cache in self.leaves if isinstance(cache, FullSlots)]
         self._rings = [cache for cache in self.leaves if isinstance(cache, RingSlots)]
@@ -66,7 +66,7 @@ class SlotBuffers:
 
     def state(self) -> list[mx.array]:
         """Return all arrays that passes change. The model's own come last: the last one is ready when its pass is done."""
-        return [state for cache in (*self._drafts, *self._own) for state in cache.state()]
+        return [state for cache in (*self._drafts, *self.own) for state in cache.state()]
 
     @property
     def nbytes(self) -> int:

@@ -117,10 +117,17 @@ class SlotCache:
         """Number of positions of its slot that a row of `tokens` tokens uses."""
         return tokens
 
+    def has_room(self, slots: int, tokens: int) -> bool:
+        """Whether buffers hold `slots` slots of `tokens` tokens."""
+        slots = max(self.slots, slots)
+        return (
+            bool(self.buffers) and self.buffers[0].shape[0] >= slots and self.buffers[0].shape[2] >= tokens + self.lead
+        )
+
     def reserve(self, parts: Sequence[mx.array], slots: int, tokens: int) -> None:
         """Make room for `slots` slots of `tokens` tokens. `parts`, (rows, heads, any, dim) each, give heads, dim and dtype."""
         slots = max(self.slots, slots)
-        if self.buffers and self.buffers[0].shape[0] >= slots and self.buffers[0].shape[2] >= tokens + self.lead:
+        if self.has_room(slots, tokens):
             return  # The usual case, in nearly every pass of every layer.
         capacity = self._capacity(max(tokens, self.expected_tokens))
         buffers: Iterable[mx.array | None] = self.buffers or [None] * len(parts)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache, cached_property, partial
 from typing import Any
 
+import attrs
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
@@ -17,12 +18,12 @@ import numpy as np
 from trouper.engine.adaptations.adaptation_registry import adapted
 from trouper.engine.kv import attention_seam
 from trouper.engine.kv.banks import Banks
+from trouper.engine.kv.compiled_pass import CompiledPasses, DecodePass
 from trouper.engine.kv.draft_rows import DraftRows
 from trouper.engine.kv.head_rows import HeadRows
-from trouper.engine.kv.joined_slots import joined
 from trouper.engine.kv.kv_layout import Layout, dealt, layout_of
 from trouper.engine.kv.model_caches import slot_caches, state_slots, view
-from trouper.engine.kv.pass_segments import Segment, add_tokens
+from trouper.engine.kv.pass_segments import Segment, add_tokens, batch, begin, finish, lengths_of, regions_of, rows_of
 from trouper.engine.kv.pass_shapes import EXACT, Shapes
 from trouper.engine.kv.quantized_kv import KvFormat
 from trouper.engine.kv.recorded_calls import layers_with_cache, recorded_calls
@@ -42,9 +43,12 @@ class SlotRows:
 
     def __init__(
         self, model: nn.Module, capabilities: Capabilities, kv: KvFormat, slack: int = 0, shapes: Shapes = EXACT,
-        *, draft: nn.Module | None = None, head: nn.Module | None = None,
+        *, draft: nn.Module | None = None, head: Any = None,
     ) -> None:  # fmt: skip
-        """`slack`: number of tokens that rings hold beyond their window. `draft`: the draft model; it and `head` have full slots only."""
+        """`slack`: number of tokens that rings hold beyond their window. `draft`: the draft model; it and `head`, the MTP head, have full
+        slots only."""
+        if not capabilities.allows("banks"):  # The model may compute with keys, so it gets arrays.
+            shapes = attrs.evolve(shapes, length_kernel=False)
         self._model, self._shapes, self._slack = model, shapes, slack
         self._prefill_together = capabilities.allows("prefill_together")
         self._adapted = adapted(model)
@@ -52,6 +56,7 @@ class SlotRows:
         self._layout = layout = cache(partial(layout_of, model, kv, *drafters))
         states = state_slots(model)
         self._states = StateRows(states, shapes)
+        self._compiled = CompiledPasses()
 
         # No reference to `self`: a cycle would keep all KV until a garbage collection.
         def make_buffers() -> SlotBuffers:
@@ -63,6 +68,7 @@ class SlotRows:
         self._banks = Banks(make_buffers, shapes, several=several)
         self.draft = None if draft is None else DraftRows(draft, self._banks, shapes)
         self.head = None if head is None else HeadRows(head, self._banks, shapes, len(drafters) - 1)
+        self._target = model if head is None else head.target_states
 
     @property
     def decoding(self) -> Sequence[RowId]:
@@ -158,13 +164,23 @@ class SlotRows:
         return self._forward_alone(row, [token])[:, -1, :]
 
     def decode(self, tokens: mx.array) -> mx.array:
-        logits = self._forward(self._decoding_segments(), tokens[:, None], np.ones(tokens.shape[0], np.int32))
+        segments, counts = batch(self._banks), np.ones(tokens.shape[0], np.int32)
+        regions = regions_of(segments, lengths_of(segments), counts, 1, self._shapes)
+        self._states.begin(rows_of(segments), None)
+        build = partial(self._build, segments)
+        if self._states:
+            outputs = build(regions, tokens[:, None])
+        else:
+            leaves = [segment.bank.buffers.own for segment in segments]
+            outputs = self._compiled.run(build, DecodePass(regions, leaves), tokens[:, None])
+        logits = self._logits(segments, counts, outputs)
+        add_tokens(segments, counts)
         self._states.decoded()
         return logits[:, -1, :]
 
     def verify(self, tokens: mx.array, counts: Ints) -> mx.array:
-        segments = self._decoding_segments()
-        before = np.concatenate([segment.lengths for segment in segments])
+        segments = batch(self._banks)
+        before = lengths_of(segments)
         with recorded_calls(self._layers):
             logits = self._forward(segments, tokens, counts, singly=True)
         self._states.verified(before, counts, tokens.shape[1])
@@ -177,16 +193,8 @@ class SlotRows:
         return layers_with_cache(self._model) if self._states else []
 
     def accepted(self, more: Ints) -> None:
-        add_tokens(self._decoding_segments(), more)
+        add_tokens(batch(self._banks), more)
         self._states.keep_tokens(1 + more)
-
-    def _decoding_segments(self) -> list[Segment]:
-        segments, end = list[Segment](), 0
-        for bank in self._banks:
-            if rows := bank.slots.num_decoding:
-                segments.append(Segment(bank, 0, slice(end, end + rows)))
-                end += rows
-        return segments
 
     def _forward_alone(self, row: RowId, tokens: Sequence[int], part: nn.Module | None = None) -> mx.array:
         bank = self._banks[row]
@@ -209,36 +217,27 @@ class SlotRows:
         wide = width if self._states else self._shapes.width(width)
         if wide > width:
             tokens = mx.pad(tokens, [(0, 0), (0, wide - width)])
-        caches, region = self._begin(segments, counts, wide, singly)
-        with self._adapted.during(region):
-            if self.head is None:
-                logits: mx.array = (part or self._model)(tokens, cache=caches)
-            else:
-                logits = self.head.run_target(segments, counts, tokens, caches, states=part is not None)
-        self._states.finish()
-        for segment in segments:
-            segment.bank.buffers.finish()
+        regions = regions_of(segments, lengths_of(segments), counts, wide, self._shapes, singly=singly)
+        self._states.begin(rows_of(segments), counts if singly else None)
+        outputs = self._build(segments, regions, tokens, part)
+        logits = self._logits(segments, counts, outputs)
+        outputs = logits if part is None else outputs
         add_tokens(segments, counts)
-        return logits[:, :width] if wide > width else logits
+        return outputs[:, :width] if wide > width else outputs
 
-    def _begin(
-        self, segments: Sequence[Segment], counts: Ints, width: int, singly: bool
-    ) -> tuple[Sequence[Any], Region]:
-        """Set the slots of a pass in each bank. Returns the caches for the model, and the region of all rows."""
-        rows = list[RowId]()
-        for segment in segments:
-            region = Region(
-                segment.start, segment.lengths.copy(), counts[segment.range], width, self._shapes, singly=singly
-            )
-            segment.bank.buffers.begin(region)
-            rows += segment.rows
-        self._states.begin(rows, counts if singly else None)
-        caches = [segment.bank.buffers.caches for segment in segments]
-        if len(segments) == 1:
-            return [view(cache) for cache in caches[0]], region
-        lengths = np.concatenate([segment.lengths for segment in segments])
-        region = Region(0, lengths, counts, width, self._shapes, singly=singly)
-        return [view(cache) for cache in joined(caches, region, [segment.range for segment in segments])], region
+    def _build(
+        self, segments: Sequence[Segment], regions: Sequence[Region], tokens: mx.array, part: nn.Module | None = None
+    ) -> mx.array:
+        """Build the pass over tokens (n, width) in the slots of these regions. With an MTP head it returns hidden states."""
+        caches = begin(segments, regions)
+        with self._adapted.during(regions[-1]):
+            outputs: mx.array = (part or self._target)(tokens, cache=[view(cache) for cache in caches])
+        self._states.finish()
+        finish(segments)
+        return outputs
+
+    def _logits(self, segments: Sequence[Segment], counts: Ints, outputs: mx.array) -> mx.array:
+        return outputs if self.head is None else self.head.logits_after(segments, counts, outputs)
 
     # -- blocks and snapshots: copied out of a row, and restored into another --------------------
 

@@ -1,0 +1,181 @@
+"""Attention of decoding rows by their lengths, and compiled decode passes (trouper/engine/kv/decode_attention.py, compiled_pass.py).
+
+The kernel is for CUDA: here attention over masked buffers takes its place, so what is tested is everything around it. That the kernel
+itself computes the same is tested on the device (tests/device/test_decode_attention.py).
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any, cast
+
+import attrs
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from tests.engine.driver import Driver, Request
+from tests.engine.test_exactness import every_family, greedy_requests, model_of, play_randomly
+from tests.family_configs import VOCABULARY
+from trouper.engine.kv import compiled_pass, decode_attention
+from trouper.engine.kv.compiled_pass import CompiledPasses, TracedRegion, Untraceable
+from trouper.engine.kv.pass_shapes import ROUNDED, Shapes
+from trouper.engine.kv.quantized_kv import PLAIN, KvFormat
+from trouper.engine.kv.region import Region
+from trouper.engine.kv.rows import rows_for
+from trouper.engine.kv.slot_rows import SlotRows
+from trouper.engine.step import StepEngine
+from trouper.engine.warm_up import warm_up
+from trouper.protocol.plans import RowId
+
+BY_LENGTH = attrs.evolve(ROUNDED, first_bank=8, shared_tokens=32, length_kernel=True)
+ONE_BANK = attrs.evolve(BY_LENGTH, first_bank=512)
+
+
+def masked(*, inputs: list[mx.array], output_shapes: list[tuple[int, ...]], **_: Any) -> list[mx.array]:
+    """What the kernel computes, in MLX's operations."""
+    queries, keys, values, lengths, scale = inputs
+    rows, dim = queries.shape[0], queries.shape[3]
+    grouped = (queries * scale.astype(queries.dtype)).reshape(rows, keys.shape[1], -1, dim)
+    scores = grouped @ keys[:rows].swapaxes(-1, -2)
+    visible = mx.arange(keys.shape[2]) < lengths[:, None]
+    weights = mx.softmax(mx.where(visible[:, None, None], scores, -float("inf")), axis=-1)
+    return [(weights @ values[:rows]).reshape(output_shapes[0])]
+
+
+@pytest.fixture(autouse=True)
+def kernel(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Shapes of the queries of each call."""
+    calls = list[tuple[int, ...]]()
+
+    def call(**arguments: Any) -> list[mx.array]:
+        calls.append(tuple(arguments["inputs"][0].shape))
+        return masked(**arguments)
+
+    monkeypatch.setattr(decode_attention, "_kernel", lambda: call)
+    monkeypatch.setattr(decode_attention, "HEAD_DIMS", range(1, 1000))
+    return calls
+
+
+def compiled(engine: StepEngine) -> CompiledPasses:
+    assert isinstance(engine._rows, SlotRows)
+    return engine._rows._compiled
+
+
+@every_family
+def test_r1_a_row_says_the_same(name: str) -> None:
+    play_randomly(name, greedy_requests(name), 1, BY_LENGTH)
+
+
+def two_rows(name: str, shapes: Shapes = BY_LENGTH, **options: Any) -> StepEngine:
+    """An engine that has decoded two rows of different lengths together."""
+    engine = StepEngine(model_of(name), VOCABULARY, shapes=shapes, **options)
+    Driver(engine).play([Request([5, 6, 7], 12), Request([8, 9, 10, 11, 12], 12)])
+    return engine
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe", "llama4_text"])
+def test_a_pass_is_built_twice_and_then_instantiated(name: str, kernel: list[tuple[int, ...]]) -> None:
+    passes = compiled(two_rows(name, shapes=ONE_BANK))._compiled
+    assert [compiled.fault for compiled in passes.values()] == [""]
+    assert len(kernel) == 2 * len(model_of(name).layers), "once as usual, and once to trace it"
+
+
+@pytest.mark.parametrize("name", ["gemma3_text", "gpt_oss"])
+def test_a_pass_that_depends_on_lengths_is_not_compiled_and_says_why(name: str) -> None:
+    passes = compiled(two_rows(name))
+    assert "longest" in passes.fault
+    assert {compiled.fault for compiled in passes._compiled.values()} == {passes.fault}
+
+
+def test_models_with_recurrent_state_are_not_compiled(kernel: list[tuple[int, ...]]) -> None:
+    assert not compiled(two_rows("qwen3_next"))._compiled
+    assert kernel, "their attention is by lengths"
+
+
+@pytest.mark.parametrize("name", ["gemma2", "deepseek_v3"])
+def test_models_that_compute_with_keys_get_arrays(name: str, kernel: list[tuple[int, ...]]) -> None:
+    two_rows(name)
+    assert not kernel
+
+
+def test_quantized_kv_is_read_as_before(kernel: list[tuple[int, ...]]) -> None:
+    two_rows("llama", kv=KvFormat(8, 32))
+    assert not kernel
+
+
+def test_a_bounded_number_of_structures_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled_pass, "MAX_COMPILED", 2)
+    engine = StepEngine(model_of("llama"), VOCABULARY, shapes=ONE_BANK)
+    Driver(engine).play([Request([5, 6, 7], 4 * (rows + 1)) for rows in range(4)])
+    assert rows_of_structures(engine) == [2, 1]
+
+
+def rows_of_structures(engine: StepEngine) -> list[int]:
+    """Number of rows in the first bank of each compiled structure."""
+    return [cast(tuple[int, ...], structure)[0] for structure in compiled(engine)._compiled]
+
+
+def test_buffers_that_have_grown_are_another_structure() -> None:
+    engine = StepEngine(model_of("llama"), VOCABULARY, shapes=ONE_BANK)
+    Driver(engine).play([Request([5] * 150, 60), Request([8, 9, 10], 60)])
+    assert rows_of_structures(engine).count(2) == 2, "buffers of 248 tokens grow 64 before they are full"
+
+
+class TestBuffers:
+    """An old buffer that somebody holds makes each write copy a buffer."""
+
+    def rows(self) -> SlotRows:
+        rows, _ = rows_for(model_of("llama"), PLAIN, shapes=ONE_BANK)
+        assert isinstance(rows, SlotRows)
+        for row, length in ((RowId(0), 400), (RowId(1), 300)):
+            rows.open(row, length + 1)
+            mx.eval(rows.prefill({row: [5] * length}) or [])
+            rows.promote(row)
+        for _ in range(3):
+            mx.eval(rows.decode(mx.array([1, 2])))
+        return rows
+
+    def test_a_compiled_pass_writes_in_place(self) -> None:
+        rows = self.rows()
+        mx.reset_peak_memory()
+        before = mx.get_active_memory()
+        mx.eval(rows.decode(mx.array([1, 2])))
+        assert len(rows._compiled._compiled) == 1
+        assert mx.get_peak_memory() - before < rows.nbytes / 4, "less than one of the buffers of two layers"
+
+    def test_nothing_keeps_the_rows(self) -> None:
+        rows = self.rows()
+        gone = weakref.ref(rows)
+        one = weakref.ref(next(iter(rows._compiled._compiled.values())))
+        gc.disable()
+        try:
+            del rows
+            assert gone() is None and one() is None
+        finally:
+            gc.enable()
+
+
+def test_what_a_traced_region_does_not_have_has_a_name() -> None:
+    region = TracedRegion(2, {"offset": mx.array([3, 4])})
+    assert region.offset.tolist() == [3, 4]
+    for attribute in ("lengths", "counts", "longest", "keys", "positions"):
+        with pytest.raises(Untraceable, match="reads"):
+            getattr(region, attribute)
+    with pytest.raises(Untraceable):
+        region.flat_indices(2, 256)
+
+
+def test_the_warm_up_knows_whole_buffers() -> None:
+    engine = StepEngine(model_of("llama"), VOCABULARY, shapes=ONE_BANK)
+    warm_up(engine, VOCABULARY, 4096, 512)
+    assert 1 in rows_of_structures(engine), "a row alone is prepared, too"
+
+
+def test_long_rows_alone_keep_the_devices_own_attention() -> None:
+    def by_length(*lengths: int) -> bool:
+        return Region(0, np.array(lengths, np.int32), np.ones(len(lengths), np.int32), 1, BY_LENGTH).by_length
+
+    assert by_length(5) and by_length(2000) and by_length(5000, 3000)
+    assert not by_length(5000)

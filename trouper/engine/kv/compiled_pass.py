@@ -1,0 +1,164 @@
+"""Decode passes whose graph is built once by `mx.compile`, and then only instantiated.
+
+Building the graph of a pass takes 1.4 to 1.8 ms of Python a step (28 layers), a third of a step on a fast GPU, and holds Python's
+lock meanwhile. A pass can be compiled if nothing in it depends on the lengths of rows but arrays: where attention gets whole
+buffers and lengths (`decode_attention.py`). Its structure is then the number of rows and the shapes of the buffers.
+
+- The first pass of a structure is an ordinary one. It shows which arrays of its regions the model reads: the compiled function
+  gets these as inputs. The second one in a row is compiled: a structure that lasts for one step is not worth that.
+- While the function is traced, regions have arrays and nothing else (`TracedRegion`). A model that needs more - a window, a ring, a
+  mask - fails there, and runs as before.
+- The function gets buffers and returns them. Nobody else may hold the old ones when the pass is evaluated, or each write would copy a buffer.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import attrs
+import mlx.core as mx
+
+from trouper.engine.kv.region import Name, Region
+from trouper.engine.kv.slot_cache import SlotCache
+from trouper.engine.platform.error_text import line_of
+
+MAX_COMPILED = 32
+"""Maximum number of compiled structures. Each keeps the traced graph, about 1 MB for 28 layers."""
+
+
+class Untraceable(Exception):
+    """The pass depends on more than arrays."""
+
+
+class TracedRegion(Region):
+    """Region of a decode pass while it is traced: its arrays are inputs, and it has no lengths on the host."""
+
+    def __init__(
+        self, stop: int, arrays: dict[Name, mx.array]
+    ) -> None:  # Not Region's, which computes them from lengths.
+        self.start, self.stop, self.width, self.room = 0, stop, 1, 0
+        self.level = self.causal = self.copied = self.singly = False
+        self.by_length = True
+        self._flat_indices = {name: array for name, array in arrays.items() if isinstance(name, tuple)}
+        self.__dict__ |= {name: array for name, array in arrays.items() if isinstance(name, str)}
+
+    def __getattr__(self, name: str) -> Any:
+        """Called for what is no input, and for what others are computed from."""
+        raise Untraceable(f"the pass reads {name} of its rows")
+
+
+@attrs.frozen(eq=False)
+class DecodePass:
+    """A pass over decoding rows. `regions`: of each bank, and if there are several then of all rows. `leaves`: the caches of each
+    bank."""
+
+    regions: Sequence[Region]
+    leaves: Sequence[Sequence[SlotCache]]
+
+    @property
+    def structure(self) -> Hashable | None:
+        """What two passes have in common if they share a compiled function. None: the pass cannot be compiled."""
+        for region, leaves in zip(self.regions, self.leaves, strict=False):
+            if not region.by_length or not all(leaf.has_room(region.stop, region.room) for leaf in leaves):
+                return None
+        shapes = (tuple(buffer.shape for leaf in leaves for buffer in leaf.buffers) for leaves in self.leaves)
+        return (*(region.stop for region in self.regions), *shapes)
+
+    @property
+    def caches(self) -> list[SlotCache]:
+        """The caches of all banks."""
+        return [leaf for leaves in self.leaves for leaf in leaves]
+
+    def put(self, buffers: Sequence[list[mx.array]]) -> None:
+        """Set the buffers of all caches."""
+        for leaf, parts in zip(self.caches, buffers, strict=True):
+            leaf.buffers = parts
+
+
+Build = Callable[[Sequence[Region], mx.array], mx.array]
+"""Builds the model's pass over tokens (n, 1) in the slots of these regions; returns logits (n, 1, vocabulary)."""
+
+
+Traced = Callable[[mx.array, list[list[mx.array]], list[list[mx.array]]], tuple[mx.array, list[list[mx.array]]]]
+"""From tokens, the arrays of the regions and the buffers of the caches to logits and the new buffers."""
+
+
+class CompiledPasses:
+    """The compiled decode passes of a model."""
+
+    def __init__(self) -> None:
+        self._compiled: OrderedDict[Hashable, CompiledPass] = OrderedDict()
+        """By structure, the least recently used first."""
+        self._seen: tuple[Hashable, list[list[Name]]] | None = None
+        """Structure of the last pass, if it was an ordinary one that may be compiled, and the arrays that it read of each region."""
+        self.fault = ""
+        """Why the last pass that could not be traced could not."""
+
+    def run(self, build: Build, decode: DecodePass, tokens: mx.array) -> mx.array:
+        """Run the pass: instantiated if it is compiled, compiled now if the last pass had the same structure, else built. The caches
+        then have new buffers."""
+        structure, seen, self._seen = decode.structure, self._seen, None
+        if seen is not None and seen[0] == structure and structure not in self._compiled:
+            self._compiled[structure] = CompiledPass(seen[1])
+            if len(self._compiled) > MAX_COMPILED:
+                self._compiled.popitem(last=False)
+        if compiled := self._compiled.get(structure):
+            self._compiled.move_to_end(structure)
+            if not compiled.fault:
+                return compiled(build, decode, tokens)
+            self.fault = compiled.fault
+        logits = build(decode.regions, tokens)
+        if structure is not None and compiled is None:
+            self._seen = structure, [region.arrays_read() for region in decode.regions]
+        return logits
+
+
+class CompiledPass:
+    """The compiled function of one structure. It is traced at its first call."""
+
+    def __init__(self, names: list[list[Name]]) -> None:
+        """`names`: the arrays of each region that are inputs."""
+        self._names = names
+        self._call: list[tuple[Build, DecodePass]] = []
+        """The call in hand, if any: to keep it would keep all rows' KV."""
+        self._function = mx.compile(_traced(names, self._call))
+        self.fault = ""
+        """Why the pass cannot be traced; "" if it can."""
+
+    def __call__(self, build: Build, decode: DecodePass, tokens: mx.array) -> mx.array:
+        """Instantiate the pass, or build it as usual, if it cannot be traced."""
+        buffers = [leaf.buffers for leaf in decode.caches]
+        arrays = [
+            [region.array(name) for name in names] for region, names in zip(decode.regions, self._names, strict=True)
+        ]
+        self._call.append((build, decode))
+        try:
+            logits, changed = self._function(tokens, arrays, buffers)
+        except Exception as error:  # noqa: BLE001 - any architecture's code over arrays without values: it is the answer
+            self.fault = line_of(error)
+            decode.put(buffers)
+            return build(decode.regions, tokens)
+        finally:
+            self._call.clear()
+        decode.put(changed)
+        return logits
+
+
+def _traced(names: list[list[Name]], call: list[tuple[Build, DecodePass]]) -> Traced:
+    """The function that is traced. It refers to no object that refers to it: such a cycle would keep the model's weights, which
+    are constants of the trace, until a garbage collection."""
+
+    def run(
+        tokens: mx.array, arrays: list[list[mx.array]], buffers: list[list[mx.array]]
+    ) -> tuple[mx.array, list[list[mx.array]]]:
+        [(build, decode)] = call
+        decode.put([list(parts) for parts in buffers])
+        regions = [
+            TracedRegion(region.stop, dict(zip(known, values, strict=True)))
+            for region, known, values in zip(decode.regions, names, arrays, strict=True)
+        ]
+        return build(regions, tokens), [leaf.buffers for leaf in decode.caches]
+
+    return run

@@ -1,0 +1,170 @@
+"""Attention of decoding rows over their slots, as one kernel that knows each row's length.
+
+MLX's kernels for a single query take no mask on CUDA, so rows of different lengths get attention made of a dozen operations,
+which read each row's slot up to the longest row. There, launching operations takes the time of a step (docs/performance.md). This
+kernel reads a layer's whole buffers and the lengths of the rows: no mask, no views, one operation, and its shapes change only when the buffers
+grow, so that the pass can be compiled (`compiled_pass.py`). A row's result does not depend on the other rows.
+
+The method is that of flash decoding (Dao et al. 2023) within a block: warps take turns over the keys, each with its own running maximum,
+and the block joins their sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, cast
+
+import attrs
+import mlx.core as mx
+
+from trouper.engine.kv.region import Region
+
+HEAD_DIMS = (64, 128, 256)
+MAX_GROUP = 8
+"""Maximum number of query heads for one head of keys: each has its sums in registers."""
+WARPS = 16
+SOURCE = """
+    constexpr int E = D / 32;         // elements of a lane
+    constexpr int U = 4;              // keys of a warp at a time, so that their loads overlap
+    struct alignas(E * sizeof(T)) Lane { T x[E]; };
+    __shared__ float sums[WARPS][D];
+    __shared__ float maxima[WARPS], weights[WARPS];
+
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const int head = blockIdx.x, row = blockIdx.y;
+    const int length = lengths[row];
+    const long long slot = (long long)(row * KEY_HEADS + head) * keys_shape[2] * D + lane * E;
+    const long long first = (long long)(row * KEY_HEADS + head) * GROUP * D;
+
+    float q[GROUP][E], o[GROUP][E], maximum[GROUP], weight[GROUP];
+    #pragma unroll
+    for (int g = 0; g < GROUP; g++) {
+        maximum[g] = -3.4e38f;
+        weight[g] = 0.f;
+        #pragma unroll
+        for (int e = 0; e < E; e++) {
+            q[g][e] = scale[0] * 1.44269504f * static_cast<float>(queries[first + g * D + lane * E + e]);
+            o[g][e] = 0.f;
+        }
+    }
+    for (int begin = warp * U; begin < length; begin += WARPS * U) {
+        float score[U][GROUP];
+        Lane k[U], v[U];
+        #pragma unroll
+        for (int u = 0; u < U; u++) {
+            const int at = min(begin + u, length - 1);
+            k[u] = *reinterpret_cast<const Lane*>(keys + slot + (long long)at * D);
+            v[u] = *reinterpret_cast<const Lane*>(values + slot + (long long)at * D);
+        }
+        #pragma unroll
+        for (int u = 0; u < U; u++) {
+            #pragma unroll
+            for (int g = 0; g < GROUP; g++) {
+                float dot = 0.f;
+                #pragma unroll
+                for (int e = 0; e < E; e++) dot += q[g][e] * static_cast<float>(k[u].x[e]);
+                #pragma unroll
+                for (int step = 16; step; step >>= 1) dot += __shfl_xor_sync(0xffffffffu, dot, step);
+                score[u][g] = begin + u < length ? dot : -3.4e38f;
+            }
+        }
+        #pragma unroll
+        for (int g = 0; g < GROUP; g++) {
+            float highest = maximum[g];
+            #pragma unroll
+            for (int u = 0; u < U; u++) highest = fmaxf(highest, score[u][g]);
+            const float factor = exp2f(maximum[g] - highest);
+            maximum[g] = highest;
+            weight[g] *= factor;
+            #pragma unroll
+            for (int e = 0; e < E; e++) o[g][e] *= factor;
+            #pragma unroll
+            for (int u = 0; u < U; u++) {
+                const float p = begin + u < length ? exp2f(score[u][g] - highest) : 0.f;
+                weight[g] += p;
+                #pragma unroll
+                for (int e = 0; e < E; e++) o[g][e] += p * static_cast<float>(v[u].x[e]);
+            }
+        }
+    }
+    #pragma unroll
+    for (int g = 0; g < GROUP; g++) {
+        if (lane == 0) { maxima[warp] = maximum[g]; weights[warp] = weight[g]; }
+        #pragma unroll
+        for (int e = 0; e < E; e++) sums[warp][lane * E + e] = o[g][e];
+        __syncthreads();
+        if (threadIdx.x < D) {
+            float highest = maxima[0], total = 0.f, sum = 0.f;
+            #pragma unroll
+            for (int w = 1; w < WARPS; w++) highest = fmaxf(highest, maxima[w]);
+            #pragma unroll
+            for (int w = 0; w < WARPS; w++) {
+                const float factor = exp2f(maxima[w] - highest);
+                total += weights[w] * factor;
+                sum += sums[w][threadIdx.x] * factor;
+            }
+            out[first + g * D + threadIdx.x] = static_cast<T>(sum / total);
+        }
+        __syncthreads();
+    }
+"""
+Kernel = Callable[..., list[mx.array]]
+
+
+@attrs.frozen(eq=False)
+class WholeBuffer:
+    """Keys or values of a decode pass: a layer's whole buffer (slots, heads, tokens, dim), of which row i of the pass has slot i. Not
+    an array, as `Parts` is none."""
+
+    buffer: mx.array
+    region: Region
+
+    def view(self) -> mx.array:
+        """(n, heads, keys, dim) view of the rows of the pass, for attention with `Region.mask`."""
+        return self.buffer[: self.region.stop, :, : self.region.keys]
+
+
+def supports(queries: mx.array, keys: WholeBuffer, values: WholeBuffer, options: dict[str, Any]) -> bool:
+    """Whether the kernel computes this: one query of each head, equal dimensions of keys and values, no sinks."""
+    heads, dim = queries.shape[1], queries.shape[3]
+    key_heads = keys.buffer.shape[1]
+    return (
+        dim in HEAD_DIMS
+        and values.buffer.shape[3] == keys.buffer.shape[3] == dim
+        and heads % key_heads == 0
+        and heads // key_heads <= MAX_GROUP
+        and queries.shape[2] == 1
+        and keys.buffer.dtype == values.buffer.dtype == queries.dtype
+        and options.keys() == {"scale"}
+    )
+
+
+def attend(queries: mx.array, keys: WholeBuffer, values: WholeBuffer, scale: float) -> mx.array:
+    """Attention of queries (n, heads, 1, dim) over each row's tokens up to the end of the pass. Returns (n, heads, 1, dim)."""
+    rows, heads, _, dim = queries.shape
+    key_heads = keys.buffer.shape[1]
+    return _kernel()(
+        inputs=[queries, keys.buffer, values.buffer, keys.region.after, _scalar(scale)],
+        template=[("T", queries.dtype), ("D", dim), ("KEY_HEADS", key_heads), ("GROUP", heads // key_heads), ("WARPS", WARPS)],
+        grid=(key_heads * WARPS * 32, rows, 1),
+        threadgroup=(WARPS * 32, 1, 1),
+        output_shapes=[queries.shape],
+        output_dtypes=[queries.dtype],
+    )[0]  # fmt: skip
+
+
+@cache
+def _kernel() -> Kernel:
+    made = mx.fast.cuda_kernel(
+        name="decode_attention",
+        input_names=["queries", "keys", "values", "lengths", "scale"],
+        output_names=["out"],
+        source=SOURCE,
+    )
+    return cast(Kernel, made)
+
+
+@cache
+def _scalar(value: float) -> mx.array:
+    return mx.array([value], mx.float32)
