@@ -248,8 +248,19 @@ def test_a_block_that_ends_with_the_row_has_kv_of_the_head_to_its_end() -> None:
     first = Request(prompt, 20)
     engine = engine_of("deepseek_v3")
     store = Store(RowId(0), 0, (16, 20), (BlockId(1), BlockId(2)))  # At step 7 the row has 36 tokens in its KV.
-    driver = by_head(engine, allow=lambda _: 0, orders={7: {"store": (store,)}})
-    driver.play([first])
+    rows, launch, known = engine._rows, engine.launch, list[bool]()
+    assert isinstance(rows, SlotRows) and rows.head is not None
+    head = rows.head
+
+    def launched(plan: Any) -> Any:
+        step = launch(plan)
+        if plan.store:
+            known.append(head.lengths[RowId(0)] < len(head.tokens[RowId(0)]))
+        return step
+
+    engine.launch = launched  # type: ignore[method-assign]
+    by_head(engine, allow=lambda _: 0, orders={7: {"store": (store,)}}).play([first])
+    assert known == [True], "for the row itself a guessed token does not count"
     shapes = engine.blocks._layout
     stored = shapes.unpack(list(engine.blocks._stored[BlockId(2)].arrays))
     assert len(stored) == len(shapes.sliceable)
