@@ -7,14 +7,15 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 import pytest
 from rich.console import Console
 
 from trouper.cli.background_log import BackgroundHandler, LineWriter
-from trouper.cli.exits import give_up
+from trouper.cli.exits import give_up, refuse
 from trouper.cli.log_setup import Format, JsonLines, configure_logging, name_request
 from trouper.protocol.logs import CURRENT_REQUEST, FIELDS, REQUEST_ID
 
@@ -125,7 +126,10 @@ def test_a_traceback_is_shown_whoever_writes_it(
     assert "KeyError" in said
 
 
-def test_the_line_of_a_server_that_gives_up_comes_after_its_log(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("end", [give_up, refuse])
+def test_the_last_line_of_a_server_comes_after_its_log(
+    end: Callable[[str], NoReturn], capsys: pytest.CaptureFixture[str]
+) -> None:
     """The log has a thread of its own: in CI the traceback of the last crash came after the line that says it."""
     may_write = threading.Event()
 
@@ -143,7 +147,7 @@ def test_the_line_of_a_server_that_gives_up_comes_after_its_log(capsys: pytest.C
     try:
         logging.getLogger("trouper.test").error("the last crash")
         with pytest.raises(SystemExit):
-            give_up("crashed 4 times")
+            end("crashed 4 times")
     finally:
         may_write.set()
         root.removeHandler(handler)

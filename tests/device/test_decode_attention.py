@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from trouper.engine.kv.decode_attention import HEAD_DIMS, MAX_GROUP, WholeBuffer, attend, supports
+from trouper.engine.kv.decode_attention import HEAD_DIMS, WholeBuffer, attend, supports
 from trouper.engine.kv.pass_shapes import of_device
 from trouper.engine.kv.region import Region
 
@@ -16,7 +16,7 @@ LENGTHS = [0, 1, 2, 3, 62, 63, 64, 65, 127, 500, 1000, 2047]
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16], ids=str)
-@pytest.mark.parametrize("group", [1, 2, 3, 4, MAX_GROUP])
+@pytest.mark.parametrize("group", [1, 3, 4, 8])
 @pytest.mark.parametrize("dim", HEAD_DIMS)
 def test_as_attention_with_a_mask(dim: int, group: int, dtype: mx.Dtype) -> None:
     mx.random.seed(dim + group)
@@ -33,5 +33,5 @@ def test_as_attention_with_a_mask(dim: int, group: int, dtype: mx.Dtype) -> None
     alone = Region(0, np.array(LENGTHS[:5], np.int32), np.ones(5, np.int32), 1, of_device())
     few = attend(queries[:5], WholeBuffer(keys, alone), WholeBuffer(values, alone), 0.1)
     assert mx.array_equal(got[:5], few)
-    tolerance = {mx.float32: 2e-3, mx.float16: 2e-3, mx.bfloat16: 1e-2}[dtype]
-    np.testing.assert_allclose(np.array(got.astype(mx.float32)), np.array(expected), atol=tolerance)
+    relative = {mx.float32: 1e-3, mx.float16: 2**-10, mx.bfloat16: 2**-8}[dtype]
+    np.testing.assert_allclose(np.array(got.astype(mx.float32)), np.array(expected), rtol=relative, atol=2e-3)

@@ -26,17 +26,21 @@ DAMAGE_FOUND = 1
 
 def refuse(message: str) -> NoReturn:
     """Print one line, and exit."""
-    click.secho(f"trouper: {message}", fg="red", err=True)
-    sys.exit(USAGE_ERROR)
+    _last_line(message, USAGE_ERROR)
 
 
 def give_up(message: str) -> NoReturn:
-    """Print one line, and exit after everything that could still be served has been. The line is the last one: the log is written on
-    a thread of its own, and what led to this may still wait there."""
+    """Print one line, and exit after everything that could still be served has been."""
+    _last_line(message, ENGINE_FAILED)
+
+
+def _last_line(message: str, code: int) -> NoReturn:
+    """Print a line after everything that was logged, and exit: the log is written on a thread of its own, and what led to this may
+    still wait there."""
     for handler in logging.getLogger().handlers:
         handler.flush()
     click.secho(f"trouper: {message}", fg="red", err=True)
-    sys.exit(ENGINE_FAILED)
+    sys.exit(code)
 
 
 def end_at_once(code: int) -> NoReturn:

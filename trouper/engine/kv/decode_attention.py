@@ -21,8 +21,9 @@ import mlx.core as mx
 from trouper.engine.kv.region import Region
 
 HEAD_DIMS = (64, 128, 256)
-MAX_GROUP = 8
-"""Maximum number of query heads for one head of keys: each has its sums in registers."""
+MAX_PART, MAX_SUMS = 4, 16
+"""Maximum number of query heads that a block computes, and of elements of their sums that a thread holds: more would need more registers
+than 512 threads can have, and CUDA would refuse the launch (seen with eight heads of 128)."""
 WARPS = 16
 SOURCE = """
     constexpr int E = D / 32;         // elements of a lane
@@ -32,14 +33,14 @@ SOURCE = """
     __shared__ float maxima[WARPS], weights[WARPS];
 
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    const int head = blockIdx.x, row = blockIdx.y;
+    const int row = blockIdx.y, head = blockIdx.x * PART;  // the first of the block's query heads
     const int length = lengths[row];
-    const long long slot = (long long)(row * KEY_HEADS + head) * keys_shape[2] * D + lane * E;
-    const long long first = (long long)(row * KEY_HEADS + head) * GROUP * D;
+    const long long slot = (long long)(row * KEY_HEADS + head / GROUP) * keys_shape[2] * D + lane * E;
+    const long long first = (long long)(row * KEY_HEADS * GROUP + head) * D;
 
-    float q[GROUP][E], o[GROUP][E], maximum[GROUP], weight[GROUP];
+    float q[PART][E], o[PART][E], maximum[PART], weight[PART];
     #pragma unroll
-    for (int g = 0; g < GROUP; g++) {
+    for (int g = 0; g < PART; g++) {
         maximum[g] = -3.4e38f;
         weight[g] = 0.f;
         #pragma unroll
@@ -49,7 +50,7 @@ SOURCE = """
         }
     }
     for (int begin = warp * U; begin < length; begin += WARPS * U) {
-        float score[U][GROUP];
+        float score[U][PART];
         Lane k[U], v[U];
         #pragma unroll
         for (int u = 0; u < U; u++) {
@@ -60,7 +61,7 @@ SOURCE = """
         #pragma unroll
         for (int u = 0; u < U; u++) {
             #pragma unroll
-            for (int g = 0; g < GROUP; g++) {
+            for (int g = 0; g < PART; g++) {
                 float dot = 0.f;
                 #pragma unroll
                 for (int e = 0; e < E; e++) dot += q[g][e] * static_cast<float>(k[u].x[e]);
@@ -70,7 +71,7 @@ SOURCE = """
             }
         }
         #pragma unroll
-        for (int g = 0; g < GROUP; g++) {
+        for (int g = 0; g < PART; g++) {
             float highest = maximum[g];
             #pragma unroll
             for (int u = 0; u < U; u++) highest = fmaxf(highest, score[u][g]);
@@ -89,7 +90,7 @@ SOURCE = """
         }
     }
     #pragma unroll
-    for (int g = 0; g < GROUP; g++) {
+    for (int g = 0; g < PART; g++) {
         if (lane == 0) { maxima[warp] = maximum[g]; weights[warp] = weight[g]; }
         #pragma unroll
         for (int e = 0; e < E; e++) sums[warp][lane * E + e] = o[g][e];
@@ -133,7 +134,6 @@ def supports(queries: mx.array, keys: WholeBuffer, values: WholeBuffer, options:
         dim in HEAD_DIMS
         and values.buffer.shape[3] == keys.buffer.shape[3] == dim
         and heads % key_heads == 0
-        and heads // key_heads <= MAX_GROUP
         and queries.shape[2] == 1
         and keys.buffer.dtype == values.buffer.dtype == queries.dtype
         and options.keys() == {"scale"}
@@ -144,14 +144,22 @@ def attend(queries: mx.array, keys: WholeBuffer, values: WholeBuffer, scale: flo
     """Attention of queries (n, heads, 1, dim) over each row's tokens up to the end of the pass. Returns (n, heads, 1, dim)."""
     rows, heads, _, dim = queries.shape
     key_heads = keys.buffer.shape[1]
+    group = heads // key_heads
+    part = part_of(group, dim)
     return _kernel()(
         inputs=[queries, keys.buffer, values.buffer, keys.region.after, _scalar(scale)],
-        template=[("T", queries.dtype), ("D", dim), ("KEY_HEADS", key_heads), ("GROUP", heads // key_heads), ("WARPS", WARPS)],
-        grid=(key_heads * WARPS * 32, rows, 1),
+        template=[("T", queries.dtype), ("D", dim), ("KEY_HEADS", key_heads), ("GROUP", group), ("PART", part), ("WARPS", WARPS)],
+        grid=(heads // part * WARPS * 32, rows, 1),
         threadgroup=(WARPS * 32, 1, 1),
         output_shapes=[queries.shape],
         output_dtypes=[queries.dtype],
     )[0]  # fmt: skip
+
+
+def part_of(group: int, dim: int) -> int:
+    """Number of the query heads of a group that a block computes, which read its keys once: a divisor of the group."""
+    limit = min(MAX_PART, MAX_SUMS * 32 // dim)
+    return max(part for part in range(1, limit + 1) if group % part == 0)
 
 
 @cache
