@@ -95,6 +95,10 @@ bench-connections *flags: _setup
 bench-first-token *flags: _setup
     @.venv/bin/python -m benchmarks.first_token "$@"
 
+# 100 pairs to rerank in one request, one by one, and by the model alone
+bench-rerank *flags: _setup
+    @.venv/bin/python -m benchmarks.rerank "$@"
+
 # The server beside the bare loop, BatchGenerator and mlx_lm.server on this device: shapes of 0.6B, 4B and an MoE; `--shapes 0.6b --streams 1 8`
 bench-device *flags: _setup
     @.venv/bin/python -m benchmarks.throughput "$@"

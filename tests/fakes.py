@@ -14,8 +14,8 @@ from tests.fake_digests import Diary, Held
 from trouper.protocol.blocks import Tensor, Tensors
 from trouper.protocol.grammar import Grammar
 from trouper.protocol.kv import FIRST_BANK, BankStats, KvLayout, bank_level, kv_capacity
-from trouper.protocol.model import EmbeddingLayout, LoadedModel, MemoryStats, ModelCard
-from trouper.protocol.plans import Admit, BlockId, Chunk, Plan, Restore, RowId, Stepped, Store
+from trouper.protocol.model import EmbeddingLayout, InfillTokens, LoadedModel, MemoryStats, ModelCard
+from trouper.protocol.plans import Admit, BlockId, Breakers, Chunk, Plan, Restore, RowId, Stepped, Store
 from trouper.protocol.problems import bad_request
 from trouper.protocol.ranks import Joined
 from trouper.protocol.replies import TokenLogprobs
@@ -62,10 +62,33 @@ class ByteTokenizer:
         call = json.loads(text)
         return [(call["name"], json.dumps(call["arguments"]))]
 
+    infill: InfillTokens | None = None
+
+    def breakers(self, breakers: tuple[str, ...]) -> Breakers:
+        from trouper.engine.loading.sequence_breakers import breakers_of
+
+        return breakers_of(breakers, [self.token_bytes(token) for token in range(EOS + 1)], self.encode)
+
     def compile_grammar(self, grammar: Grammar, timeout_s: float = 1.0) -> object:
         if grammar.source == "wrong":
             raise bad_request(f"{grammar.param} cannot be followed: it is wrong", grammar.param, "invalid_grammar")
         return grammar
+
+
+MARKS = InfillTokens(prefix=1, suffix=2, middle=3, ends=(1, 2, 3))
+
+
+class Infilling(ByteTokenizer):
+    """Of a model that was trained to fill in the middle."""
+
+    infill: InfillTokens | None = MARKS
+
+
+class Ranking(Infilling):
+    """With a token for yes and one for no."""
+
+    def encode(self, text: str, *, special: bool = True) -> tuple[int, ...]:
+        return {"yes": (4,), "no": (5,)}.get(text) or super().encode(text, special=special)
 
 
 TokenAt = Callable[[int, int], int]
@@ -102,6 +125,11 @@ class FakeRow:
     prompt_logprobs: int | None = None
     embed: bool = False
     drafts: bool = False
+    logprob_tokens: tuple[int, ...] = ()
+
+    def alternatives(self, count: int) -> tuple[tuple[int, float], ...]:
+        named = tuple((token, -0.5 - (self.key + 3 * token) % 7) for token in self.logprob_tokens)
+        return named or tuple((97 + k, -0.5 - k) for k in range(count))
 
 
 class EngineDied(Exception):
@@ -230,7 +258,7 @@ class FakeEngine:
         tokens = tuple(self._next_token(self.rows[row]) for row in produced)
         matched = tuple(self._matched(plan)) if plan.watch else ()
         wanted = tuple(
-            (row, TokenLogprobs(token, -0.5, tuple((97 + k, -0.5 - k) for k in range(n))))
+            (row, TokenLogprobs(token, -0.5, self.rows[row].alternatives(n)))
             for row, token in zip(produced, tokens, strict=True)
             if (n := self.rows[row].logprobs) is not None
         )
@@ -305,6 +333,7 @@ class FakeEngine:
                 prompt_logprobs=admit.prompt_logprobs,
                 embed=admit.embed is not None,
                 drafts=admit.drafts,
+                logprob_tokens=admit.logprob_tokens,
             )
             assert admit.restore is None or admit.prompt_logprobs is None, "the prompt's logits are wanted"
             if admit.restore is not None:

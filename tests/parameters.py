@@ -18,7 +18,7 @@ from openai.resources.responses import Responses
 from trouper.web.anthropic import messages
 from trouper.web.http.request_body import Body
 from trouper.web.http.request_schema import among, components_of, schema_of
-from trouper.web.openai import chat_completions, completions, embeddings
+from trouper.web.openai import chat_completions, completions, embeddings, infill, rerank
 from trouper.web.responses import response_request as responses
 
 PAGE = Path(__file__).parent.parent / "docs" / "parameters.md"
@@ -91,8 +91,11 @@ def _refusal(neutral: tuple[Any, ...], skipped: bool) -> str:
 TABLES = (
     Table("/v1/chat/completions", chat_completions.ChatRequest, Chat.create),
     Table("/v1/completions", completions.CompletionRequest, Completions.create),
+    Table("/infill", infill.InfillRequest, None),
     Table("/v1/responses", responses.ResponseRequest, Responses.create),
     Table("/v1/embeddings", embeddings.EmbeddingRequest, Embeddings.create),
+    Table("/v1/rerank", rerank.RerankRequest, None),
+    Table("/v1/score", rerank.ScoreRequest, None),
     Table("/v1/messages", messages.MessagesRequest, None),
 )
 

@@ -18,6 +18,8 @@ import trouper
 NOT_FOR_EMBEDDERS = {
     "Joined", "LoadedModel", "Plan", "Stepped",  # For who writes an engine: trouper.protocol.
     "ManagedModel",  # Made by `run_models`.
+    "Breakers",  # Of a tokenizer's tokens: `Tokenizer.breakers` and `Tokenizer.infill`.
+    "InfillTokens",
     "Leader",  # Of several ranks: `trouper launch`.
 }  # fmt: skip
 READ_THROUGH_THEIR_OWNER = ("Stats", "Status", "Layout")

@@ -26,10 +26,11 @@ if TYPE_CHECKING:
     from trouper.protocol.grammar import Grammar
     from trouper.protocol.health import ChannelStats
     from trouper.protocol.loading import Loading, LoadWatch
+    from trouper.protocol.logits_processor import LogitsProcessor
     from trouper.protocol.model import Engine, MemoryStats, ModelCard, Tokenizer
     from trouper.protocol.problems import ModelUnusable, Problem, RequestFailed, SettingsInvalid
     from trouper.protocol.replies import Accepted, Delta, Embedded, Failed, Finished, Scored, Started, TokenLogprobs
-    from trouper.protocol.requests import ChatPrompt, Generate, TextPrompt, Timeouts, TokenPrompt
+    from trouper.protocol.requests import ChatPrompt, Generate, InfillPrompt, TextPrompt, Timeouts, TokenPrompt
     from trouper.protocol.sampling import Sampling
     from trouper.protocol.setting_fields import ByteSize
     from trouper.protocol.settings import ServerSettings, Settings
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 __version__ = VERSION
 __all__ = [
     "Accepted", "Answer", "BatchStats", "ByteSize", "Capabilities", "ChannelStats", "ChatPrompt", "Delta", "Embedded",
-    "Engine", "Failed", "Finished", "Generate", "Grammar", "Health", "Lease", "LoadWatch", "Loading", "MemoryStats",
+    "Engine", "Failed", "Finished", "Generate", "Grammar", "Health", "InfillPrompt", "Lease", "LoadWatch", "Loading", "LogitsProcessor", "MemoryStats",
     "ModelCard", "ModelEntry", "ModelManager", "ModelUnusable", "Problem", "RequestFailed", "Runtime", "Sampling",
     "Scored", "SelfCheck", "ServerSettings", "Settings", "SettingsInvalid", "Started", "TextPrompt", "Timeouts",
     "TokenLogprobs", "TokenPrompt", "Tokenizer", "run_models", "run_runtime",
@@ -49,6 +50,7 @@ _HOMES = {
     "trouper.actors.runtime.runtime": ("Runtime",),
     "trouper.actors.runtime.served_models": ("Lease", "ModelEntry"),
     "trouper.actors.runtime.watches": ("Health",),
+    "trouper.protocol.logits_processor": ("LogitsProcessor",),
     "trouper.protocol.batch": ("BatchStats",),
     "trouper.protocol.capabilities": ("Capabilities", "SelfCheck"),
     "trouper.protocol.problems": ("ModelUnusable", "Problem", "RequestFailed", "SettingsInvalid"),
@@ -66,7 +68,7 @@ _HOMES = {
         "Started",
         "TokenLogprobs",
     ),
-    "trouper.protocol.requests": ("ChatPrompt", "Generate", "TextPrompt", "Timeouts", "TokenPrompt"),
+    "trouper.protocol.requests": ("ChatPrompt", "Generate", "InfillPrompt", "TextPrompt", "Timeouts", "TokenPrompt"),
     "trouper.protocol.sampling": ("Sampling",),
     "trouper.protocol.setting_fields": ("ByteSize",),
     "trouper.protocol.settings": ("ServerSettings", "Settings"),

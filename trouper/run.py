@@ -11,6 +11,7 @@ from trouper.actors.ranks.leader import Leader
 from trouper.actors.runtime.model_manager import ModelManager, run_model_manager
 from trouper.actors.runtime.runtime import Runtime
 from trouper.protocol.loading import LoadWatch, nobody_watches
+from trouper.protocol.logits_processor import Processors
 from trouper.protocol.model import Engine
 from trouper.protocol.names import EMBEDDED
 from trouper.protocol.settings import ServerSettings, Settings
@@ -20,16 +21,17 @@ async def run_runtime(
     settings: Settings,
     *,
     engine: Engine | None = None,
+    logits_processors: Processors | None = None,
     task_status: trio.TaskStatus[Runtime] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Load the model and run the six actors; `nursery.start` returns the `Runtime`. Ends after `Runtime.drain`.
 
-    `engine` None: the real one (MLX). Raises `ModelUnusable`.
+    `engine` None: the real one (MLX), which calls `logits_processors` for the requests that name them. Raises `ModelUnusable`.
     """
     if engine is None:
         from trouper.engine.host import MlxEngine  # Imports MLX, which an embedder with its own engine may not have.
 
-        engine = MlxEngine(settings)
+        engine = MlxEngine(settings, processors=logits_processors or {})
     await run_graph(settings, engine, task_status=task_status)
 
 
@@ -39,18 +41,23 @@ async def run_models(
     *,
     watch: LoadWatch = nobody_watches,
     ranks: Leader | None = None,
+    logits_processors: Processors | None = None,
     task_status: trio.TaskStatus[ModelManager] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run a runtime for each of several models; `nursery.start` returns the `ModelManager` once the first is loaded. Ends after
     `ModelManager.drain`. `watch` is called, on a thread, with the progress of loading each. `ranks`: this is rank 0 of several
-    processes that have the one model together. Raises `ModelUnusable`, if the first cannot be loaded, and
+    processes that have the one model together; they have no `logits_processors`, by name, which requests may name otherwise. Raises `ModelUnusable`, if the first cannot be loaded, and
     `SettingsInvalid` for a name in `server` without effect."""
     from trouper.engine.host import MlxEngine, weights_room
     from trouper.engine.loading.model_loading import weights_bytes
 
     async def start(model_settings: Settings, *, task_status: trio.TaskStatus[Runtime]) -> None:
         await run_graph(
-            model_settings, MlxEngine(model_settings, watch), graphs=len(settings), ranks=ranks, task_status=task_status
+            model_settings,
+            MlxEngine(model_settings, watch, {} if ranks is not None else logits_processors or {}),
+            graphs=len(settings),
+            ranks=ranks,
+            task_status=task_status,
         )
 
     async def measure(model_settings: Settings) -> int:

@@ -110,6 +110,20 @@ def _pi(path: str) -> Sequence[Step]:
     )
 
 
+def _continue(path: str) -> Sequence[Step]:
+    return (
+        ("Read", {"filepath": path}),
+        ("Edit", {"file_path": path, "old_string": BEFORE, "new_string": AFTER}),
+        ("Bash", {"command": RUN}),
+    )
+
+
+def _continue_several(path: str) -> Sequence[Step]:
+    """To models whose names it knows as good ones it offers MultiEdit in place of Edit."""
+    read, _edit, run = _continue(path)
+    return (read, ("MultiEdit", {"file_path": path, "edits": [{"old_string": BEFORE, "new_string": AFTER}]}), run)
+
+
 def _mini_swe_agent(_path: str) -> Sequence[Step]:
     return (
         ("bash", {"command": "cat greeting.py"}),
@@ -125,6 +139,8 @@ STEPS: Mapping[str, Callable[[str], Sequence[Step]]] = {
     "todowrite": _opencode,
     "read_file": _qwen,
     "submit_and_exit": _cline,
+    "MultiEdit": _continue_several,
+    "CheckBackgroundJob": _continue,
     "read": _pi,
     "bash": _mini_swe_agent,
 }

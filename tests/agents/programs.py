@@ -49,6 +49,7 @@ AGENTS: Mapping[str, Program] = {
     "qwen": Program(("@qwen-code/qwen-code",), ("--yolo", "-p", TASK), piped=("--yolo",)),
     "cline": Program(("cline",), ("--yolo", TASK)),
     "pi": Program(("@earendil-works/pi-coding-agent@0.87.1",), ("-p", TASK), piped=("-p",)),
+    "continue": Program(("@continuedev/cli",), ("--auto", "-p", TASK)),  # Of stdin it reads no more than a pipe holds.
     "aider": Program(
         ("aider-chat",),
         (

@@ -195,7 +195,8 @@ async def ran(agent: str, url: str, *arguments: str, directory: Path, **variable
     command = [*TROUPER, "connect", agent, "--url", url, "--run", *arguments]
     outcome = await trio.run_process(command, env=environment, capture_stdout=True, capture_stderr=True, check=False)
     assert outcome.returncode == 0, outcome.stderr
-    return dict(json.loads(outcome.stdout.splitlines()[-1]))
+    *said, last = outcome.stdout.decode().splitlines()
+    return {**json.loads(last), "said": "\n".join(said)}
 
 
 CHANGED_BY_RUN = {"pi": ".pi/agent/models.json"}
@@ -209,7 +210,7 @@ async def test_run_starts_the_client_with_what_it_needs(agent: str, home: Path, 
     async with serving(api_key=(KEY,)) as served:
         url = f"http://127.0.0.1:{served.port}"
         client = await ran(agent, url, "--", "-p", "hello", directory=tmp_path / "bin", TROUPER_API_KEY=KEY)
-    given = json.dumps(client)
+    given = json.dumps({name: part for name, part in client.items() if name != "said"})
     files = files_in(home)
     assert client["arguments"][-2:] == ["-p", "hello"]
     assert url in given + "".join(files.values())
@@ -226,6 +227,26 @@ async def test_claude_code_gets_no_other_key(home: Path, tmp_path: Path) -> None
     assert "ANTHROPIC_API_KEY" not in client["environment"]
     [_, settings] = client["arguments"]
     assert json.loads(settings)["env"]["ANTHROPIC_AUTH_TOKEN"] == "none"
+
+
+async def test_litellm_gets_the_key_without_which_it_does_not_start(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LiteLLM wants one of its own clients, and refuses those that are easily guessed."""
+    install(tmp_path / "bin", "litellm")
+    monkeypatch.chdir(tmp_path)
+    async with serving() as served:
+        url = f"http://127.0.0.1:{served.port}"
+        made = [await ran("litellm", url, directory=tmp_path / "bin") for _ in range(2)]
+        own = await ran("litellm", url, directory=tmp_path / "bin", LITELLM_MASTER_KEY="sk-mine")
+        printed, written = await connect("litellm", url=url), await connect("litellm", "--write", url=url)
+    first, second = (client["environment"]["LITELLM_MASTER_KEY"] for client in made)
+    assert first.startswith("sk-") and len(first) >= 32 and first != second
+    assert f"LITELLM_MASTER_KEY={first}" in made[0]["said"], "who is to use it must know it"
+    assert own["environment"]["LITELLM_MASTER_KEY"] == "sk-mine" and "sk-" not in own["said"]
+    for outcome in (printed, written):
+        assert "LITELLM_MASTER_KEY" in outcome.stdout, "what is started without --run needs it, too"
+    assert "supports_reasoning: true" in printed.stdout, "else it refuses thinking before a server sees it"
 
 
 async def test_any_other_client_gets_variables(home: Path, tmp_path: Path) -> None:

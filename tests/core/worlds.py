@@ -22,7 +22,7 @@ from trouper.protocol.blocks import BlockData
 from trouper.protocol.health import DirectoryStats, MemoryStatus, SchedulerStats
 from trouper.protocol.kv import KvLayout, bank_level
 from trouper.protocol.model import LoadedModel
-from trouper.protocol.plans import PLANS_IN_FLIGHT, Plan, Stepped, ThinkingLimit
+from trouper.protocol.plans import PLANS_IN_FLIGHT, Breakers, Plan, Stepped, ThinkingLimit
 from trouper.protocol.problems import Problem
 from trouper.protocol.replies import Delta, Failed, Finished, Progress, Reply
 from trouper.protocol.requests import Generate, TokenPrompt
@@ -44,6 +44,7 @@ class RecordingClient:
     prompt: tuple[int, ...]
     max_tokens: int
     thinking: ThinkingLimit | None = None
+    breakers: Breakers | None = None
     aborted: bool = False
     tokens: list[int] = attrs.field(factory=list)
     terminal: list[Finished | Failed] = attrs.field(factory=list)

@@ -19,7 +19,7 @@ from trouper.engine.launched_step import Launched
 from trouper.engine.step import StepEngine
 from trouper.protocol.blocks import Tensors
 from trouper.protocol.grammar import Grammar
-from trouper.protocol.plans import Admit, Chunk, Plan, ProposerName, Restore, RowId, Stepped, ThinkingLimit
+from trouper.protocol.plans import Admit, Breakers, Chunk, Plan, ProposerName, Restore, RowId, Stepped, ThinkingLimit
 from trouper.protocol.replies import TokenLogprobs
 from trouper.protocol.sampling import Sampling
 
@@ -43,6 +43,8 @@ class Request:
     ends: tuple[int, ...] = ()
     thinking: ThinkingLimit | None = None
     drafts: bool = False
+    breakers: Breakers | None = None
+    processors: tuple[str, ...] = ()
     output_tokens: int = 0
     """The end of `prompt` that the row has sampled before; it resumes."""
 
@@ -208,6 +210,8 @@ def _admit(row: Row) -> Admit:
         request.ends,
         thinking=request.thinking,
         drafts=request.drafts,
+        breakers=request.breakers,
+        logits_processors=request.processors,
         num_output_tokens=request.output_tokens,
     )
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -14,7 +15,7 @@ from mlx import nn
 from mlx_lm.models.cache import make_prompt_cache
 from numpy.typing import NDArray
 
-from trouper.engine.sampling.gumbel_noise import gumbel, mixed_seeds, stream_keys
+from trouper.engine.sampling.gumbel_noise import gumbel, hashed, mixed_seeds, stream_keys
 from trouper.protocol.sampling import Sampling
 
 Floats = NDArray[np.float64]
@@ -24,7 +25,17 @@ MARGIN = 1e-3
 """A draw is certain when nothing within this of its logits changes it: rounding differs by 1e-4 at most."""
 
 
-def shaped(logits: Floats, sampling: Sampling, prompt: Sequence[int], answer: Sequence[int]) -> Floats:
+def never(_: Sequence[int]) -> bool:
+    return False
+
+
+def shaped(
+    logits: Floats,
+    sampling: Sampling,
+    prompt: Sequence[int],
+    answer: Sequence[int],
+    breaks: Callable[[Sequence[int]], bool] = never,
+) -> Floats:
     """Bias and penalties."""
     out = logits.copy()
     for token, bias in sampling.logit_bias:
@@ -34,7 +45,26 @@ def shaped(logits: Floats, sampling: Sampling, prompt: Sequence[int], answer: Se
         out[token] = out[token] / repetition if out[token] > 0 else out[token] * repetition
     for token, times in Counter(answer).items():
         out[token] -= sampling.presence_penalty + sampling.frequency_penalty * times
+    for token, length in repetitions([*prompt, *answer], sampling, breaks).items():
+        out[token] -= sampling.dry_multiplier * sampling.dry_base ** (length - sampling.dry_allowed_length)
     return out
+
+
+def repetitions(tokens: Sequence[int], sampling: Sampling, breaks: Callable[[Sequence[int]], bool]) -> dict[int, int]:
+    """DRY by its definition: the longest repetition that each token would continue. `breaks`: whether a breaker ends with tokens."""
+    if not sampling.dry:
+        return {}
+    last = sampling.dry_penalty_last_n
+    window = list(tokens[-last:] if last > 0 else tokens)
+    since = next((n for n in range(len(window)) if breaks(window[: len(window) - n])), len(window))
+    longest: dict[int, int] = {}
+    for end in range(1, len(window)):
+        length = 0
+        while length < min(end, since) and window[end - 1 - length] == window[-1 - length]:
+            length += 1
+        if length >= sampling.dry_allowed_length and not breaks(window[end : end + 1]):
+            longest[window[end]] = max(longest.get(window[end], 0), length)
+    return longest
 
 
 def softmax(values: Floats) -> Floats:
@@ -46,8 +76,40 @@ def descending_order(scaled: Floats) -> Ranks:
     return np.argsort(-scaled, kind="stable")
 
 
-def kept(scaled: Floats, sampling: Sampling, slack: float = 0.0, order: Ranks | None = None) -> Bools:
-    """Which tokens top_k, then top_p, then min_p keep. `slack` > 0 keeps what almost was, < 0 drops what almost was not.
+def typical(descending: Floats, keep: Bools, typical_p: float, slack: float) -> Bools:
+    """The tokens whose surprise is nearest to the entropy, until they weigh typical_p."""
+    weights = softmax(np.where(keep, descending, -np.inf))
+    logs = np.log(np.maximum(weights, 1e-300))
+    distance = np.where(keep, np.abs(-logs + (weights * logs).sum()), np.inf)
+    nearest = np.argsort(distance, kind="stable")
+    heavy = np.cumsum(weights[nearest]) - weights[nearest] < typical_p + slack
+    heavy[0] = True
+    farthest = distance[nearest[heavy]].max() + slack
+    return keep & (distance <= max(farthest, distance.min()))
+
+
+def without_top(descending: Floats, keep: Bools, threshold: float, slack: float) -> Bools:
+    """XTC: of the tokens that weigh `threshold` only the lightest is left."""
+    weights = softmax(np.where(keep, descending, -np.inf))
+    if slack and (np.abs(weights - threshold) < abs(slack) * threshold).any():
+        return np.full(len(keep), slack > 0)
+    above = np.flatnonzero(keep & (weights >= threshold))
+    left = keep.copy()
+    left[above[:-1]] = False
+    return left
+
+
+def coin(sampling: Sampling, position: int) -> bool:
+    """Whether XTC applies to a row's token at a position."""
+    keys = stream_keys(mixed_seeds([sampling.seed]), np.array([position], np.uint64))
+    bits = np.array(hashed(keys, mx.array([2**32 - 1], mx.uint32)), np.float64)[0, 0]
+    return bool((bits + 0.5) / 2**32 <= sampling.xtc_probability)
+
+
+def kept(
+    scaled: Floats, sampling: Sampling, slack: float = 0.0, order: Ranks | None = None, *, excludes: bool = False
+) -> Bools:
+    """Which tokens top_k, then typical_p, top_p, min_p and, if it applies, XTC keep. `slack` > 0 keeps what almost was, < 0 drops what almost was not.
     order: the tokens by `descending_order`, for callers that need it more than once; sorting takes longest."""
     order = descending_order(scaled) if order is None else order
     descending = scaled[order]
@@ -59,13 +121,18 @@ def kept(scaled: Floats, sampling: Sampling, slack: float = 0.0, order: Ranks | 
             keep = descending >= least - slack
         elif slack < 0:
             keep = descending > best_outside - slack
+    if sampling.typical_p < 1:
+        keep = typical(descending, keep, sampling.typical_p, slack)
     weights = softmax(np.where(keep, descending, -np.inf)) if keep.any() else np.zeros(len(scaled))
     before = np.cumsum(weights) - weights
+    first = int(np.argmax(keep))
     if sampling.top_p < 1:
         keep &= before < sampling.top_p + slack
     if sampling.min_p > 0:
-        keep &= descending >= descending[0] + np.log(sampling.min_p) - slack
-    keep[0] = True
+        keep &= descending >= descending[first] + np.log(sampling.min_p) - slack
+    keep[first] = True
+    if excludes:
+        keep = without_top(descending, keep, sampling.xtc_threshold, slack)
     mask = np.zeros(len(scaled), np.bool_)
     mask[order[keep]] = True
     return mask
@@ -84,10 +151,11 @@ def choose(logits: Floats, sampling: Sampling, position: int) -> tuple[int, bool
     scaled = logits / sampling.temperature
     scores = scaled + noise(sampling.seed, position, len(logits))
     order = descending_order(scaled)
-    chosen = int(np.argmax(np.where(kept(scaled, sampling, order=order), scores, -np.inf)))
-    loose = np.where(kept(scaled, sampling, 2 * MARGIN, order), scores, -np.inf)
+    keep = partial(kept, scaled, sampling, order=order, excludes=coin(sampling, position))
+    chosen = int(np.argmax(np.where(keep(), scores, -np.inf)))
+    loose = np.where(keep(2 * MARGIN), scores, -np.inf)
     gap = scores[chosen] - np.delete(loose, chosen).max()
-    return chosen, bool(gap > 2 * MARGIN and kept(scaled, sampling, -2 * MARGIN, order)[chosen])
+    return chosen, bool(gap > 2 * MARGIN and keep(-2 * MARGIN)[chosen])
 
 
 def prefilled(model: nn.Module, tokens: Sequence[int]) -> list[Any]:

@@ -42,6 +42,11 @@ def test_card(smollm: EvaluatedModel) -> None:
     assert smollm.tokenizer.eos_token_ids == {0, 2}
 
 
+def test_it_cannot_fill_in_the_middle(smollm: EvaluatedModel) -> None:
+    """SmolLM2 has StarCoder's tokens for files, but none for prefix, suffix and middle."""
+    assert "<file_sep>" in smollm.tokenizer.vocabulary and smollm.tokenizer.infill is None
+
+
 def test_the_tokenizer_is_the_models_own(smollm: EvaluatedModel) -> None:
     """Ids as the hub's tokenizer gives them: digits one by one, special tokens whole."""
     tokenizer = smollm.tokenizer

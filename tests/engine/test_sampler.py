@@ -47,6 +47,17 @@ FILTERS = {
     "top_p, min_p": Sampling(top_p=0.8, min_p=0.02),
     "all three": Sampling(top_k=40, top_p=0.9, min_p=0.03),
     "all three, large top_k": Sampling(top_k=100, top_p=0.95, min_p=0.001),
+    "typical_p": Sampling(typical_p=0.6),
+    "small typical_p": Sampling(typical_p=0.2),
+    "typical_p, top_k": Sampling(typical_p=0.8, top_k=30),
+    "typical_p, top_p, min_p": Sampling(typical_p=0.9, top_p=0.7, min_p=0.02),
+    "xtc": Sampling(xtc_probability=0.5, xtc_threshold=0.02),
+    "xtc, always": Sampling(xtc_probability=1.0, xtc_threshold=0.05),
+    "xtc, top_k, min_p": Sampling(xtc_probability=0.7, xtc_threshold=0.05, top_k=20, min_p=0.01),
+    "xtc beyond any weight": Sampling(xtc_probability=1.0, xtc_threshold=1.0),
+    "xtc, typical_p, large top_k, top_p": Sampling(
+        xtc_probability=0.4, xtc_threshold=0.02, typical_p=0.95, top_k=300, top_p=0.9
+    ),
     "hot": Sampling(temperature=3.0, top_k=50),
     "cold": Sampling(temperature=0.2, top_p=0.99),
     "freezing": Sampling(temperature=1e-4),

@@ -191,7 +191,7 @@ async def test_the_wishes_are_what_they_say(tiny: str) -> None:
     assert len(heard["echo"].prompt_logprobs) == len(heard["echo"].prompt) - 1
     assert heard["regex"].reason == heard["choice"].reason == heard["lark"].reason == "stop"
     async with running(tiny) as runtime:
-        for name in ("top_k", "top_p", "min_p", "logit_bias", "repetition_penalty"):
+        for name in ("top_k", "top_p", "min_p", "typical_p", "xtc", "dry", "logit_bias", "repetition_penalty"):
             plain = attrs.evolve(asked["temperature"].sampling, seed=asked[name].sampling.seed)
             [without] = await ask(runtime, attrs.evolve(asked[name], sampling=plain))
             assert without.tokens != heard[name].tokens, name
@@ -229,8 +229,8 @@ async def test_a_row_whose_grammar_gives_up_fails_alone(tmp_path: Path) -> None:
 
 
 SOME = (
-    "greedy", "top_k", "top_p", "min_p", "all penalties, greedy", "logit_bias", "schema", "regex", "lark", "tool", "stop",
-    "logprobs", "min_tokens and stops", "echo", "choice 0 of 3", "choice 1 of 3", "choice 2 of 3",
+    "greedy", "top_k", "top_p", "min_p", "typical_p", "xtc", "dry", "logit_bias", "schema", "regex", "lark", "tool", "stop",
+    "all penalties, greedy", "logprobs", "min_tokens and stops", "echo", "choice 0 of 3", "choice 1 of 3", "choice 2 of 3",
 )  # fmt: skip
 """Each step of the embedded model takes a tenth of a second, for one row or for all."""
 

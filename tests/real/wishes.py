@@ -85,6 +85,11 @@ def wishes(words: Tokenizer, prompts: Sequence[tuple[int, ...]], tokens: int) ->
     }  # fmt: skip
     choices = choices_of(ask(hot(24), logprobs=1), 3)
     every = plain | {f"choice {place} of 3": choice for place, choice in enumerate(choices)}
+    every |= {
+        "typical_p": ask(hot(50, typical_p=0.4)),
+        "xtc": ask(hot(51, xtc_probability=0.8, xtc_threshold=0.004)),
+        "dry": ask(hot(52, dry_multiplier=3.0, logit_bias=tuple((token, 20.0) for token in letters)), ignore_eos=True),
+    }
     own = {
         name: attrs.evolve(
             wish,

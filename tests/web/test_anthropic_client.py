@@ -665,3 +665,26 @@ async def test_a_thread_is_refused_in_the_words_after_which_the_client_repeats_w
         error = answer["error"]
         assert (status, error["details"]["error_code"]) == (400, "thread_unsupported_request")
         assert "thread" in error["message"]
+
+
+async def test_the_models_are_listed_for_this_client_too() -> None:
+    def check(client: anthropic.Anthropic) -> None:
+        [listed] = client.models.list()
+        assert (listed.id, listed.type, listed.lifecycle) == (listed.display_name, "model", "active")
+        assert listed.created_at.tzinfo is not None
+        assert (listed.max_input_tokens, listed.max_tokens) == (100, 100)
+        assert client.models.retrieve(listed.id) == listed
+        assert [model.id for model in client.models.list(limit=1)] == [listed.id]
+
+    async with serving(FakeEngine(), {"max_kv_size": 100}) as served:
+        await using(served, check)
+
+
+async def test_the_async_client_lists_models_page_by_page() -> None:
+    async def pages(url: str) -> list[str]:
+        async with anthropic.AsyncAnthropic(base_url=url, api_key="-", _strict_response_validation=True) as client:
+            return [model.id async for model in client.models.list(limit=1)]
+
+    async with serving(FakeEngine()) as served:
+        url = served.base_url.removesuffix("/v1")
+        assert len(await trio.to_thread.run_sync(lambda: asyncio.run(pages(url)))) == 1

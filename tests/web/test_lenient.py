@@ -38,8 +38,8 @@ CLASSES: dict[str, type[Body]] = {
     "/v1/embeddings": embeddings.EmbeddingRequest,
 }
 SENT = (
-    "usage", "provider", "cache_prompt", "keep_alive", "xtc_probability", "xtc_threshold", "typical_p", "mirostat",
-    "mirostat_tau", "mirostat_eta", "tfs_z", "dry_multiplier", "repeat_last_n", "num_ctx", "num_gpu", "id_slot", "n_keep",
+    "usage", "provider", "cache_prompt", "keep_alive", "top_n_sigma", "dynatemp_range", "mirostat",
+    "mirostat_tau", "mirostat_eta", "tfs_z", "repeat_last_n", "num_ctx", "num_gpu", "id_slot", "n_keep",
     "transforms", "models", "route", "plugins", "session_id", "include_reasoning", "samplers", "guided_decoding_backend",
     "mm_processor_kwargs", "request_id", "rid", "return_tokens_as_token_ids", "timings_per_token", "draft_model", "ttl",
     "made_up",
@@ -128,9 +128,9 @@ async def test_strict_refuses_the_same() -> None:
 async def test_a_stream_names_it_before_its_first_event() -> None:
     async with serving(FakeEngine()) as served:
         for path in (CHAT, TEXT, RESPONSES, MESSAGES):
-            body = LEAST[path] | {"stream": True, "made_up": 1, "typical_p": 0.5}
+            body = LEAST[path] | {"stream": True, "made_up": 1, "mirostat": 2}
             status, headers, answer = await exchange(served, post(path, body))
-            assert (status, headers[HEADER]) == (200, "made_up, typical_p")
+            assert (status, headers[HEADER]) == (200, "made_up, mirostat")
             assert headers["content-type"].startswith("text/event-stream") and b"data: " in answer
 
 

@@ -87,7 +87,8 @@ async def test_what_nobody_meant_says_where_the_api_is() -> None:
     async with serving(FakeEngine()) as served:
         for path, expected in (("/api/chat", "Ollama"), ("/v1", "/v1 as their base URL"), ("/nothing", "base URL")):
             status, _, body = await exchange(served, get(path))
-            message = json.loads(body)["error"]["message"]
+            error = json.loads(body)["error"]
+            message = error if isinstance(error, str) else error["message"]
             assert status == 404 and expected in message and "http://localhost/v1" in message, message
 
 
@@ -104,3 +105,16 @@ async def test_the_official_client_with_a_wrong_base_url(base: str) -> None:
                 return answer.object
 
         assert await trio.to_thread.run_sync(use) == "chat.completion"
+
+
+async def test_ollamas_clients_can_show_what_is_said() -> None:
+    """They take `error` for a text; an object in its place is shown as "[object Object]"."""
+    async with serving(FakeEngine(), api_key=("a-key",)) as served:
+        for headers, status, said in (
+            ("Authorization: Bearer a-key\r\n", 404, "Ollama's own API is not served"),
+            ("", 401, "API key"),
+        ):
+            for path in ("/api/tags", "/api/tags/"):
+                answered, _, body = await exchange(served, get(path, headers))
+                assert answered == status
+                assert said in json.loads(body)["error"]

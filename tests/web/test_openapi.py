@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from tests.fakes import FakeEngine
+from tests.fakes import FakeEngine, Ranking
 from tests.web.serving import Served, ask, exchange, get, post, serving
 from trouper.web.http.openapi import BEYOND_SCHEMA
 
@@ -70,7 +70,7 @@ async def test_every_schema_is_one_and_every_reference_leads_somewhere() -> None
 
 async def test_each_example_is_valid_and_answered_as_described() -> None:
     """Whole, and where it can be streamed each event too."""
-    async with serving(FakeEngine()) as served:
+    async with serving(FakeEngine(tokenizer=Ranking())) as served:
         document = await described(served)
         seen = 0
         for method, path, operation in operations(document):
@@ -260,3 +260,18 @@ async def test_the_page_needs_no_other_host() -> None:
     assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert "default-src 'none'" in headers["content-security-policy"]
     assert b"openapi.json" in body and b"://" not in body
+
+
+async def test_what_the_model_alone_refuses_is_named_as_beyond_the_schema() -> None:
+    """No schema knows whether there is a draft model, or how many tokens a text has."""
+    bodies: dict[str, dict[str, Any]] = {
+        "speculation_not_supported": {"prompt": "x", "speculation": "draft_model"},
+        "context_length_exceeded": {"prompt": "x" * 50},
+        "empty_prompt": {"prompt": ""},
+        "invalid_token": {"prompt": [2**30]},
+    }
+    async with serving(FakeEngine(), {"max_kv_size": 40}) as served:
+        for code, body in bodies.items():
+            status, answer = await ask(served, body, "/v1/completions")
+            assert (status, answer["error"]["code"]) == (400, code)
+            assert code in BEYOND_SCHEMA

@@ -190,3 +190,24 @@ def test_answers_as_clients_send_them_back() -> None:
 def test_a_strict_reading_knows_no_other_servers() -> None:
     for name, value in {"n_predict": 3, "enable_thinking": True, "options": {}, "reasoning": {}}.items():
         assert fault(lambda name=name, value=value: parse_chat({"messages": SAID, name: value}))[0] == name
+
+
+FURTHER: Json = {
+    "typical_p": 0.5, "xtc_probability": 0.25, "xtc_threshold": 0.2, "dry_multiplier": 0.75, "dry_base": 2,
+    "dry_allowed_length": 3, "dry_penalty_last_n": 64, "dry_sequence_breakers": ["\n", "User:", "\n"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [*READERS, "messages"])
+@pytest.mark.parametrize("given", [FURTHER, {"options": FURTHER}], ids=["named", "Ollama's options"])
+def test_llama_cpps_samplers(kind: str, given: Json) -> None:
+    if kind == "messages":
+        body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, **given}
+        sampling = messages_to_generate(parse_messages(body, ReadPast()), "id", None).sampling
+    else:
+        generate, ignored = READERS[kind](given)
+        sampling = generate.sampling
+        assert ignored == [] and not READERS[kind]({})[0].sampling.dry
+    read = {name: getattr(sampling, name) for name in FURTHER}
+    assert read == FURTHER | {"dry_sequence_breakers": ("\n", "User:")}
+    assert sampling.dry

@@ -148,3 +148,19 @@ def test_stream_options_need_a_stream() -> None:
         "stream_options",
         "invalid_combination",
     )
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"typical_p": 0}, "typical_p"),
+        ({"xtc_probability": 1.1}, "xtc_probability"),
+        ({"dry_base": 0.5}, "dry_base"),
+        ({"dry_allowed_length": 0}, "dry_allowed_length"),
+        ({"dry_penalty_last_n": -2}, "dry_penalty_last_n"),
+        ({"dry_sequence_breakers": [""]}, "dry_sequence_breakers.0"),
+        ({"dry_sequence_breakers": ["a"] * 17}, "dry_sequence_breakers"),
+    ],
+)
+def test_samplers_out_of_bounds_are_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    assert fault(lambda: completion(**fields))[0] == param

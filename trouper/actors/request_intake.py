@@ -1,6 +1,6 @@
 """The RequestIntake actor. It waits on requests from the edge, and owns validation against the model, tokenizing and the compiling of grammars.
 
-Short requests are prepared at once, in the order of arrival. Longer ones (a long text, any grammar) are prepared on worker threads and
+Short requests are prepared at once, in the order of arrival. Longer ones (a long text, any grammar, DRY's breakers) are prepared on worker threads and
 may be overtaken, so that nobody waits for another client's long prompt. There are two lanes of threads, so that a tenth of a second of
 work never waits for ten seconds of it.
 """
@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import attrs
 import trio
 
-from trouper.actors.runtime.prompt_tokenizing import check_text, is_short, max_prompt_tokens_of, tokens_of
+from trouper.actors.runtime.prompt_tokenizing import check_text, infill_text, is_short, max_prompt_tokens_of, tokens_of
 from trouper.actors.runtime.submission import Submission
 from trouper.actors.runtime.worker_lanes import Lane, Lanes
 from trouper.actors.scheduling.crash_cause import cause_of
@@ -21,7 +21,7 @@ from trouper.protocol.grammar import MAX_SOURCE, Grammar
 from trouper.protocol.model import LoadedModel, Tokenizer
 from trouper.protocol.plans import ThinkingLimit
 from trouper.protocol.problems import DRAINING, Problem, RequestFailed, bad_request, queue_full
-from trouper.protocol.requests import ChatPrompt, Generate, TextPrompt
+from trouper.protocol.requests import ChatPrompt, Generate, InfillPrompt, TextPrompt
 from trouper.protocol.settings import Settings
 
 log = logging.getLogger("trouper.intake")
@@ -117,9 +117,12 @@ def _give_up(submission: Submission, crash: BaseException) -> None:
 def lane_of(request: Generate) -> Lane | None:
     """Lane in which a request is prepared; None: at once, on the event loop."""
     prompt, grammar = request.prompt, request.grammar
-    if grammar is None and is_short(prompt):
+    if grammar is None and is_short(prompt) and not request.sampling.dry:
         return None
-    short_text = is_short(prompt) or (isinstance(prompt, TextPrompt) and len(prompt.text) <= LONG_LANE)
+    short_text = is_short(prompt) or (
+        (isinstance(prompt, TextPrompt) and len(prompt.text) <= LONG_LANE)
+        or (isinstance(prompt, InfillPrompt) and len(infill_text(prompt)) <= LONG_LANE)
+    )
     return "quick" if short_text and (grammar is None or len(grammar.source) <= LONG_GRAMMAR) else "slow"
 
 
@@ -133,13 +136,30 @@ def prepare(submission: Submission, model: LoadedModel, settings: Settings) -> S
     check_tokens(request, prompt, model.card.vocab_size)
     compiled = compiled_grammar(request.grammar, tokenizer, settings.grammar_timeout_s)
     limit = thinking_limit(request, prompt, tokenizer)
-    return attrs.evolve(submission, prompt=prompt, max_tokens=max_tokens, thinking=limit, compiled_grammar=compiled)
+    breakers = tokenizer.breakers(request.sampling.dry_sequence_breakers) if request.sampling.dry else None
+    if isinstance(request.prompt, InfillPrompt) and tokenizer.infill is not None and not request.ignore_eos:
+        request = attrs.evolve(request, stop_token_ids=(*request.stop_token_ids, *tokenizer.infill.ends))
+    return attrs.evolve(
+        submission,
+        request=request,
+        prompt=prompt,
+        max_tokens=max_tokens,
+        thinking=limit,
+        compiled_grammar=compiled,
+        breakers=breakers,
+    )
 
 
 def check_model(request: Generate, model: LoadedModel) -> None:
     """Check that the model supports the request. Raises `RequestFailed` (400)."""
     if request.embed and model.card.embedding is None:
         raise bad_request("this model gives no embeddings", "model", "embeddings_not_supported")
+    if unknown := sorted(set(request.logits_processors) - set(model.card.logits_processors)):
+        raise bad_request(
+            f"logits processor {unknown[0]!r} is unknown: give it to run_runtime",
+            "logits_processors",
+            "unknown_logits_processor",
+        )
     if request.speculation in ("ngram", "draft_model", "mtp") and model.card.no_drafts:
         raise bad_request(
             f"speculation cannot be {request.speculation}: rows of this model draft nothing ({model.card.no_drafts}); leave it out",
@@ -192,9 +212,13 @@ def check_tokens(request: Generate, prompt: tuple[int, ...], vocab_size: int) ->
         raise bad_request(
             f"out of vocabulary: token ids must be between 0 and {vocab_size - 1}", "prompt", "invalid_token"
         )
-    for token, _ in request.sampling.logit_bias:
-        if not 0 <= token < vocab_size:
-            raise bad_request(f"token {token} is not between 0 and {vocab_size - 1}", "logit_bias", "invalid_token")
+    for param, tokens in (
+        ("logit_bias", tuple(token for token, _ in request.sampling.logit_bias)),
+        ("logprob_tokens", request.logprob_tokens),
+    ):
+        for token in tokens:
+            if not 0 <= token < vocab_size:
+                raise bad_request(f"token {token} is not between 0 and {vocab_size - 1}", param, "invalid_token")
 
 
 def room(request: Generate, prompt_tokens: int, context_length: int, settings: Settings) -> int:

@@ -22,10 +22,12 @@ from trouper.engine.loading.model_loading import EvaluatedModel, load
 from trouper.engine.platform import device
 from trouper.engine.platform.blas_threads import BlasThreads
 from trouper.engine.platform.read_ahead import ReadAhead
+from trouper.engine.sampling.logits_processors import NO_PROCESSORS
 from trouper.engine.spec_decode.prompt_lookup import Drafting
 from trouper.engine.step import StepEngine
 from trouper.engine.warm_up import warm_up
 from trouper.protocol.loading import LoadWatch, nobody_watches
+from trouper.protocol.logits_processor import Processors
 from trouper.protocol.model import LoadedModel, MemoryStats
 from trouper.protocol.plans import Plan, Stepped
 from trouper.protocol.ranks import Joined
@@ -56,9 +58,11 @@ class MlxEngine:
     one after another; an exception in a job is raised in its caller and does not end the thread.
     """
 
-    def __init__(self, settings: Settings, watch: LoadWatch = nobody_watches) -> None:
-        """`watch` is called on the engine's thread."""
-        self._settings, self._watch = settings, watch
+    def __init__(
+        self, settings: Settings, watch: LoadWatch = nobody_watches, processors: Processors = NO_PROCESSORS
+    ) -> None:
+        """`watch` and `processors`, logits processors by name, are called on the engine's thread."""
+        self._settings, self._watch, self._processors = settings, watch, dict(processors)
         self._jobs, self._inbox = trio.open_memory_channel[Job](0)
         self._loaded: EvaluatedModel | None = None
         self._group = rank_group.ALONE
@@ -92,7 +96,7 @@ class MlxEngine:
         """Load the model on the engine's thread, and compile its kernels where the device needs that. Raises
         `ModelUnusable`."""
         self._loaded = await self._on_thread(lambda: load(self._settings, log.info, self._watch, self._group))
-        card = self._loaded.card
+        card = attrs.evolve(self._loaded.card, logits_processors=tuple(sorted(self._processors)))
         if device.prepares_shapes():
             card = attrs.evolve(card, drafts_by_default=False, chunk_step=CHUNK_STEP)
         weights = f"{card.dtype}, {card.weights_bytes / 1e6:.0f} MB"
@@ -182,7 +186,7 @@ class MlxEngine:
         return StepEngine(
             loaded.model, loaded.card.vocab_size, loaded.kv, grammars, self._group, drafting=drafting,
             capabilities=loaded.card.capabilities, draft_model=None if loaded.draft is None else loaded.draft.model,
-            head=loaded.head,
+            head=loaded.head, processors=self._processors,
         )  # fmt: skip
 
     def _answer(self, engine: StepEngine, plans: Waiting, results: trio.MemorySendChannel[Stepped]) -> None:

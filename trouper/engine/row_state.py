@@ -11,9 +11,11 @@ from trouper.engine.grammars.grammar_compiler import Grammars
 from trouper.engine.grammars.token_masks import Constraint
 from trouper.engine.kv.region import Ints
 from trouper.engine.pooling import Pool
+from trouper.engine.sampling.dry import Repetitions
 from trouper.engine.sampling.penalties import History
 from trouper.engine.sampling.thinking_budget import ThinkingRule
-from trouper.protocol.plans import Admit
+from trouper.engine.sampling.token_rows import RowTokens
+from trouper.protocol.plans import Admit, Breakers
 from trouper.protocol.sampling import Sampling
 
 RowConstraint: TypeAlias = Constraint | ThinkingRule
@@ -28,10 +30,16 @@ class RowState:
     """Tokens to prefill: the prompt, and for a row that resumes the tokens that it had sampled."""
     sampling: Sampling
     logprobs: int | None
+    logprob_tokens: tuple[int, ...] = ()
     prefilled: int = 0
     drawn: int = 0
     """Number of sampled tokens: the position that keys the next draw."""
     history: History | None = None
+    repetitions: Repetitions | None = None
+    processors: tuple[str, ...] = ()
+    """Names of the row's logits processors."""
+    tokens: RowTokens | None = None
+    """Tokens of a row with logits processors."""
     constraint: RowConstraint | None = None
     min_tokens: int = 0
     ends: tuple[int, ...] = ()
@@ -46,6 +54,9 @@ def admitted(admit: Admit, vocabulary: int, grammars: Grammars | None) -> RowSta
     prompt = np.frombuffer(admit.prompt, "<i4")
     given, output = np.split(prompt, [len(prompt) - admit.num_output_tokens])
     history = History(given, vocabulary, output) if admit.sampling.penalized else None
+    repetitions = None
+    if admit.sampling.dry:
+        repetitions = Repetitions.of(prompt, admit.sampling, admit.breakers or Breakers(), vocabulary)
     constraint = _constraint(admit, vocabulary, grammars)
     if constraint is not None:
         for token in output.tolist():
@@ -53,7 +64,8 @@ def admitted(admit: Admit, vocabulary: int, grammars: Grammars | None) -> RowSta
     return RowState(
         prompt, admit.sampling, admit.logprobs, drawn=admit.num_output_tokens, history=history, constraint=constraint,
         min_tokens=admit.min_tokens, ends=admit.ends, prompt_logprobs=admit.prompt_logprobs,
-        pool=Pool(admit.embed) if admit.embed else None,
+        logprob_tokens=admit.logprob_tokens, pool=Pool(admit.embed) if admit.embed else None, repetitions=repetitions, processors=admit.logits_processors,
+        tokens=RowTokens.of(prompt) if admit.logits_processors else None,
     )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from trouper.engine.kv.slot_rows import SlotRows
 from trouper.engine.launched_step import Launched
 from trouper.engine.prefill import run_chunks
 from trouper.engine.row_state import RowConstraint, RowState, admitted
+from trouper.engine.sampling.logits_processors import NO_PROCESSORS
 from trouper.engine.sampling.logprobs import KeptMask, PendingLogprobs
 from trouper.engine.sampling.sampling_batch import SamplingBatch
 from trouper.engine.spec_decode.draft_proposals import DraftProposals
@@ -30,6 +31,7 @@ from trouper.engine.spec_decode.mtp_head import MtpHead
 from trouper.engine.spec_decode.prompt_lookup import DRAFTING, Drafting
 from trouper.engine.spec_decode.verification_spans import Spans, indices
 from trouper.protocol.capabilities import Capabilities
+from trouper.protocol.logits_processor import Processors
 from trouper.protocol.plans import Admit, Plan, RowId, Stepped
 from trouper.protocol.ranks import Digest, compare
 
@@ -50,9 +52,10 @@ class StepEngine:
         capabilities: Capabilities | None = None,
         draft_model: nn.Module | None = None,
         head: MtpHead | None = None,
+        processors: Processors = NO_PROCESSORS,
     ) -> None:
-        """`shapes` None: chosen for the device. `capabilities` None: guessed from the model's caches. `draft_model` and `head`
-        draft for the model's rows; all their layers have full slots."""
+        """`shapes` None: chosen for the device. `capabilities` None: guessed from the model's caches. `draft_model` and `head` draft
+        for the model's rows; all their layers have full slots. `processors`: logits processors by name."""
         self.shapes = shapes or of_device()
         self._rows, self.capabilities = rows_for(
             model, kv, drafting.slack, self.shapes, capabilities, draft=draft_model, head=head
@@ -60,16 +63,15 @@ class StepEngine:
         self._blocks = BlockStore(self._rows) if isinstance(self._rows, SlotRows) else None
         self._vocabulary, self._grammars = vocabulary, grammars
         self._state: dict[RowId, RowState] = {}
-        self._sampling = SamplingBatch(vocabulary, group, self._state)
+        self._sampling = SamplingBatch(vocabulary, group, self._state, processors)
         self._constraints: dict[RowId, RowConstraint] = {}
         """Grammar or thinking budget of each row whose next token one restricts."""
         self._proposals = DraftProposals.of(drafting, self._rows, group.agree)
+        self._last_read = 0.0
         self._fresh: dict[RowId, int] = {}
         """Last prompt token of each row that decodes for the first time."""
-        self._last_read = 0.0
         self.starting: Callable[[], None] | None = None
-        """Called in a launch after the graph of the next tokens is built and before it is sent to the device. The callback may
-        `collect` the previous step."""
+        """Called in a launch between building the graph and sending it to the device. It may `collect` the previous step."""
         self._unread: Launched | None = None
         """The last launched step, unless its tokens were read."""
         self._digests = Digests(self._rows, self._blocks)
@@ -289,8 +291,7 @@ class StepEngine:
         return tuple(failed)
 
     def lengths(self) -> dict[RowId, int]:
-        """Tokens in each row's KV, for checks."""
-        return self._rows.lengths()
+        return self._rows.lengths()  # Tokens in each row's KV, for checks.
 
     @property
     def nbytes(self) -> int:

@@ -11,11 +11,27 @@ import trio
 from trouper.protocol.capabilities import EVERYTHING, UNCHECKED, Capabilities, SelfCheck
 from trouper.protocol.grammar import Grammar
 from trouper.protocol.kv import KvLayout
-from trouper.protocol.plans import Plan, Pooling, Stepped
+from trouper.protocol.plans import Breakers, Plan, Pooling, Stepped
 from trouper.protocol.ranks import Joined
 
 NO_HEAD = "its checkpoint has none"
 """Why most models have no MTP head."""
+
+
+@attrs.frozen(kw_only=True)
+class InfillTokens:
+    """Tokens of a vocabulary to fill in the middle."""
+
+    prefix: int
+    suffix: int
+    middle: int | None
+    """Token before the answer; None: the suffix comes first, and the answer goes on behind the prefix."""
+    file: int | None = None
+    """Token before another file; None: there is none."""
+    repository: int | None = None
+    """Token before the name of the repository; None: there is none."""
+    ends: tuple[int, ...] = ()
+    """Tokens that end the answer."""
 
 
 class Tokenizer(Protocol):
@@ -54,6 +70,13 @@ class Tokenizer(Protocol):
 
     def marker_tokens(self, marker: str) -> tuple[int, ...]:
         """Tokens of a reasoning marker, as the model writes it."""
+
+    @property
+    def infill(self) -> InfillTokens | None:
+        """Tokens to fill in the middle; None if the vocabulary has none."""
+
+    def breakers(self, breakers: tuple[str, ...]) -> Breakers:
+        """Find the tokens of DRY's sequence breakers. For any thread. Raises `RequestFailed` (400) if they have too many."""
 
     @property
     def tool_parser(self) -> str | None:
@@ -117,6 +140,8 @@ class ModelCard:
     """Multiple of tokens at which chunks of a prompt end where they can, since the device prepares each new length."""
     drafts_by_default: bool = True
     """Whether rows draft by prompt lookup where the request and the settings do not say."""
+    logits_processors: tuple[str, ...] = ()
+    """Names of the embedding program's logits processors."""
     draft_model: str | None = None
     """Name of the draft model, as --draft-model says it; None: there is none."""
     no_mtp: str = NO_HEAD

@@ -84,6 +84,16 @@ class ThinkingLimit:
 
 
 @attrs.frozen
+class Breakers:
+    """Sequence breakers of DRY as tokens."""
+
+    tokens: bytes = b""
+    """Tokens that contain one, as little-endian int32."""
+    sequences: tuple[tuple[int, ...], ...] = ()
+    """Tokens over which one is spread; the first may begin before it."""
+
+
+@attrs.frozen
 class Admit:
     """A row enters the engine, for the first time or again. `prompt` is little-endian int32 bytes, the cheap way to carry
     many tokens. A row that has left the engine and resumes brings its output tokens as the end of `prompt`."""
@@ -106,6 +116,12 @@ class Admit:
     drafts: bool = False
     """Whether the row may draft by prompt lookup, in which case the engine indexes the n-grams of its prompt and output. A draft
     model and a head need no announcement."""
+    logprob_tokens: tuple[int, ...] = ()
+    """Tokens whose log-probabilities are returned in place of those of the most likely ones. Only with `logprobs`."""
+    breakers: Breakers | None = None
+    """Sequence breakers of a row with DRY."""
+    logits_processors: tuple[str, ...] = ()
+    """Names of the embedding program's functions that change the row's logits, in order."""
     num_output_tokens: int = 0
     """Trailing tokens of `prompt` that the row has sampled already. They count as output wherever prompt and output are
     distinguished: the position that keys the next draw, penalties, `min_tokens`, the grammar, the thinking limit."""

@@ -40,7 +40,17 @@ class ChatPrompt:
     """Types of those parts of the messages that the model cannot read, such as images; a placeholder stands for each."""
 
 
-Prompt = TextPrompt | TokenPrompt | ChatPrompt
+@attrs.frozen
+class InfillPrompt:
+    """A gap to fill between a prefix (text, or token ids) and a suffix, for models that were trained to."""
+
+    prefix: str | tuple[int, ...]
+    suffix: str
+    extra: tuple[tuple[str, str], ...] = ()
+    """Other files: name and text of each."""
+
+
+Prompt = TextPrompt | TokenPrompt | ChatPrompt | InfillPrompt
 
 
 @attrs.frozen(kw_only=True)
@@ -80,6 +90,8 @@ class Generate:
     embed: bool = False
     """Whether to return the prompt as a vector, `Answer.embedding`, instead of an answer. `max_tokens` is 1 then."""
     logprobs: int | None = None
+    logprob_tokens: tuple[int, ...] = ()
+    """Token ids whose log-probabilities come at each position, in place of those of the most likely; with `logprobs`."""
     prompt_logprobs: int | None = None
     """Log-probabilities, as with `logprobs`, for each token of the prompt but the first. The whole prompt is then computed,
     whatever is cached."""
@@ -87,6 +99,8 @@ class Generate:
     """Maximum number of reasoning tokens. No effect with a grammar, which leaves no room for reasoning."""
     speculation: Speculation | None = None
     """Speculation for this request; None: as in the settings. It changes the duration of an answer, never its tokens."""
+    logits_processors: tuple[str, ...] = ()
+    """Names of the embedding program's logits processors that change the row's logits, in order."""
     cache_salt: str = ""
     """Salt of the prefix cache. Prompts share cached blocks only with prompts of the same salt."""
     priority: int = 0

@@ -28,7 +28,7 @@ from trouper.web.anthropic.routes import Anthropic
 from trouper.web.http.body_parsing import too_large
 from trouper.web.http.cors import Cors
 from trouper.web.http.endpoints import Endpoint
-from trouper.web.http.meant_paths import meant_path, not_found
+from trouper.web.http.meant_paths import is_ollama, meant_path, not_found
 from trouper.web.http.pages import Pages
 from trouper.web.live.site import Site
 from trouper.web.metrics.collector import Metrics
@@ -40,6 +40,7 @@ from trouper.web.observability.replica_info import Replica
 from trouper.web.observability.request_log import RequestLog, RequestObserver
 from trouper.web.openai.answer_schemas import COMPONENTS as OPENAI
 from trouper.web.openai.errors import error_response, http_problem
+from trouper.web.openai.rerank_routes import Reranking
 from trouper.web.openai.routes import OpenAi
 from trouper.web.responses import schemas as response_schemas
 from trouper.web.responses.routes import Responses
@@ -118,7 +119,10 @@ def create_app(
     service = Service(models, settings, background, request_log, keys)
     app.delivery = service.delivery
     service.ignored, service.malformed_calls = metrics.ignored, metrics.malformed_calls
-    edge, dialects = HttpEdge(service, keys, metrics), (OpenAi(service), Responses(service), Anthropic(service))
+    edge, dialects = (
+        HttpEdge(service, keys, metrics),
+        (OpenAi(service), Reranking(service), Responses(service), Anthropic(service)),
+    )
     app.before_request(edge.let_in)
     app.after_request(edge.sign)
     app.register_error_handler(HTTPException, edge.http_error)
@@ -170,7 +174,7 @@ class HttpEdge:
         """Format a refusal in the dialect of the path."""
         if is_anthropic(request.path):
             return error_response(problem, anthropic_error(problem, self._service.request_id))
-        return error_response(problem)
+        return error_response(problem, {"error": problem.message} if is_ollama(request.path) else None)
 
     async def sign(self, response: Response) -> Response:
         path = request.url_rule.rule if request.url_rule is not None else ""

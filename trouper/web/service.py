@@ -38,7 +38,7 @@ from trouper.web.output.output_parser import OutputParser
 from trouper.web.output.tool_calls import Tools
 from trouper.web.streaming.response_streams import EventStream, collect_all, is_long
 from trouper.web.streaming.step_delivery import StepDelivery
-from trouper.web.tool_support import ToolSupport, can_call_tools
+from trouper.web.tool_support import ToolSupport
 
 log = logging.getLogger("trouper.web")
 MAX_HEADER_CHARS = 512
@@ -66,16 +66,6 @@ def context_of(runtime: Runtime) -> int:
     """Maximum number of tokens of one sequence."""
     context_length = runtime.model.context_length
     return min(context_length, runtime.settings.max_kv_size or context_length)
-
-
-def listed_body(listed: ModelEntry) -> dict[str, Any]:
-    """Format a model for GET /v1/models. Fields that are unknown before the model is loaded are left out."""
-    body: dict[str, Any] = {"id": listed.names[0], "object": "model", "created": 0, "owned_by": "trouper"}
-    if listed.runtime is not None:
-        card = listed.runtime.model
-        body |= {"created": card.created, "max_model_len": context_of(listed.runtime)}
-        body |= {"tool_calls": can_call_tools(listed.runtime.tokenizer)}
-    return body | {"loaded": listed.state == "ready"}
 
 
 class Service(CurrentRequest):

@@ -47,7 +47,9 @@ async function run(model, streamed) {
   const order = (calls) => calls.map((call) => JSON.stringify(call)).sort();
   assert.deepEqual(order(called), order(CALLS));
   for (const part of ["All done: ", "Oslo=3", "Rome=0", "noted"]) assert.ok(text.includes(part), text);
-  assert.deepEqual(steps.map((step) => step.finishReason), ["tool-calls", "tool-calls", "stop"]);
+  const reasons = steps.map((step) => step.finishReason); // Some formats have one call in an answer.
+  assert.equal(reasons.pop(), "stop");
+  assert.deepEqual([...new Set(reasons)], ["tool-calls"]);
   const ids = steps.flatMap((step) => step.toolCalls.map((call) => call.toolCallId));
   assert.equal(new Set(ids).size, 3);
   assert.ok(usage.inputTokens > 20 && usage.outputTokens > 5, JSON.stringify(usage));

@@ -52,7 +52,7 @@ async def run(kind, streamed):
             result = await Runner.run(agent, loop.QUESTION)
     tools.check(result.final_output)
     usage = result.context_wrapper.usage
-    assert usage.requests == 3, usage
+    assert usage.requests in (3, 4), usage  # Some formats have one call in an answer.
     loop.check_usage(usage.input_tokens, usage.output_tokens, usage.total_tokens)
     calls = [item.raw_item for item in result.new_items if item.type == "tool_call_item"]
     loop.check_ids([call.call_id for call in calls])

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 
+from trouper.actors.runtime.infill_prompt import infill_of
 from trouper.protocol.model import ModelCard, Tokenizer
 from trouper.protocol.problems import RequestFailed, bad_request
-from trouper.protocol.requests import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from trouper.protocol.requests import ChatPrompt, InfillPrompt, Prompt, TextPrompt, TokenPrompt
 from trouper.protocol.settings import Settings
 
 LONG_TEXT = 20_000
@@ -41,6 +42,8 @@ def is_short(prompt: Prompt) -> bool:
             return True
         case TextPrompt(text=text):
             return len(text) <= LONG_TEXT
+        case InfillPrompt():
+            return len(infill_text(prompt)) <= LONG_TEXT
         case ChatPrompt(messages=messages, template_kwargs=kwargs):
             size = 0
             for value in islice(_leaves((messages, kwargs)), LONG_TEXT):
@@ -62,6 +65,10 @@ def tokens_of(prompt: Prompt, tokenizer: Tokenizer, max_tokens: int, check: Chec
             check_text(text, "prompt")
             check(text, tokenizer, max_tokens, "prompt")
             return tokenizer.encode(text)
+        case InfillPrompt():
+            check_text((prompt.prefix, prompt.suffix, prompt.extra), "suffix")
+            check(infill_text(prompt), tokenizer, max_tokens, "prompt")
+            return infill_of(prompt, tokenizer)
         case ChatPrompt(messages=messages, template_kwargs=kwargs):
             if not tokenizer.has_chat_template:
                 raise bad_request(
@@ -83,6 +90,12 @@ def check_length(text: str, tokenizer: Tokenizer, max_tokens: int, param: str) -
         found = len(tokenizer.encode(text[:probed]))
         if found > max_tokens * PROBE_MARGIN + 8:
             raise _too_long(f"the first {probed} of {len(text)} characters are {found} tokens", max_tokens, param)
+
+
+def infill_text(prompt: InfillPrompt) -> str:
+    """All text of the prompt."""
+    prefix = "" if isinstance(prompt.prefix, tuple) else prompt.prefix
+    return "".join((prefix, prompt.suffix, *(part for file in prompt.extra for part in file)))
 
 
 def check_characters(text: str, tokenizer: Tokenizer, max_tokens: int, param: str) -> None:

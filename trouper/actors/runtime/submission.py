@@ -7,7 +7,7 @@ from collections.abc import Callable
 import attrs
 import trio
 
-from trouper.protocol.plans import ThinkingLimit
+from trouper.protocol.plans import Breakers, ThinkingLimit
 from trouper.protocol.problems import Problem
 from trouper.protocol.replies import REPLIES_BEYOND_TOKENS, Accepted, Delta, Failed, Progress, Reply
 from trouper.protocol.requests import Generate
@@ -37,6 +37,8 @@ class Submission:
     max_tokens: int = 0
     """Maximum number of output tokens: what was requested, as far as the context has room."""
     thinking: ThinkingLimit | None = None
+    breakers: Breakers | None = None
+    """Sequence breakers of DRY."""
     compiled_grammar: object = None
     """Keeps the compiled grammar available to the engine."""
     progress: Watch[Progress] = attrs.field(factory=lambda: Watch(Progress()))

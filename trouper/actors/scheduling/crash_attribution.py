@@ -258,7 +258,8 @@ def digests(client: PreparedRequest, tokens: bytes) -> tuple[Content, bytes]:
     request, sampling = client.request, client.request.sampling
     kinds = (
         sampling.greedy, sampling.top_p < 1, sampling.top_k > 0, sampling.min_p > 0, sampling.penalized,
-        bool(sampling.logit_bias), request.logprobs, request.prompt_logprobs, request.embed, request.grammar,
+        sampling.typical_p < 1, sampling.xtc_probability > 0, sampling.dry, request.logits_processors,
+        bool(sampling.logit_bias), request.logprobs, request.logprob_tokens, request.prompt_logprobs, request.embed, request.grammar,
         request.min_tokens > 0, client.thinking is not None,
     )  # fmt: skip
     digest = blake2b(tokens, digest_size=16)

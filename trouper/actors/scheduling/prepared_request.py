@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from trouper.protocol.plans import ThinkingLimit
+from trouper.protocol.plans import Breakers, ThinkingLimit
 from trouper.protocol.problems import Problem
 from trouper.protocol.replies import Progress, Reply
 from trouper.protocol.requests import Generate
@@ -27,6 +27,10 @@ class PreparedRequest(Protocol):
 
     @property
     def thinking(self) -> ThinkingLimit | None: ...
+
+    @property
+    def breakers(self) -> Breakers | None:
+        """Sequence breakers of DRY."""
 
     @property
     def aborted(self) -> bool:

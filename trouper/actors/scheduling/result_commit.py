@@ -63,7 +63,7 @@ class ResultCommit:
                 self._finish_embedding(rows[row], vector, now)
         for row, reason in stepped.failed:
             if row in rows:
-                self._fail(rows[row], grammar_failed(rows[row].request, reason))
+                self._fail(rows[row], row_failed(rows[row].request, reason))
 
     def tokens(self, stepped: Stepped, now: float) -> int:
         """Commit tokens; returns their number. A row that ended while the step was in flight, or with an earlier token of it, gets
@@ -119,8 +119,10 @@ class ResultCommit:
         self.counters.add(requests_errored=1)
 
 
-def grammar_failed(request: Generate, reason: str) -> Problem:
-    """The grammar of a row, or its thinking, cannot be followed beyond a point of its answer."""
+def row_failed(request: Generate, reason: str) -> Problem:
+    """The grammar of a row cannot be followed beyond a point of its answer, or a logits processor failed."""
+    if request.grammar is None and request.logits_processors:
+        return Problem(500, reason, "server_error", "logits_processors", "logits_processor_failed")
     param = None if request.grammar is None else request.grammar.param
     message = f"{param} cannot be followed any further: {reason.strip()}; make it simpler" if param else reason
     return Problem(400, message, "invalid_request_error", param, "grammar_failed")

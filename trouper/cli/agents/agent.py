@@ -88,6 +88,8 @@ class Setup:
     notes: tuple[str, ...] = ()
     exports: Mapping[str, str | Secret] = attrs.field(factory=dict)
     """Variables that must be set whenever the client is started, also with the files written."""
+    keys_of_its_own: tuple[str, ...] = ()
+    """Variables of the keys that the client wants of its own clients, as a proxy does. `--run` makes those that are not set."""
 
 
 @attrs.frozen(kw_only=True)

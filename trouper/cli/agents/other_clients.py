@@ -9,6 +9,8 @@ from trouper.cli.agents.config_files import ConfigFile
 from trouper.cli.agents.config_formats import JSON, YAML
 from trouper.cli.agents.merging import KEY_VARIABLE, Default, Entries, Secret
 
+LITELLM_KEY = "LITELLM_MASTER_KEY"
+
 
 def _continue(served: ServedModel) -> Setup:
     entry = {
@@ -94,6 +96,7 @@ def _litellm(served: ServedModel) -> Setup:
             "max_input_tokens": served.context - served.output,
             "max_output_tokens": served.output,
             "supports_function_calling": True,
+            "supports_reasoning": True,  # Else LiteLLM itself refuses requests with thinking, whatever the model does.
         },
     }
     settings = {"model_list": Entries(("model_name",), (entry,))}
@@ -105,7 +108,12 @@ def _litellm(served: ServedModel) -> Setup:
         arguments=("--config", str(run_file.path("litellm"))),
         variables=key,
         exports=key,
-        notes=("The file is written here; start the proxy by: litellm --config litellm_config.yaml",),
+        keys_of_its_own=(LITELLM_KEY,),
+        notes=(
+            "The file is written here; start the proxy by: litellm --config litellm_config.yaml",
+            f"It starts only with a key for its own clients: set {LITELLM_KEY} to a long random one, as sk-$(uuidgen).",
+            "--run makes one if it is not set, and prints it.",
+        ),
     )
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NoReturn
 
 import click
@@ -115,6 +116,9 @@ def _remind(setup: Setup) -> None:
         if name not in os.environ:
             shown = "the server's key" if isinstance(value, Secret) else value
             click.echo(f"set {name} where the client starts: {shown}")
+    for name in setup.keys_of_its_own:
+        if not os.environ.get(name):
+            click.echo(f"set {name} where it starts: a long random key, which its own clients send")
 
 
 def _run(agent: Agent, setup: Setup, arguments: tuple[str, ...]) -> NoReturn:
@@ -128,8 +132,17 @@ def _run(agent: Agent, setup: Setup, arguments: tuple[str, ...]) -> NoReturn:
         _rewrite(agent, file)
     environment = {name: value for name, value in os.environ.items() if name not in setup.unset}
     environment |= {name: plain(value) for name, value in setup.variables.items()}
+    environment |= _new_keys(setup.keys_of_its_own)
     more = arguments if agent.program else tuple(own)
     os.execve(path, [program, *setup.arguments, *more], environment)  # noqa: S606 - the client that was named
+
+
+def _new_keys(names: Iterable[str]) -> dict[str, str]:
+    """Make the keys that are not set, and print them: whoever asks the client needs them."""
+    made = {name: f"sk-{secrets.token_urlsafe(24)}" for name in names if not os.environ.get(name)}
+    for name, key in made.items():
+        click.echo(f"{name}={key}    # made for this run; its clients send it")
+    return made
 
 
 def _rewrite(agent: Agent, file: RunFile) -> None:

@@ -17,13 +17,17 @@ from transformers import PreTrainedTokenizerFast
 
 from trouper import heap
 from trouper.engine.grammars.grammar_compiler import COMPILE_S, Grammars, TokenizerVocabulary
+from trouper.engine.loading.infill_detection import infill_tokens_of
 from trouper.engine.loading.message_adaptation import Message
 from trouper.engine.loading.output_format_detection import OutputFormat, detect, overridden
+from trouper.engine.loading.sequence_breakers import breakers_of
 from trouper.engine.loading.template_probe import TemplateReport, probe
 from trouper.engine.loading.token_bytes import TokenTable, token_table
 from trouper.engine.platform.error_text import first_line_of
 from trouper.protocol.grammar import Grammar
+from trouper.protocol.model import InfillTokens
 from trouper.protocol.output_formats import AUTO
+from trouper.protocol.plans import Breakers
 from trouper.protocol.problems import ModelUnusable, bad_request
 
 TEMPLATE_FAULTS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, RecursionError)
@@ -32,6 +36,8 @@ deeply for `tojson` RecursionError."""
 Config = Mapping[str, Any]
 LONG_TEXT = 20_000
 """Characters beyond which a text goes to the tokenizers library directly."""
+MAX_BREAKERS = 64
+"""Number of different sequence breakers that are kept as tokens: some 10 kB each."""
 HUGE_TEXT = 2**20
 """Characters beyond which the memory of the encoding is given back to the system."""
 ENCODE = PreTrainedTokenizerFast._encode_plus
@@ -57,6 +63,8 @@ class HubTokenizer:
     """Grammars of the tokenizer's model, once that is loaded."""
     template: TemplateReport = attrs.field(factory=TemplateReport)
     """How messages are changed for the chat template."""
+    _breakers: dict[tuple[str, ...], Breakers] = attrs.field(factory=dict, init=False)
+    """Sequence breakers that requests had."""
     output_format: OutputFormat = attrs.field(factory=OutputFormat)
     """How the model writes calls and reasoning."""
 
@@ -125,6 +133,18 @@ class HubTokenizer:
 
     def marker_tokens(self, marker: str) -> tuple[int, ...]:
         return tuple(self._wrapped.encode(marker, add_special_tokens=False))
+
+    @cached_property
+    def infill(self) -> InfillTokens | None:
+        return infill_tokens_of(self.vocabulary)
+
+    def breakers(self, breakers: tuple[str, ...]) -> Breakers:
+        found = self._breakers.get(breakers)
+        if found is None:
+            found = breakers_of(breakers, self._bytes, partial(self._wrapped.encode, add_special_tokens=False))
+            if len(self._breakers) < MAX_BREAKERS:
+                self._breakers[breakers] = found
+        return found
 
     @property
     def calling(self) -> tuple[str, str] | None:

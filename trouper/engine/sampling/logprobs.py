@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import attrs
@@ -14,6 +14,7 @@ from trouper.engine.sampling.sampler import top_candidates
 from trouper.protocol.plans import RowId
 from trouper.protocol.replies import TokenLogprobs
 
+NONE: Mapping[RowId, tuple[int, ...]] = {}
 KeptMask = NDArray[np.bool_]
 
 
@@ -28,25 +29,41 @@ class PendingLogprobs:
     tokens: mx.array
     top_ids: mx.array
     top: mx.array
+    named: tuple[tuple[int, ...], ...] = ()
+    """Tokens that the request of each row names, whose values are returned in place of those of the most likely."""
+    named_values: mx.array | None = None
+    """(n, m): their values; None if no row names any."""
 
     def arrays(self) -> list[mx.array]:
         """Return the lazy arrays, to evaluate them with the step."""
-        return [self.sampled, self.tokens, self.top_ids, self.top]
+        named = [] if self.named_values is None else [self.named_values]
+        return [self.sampled, self.tokens, self.top_ids, self.top, *named]
 
     def read(self, kept: KeptMask | None = None) -> tuple[tuple[RowId, TokenLogprobs], ...]:
         """Return the values. Waits for the device. `kept`: mask of the logits' rows whose values are returned; None: all."""
         sampled, tokens = cast(list[float], self.sampled.tolist()), cast(list[int], self.tokens.tolist())
         ids, values = cast(list[list[int]], self.top_ids.tolist()), cast(list[list[float]], self.top.tolist())
+        if self.named_values is not None:
+            of_named = cast(list[list[float]], self.named_values.tolist())
+            for i, own in enumerate(self.named):
+                if own:
+                    ids[i], values[i] = list(own), of_named[i][: len(own)]
+        counts = [len(own) or k for own, k in zip(self.named or ((),) * len(self.rows), self.top_counts, strict=True)]
         return tuple(
             (row, TokenLogprobs(tokens[i], sampled[i], tuple(zip(ids[i][:k], values[i][:k], strict=True))))
-            for i, (row, k) in enumerate(zip(self.rows, self.top_counts, strict=True))
+            for i, (row, k) in enumerate(zip(self.rows, counts, strict=True))
             if kept is None or kept[self.indices[i]]
         )
 
 
-def logprobs_of(logits: mx.array, tokens: mx.array, rows: Sequence[tuple[int, RowId, int]]) -> PendingLogprobs | None:
+def logprobs_of(
+    logits: mx.array,
+    tokens: mx.array,
+    rows: Sequence[tuple[int, RowId, int]],
+    named: Mapping[RowId, tuple[int, ...]] = NONE,
+) -> PendingLogprobs | None:
     """Compute log-probabilities from the raw logits (n, V), before bias, penalties and temperature. `rows`: (index into the
-    logits, row id, number of most likely tokens)."""
+    logits, row id, number of most likely tokens); `named`: tokens that rows name in place of the most likely."""
     if not rows:
         return None
     indices = mx.array([index for index, _, _ in rows])
@@ -54,6 +71,13 @@ def logprobs_of(logits: mx.array, tokens: mx.array, rows: Sequence[tuple[int, Ro
     total = mx.logsumexp(chosen, axis=-1, keepdims=True)
     taken = tokens[indices]
     ids, values = top_candidates(chosen)
+    named_values = None
+    if named:
+        of_rows = tuple(named.get(row, ()) for _, row, _ in rows)
+        padded = np.zeros((len(rows), max(map(len, of_rows))), np.int32)
+        for i, own in enumerate(of_rows):
+            padded[i, : len(own)] = own
+        named_values = mx.take_along_axis(chosen, mx.array(padded), axis=-1) - total
     return PendingLogprobs(
         indices=tuple(index for index, _, _ in rows),
         rows=tuple(row for _, row, _ in rows),
@@ -62,4 +86,6 @@ def logprobs_of(logits: mx.array, tokens: mx.array, rows: Sequence[tuple[int, Ro
         tokens=taken,
         top_ids=ids,
         top=values - total,
+        named=of_rows if named else (),
+        named_values=named_values,
     )

@@ -6,8 +6,10 @@ Rows are split into groups by the work they need, once for each change of the se
 - narrow (1 <= top_k <= 64): the 64 best by two-stage selection, then top_k, top_p, min_p among them. Exact: the 64 best
   tokens lie in the 64 groups with the best maxima.
 - wide: the whole vocabulary; sorted only where top_p or a large top_k needs the order.
+- filtered: rows with typical_p or XTC; the 64 best where top_k is as narrow, else the sorted vocabulary.
 
-Order of the filters as in Hugging Face transformers and vLLM: bias, penalties, temperature, top_k, top_p, min_p.
+Order of the filters: bias, penalties, DRY, temperature, top_k, typical_p, top_p, min_p, XTC. The temperature comes first as in
+Hugging Face transformers and vLLM, the filters follow each other as in llama.cpp.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trouper.engine.sampling.gumbel_noise import gumbel, mixed_seeds, stream_keys
+from trouper.engine.sampling.truncation import coins, typical, weights_of, without_top_choices
 from trouper.protocol.sampling import Sampling
 
 Drawn = np.ndarray[tuple[int], np.dtype[np.uint64]]
@@ -66,6 +69,9 @@ class Columns:
     top_k: mx.array
     top_p: mx.array
     min_p: mx.array
+    typical_p: mx.array
+    xtc_probability: mx.array
+    xtc_threshold: mx.array
 
     @classmethod
     def of(cls, rows: Sequence[Sampling], vocabulary: int) -> Columns:
@@ -75,15 +81,18 @@ class Columns:
             return mx.array(values, dtype)[:, None]
 
         return cls(
-            column([row.temperature for row in rows], mx.float32),
-            column([row.top_k or vocabulary for row in rows], mx.int32),
-            column([row.top_p for row in rows], mx.float32),
-            column([np.log(max(row.min_p, 1e-30)) for row in rows], mx.float32),
+            temperature=column([row.temperature for row in rows], mx.float32),
+            top_k=column([row.top_k or vocabulary for row in rows], mx.int32),
+            top_p=column([row.top_p for row in rows], mx.float32),
+            min_p=column([np.log(max(row.min_p, 1e-30)) for row in rows], mx.float32),
+            typical_p=column([row.typical_p for row in rows], mx.float32),
+            xtc_probability=column([row.xtc_probability for row in rows], mx.float32),
+            xtc_threshold=column([row.xtc_threshold for row in rows], mx.float32),
         )
 
     def spread(self, indices: mx.array) -> Columns:
         """Return the columns of the rows at `indices`, which may repeat."""
-        return Columns(self.temperature[indices], self.top_k[indices], self.top_p[indices], self.min_p[indices])
+        return Columns(*(getattr(self, field.name)[indices] for field in attrs.fields(Columns)))
 
 
 def choose_narrow(logits: mx.array, columns: Columns, keys: mx.array) -> mx.array:
@@ -118,6 +127,30 @@ def _nucleus_floor(scaled: mx.array, columns: Columns) -> mx.array:
     return mx.take_along_axis(descending, mx.maximum(kept, 1) - 1, axis=-1)
 
 
+def choose_filtered(logits: mx.array, columns: Columns, keys: mx.array, *, narrow: bool) -> mx.array:
+    """Sample logits (n, V) to tokens (n,) uint32 through all filters; `narrow`: all rows have 1 <= top_k <= CANDIDATES."""
+    ids, values = top_candidates(logits) if narrow else _descending(logits)
+    scaled = values / columns.temperature
+    keep = mx.broadcast_to(mx.arange(ids.shape[1]) < columns.top_k, scaled.shape)
+    keep = typical(weights_of(scaled, keep), keep, columns.typical_p)
+    weights = weights_of(scaled, keep)
+    best = mx.where(keep, scaled, -mx.inf).max(axis=-1, keepdims=True)
+    # The best one left need not be the first: typical_p may have dropped those before it.
+    nucleus = (mx.cumsum(weights, axis=-1) - weights < columns.top_p) | (columns.top_p >= 1) | (scaled >= best)
+    keep = keep & nucleus & (scaled >= best + columns.min_p)
+    applies = coins(keys, columns.xtc_probability)
+    keep = without_top_choices(weights_of(scaled, keep), keep, columns.xtc_threshold, applies)
+    scores = mx.where(keep, scaled + gumbel(keys, ids), -mx.inf)
+    return mx.take_along_axis(ids, mx.argmax(scores, axis=-1, keepdims=True), axis=-1)[:, 0]
+
+
+def _descending(logits: mx.array) -> tuple[mx.array, mx.array]:
+    """Sort logits (n, V): ids (n, V) uint32 and values (n, V) float32, best first."""
+    values = logits.astype(mx.float32)
+    ids = mx.argsort(-values, axis=-1)
+    return ids.astype(mx.uint32), mx.take_along_axis(values, ids, axis=-1)
+
+
 Choose = Callable[[mx.array, Columns, mx.array], mx.array]
 
 
@@ -133,20 +166,22 @@ class SamplingGroup:
 
 def sampling_groups(rows: Sequence[Sampling], vocabulary: int) -> list[SamplingGroup]:
     """Partition rows by the function that samples them."""
-    kinds: dict[str, list[int]] = {"greedy": [], "narrow": [], "wide": [], "ordered": []}
+    kinds: dict[str, list[int]] = {}
     for index, row in enumerate(rows):
-        kinds[_kind(row)].append(index)
+        kinds.setdefault(_kind(row), []).append(index)
     return [
         SamplingGroup(np.array(indices), Columns.of([rows[index] for index in indices], vocabulary), _chooser(kind))
-        for kind, indices in kinds.items()
-        if indices
+        for kind, indices in sorted(kinds.items())
     ]
 
 
 def _kind(row: Sampling) -> str:
     if row.greedy:
         return "greedy"
-    if 1 <= row.top_k <= CANDIDATES:
+    narrow = 1 <= row.top_k <= CANDIDATES
+    if row.typical_p < 1 or row.xtc_probability > 0:
+        return "filtered narrow" if narrow else "filtered"
+    if narrow:
         return "narrow"
     return "ordered" if row.top_k > 0 or row.top_p < 1 else "wide"
 
@@ -157,6 +192,8 @@ def _chooser(kind: str) -> Choose:
             return lambda logits, _, __: mx.argmax(logits, axis=-1).astype(mx.uint32)
         case "narrow":
             return choose_narrow
+        case "filtered" | "filtered narrow":
+            return partial(choose_filtered, narrow=kind == "filtered narrow")
         case _:
             return partial(choose_wide, ordered=kind == "ordered")
 

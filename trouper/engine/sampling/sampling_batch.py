@@ -15,22 +15,32 @@ from trouper.engine.distributed.rank_group import RankGroup
 from trouper.engine.grammars.token_masks import Mask, masked
 from trouper.engine.kv.region import Ints
 from trouper.engine.row_state import RowConstraint, RowState
+from trouper.engine.sampling.dry import Dry
+from trouper.engine.sampling.logits_processors import NO_PROCESSORS, ProcessedRows
 from trouper.engine.sampling.logprobs import KeptMask, PendingLogprobs, logprobs_of
 from trouper.engine.sampling.penalties import Bias, MinTokens, Penalties
 from trouper.engine.sampling.sampler import BatchSampler
 from trouper.engine.spec_decode.verification_spans import Spans
+from trouper.protocol.logits_processor import Processors
 from trouper.protocol.plans import RowId
 
 
 class SamplingBatch:
-    """Sampling state of the decoding rows. `states`: the engine's state of each row."""
+    """Sampling state of the decoding rows. `states`: the engine's state of each row; `processors`: logits processors by name."""
 
-    def __init__(self, vocabulary: int, group: RankGroup, states: Mapping[RowId, RowState]) -> None:
+    def __init__(
+        self,
+        vocabulary: int,
+        group: RankGroup,
+        states: Mapping[RowId, RowState],
+        processors: Processors = NO_PROCESSORS,
+    ) -> None:
         self.members: tuple[RowId, ...] = ()
         """The decoding rows, in order."""
         self.failed: tuple[tuple[RowId, str], ...] = ()
-        """Members whose grammar failed in the last `sample`, with the reason."""
+        """Members whose grammar or logits processor failed in the last `sample`, with the reason."""
         self._vocabulary, self._group, self._states = vocabulary, group, states
+        self._processors = processors
         self._tokens: mx.array | None = None
         """The last sampled tokens; None until drafts are accepted or rejected."""
         self.drawn = np.zeros(0, np.uint64)
@@ -63,15 +73,23 @@ class SamplingBatch:
         self._constrained = [(index, state.constraint) for index, state in enumerate(states) if state.constraint]
         self._constrained_indices = mx.array([index for index, _ in self._constrained], mx.int32)
         self._penalties = Penalties(samplings, [state.history for state in states])
+        self._dry = Dry(samplings, [state.repetitions for state in states])
+        self._processed = ProcessedRows(
+            [state.processors for state in states], [state.tokens for state in states], self._processors
+        )
+        self._histories = (self._penalties, self._dry, self._processed)
         self.drawn = np.array([state.drawn for state in states], np.uint64)
         self._logprob_requests = [
             (index, rows[index], k) for index, state in enumerate(states) if (k := state.logprobs) is not None
         ]
+        self._logprob_tokens = {
+            row: state.logprob_tokens for row, state in zip(rows, states, strict=True) if state.logprob_tokens
+        }
 
     def _keep_states(self) -> None:
         """Write the arrays' state back to the rows, before the set of rows changes."""
-        if self.members:
-            self._penalties.unstack()
+        for history in self._histories if self.members else ():
+            history.unstack()
         for row, drawn in zip(self.members, self.drawn.tolist(), strict=True):
             if row in self._states:
                 self._states[row].drawn = drawn
@@ -85,21 +103,25 @@ class SamplingBatch:
     ) -> tuple[mx.array, PendingLogprobs | None]:
         """Sample tokens (n,) from logits (n, V), or one for each position of the spans; then a call of `accepted` must follow.
         `read_before` reads the previous step's tokens, which grammars need. `starting` is called after the graph is built."""
-        self.failed = ()
         drawn = self.drawn if spans is None else self.drawn[spans.owners] + spans.steps.astype(np.uint64)
-        shaped = self._min_tokens(self._penalties(self._bias(logits, spans), spans), drawn, spans)
+        shaped = self._bias(logits, spans)
+        for history in self._histories:
+            shaped = history(shaped, spans)
+        shaped = self._min_tokens(shaped, drawn, spans)
+        self.failed = tuple((self.members[index], fault) for index, fault in self._processed.faults)
         if self._constrained:
             mx.async_eval(logits)  # The device computes the logits while the masks are made from the previous tokens.
             read_before()
             shaped = self._follow_grammars(shaped, spans)
         tokens = self._group.agree(self._sampler(shaped, drawn, None if spans is None else spans.owners))
         self.drawn += np.uint64(1)
-        if spans is None:
-            self._penalties.count(tokens)
-        logprobs = logprobs_of(logits, tokens, self._logprob_requests if spans is None else self._logprobs_along(spans))
+        for history in self._histories if spans is None else ():
+            history.count(tokens)
+        requested = self._logprob_requests if spans is None else self._logprobs_along(spans)
+        logprobs = logprobs_of(logits, tokens, requested, self._logprob_tokens)
         if starting is not None:
             starting()
-        mx.async_eval(tokens, self._penalties.state(), logprobs.arrays() if logprobs else [])
+        mx.async_eval(tokens, self._history_arrays(), logprobs.arrays() if logprobs else [])
         self._tokens = tokens if spans is None else None
         return tokens, logprobs
 
@@ -107,8 +129,13 @@ class SamplingBatch:
         """Apply the result of a verification. sampled, kept: (positions,); accepted: (n,) number of accepted drafts of each row."""
         self.drawn += accepted.astype(np.uint64)
         self._tokens = mx.array(sampled[spans.starts + accepted].astype(np.uint32))
-        self._penalties.accepted(spans, sampled, kept)
-        mx.async_eval(self._penalties.state())
+        for history in self._histories:
+            history.accepted(spans, sampled, kept)
+        mx.async_eval(self._history_arrays())
+
+    def _history_arrays(self) -> list[mx.array]:
+        """Return the arrays that each step changes."""
+        return [array for history in self._histories for array in history.state()]
 
     def _logprobs_along(self, spans: Spans) -> list[tuple[int, RowId, int]]:
         starts, counts = spans.starts.tolist(), spans.counts.tolist()
@@ -125,7 +152,7 @@ class SamplingBatch:
             masks = [constraint.allowed(int(self.drawn[index])) for index, constraint in self._constrained]
         else:
             positions = self._masks_along(spans, masks)
-        self.failed = tuple(
+        self.failed += tuple(
             (self.members[index], constraint.fault) for index, constraint in self._constrained if constraint.fault
         )
         return masked(shaped, positions, np.stack(masks))

@@ -24,6 +24,7 @@ from trouper.web.http.leniency import Adapt, Skip
 from trouper.web.http.request_body import Body, Report, refuse, structure
 from trouper.web.http.request_schema import HARMLESS, Json, Refused
 from trouper.web.http.request_seed import drawn_seed
+from trouper.web.openai.further_sampling import FurtherSampling, with_further
 from trouper.web.openai.other_servers import NOT_SKIPPED, length_aliases, sampling_adapted, with_thinking
 from trouper.web.openai.parameters import MAX_STOPS
 from trouper.web.openai.response_format import schema_grammar
@@ -141,7 +142,7 @@ def _adapted(value: Json, skip: Skip) -> Json:
     return value
 
 
-class CountRequest(Body, kw_only=True, frozen=True):
+class CountRequest(FurtherSampling, kw_only=True, frozen=True):
     """A conversation whose tokens are counted. Only some of the fields change the count."""
 
     refused: ClassVar[Refused] = REFUSED
@@ -212,6 +213,17 @@ def parse_count(body: Json, report: Report = refuse) -> CountRequest:
     return structure(body, CountRequest, report)
 
 
+def _sampling(request: MessagesRequest, default_seed: int | None) -> Sampling:
+    sampling = Sampling(
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=min(request.top_k, 2**30),
+        min_p=request.min_p,
+        seed=drawn_seed(request.seed, default_seed),
+    )
+    return with_further(sampling, request)
+
+
 def messages_to_generate(request: MessagesRequest, request_id: str, default_seed: int | None) -> Generate:
     """Build the request for the runtime. Raises `RequestFailed` (400) naming the parameter."""
     if request.min_tokens > request.max_tokens:
@@ -219,13 +231,7 @@ def messages_to_generate(request: MessagesRequest, request_id: str, default_seed
     return Generate(
         request_id=request_id,
         prompt=prompt_of(request),
-        sampling=Sampling(
-            temperature=request.temperature,
-            top_p=request.top_p,
-            top_k=min(request.top_k, 2**30),
-            min_p=request.min_p,
-            seed=drawn_seed(request.seed, default_seed),
-        ),
+        sampling=_sampling(request, default_seed),
         # With max_tokens 0 only the prompt is to be computed; one token is generated after it, and not shown.
         max_tokens=request.max_tokens or 1,
         # Agents request as many tokens as the largest models can generate.

@@ -10,21 +10,24 @@ from __future__ import annotations
 import re
 
 ENDPOINTS = (
-    r"chat/completions|completions|embeddings|messages(?:/count_tokens)?|models(?:/.+)?"
+    r"chat/completions|completions|embeddings|rerank|score|messages(?:/count_tokens)?|models(?:/.+)?"
     r"|responses(?:/[^/]+(?:/(?:cancel|input_items))?)?|requests/[^/]+/cancel"
 )
 """Endpoints below /v1."""
 BASES = r"(?:/(?:v1|openai|anthropic|api(?=/v1/)))*"
 """What base URLs of other servers end with."""
 BELOW_V1 = re.compile(rf"{BASES}(?:/(?:chat/completions|completions|embeddings|messages)(?:/v1)?)?/({ENDPOINTS})")
-AT_ROOT = re.compile(r"(?:/v1)*(/(?:tokenize|detokenize|health|livez|readyz|metrics|server_info|openapi\.json|docs))")
-SGLANG = {
+AT_ROOT = re.compile(
+    r"(?:/v1)*(/(?:tokenize|detokenize|infill|health|livez|readyz|metrics|server_info|openapi\.json|docs))"
+)
+OTHERS = {
     "/health_generate": "/readyz",
     "/get_server_info": "/server_info",
     "/get_model_info": "/server_info",
     "/model_info": "/server_info",
+    "/v2/rerank": "/v1/rerank",
 }
-"""Probes of SGLang's routers and launchers. /readyz generates nothing, but says whether running requests make progress."""
+"""Probes of SGLang's routers and launchers, and where Cohere's newer clients rerank. /readyz generates nothing, but says whether running requests make progress."""
 SLASHES = re.compile("//+")
 OLLAMA = re.compile(
     r"/api/(?:chat|generate|tags|show|ps|version|embed|embeddings|pull|push|create|copy|delete|blobs/.*)"
@@ -34,8 +37,8 @@ OLLAMA = re.compile(
 def meant_path(path: str) -> str:
     """Return the path of the endpoint that was meant; any other path as it is."""
     squeezed = SLASHES.sub("/", path).rstrip("/")
-    if squeezed in SGLANG:
-        return SGLANG[squeezed]
+    if squeezed in OTHERS:
+        return OTHERS[squeezed]
     if match := AT_ROOT.fullmatch(squeezed):
         return match[1]
     if match := BELOW_V1.fullmatch(squeezed):
@@ -43,10 +46,15 @@ def meant_path(path: str) -> str:
     return path
 
 
+def is_ollama(path: str) -> bool:
+    """Whether the path is one of Ollama's own API, whose clients read errors in its format: `error` is a text."""
+    return OLLAMA.fullmatch(path.rstrip("/")) is not None
+
+
 def not_found(path: str, host_url: str) -> str:
     """Return the message for a path where nothing is: it says where the API is."""
     base = host_url.rstrip("/")
     missing = f"there is nothing at {path}"
-    if OLLAMA.fullmatch(path.rstrip("/")):
+    if is_ollama(path):
         return f"{missing}: Ollama's own API is not served; take the client's OpenAI-compatible provider with {base}/v1"
     return f"{missing}; OpenAI's clients take {base}/v1 as their base URL, Anthropic's {base}"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import attrs
 
 from trouper.web.http.endpoints import OPENAI_ERROR, Endpoint
-from trouper.web.http.request_schema import TEXT, Json, array, components_of, either, schema_of
+from trouper.web.http.request_schema import TEXT, Json, components_of, either, schema_of
 
 BEYOND_SCHEMA: Mapping[str, str] = {
     "invalid_combination": "parameters that contradict each other where no schema can say it: best_of below n, a named tool "
@@ -21,12 +21,16 @@ BEYOND_SCHEMA: Mapping[str, str] = {
     "empty_prompt": "a prompt that has no tokens",
     "tools_not_supported": "--strict: tools for a model that was not trained to call them",
     "reasoning_not_supported": "an effort of reasoning for a model that does not think",
+    "speculation_not_supported": "drafts for a model that cannot be given any, or by a draft model where there is none",
     "images_not_supported": "an image for a model that reads text only, on a server with --strict",
     "background_not_supported": "a response in the background from a server that keeps none",
     "response_ended": "cancelling a response that has ended",
     "previous_response_not_ended": "going on from a response that still runs",
     "previous_response_not_completed": "going on from a response that failed or was cancelled",
     "embeddings_not_supported": "an embedding by a model that gives none",
+    "infill_not_supported": "a suffix for a model that was not trained to fill in the middle",
+    "unequal_texts": "as many of one text as of the other are needed, unless there is one of the first",
+    "rerank_not_supported": "a rerank by a model without single tokens for yes and no",
     "no_chat_template": "messages for a model without a chat template",
 }
 """Codes of a 400 that a body may get although it follows the schema."""
@@ -180,12 +184,3 @@ def _error(endpoint: Endpoint, status: int) -> Json:
     # A refusal before the probe runs has OpenAI's error format, not the probe's.
     schema = OPENAI_ERROR if status == 403 and endpoint.request is None else endpoint.error
     return {"description": description, "content": {"application/json": {"schema": schema}}}
-
-
-def listing(items: Json) -> Json:
-    """Return the schema of OpenAI's lists."""
-    return {
-        "type": "object",
-        "properties": {"object": {"const": "list"}, "data": array(items)},
-        "required": ["object", "data"],
-    }

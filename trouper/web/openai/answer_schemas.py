@@ -126,10 +126,25 @@ MODEL_BODY = full(
         "created": COUNT,
         "owned_by": TEXT,
         "max_model_len": COUNT,
+        "max_input_tokens": COUNT,
+        "max_tokens": COUNT,
         "tool_calls": FLAG,
         "loaded": FLAG,
+        "type": {"const": "model"},
+        "display_name": TEXT,
+        "created_at": TEXT | {"format": "date-time"},
+        "lifecycle": {"const": "active"},
     },
-    optional=("max_model_len", "tool_calls"),
+    optional=("max_model_len", "max_input_tokens", "max_tokens", "tool_calls"),
+)
+MODELS = full(
+    {
+        "object": {"const": "list"},
+        "data": array(ref("ModelBody")),
+        "has_more": {"const": False},
+        "first_id": nullable(TEXT),
+        "last_id": nullable(TEXT),
+    }
 )
 CANCELLED = full({"id": TEXT, "object": {"const": "request.cancelled"}, "cancelled": FLAG})
 TOKENIZED = full({"count": COUNT, "max_model_len": COUNT, "tokens": TOKENS})

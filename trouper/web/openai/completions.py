@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 import attrs
 from msgspec import Meta
 
-from trouper.protocol.requests import Generate
+from trouper.protocol.requests import Generate, InfillPrompt, Prompt, TextPrompt, TokenPrompt
 from trouper.web.http.body_parsing import between, combination
 from trouper.web.http.field_types import HUGE, Count
 from trouper.web.http.leniency import Adapt, Skip
@@ -33,7 +33,8 @@ from trouper.web.output.dialect import Choice
 MAX_PROMPTS = 128
 DEFAULT_MAX_TOKENS = 16
 """Default of max_tokens, which is OpenAI's for this endpoint."""
-ALIASES = {**length_aliases("max_tokens", "max_output_tokens", "max_completion_tokens"), **SAMPLING, **STRUCTURES}
+LENGTH_ALIASES = length_aliases("max_tokens", "max_output_tokens", "max_completion_tokens")
+ALIASES = {**LENGTH_ALIASES, **SAMPLING, **STRUCTURES}
 
 
 def _adapted(value: Json, skip: Skip) -> Json:
@@ -42,12 +43,12 @@ def _adapted(value: Json, skip: Skip) -> Json:
 
 
 class CompletionRequest(Parameters, kw_only=True, frozen=True):
-    refused: ClassVar[Refused] = {**NOT_SUPPORTED, "suffix": ("",)}
+    refused: ClassVar[Refused] = NOT_SUPPORTED
     aliases: ClassVar[Mapping[str, str]] = ALIASES
     adapt: ClassVar[Adapt | None] = _adapted
     rules: ClassVar[tuple[Json, ...]] = (
         schemas.OPTIONS_NEED_A_STREAM,
-        schemas.NOTHING_NEEDS_ECHO,
+        *(schemas.nothing_needs_echo(name) for name in ("max_tokens", *LENGTH_ALIASES)),
         schemas.ONE_STRUCTURE,
     )
     prompt: Annotated[Prompts, prompts_meta(MAX_PROMPTS)]
@@ -55,6 +56,7 @@ class CompletionRequest(Parameters, kw_only=True, frozen=True):
     max_tokens: Annotated[Count, Meta(extra={"schema": either(LENGTH, {"const": 0})})] | None = DEFAULT_MAX_TOKENS
     best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     echo: bool = False
+    suffix: str | None = None
 
     @property
     def candidates(self) -> int:
@@ -71,7 +73,7 @@ def completion_to_generate(
 ) -> tuple[Generate, ...]:
     """Build a request for each candidate of each prompt. Each prompt has a seed of its own unless one was given,
     because the same prompt twice asks for two answers. Raises `RequestFailed` (400) naming the parameter."""
-    prompts = prompts_of(request.prompt, "prompt", MAX_PROMPTS)
+    prompts = [_gap(prompt, request.suffix) for prompt in prompts_of(request.prompt, "prompt", MAX_PROMPTS)]
     _check_candidates(request, len(prompts))
     generates = (
         Generate(
@@ -93,6 +95,14 @@ def completion_to_generate(
         for index, prompt in enumerate(prompts)
     )
     return tuple(choice for generate in generates for choice in choices_of(generate, request.candidates))
+
+
+def _gap(prompt: Prompt, suffix: str | None) -> Prompt:
+    """Return the prompt with the gap between it and a suffix."""
+    if not suffix:
+        return prompt
+    assert isinstance(prompt, TextPrompt | TokenPrompt)
+    return InfillPrompt(prompt.text if isinstance(prompt, TextPrompt) else prompt.tokens, suffix)
 
 
 def _max_tokens(request: CompletionRequest) -> int | None:

@@ -23,7 +23,8 @@ BUDGETS = {
 }
 OPTIONS = frozenset({
     "temperature", "top_p", "top_k", "min_p", "seed", "stop", "num_predict", "repeat_penalty", "presence_penalty",
-    "frequency_penalty", "num_ctx",
+    "frequency_penalty", "num_ctx", "typical_p", "xtc_probability", "xtc_threshold", "dry_multiplier", "dry_base",
+    "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers",
 })  # fmt: skip
 """What is read of Ollama's `options`."""
 NOT_SKIPPED = frozenset({

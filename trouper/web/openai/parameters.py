@@ -16,6 +16,7 @@ from trouper.web.http.field_types import HUGE, Count, Filled, Length, Model, Pri
 from trouper.web.http.request_body import Body
 from trouper.web.http.request_schema import HARMLESS, TOKEN_KEY, Refused, described
 from trouper.web.http.request_seed import drawn_seed
+from trouper.web.openai.further_sampling import FurtherSampling, with_further
 from trouper.web.openai.other_servers import NOT_SKIPPED
 from trouper.web.openai.response_format import (
     Choices,
@@ -76,7 +77,7 @@ class StreamOptions(Body, kw_only=True, frozen=True):
     continuous_usage_stats: bool = False
 
 
-class SamplingParameters(Body, kw_only=True, frozen=True):
+class SamplingParameters(FurtherSampling, kw_only=True, frozen=True):
     """The parameters of every endpoint that generates."""
 
     essential: ClassVar[frozenset[str]] = NOT_SKIPPED
@@ -118,7 +119,7 @@ class Parameters(SamplingParameters, kw_only=True, frozen=True):
 
 def sampling_of(parameters: SamplingParameters, default_seed: int | None) -> Sampling:
     """Convert the sampling parameters. Raises `RequestFailed` (400) naming the parameter."""
-    return Sampling(
+    sampling = Sampling(
         temperature=parameters.temperature,
         top_p=parameters.top_p,
         top_k=min(max(parameters.top_k, 0), 2**30),
@@ -129,6 +130,7 @@ def sampling_of(parameters: SamplingParameters, default_seed: int | None) -> Sam
         logit_bias=biases(parameters.logit_bias),
         seed=drawn_seed(parameters.seed, default_seed),
     )
+    return with_further(sampling, parameters)
 
 
 def biases(value: Mapping[str, float] | None) -> tuple[tuple[int, float], ...]:

@@ -7,21 +7,21 @@ from functools import partial
 from quart import Response
 
 from trouper.actors.runtime.answer import Answer
-from trouper.protocol.requests import TextPrompt
+from trouper.protocol.requests import InfillPrompt, TextPrompt
 from trouper.web.http.body_parsing import called
 from trouper.web.http.endpoints import GENERATES, Endpoint
-from trouper.web.http.openapi import listing
 from trouper.web.http.request_schema import either, ref
-from trouper.web.openai import answer_schemas, chat_completions, completions, embeddings, tokenize
+from trouper.web.openai import answer_schemas, chat_completions, completions, embeddings, infill, tokenize
 from trouper.web.openai.chat_completions import chat_to_generate, parse_chat
 from trouper.web.openai.chat_dialect import ChatDialect
 from trouper.web.openai.completion_dialect import CompletionDialect
 from trouper.web.openai.completions import completion_to_generate, parse_completion, picked
 from trouper.web.openai.errors import error_response, http_problem
+from trouper.web.openai.model_listing import listed_body, listing_body
 from trouper.web.openai.openai_dialect import Envelope, Extras, token_text_of
 from trouper.web.openai.parameters import stream_options
 from trouper.web.openai.tokenize import parse_detokenize, parse_tokenize, prompt_of, text_of
-from trouper.web.service import Served, Service, as_json, context_of, listed_body, now
+from trouper.web.service import Served, Service, as_json, context_of, now
 from trouper.web.tool_support import without_tools
 
 
@@ -41,7 +41,13 @@ class OpenAi:
         )
 
     def endpoints(self) -> tuple[Endpoint, ...]:
-        return (*self._generating(), *self._embedding(), *self._about_models(), *self._about_tokens())
+        return (
+            *self._generating(),
+            *self._infilling(),
+            *self._embedding(),
+            *self._about_models(),
+            *self._about_tokens(),
+        )
 
     def _generating(self) -> tuple[Endpoint, ...]:
         endpoint = partial(Endpoint, tag="OpenAI", last_event="[DONE]", also=GENERATES)
@@ -70,6 +76,23 @@ class OpenAi:
             ),
         )
 
+    def _infilling(self) -> tuple[Endpoint, ...]:
+        return (
+            Endpoint(
+                tag="llama.cpp",
+                method="POST",
+                path="/infill",
+                handler=self.infill,
+                summary="Fill a gap in a text",
+                description="For models that were trained to fill in the middle, which their vocabulary says.",
+                request=infill.InfillRequest,
+                answer=infill.FILLED,
+                events=either(infill.FILLED_PART, infill.FILLED, ref("Error")),
+                also=GENERATES,
+                examples={"A function": {"input_prefix": "def add(a, b):\n", "input_suffix": "\n\nprint(add(1, 2))"}},
+            ),
+        )
+
     def _embedding(self) -> tuple[Endpoint, ...]:
         return (
             Endpoint(
@@ -94,7 +117,7 @@ class OpenAi:
                 path="/v1/models",
                 handler=self.models,
                 summary="The models that are served",
-                answer=listing(ref("ModelBody")),
+                answer=answer_schemas.MODELS,
             ),
             endpoint(
                 method="GET",
@@ -159,9 +182,12 @@ class OpenAi:
         def echo(index: int) -> str:
             first = index // parsed.n * parsed.candidates
             prompt = generates[first].prompt
+            tokenizer = served.runtime.tokenizer
+            if isinstance(prompt, InfillPrompt):
+                return prompt.prefix if isinstance(prompt.prefix, str) else token_text_of(prompt.prefix, tokenizer)
             if isinstance(prompt, TextPrompt):
                 return prompt.text
-            return token_text_of(answers[first].accepted.prompt_tokens, served.runtime.tokenizer)
+            return token_text_of(answers[first].accepted.prompt_tokens, tokenizer)
 
         dialect = CompletionDialect(
             self._envelope("cmpl-", served),
@@ -172,6 +198,15 @@ class OpenAi:
             pick=partial(picked, parsed),
         )
         return await self._service.respond(dialect, answers, stream=parsed.stream)
+
+    async def infill(self) -> Response:
+        parsed = await self._service.read(infill.parse_infill)
+        served = await self._service.served(parsed.model)
+        seed = served.runtime.settings.seed
+        generate = infill.infill_to_generate(parsed, self._service.request_id, seed)
+        with called({"suffix": "input_suffix", "prompt": "input_prefix"}):
+            answers = await self._service.submit(served, [generate], parsed.priority)
+        return await self._service.respond(infill.InfillDialect(served.name), answers, stream=parsed.stream)
 
     async def embeddings(self) -> Response:
         parsed = await self._service.read(embeddings.parse_embedding)
@@ -212,7 +247,7 @@ class OpenAi:
         return as_json({"id": request_id, "object": "request.cancelled", "cancelled": True})
 
     async def models(self) -> Response:
-        return as_json({"object": "list", "data": [listed_body(entry) for entry in self._service.models.entries()]})
+        return as_json(listing_body(self._service.models.entries()))
 
     async def model(self, model: str) -> Response:
         return as_json(listed_body(self._service.listed(model)))

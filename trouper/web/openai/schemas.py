@@ -22,11 +22,17 @@ TOP_NEEDS_LOGPROBS = needs("top_logprobs", {"type": "integer"}, "logprobs", {"co
 FORCED_NEEDS_TOOLS = needs(
     "tool_choice", either({"const": "required"}, OBJECT), "tools", {"type": "array", "minItems": 1}
 )
-NOTHING_NEEDS_ECHO = needs("max_tokens", {"const": 0}, "echo", {"const": True})
 CONTENT_OR_CALLS = either(
     {"required": ["content"], "properties": {"content": {"not": NULL}}},
     {"required": ["tool_calls"], "properties": {"tool_calls": {"type": "array", "minItems": 1}}},
 )
+
+
+def nothing_needs_echo(name: str) -> Json:
+    """Return the rule that a length of 0, by any of its names, needs the prompt to be shown."""
+    return needs(name, {"const": 0}, "echo", {"const": True})
+
+
 PROMPT_OR_MESSAGES: Json = {
     "anyOf": [
         {

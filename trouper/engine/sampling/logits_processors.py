@@ -1,0 +1,88 @@
+"""Logits processors of an embedding program: functions that change a row's logits before its next token is sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from trouper.engine.kv.region import Ints
+from trouper.engine.sampling.token_rows import RowTokens, TokenRows
+from trouper.engine.spec_decode.verification_spans import Spans, indices
+from trouper.protocol.logits_processor import Processors
+
+NO_PROCESSORS: Processors = {}
+Fault = tuple[int, str]
+"""(index of a row, why its processor failed)."""
+
+
+class ProcessedRows:
+    """The rows of one set whose requests name processors."""
+
+    def __init__(
+        self, rows: Sequence[Sequence[str]], tokens: Sequence[RowTokens | None], processors: Processors
+    ) -> None:
+        """rows: the names that each row's request has; tokens: the tokens of those that have any."""
+        kept = [(index, names, own) for index, (names, own) in enumerate(zip(rows, tokens, strict=True)) if own]
+        self._rows = np.array([index for index, _, _ in kept], np.int32)
+        self._names = [names for _, names, _ in kept]
+        self._processors = processors
+        self._tokens = TokenRows([own for _, _, own in kept]) if kept else None
+        self.faults: list[Fault] = []
+        """Rows whose processor failed in the last call, with the reason."""
+
+    def __call__(self, logits: mx.array, spans: Spans | None = None) -> mx.array:
+        """logits (n, V), or (positions, V) of the spans of n rows, each after the drafted tokens before it."""
+        self.faults = []
+        if self._tokens is None:
+            return logits
+        places, changed = [], []
+        for index, row in enumerate(self._rows.tolist()):
+            tokens = self._tokens.tokens[index, : int(self._tokens.lengths[index])]
+            drafts = [] if spans is None else spans.drafts_of(row)
+            start = row if spans is None else int(spans.starts[row])
+            for step in range(len(drafts) + 1):
+                before = mx.concatenate([tokens, mx.array(drafts[:step], mx.int32)]) if step else tokens
+                places.append(start + step)
+                changed.append(self._processed(index, before, logits[start + step][None]))
+        result = logits.astype(mx.float32)
+        result[mx.array(places)] = mx.concatenate(changed).astype(mx.float32)
+        return result
+
+    def _processed(self, index: int, tokens: mx.array, logits: mx.array) -> mx.array:
+        given = logits
+        for name in self._names[index]:
+            try:
+                logits = self._processors[name](tokens, logits)
+                if logits.shape != given.shape:
+                    raise ValueError(f"it returned {logits.shape} for logits of {given.shape}")
+            except Exception as error:  # noqa: BLE001 - an embedder's code: whatever it raises concerns its row alone
+                self.faults.append(
+                    (int(self._rows[index]), f"logits processor {name!r}: {type(error).__name__}: {error}")
+                )
+                return given
+        return logits
+
+    def count(self, tokens: mx.array) -> None:
+        """Count the step's lazy tokens, (n,) for all rows."""
+        if self._tokens is not None:
+            self._tokens.append(tokens[mx.array(self._rows)])
+
+    def accepted(self, spans: Spans, tokens: Ints, kept: NDArray[np.bool_]) -> None:
+        """Count the kept ones of the (positions,) tokens."""
+        for step in range(int(spans.counts[self._rows].max()) if self._tokens is not None else 0):
+            there = spans.counts[self._rows] > step
+            positions = spans.starts[self._rows] + np.where(there, step, 0)
+            assert self._tokens is not None
+            self._tokens.append(indices(tokens[positions]), there & kept[positions])
+
+    def unstack(self) -> None:
+        """Write the tokens back to their rows, before the set of rows changes."""
+        if self._tokens is not None:
+            self._tokens.unstack()
+
+    def state(self) -> list[mx.array]:
+        """Return the arrays that each step changes: the tokens, (k, W)."""
+        return [] if self._tokens is None else [self._tokens.tokens]

@@ -1,0 +1,82 @@
+"""Tokens of the rows whose sampling looks at them all, on the device: so a step can be built before its predecessor's tokens are read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+
+import attrs
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from trouper.engine.kv.region import Ints
+from trouper.engine.spec_decode.verification_spans import indices
+
+ABSENT = -1
+"""Where a row has no token yet."""
+GROWTH = 256
+"""Number of tokens by which the arrays grow."""
+
+
+@attrs.define(eq=False)
+class RowTokens:
+    """Prompt and output of one row: `tokens` (W,) int32, of which the first `length` are there and the others ABSENT."""
+
+    tokens: mx.array
+    length: int
+
+    @classmethod
+    def of(cls, tokens: Ints) -> RowTokens:
+        padded = np.full(capacity(len(tokens)), ABSENT, np.int32)
+        padded[: len(tokens)] = tokens
+        return cls(mx.array(padded), len(tokens))
+
+
+def capacity(length: int) -> int:
+    """Size of an array for `length` tokens and at least one more."""
+    return (length // GROWTH + 1) * GROWTH
+
+
+def widened(array: mx.array, width: int, fill: int) -> mx.array:
+    """Pad the last axis of an array to `width`, if it is shorter."""
+    missing = width - array.shape[-1]
+    if missing <= 0:
+        return array
+    return mx.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, missing)], constant_values=fill)
+
+
+class TokenRows:
+    """The tokens of k rows, stacked for the steps of one set of rows: `tokens` (k, W) int32, `lengths` (k,) on the host."""
+
+    def __init__(self, rows: Sequence[RowTokens]) -> None:
+        self._rows = rows
+        self.lengths: NDArray[np.int64] = np.array([row.length for row in rows], np.int64)
+        width = max(row.tokens.shape[0] for row in rows)
+        self.tokens = mx.stack([widened(row.tokens, width, ABSENT) for row in rows])
+        self._indices = mx.arange(len(rows))
+
+    @property
+    def width(self) -> int:
+        """Number of tokens for which there is room."""
+        return self.tokens.shape[1]
+
+    def append(self, tokens: mx.array, mask: NDArray[np.bool_] | None = None) -> None:
+        """Append a token to each row, tokens (k,), or to those of `mask` (k,)."""
+        if self.lengths.max() >= self.width:
+            self.tokens = widened(self.tokens, capacity(int(self.lengths.max())), ABSENT)
+        added = tokens.astype(mx.int32) - ABSENT
+        if mask is not None:
+            added = mx.where(mx.array(mask), added, 0)
+        places = np.minimum(self.lengths, self.width - 1)  # Of a row without a token to append, any.
+        self.tokens = self.tokens.at[self._indices, indices(places)].add(added)
+        self.lengths = self.lengths + (1 if mask is None else mask)
+
+    def copy(self) -> TokenRows:
+        """Return a copy, to append drafts to."""
+        return copy(self)
+
+    def unstack(self) -> None:
+        """Write the stacked tokens back to their rows."""
+        for index, row in enumerate(self._rows):
+            row.tokens, row.length = self.tokens[index], int(self.lengths[index])

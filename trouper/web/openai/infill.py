@@ -1,0 +1,139 @@
+"""POST /infill, as llama.cpp has it: the request, and its answer, complete and in chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+from msgspec import Meta
+
+from trouper.actors.runtime.answer import Answer
+from trouper.protocol.problems import Problem
+from trouper.protocol.replies import Delta, Finished
+from trouper.protocol.requests import Generate, InfillPrompt
+from trouper.web.http.field_types import HUGE, Text
+from trouper.web.http.leniency import Adapt, Skip
+from trouper.web.http.request_body import Body, Report, refuse, structure
+from trouper.web.http.request_schema import COUNT, FLAG, TEXT, Json, Refused, array, full
+from trouper.web.openai.errors import error_body
+from trouper.web.openai.other_servers import NOT_SKIPPED, SAMPLING, length_aliases, sampling_adapted
+from trouper.web.openai.parameters import SamplingParameters, min_tokens_of, sampling_of, stops_of
+from trouper.web.output.dialect import COMMENT, Choice, Usage, event, usage_of
+
+MAX_FILES = 1024
+ALIASES = {**length_aliases("max_tokens", "max_completion_tokens"), **SAMPLING}
+
+
+def _adapted(value: Json, skip: Skip) -> Json:
+    return sampling_adapted(value, ALIASES, ("max_tokens",), skip)
+
+
+class OtherFile(Body, frozen=True):
+    text: Text
+    filename: Text = "tmp"
+
+
+class InfillRequest(SamplingParameters, kw_only=True, frozen=True):
+    refused: ClassVar[Refused] = {"grammar": ("",), "json_schema": (), "n_probs": (0,)}
+    essential: ClassVar[frozenset[str]] = NOT_SKIPPED | frozenset(refused)
+    aliases: ClassVar[Mapping[str, str]] = ALIASES
+    adapt: ClassVar[Adapt | None] = _adapted
+    input_prefix: Text
+    input_suffix: Text
+    input_extra: Annotated[list[OtherFile], Meta(max_length=MAX_FILES)] | None = None
+    prompt: Text = ""
+    max_tokens: Annotated[int, Meta(ge=1, le=HUGE)] | None = None
+
+
+def parse_infill(body: Json, report: Report = refuse) -> InfillRequest:
+    return structure(body, InfillRequest, report)
+
+
+def infill_to_generate(request: InfillRequest, request_id: str, default_seed: int | None) -> Generate:
+    """Build the request for the runtime. `prompt` is the beginning of the answer: it stands behind the prefix, as in llama.cpp."""
+    return Generate(
+        request_id=request_id,
+        prompt=InfillPrompt(
+            request.input_prefix + request.prompt,
+            request.input_suffix,
+            tuple((file.filename, file.text) for file in request.input_extra or ()),
+        ),
+        sampling=sampling_of(request, default_seed),
+        max_tokens=request.max_tokens,
+        as_room_allows=True,
+        stop=stops_of(request.stop),
+        stop_token_ids=request.stop_token_ids,
+        ignore_eos=request.ignore_eos,
+        cache_salt=request.cache_salt or "",
+        speculation=request.speculation,
+        min_tokens=min_tokens_of(request, request.max_tokens),
+    )
+
+
+class InfillDialect:
+    """llama.cpp's form of an answer. Its last event has the counts and no `[DONE]` behind it."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+
+    def body(self, choices: Sequence[Choice]) -> Json:
+        [choice] = choices
+        return self._last(choice.text, choice.finished, choice.usage)
+
+    def _last(self, text: str, finished: Finished, usage: Usage) -> Json:
+        matched = finished.matched_stop
+        ended = "limit" if finished.reason == "length" else "word" if isinstance(matched, str) else "eos"
+        return {
+            "index": 0,
+            "content": text,
+            "stop": True,
+            "model": self._model,
+            "tokens_predicted": usage.completion_tokens,
+            "tokens_evaluated": usage.prompt_tokens,
+            "tokens_cached": usage.cached_tokens,
+            "truncated": False,
+            "stop_type": ended,
+            "stopping_word": matched if isinstance(matched, str) else "",
+        }
+
+    def opening(self, _index: int, _answer: Answer) -> bytes:
+        return b""
+
+    def text(self, _index: int, delta: Delta, _answer: Answer) -> bytes:
+        if not delta.text:
+            return b""
+        return _event({"index": 0, "content": delta.text, "tokens": delta.tokens, "stop": False})
+
+    def ending(self, _index: int, finished: Finished, answer: Answer) -> bytes:
+        return _event(self._last("", finished, usage_of(answer)))
+
+    def closing(self, _usages: Sequence[Usage]) -> bytes:
+        return b""
+
+    def failure(self, problem: Problem) -> bytes:
+        return _event(error_body(problem))
+
+    def heartbeat(self, _index: int, _answer: Answer) -> bytes:
+        return COMMENT
+
+
+def _event(body: dict[str, Any]) -> bytes:
+    return event(msgspec.json.encode(body))
+
+
+FILLED = full(
+    {
+        "index": COUNT,
+        "content": TEXT,
+        "stop": {"const": True},
+        "model": TEXT,
+        "tokens_predicted": COUNT,
+        "tokens_evaluated": COUNT,
+        "tokens_cached": COUNT,
+        "truncated": FLAG,
+        "stop_type": {"type": "string", "enum": ["limit", "word", "eos"]},
+        "stopping_word": TEXT,
+    }
+)
+FILLED_PART = full({"index": COUNT, "content": TEXT, "tokens": array(COUNT), "stop": {"const": False}})

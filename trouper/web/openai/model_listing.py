@@ -1,0 +1,35 @@
+"""Models as `GET /v1/models` lists them: in one body what OpenAI's clients read and what Anthropic's do, whose API has the same path."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from trouper.actors.runtime.served_models import ModelEntry
+from trouper.web.service import context_of
+from trouper.web.tool_support import can_call_tools
+
+
+def listed_body(listed: ModelEntry) -> dict[str, Any]:
+    """Format a model. Fields that are unknown before the model is loaded are left out; its date is the epoch then, as both APIs allow."""
+    name, created = listed.names[0], 0
+    sizes: dict[str, Any] = {}
+    if listed.runtime is not None:
+        created, context = listed.runtime.model.created, context_of(listed.runtime)
+        sizes = {"max_model_len": context, "max_input_tokens": context, "max_tokens": context}
+        sizes |= {"tool_calls": can_call_tools(listed.runtime.tokenizer)}
+    openai = {"id": name, "object": "model", "created": created, "owned_by": "trouper"}
+    anthropic = {"type": "model", "display_name": name, "created_at": _rfc_3339(created), "lifecycle": "active"}
+    return openai | sizes | {"loaded": listed.state == "ready"} | anthropic
+
+
+def listing_body(entries: Sequence[ModelEntry]) -> dict[str, Any]:
+    """Format all models, which are one page."""
+    listed = [listed_body(entry) for entry in entries]
+    ends = {"first_id": listed[0]["id"], "last_id": listed[-1]["id"]} if listed else {"first_id": None, "last_id": None}
+    return {"object": "list", "data": listed, "has_more": False} | ends
+
+
+def _rfc_3339(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,248 @@
+"""POST /v1/rerank and /v1/score: the requests, the prompts that they become, and their answers.
+
+A generative reranker (Qwen3-Reranker and its like) is asked whether a document answers a query. The score is the probability of "yes"
+among "yes" and "no" as its next token. Each pair is a row like any other, of one token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar
+
+import attrs
+from msgspec import Meta
+
+from trouper.protocol.model import Tokenizer
+from trouper.protocol.problems import bad_request
+from trouper.protocol.requests import ChatPrompt, Generate
+from trouper.protocol.sampling import Sampling
+from trouper.web.http.field_types import Model, Priority, Salt, Text
+from trouper.web.http.request_body import Body, Report, refuse, structure
+from trouper.web.http.request_schema import COUNT, HARMLESS, NULL, TEXT, Json, Refused, array, full
+from trouper.web.output.dialect import Choice
+
+MAX_DOCUMENTS = 2048
+"""Maximum number of pairs of one request, as of inputs of embeddings."""
+SYSTEM = (
+    "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
+    'Note that the answer can only be "yes" or "no".'
+)
+INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+"""Qwen3-Reranker's own wording; the answer of a model depends on it."""
+ANSWERS = ("yes", "no")
+
+
+class Document(Body, frozen=True):
+    """A document as an object, as Cohere's and Jina's clients may send it."""
+
+    text: Text
+
+
+class ScoringParameters(Body, kw_only=True, frozen=True):
+    """The parameters of both endpoints."""
+
+    refused: ClassVar[Refused] = {
+        "truncate_prompt_tokens": (),
+        "max_tokens_per_doc": (),
+        "max_chunks_per_doc": (),
+        "truncate": (False,),
+    }
+    essential: ClassVar[frozenset[str]] = frozenset(refused)
+    model: Model | None = None
+    instruction: Text | None = None
+    user: Annotated[str, HARMLESS] | None = None
+    cache_salt: Salt | None = None
+    priority: Priority | None = None
+
+
+Documents = Annotated[list[str | Document], Meta(min_length=1, max_length=MAX_DOCUMENTS)]
+Texts = str | Annotated[list[str], Meta(min_length=1, max_length=MAX_DOCUMENTS)]
+ONE_LIST: Json = {
+    "anyOf": [
+        {"properties": {"documents": {"type": "array"}, "texts": NULL}, "required": ["documents"]},
+        {"properties": {"documents": NULL, "texts": {"type": "array"}}, "required": ["texts"]},
+    ]
+}
+
+
+class RerankRequest(ScoringParameters, kw_only=True, frozen=True):
+    rules: ClassVar[tuple[Json, ...]] = (ONE_LIST,)
+    query: Text
+    documents: Documents | None = None
+    top_n: Annotated[int, Meta(ge=1)] | None = None
+    return_documents: bool = True
+    texts: Documents | None = None
+    raw_scores: bool = False
+    return_text: bool = False
+
+    @property
+    def offered(self) -> Sequence[str | Document]:
+        """The documents, whatever they are called."""
+        return self.texts or self.documents or ()
+
+
+class ScoreRequest(ScoringParameters, kw_only=True, frozen=True):
+    text_1: Texts
+    text_2: Texts
+
+
+def parse_rerank(body: Json, report: Report = refuse) -> RerankRequest:
+    if (body.get("documents") is None) == (body.get("texts") is None):
+        raise bad_request("give either documents or texts", "documents", "missing_required_parameter")
+    return structure(body, RerankRequest, report)
+
+
+def parse_score(body: Json, report: Report = refuse) -> ScoreRequest:
+    return structure(body, ScoreRequest, report)
+
+
+@attrs.frozen
+class Pair:
+    query: str
+    document: str
+
+
+def pairs_to_rerank(request: RerankRequest) -> tuple[Pair, ...]:
+    return tuple(Pair(request.query, text_of(document)) for document in request.offered)
+
+
+def text_of(document: str | Document) -> str:
+    return document if isinstance(document, str) else document.text
+
+
+def pairs_to_score(request: ScoreRequest) -> tuple[Pair, ...]:
+    """Return the pairs: each of `text_1` with that of `text_2` at its place, or one with all of the others. Raises
+    `RequestFailed` (400)."""
+    first = [request.text_1] if isinstance(request.text_1, str) else request.text_1
+    second = [request.text_2] if isinstance(request.text_2, str) else request.text_2
+    if len(first) == 1:
+        first = first * len(second)
+    if len(first) != len(second):
+        message = f"text_1 has {len(first)} texts and text_2 {len(second)}: send as many of each, or one text_1"
+        raise bad_request(message, "text_2", "unequal_texts")
+    return tuple(Pair(query, document) for query, document in zip(first, second, strict=True))
+
+
+def answer_tokens(tokenizer: Tokenizer) -> tuple[int, int]:
+    """Return the tokens of "yes" and "no". Raises `RequestFailed` (400) if they are no single tokens."""
+    found = [tokenizer.encode(answer, special=False) for answer in ANSWERS]
+    if any(len(tokens) != 1 for tokens in found):
+        message = 'this model cannot rerank: "yes" and "no" are no single tokens of its vocabulary'
+        raise bad_request(message, "model", "rerank_not_supported")
+    return found[0][0], found[1][0]
+
+
+def pairs_to_generate(
+    pairs: Sequence[Pair], request: ScoringParameters, request_id: str, answers: tuple[int, int]
+) -> tuple[Generate, ...]:
+    """Build a request of one token for each pair, in Qwen3-Reranker's words and the model's own chat template."""
+    instruction = INSTRUCTION if request.instruction is None else request.instruction
+    return tuple(
+        Generate(
+            request_id=f"{request_id}-{index}" if index else request_id,
+            prompt=ChatPrompt(
+                (
+                    {"role": "system", "content": SYSTEM},
+                    {"role": "user", "content": _question(instruction, pair)},
+                ),
+                {"enable_thinking": False},
+            ),
+            sampling=Sampling(temperature=0),
+            max_tokens=1,
+            ignore_eos=True,
+            logprobs=0,
+            logprob_tokens=answers,
+            speculation="off",
+            cache_salt=request.cache_salt or "",
+        )
+        for index, pair in enumerate(pairs)
+    )
+
+
+def _question(instruction: str, pair: Pair) -> str:
+    return f"<Instruct>: {instruction}\n<Query>: {pair.query}\n<Document>: {pair.document}"
+
+
+def margin_of(choice: Choice) -> float:
+    """Return by how much the logit of "yes" exceeds that of "no"."""
+    (_, yes), (_, no) = choice.logprobs[0].top
+    return yes - no
+
+
+def score_of(choice: Choice) -> float:
+    """Return the probability of "yes" among "yes" and "no"."""
+    return 1 / (1 + math.exp(min(-margin_of(choice), 700)))
+
+
+def usage_body(choices: Sequence[Choice]) -> Json:
+    prompt_tokens = sum(choice.usage.prompt_tokens for choice in choices)
+    cached = sum(choice.usage.cached_tokens for choice in choices)
+    details = {"cached_tokens": cached}
+    return {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens, "prompt_tokens_details": details}
+
+
+def rerank_body(request: RerankRequest, request_id: str, model: str, choices: Sequence[Choice]) -> Json:
+    """Format the answer: the best first, at most `top_n`."""
+    scores = [score_of(choice) for choice in choices]
+    results: list[dict[str, Any]] = []
+    for index in ranked(choices)[: request.top_n]:
+        document = {"document": {"text": text_of(request.offered[index])}} if request.return_documents else {}
+        results.append({"index": index, "relevance_score": scores[index]} | document)
+    return {
+        "id": f"rerank-{request_id}",
+        "model": model,
+        "results": results,
+        "usage": usage_body(choices),
+        "meta": META,
+    }
+
+
+def ranked(choices: Sequence[Choice]) -> list[int]:
+    """Return the indices of the pairs, the best first."""
+    margins = [margin_of(choice) for choice in choices]
+    return sorted(range(len(margins)), key=lambda index: -margins[index])
+
+
+def ranked_texts(request: RerankRequest, choices: Sequence[Choice]) -> list[Json]:
+    """Format the answer as text-embeddings-inference does."""
+    score = margin_of if request.raw_scores else score_of
+    return [
+        {"index": index, "score": score(choices[index])}
+        | ({"text": text_of(request.offered[index])} if request.return_text else {})
+        for index in ranked(choices)[: request.top_n]
+    ]
+
+
+META: Mapping[str, Any] = {"api_version": {"version": "2"}, "billed_units": {"search_units": 0}}
+"""What Cohere's clients read besides; nothing is billed."""
+
+
+def score_body(request_id: str, model: str, created: int, choices: Sequence[Choice]) -> Json:
+    """Format the answer, in the order of the pairs."""
+    data = [{"index": index, "object": "score", "score": score_of(choice)} for index, choice in enumerate(choices)]
+    return {
+        "id": f"score-{request_id}",
+        "object": "list",
+        "created": created,
+        "model": model,
+        "data": data,
+        "usage": usage_body(choices),
+    }
+
+
+SHARE: Json = {"type": "number", "minimum": 0, "maximum": 1}
+USAGE = full({"prompt_tokens": COUNT, "total_tokens": COUNT, "prompt_tokens_details": full({"cached_tokens": COUNT})})
+RESULT = full({"index": COUNT, "relevance_score": SHARE, "document": full({"text": TEXT})}, optional=("document",))
+RERANKED = full({"id": TEXT, "model": TEXT, "results": array(RESULT), "usage": USAGE, "meta": {"type": "object"}})
+RANKED_TEXTS = array(full({"index": COUNT, "score": {"type": "number"}, "text": TEXT}, optional=("text",)))
+SCORED = full(
+    {
+        "id": TEXT,
+        "object": {"const": "list"},
+        "created": COUNT,
+        "model": TEXT,
+        "data": array(full({"index": COUNT, "object": {"const": "score"}, "score": SHARE})),
+        "usage": USAGE,
+    }
+)

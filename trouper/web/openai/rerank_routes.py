@@ -1,0 +1,80 @@
+"""The endpoints that score pairs of texts: rerank as Cohere, Jina, vLLM and text-embeddings-inference have it, score as vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quart import Response
+
+from trouper.web.http.body_parsing import called
+from trouper.web.http.endpoints import GENERATES, Endpoint
+from trouper.web.http.request_schema import either
+from trouper.web.openai import rerank
+from trouper.web.openai.rerank import Pair, ScoringParameters
+from trouper.web.output.dialect import Choice
+from trouper.web.service import Served, Service, as_json, now
+from trouper.web.streaming.response_streams import collect_all
+
+
+class Reranking:
+    """The handlers."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        return (
+            Endpoint(
+                tag="Rerank",
+                method="POST",
+                path="/v1/rerank",
+                handler=self.rerank,
+                summary="Order documents by how well they answer a query",
+                description="Also at /rerank and /v2/rerank. With `texts` in place of `documents` the answer is a list, as "
+                "text-embeddings-inference gives it.",
+                request=rerank.RerankRequest,
+                answer=either(rerank.RERANKED, rerank.RANKED_TEXTS),
+                also=GENERATES,
+                examples={"Two documents": {"query": "What barks?", "documents": ["A dog.", "A spoon."]}},
+            ),
+            Endpoint(
+                tag="Rerank",
+                method="POST",
+                path="/v1/score",
+                handler=self.score,
+                summary="How well texts answer others",
+                description="Also at /score.",
+                request=rerank.ScoreRequest,
+                answer=rerank.SCORED,
+                also=GENERATES,
+                examples={"One against two": {"text_1": "What barks?", "text_2": ["A dog.", "A spoon."]}},
+            ),
+        )
+
+    async def rerank(self) -> Response:
+        parsed = await self._service.read(rerank.parse_rerank)
+        served = await self._service.served(parsed.model)
+        choices = await self._choices(served, rerank.pairs_to_rerank(parsed), parsed, "documents")
+        if parsed.texts is not None:
+            return as_json(rerank.ranked_texts(parsed, choices))
+        return as_json(rerank.rerank_body(parsed, self._service.request_id, served.name, choices))
+
+    async def score(self) -> Response:
+        parsed = await self._service.read(rerank.parse_score)
+        served = await self._service.served(parsed.model)
+        choices = await self._choices(served, rerank.pairs_to_score(parsed), parsed, "text_2")
+        return as_json(rerank.score_body(self._service.request_id, served.name, now(), choices))
+
+    async def _choices(
+        self, served: Served, pairs: Sequence[Pair], request: ScoringParameters, param: str
+    ) -> list[Choice]:
+        """Answer the pairs, as many at a time as decode together, because the queue is shared by all clients."""
+        tokens = rerank.answer_tokens(served.runtime.tokenizer)
+        request_id = self._service.request_id
+        generates = await self._service.run_off_loop(rerank.pairs_to_generate, pairs, request, request_id, tokens)
+        at_once, choices = served.runtime.settings.rows, list[Choice]()
+        for start in range(0, len(generates), at_once):
+            with called({"messages": param}):
+                answers = await self._service.submit(served, generates[start : start + at_once], request.priority)
+            choices += await collect_all(answers)
+        return choices
