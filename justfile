@@ -215,6 +215,10 @@ bench-speculation *flags: _setup
 bench-draft-model *flags: _setup
     @.venv/bin/python -m benchmarks.draft_model "$@"
 
+# What an MTP head is worth, or with --head random, what a useless one costs
+bench-mtp-head *flags: _setup
+    @.venv/bin/python -m benchmarks.mtp_head "$@"
+
 # Random mixes of requests on tiny models of every family, with speculation and without: COUNT of them
 spec-mixes count="300" *flags: _setup
     @.venv/bin/python -m tests.drafts "$@"

@@ -46,7 +46,7 @@ def test_bash_completes(words: tuple[str, ...], expected: set[str], tmp_path: Pa
 @pytest.mark.parametrize(
     ("flag", "begun", "offered"),
     [
-        ("--speculation", "", [("plain", "auto"), ("plain", "ngram"), ("plain", "draft_model"), ("plain", "off")]),
+        ("--speculation", "", [("plain", choice) for choice in ("auto", "ngram", "draft_model", "mtp", "off")]),
         ("--speculation", "n", [("plain", "ngram")]),
         ("--kv-bits", "", [("plain", "8"), ("plain", "4"), ("plain", "0")]),
         ("--tp-reduce-dtype", "f", [("plain", "float32")]),

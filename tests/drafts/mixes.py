@@ -3,7 +3,8 @@
 Everything may meet in one batch: greedy and seeded rows, penalties, stops, ends and lengths inside a draft, grammars,
 log-probabilities, several choices, prefix hits, 8-bit KV. Drafts are the real ones, and often those of an oracle that knows
 what was said without and is wrong now and then; in two of three mixes also those of a draft model, which is the model itself or
-one that says something else. In most mixes rows draft whether it pays or not, by each proposer in turn.
+one that says something else, and of families that have MTP heads in most also those of a head, which is wrong or right. In most
+mixes rows draft whether it pays or not, by each proposer in turn.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import attrs
 
 from tests.drafts.models import FULL, saved, saved_draft
 from tests.engine.oracle import Foretelling
+from tests.heads import HEADS, Kind
 from tests.real.serving import Heard, Start, ask, running
 from tests.real.test_mixed import Clients, Wishes, assert_as_alone, watched
 from tests.real.wishes import wishes
@@ -52,6 +54,7 @@ class Mix:
     oracle: bool
     tokens: int
     draft: Draft
+    head: Kind | None = None
 
     @classmethod
     def of(cls, name: str, seed: int) -> Mix:
@@ -67,10 +70,12 @@ class Mix:
         }
         kinds: tuple[Draft, ...] = ("", "itself" if name in FULL else "other", "other")
         draft = random.Random(f"draft of {name} {seed}").choice(kinds)
-        if draft:
+        heads: tuple[Kind | None, ...] = (None, "random", "random", "of embeddings", "of states")
+        head = random.Random(f"head of {name} {seed}").choice(heads) if name in HEADS else None
+        if draft or head:
             settings["speculation"] = "auto"
         eager, oracle = dice.random() < 0.8, dice.random() < 0.7
-        return cls(f"{name} {seed}", dice, settings, eager, oracle, dice.choice((12, 30)), draft)
+        return cls(f"{name} {seed}", dice, settings, eager, oracle, dice.choice((12, 30)), draft, head)
 
     def drafted_by(self, path: str, directory: Path) -> None:
         """Set the draft model. `path`: the model of the mix."""
@@ -104,7 +109,10 @@ class Mix:
 
     def _how(self) -> Any:
         how = self.dice.choice((None, None, None, "off"))
-        return self.dice.choice((None, "auto", "ngram", "draft_model")) if self.draft and how is None else how
+        if how is None and (self.draft or self.head):
+            named = [None, "auto", "ngram", *["draft_model"] * bool(self.draft), *["mtp"] * bool(self.head)]
+            return self.dice.choice(named)
+        return how
 
 
 @contextmanager
@@ -199,6 +207,7 @@ async def assert_the_same(path: str, mix: Mix, wanted: Wanted, played: Played) -
         wish = attrs.evolve((wanted.asked | wanted.later)[key], speculation="off")
         await assert_as_alone(path, wish, mine, wanted.alone[key], **mix.kv)
     facts, held = played.facts, played.held
+    assert facts.recovery.crashes == 0, "whoever goes on after a crash says the same, too"
     assert (facts.active_sequences, facts.queued_requests, held.rows) == (0, 0, 0)
     assert held.stored == facts.cache.blocks + facts.cache.snapshots
 
@@ -206,7 +215,7 @@ async def assert_the_same(path: str, mix: Mix, wanted: Wanted, played: Played) -
 async def play(directory: Path, name: str, seed: int) -> SpeculationStats:
     """Raises where anything differs from the same without drafts, alone. Models are saved in the directory."""
     mix = Mix.of(name, seed)
-    path = saved(name, directory, mix.settings["kv_bits"])
+    path = saved(name, directory, mix.settings["kv_bits"], mix.head)
     mix.drafted_by(path, directory)
     wanted = await alone(path, mix)
     played = await together(path, mix, wanted)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tests.families import FAMILIES, save
 from tests.family_configs import Config, wide
+from tests.heads import Kind, save_with_head
 from tests.ranks import models as of_ranks
 
 HYBRIDS = (
@@ -37,16 +38,25 @@ SPLIT: dict[str, Config] = {
 """Those that two ranks can have together, with heads that can be quantized."""
 
 
-def saved(name: str, directory: Path, kv_bits: int = 0) -> str:
-    """Written once. With heads that can be quantized if they are to be: those of the tiny models are too narrow."""
-    path = directory / (f"{name}-wide" if kv_bits else name)
-    return str(path if path.exists() else save(name, path, wide(FAMILIES[name]) if kv_bits else None))
+def saved(name: str, directory: Path, kv_bits: int = 0, head: Kind | None = None) -> str:
+    """Written once. With heads that can be quantized if they are to be: those of the tiny models are too narrow. `head`: the MTP head
+    that it brings."""
+    path, config = directory / f"{name}{'-wide' * bool(kv_bits)}{_of(head)}", wide(FAMILIES[name]) if kv_bits else None
+    if not path.exists():
+        save(name, path, config) if head is None else save_with_head(name, path, head, config=config)
+    return str(path)
 
 
-def saved_to_split(name: str, directory: Path) -> str:
+def saved_to_split(name: str, directory: Path, head: Kind | None = None) -> str:
     """Written once, for two ranks."""
-    path = directory / f"{name}-split"
-    return str(path if path.exists() else save(name, path, SPLIT[name], of_ranks.SEEDS.get(name)))
+    path, seed = directory / f"{name}-split{_of(head)}", of_ranks.SEEDS.get(name)
+    if not path.exists():
+        save(name, path, SPLIT[name], seed) if head is None else save_with_head(name, path, head, config=SPLIT[name])
+    return str(path)
+
+
+def _of(head: Kind | None) -> str:
+    return f"-{head.replace(' ', '-')}" if head else ""
 
 
 FULL = ("llama", "qwen2", "qwen3", "qwen3_moe", "gemma2", "phi3", "mixtral", "deepseek_v3", "kimi_k25")

@@ -82,7 +82,8 @@ async def play_second(path: str, mix: Mix, answers: trio.Path) -> tuple[int, int
 
 def main(directory: Path, name: str, seed: int) -> None:
     first = rank_group.join().leads
-    mix, path = Mix.of(name, seed), saved_to_split(name, directory)
+    mix = Mix.of(name, seed)
+    path = saved_to_split(name, directory, mix.head)
     mix.drafted_by(path, directory)
     told = trio.run(play_first if first else play_second, path, mix, trio.Path(directory / "answers"))
     sys.stdout.write(json.dumps(told) + "\n")

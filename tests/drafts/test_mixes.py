@@ -18,7 +18,17 @@ from trouper import Generate, Sampling, TokenPrompt
 
 @full_float32
 @pytest.mark.parametrize(
-    ("name", "seed"), [("llama", 0), ("gpt_oss", 3), ("qwen3", 35), ("falcon_h1", 18), ("rwkv7", 24)]
+    ("name", "seed"),
+    [
+        ("llama", 0),
+        ("gpt_oss", 3),
+        ("qwen3", 35),
+        ("falcon_h1", 18),
+        ("rwkv7", 24),
+        ("deepseek_v3", 5),
+        ("qwen3_5", 6),
+        ("qwen3_next", 1),
+    ],
 )
 async def test_r9_f22_the_same_with_drafts_as_without(name: str, seed: int, tmp_path: Path) -> None:
     facts = await play(tmp_path, name, seed)

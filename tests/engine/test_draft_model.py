@@ -199,11 +199,11 @@ def passes_of(engine: StepEngine) -> list[tuple[int, ...]]:
     draft, widths = engine._rows.draft, list[tuple[int, ...]]()
     forward = draft._forward
 
-    def counted(segments: Any, tokens: mx.array, counts: Any) -> mx.array:
+    def counted(segments: Any, tokens: mx.array, *rest: Any) -> mx.array:
         widths.append(tuple(tokens.shape))
-        return forward(segments, tokens, counts)
+        return forward(segments, tokens, *rest)
 
-    draft._forward = counted  # type: ignore[method-assign]
+    draft._forward = counted  # type: ignore[method-assign,assignment]
     return widths
 
 

@@ -61,7 +61,7 @@ def test_what_is_no_size(text: str) -> None:
         ({"decode_stall_ms": 1e9}, "--decode-stall-ms must be between 1 and 60000, not 1e"),
         ({"kv_group_size": 33}, "--kv-group-size must be 32, 64 or 128, not 33"),
         ({"speculation": "draft_model"}, "--speculation draft_model needs --draft-model"),
-        ({"speculation": "on"}, "--speculation must be auto, ngram, draft_model or off, not on"),
+        ({"speculation": "on"}, "--speculation must be auto, ngram, draft_model, mtp or off, not on"),
         ({"spec_ngram_min": 9}, "--spec-ngram-min must not be more than --spec-ngram-max"),
     ],
 )

@@ -54,12 +54,13 @@ class Busy:
 @attrs.define(eq=False)
 class SimRow:
     """`repeats`: how often it has something to draft; `right`: how often the next drafted token is, and how often that of a draft
-    model."""
+    model and of a head."""
 
     records: dict[ProposerName, Record]
     repeats: float
     right: float
     model_right: float = 0.0
+    head_right: float = 0.0
     room: int = 10**6
 
 
@@ -74,6 +75,8 @@ class Simulated:
     noise: float = 0.0
     draft_pass: Callable[[int], float] = lambda _: 0.0
     """Seconds that a pass of the draft model takes over so many rows."""
+    head_pass: Callable[[int], float] = lambda _: 0.0
+    """And one of a head."""
     load: Load = steady
     step: int = 0
     tokens: int = 0
@@ -81,7 +84,7 @@ class Simulated:
     """Tokens that plain steps would have brought in the same time."""
     drafting: int = 0
     passes: int = 0
-    """Passes of the draft model."""
+    """Passes of the draft model or the head."""
     watched: int = 0
 
     @classmethod
@@ -97,6 +100,15 @@ class Simulated:
         batch.draft_pass = lambda rows: part * cost(rows, 0)
         for row, (_, _, model_right) in zip(batch.rows, kinds, strict=True):
             row.records, row.model_right = batch.policy.records(["ngram", "draft_model"]), model_right
+        return batch
+
+    @classmethod
+    def with_head(cls, cost: Cost, kinds: Sequence[tuple[float, float]], part: float, model_part: float) -> Simulated:
+        """With a head, a pass of which takes `part` of a plain step, and a draft model besides. Rows never repeat themselves."""
+        batch = cls.with_model(cost, [(0, 0, model_right) for _, model_right in kinds], model_part)
+        batch.head_pass = lambda rows: part * cost(rows, 0)
+        for row, (head_right, _) in zip(batch.rows, kinds, strict=True):
+            row.records, row.head_right = batch.policy.records(["ngram", "draft_model", "mtp"]), head_right
         return batch
 
     def run(self, steps: int) -> None:
@@ -116,9 +128,12 @@ class Simulated:
         )
         drafted = tuple(each for each in drafted if each[1])
         longest = max((tokens for _, tokens, _ in drafted), default=0)
-        passes = max((tokens for row, tokens, _ in drafted if names[row] == "draft_model"), default=0)
-        self.passes += passes
-        draft_s = passes * self.draft_pass(len(ids))
+        draft_s, took = 0.0, {"draft_model": self.draft_pass, "mtp": self.head_pass}
+        assert len({*names.values()} - {"ngram"}) < 2, "one proposer at most runs passes"
+        for name, pass_s in took.items():
+            passes = max((tokens for row, tokens, _ in drafted if names[row] == name), default=0)
+            self.passes += passes
+            draft_s += passes * pass_s(len(ids))
         seconds = self.cost(len(ids), longest) + draft_s
         self.step += 1
         self.tokens += len(ids) + sum(right for _, _, right in drafted)
@@ -136,7 +151,7 @@ class Simulated:
     def _drafted(self, row: SimRow, most: int, name: ProposerName) -> tuple[int, int]:
         if name == "ngram" and self.dice.random() >= row.repeats:
             return 0, 0
-        right = row.right if name == "ngram" else row.model_right
+        right = {"ngram": row.right, "draft_model": row.model_right, "mtp": row.head_right}[name]
         return most, next((n for n in range(most) if self.dice.random() >= right), most)
 
     def gain(self) -> float:
@@ -355,3 +370,42 @@ def test_counters_are_by_proposer() -> None:
     for field in ("drafts", "drafted", "accepted"):
         assert sum(getattr(one, field) for one in stats.by_proposer.values()) == getattr(stats, field)
     assert stats.by_proposer["draft_model"].accepted > 0
+
+
+def test_a_head_is_used_where_a_draft_model_costs_more() -> None:
+    """Both are right; what a pass of each costs is measured by its name."""
+    batch = Simulated.with_head(device(0, 0.01), [(0.9, 0.95)] * 3, 0.03, 0.6)
+    batch.run(400)
+    stats = batch.policy.stats.by_proposer
+    assert stats["mtp"].drafted > 10 * stats.get("draft_model", stats["mtp"]).drafted
+    assert batch.gain() > 1.5
+
+
+def test_a_draft_model_is_used_where_the_head_is_wrong() -> None:
+    batch = Simulated.with_head(device(0, 0.01), [(0.0, 0.95)] * 3, 0.03, 0.1)
+    batch.run(400)
+    assert batch.policy.stats.by_proposer["draft_model"].accepted > 300
+    assert batch.gain() > 1.3
+
+
+def test_a_random_head_is_parked_within_50_steps() -> None:
+    """At a cost of a fiftieth at most, from the first step on."""
+    batch = Simulated.with_head(device(0, 0.02), [(0.002, 0)] * 4, 0.1, 0)
+    for row in batch.rows:
+        row.records = batch.policy.records(["ngram", "mtp"])
+    batch.run(50)
+    before = batch.passes
+    batch.run(1000)
+    assert batch.passes - before < 100
+    assert batch.gain() > 0.98
+
+
+def test_names_without_drafts_are_no_measure() -> None:
+    """A plan may name a proposer for a row that has no room for a draft."""
+    policy = Speculation(MOST, 3, SpeculationStats())
+    rows = {RowId(place): SimRow(policy.records(["ngram", "mtp"]), 1, 1) for place in range(2)}
+    for step in range(9):
+        names: tuple[ProposerName, ...] = ("ngram", "mtp")
+        plan = Plan(step, decode=(*rows,), drafts=(2, 0) if step > 5 else (), proposers=names if step > 5 else ())
+        policy.answered(plan, Stepped(step, (*rows,), (1, 1), seconds=1.0, drafted=((RowId(0), 2, 0),)), rows)
+    assert policy._costs.draft_pass("mtp", 2) == 0

@@ -44,7 +44,7 @@ class Eager(Speculation):
         self._turn = getattr(self, "_turn", 0) + 1
         named = [[*row.records] or [NGRAM] for row in rows]
         proposers = tuple(names[(self._turn + place) % len(names)] for place, names in enumerate(named))
-        return Allowed(drafts, proposers if "draft_model" in proposers else (), watch=True)
+        return Allowed(drafts, proposers if {*proposers} != {NGRAM} else (), watch=True)
 
 
 @attrs.define(eq=False)

@@ -160,7 +160,7 @@ def check_model(request: Generate, model: LoadedModel) -> None:
             "logits_processors",
             "unknown_logits_processor",
         )
-    if request.speculation in ("ngram", "draft_model") and model.card.no_drafts:
+    if request.speculation in ("ngram", "draft_model", "mtp") and model.card.no_drafts:
         raise bad_request(
             f"speculation cannot be {request.speculation}: rows of this model draft nothing ({model.card.no_drafts}); leave it out",
             "speculation",
@@ -169,6 +169,12 @@ def check_model(request: Generate, model: LoadedModel) -> None:
     if request.speculation == "draft_model" and model.card.draft_model is None:
         raise bad_request(
             "speculation cannot be draft_model: this model was started without --draft-model; leave it out, or say ngram",
+            "speculation",
+            "speculation_not_supported",
+        )
+    if request.speculation == "mtp" and model.card.no_mtp:
+        raise bad_request(
+            f"speculation cannot be mtp: this model has no MTP head ({model.card.no_mtp}); leave it out, or say ngram",
             "speculation",
             "speculation_not_supported",
         )

@@ -185,7 +185,8 @@ class MlxEngine:
         grammars = loaded.tokenizer.grammars
         return StepEngine(
             loaded.model, loaded.card.vocab_size, loaded.kv, grammars, self._group, drafting=drafting,
-            capabilities=loaded.card.capabilities, draft_model=None if loaded.draft is None else loaded.draft.model, processors=self._processors,
+            capabilities=loaded.card.capabilities, draft_model=None if loaded.draft is None else loaded.draft.model,
+            head=loaded.head, processors=self._processors,
         )  # fmt: skip
 
     def _answer(self, engine: StepEngine, plans: Waiting, results: trio.MemorySendChannel[Stepped]) -> None:

@@ -26,8 +26,8 @@ from trouper.engine.row_state import RowConstraint, RowState, admitted
 from trouper.engine.sampling.logits_processors import NO_PROCESSORS
 from trouper.engine.sampling.logprobs import KeptMask, PendingLogprobs
 from trouper.engine.sampling.sampling_batch import SamplingBatch
-from trouper.engine.spec_decode.draft_model import DraftModel
 from trouper.engine.spec_decode.draft_proposals import DraftProposals
+from trouper.engine.spec_decode.mtp_head import MtpHead
 from trouper.engine.spec_decode.prompt_lookup import DRAFTING, Drafting
 from trouper.engine.spec_decode.verification_spans import Spans, indices
 from trouper.protocol.capabilities import Capabilities
@@ -51,13 +51,14 @@ class StepEngine:
         shapes: Shapes | None = None,
         capabilities: Capabilities | None = None,
         draft_model: nn.Module | None = None,
+        head: MtpHead | None = None,
         processors: Processors = NO_PROCESSORS,
     ) -> None:
-        """`shapes` None: chosen for the device. `capabilities` None: guessed from the model's caches. `draft_model`: drafts for the
-        model's rows; all its layers have full slots. `processors`: logits processors by name."""
+        """`shapes` None: chosen for the device. `capabilities` None: guessed from the model's caches. `draft_model` and `head` draft
+        for the model's rows; all their layers have full slots. `processors`: logits processors by name."""
         self.shapes = shapes or of_device()
         self._rows, self.capabilities = rows_for(
-            model, kv, drafting.slack, self.shapes, capabilities, draft=draft_model
+            model, kv, drafting.slack, self.shapes, capabilities, draft=draft_model, head=head
         )
         self._blocks = BlockStore(self._rows) if isinstance(self._rows, SlotRows) else None
         self._vocabulary, self._grammars = vocabulary, grammars
@@ -65,7 +66,7 @@ class StepEngine:
         self._sampling = SamplingBatch(vocabulary, group, self._state, processors)
         self._constraints: dict[RowId, RowConstraint] = {}
         """Grammar or thinking budget of each row whose next token one restricts."""
-        self._proposals = DraftProposals(drafting, self._draft_model(drafting, group))
+        self._proposals = DraftProposals.of(drafting, self._rows, group.agree)
         self._last_read = 0.0
         self._fresh: dict[RowId, int] = {}
         """Last prompt token of each row that decodes for the first time."""
@@ -74,10 +75,6 @@ class StepEngine:
         self._unread: Launched | None = None
         """The last launched step, unless its tokens were read."""
         self._digests = Digests(self._rows, self._blocks)
-
-    def _draft_model(self, drafting: Drafting, group: RankGroup) -> DraftModel | None:
-        rows = self._rows.draft if isinstance(self._rows, SlotRows) else None
-        return None if rows is None else DraftModel(rows, drafting.tokens, group.agree)
 
     # -- launch ----------------------------------------------------------------------------------
 
@@ -124,6 +121,7 @@ class StepEngine:
             self._rows.give_back()
             heap.give_back()
         self._change_blocks_and_rows(plan)
+        self._proposals.keep_up()
         prefilled = run_chunks(self._rows, self._state, plan.prefill)
         alone = self._promote(prefilled.complete)
         self._rows.move_outgrown()

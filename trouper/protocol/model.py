@@ -14,6 +14,9 @@ from trouper.protocol.kv import KvLayout
 from trouper.protocol.plans import Breakers, Plan, Pooling, Stepped
 from trouper.protocol.ranks import Joined
 
+NO_HEAD = "its checkpoint has none"
+"""Why most models have no MTP head."""
+
 
 @attrs.frozen(kw_only=True)
 class InfillTokens:
@@ -141,6 +144,8 @@ class ModelCard:
     """Names of the embedding program's logits processors."""
     draft_model: str | None = None
     """Name of the draft model, as --draft-model says it; None: there is none."""
+    no_mtp: str = NO_HEAD
+    """Why the model has no MTP head to draft with; "" if it has."""
     tool_parser: str = "none"
     """Name of the format in which the model writes calls."""
     reasoning_parser: str = "none"

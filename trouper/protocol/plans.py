@@ -27,8 +27,8 @@ NO_ROW = RowId(-1)
 BlockId = NewType("BlockId", int)
 """Id of a stored block or a stored snapshot. An id is never reused."""
 
-ProposerName = Literal["ngram", "draft_model"]
-"""What drafts: the row's own n-grams, or the draft model."""
+ProposerName = Literal["ngram", "draft_model", "mtp"]
+"""What drafts: the row's own n-grams, the draft model, or the model's own MTP head."""
 Pooling = Literal["mean", "last", "first"]
 """Tokens whose hidden states are pooled into the vector of a prompt."""
 PLANS_IN_FLIGHT = 2
@@ -115,7 +115,7 @@ class Admit:
     """Pooling of the prompt's vector, which comes with the last chunk. No token is sampled, and the row waits to be dropped."""
     drafts: bool = False
     """Whether the row may draft by prompt lookup, in which case the engine indexes the n-grams of its prompt and output. A draft
-    model needs no announcement."""
+    model and a head need no announcement."""
     logprob_tokens: tuple[int, ...] = ()
     """Tokens whose log-probabilities are returned in place of those of the most likely ones. Only with `logprobs`."""
     breakers: Breakers | None = None

@@ -10,7 +10,7 @@ import attrs
 from trouper.protocol.grammar import Grammar
 from trouper.protocol.sampling import Sampling
 
-Speculation = Literal["auto", "ngram", "draft_model", "off"]
+Speculation = Literal["auto", "ngram", "draft_model", "mtp", "off"]
 """What drafts a row's next tokens: its own n-grams, the draft model, whichever of them pays, or nothing."""
 MIN_PRIORITY, MAX_PRIORITY = -(2**31), 2**31 - 1
 """Bounds of `Generate.priority` that clients may send: 32 bits, which every client's integers hold."""

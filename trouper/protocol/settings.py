@@ -101,8 +101,8 @@ class Settings:
     speculation: str = setting(
         "auto",
         "Guess tokens, and verify them where that is faster. ngram: from what a row has said. draft_model: by --draft-model. "
-        "off: do not. auto: whichever pays, but no n-grams on CUDA devices.",
-        choices=("auto", "ngram", "draft_model", "off"),
+        "mtp: by the head that the model's checkpoint brings. off: do not. auto: whichever pays, but no n-grams on CUDA devices.",
+        choices=("auto", "ngram", "draft_model", "mtp", "off"),
     )
     tool_parser: str = setting(
         "auto", "Format of the model's calls. auto: as its chat template writes them.", choices=TOOL_PARSERS

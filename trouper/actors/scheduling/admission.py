@@ -148,5 +148,6 @@ class Admission:
         possible: dict[ProposerName, bool] = {
             "ngram": wish == "ngram" or (wish == "auto" and card.drafts_by_default),
             "draft_model": wish in ("auto", "draft_model") and card.draft_model is not None,
+            "mtp": wish in ("auto", "mtp") and not card.no_mtp,
         }
         return [name for name, chosen in possible.items() if chosen]

@@ -14,6 +14,8 @@ from statistics import median
 
 import attrs
 
+from trouper.protocol.plans import ProposerName
+
 REFRESH = 48
 """Number of steps with drafts after which a plain step is measured again, where drafts double the rate; in proportion where they promise
 less, down to a sixth: there an old measurement does the most harm and a plain step costs the least."""
@@ -101,8 +103,8 @@ class Costs:
     def __init__(self) -> None:
         self._plain: dict[Rows, Plain] = {}
         self._ratios: dict[tuple[Rows, Size], Ratios] = {}
-        self._passes: dict[Rows, Ratios] = {}
-        """Cost of one pass of the draft model over these rows."""
+        self._passes: dict[tuple[ProposerName, Rows], Ratios] = {}
+        """Cost of one pass of a proposer over these rows."""
         self._steps = 0
         self._since_plain = 0
         """Steps with drafts since the last plain one."""
@@ -124,19 +126,23 @@ class Costs:
         else:
             self._ratios.setdefault((bucket_of(rows), size), Ratios()).add(seconds / plain.middle, self._steps)
 
-    def measured_passes(self, rows: int, seconds: float) -> None:
-        """Learn what a pass of the draft model took in the step that was measured last."""
+    def measured_passes(self, name: ProposerName, rows: int, seconds: float) -> None:
+        """Learn what a pass of the draft model or the head took in the step that was measured last."""
         plain = self._plain.get(rows)
         if plain is not None and plain.middle:
-            self._passes.setdefault(bucket_of(rows), Ratios()).add(seconds / plain.middle, self._steps)
+            self._passes.setdefault((name, bucket_of(rows)), Ratios()).add(seconds / plain.middle, self._steps)
 
-    def draft_pass(self, rows: int) -> float:
-        """Cost of a pass of the draft model in plain steps. Without a measurement it is a lower bound, as in `ratio`."""
+    def draft_pass(self, name: ProposerName, rows: int) -> float:
+        """Cost of a pass of the draft model or the head in plain steps. Without a measurement it is a lower bound, as in `ratio`."""
         bucket = bucket_of(rows)
-        own = self._passes.get(bucket)
+        own = self._passes.get((name, bucket))
         if own is not None and own.middle:
             return self._kept(own) * own.middle
-        known = [self._kept(ratios) * ratios.middle for some, ratios in self._passes.items() if some <= bucket]
+        known = [
+            self._kept(ratios) * ratios.middle
+            for (other, some), ratios in self._passes.items()
+            if other == name and some <= bucket
+        ]
         return max(known, default=0.0)
 
     def _measured_plain(self, plain: Plain, seconds: float) -> None:

@@ -11,7 +11,7 @@ WATCH_EVERY = 8
 """Maximum number of plans between two `Plan.watch` (or the number of rows, if that is smaller). A watch costs a row some
 microseconds, and an answer that begins to copy is found within this many tokens."""
 IDLE_LIMIT = 2 * WATCH_EVERY
-"""Number of steps without a draft after which a row counts as not repeating; first rest of a row from a draft model."""
+"""Number of steps without a draft after which a row counts as not repeating; first rest of a row from a draft model or a head."""
 PRIOR = (3.0, 1.0)
 """Prior counts of (accepted, rejected) drafted tokens of a proposer of which nothing is known, and the weight of what other rows'
 drafts show: few enough that a row's own drafts decide after some steps."""
@@ -21,7 +21,7 @@ MIN_ACCEPTANCE = 0.3
 """Chance of a drafted token below which a row rests: drafts would bring less than half a token, however long they were. A row that is
 always wrong falls below it within seven drafts, also where others are right."""
 MAX_REQUIRED_MATCH = 64
-"""Upper bound of the match that a row needs before it drafts, and of the steps for which it rests from a draft model."""
+"""Upper bound of the match that a row needs before it drafts, and of the steps for which it rests from a draft model or a head."""
 
 
 def believed(age: int) -> float:
@@ -63,8 +63,8 @@ class Record:
 
     name: ProposerName
     required_match: int
-    """Number of the row's last tokens that must have occurred before, for the row to draft; for a draft model, number of steps that
-    it has rested."""
+    """Number of the row's last tokens that must have occurred before, for the row to draft; for a draft model or a head, number of
+    steps that it has rested."""
     min_match: int = attrs.field(default=attrs.Factory(lambda record: record.required_match, takes_self=True))
     matched: int = 0
     """The match with which the row began to draft."""

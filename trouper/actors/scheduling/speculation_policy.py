@@ -1,5 +1,5 @@
 """Speculation policy: which rows draft, by what and how much. Measured acceptance (`draft_records`) against the measured cost of a
-step that verifies drafts, and of the passes of a draft model (`draft_costs`). Pure.
+step that verifies drafts, and of the passes of a draft model or an MTP head (`draft_costs`). Pure.
 
 A row drafts nothing from its own text until its output repeats earlier tokens. While no row does, the engine is only asked
 periodically which rows repeat something, which does not lengthen a step.
@@ -42,7 +42,7 @@ class Allowed:
     drafts: tuple[int, ...] = ()
     """Maximum number of tokens of each row; () if no row may draft."""
     proposers: tuple[ProposerName, ...] = ()
-    """What drafts for each row; () if none uses the draft model."""
+    """What drafts for each row; () if n-grams do for all."""
     watch: bool = False
     """Whether the plan watches for rows that repeat something."""
 
@@ -76,7 +76,7 @@ class Speculation:
         self._promised = 1.0
         """Expected speed-up of the last drafts over plain steps."""
         self._repeating = False
-        """Whether any row may repeat something. If not, only draft models are examined."""
+        """Whether any row may repeat something. If not, n-grams are not examined."""
         self.stats = stats
 
     def records(self, names: Iterable[ProposerName]) -> dict[ProposerName, Record]:
@@ -107,24 +107,29 @@ class Speculation:
         self._repeating = bool(ngrams)
         if not options or not self._costs.comparable(len(rows), self._promised):
             return Allowed()
-        promise = self._promise(options, len(rows))
-        if 0 < len(ngrams) < len(options):  # Without the draft model nobody waits for its passes.
-            promise = max(promise, self._promise(ngrams, len(rows)), key=lambda promise: promise.speed_up)
+        # One proposer at most runs passes in a step, for which all rows wait: with it and without.
+        names = {option.record.name for option in options} - {"ngram"}
+        subsets = [[option for option in options if option.record.name in ("ngram", name)] for name in sorted(names)]
+        promises = [self._promise(some, len(rows)) for some in (*subsets, ngrams) if some]
+        promise = max(promises, key=lambda promise: promise.speed_up)
         self._promised = promise.speed_up
         if promise.speed_up <= MIN_SPEED_UP:
             return Allowed()
-        drafts, names = [0] * len(rows), list[ProposerName](["ngram"] * len(rows))
+        drafts, chosen = [0] * len(rows), list[ProposerName](["ngram"] * len(rows))
         for index, record, room in promise.chosen:
             if not drafts[index]:  # A row's better proposer comes first.
-                drafts[index], names[index] = min(promise.size, room), record.name
-        return Allowed(tuple(drafts), tuple(names) if "draft_model" in names else ())
+                drafts[index], chosen[index] = min(promise.size, room), record.name
+        return Allowed(tuple(drafts), tuple(chosen) if set(chosen) != {"ngram"} else ())
 
     def _promise(self, options: Sequence[DraftOption], rows: int) -> Promise:
         """The best of all sizes and, for each size, of all numbers of its most promising options. A step takes longer only if some
-        row has something to draft; a draft model always has, and runs a pass for each token."""
+        row has something to draft; a draft model or a head always has, and runs a pass for each token. Options are by n-grams, and by
+        one such proposer."""
         chance = np.array([record.chance(self._priors, self._steps) for _, record, _ in options])
         finds, room = np.array([(record.finds, room) for _, record, room in options]).T
         modelled = np.array([record.name != "ngram" for _, record, _ in options])
+        name = next((record.name for _, record, _ in options if record.name != "ngram"), None)
+        draft_pass = self._costs.draft_pass(name, rows) if name else 0.0
         sizes = self._costs.affordable(rows, self._sizes)
         # Expected number of accepted tokens of a draft: those before the first rejected one.
         expected = chance * (1 - chance ** np.minimum(np.array(sizes)[:, None], room)) / (1 - chance)
@@ -134,7 +139,7 @@ class Speculation:
         nobody = np.cumprod((1 - finds)[order], axis=1)
         passes = np.logical_or.accumulate(modelled[order], axis=1) * np.array(sizes)[:, None]
         full = np.array([[self._costs.ratio(rows, size_of(size))] for size in sizes])
-        taken = nobody * self._costs.ratio(rows, 0) + (1 - nobody) * full + passes * self._costs.draft_pass(rows)
+        taken = nobody * self._costs.ratio(rows, 0) + (1 - nobody) * full + passes * draft_pass
         gain = tokens / rows / taken
         best, last = np.unravel_index(np.argmax(gain), gain.shape)
         return Promise(float(gain[best, last]), [options[index] for index in order[best, : last + 1]], sizes[best])
@@ -174,16 +179,17 @@ class Speculation:
             prior.add(rights, wrongs, self._steps)
 
     def _measure(self, plan: Plan, stepped: Stepped) -> None:
-        """Learn what the step took, and what the passes of the draft model took of that."""
-        rows, names = len(plan.decode), plan.proposers
+        """Learn what the step took, and what the passes of a draft model or a head took of that."""
+        rows, names = len(plan.decode), {*plan.proposers} - {"ngram"}
         if not plan.drafts:
             self._costs.measured(rows, None, stepped.seconds)
             return
-        passes = max((size for size, name in zip(plan.drafts, names, strict=False) if name == "draft_model"), default=0)
+        sizes = zip(plan.drafts, plan.proposers, strict=False)
+        passes = max((size for size, name in sizes if name in names), default=0)
         longest = max((tokens for _, tokens, _ in stepped.drafted), default=0)
         self._costs.measured(rows, size_of(longest), stepped.seconds - (stepped.draft_s if passes else 0.0))
-        if passes:
-            self._costs.measured_passes(rows, stepped.draft_s / passes)
+        for name in names if passes and len(names) == 1 else ():
+            self._costs.measured_passes(name, rows, stepped.draft_s / passes)
 
 
 def _only_better(expected: NDArray[np.float64], finds: NDArray[np.float64], rows: Sequence[int]) -> None:

@@ -8,7 +8,6 @@ does not draft runs no pass of the draft model. Wrong KV here would cost accepta
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -30,8 +29,9 @@ CHUNK = 512
 class DraftRows:
     """Rows of the draft model, in the slots of the target's rows."""
 
-    def __init__(self, model: nn.Module, banks: Banks, shapes: Shapes) -> None:
-        self._model, self._banks, self._shapes = model, banks, shapes
+    def __init__(self, model: nn.Module, banks: Banks, shapes: Shapes, cache_index: int = 0) -> None:
+        """`cache_index`: index of the model's caches among those of all drafters."""
+        self._model, self._banks, self._shapes, self._cache_index = model, banks, shapes, cache_index
         self._adapted = adapted(model)
         self.lengths: dict[RowId, int] = {}
         """Number of tokens of each row whose KV is computed and right. What lies behind is overwritten."""
@@ -63,15 +63,18 @@ class DraftRows:
         """Draft sizes[row] tokens for each of these decoding rows, greedily: a pass over all of them for each token. The first pass
         runs the tokens that the row lacks, `fed`: the row's last token, and perhaps one before it. `agree` returns rank 0's tokens."""
         segments = self._segments(sizes)
-        picked, order = mx.argmax(self._run(segments, fed), axis=-1), rows_of(segments)
+        last, order = self._run(segments, fed), rows_of(segments)
+        picked = self._pick(last)
         drafted, orders = [picked], [order]
         for step in range(1, max(sizes.values())):
             active = [row for row, size in sizes.items() if size > step]
             segments = self._segments(active)
             if (rows := rows_of(segments)) != order:
-                picked, order = picked[mx.array([order.index(row) for row in rows])], rows
-            logits = self._forward(segments, picked[:, None], self._counts(rows, dict.fromkeys(active, 1)))
-            picked = mx.argmax(logits[:, -1], axis=-1)
+                indices = mx.array([order.index(row) for row in rows])
+                picked, last, order = picked[indices], last[indices], rows
+            counts = self._counts(rows, dict.fromkeys(active, 1))
+            last = self._forward(segments, picked[:, None], counts, self._after(last))[:, -1]
+            picked = self._pick(last)
             drafted.append(picked)
             orders.append(order)
         tokens = np.array(agree(mx.concatenate(drafted))).tolist()
@@ -98,27 +101,46 @@ class DraftRows:
         return np.array([counts.get(row, 0) for row in rows], np.int32)
 
     def _run(self, segments: Sequence[Segment], fed: Mapping[RowId, Sequence[int]]) -> mx.array:
-        """Run tokens from the host; logits (n, vocabulary) after each row's last one."""
+        """Run tokens from the host; logits (n, vocabulary) after each row's last one, or what the model returns in their place."""
         rows = rows_of(segments)
         counts = self._counts(rows, {row: len(tokens) for row, tokens in fed.items()})
         tokens = np.zeros((len(rows), int(counts.max())), np.int32)
         for index, row in enumerate(rows):
             tokens[index, : counts[index]] = fed.get(row, ())
-        logits = self._forward(segments, mx.array(tokens), counts)
-        last = np.arange(len(rows)) * logits.shape[1] + np.maximum(counts, 1) - 1
-        return mx.flatten(logits, 0, 1)[mx.array(last.astype(np.int32))]
+        outputs = self._forward(segments, mx.array(tokens), counts, self._before(rows, counts))
+        last = np.arange(len(rows)) * outputs.shape[1] + np.maximum(counts, 1) - 1
+        return mx.flatten(outputs, 0, 1)[mx.array(last.astype(np.int32))]
 
-    def _forward(self, segments: Sequence[Segment], tokens: mx.array, counts: Ints) -> mx.array:
+    # A draft model gets tokens alone, and returns logits. An MTP head gets hidden states as well (`HeadRows`).
+
+    def _before(self, rows: Sequence[RowId], counts: Ints) -> mx.array | None:  # noqa: ARG002
+        """What the model gets beside the next counts[i] tokens of each row, (n, width, any dim)."""
+        return None
+
+    def _after(self, last: mx.array) -> mx.array | None:  # noqa: ARG002
+        """What the model gets beside drafted tokens, (n, 1, any dim), from what it returned for the tokens before."""
+        return None
+
+    def _pick(self, last: mx.array) -> mx.array:
+        """Choose the most likely tokens (n,) given what the model returned, (n, any dim)."""
+        return mx.argmax(last, axis=-1)
+
+    def _forward(
+        self, segments: Sequence[Segment], tokens: mx.array, counts: Ints, before: mx.array | None
+    ) -> mx.array:
         """Build the pass over tokens (n, width), of which counts[i] are row i's own, and add these to the lengths. Returns logits (n, at
         least width, vocabulary)."""
         rows, width = rows_of(segments), self._shapes.width(tokens.shape[1])
-        tokens = mx.pad(tokens, [(0, 0), (0, width - tokens.shape[1])])
+        padding = width - tokens.shape[1]
+        inputs = [mx.pad(tokens, [(0, 0), (0, padding)])]
+        if before is not None:
+            inputs.append(mx.pad(before, [(0, 0), (0, padding), (0, 0)]))
         lengths = np.array([self.lengths[row] for row in rows], np.int32)
         regions = regions_of(segments, lengths, counts, width, self._shapes)
-        caches = begin(segments, regions, attrgetter("draft_caches"))
+        caches = begin(segments, regions, lambda buffers: buffers.draft_caches[self._cache_index])
         with self._adapted.during(regions[-1]):
-            logits: mx.array = self._model(tokens, cache=[view(cache) for cache in caches])
+            outputs: mx.array = self._model(*inputs, cache=[view(cache) for cache in caches])
         finish(segments)
         for row, count in zip(rows, counts.tolist(), strict=True):
             self.lengths[row] += count
-        return logits
+        return outputs

@@ -154,12 +154,13 @@ class Slab:
     planes: list[tuple[int, slice]]
 
 
-def layout_of(model: nn.Module, kv: KvFormat, draft: nn.Module | None = None) -> Layout:
-    """Derive the layout from a pass over one token, which is built and never evaluated. The layers of the draft model come after
-    the model's own."""
-    if draft is not None:
+def layout_of(model: nn.Module, kv: KvFormat, *drafters: nn.Module) -> Layout:
+    """Derive the layout from a pass over one token, which is built and never evaluated. The layers of `drafters`, which draft for the
+    model's rows, come after its own."""
+    if drafters:
         own = layout_of(model, kv)
-        return attrs.evolve(own, full=own.full + layout_of(draft, kv).full)
+        theirs = [leaf for drafter in drafters for leaf in layout_of(drafter, kv).full]
+        return attrs.evolve(own, full=(*own.full, *theirs))
     caches = slot_caches(model, kv)
     leaves = flatten(caches)
     region = Region(0, np.zeros(1, np.int32), np.ones(1, np.int32), 1)
@@ -196,15 +197,16 @@ def dealt(parts: Sequence[T], leaves: Leaves) -> list[list[T]]:
 
 
 def kv_layout(
-    model: nn.Module, kv: KvFormat, capabilities: Capabilities | None = None, draft: nn.Module | None = None
+    model: nn.Module, kv: KvFormat, capabilities: Capabilities | None = None, drafters: Sequence[nn.Module] = ()
 ) -> KvLayout:
-    """Describe the KV layout for the model's card. `capabilities` None: guessed from the model's caches."""
+    """Describe the KV layout for the model's card. `capabilities` None: guessed from the model's caches. `drafters`: the draft model
+    and the MTP head, as far as there are any."""
     if capabilities is None:
         capabilities = guessed(model)
     if not capabilities.allows("restore"):
         reason = capabilities.batch or capabilities.restore
         return KvLayout(cached=False, description=f"not kept beyond a row ({reason})")
-    layout = layout_of(model, kv, draft)
+    layout = layout_of(model, kv, *drafters)
     return KvLayout(
         token_bytes=layout.token_bytes,
         snapshot_bytes=layout.snapshot_bytes,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -35,6 +35,16 @@ class Segment:
     def lengths(self) -> Ints:
         """View of the lengths of the rows."""
         return self.bank.slots.lengths[self.start : self.start + self.range.stop - self.range.start]
+
+
+def batch(banks: Iterable[Bank]) -> list[Segment]:
+    """The segments of a pass over all decoding rows."""
+    segments, end = list[Segment](), 0
+    for bank in banks:
+        if rows := bank.slots.num_decoding:
+            segments.append(Segment(bank, 0, slice(end, end + rows)))
+            end += rows
+    return segments
 
 
 def regions_of(

@@ -99,12 +99,13 @@ def rows_for(
     capabilities: Capabilities | None = None,
     *,
     draft: nn.Module | None = None,
+    head: nn.Module | None = None,
 ) -> tuple[Rows, Capabilities]:
-    """Make the rows for a model and its draft model, and return them with the model's capabilities. `capabilities` None: guessed
+    """Make the rows for a model, its draft model and its MTP head, and return them with the model's capabilities. `capabilities` None: guessed
     from its caches."""
     found = capabilities or guessed(model)
     if capabilities is None and found.allows("banks") and (reason := attention_seam.fault(model)):
         found = found.without("banks", f"attention over several banks cannot be built: {reason}")
     if found.allows("batch"):
-        return SlotRows(model, found, kv, slack, shapes, draft=draft), found
+        return SlotRows(model, found, kv, slack, shapes, draft=draft, head=head), found
     return SingleRows(model), found

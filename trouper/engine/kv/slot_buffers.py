@@ -6,6 +6,7 @@ Slots are numbers here. Which row has a slot is known to `slot_assignment.py`, a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 import mlx.core as mx
@@ -24,16 +25,21 @@ ALL = slice(None)
 
 
 class SlotBuffers:
-    """The slots of every layer, and of every layer of the draft model, if there is one."""
+    """The slots of every layer, and of every layer of what drafts for the model, if there is something."""
 
     def __init__(
-        self, caches: Sequence[Any], layout: Callable[[], Layout], shapes: Shapes, draft_caches: Sequence[Any] = ()
+        self,
+        caches: Sequence[Any],
+        layout: Callable[[], Layout],
+        shapes: Shapes,
+        draft_caches: Sequence[Sequence[Any]] = (),
     ) -> None:
-        """`caches`, `draft_caches`: made by `slot_caches`. `layout`: computes the shapes of the arrays that blocks and
+        """`caches`, and `draft_caches` for each drafter: made by `slot_caches`. `layout`: computes the shapes of the arrays that blocks and
         snapshots consist of."""
         self.caches, self.draft_caches, self._layout = caches, draft_caches, layout
         self.own, self._drafts = (
-            [leaf for leaf in flatten(layers) if isinstance(leaf, SlotCache)] for layers in (caches, draft_caches)
+            [leaf for leaf in flatten(layers) if isinstance(leaf, SlotCache)]
+            for layers in (caches, [*chain.from_iterable(draft_caches)])
         )
         self.leaves: list[SlotCache] = [*self.own, *self._drafts]
         """Cache of each layer, or several of one layer, in the model's order; without recurrent states."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache, cached_property, partial
+from typing import Any
 
 import attrs
 import mlx.core as mx
@@ -19,9 +20,10 @@ from trouper.engine.kv import attention_seam
 from trouper.engine.kv.banks import Banks
 from trouper.engine.kv.compiled_pass import CompiledPasses, DecodePass
 from trouper.engine.kv.draft_rows import DraftRows
+from trouper.engine.kv.head_rows import HeadRows
 from trouper.engine.kv.kv_layout import Layout, dealt, layout_of
 from trouper.engine.kv.model_caches import slot_caches, state_slots, view
-from trouper.engine.kv.pass_segments import Segment, add_tokens, begin, finish, lengths_of, regions_of, rows_of
+from trouper.engine.kv.pass_segments import Segment, add_tokens, batch, begin, finish, lengths_of, regions_of, rows_of
 from trouper.engine.kv.pass_shapes import EXACT, Shapes
 from trouper.engine.kv.quantized_kv import KvFormat
 from trouper.engine.kv.recorded_calls import layers_with_cache, recorded_calls
@@ -41,15 +43,17 @@ class SlotRows:
 
     def __init__(
         self, model: nn.Module, capabilities: Capabilities, kv: KvFormat, slack: int = 0, shapes: Shapes = EXACT,
-        *, draft: nn.Module | None = None,
+        *, draft: nn.Module | None = None, head: Any = None,
     ) -> None:  # fmt: skip
-        """`slack`: number of tokens that rings hold beyond their window. `draft`: the draft model, which has full slots only."""
+        """`slack`: number of tokens that rings hold beyond their window. `draft`: the draft model; it and `head`, the MTP head, have full
+        slots only."""
         if not capabilities.allows("banks"):  # The model may compute with keys, so it gets arrays.
             shapes = attrs.evolve(shapes, length_kernel=False)
         self._model, self._shapes, self._slack = model, shapes, slack
         self._prefill_together = capabilities.allows("prefill_together")
         self._adapted = adapted(model)
-        self._layout = layout = cache(partial(layout_of, model, kv, draft))
+        drafters = [drafter for drafter in (draft, head) if drafter is not None]
+        self._layout = layout = cache(partial(layout_of, model, kv, *drafters))
         states = state_slots(model)
         self._states = StateRows(states, shapes)
         self._compiled = CompiledPasses()
@@ -57,12 +61,14 @@ class SlotRows:
         # No reference to `self`: a cycle would keep all KV until a garbage collection.
         def make_buffers() -> SlotBuffers:
             own = slot_caches(model, kv, slack, states)
-            return SlotBuffers(own, layout, shapes, () if draft is None else slot_caches(draft, kv))
+            return SlotBuffers(own, layout, shapes, [slot_caches(drafter, kv) for drafter in drafters])
 
         if several := capabilities.allows("banks"):
-            attention_seam.install(model, draft)
+            attention_seam.install(model, *drafters)
         self._banks = Banks(make_buffers, shapes, several=several)
         self.draft = None if draft is None else DraftRows(draft, self._banks, shapes)
+        self.head = None if head is None else HeadRows(head, self._banks, shapes, len(drafters) - 1)
+        self._target = model if head is None else head.target_states
 
     @property
     def decoding(self) -> Sequence[RowId]:
@@ -133,6 +139,8 @@ class SlotRows:
                     tokens[index, : counts_of_group[index]] = chunks.get(row, ())
                 segment = Segment(bank, first + group.start, slice(0, len(rows)))
                 self._forward([segment], mx.array(tokens), counts_of_group)
+                if self.head is not None:
+                    self.head.catch_up(rows)
                 done = start_eval([*bank.buffers.state(), *self._states.state()])
         return done
 
@@ -156,21 +164,22 @@ class SlotRows:
         return self._forward_alone(row, [token])[:, -1, :]
 
     def decode(self, tokens: mx.array) -> mx.array:
-        segments, counts = self._decoding_segments(), np.ones(tokens.shape[0], np.int32)
+        segments, counts = batch(self._banks), np.ones(tokens.shape[0], np.int32)
         regions = regions_of(segments, lengths_of(segments), counts, 1, self._shapes)
         self._states.begin(rows_of(segments), None)
         build = partial(self._build, segments)
         if self._states:
-            logits = build(regions, tokens[:, None])
+            outputs = build(regions, tokens[:, None])
         else:
             leaves = [segment.bank.buffers.own for segment in segments]
-            logits = self._compiled.run(build, DecodePass(regions, leaves), tokens[:, None])
+            outputs = self._compiled.run(build, DecodePass(regions, leaves), tokens[:, None])
+        logits = self._logits(segments, counts, outputs)
         add_tokens(segments, counts)
         self._states.decoded()
         return logits[:, -1, :]
 
     def verify(self, tokens: mx.array, counts: Ints) -> mx.array:
-        segments = self._decoding_segments()
+        segments = batch(self._banks)
         before = lengths_of(segments)
         with recorded_calls(self._layers):
             logits = self._forward(segments, tokens, counts, singly=True)
@@ -184,16 +193,8 @@ class SlotRows:
         return layers_with_cache(self._model) if self._states else []
 
     def accepted(self, more: Ints) -> None:
-        add_tokens(self._decoding_segments(), more)
+        add_tokens(batch(self._banks), more)
         self._states.keep_tokens(1 + more)
-
-    def _decoding_segments(self) -> list[Segment]:
-        segments, end = list[Segment](), 0
-        for bank in self._banks:
-            if rows := bank.slots.num_decoding:
-                segments.append(Segment(bank, 0, slice(end, end + rows)))
-                end += rows
-        return segments
 
     def _forward_alone(self, row: RowId, tokens: Sequence[int], part: nn.Module | None = None) -> mx.array:
         bank = self._banks[row]
@@ -218,20 +219,25 @@ class SlotRows:
             tokens = mx.pad(tokens, [(0, 0), (0, wide - width)])
         regions = regions_of(segments, lengths_of(segments), counts, wide, self._shapes, singly=singly)
         self._states.begin(rows_of(segments), counts if singly else None)
-        logits = self._build(segments, regions, tokens, part)
+        outputs = self._build(segments, regions, tokens, part)
+        logits = self._logits(segments, counts, outputs)
+        outputs = logits if part is None else outputs
         add_tokens(segments, counts)
-        return logits[:, :width] if wide > width else logits
+        return outputs[:, :width] if wide > width else outputs
 
     def _build(
         self, segments: Sequence[Segment], regions: Sequence[Region], tokens: mx.array, part: nn.Module | None = None
     ) -> mx.array:
-        """Build the pass over tokens (n, width) in the slots of these regions."""
+        """Build the pass over tokens (n, width) in the slots of these regions. With an MTP head it returns hidden states."""
         caches = begin(segments, regions)
         with self._adapted.during(regions[-1]):
-            logits: mx.array = (part or self._model)(tokens, cache=[view(cache) for cache in caches])
+            outputs: mx.array = (part or self._target)(tokens, cache=[view(cache) for cache in caches])
         self._states.finish()
         finish(segments)
-        return logits
+        return outputs
+
+    def _logits(self, segments: Sequence[Segment], counts: Ints, outputs: mx.array) -> mx.array:
+        return outputs if self.head is None else self.head.logits_after(segments, counts, outputs)
 
     # -- blocks and snapshots: copied out of a row, and restored into another --------------------
 

@@ -112,7 +112,7 @@ def load_draft(
     model, _ = opened(directory)
     if device.is_cpu():
         precision.to_float32(model)
-    if reason := _unsuitable(model, capabilities):
+    if reason := unsuitable(model, capabilities):
         raise ModelUnusable(
             f"{DRAFT_FLAG} {found.name} cannot draft in the batch: {reason}; give a model with full attention in all layers, or "
             f"leave {DRAFT_FLAG} out"
@@ -126,7 +126,7 @@ def load_draft(
     return Draft(found.name, model, directory)
 
 
-def _unsuitable(model: nn.Module, capabilities: Capabilities) -> str:
+def unsuitable(model: nn.Module, capabilities: Capabilities) -> str:
     """Return why the model's rows cannot draft in the target's slots; "" if they can. Evaluates nothing."""
     found = guessed(model)
     if found.batch or found.drafts:

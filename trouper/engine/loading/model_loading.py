@@ -19,6 +19,8 @@ from trouper.engine.kv.quantized_kv import KvFormat
 from trouper.engine.loading import bundled_model, checkpoint, lora_adapter, precision, tokenizer
 from trouper.engine.loading.context import context_length
 from trouper.engine.loading.draft_loading import Draft, FoundDraft, find_draft, load_draft
+from trouper.engine.loading.head_loading import Drafters, load_head
+from trouper.engine.loading.head_weights import HeadWeights
 from trouper.engine.loading.model_fingerprint import fingerprint
 from trouper.engine.loading.model_source import resolve
 from trouper.engine.loading.tokenizer import HubTokenizer
@@ -26,6 +28,7 @@ from trouper.engine.loading.weights import bytes_of, count_logits, evaluate, ope
 from trouper.engine.platform import device
 from trouper.engine.pooling import embedding_of
 from trouper.engine.self_check.starting import STAGE, Candidate, self_check
+from trouper.engine.spec_decode.mtp_head import MtpHead
 from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.loading import LoadWatch, nobody_watches, stage
 from trouper.protocol.model import ModelCard
@@ -44,8 +47,18 @@ class EvaluatedModel:
     directory: Path
     config: dict[str, Any]
     kv: KvFormat
-    draft: Draft | None = None
-    """Its draft model."""
+    drafters: Drafters
+    """What drafts for it."""
+
+    @property
+    def draft(self) -> Draft | None:
+        """Its draft model."""
+        return self.drafters.draft
+
+    @property
+    def head(self) -> MtpHead | None:
+        """Its MTP head."""
+        return self.drafters.head.module
 
 
 # What is cheap and may fail comes before what takes long: the adapter's files, the checkpoint's headers, the tokenizer and
@@ -64,24 +77,26 @@ def load(
     found, hub_tokenizer = _checked(settings, report, watch, group)
     directory = found.directory
     found_draft = find_draft(settings, found, hub_tokenizer, report, watch, group=group)
-    model, config = _prepared(directory, settings, report, group)
+    head_weights = HeadWeights()
+    model, config = _prepared(directory, settings, report, group, head_weights)
     evaluate(model, directory, stage(watch, name, "loading the weights"))
     if group.size > 1:
         _require_same(found, group)
     candidate = _candidate(model, config, found, settings)
     capabilities, check = self_check(candidate, settings, group, report, stage(watch, name, STAGE, "steps"))
-    draft = _loaded_draft(found_draft, candidate, capabilities, watch, group)
+    head = load_head(head_weights, candidate, capabilities, settings, report=report, watch=watch)
+    drafters = Drafters(_loaded_draft(found_draft, candidate, capabilities, watch, group), head)
     card = attrs.evolve(
-        _card(settings, found, candidate, capabilities, draft),
+        _card(settings, found, candidate, capabilities, drafters),
         ranks=group.size,
-        cache_bytes=min(group.gather(_cache_bytes(settings, model, draft, group))),
+        cache_bytes=min(group.gather(_cache_bytes(settings, model, drafters, group))),
         self_check=check,
         **_found_formats(hub_tokenizer),
     )
     if settings.blocks_dir is not None and card.kv.cached:
         progress = stage(watch, name, "reading again for the cache's sake")
         card = attrs.evolve(
-            card, fingerprint=_fingerprint(found, draft, settings, group, report=report, progress=progress)
+            card, fingerprint=_fingerprint(found, drafters, settings, group, report=report, progress=progress)
         )
     return EvaluatedModel(
         model=model,
@@ -90,7 +105,7 @@ def load(
         directory=directory,
         config=config,
         kv=candidate.kv,
-        draft=draft,
+        drafters=drafters,
     )
 
 
@@ -119,17 +134,19 @@ def _candidate(model: nn.Module, config: dict[str, Any], found: checkpoint.Check
 
 def _fingerprint(
     found: checkpoint.Checkpoint,
-    draft: Draft | None,
+    drafters: Drafters,
     settings: Settings,
     group: RankGroup,
     *,
     report: Callable[[str], None],
     progress: Callable[[int, int], None],
 ) -> str:
-    """Fingerprint of what blocks hold: the KV of the model, and of its draft model."""
+    """Fingerprint of what blocks hold: the KV of the model, and of what drafts for it."""
     parts = _rank(settings, group)
-    if draft is not None:
-        parts["draft_model"] = fingerprint(draft.directory, None, report, progress, {})
+    if drafters.head.module is not None:
+        parts["mtp"] = "1"
+    if drafters.draft is not None:
+        parts["draft_model"] = fingerprint(drafters.draft.directory, None, report, progress, {})
         if not parts["draft_model"]:
             return ""
     return fingerprint(found.directory, settings.adapter_path, report, progress, parts)
@@ -165,10 +182,11 @@ def _checked(
 
 
 def _prepared(
-    directory: Path, settings: Settings, report: Callable[[str], None], group: RankGroup
+    directory: Path, settings: Settings, report: Callable[[str], None], group: RankGroup, head: HeadWeights
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """Open the model and its config, and apply adapter, dtype and shard, all lazily. Raises `ModelUnusable`."""
-    model, config = opened(directory)
+    """Open the model and its config, and apply adapter, dtype and shard, all lazily. `head` gets the weights of its MTP head. Raises
+    `ModelUnusable`."""
+    model, config = opened(directory, head)
     if settings.adapter_path is not None:
         report(f"applying the adapter {settings.adapter_path}")
         lora_adapter.apply(model, settings.adapter_path)
@@ -220,7 +238,7 @@ def _card(
     found: checkpoint.Checkpoint,
     candidate: Candidate,
     capabilities: Capabilities,
-    draft: Draft | None,
+    drafters: Drafters,
 ) -> ModelCard:
     model = candidate.model
     parameters = [parameter for _, parameter in tree_flatten(model.parameters())]
@@ -231,24 +249,21 @@ def _card(
         vocab_size=candidate.vocabulary,
         architecture=found.architecture,
         dtype=_dtype(parameters),
-        weights_bytes=bytes_of(model) + _bytes_of_draft(draft),
+        weights_bytes=bytes_of(model) + drafters.nbytes,
         device=device.name(),
         capabilities=capabilities,
-        kv=kv_layout(model, candidate.kv, capabilities, None if draft is None else draft.model),
+        kv=kv_layout(model, candidate.kv, capabilities, drafters.modules),
         embedding=embedding_of(model, found.directory),
-        draft_model=None if draft is None else draft.name,
+        draft_model=None if drafters.draft is None else drafters.draft.name,
+        no_mtp=drafters.head.reason,
     )
 
 
-def _bytes_of_draft(draft: Draft | None) -> int:
-    return 0 if draft is None else bytes_of(draft.model)
-
-
-def _cache_bytes(settings: Settings, model: nn.Module, draft: Draft | None, group: RankGroup) -> int:
+def _cache_bytes(settings: Settings, model: nn.Module, drafters: Drafters, group: RankGroup) -> int:
     """Compute the memory for cached blocks where --cache-memory does not set it: half of what the weights leave, and at most a
     third of all."""
     limit = device.memory_limit_bytes(group.sharers)
-    weights = bytes_of(model) + _bytes_of_draft(draft)
+    weights = bytes_of(model) + drafters.nbytes
     remaining = limit * settings.memory_fraction - weights
     return max(0, int(min(remaining / 2, limit / 3)))
 

@@ -12,6 +12,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
+from trouper.engine.loading.head_weights import HeadWeights, classes_without_head
 from trouper.engine.platform.error_text import line_of
 from trouper.protocol.problems import ModelUnusable
 
@@ -19,10 +20,12 @@ EVALUATION_BYTES = 2**26
 """Parameters are evaluated in groups of this size: dequantizing all at once would hold both forms of all."""
 
 
-def opened(directory: Path) -> tuple[nn.Module, dict[str, Any]]:
-    """Open a model and its config lazily: only shapes are read. Raises `ModelUnusable`."""
+def opened(directory: Path, found: HeadWeights | None = None) -> tuple[nn.Module, dict[str, Any]]:
+    """Open a model and its config lazily: only shapes are read. `found` gets the weights of its MTP head, which mlx-lm's models do
+    not have. Raises `ModelUnusable`."""
     try:
-        model, config = load_model(directory, lazy=True)
+        classes = classes_without_head(found if found is not None else HeadWeights())
+        model, config = load_model(directory, lazy=True, get_model_classes=classes)
     except Exception as error:  # any architecture's code over any file: whatever it raises, the model is unusable
         raise ModelUnusable(
             f"{directory}: the weights and config.json do not make a model: {line_of(error)}"

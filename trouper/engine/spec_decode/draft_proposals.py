@@ -5,11 +5,16 @@ Proposers get committed tokens only when something is asked of them, which is se
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 
+import mlx.core as mx
+
+from trouper.engine.kv.rows import Rows
+from trouper.engine.kv.slot_rows import SlotRows
 from trouper.engine.spec_decode.draft_model import DraftModel
+from trouper.engine.spec_decode.head_proposer import HeadProposer
 from trouper.engine.spec_decode.ngram_rows import NgramRows
 from trouper.engine.spec_decode.prompt_lookup import Drafting
 from trouper.engine.spec_decode.proposer import Proposer
@@ -22,17 +27,33 @@ MAX_UNREAD = 256
 class DraftProposals:
     """The proposers by name, and the committed tokens that they have not received yet."""
 
-    def __init__(self, drafting: Drafting, draft_model: DraftModel | None = None) -> None:
-        self._ngrams, self._draft_model = NgramRows(drafting), draft_model
+    def __init__(
+        self, drafting: Drafting, draft_model: DraftModel | None = None, head: HeadProposer | None = None
+    ) -> None:
+        self._ngrams, self._head = NgramRows(drafting), head
         self._proposers: dict[ProposerName, Proposer] = {"ngram": self._ngrams}
+        self._with_kv = [proposer for proposer in (draft_model, head) if proposer is not None]
+        """Proposers that have KV in the rows' slots."""
         if draft_model is not None:
             self._proposers["draft_model"] = draft_model
+        if head is not None:
+            self._proposers["mtp"] = head
         self._open: set[RowId] = set()
         self._unread: list[tuple[Sequence[RowId], Sequence[int]]] = []
 
+    @classmethod
+    def of(cls, drafting: Drafting, rows: Rows, agree: Callable[[mx.array], mx.array]) -> DraftProposals:
+        """Make the proposers that these rows have KV for. `agree` returns rank 0's tokens."""
+        draft, head = (rows.draft, rows.head) if isinstance(rows, SlotRows) else (None, None)
+        return cls(
+            drafting,
+            None if draft is None else DraftModel(draft, drafting.tokens, agree),
+            None if head is None else HeadProposer(head, drafting.tokens, agree),
+        )
+
     def wants(self, *, ngrams: bool) -> bool:
         """Whether a row is to be opened. `ngrams`: whether it may draft from its own text."""
-        return ngrams or self._draft_model is not None
+        return ngrams or bool(self._with_kv)
 
     def open(self, row: RowId, prompt: Sequence[int], restored: int = 0, *, ngrams: bool = True) -> None:
         """Add a row whose first `restored` tokens have KV. `ngrams`: whether it may draft from its own text, in which case its prompt
@@ -74,10 +95,16 @@ class DraftProposals:
         return self._ngrams.matched(rows)
 
     def complete(self, ends: Mapping[RowId, int]) -> None:
-        """Complete the draft model's KV of each row up to `ends[row]` tokens, before it is copied."""
-        if self._draft_model is not None and ends:
+        """Complete the proposers' KV of each row up to `ends[row]` tokens, before it is copied."""
+        if self._with_kv and ends:
             self._feed_proposers()
-            self._draft_model.complete(ends)
+            for proposer in self._with_kv:
+                proposer.complete(ends)
+
+    def keep_up(self) -> None:
+        """Let the MTP head catch up with rows that rest, if it is time. Must be called in each step."""
+        if self._head is not None:
+            self._head.keep_up(self._feed_proposers)
 
     def _feed_proposers(self) -> None:
         """Pass the unread tokens to the proposers, grouped by steps that had the same rows. A step with drafts names rows

@@ -9,11 +9,7 @@ from trouper.protocol.plans import RowId
 
 
 class Proposer(Protocol):
-    """Proposes next tokens for rows of the batch. Drafts must be the same on every rank; they need not be right.
-
-    A head that the model brings needs the target's hidden state of each row's last committed position as well: its proposer
-    gets the rows when it is made, as that of a draft model does, and takes the state from the pass that computed it.
-    """
+    """Proposes next tokens for rows of the batch. Drafts must be the same on every rank; they need not be right."""
 
     def open(self, row: RowId, prompt: Sequence[int], restored: int) -> None:
         """Add a row whose first `restored` tokens have KV from cached blocks or another row."""

@@ -71,7 +71,7 @@ def _model_body(runtime: Runtime) -> dict[str, Any]:
         "detail": health.detail,
         "cache_stats": cache_stats(health),
         "cache": attrs.asdict(health.scheduler.cache),
-        "speculation": attrs.asdict(health.scheduler.speculation) | {"draft_model": runtime.model.draft_model},
+        "speculation": attrs.asdict(health.scheduler.speculation) | _drafters(runtime.model),
         "recovery": attrs.asdict(health.scheduler.recovery),
         "actors": [attrs.asdict(actor) for actor in health.actors],
         "memory": attrs.asdict(health.memory) | _kv_memory(health.scheduler),
@@ -83,6 +83,11 @@ def _model_body(runtime: Runtime) -> dict[str, Any]:
         "reasoning_parser": runtime.model.reasoning_parser,
         "adapted_messages": dict(runtime.model.adapted_messages),
     }
+
+
+def _drafters(card: ModelCard) -> dict[str, Any]:
+    """The draft model by its name, and whether there is an MTP head, or why not."""
+    return {"draft_model": card.draft_model, "mtp": {"loaded": not card.no_mtp, "reason": card.no_mtp}}
 
 
 def self_check_body(card: ModelCard) -> dict[str, Any]:

@@ -40,7 +40,7 @@ function saved(facts, cache, prompts) {
   ]);
 }
 
-const PROPOSERS = { ngram: "Right from own text", draft_model: "Right from the draft model" };
+const PROPOSERS = { ngram: "Right from own text", draft_model: "Right from the draft model", mtp: "Right from the MTP head" };
 
 /** Tokens that were guessed, where any were. */
 function drafts({ drafted, accepted, steps, by_proposer }) {

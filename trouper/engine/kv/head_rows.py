@@ -1,0 +1,197 @@
+"""The passes of an MTP head over rows in slots.
+
+A head predicts the token behind the next one: from the hidden state of token p and the embedding of token p + 1 it says token p + 2.
+So position p of its KV belongs to token p, whose hidden state it was made of, and to the token after it. It is a further layer of
+the model's slots, as a draft model's layers are (`DraftRows`), with two differences.
+
+Hidden states come from the model's own passes, and from nowhere else. They are held until the token after each is known and the head
+has run: at once in a prefill, where only keys and values are computed of them (MLX is lazy: neither attention nor MLP of the head
+is), and with the next draft of a row that decodes. Rows that rest catch up in one such pass for `HELD_PASSES` steps.
+
+A row whose prefix was restored lacks one hidden state: that of the last restored token. The head's KV there is what the row
+computed that stored it, so it is right if that row went on with the same token. Wrong KV costs acceptance, and never a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import attrs
+import mlx.core as mx
+import numpy as np
+
+from trouper.engine.kv.banks import Banks
+from trouper.engine.kv.draft_rows import DraftRows
+from trouper.engine.kv.pass_segments import Segment, lengths_of, rows_of
+from trouper.engine.kv.pass_shapes import Shapes
+from trouper.engine.kv.region import Ints
+from trouper.engine.platform.eager_eval import start_eval
+from trouper.protocol.plans import RowId
+
+HELD_PASSES = 32
+"""Number of passes after which rows that rest catch up: their hidden states take (rows, dim) each, and the head's keys and values are
+computed at once in the time of about one token's."""
+
+
+class TargetHead(Protocol):
+    """An MTP head (`spec_decode/mtp_head.py`), and the parts of its model that it shares."""
+
+    def __call__(self, tokens: mx.array, states: mx.array | None = None, cache: Any = None) -> mx.array:
+        """Run tokens (n, width) with the hidden states (n, width, dim) of the tokens before each. Returns hidden states."""
+
+    def logits_of(self, states: mx.array) -> mx.array:
+        """Run the model's own output layer over hidden states (n, width, dim)."""
+
+    def target_states(self, tokens: mx.array, cache: Any) -> mx.array:
+        """Run the model without its output layer: hidden states (n, width, dim) after its last norm."""
+
+
+@attrs.frozen(eq=False)
+class HeldStates:
+    """Hidden states of one row from one pass: those of its tokens from `start` to `stop`, from `first` on in the pass's states (n,
+    width, dim), flattened."""
+
+    states: mx.array
+    first: int
+    start: int
+    stop: int
+
+
+class HeadRows(DraftRows):
+    """Rows of an MTP head, in the slots of the model's rows."""
+
+    def __init__(self, head: Any, banks: Banks, shapes: Shapes, cache_index: int) -> None:
+        """`head`: a module with the methods of `TargetHead`."""
+        super().__init__(head, banks, shapes, cache_index)
+        self._head: TargetHead = head
+        self.tokens: dict[RowId, list[int]] = {}
+        """Tokens of each row that are committed and known here."""
+        self._held: dict[RowId, list[HeldStates]] = {}
+        """Hidden states of each row that the head has not run, and that of the last token it has run; without gaps."""
+        self._passes = 0
+        """Number of passes since all rows caught up."""
+        self._behind: set[RowId] = set()
+        """Rows that had more tokens in one pass. Where prompts prefill together they catch up at once."""
+
+    # -- rows and their hidden states ------------------------------------------------------------
+
+    def open(self, row: RowId, prompt: Sequence[int], restored: int) -> None:
+        """Add a row whose first `restored` tokens have KV."""
+        self.tokens[row], self._held[row], self.lengths[row] = list(prompt), [], restored
+
+    def drop(self, row: RowId) -> None:
+        """Forget a row, known or not."""
+        if self.tokens.pop(row, None) is not None:
+            del self._held[row], self.lengths[row]
+            self._behind.discard(row)
+
+    def logits_after(self, segments: Sequence[Segment], counts: Ints, hidden: mx.array) -> mx.array:
+        """Hold the hidden states (n, width, dim) of a pass of the model, of whose tokens counts[i] are row i's own. Comes before these are
+        added to the rows' lengths. Returns logits."""
+        rows, lengths = rows_of(segments), lengths_of(segments).tolist()
+        for index, (row, start, count) in enumerate(zip(rows, lengths, counts.tolist(), strict=True)):
+            if count and row in self._held:
+                self._hold(row, HeldStates(hidden, index * hidden.shape[1], start, start + count))
+                if count > HELD_PASSES:
+                    self._behind.add(row)
+        self._passes += 1
+        return self._head.logits_of(hidden)
+
+    def _hold(self, row: RowId, new: HeldStates) -> None:
+        """Add hidden states. Those of drafted tokens that were wrong are in the way."""
+        held = self._held[row]
+        if held and held[-1].stop > new.start:
+            held[-1] = attrs.evolve(held[-1], stop=new.start)
+        held.append(new)
+
+    def _release(self, row: RowId) -> None:
+        """Forget the hidden states of tokens that the head has run, except the last one's, which a draft may begin with. Of a long
+        pass the remainder is copied, so that its other rows and tokens are freed."""
+        needed = self.lengths[row] - 1
+        self._held[row] = held = [each for each in self._held[row] if each.stop > needed]
+        if held and held[0].start < needed:
+            states, kept = mx.flatten(held[0].states, 0, 1), held[0].stop - needed
+            first = held[0].first + needed - held[0].start
+            copy = states[mx.array(np.arange(first, first + kept, dtype=np.int32))][None]
+            start_eval([copy])
+            held[0] = HeldStates(copy, 0, needed, held[0].stop)
+
+    # -- passes ----------------------------------------------------------------------------------
+
+    def keep_up(self, feed: Callable[[], None]) -> None:
+        """Catch up with all rows, if hidden states of many passes are held, or with those that hold many of one. `feed` adds the tokens
+        that are known."""
+        if self._passes >= HELD_PASSES or self._behind:
+            feed()
+            self.catch_up(self.tokens if self._passes >= HELD_PASSES else [*self._behind])
+
+    def catch_up(self, rows: Iterable[RowId]) -> None:
+        """Compute the KV of these rows as far as it is known, but that of the last token, with which a draft begins."""
+        ends = {row: len(self.tokens[row]) - 2 for row in rows if row in self.tokens}
+        self._behind.difference_update(ends)
+        if len(ends) == len(self.tokens):
+            self._passes = 0
+        self.complete(ends)
+
+    def complete(self, ends: Mapping[RowId, int]) -> None:
+        """Compute the KV of each row's first `ends[row]` tokens, where it lacks some. A token that is not known yet counts as the one
+        before it again: what is computed with it may be copied, and is computed once more for the row itself."""
+        missing = {row: self._following(row, end) for row, end in ends.items() if row in self.tokens}
+        self.prefill(missing)
+        for row in missing:
+            self.lengths[row] = min(self.lengths[row], len(self.tokens[row]) - 1)
+            self._release(row)
+
+    def _following(self, row: RowId, end: int) -> list[int]:
+        """The token after each one that lacks KV, up to `end` tokens, or as many as have a hidden state."""
+        held, tokens = self._held[row], self.tokens[row]
+        end = min(end, held[-1].stop) if held else 0
+        return [*tokens, tokens[-1]][self.lengths[row] + 1 : end + 1]
+
+    def draft(
+        self, sizes: Mapping[RowId, int], agree: Callable[[mx.array], mx.array], at_once: int
+    ) -> dict[RowId, list[int]]:
+        """Draft sizes[row] tokens for each of these decoding rows (see `propose`). The first pass runs up to `at_once` tokens that the
+        row lacks."""
+        sizes = {row: size for row, size in sizes.items() if self._knows_last(row)}
+        if not sizes:
+            return {}
+        for row in sizes:
+            self.lengths[row] = min(self.lengths[row], len(self.tokens[row]) - 2)
+        self.catch_up([row for row in sizes if len(self.tokens[row]) - 1 - self.lengths[row] > at_once])
+        fed = {row: self.tokens[row][self.lengths[row] + 1 :] for row in sizes}
+        drafts = self.propose(fed, sizes, agree)
+        for row in sizes:  # The head's own hidden states stood in for the model's behind the last token.
+            self.lengths[row] = len(self.tokens[row]) - 1
+            self._release(row)
+        return drafts
+
+    def _knows_last(self, row: RowId) -> bool:
+        """Whether the hidden state is held with which a draft of the row begins."""
+        held = self._held.get(row, [])
+        return bool(held) and held[-1].stop >= len(self.tokens[row]) - 1 > held[0].start
+
+    def _before(self, rows: Sequence[RowId], counts: Ints) -> mx.array:
+        """(n, width, dim): the hidden states of the rows' next counts[i] tokens."""
+        passes = dict[int, tuple[mx.array, int]]()
+        total, indices = 0, np.zeros((len(rows), int(counts.max())), np.int32)
+        for index, (row, count) in enumerate(zip(rows, counts.tolist(), strict=True)):
+            begin = self.lengths[row]
+            for held in self._held[row] if count else ():
+                start, stop = max(held.start, begin), min(held.stop, begin + count)
+                if start >= stop:
+                    continue
+                if id(held.states) not in passes:
+                    passes[id(held.states)] = held.states, total
+                    total += held.states.shape[0] * held.states.shape[1]
+                first = passes[id(held.states)][1] + held.first + start - held.start
+                indices[index, start - begin : stop - begin] = np.arange(first, first + stop - start)
+        states = [mx.flatten(states, 0, 1) for states, _ in passes.values()]
+        return (states[0] if len(states) == 1 else mx.concatenate(states))[mx.array(indices)]
+
+    def _after(self, last: mx.array) -> mx.array:
+        return last[:, None]
+
+    def _pick(self, last: mx.array) -> mx.array:
+        return mx.argmax(self._head.logits_of(last[:, None])[:, 0], axis=-1)

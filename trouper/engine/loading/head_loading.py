@@ -1,0 +1,205 @@
+"""Loading the MTP head that a checkpoint brings beside its model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+import mlx.core as mx
+from mlx import nn
+from mlx_lm import utils
+
+from trouper.engine.loading import precision
+from trouper.engine.loading.draft_loading import Draft, unsuitable
+from trouper.engine.loading.head_weights import CONVOLUTION, NAMES, HeadFamily, HeadWeights, Weights, family_of
+from trouper.engine.loading.weights import bytes_of, evaluate
+from trouper.engine.platform import device
+from trouper.engine.platform.error_text import line_of
+from trouper.engine.pooling import body_of
+from trouper.engine.self_check.starting import Candidate
+from trouper.engine.spec_decode.mtp_head import MtpHead, SharedParts
+from trouper.protocol.capabilities import Capabilities
+from trouper.protocol.loading import LoadWatch, stage
+from trouper.protocol.model import NO_HEAD
+from trouper.protocol.problems import ModelUnusable
+from trouper.protocol.settings import Settings
+
+LAYER, NORM = "model.layers.0.", "model.norm."
+"""Names of the parts of a model of one layer, as checkpoints name them."""
+EXPERT = re.compile(r"(.+\.mlp)\.experts\.(\d+)\.(\w+)\.(\w+)")
+
+
+@attrs.frozen(eq=False)
+class LoadedHead:
+    """A model's head, or why it has none."""
+
+    module: MtpHead | None = None
+    reason: str = NO_HEAD
+    """"" if there is a head."""
+
+
+@attrs.frozen(eq=False)
+class Drafters:
+    """What drafts for a model: its draft model, and its head."""
+
+    draft: Draft | None
+    head: LoadedHead
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """Those that have KV in the rows' slots, in the order of their caches."""
+        draft = None if self.draft is None else self.draft.model
+        return [module for module in (draft, self.head.module) if module is not None]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of their weights."""
+        return sum(map(bytes_of, self.modules))
+
+
+def load_head(
+    found: HeadWeights, target: Candidate, capabilities: Capabilities, settings: Settings,
+    *, report: Callable[[str], None], watch: LoadWatch,
+) -> LoadedHead:  # fmt: skip
+    """Load the head whose weights were found beside the target's, in the same precision. A head that cannot be loaded is left out, unless
+    the settings demand it: then it raises `ModelUnusable`, as it does where weights cannot be read."""
+    module, reason = _made(found, target, capabilities, settings)
+    if module is not None:
+        name = settings.model or target.directory.name
+        evaluate(module, target.directory, stage(watch, name, "loading the MTP head"))
+        report("an MTP head was loaded beside the model, and drafts for it")
+    elif settings.speculation == "mtp":
+        raise ModelUnusable(
+            f"--speculation mtp: {target.directory} has no usable MTP head: {reason}; say --speculation auto"
+        )
+    elif found.weights:
+        report(f"the checkpoint's MTP head is not loaded: {reason}")
+    return LoadedHead(module, reason)
+
+
+def _made(
+    found: HeadWeights, target: Candidate, capabilities: Capabilities, settings: Settings
+) -> tuple[MtpHead | None, str]:
+    family, reason = family_of(target.config), _refusal(found, capabilities, settings)
+    if reason or family is None:
+        return None, reason or NO_HEAD
+    try:
+        head = _head(found, target, family)
+    except Exception as error:  # noqa: BLE001 - any file's weights in a family's own code: whatever it raises, it is the answer
+        return None, f"its weights do not make a head: {line_of(error)}"
+    if reason := unsuitable(head, capabilities):
+        return None, reason
+    return head, ""
+
+
+def _refusal(found: HeadWeights, capabilities: Capabilities, settings: Settings) -> str:
+    """Return why no head is loaded, or ""."""
+    if not found.weights:
+        return NO_HEAD
+    if settings.speculation not in ("auto", "mtp"):
+        return f"--speculation {settings.speculation}"
+    if not capabilities.allows("drafts"):
+        return f"rows of this model cannot take drafts back ({capabilities.drafts})"
+    return ""
+
+
+# -- a head from its weights -----------------------------------------------------------------------
+#
+# Its layer is that of a model of the same family with one layer, whose own `sanitize` gets the head's weights: so experts are stacked,
+# norms shifted, projections split and scales applied as for the model.
+
+
+def _head(found: HeadWeights, target: Candidate, family: HeadFamily) -> MtpHead:
+    body = body_of(target.model)
+    if body is None or "embed_tokens" not in body:
+        raise ValueError("its model cannot be run without its output layer")
+    experts = any(".experts." in name or "switch_mlp" in name for name in found.weights)
+    single = _single_layer(target.config, experts=experts)
+    weights = _named(_sanitized(found, single))
+    inner: Any = getattr(single, "language_model", single).model
+    size = int(inner.norm.weight.shape[0])
+    head = MtpHead(inner.layers[0], inner.norm, size, SharedParts(target.model, body), array_mask=family.array_mask)
+    _quantize(head, weights)
+    head.load_weights(list(weights.items()), strict=True)
+    head.eval()
+    if device.is_cpu():
+        precision.to_float32(head)
+    return head
+
+
+def _single_layer(config: Mapping[str, Any], *, experts: bool) -> Any:
+    """Make a model with one layer, that of a head: it has full attention. Its parameters are never evaluated."""
+    changes: dict[str, Any] = {
+        "num_hidden_layers": 1, "full_attention_interval": 1, "decoder_sparse_step": 1, "mlp_only_layers": [],
+        "first_k_dense_replace": 0 if experts else 1,
+    }  # fmt: skip
+    if not experts:
+        changes["num_experts"] = 0
+    changed = {**config, **changes}
+    if isinstance(config.get("text_config"), dict):
+        changed["text_config"] = {**config["text_config"], **changes}
+    kind, arguments = utils._get_classes(changed)  # As in `classes_without_head`.
+    return kind(arguments.from_dict(changed))
+
+
+def _sanitized(found: HeadWeights, single: Any) -> Weights:
+    """Apply the family's changes of weights. Norms that it does not know are shifted as the one that it knows."""
+    given: Weights = {}
+    for name, weight in found.weights.items():
+        part, _, leaf = name.rpartition(".")
+        given[NORM + leaf if NAMES.get(part) == "norm" else LAYER + name] = weight
+    signal = {} if found.convolution is None else {f"{LAYER}linear_attn.{CONVOLUTION}": found.convolution}
+    changed: Weights = {
+        name.removeprefix("language_model."): weight for name, weight in single.sanitize({**given, **signal}).items()
+    }
+    norm = f"{NORM}weight"
+    shifted = changed[norm] is not given[norm]
+    return {
+        name: weight + 1.0 if shifted and _own_norm(name) else weight
+        for name, weight in _stacked(changed).items()
+        if name not in signal
+    }
+
+
+def _own_norm(name: str) -> bool:
+    part = NAMES.get(name.removeprefix(LAYER).rpartition(".")[0], "")
+    return part in ("embedding_norm", "hidden_norm")
+
+
+def _stacked(weights: Weights) -> Weights:
+    """Stack the weights of single experts that the family's own code has left: Qwen3.5's expects those of all in one."""
+    stacked: Weights = {}
+    experts: dict[str, dict[int, mx.array]] = {}
+    for name, weight in weights.items():
+        if match := EXPERT.fullmatch(name):
+            block, index, layer, leaf = match.groups()
+            experts.setdefault(f"{block}.switch_mlp.{layer}.{leaf}", {})[int(index)] = weight
+        else:
+            stacked[name] = weight
+    return stacked | {name: mx.stack([parts[index] for index in sorted(parts)]) for name, parts in experts.items()}
+
+
+def _named(weights: Weights) -> Weights:
+    """Name weights as `MtpHead` does."""
+    named: Weights = {}
+    for name, weight in weights.items():
+        if name.startswith(NORM):
+            named["norm." + name.removeprefix(NORM)] = weight
+            continue
+        part, _, leaf = name.removeprefix(LAYER).rpartition(".")
+        named[f"{NAMES[part]}.{leaf}" if part in NAMES else f"layer.{part}.{leaf}"] = weight
+    return named
+
+
+def _quantize(head: MtpHead, weights: Weights) -> None:
+    """Make the layers whose weights are packed quantized ones. The packing of each follows from its shapes."""
+
+    def packing(path: str, module: nn.Module) -> bool | dict[str, Any]:
+        if not hasattr(module, "to_quantized") or f"{path}.scales" not in weights:
+            return False
+        return utils.infer_quant_config(path, module, weights)
+
+    if any(name.endswith(".scales") for name in weights):
+        nn.quantize(head, class_predicate=packing)

@@ -1,0 +1,106 @@
+"""An MTP head (multi-token prediction): one more decoder layer, which drafts the tokens behind the next one.
+
+DeepSeek-V3's report (https://arxiv.org/abs/2412.19437, section 2.2) describes the head; Qwen3-Next and Qwen3.5 have the same under other
+names. Its input is a projection of two normed vectors side by side: the embedding of a token first, then the hidden state that the
+model had for the token before it. One layer with full attention follows, and a norm; embeddings and output layer are the model's.
+As in vLLM and SGLang, the hidden state is that after the model's last norm (`qwen3_next_mtp.py`, `deepseek_mtp.py`,
+`deepseek_nextn.py`). For a draft of several tokens the head is applied again, to its own hidden state after its norm, as SGLang
+does; vLLM gives DeepSeek's head the state before the norm.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import attrs
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.base import create_attention_mask
+from mlx_lm.models.cache import KVCache
+
+
+@attrs.frozen(eq=False)
+class SharedParts:
+    """The parts of a model that its head shares. No module: its parameters are the model's."""
+
+    model: nn.Module
+    body: nn.Module
+    """All of the model but its output layer. It has the embeddings, and returns hidden states after its last norm."""
+
+    def embedded(self, tokens: mx.array) -> mx.array:
+        embedded: mx.array = self.body.embed_tokens(tokens)
+        return embedded
+
+    def logits_of(self, states: mx.array) -> mx.array:
+        """Run the model's output layer over hidden states (n, width, dim). It is the model's own call, for which the body answers what
+        it would have computed: so tied embeddings and parts on other ranks are as they are in the model."""
+        with _answering(self.body, states):
+            logits: mx.array = self.model(mx.zeros(states.shape[:2], mx.int32))
+        return logits
+
+
+@contextmanager
+def _answering(body: nn.Module, states: mx.array) -> Iterator[None]:
+    """Let calls of a module return `states`. The module has another class for that time, as in `recorded_calls`."""
+    kind: Any = type(body)
+    try:
+        body.__class__, _answers.states = _answerer(kind), states
+        yield
+    finally:
+        body.__class__, _answers.states = kind, None
+
+
+_answers = threading.local()
+
+
+@cache
+def _answerer(kind: Any) -> type[nn.Module]:
+    """Make a subclass whose calls return the states that this thread has set."""
+
+    def call(self: nn.Module, *args: Any, **options: Any) -> mx.array:  # noqa: ARG001
+        states: mx.array = _answers.states
+        return states
+
+    return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
+
+
+class MtpHead(nn.Module):
+    """The head of one model. Implements `kv.head_rows.TargetHead`."""
+
+    def __init__(self, layer: nn.Module, norm: nn.Module, size: int, shared: SharedParts, *, array_mask: bool) -> None:
+        """`layer`: a decoder layer of the model's family, `norm`: its last norm, `size`: dimension of hidden states. `array_mask`:
+        whether the layer needs its mask as an array."""
+        super().__init__()
+        self.embedding_norm = nn.RMSNorm(size, norm.eps)
+        self.hidden_norm = nn.RMSNorm(size, norm.eps)
+        self.projection = nn.Linear(2 * size, size, bias=False)
+        self.layer, self.norm = layer, norm
+        self._shared, self._size, self._array_mask = shared, size, array_mask
+
+    def __call__(self, tokens: mx.array, states: mx.array | None = None, cache: Any = None) -> mx.array:
+        """Run tokens (n, width) with the hidden states (n, width, dim) of the tokens before each; None: zeros. Returns the hidden states
+        that predict the tokens behind."""
+        embedded = self._shared.embedded(tokens)
+        if states is None:
+            states = mx.zeros(embedded.shape, embedded.dtype)
+        pair = mx.concatenate([self.embedding_norm(embedded), self.hidden_norm(states)], axis=-1)
+        hidden = self.projection(pair)
+        own = cache[0] if cache is not None else None
+        mask = create_attention_mask(hidden, own, return_array=self._array_mask)
+        out: mx.array = self.norm(self.layer(hidden, mask=mask, cache=own))
+        return out
+
+    def make_cache(self) -> list[Any]:
+        """Make the cache of one row, as mlx-lm's models do."""
+        return [KVCache()]
+
+    def logits_of(self, states: mx.array) -> mx.array:
+        return self._shared.logits_of(states)
+
+    def target_states(self, tokens: mx.array, cache: Any) -> mx.array:
+        states: mx.array = self._shared.body(tokens, cache=cache)
+        return states
