@@ -31,7 +31,9 @@ class NotingTokenizer(HubTokenizer):
 
     @classmethod
     def of(cls, tokenizer: HubTokenizer) -> NotingTokenizer:
-        return cls(**{str(field.alias): getattr(tokenizer, field.name) for field in attrs.fields(HubTokenizer)})
+        return cls(
+            **{str(field.alias): getattr(tokenizer, field.name) for field in attrs.fields(HubTokenizer) if field.init}
+        )
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], kwargs: Mapping[str, Any]) -> str | None:
         text = super().render_chat(messages, kwargs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +27,8 @@ KILL_AFTER_S = (1.5, 0.6)
 """Seconds after which a server is killed, by round."""
 LIMIT_ROWS = 3.0
 """The limit of the bounded run, in rows of the longest question."""
+MAX_TRIES = 20
+"""Number of times that the requests are sent until one of their rows was seen."""
 
 
 def restoring(run: SectionRun) -> None:
@@ -134,18 +136,28 @@ def _sampled(server: ServerRun) -> Iterator[MemorySamples]:
     samples.look(server, began)
 
 
+def _each_alone(run: SectionRun, requests: Sequence[ProbeQuestion]) -> tuple[list[ProbeAnswer], int]:
+    """Answers without a limit, and the bytes of the longest row. A small model may answer between two looks at them, so the requests are
+    sent until one was seen."""
+    with run.starter.trouper("--no-ssd", "--cache-memory", "0") as server:
+        for _ in range(MAX_TRIES):
+            alone = []
+            with _sampled(server) as samples:
+                for index, question in enumerate(requests):
+                    run.show(0.1 + 0.4 * index / len(requests), "each request alone, without a limit")
+                    alone.append(ProbeAnswer.of(server.complete(question.body(""))))
+            if longest := max(samples.held_bytes):
+                return alone, longest
+    raise ServerFailed("its rows were gone at each look at /health, so no limit can be chosen")
+
+
 def memory(run: SectionRun) -> None:
     """Requests that would hold several times a limit, on a server with that limit: its bytes, and the answers."""
     _require_cache(run)
     count, tokens = (4, 16) if run.quick else (8, 32) if run.on_cpu else (12, 128)
     requests = [attrs.evolve(question, prompt=f"{question.prompt} and so on") for question in questions(count, tokens)]
-    with run.starter.trouper("--no-ssd", "--cache-memory", "0") as server:
-        alone = []
-        with _sampled(server) as unlimited:
-            for index, question in enumerate(requests):
-                run.show(0.1 + 0.4 * index / count, "each request alone, without a limit")
-                alone.append(ProbeAnswer.of(server.complete(question.body(""))))
-    limit = int(LIMIT_ROWS * max(unlimited.held_bytes))
+    alone, longest = _each_alone(run, requests)
+    limit = int(LIMIT_ROWS * longest)
     run.show(0.6, "all at once, with a limit")
     with run.starter.trouper("--no-ssd", "--kv-memory", str(limit)) as server:
         with _sampled(server) as limited:
