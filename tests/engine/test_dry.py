@@ -101,6 +101,11 @@ texts = st.lists(st.integers(0, SMALL - 1), min_size=1, max_size=40)
 
 
 class TestAgainstTheDefinition:
+    def test_a_breaker_is_never_penalized(self) -> None:
+        said, three = [1, 2, 3, 1, 2], Breakers(np.array([3], "<i4").tobytes())
+        assert penalties(batch([(said, DRY, three)]), 1) == [[0.0] * SMALL]
+        assert penalties(batch([(said, DRY, NONE)]), 1)[0][3] < 0
+
     @given(st.lists(st.tuples(texts, samplings, breakings), min_size=1, max_size=4), st.data())
     @settings(max_examples=60, deadline=None)
     def test_rows_of_any_parameters(
