@@ -15,9 +15,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from tests.engine import test_draft_model, test_mtp
 from tests.engine.driver import Driver, Request
+from tests.engine.test_draft_model import other
 from tests.engine.test_exactness import every_family, greedy_requests, model_of, play_randomly
 from tests.family_configs import VOCABULARY
+from tests.heads import HEADS
 from trouper.engine.kv import compiled_pass, decode_attention
 from trouper.engine.kv.compiled_pass import CompiledPasses, TracedRegion, Untraceable
 from trouper.engine.kv.pass_shapes import ROUNDED, Shapes
@@ -66,6 +69,16 @@ def compiled(engine: StepEngine) -> CompiledPasses:
 @every_family
 def test_r1_a_row_says_the_same(name: str) -> None:
     play_randomly(name, greedy_requests(name), 1, BY_LENGTH)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
+def test_r9_passes_of_a_draft_model_too(name: str) -> None:
+    assert test_draft_model.play(name, greedy_requests(name), "by length", draft=other(), shapes=BY_LENGTH).drafted
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_r9_passes_of_an_mtp_head_too(name: str) -> None:
+    assert test_mtp.play(name, greedy_requests(name), "by length", shapes=BY_LENGTH).drafted
 
 
 def two_rows(name: str, shapes: Shapes = BY_LENGTH, **options: Any) -> StepEngine:
