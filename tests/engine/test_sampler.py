@@ -409,3 +409,10 @@ GOLDEN_BITS = [
     [1776925934, 892985928, 1465556622],
     [1478814136, 2982363664, 2186677911],
 ]
+
+
+def test_min_p_is_measured_against_what_typical_p_has_left() -> None:
+    """One token of 0.4 is less typical than sixty of 0.01."""
+    logits = mx.log(mx.array([[0.4, *[0.01] * 60]]))
+    sampler = BatchSampler([Sampling(temperature=1.0, seed=3, typical_p=0.3, min_p=0.5)], 61)
+    assert 0 not in {sampler(logits, np.array([position], np.uint64), None).item() for position in range(20)}
