@@ -33,6 +33,7 @@ from trouper.engine.warm_up import warm_up
 from trouper.protocol.plans import RowId
 
 BY_LENGTH = attrs.evolve(ROUNDED, first_bank=8, shared_tokens=32, length_kernel=True)
+TRIAL = decode_attention.computes
 ONE_BANK = attrs.evolve(BY_LENGTH, first_bank=512)
 
 
@@ -58,6 +59,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 
     monkeypatch.setattr(decode_attention, "_kernel", lambda: call)
     monkeypatch.setattr(decode_attention, "HEAD_DIMS", range(1, 1000))
+    monkeypatch.setattr(decode_attention, "computes", lambda *_: True)
     return calls
 
 
@@ -168,6 +170,33 @@ class TestBuffers:
             assert gone() is None and one() is None
         finally:
             gc.enable()
+
+
+class TestTrial:
+    """The kernel is tried with the model's heads before it is used."""
+
+    @pytest.fixture(autouse=True)
+    def tried(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        TRIAL.cache_clear()
+        monkeypatch.setattr(decode_attention, "computes", TRIAL)
+
+    def test_one_that_is_right_is_used(self, kernel: list[tuple[int, ...]]) -> None:
+        two_rows("llama", shapes=ONE_BANK)
+        assert kernel[0][0] == len(decode_attention.TRIED_LENGTHS) and len(kernel) > 1
+
+    @pytest.mark.parametrize("fault", ["wrong", "refused"])
+    def test_one_that_is_not_costs_nothing_but_time(
+        self, fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def faulty(**arguments: Any) -> list[mx.array]:
+            if fault == "refused":
+                raise RuntimeError("too many resources requested for launch")
+            return [masked(**arguments)[0] * 1.2]
+
+        monkeypatch.setattr(decode_attention, "_kernel", lambda: faulty)
+        play_randomly("llama", greedy_requests("llama"), 2, BY_LENGTH)
+        said = [record.getMessage() for record in caplog.records if record.name == decode_attention.__name__]
+        assert len(said) == 1 and ("wrong" if fault == "wrong" else "too many resources") in said[0]
 
 
 def test_what_a_traced_region_does_not_have_has_a_name() -> None:
