@@ -6,23 +6,40 @@ from pathlib import Path
 
 import attrs
 import pytest
+import trio
 
 from tests.arithmetic import full_float32
 from tests.drafts.mixes import Mix, alone, assert_the_same, together
 from tests.drafts.models import saved
 from tests.real.serving import running
 from tests.real.test_preemption import fine_capacities
+from trouper.protocol.health import SchedulerStats
 
 LONGEST = 140
 """Tokens of the longest prompt and its answer."""
 
 
 @full_float32
-@pytest.mark.parametrize(("name", "seed"), [("llama", 8), ("qwen3_5", 0), ("recurrent_gemma", 6)])
-async def test_rows_that_draft_go_on_after_they_were_preempted(name: str, seed: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "seeds"), [("llama", (8, 12, 16, 7)), ("qwen3_5", (0, 5)), ("recurrent_gemma", (6, 9))]
+)
+async def test_rows_that_draft_go_on_after_they_were_preempted(
+    name: str, seeds: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Which rows meet depends on time, so that one mix or another has no preemption."""
+    for seed in seeds:
+        facts = await played_short_of_memory(name, seed, tmp_path / str(seed))
+        if facts.preemptions and facts.speculation.accepted:
+            return
+    pytest.fail("in no mix was a row preempted, and drafts were accepted")
+
+
+async def played_short_of_memory(name: str, seed: int, directory: Path) -> SchedulerStats:
+    """Play a mix with room for two long rows. Raises where anything differs."""
+    await trio.Path(directory).mkdir()
     mix = attrs.evolve(Mix.of(name, seed), draft="", head=None)  # Another model's drafts would all be wrong.
     mix.settings["speculation"] = "ngram"
-    path = saved(name, tmp_path, mix.settings["kv_bits"])
+    path = saved(name, directory, mix.settings["kv_bits"])
     wanted = await alone(path, mix)
     with fine_capacities():
         async with running(path, **mix.kv) as runtime:
@@ -30,5 +47,4 @@ async def test_rows_that_draft_go_on_after_they_were_preempted(name: str, seed: 
         mix.settings["kv_memory"] = 2 * (kv.row_bytes(LONGEST) + kv.draft_state_bytes)
         played = await together(path, mix, wanted)
     await assert_the_same(path, mix, wanted, played)
-    assert played.facts.preemptions > 0
-    assert played.facts.speculation.accepted > 0
+    return played.facts

@@ -22,7 +22,10 @@ async def mirror_plans(plans: trio.MemoryReceiveChannel[Plan], mirrored: trio.Me
     """Pass each plan on, in order. `mirrored` has the room of `plans`, so a full channel is a bug, not a wait."""
     with mirrored:
         async for plan in plans:
-            mirrored.send_nowait(plan)
+            with suppress(
+                trio.BrokenResourceError
+            ):  # The stepper has ended: by a crash, which it raises itself, or as all do.
+                mirrored.send_nowait(plan)
 
 
 @attrs.frozen(eq=False)
@@ -47,7 +50,8 @@ async def lead_ranks(edges: MirrorEdges, leader: Leader) -> None:
                     plan = attrs.evolve(bare, digest=expected.digest())
                     expected.predict(plan)
                     leader.tell(plan)
-                    edges.mirrored.send_nowait(plan)
+                    with suppress(trio.BrokenResourceError):  # As in `mirror_plans`.
+                        edges.mirrored.send_nowait(plan)
 
 
 async def _take_answers(edges: MirrorEdges, expected: ExpectedState, leader: Leader) -> None:
