@@ -148,6 +148,17 @@ async def test_a_third_plan_in_flight_is_a_bug_and_not_a_wait() -> None:
         await mirror_plans(plans_in, mirrored)
 
 
+async def test_a_plan_for_a_stepper_that_has_ended_is_no_crash() -> None:
+    """When all end, the stepper may be the first: the plan that the scheduler sends then was taken for a crash, once in CI."""
+    sent, plans = trio.open_memory_channel[Plan](2)
+    mirrored, taken = trio.open_memory_channel[Plan](2)
+    taken.close()
+    with sent:
+        sent.send_nowait(Plan(0))
+    await mirror_plans(plans, mirrored)
+    assert plans.statistics().current_buffer_used == 0
+
+
 @pytest.mark.parametrize("crash", [False, True])
 async def test_the_stepper_closes_its_ends_however_it_ends(*, crash: bool) -> None:
     async def before_step(_: Plan) -> None:

@@ -99,7 +99,17 @@ def play(name: str, cases: Sequence[tuple[Request, list[int]]], seed: str, **how
     """Joins and leaves, chunks of any size, each row's drafts now from one proposer and now from the other."""
     dice, draft = random.Random(seed), how.pop("draft")
     engine = StepEngine(model_of(name), VOCABULARY, draft_model=draft, drafting=foretelling(cases, dice, 6), **how)
-    names: tuple[ProposerName, ...] = ("ngram", "draft_model", "draft_model")
+    return play_on(engine, name, cases, dice, ("ngram", "draft_model", "draft_model"))
+
+
+def play_on(
+    engine: StepEngine,
+    name: str,
+    cases: Sequence[tuple[Request, list[int]]],
+    dice: random.Random,
+    names: Sequence[ProposerName],
+) -> Driver:
+    """Play the cases on an engine of that family. `names`: the proposers, as often as they are to be drawn."""
     script = []
     for request, _ in cases:
         join = dice.randrange(12)

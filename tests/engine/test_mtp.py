@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from tests.engine.driver import GREEDY, Driver, Request
-from tests.engine.test_draft_model import SHAPES, SMALL_BANKS, other
+from tests.engine.test_draft_model import SHAPES, SMALL_BANKS, other, play_on
 from tests.engine.test_drafts import foretelling
-from tests.engine.test_exactness import assert_equal_as_far, greedy_requests, seeded_requests
+from tests.engine.test_exactness import greedy_requests, seeded_requests
 from tests.families import prompts
 from tests.family_configs import HIDDEN, VOCABULARY
 from tests.heads import HEADS, Kind, save_with_head
@@ -162,21 +162,7 @@ def play(name: str, cases: Sequence[tuple[Request, list[int]]], seed: str, **how
     names: list[ProposerName] = ["ngram", "mtp", "mtp"]
     if how.get("draft_model"):
         names.append("draft_model")
-    script = []
-    for request, _ in cases:
-        join = dice.randrange(12)
-        leave = join + dice.randrange(1, 12) if dice.random() < 1 / 4 else None
-        script.append(attrs.evolve(request, join=join, leave=leave, drafts=dice.random() < 0.8))
-    driver = Driver(
-        engine,
-        lambda step: (1, 16, 200)[step % 3],
-        allow=lambda _: dice.choice((0, 1, 3, 6)),
-        propose=lambda _: dice.choice(names),
-    )
-    rows = driver.play(script)
-    got = [row.tokens[: row.request.tokens] for row in rows]
-    assert_equal_as_far(name, script, got, [wanted for _, wanted in cases])
-    return driver
+    return play_on(engine, name, cases, dice, names)
 
 
 @every_family

@@ -33,11 +33,10 @@ class Untraceable(Exception):
 
 
 class TracedRegion(Region):
-    """Region of a decode pass while it is traced: its arrays are inputs, and it has no lengths on the host."""
+    """Region of a decode pass while it is traced: its arrays are inputs, and it has no lengths on the host, from which `Region`
+    computes them."""
 
-    def __init__(
-        self, stop: int, arrays: dict[Name, mx.array]
-    ) -> None:  # Not Region's, which computes them from lengths.
+    def __init__(self, stop: int, arrays: dict[Name, mx.array]) -> None:
         self.start, self.stop, self.width, self.room = 0, stop, 1, 0
         self.level = self.causal = self.copied = self.singly = False
         self.by_length = True
@@ -100,7 +99,7 @@ class CompiledPasses:
         """Run the pass: instantiated if it is compiled, compiled now if the last pass had the same structure, else built. The caches
         then have new buffers."""
         structure, seen, self._seen = decode.structure, self._seen, None
-        if seen is not None and seen[0] == structure and structure not in self._compiled:
+        if seen is not None and seen[0] == structure:
             self._compiled[structure] = CompiledPass(seen[1])
             if len(self._compiled) > MAX_COMPILED:
                 self._compiled.popitem(last=False)
