@@ -1,4 +1,5 @@
-"""Loops without a server. `python -m benchmarks.bare LOOP MODEL ROWS PROMPT TOKENS` prints JSON.
+"""Loops without a server. `python -m benchmarks.bare LOOP MODEL ROWS PROMPT TOKENS` prints a line of JSON; without the numbers, one for
+each line `ROWS PROMPT TOKENS` that it reads, over one loaded model.
 
 LOOP: `bare`, the model and argmax, nothing else; `batch`, mlx-lm's BatchGenerator; `engine`, Trouper without HTTP. Decoding only: from
 the first token of all rows on.
@@ -12,8 +13,9 @@ import resource
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import trouper.engine  # noqa: F401 - OpenBLAS before MLX
 
@@ -35,17 +37,22 @@ def cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def bare(model: str, rows: int, prompt: int, tokens: int) -> Measured:
-    loaded = load(Settings(model=model), lambda _: None).model
-    cache = [BatchKVCache([0] * rows) for _ in loaded.layers]
+@cache
+def loaded(path: str) -> Any:
+    return load(Settings(model=path), lambda _: None).model
+
+
+def bare(path: str, rows: int, prompt: int, tokens: int) -> Measured:
+    model = loaded(path)
+    caches = [BatchKVCache([0] * rows) for _ in model.layers]
     mx.random.seed(0)
-    last = mx.argmax(loaded(mx.random.randint(1000, 40000, (rows, prompt)), cache=cache)[:, -1], -1)
+    last = mx.argmax(model(mx.random.randint(1000, 40000, (rows, prompt)), cache=caches)[:, -1], -1)
     for _ in range(3):
-        last = mx.argmax(loaded(last[:, None], cache=cache)[:, -1], -1)
+        last = mx.argmax(model(last[:, None], cache=caches)[:, -1], -1)
     mx.eval(last)
     began, used = time.perf_counter(), cpu_s()
     for _ in range(tokens):
-        following = mx.argmax(loaded(last[:, None], cache=cache)[:, -1], -1)
+        following = mx.argmax(model(last[:, None], cache=caches)[:, -1], -1)
         mx.async_eval(following)
         last.tolist()
         last = following
@@ -53,11 +60,11 @@ def bare(model: str, rows: int, prompt: int, tokens: int) -> Measured:
     return time.perf_counter() - began, cpu_s() - used
 
 
-def batch(model: str, rows: int, prompt: int, tokens: int) -> Measured:
+def batch(path: str, rows: int, prompt: int, tokens: int) -> Measured:
     from mlx_lm.generate import BatchGenerator
 
-    loaded, dice = load(Settings(model=model), lambda _: None).model, random.Random(0)
-    generator = BatchGenerator(loaded, max_tokens=tokens + 16, completion_batch_size=rows)
+    dice = random.Random(0)
+    generator = BatchGenerator(loaded(path), max_tokens=tokens + 16, completion_batch_size=rows)
     generator.insert([[dice.randrange(1000, 40000) for _ in range(prompt)] for _ in range(rows)])
     while len(generator.next_generated()) < rows:
         pass
@@ -109,11 +116,14 @@ LOOPS: dict[str, Callable[[str, int, int, int], Measured]] = {"bare": bare, "bat
 
 
 def main() -> None:
-    loop, path, (rows, prompt, tokens) = sys.argv[1], sys.argv[2], map(int, sys.argv[3:])
+    loop, path, numbers = sys.argv[1], sys.argv[2], " ".join(sys.argv[3:])
     assert Path(path).is_dir(), f"{path} is no directory"
-    seconds, used = LOOPS[loop](path, rows, prompt, tokens)
-    made = rows * tokens
-    print(json.dumps({"tokens_per_s": made / seconds, "cpu_ms_per_token": used / made * 1000}))
+    for line in [numbers] if numbers else sys.stdin:
+        rows, prompt, tokens = map(int, line.split())
+        seconds, used = LOOPS[loop](path, rows, prompt, tokens)
+        mx.clear_cache()
+        made = rows * tokens
+        print(json.dumps({"tokens_per_s": made / seconds, "cpu_ms_per_token": used / made * 1000}), flush=True)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from benchmarks.copying import CONFIGS
+from benchmarks.copying import CONFIGS, HYBRIDS
 from trouper.engine.kv.model_caches import guessed
 from trouper.engine.kv.pass_shapes import of_device
 from trouper.engine.kv.quantized_kv import PLAIN
@@ -101,10 +101,10 @@ def measure(name: str, rows: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("hybrids", nargs="*", metavar="HYBRID", help=", ".join(CONFIGS))
+    parser.add_argument("hybrids", nargs="*", metavar="HYBRID", help=", ".join(HYBRIDS))
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8])
     options = parser.parse_args()
-    for name in options.hybrids or CONFIGS:
+    for name in options.hybrids or HYBRIDS:
         for rows in options.rows:
             measure(name, rows)
 

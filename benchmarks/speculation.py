@@ -1,5 +1,5 @@
 """What drafts are worth: the same requests with `speculation` off and on, in turns on one runtime. `just bench-speculation`; of a
-hybrid of random weights that copies its prompt, `just bench-speculation --hybrid qwen3_5 --rows 1 4 8`.
+model of random weights that copies its prompt, `just bench-speculation --copying qwen3_5 --rows 1 4 8`; on a GPU, `qwen3-4b`.
 
 Decoding only: from the first token of all to the last one's end, of prompts that are cached. Each round asks twice, in the
 other order than the round before; the ratio is that of the rounds' medians. Tokens are compared, too.
@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 import attrs
 import trio
 
-from benchmarks.copying import CONFIGS, copied_text, save_copying
+from benchmarks.copying import CONFIGS, copied_text, save_copying, walked_text
 from trouper import Generate, Runtime, Sampling, Settings, TextPrompt, TokenPrompt, run_runtime
 from trouper.protocol.requests import Speculation
 
@@ -45,7 +45,8 @@ TASKS = {
     "fresh": lambda name: f"{name} had never been to the mountains before. On the first morning",
 }
 COPIED = {"copy": 0, "edit": 12}
-"""The tasks of hybrids: which tokens of the text are others in the prompt, so that drafts are right in part. 0: none."""
+"""The tasks of copying models: which tokens of the text are others in the prompt, so that drafts are right in part. 0: none. `walk` is
+a prompt and an answer that repeat nothing."""
 HOT = {"rewrite": 0.0, "list": 0.0, "fresh": 0.9}
 GOALS = {("copy", 1): 1.8, ("rewrite", 1): 2.0, ("list", 1): 2.0, ("rewrite", 4): 1.5, ("list", 4): 1.5}
 
@@ -63,6 +64,8 @@ class Said:
 def prompt(task: str, place: int) -> TextPrompt | TokenPrompt:
     if task in COPIED:
         return TokenPrompt(copied_text(260, 13 * place, COPIED[task]))
+    if task == "walk":
+        return TokenPrompt(walked_text(260, 230 * place))
     return TextPrompt(TASKS[task](NAMES[place]))
 
 
@@ -118,8 +121,8 @@ async def compare(runtime: Runtime, task: str, rows: int, tokens: int, rounds: i
 
 async def run(options: argparse.Namespace) -> None:
     with TemporaryDirectory() as directory:
-        hybrid = options.hybrid and str(save_copying(options.hybrid, Path(directory) / options.hybrid))
-        await measure(options, hybrid or options.model, [*COPIED] if hybrid else options.tasks)
+        copying = options.copying and str(save_copying(options.copying, Path(directory) / options.copying))
+        await measure(options, copying or options.model, [*COPIED, "walk"] if copying else options.tasks)
 
 
 async def measure(options: argparse.Namespace, model: str | None, tasks: Sequence[str]) -> None:
@@ -135,7 +138,7 @@ async def measure(options: argparse.Namespace, model: str | None, tasks: Sequenc
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default=None)
-    parser.add_argument("--hybrid", choices=CONFIGS, help="a model of this shape instead, and a text that it copies")
+    parser.add_argument("--copying", choices=CONFIGS, help="a model of this shape instead, and a text that it copies")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--tokens", type=int, default=120)

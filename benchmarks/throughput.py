@@ -43,22 +43,45 @@ def model_of(shape: str, bits: int, tokenizer: str | None) -> Path:
     return target
 
 
-def loop(name: str, model: Path, streams: int, prompt: int, tokens: int) -> Row:
-    command = [sys.executable, "-m", "benchmarks.bare", name, str(model), str(streams), str(prompt), str(tokens)]
-    environment = os.environ if name == "engine" else OTHERS | os.environ
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    if done.returncode:
-        return {"error": done.stderr.strip().splitlines()[-1]}
-    return dict(json.loads(done.stdout.strip().splitlines()[-1]))
+class Loop:
+    """A process of a loop, which loads the model once. That of the engine ends after each measurement: it keeps buffers and threads."""
+
+    def __init__(self, name: str, model: Path) -> None:
+        self.name = name
+        self._command = [sys.executable, "-m", "benchmarks.bare", name, str(model)]
+        self._environment = os.environ if name == "engine" else OTHERS | os.environ
+        self._process: subprocess.Popen[str] | None = None
+
+    def measure(self, streams: int, prompt: int, tokens: int) -> Row:
+        if self._process is None:
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                env=self._environment,
+            )  # fmt: skip
+        process = self._process
+        assert process.stdin and process.stdout and process.stderr
+        process.stdin.write(f"{streams} {prompt} {tokens}\n")
+        process.stdin.flush()
+        if line := process.stdout.readline():
+            if self.name == "engine":
+                self.close()
+            return dict(json.loads(line))
+        self._process = None
+        return {"error": process.stderr.read().strip().splitlines()[-1]}
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.communicate()
+            self._process = None
 
 
 def round_of(
-    model: Path, opened: dict[str, servers.Server], chosen: argparse.Namespace, streams: int, seed: int
+    loops: dict[str, Loop], opened: dict[str, servers.Server], chosen: argparse.Namespace, streams: int, seed: int
 ) -> Row:
     row: Row = {}
     for name in chosen.subjects:
         if name in LOOPS:
-            found = loop(name, model, streams, chosen.prompt, chosen.tokens)
+            found = loops[name].measure(streams, chosen.prompt, chosen.tokens)
             row[name] = found.get("tokens_per_s", found.get("error"))
             continue
         found = measure(opened[name], streams, chosen.tokens, min(chosen.clients, streams), seed)
@@ -117,6 +140,9 @@ def main() -> None:
         model = Path(chosen.model) if chosen.model else model_of(name, int(bits or 16), chosen.tokenizer)
         with ExitStack() as stack:
             opened: dict[str, servers.Server] = {}
+            loops = {name: Loop(name, model) for name in chosen.subjects if name in LOOPS}
+            for running in loops.values():
+                stack.callback(running.close)
             if "http" in chosen.subjects:
                 flags = ("--completion-batch-size", "128", "--max-queue-size", "1024", "--speculation", "off")
                 opened["http"] = stack.enter_context(servers.trouper(model, *flags))
@@ -126,7 +152,7 @@ def main() -> None:
             for server in opened.values():
                 measure(server, max(chosen.streams), 16, chosen.clients, 1)
             for streams in chosen.streams:
-                rounds = [round_of(model, opened, chosen, streams, 100 * n + streams) for n in range(chosen.rounds)]
+                rounds = [round_of(loops, opened, chosen, streams, 100 * n + streams) for n in range(chosen.rounds)]
                 made.append({"shape": shape, "streams": streams, **summary(rounds)})
                 console.print({k: round(v, 3) if isinstance(v, float) else v for k, v in made[-1].items()})
                 if chosen.json:

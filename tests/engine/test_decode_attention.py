@@ -15,15 +15,17 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from tests.engine import test_draft_model, test_mtp
+from tests.engine import test_draft_model, test_drafts, test_mtp
 from tests.engine.driver import Driver, Request
 from tests.engine.test_draft_model import other
 from tests.engine.test_exactness import every_family, greedy_requests, model_of, play_randomly
 from tests.family_configs import VOCABULARY
 from tests.heads import HEADS
-from trouper.engine.kv import compiled_pass, decode_attention
+from trouper.engine.kv import compiled_pass, decode_attention, decode_kernel
 from trouper.engine.kv.compiled_pass import CompiledPasses, TracedRegion, Untraceable
-from trouper.engine.kv.pass_shapes import ROUNDED, Shapes
+from trouper.engine.kv.decode_kernel import Call, Heads
+from trouper.engine.kv.model_caches import state_slots
+from trouper.engine.kv.pass_shapes import MAX_KERNEL_WIDTH, ROUNDED, Shapes
 from trouper.engine.kv.quantized_kv import PLAIN, KvFormat
 from trouper.engine.kv.region import Region
 from trouper.engine.kv.rows import rows_for
@@ -35,17 +37,28 @@ from trouper.protocol.plans import RowId
 BY_LENGTH = attrs.evolve(ROUNDED, first_bank=8, shared_tokens=32, length_kernel=True)
 TRIAL = decode_attention.computes
 ONE_BANK = attrs.evolve(BY_LENGTH, first_bank=512)
+DRAFTED = ["llama", "gpt_oss", "gemma3_text", "qwen3_moe", "llama4_text", "deepseek_v3", "qwen3_5", "falcon_h1"]
 
 
-def masked(*, inputs: list[mx.array], output_shapes: list[tuple[int, ...]], **_: Any) -> list[mx.array]:
+def masked(heads: Heads, call: Call) -> mx.array:
     """What the kernel computes, in MLX's operations."""
-    queries, keys, values, lengths, scale = inputs
-    rows, dim = queries.shape[0], queries.shape[3]
-    grouped = (queries * scale.astype(queries.dtype)).reshape(rows, keys.shape[1], -1, dim)
-    scores = grouped @ keys[:rows].swapaxes(-1, -2)
-    visible = mx.arange(keys.shape[2]) < lengths[:, None]
-    weights = mx.softmax(mx.where(visible[:, None, None], scores, -float("inf")), axis=-1)
-    return [(weights @ values[:rows]).reshape(output_shapes[0])]
+    rows, all_heads, width, dim = call.queries.shape
+    tokens = heads.ring or call.keys.shape[2]
+    keys, values = (part[:rows, :, :tokens] for part in (call.keys, call.values))
+    queries = (call.queries * call.scale).reshape(
+        rows, heads.key_heads, -1, dim
+    )  # No copies of keys, as in the kernel.
+    scores = (queries @ keys.swapaxes(-1, -2)).reshape(rows, all_heads, width, tokens)
+    index, last = mx.arange(tokens), call.lengths[:, None, None] - 1
+    position = last - (last - index) % heads.ring if heads.ring else index
+    query = last - (width - 1 - mx.arange(width)[:, None])
+    visible = (position >= 0) & (position <= query) & (position > query - (heads.window or 2**30))
+    scores = mx.where(visible[:, None], scores, -float("inf"))
+    if call.sinks is not None:
+        sunk = mx.broadcast_to(call.sinks.astype(scores.dtype)[:, None, None], (rows, all_heads, width, 1))
+        scores = mx.concatenate([scores, sunk], axis=-1)
+    weights = mx.softmax(scores, axis=-1)[..., :tokens].reshape(rows, heads.key_heads, -1, tokens)
+    return (weights @ values).reshape(call.queries.shape)
 
 
 @pytest.fixture(autouse=True)
@@ -53,11 +66,11 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """Shapes of the queries of each call."""
     calls = list[tuple[int, ...]]()
 
-    def call(**arguments: Any) -> list[mx.array]:
-        calls.append(tuple(arguments["inputs"][0].shape))
-        return masked(**arguments)
+    def run(heads: Heads, call: Call) -> mx.array:
+        calls.append(tuple(call.queries.shape))
+        return masked(heads, call)
 
-    monkeypatch.setattr(decode_attention, "_kernel", lambda: call)
+    monkeypatch.setattr(decode_kernel, "run", run)
     monkeypatch.setattr(decode_attention, "HEAD_DIMS", range(1, 1000))
     monkeypatch.setattr(decode_attention, "computes", lambda *_: True)
     return calls
@@ -90,6 +103,27 @@ def two_rows(name: str, shapes: Shapes = BY_LENGTH, **options: Any) -> StepEngin
     return engine
 
 
+@pytest.mark.parametrize("name", DRAFTED)
+def test_r9_drafts_that_are_verified_too(name: str, kernel: list[tuple[int, ...]]) -> None:
+    driver = test_drafts.play(name, greedy_requests(name), f"{name} by length", shapes=BY_LENGTH)
+    assert driver.drafted
+    widths = {shape[2] for shape in kernel}
+    assert widths <= {1, 2, 3, 5, 9} if not state_slots(model_of(name)) else len(widths) > 1 or not widths
+
+
+def test_a_pass_that_verifies_drafts_is_compiled() -> None:
+    driver = test_drafts.play("llama", greedy_requests("llama"), "compiled", shapes=ONE_BANK)
+    passes = compiled(driver.engine)._compiled
+    assert {width_of(structure) for structure, each in passes.items() if not each.fault} > {1}
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "gemma3_text"])
+def test_rings_are_read_by_their_lengths(name: str, kernel: list[tuple[int, ...]]) -> None:
+    passes = compiled(two_rows(name, shapes=ONE_BANK))._compiled
+    assert [compiled.fault for compiled in passes.values()] == [""]
+    assert len(kernel) == 2 * len(model_of(name).layers)
+
+
 @pytest.mark.parametrize("name", ["llama", "qwen3_moe", "llama4_text"])
 def test_a_pass_is_built_twice_and_then_instantiated(name: str, kernel: list[tuple[int, ...]]) -> None:
     passes = compiled(two_rows(name, shapes=ONE_BANK))._compiled
@@ -99,9 +133,11 @@ def test_a_pass_is_built_twice_and_then_instantiated(name: str, kernel: list[tup
 
 @pytest.mark.parametrize("name", ["gemma3_text", "gpt_oss"])
 def test_a_pass_that_depends_on_lengths_is_not_compiled_and_says_why(name: str) -> None:
-    passes = compiled(two_rows(name))
-    assert "longest" in passes.fault
-    assert {compiled.fault for compiled in passes._compiled.values()} == {passes.fault}
+    """Rings that verify drafts: which of their tokens are padding depends on the row."""
+    driver = test_drafts.play(name, greedy_requests(name), f"{name} rings", shapes=ONE_BANK)
+    passes = compiled(driver.engine)
+    faults = {each.fault for structure, each in passes._compiled.items() if width_of(structure) > 1}
+    assert faults == {passes.fault} and "reads" in passes.fault
 
 
 def test_models_with_recurrent_state_are_not_compiled(kernel: list[tuple[int, ...]]) -> None:
@@ -125,6 +161,11 @@ def test_a_bounded_number_of_structures_is_kept(monkeypatch: pytest.MonkeyPatch)
     engine = StepEngine(model_of("llama"), VOCABULARY, shapes=ONE_BANK)
     Driver(engine).play([Request([5, 6, 7], 4 * (rows + 1)) for rows in range(4)])
     assert rows_of_structures(engine) == [2, 1]
+
+
+def width_of(structure: Any) -> int:
+    """Number of tokens of each row in a pass of one bank."""
+    return cast(int, structure[1])
 
 
 def rows_of_structures(engine: StepEngine) -> list[int]:
@@ -188,19 +229,19 @@ class TestTrial:
     def test_one_that_is_not_costs_nothing_but_time(
         self, fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        def faulty(**arguments: Any) -> list[mx.array]:
+        def faulty(heads: Heads, call: Call) -> mx.array:
             if fault == "refused":
                 raise RuntimeError("too many resources requested for launch")
-            return [masked(**arguments)[0] * 1.2]
+            return masked(heads, call) * 1.2
 
-        monkeypatch.setattr(decode_attention, "_kernel", lambda: faulty)
+        monkeypatch.setattr(decode_kernel, "run", faulty)
         play_randomly("llama", greedy_requests("llama"), 2, BY_LENGTH)
         said = [record.getMessage() for record in caplog.records if record.name == decode_attention.__name__]
         assert len(said) == 1 and ("wrong" if fault == "wrong" else "too many resources") in said[0]
 
 
 def test_what_a_traced_region_does_not_have_has_a_name() -> None:
-    region = TracedRegion(2, {"offset": mx.array([3, 4])})
+    region = TracedRegion(2, 1, {"offset": mx.array([3, 4])})
     assert region.offset.tolist() == [3, 4]
     for attribute in ("lengths", "counts", "longest", "keys", "positions"):
         with pytest.raises(Untraceable, match="reads"):
@@ -215,9 +256,19 @@ def test_the_warm_up_knows_whole_buffers() -> None:
     assert 1 in rows_of_structures(engine), "a row alone is prepared, too"
 
 
-def test_long_rows_alone_keep_the_devices_own_attention() -> None:
-    def by_length(*lengths: int) -> bool:
-        return Region(0, np.array(lengths, np.int32), np.ones(len(lengths), np.int32), 1, BY_LENGTH).by_length
+def test_which_passes_are_by_length() -> None:
+    def by_length(width: int, *lengths: int, start: int = 0, singly: bool = True) -> bool:
+        counts = np.ones(len(lengths), np.int32)
+        return Region(start, np.array(lengths, np.int32), counts, width, BY_LENGTH, singly=singly).by_length
 
-    assert by_length(5) and by_length(2000) and by_length(5000, 3000)
-    assert not by_length(5000)
+    assert by_length(1, 5) and by_length(1, 5000) and by_length(1, 5000, 3000) and by_length(9, 5, 7)
+    assert not by_length(9, 5, singly=False), "a chunk of a prompt"
+    assert not by_length(MAX_KERNEL_WIDTH + 1, 5)
+    assert not by_length(1, 5, start=1)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "width"), [(1, 1), (2, 2), (3, 3), (4, 5), (5, 5), (6, 9), (17, 17), (18, 33), (33, 33), (34, 40)]
+)
+def test_widths_of_passes_with_drafts_are_on_a_ladder(tokens: int, width: int) -> None:
+    assert BY_LENGTH.drafted_width(tokens) == width

@@ -1,4 +1,4 @@
-"""The CUDA kernel of decode_attention.py, compiled for the CPU: each thread of a block is a thread. Its arithmetic and indices are
+"""The CUDA kernels of decode_kernel.py, compiled for the CPU: each thread of a block is a thread. Their arithmetic and indices are
 tested so without a GPU; on one, by tests/device/test_decode_attention.py."""
 
 from __future__ import annotations
@@ -7,22 +7,31 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import mlx.core as mx
 import numpy as np
 import pytest
 
-from trouper.engine.kv.decode_attention import HEAD_DIMS, MAX_PART, MAX_SUMS, SOURCE, WARPS, part_of
+from trouper.engine.kv.decode_attention import mask_of
+from trouper.engine.kv.decode_kernel import HEAD_DIMS, JOIN, MAX_PART, MAX_SUMS, SOURCE, WARPS, Heads, part_of
 
 COMPILER = shutil.which("g++")
-KEY_HEADS, CAPACITY, LENGTHS = 2, 80, (1, 3, 66)
-"""Number of tokens of each row: warps without a key, one that is not filled, and a second turn of the first warp."""
+SPLIT, LENGTHS = 64, np.array([0, 2, 65, 70], np.int32)
+"""Number of tokens of each row before the pass: warps without a key, one that is not filled, and a second split or turn."""
 PROGRAM = """
 #include "cuda_on_threads.h"
 #include <cstdio>
 #include <cstdlib>
 using T = float;
-constexpr int D = %(dim)d, KEY_HEADS = %(key_heads)d, GROUP = %(group)d, PART = %(part)d, WARPS = %(warps)d;
-static void kernel(const T* queries, const T* keys, const T* values, const int* lengths, const float* scale, const int* keys_shape, T* out) {
+constexpr int D = %(dim)d, KEY_HEADS = %(key_heads)d, GROUP = %(group)d, PART = %(part)d, WARPS = %(warps)d, RING = %(ring)d,
+              WINDOW = %(window)d, SPLIT = %(split)d;
+constexpr bool SINKS = %(sinks)d;
+using O = float;
+static void attention(const T* queries, const int* queries_shape, const T* keys, const int* keys_shape, const T* values,
+                      const int* lengths, const float* scale, const T* sinks, O* out) {
 %(source)s
+}
+static void join(const float* splits, const int* splits_shape, const T* sinks, T* out) {
+%(join)s
 }
 template <typename X> X* read(int size) {
     X* array = (X*)malloc(size * sizeof(X));
@@ -30,45 +39,70 @@ template <typename X> X* read(int size) {
     return array;
 }
 int main() {
-    const int rows = %(rows)d, heads = KEY_HEADS * GROUP, shape[4] = {rows, KEY_HEADS, %(capacity)d, D};
-    float* queries = read<float>(rows * heads * D);
-    float* keys = read<float>(rows * KEY_HEADS * shape[2] * D);
-    float* values = read<float>(rows * KEY_HEADS * shape[2] * D);
+    const int rows = %(rows)d, heads = KEY_HEADS * GROUP, width = %(width)d, count = %(splits)d, all = rows * heads * width;
+    const int queries_shape[4] = {rows, heads, width, D}, keys_shape[4] = {rows, KEY_HEADS, %(capacity)d, D};
+    const int splits_shape[5] = {rows, heads, width, count, D + 2};
+    float* queries = read<float>(all * D);
+    float* keys = read<float>(rows * KEY_HEADS * keys_shape[2] * D);
+    float* values = read<float>(rows * KEY_HEADS * keys_shape[2] * D);
+    float* sinks = read<float>(heads);
     int* lengths = read<int>(rows);
     const float scale[1] = {0.2f};
-    float* out = (float*)calloc(rows * heads * D, sizeof(float));
-    launch(heads / PART, rows, WARPS * 32, [=] { kernel(queries, keys, values, lengths, scale, shape, out); });
-    fwrite(out, sizeof(float), rows * heads * D, stdout);
+    float* splits = (float*)calloc(all * count * (D + 2), sizeof(float));
+    float* out = (float*)calloc(all * D, sizeof(float));
+    const int blocks = KEY_HEADS * ((GROUP * width + PART - 1) / PART);
+    launch({blocks, rows, count}, WARPS * 32,
+           [=] { attention(queries, queries_shape, keys, keys_shape, values, lengths, scale, sinks, SPLIT ? splits : out); });
+    if (SPLIT) launch({all, 1, 1}, D, [=] { join(splits, splits_shape, sinks, out); });
+    fwrite(out, sizeof(float), all * D, stdout);
 }
 """
 
 
-@pytest.mark.parametrize(("group", "dim"), [(1, 64), (8, 128), (3, 256)])
-def test_the_kernel_is_attention_of_each_row_over_its_tokens(group: int, dim: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("heads", "width", "split"),
+    [
+        (Heads(mx.float32, 64, 2, 1), 1, 0),
+        (Heads(mx.float32, 128, 2, 8), 1, SPLIT),
+        (Heads(mx.float32, 256, 1, 3), 1, 0),
+        (Heads(mx.float32, 64, 2, 3), 3, SPLIT),
+        (Heads(mx.float32, 64, 1, 5, sinks=True), 1, 0),
+        (Heads(mx.float32, 64, 2, 2, sinks=True), 2, SPLIT),
+        (Heads(mx.float32, 64, 2, 2, 40, 50), 1, 0),
+        (Heads(mx.float32, 64, 1, 4, 66, 68, sinks=True), 1, SPLIT),
+    ],
+    ids=lambda value: str(value).replace("mlx.core.", ""),
+)
+def test_the_kernels_are_attention_of_each_row_over_its_tokens(
+    heads: Heads, width: int, split: int, tmp_path: Path
+) -> None:
     if COMPILER is None:
         pytest.skip("no C++ compiler")
-    values_of = {"dim": dim, "key_heads": KEY_HEADS, "group": group, "part": part_of(group, dim), "warps": WARPS,
-                 "rows": len(LENGTHS), "capacity": CAPACITY, "source": SOURCE}  # fmt: skip
+    rows, all_heads, capacity = len(LENGTHS), heads.key_heads * heads.group, heads.ring or 80
+    names = {"dim": heads.dim, "key_heads": heads.key_heads, "group": heads.group, "part": part_of(heads.group * width, heads.dim),
+             "warps": WARPS, "ring": heads.ring, "window": heads.window, "sinks": heads.sinks, "split": split, "rows": rows,
+             "splits": -(-capacity // split) if split else 1, "capacity": capacity, "width": width, "source": SOURCE, "join": JOIN}  # fmt: skip
     source, program = tmp_path / "kernel.cpp", tmp_path / "kernel"
-    source.write_text(PROGRAM % values_of)
+    source.write_text(PROGRAM % names)
     flags = ["-std=c++20", "-O1", "-pthread", "-I", str(Path(__file__).parent), "-o", str(program)]
     subprocess.run([COMPILER, *flags, str(source)], check=True)
-    dice = np.random.default_rng(dim + group)
-    queries = dice.standard_normal((len(LENGTHS), KEY_HEADS * group, dim), np.float32)
-    keys, values = (dice.standard_normal((len(LENGTHS), KEY_HEADS, CAPACITY, dim), np.float32) for _ in range(2))
-    lengths = np.array(LENGTHS, np.int32)
-    given = b"".join(array.tobytes() for array in (queries, keys, values, lengths))
+    dice = np.random.default_rng(heads.dim + heads.group)
+    queries = dice.standard_normal((rows, all_heads, width, heads.dim), np.float32)
+    keys, values = (dice.standard_normal((rows, heads.key_heads, capacity, heads.dim), np.float32) for _ in range(2))
+    sinks, after = dice.standard_normal(all_heads, np.float32), LENGTHS + np.int32(width)
+    given = b"".join(array.tobytes() for array in (queries, keys, values, sinks, after))
     done = subprocess.run([program], input=given, stdout=subprocess.PIPE, check=True)
     got = np.frombuffer(done.stdout, np.float32).reshape(queries.shape)
-    for row, length in enumerate(LENGTHS):
-        for head in range(KEY_HEADS * group):
-            mine, theirs = (array[row, head // group, :length] for array in (keys, values))
-            scores = np.exp(0.2 * (mine @ queries[row, head]).astype(np.float64))
-            np.testing.assert_allclose(got[row, head], scores @ theirs / scores.sum(), atol=1e-5)
+    expected = mx.fast.scaled_dot_product_attention(
+        *map(mx.array, (queries, keys, values)), scale=0.2, mask=mask_of(heads, LENGTHS, width, capacity)[:, None],
+        sinks=mx.array(sinks) if heads.sinks else None,
+    )  # fmt: skip
+    np.testing.assert_allclose(got, np.array(expected), atol=1e-5)
 
 
 @pytest.mark.parametrize("dim", HEAD_DIMS)
-@pytest.mark.parametrize("group", range(1, 65))
-def test_a_block_has_registers_for_its_heads(group: int, dim: int) -> None:
-    part = part_of(group, dim)
-    assert group % part == 0 and 1 <= part <= MAX_PART and part * dim // 32 <= MAX_SUMS
+@pytest.mark.parametrize("shared", range(1, 140))
+def test_a_block_has_registers_for_its_queries(shared: int, dim: int) -> None:
+    part = part_of(shared, dim)
+    assert 1 <= part <= MAX_PART and part * dim // 32 <= MAX_SUMS
+    assert -(-shared // part) * part - shared < part, "no block without a query"

@@ -239,7 +239,7 @@ def test_kv_of_wrong_drafts_is_taken_back() -> None:
         def _read(self, stepped: Any, by_id: Any) -> None:
             super()._read(stepped, by_id)
             if stepped.drafted and RowId(0) in draft.lengths:
-                engine._proposals._feed_proposers()
+                engine.proposals._feed_proposers()
                 length = draft.lengths[RowId(0)]
                 parts = rows.read(RowId(0), 0, min(length, rows.length(RowId(0))))
                 seen.append([np.array(part) for part in parts])

@@ -66,7 +66,7 @@ class StepEngine:
         self._sampling = SamplingBatch(vocabulary, group, self._state, processors)
         self._constraints: dict[RowId, RowConstraint] = {}
         """Grammar or thinking budget of each row whose next token one restricts."""
-        self._proposals = DraftProposals.of(drafting, self._rows, group.agree)
+        self.proposals, self.max_draft = DraftProposals.of(drafting, self._rows, group.agree), drafting.tokens
         self._last_read = 0.0
         self._fresh: dict[RowId, int] = {}
         """Last prompt token of each row that decodes for the first time."""
@@ -121,7 +121,7 @@ class StepEngine:
             self._rows.give_back()
             heap.give_back()
         self._change_blocks_and_rows(plan)
-        self._proposals.keep_up()
+        self.proposals.keep_up()
         prefilled = run_chunks(self._rows, self._state, plan.prefill)
         alone = self._promote(prefilled.complete)
         self._rows.move_outgrown()
@@ -146,7 +146,7 @@ class StepEngine:
     def _change_blocks_and_rows(self, plan: Plan) -> None:
         if plan.evict:
             self.blocks.evict(plan.evict)
-        self._proposals.complete({store.row: store.start + sum(store.sizes) for store in plan.store})
+        self.proposals.complete({store.row: store.start + sum(store.sizes) for store in plan.store})
         for store in plan.store:
             self.blocks.store(store)
         self._drop(plan.drop)
@@ -162,7 +162,7 @@ class StepEngine:
         for row in rows:
             del self._state[row]
             self._constraints.pop(row, None)
-        self._proposals.drop(rows)
+        self.proposals.drop(rows)
         self._rows.drop(rows)
 
     def _admit(self, admit: Admit) -> None:
@@ -170,14 +170,14 @@ class StepEngine:
         if state.constraint is not None:
             self._constraints[admit.row] = state.constraint
         if admit.restore is not None and admit.restore.source is not None:
-            self._proposals.complete({admit.restore.source: admit.restore.tokens})
+            self.proposals.complete({admit.restore.source: admit.restore.tokens})
         self._rows.open(admit.row, admit.num_tokens)
         if admit.restore is not None:
             assert admit.restore.tokens < len(state.prompt), "one token of a prompt must be computed"
             self.blocks.restore(admit.row, admit.restore)
             state.prefilled = admit.restore.tokens
-        if self.capabilities.allows("drafts") and self._proposals.wants(ngrams=admit.drafts):
-            self._proposals.open(admit.row, state.prompt.tolist(), state.prefilled, ngrams=admit.drafts)
+        if self.capabilities.allows("drafts") and self.proposals.wants(ngrams=admit.drafts):
+            self.proposals.open(admit.row, state.prompt.tolist(), state.prefilled, ngrams=admit.drafts)
 
     def _promote(self, complete: Sequence[RowId]) -> list[RowId]:
         """Let rows whose prompt is complete decode in this step's pass. Returns those whose first token must run alone."""
@@ -204,7 +204,7 @@ class StepEngine:
         a draft."""
         if not any(plan.drafts):
             return None
-        drafts = self._proposals.drafts(dict(zip(plan.decode, plan.drafts, strict=True)), plan.proposer_of)
+        drafts = self.proposals.drafts(dict(zip(plan.decode, plan.drafts, strict=True)), plan.proposer_of)
         for row in self._constraints.keys() & drafts.keys():
             drafts[row] = drafts[row][: self._constraints[row].fitting(drafts[row])]
         along = [drafts.get(row, ()) for row in self._rows.decoding]
@@ -260,7 +260,7 @@ class StepEngine:
             launched.plan.step, rows, tokens, logprobs, seconds,
             persisted=tuple(payload.read() for payload in launched.persisted),
             failed=launched.failed + self._follow(rows, tokens),
-            matched=self._proposals.matched(launched.rows) if launched.plan.watch else (),
+            matched=self.proposals.matched(launched.rows) if launched.plan.watch else (),
             prompt_logprobs=scores, embedded=embedded, drafted=drafted,
             draft_s=launched.draft_s, banks=launched.banks,
         )  # fmt: skip
@@ -281,7 +281,7 @@ class StepEngine:
 
     def _follow(self, rows: Sequence[RowId], tokens: Sequence[int]) -> tuple[tuple[RowId, str], ...]:
         """Pass the sampled tokens to proposers and grammars. The grammar of a row that was dropped since is skipped."""
-        self._proposals.append(rows, tokens)
+        self.proposals.append(rows, tokens)
         failed = []
         for row, token in zip(rows, tokens, strict=True) if self._constraints else ():
             if (constraint := self._constraints.get(row)) is not None:

@@ -23,7 +23,7 @@ MAX_PLANNED_PREFILL = 2**16
 
 
 def warm_up(engine: StepEngine, vocabulary: int, context: int = 0, chunk: int = 0, step: int = CHUNK_STEP) -> None:
-    """Run prefill, decoding, both in one step, greedy and random sampling, a row that grows, and attention of one row at each
+    """Run prefill, decoding, both in one step, greedy and random sampling, drafts, a row that grows, and attention of one row at each
     capacity up to `context` tokens, and in chunks of `chunk` tokens, and of `step` tokens, as prompts have beside streams. All rows
     are dropped at the end."""
     rows = [RowId(index) for index in range(len(PROMPTS))]
@@ -45,6 +45,7 @@ def warm_up(engine: StepEngine, vocabulary: int, context: int = 0, chunk: int = 
     if (
         not context or engine.shapes.bank_tokens(0) + GROWING_STEPS <= context
     ):  # Positions may be learned: a table ends.
+        _verify(engine, (first, late))
         _grow(engine, (first, late), vocabulary)
     with recording() as calls:  # The first pass of its kind is not compiled, so it has arrays.
         _run(engine, Plan(6, drop=(first,), decode=(late,)))
@@ -63,6 +64,21 @@ def _run(engine: StepEngine, plan: Plan) -> None:
 
 def _admit(row: RowId, size: int, sampling: Sampling, vocabulary: int) -> Admit:
     return Admit(row, (np.arange(1, size + 1) % vocabulary).astype("<i4").tobytes(), sampling)
+
+
+def _verify(engine: StepEngine, rows: tuple[RowId, ...]) -> None:
+    """Verify drafts of each width, and draft by each proposer that runs passes."""
+    if not engine.capabilities.allows("drafts"):
+        return
+    tokens = 1
+    while tokens <= engine.max_draft:
+        engine.proposals.given = dict.fromkeys(rows, [1] * tokens)
+        _run(engine, Plan(0, decode=rows, drafts=(tokens,) * len(rows)))
+        tokens *= 2
+    engine.proposals.given = {}
+    for name in engine.proposals.names:
+        for tokens in (1, min(2, engine.max_draft)) if name != "ngram" else ():
+            _run(engine, Plan(0, decode=rows, drafts=(tokens,) * len(rows), proposers=(name,) * len(rows)))
 
 
 def _grow(engine: StepEngine, others: tuple[RowId, ...], vocabulary: int) -> None:

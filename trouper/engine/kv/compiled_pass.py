@@ -5,7 +5,7 @@ lock meanwhile. A pass can be compiled if nothing in it depends on the lengths o
 buffers and lengths (`decode_attention.py`). Its structure is then the number of rows and the shapes of the buffers.
 
 - The first pass of a structure is an ordinary one. It shows which arrays of its regions the model reads: the compiled function
-  gets these as inputs. The second one in a row is compiled: a structure that lasts for one step is not worth that.
+  gets these as inputs. The second one soon after is compiled: a structure that lasts for one step is not worth that.
 - While the function is traced, regions have arrays and nothing else (`TracedRegion`). A model that needs more - a window, a ring, a
   mask - fails there, and runs as before.
 - The function gets buffers and returns them. Nobody else may hold the old ones when the pass is evaluated, or each write would copy a buffer.
@@ -27,6 +27,9 @@ from trouper.engine.platform.error_text import line_of
 MAX_COMPILED = 32
 """Maximum number of compiled structures. Each keeps the traced graph, about 1 MB for 28 layers."""
 
+MAX_SEEN = 4
+"""Maximum number of structures that are remembered before one of them recurs."""
+
 
 class Untraceable(Exception):
     """The pass depends on more than arrays."""
@@ -36,8 +39,8 @@ class TracedRegion(Region):
     """Region of a decode pass while it is traced: its arrays are inputs, and it has no lengths on the host, from which `Region`
     computes them."""
 
-    def __init__(self, stop: int, arrays: dict[Name, mx.array]) -> None:
-        self.start, self.stop, self.width, self.room = 0, stop, 1, 0
+    def __init__(self, stop: int, width: int, arrays: dict[Name, mx.array]) -> None:
+        self.start, self.stop, self.width, self.room = 0, stop, width, 0
         self.level = self.causal = self.copied = self.singly = False
         self.by_length = True
         self._flat_indices = {name: array for name, array in arrays.items() if isinstance(name, tuple)}
@@ -63,7 +66,7 @@ class DecodePass:
             if not region.by_length or not all(leaf.has_room(region.stop, region.room) for leaf in leaves):
                 return None
         shapes = (tuple(buffer.shape for leaf in leaves for buffer in leaf.buffers) for leaves in self.leaves)
-        return (*(region.stop for region in self.regions), *shapes)
+        return (*(region.stop for region in self.regions), self.regions[0].width, *shapes)
 
     @property
     def caches(self) -> list[SlotCache]:
@@ -77,7 +80,7 @@ class DecodePass:
 
 
 Build = Callable[[Sequence[Region], mx.array], mx.array]
-"""Builds the model's pass over tokens (n, 1) in the slots of these regions; returns logits (n, 1, vocabulary)."""
+"""Builds the model's pass over tokens (n, width) in the slots of these regions; returns logits (n, width, vocabulary)."""
 
 
 Traced = Callable[[mx.array, list[list[mx.array]], list[list[mx.array]]], tuple[mx.array, list[list[mx.array]]]]
@@ -90,17 +93,18 @@ class CompiledPasses:
     def __init__(self) -> None:
         self._compiled: OrderedDict[Hashable, CompiledPass] = OrderedDict()
         """By structure, the least recently used first."""
-        self._seen: tuple[Hashable, list[list[Name]]] | None = None
-        """Structure of the last pass, if it was an ordinary one that may be compiled, and the arrays that it read of each region."""
+        self._seen: OrderedDict[Hashable, list[list[Name]]] = OrderedDict()
+        """Structures of the last ordinary passes that may be compiled, the oldest first, and the arrays that each read of each region.
+        Passes with drafts and without take turns."""
         self.fault = ""
         """Why the last pass that could not be traced could not."""
 
     def run(self, build: Build, decode: DecodePass, tokens: mx.array) -> mx.array:
-        """Run the pass: instantiated if it is compiled, compiled now if the last pass had the same structure, else built. The caches
+        """Run the pass: instantiated if it is compiled, compiled now if a recent pass had the same structure, else built. The caches
         then have new buffers."""
-        structure, seen, self._seen = decode.structure, self._seen, None
-        if seen is not None and seen[0] == structure:
-            self._compiled[structure] = CompiledPass(seen[1])
+        structure = decode.structure
+        if (names := self._seen.pop(structure, None)) is not None:
+            self._compiled[structure] = CompiledPass(names)
             if len(self._compiled) > MAX_COMPILED:
                 self._compiled.popitem(last=False)
         if compiled := self._compiled.get(structure):
@@ -110,7 +114,9 @@ class CompiledPasses:
             self.fault = compiled.fault
         logits = build(decode.regions, tokens)
         if structure is not None and compiled is None:
-            self._seen = structure, [region.arrays_read() for region in decode.regions]
+            self._seen[structure] = [region.arrays_read() for region in decode.regions]
+            if len(self._seen) > MAX_SEEN:
+                self._seen.popitem(last=False)
         return logits
 
 
@@ -155,7 +161,7 @@ def _traced(names: list[list[Name]], call: list[tuple[Build, DecodePass]]) -> Tr
         [(build, decode)] = call
         decode.put([list(parts) for parts in buffers])
         regions = [
-            TracedRegion(region.stop, dict(zip(known, values, strict=True)))
+            TracedRegion(region.stop, region.width, dict(zip(known, values, strict=True)))
             for region, known, values in zip(decode.regions, names, arrays, strict=True)
         ]
         return build(regions, tokens), [leaf.buffers for leaf in decode.caches]

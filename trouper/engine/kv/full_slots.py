@@ -37,9 +37,12 @@ class FullSlots(SlotCache):
     def keys_and_values(self) -> tuple[Any, Any]:
         """(n, heads, keys, dim) views of the rows of the pass, in the cache's dtype; or the whole buffers (`Region.by_length`)."""
         if self.region.by_length and self.kernel_reads:
-            return WholeBuffer(self.buffers[0], self.region), WholeBuffer(self.buffers[1], self.region)
+            return self._for_kernel(0), self._for_kernel(1)
         keys, values = self._of_region()
         return (mx.contiguous(keys), mx.contiguous(values)) if self.region.copied else (keys, values)
+
+    def _for_kernel(self, index: int) -> WholeBuffer:
+        return WholeBuffer(self.buffers[index], self.region, lambda: (self._of_region()[index], self.region.mask()))
 
     def _of_region(self) -> list[mx.array]:
         rows, tokens = slice(self.region.start, self.region.stop), slice(0, self.region.keys)

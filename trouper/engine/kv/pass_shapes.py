@@ -30,6 +30,9 @@ CHUNK_STEP = 512
 """Multiple of tokens at which chunks of long prompts end, so that lengths recur: cuDNN plans for each, 40 ms."""
 COPIED_WIDTH = 64
 """Minimum width of a pass whose keys are copied. Drafts are fewer: a copy at each step would cost more than it spares."""
+KERNEL_TOKENS = 2**18
+MAX_KERNEL_WIDTH = 33
+"""Maximum number of tokens of each row for which attention by lengths runs: of more, matrix products are faster."""
 LEAD = 64
 """Number of tokens by which the first buffers grow before they are full, where all layers' buffers have the same lengths. If all
 grew in one step, it would take 20 ms longer for all rows."""
@@ -53,6 +56,8 @@ class Shapes:
     """Maximum number of tokens of rows in the bank of level 0; each level has twice as many."""
     length_kernel: bool = False
     """Whether the device has attention of decoding rows by their lengths (`decode_attention.py`)."""
+    kernel_tokens: int = KERNEL_TOKENS
+    """Maximum number of tokens of a row that decodes alone for which that kernel runs."""
     shared_tokens: int = SHARED_TOKENS
     """Maximum number of tokens of rows in a bank that rows share."""
 
@@ -96,10 +101,16 @@ class Shapes:
         this one would be too large."""
         return self.rounded and self.width(tokens) * (length + tokens) > self.mask_elements
 
-    def by_length(self, rows: int, tokens: int) -> bool:
-        """Whether decoding rows of up to `tokens` tokens get attention by their lengths. One long row does not: a block of threads for each
-        head leaves the rest of the device idle."""
-        return self.length_kernel and (rows > 1 or tokens <= self.vector_tokens)
+    def drafted_width(self, tokens: int) -> int:
+        """Width of a pass in which a row verifies at most `tokens` - 1 drafts: of a ladder, so that a pass has few structures and each
+        is compiled (`compiled_pass.py`). The policy drafts by powers of two."""
+        if not self.length_kernel or tokens > MAX_KERNEL_WIDTH:
+            return self.width(tokens)
+        return 1 + (1 << (tokens - 2).bit_length()) if tokens > 2 else tokens
+
+    def by_length(self, rows: int, tokens: int, width: int = 1) -> bool:
+        """Whether `width` tokens of each row, of up to `tokens` in all, get attention by their lengths."""
+        return self.length_kernel and width <= MAX_KERNEL_WIDTH and (rows > 1 or tokens <= self.kernel_tokens)
 
     def copied(self, width: int, keys: int) -> bool:
         """Whether attention of a row's chunk gets copies of keys and values (`Region.copied`): where MLX would use cuDNN."""

@@ -34,8 +34,8 @@ class Region:
     copied: attention gets copies of keys and values without gaps, since the device prepares each length *and stride*, and
     strides are those of the row's buffer. A copy of 60,000 tokens takes 0.1 ms a layer on an H200, a preparation 40 ms.
 
-    by_length: the device has a kernel for decoding that knows the rows' lengths (`decode_attention.py`), so attention gets whole buffers
-    and needs no mask.
+    by_length: the device has a kernel for few tokens of each row that knows the rows' lengths (`decode_attention.py`), so attention
+    gets whole buffers and needs no mask.
 
     singly: the tokens are drafts, each of which must come out as if it had been fed alone.
     """
@@ -53,7 +53,7 @@ class Region:
         )
         self.keys = self.longest if self.causal or width == 1 else shapes.keys(self.longest)
         self.copied = self.level and shapes.copied(width, self.keys)
-        self.by_length = width == 1 and not start and shapes.by_length(len(lengths), self.longest)
+        self.by_length = not start and (width == 1 or singly) and shapes.by_length(len(lengths), self.longest, width)
         self._flat_indices: dict[tuple[int, int, int], mx.array] = {}
 
     @cached_property

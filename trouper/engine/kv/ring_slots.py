@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from trouper.engine.adaptations.cache_traits import USUAL, Traits
+from trouper.engine.kv.decode_attention import WholeBuffer
 from trouper.engine.kv.slot_cache import SlotCache
 
 
@@ -38,7 +40,10 @@ class RingSlots(SlotCache):
     def _used_tokens(self, tokens: int) -> int:
         return min(tokens, self.ring)
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+    def has_room(self, slots: int, tokens: int) -> bool:  # noqa: ARG002  A ring has room for any row.
+        return super().has_room(slots, 0)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Write the pass's tokens. Returns the ring after the write if the pass has few tokens, else the ring before the write
         followed by the new tokens."""
         region, parts = self.region, (keys, values)
@@ -55,9 +60,23 @@ class RingSlots(SlotCache):
         """Whether the pass's tokens can be written before any of them attends to the ring."""
         return self.region.width <= 1 + self.ring - self.window
 
-    def keys_and_values(self) -> tuple[mx.array, mx.array]:
-        """(n, heads, keys, dim): the ring, or for a wide pass the ring before it and the new tokens."""
+    def keys_and_values(self) -> tuple[Any, Any]:
+        """(n, heads, keys, dim): the ring, or for a wide pass the ring before it and the new tokens; or the whole buffers, for a token
+        of each row (`Region.by_length`)."""
+        if self._by_length:
+            return self._for_kernel(0), self._for_kernel(1)
         return self._fetched or self._ring_contents()
+
+    @property
+    def _by_length(self) -> bool:
+        """Whether attention by lengths knows which of the ring's tokens are visible: padding behind drafts is not among them."""
+        return self.region.by_length and self.region.width == 1
+
+    def _for_kernel(self, index: int) -> WholeBuffer:
+        def arrays() -> tuple[mx.array, mx.array]:
+            return self._ring_contents()[index], self._visible(self.window)
+
+        return WholeBuffer(self.buffers[index], self.region, arrays, self.ring, self.window)
 
     def snapshot(self, slot: int, length: int) -> list[mx.array]:
         """Copy (last min(length, window) tokens, heads, dim) of each buffer, oldest first. At most `slack` tokens after
@@ -88,22 +107,28 @@ class RingSlots(SlotCache):
     def make_mask(
         self,
         width: int,  # noqa: ARG002  The region has the width.
-        return_array: bool = False,  # noqa: ARG002  The mask is always an array.
+        return_array: bool = False,
         window_size: int | None = None,
-    ) -> mx.array:
+    ) -> mx.array | None:
         """(n, 1, width, keys) bool: True where a query attends to a key. Keys are in the order of the ring, not of
-        positions."""
-        window, index = window_size or self.window, mx.arange(self._ring_tokens(), dtype=mx.int32)
+        positions. None where attention is by lengths."""
+        if self._by_length and not return_array and window_size in (None, self.window):
+            return None
+        return self._shape_mask(self._visible(window_size or self.window))
+
+    def _visible(self, window: int) -> mx.array:
+        """(n, width, keys) bool: the mask of `make_mask`."""
+        index = mx.arange(self._ring_tokens(), dtype=mx.int32)
         first = self._first_visible(window)
         if self._fits:
             query, last = self.region.clamped_positions[:, :, None], self.region.last[:, None, None]
             position = last - (last - index) % self.ring
-            return self._shape_mask((position >= first(query)) & (position <= query))
+            return (position >= first(query)) & (position <= query)
         query, last = self.region.positions[:, :, None], self.region.offset[:, None, None] - 1
         position = last - (last - index) % self.ring
         key = self.region.positions[:, None, :]
         before, new = position >= first(query), (key <= query) & (key >= first(query))
-        return self._shape_mask(mx.concatenate([before, new], axis=-1))
+        return mx.concatenate([before, new], axis=-1)
 
     def _first_visible(self, window: int) -> Callable[[mx.array], mx.array]:
         """Function from a query's position to the position of the first key that it attends to.

@@ -37,6 +37,11 @@ from trouper.protocol.kv import BankStats
 from trouper.protocol.plans import KvBound, RowId
 
 
+def _padded(tokens: mx.array, width: int) -> mx.array:
+    """Pad tokens (n, any) to (n, width)."""
+    return mx.pad(tokens, [(0, 0), (0, width - tokens.shape[1])]) if width > tokens.shape[1] else tokens
+
+
 class SlotRows:
     """Rows in slots (see `rows.Rows`). KV moves only when a row is dropped, is promoted before an older one, or outgrows its
     bank."""
@@ -167,25 +172,31 @@ class SlotRows:
         segments, counts = batch(self._banks), np.ones(tokens.shape[0], np.int32)
         regions = regions_of(segments, lengths_of(segments), counts, 1, self._shapes)
         self._states.begin(rows_of(segments), None)
-        build = partial(self._build, segments)
-        if self._states:
-            outputs = build(regions, tokens[:, None])
-        else:
-            leaves = [segment.bank.buffers.own for segment in segments]
-            outputs = self._compiled.run(build, DecodePass(regions, leaves), tokens[:, None])
-        logits = self._logits(segments, counts, outputs)
+        logits = self._logits(segments, counts, self._of_decoding(segments, regions, tokens[:, None]))
         add_tokens(segments, counts)
         self._states.decoded()
         return logits[:, -1, :]
 
     def verify(self, tokens: mx.array, counts: Ints) -> mx.array:
-        segments = batch(self._banks)
+        segments, width = batch(self._banks), tokens.shape[1]
         before = lengths_of(segments)
+        tokens = _padded(tokens, width if self._states else self._shapes.drafted_width(width))
+        regions = regions_of(segments, before, counts, tokens.shape[1], self._shapes, singly=True)
+        self._states.begin(rows_of(segments), counts)
         with recorded_calls(self._layers):
-            logits = self._forward(segments, tokens, counts, singly=True)
-        self._states.verified(before, counts, tokens.shape[1])
-        add_tokens(segments, 1 - counts)
-        return logits
+            outputs = self._of_decoding(segments, regions, tokens)
+        logits = self._logits(segments, counts, outputs)
+        self._states.verified(before, counts, width)
+        add_tokens(segments, np.ones_like(counts))
+        return logits[:, :width]
+
+    def _of_decoding(self, segments: Sequence[Segment], regions: Sequence[Region], tokens: mx.array) -> mx.array:
+        """The pass over tokens (n, width) of all decoding rows, compiled if it can be."""
+        build = partial(self._build, segments)
+        if self._states:
+            return build(regions, tokens)
+        leaves = [segment.bank.buffers.own for segment in segments]
+        return self._compiled.run(build, DecodePass(regions, leaves), tokens)
 
     @cached_property
     def _layers(self) -> list[nn.Module]:
@@ -208,22 +219,18 @@ class SlotRows:
         tokens: mx.array,
         counts: Ints,
         part: nn.Module | None = None,
-        *,
-        singly: bool = False,
     ) -> mx.array:
         """Build the pass of the rows in these slots over tokens (n, width), of which counts[i] are row i's own, and add these to
-        the rows' lengths. `singly`: see `Region`. Returns logits (n, width, vocabulary), or what `part`, a part of the model, returns."""
+        the rows' lengths. Returns logits (n, width, vocabulary), or what `part`, a part of the model, returns."""
         width = tokens.shape[1]
-        wide = width if self._states else self._shapes.width(width)
-        if wide > width:
-            tokens = mx.pad(tokens, [(0, 0), (0, wide - width)])
-        regions = regions_of(segments, lengths_of(segments), counts, wide, self._shapes, singly=singly)
-        self._states.begin(rows_of(segments), counts if singly else None)
+        tokens = _padded(tokens, width if self._states else self._shapes.width(width))
+        regions = regions_of(segments, lengths_of(segments), counts, tokens.shape[1], self._shapes)
+        self._states.begin(rows_of(segments), None)
         outputs = self._build(segments, regions, tokens, part)
         logits = self._logits(segments, counts, outputs)
         outputs = logits if part is None else outputs
         add_tokens(segments, counts)
-        return outputs[:, :width] if wide > width else outputs
+        return outputs[:, :width]
 
     def _build(
         self, segments: Sequence[Segment], regions: Sequence[Region], tokens: mx.array, part: nn.Module | None = None

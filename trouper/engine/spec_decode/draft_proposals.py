@@ -38,6 +38,8 @@ class DraftProposals:
             self._proposers["draft_model"] = draft_model
         if head is not None:
             self._proposers["mtp"] = head
+        self.given: dict[RowId, list[int]] = {}
+        """What rows draft in place of what proposers do, while a device is warmed up."""
         self._open: set[RowId] = set()
         self._unread: list[tuple[Sequence[RowId], Sequence[int]]] = []
 
@@ -50,6 +52,10 @@ class DraftProposals:
             None if draft is None else DraftModel(draft, drafting.tokens, agree),
             None if head is None else HeadProposer(head, drafting.tokens, agree),
         )
+
+    @property
+    def names(self) -> Sequence[ProposerName]:
+        return [*self._proposers]
 
     def wants(self, *, ngrams: bool) -> bool:
         """Whether a row is to be opened. `ngrams`: whether it may draft from its own text."""
@@ -82,6 +88,8 @@ class DraftProposals:
         """Propose drafts. `requests`: maximum number of draft tokens of each row. `names`: the proposer of each row; prompt lookup for
         rows that it does not name. Rows without a draft are left out."""
         self._feed_proposers()
+        if self.given:
+            return {**self.given}
         names = names or {}
         drafts: dict[RowId, list[int]] = {}
         for name, proposer in self._proposers.items():
