@@ -30,9 +30,10 @@ CHUNK_STEP = 512
 """Multiple of tokens at which chunks of long prompts end, so that lengths recur: cuDNN plans for each, 40 ms."""
 COPIED_WIDTH = 64
 """Minimum width of a pass whose keys are copied. Drafts are fewer: a copy at each step would cost more than it spares."""
-KERNEL_TOKENS = 2**18
-MAX_KERNEL_WIDTH = 33
-"""Maximum number of tokens of each row for which attention by lengths runs: of more, matrix products are faster."""
+MAX_KERNEL_WIDTH, MAX_KERNEL_SCORES = 33, 100_000
+"""Limits of attention by lengths for several tokens of each row: their number, and theirs times all rows' tokens. Beyond, the tensor
+cores that attention with a mask uses are worth more than a compiled pass. A layer on an H200 (4B shape), by lengths and with a mask: 8
+rows of 500 with 9 tokens each 110 and 89 us, 32 of 500 with 5 each 202 and 194, one of 20,000 with 9 395 and 213."""
 LEAD = 64
 """Number of tokens by which the first buffers grow before they are full, where all layers' buffers have the same lengths. If all
 grew in one step, it would take 20 ms longer for all rows."""
@@ -56,8 +57,6 @@ class Shapes:
     """Maximum number of tokens of rows in the bank of level 0; each level has twice as many."""
     length_kernel: bool = False
     """Whether the device has attention of decoding rows by their lengths (`decode_attention.py`)."""
-    kernel_tokens: int = KERNEL_TOKENS
-    """Maximum number of tokens of a row that decodes alone for which that kernel runs."""
     shared_tokens: int = SHARED_TOKENS
     """Maximum number of tokens of rows in a bank that rows share."""
 
@@ -110,7 +109,8 @@ class Shapes:
 
     def by_length(self, rows: int, tokens: int, width: int = 1) -> bool:
         """Whether `width` tokens of each row, of up to `tokens` in all, get attention by their lengths."""
-        return self.length_kernel and width <= MAX_KERNEL_WIDTH and (rows > 1 or tokens <= self.kernel_tokens)
+        few = width <= MAX_KERNEL_WIDTH and rows * width * tokens <= MAX_KERNEL_SCORES
+        return self.length_kernel and (width == 1 or few)
 
     def copied(self, width: int, keys: int) -> bool:
         """Whether attention of a row's chunk gets copies of keys and values (`Region.copied`): where MLX would use cuDNN."""
