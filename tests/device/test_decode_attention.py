@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from trouper.engine.kv.decode_attention import mask_of
-from trouper.engine.kv.decode_kernel import HEAD_DIMS, Call, Heads, run
+from trouper.engine.kv.decode_kernel import HEAD_DIMS, Heads, KernelCall, run
 from trouper.engine.kv.pass_shapes import MAX_KERNEL_WIDTH, of_device
 
 pytestmark = pytest.mark.skipif(not of_device().length_kernel, reason="the device has no such kernel")
@@ -31,7 +31,7 @@ def check(heads: Heads, width: int, capacity: int) -> None:
     expected = mx.fast.scaled_dot_product_attention(
         *wide, scale=0.1, mask=mask, sinks=sinks.astype(mx.float32) if heads.sinks else None
     )
-    call = Call(queries, keys, values, mx.array(LENGTHS + width), 0.1, sinks if heads.sinks else None)
+    call = KernelCall(queries, keys, values, mx.array(LENGTHS + width), 0.1, sinks if heads.sinks else None)
     got = run(heads, call)
     few = run(heads, attrs.evolve(call, queries=queries[:5], lengths=call.lengths[:5]))
     assert mx.array_equal(got[:5], few), "no row's result depends on others"

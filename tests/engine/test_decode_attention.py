@@ -23,7 +23,7 @@ from tests.family_configs import VOCABULARY
 from tests.heads import HEADS
 from trouper.engine.kv import compiled_pass, decode_attention, decode_kernel
 from trouper.engine.kv.compiled_pass import CompiledPasses, TracedRegion, Untraceable
-from trouper.engine.kv.decode_kernel import Call, Heads
+from trouper.engine.kv.decode_kernel import Heads, KernelCall
 from trouper.engine.kv.model_caches import state_slots
 from trouper.engine.kv.pass_shapes import MAX_KERNEL_WIDTH, ROUNDED, Shapes
 from trouper.engine.kv.quantized_kv import PLAIN, KvFormat
@@ -40,7 +40,7 @@ ONE_BANK = attrs.evolve(BY_LENGTH, first_bank=512)
 DRAFTED = ["llama", "gpt_oss", "gemma3_text", "qwen3_moe", "llama4_text", "deepseek_v3", "qwen3_5", "falcon_h1"]
 
 
-def masked(heads: Heads, call: Call) -> mx.array:
+def masked(heads: Heads, call: KernelCall) -> mx.array:
     """What the kernel computes, in MLX's operations."""
     rows, all_heads, width, dim = call.queries.shape
     tokens = heads.ring or call.keys.shape[2]
@@ -66,7 +66,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """Shapes of the queries of each call."""
     calls = list[tuple[int, ...]]()
 
-    def run(heads: Heads, call: Call) -> mx.array:
+    def run(heads: Heads, call: KernelCall) -> mx.array:
         calls.append(tuple(call.queries.shape))
         return masked(heads, call)
 
@@ -229,7 +229,7 @@ class TestTrial:
     def test_one_that_is_not_costs_nothing_but_time(
         self, fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        def faulty(heads: Heads, call: Call) -> mx.array:
+        def faulty(heads: Heads, call: KernelCall) -> mx.array:
             if fault == "refused":
                 raise RuntimeError("too many resources requested for launch")
             return masked(heads, call) * 1.2

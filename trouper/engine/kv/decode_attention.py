@@ -18,7 +18,7 @@ import mlx.core as mx
 import numpy as np
 
 from trouper.engine.kv import decode_kernel
-from trouper.engine.kv.decode_kernel import HEAD_DIMS, SPLIT_TOKENS, Call, Heads
+from trouper.engine.kv.decode_kernel import HEAD_DIMS, SPLIT_TOKENS, Heads, KernelCall
 from trouper.engine.kv.region import Region
 from trouper.engine.platform.error_text import line_of
 
@@ -99,7 +99,7 @@ def computes(heads: Heads, width: int) -> bool:
     )
     try:
         got = decode_kernel.run(
-            heads, Call(queries, keys, values, mx.array(lengths + width), heads.dim**-0.5, sinks=sinks)
+            heads, KernelCall(queries, keys, values, mx.array(lengths + width), heads.dim**-0.5, sinks=sinks)
         )
         right = bool(mx.abs(got.astype(mx.float32) - expected).max().item() < TRIED_ERROR)  # type: ignore[operator]
         reason = "its results are wrong"
@@ -124,5 +124,5 @@ def attend(queries: mx.array, keys: WholeBuffer, values: WholeBuffer, options: d
     (n, heads, width, dim)."""
     sinks = options.get("sinks")
     heads = _heads(queries, keys, sinks)
-    call = Call(queries, keys.buffer, values.buffer, keys.region.after, options["scale"], sinks=sinks)
+    call = KernelCall(queries, keys.buffer, values.buffer, keys.region.after, options["scale"], sinks=sinks)
     return decode_kernel.run(heads, call)

@@ -179,7 +179,7 @@ class Heads:
 
 
 @attrs.frozen(eq=False)
-class Call:
+class KernelCall:
     """Arguments of one call of attention."""
 
     queries: mx.array
@@ -194,7 +194,7 @@ class Call:
     """(heads,)."""
 
 
-def run(heads: Heads, call: Call) -> mx.array:
+def run(heads: Heads, call: KernelCall) -> mx.array:
     """Attention of each row's queries over its tokens: (n, heads, width, dim)."""
     queries, keys = call.queries, call.keys
     rows, all_heads, width, dim = queries.shape

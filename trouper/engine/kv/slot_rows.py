@@ -23,7 +23,9 @@ from trouper.engine.kv.draft_rows import DraftRows
 from trouper.engine.kv.head_rows import HeadRows
 from trouper.engine.kv.kv_layout import Layout, dealt, layout_of
 from trouper.engine.kv.model_caches import slot_caches, state_slots, view
-from trouper.engine.kv.pass_segments import Segment, add_tokens, batch, begin, finish, lengths_of, regions_of, rows_of
+from trouper.engine.kv.pass_segments import (
+    Segment, add_tokens, batch, begin, finish, lengths_of, padded, regions_of, rows_of,
+)  # fmt: skip
 from trouper.engine.kv.pass_shapes import EXACT, Shapes
 from trouper.engine.kv.quantized_kv import KvFormat
 from trouper.engine.kv.recorded_calls import layers_with_cache, recorded_calls
@@ -35,11 +37,6 @@ from trouper.engine.pooling import body_of
 from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.kv import BankStats
 from trouper.protocol.plans import KvBound, RowId
-
-
-def _padded(tokens: mx.array, width: int) -> mx.array:
-    """Pad tokens (n, any) to (n, width)."""
-    return mx.pad(tokens, [(0, 0), (0, width - tokens.shape[1])]) if width > tokens.shape[1] else tokens
 
 
 class SlotRows:
@@ -180,12 +177,11 @@ class SlotRows:
     def verify(self, tokens: mx.array, counts: Ints) -> mx.array:
         segments, width = batch(self._banks), tokens.shape[1]
         before = lengths_of(segments)
-        tokens = _padded(tokens, width if self._states else self._shapes.drafted_width(width))
+        tokens = padded(tokens, width if self._states else self._shapes.drafted_width(width))
         regions = regions_of(segments, before, counts, tokens.shape[1], self._shapes, singly=True)
         self._states.begin(rows_of(segments), counts)
         with recorded_calls(self._layers):
-            outputs = self._of_decoding(segments, regions, tokens)
-        logits = self._logits(segments, counts, outputs)
+            logits = self._logits(segments, counts, self._of_decoding(segments, regions, tokens))
         self._states.verified(before, counts, width)
         add_tokens(segments, np.ones_like(counts))
         return logits[:, :width]
@@ -193,10 +189,8 @@ class SlotRows:
     def _of_decoding(self, segments: Sequence[Segment], regions: Sequence[Region], tokens: mx.array) -> mx.array:
         """The pass over tokens (n, width) of all decoding rows, compiled if it can be."""
         build = partial(self._build, segments)
-        if self._states:
-            return build(regions, tokens)
-        leaves = [segment.bank.buffers.own for segment in segments]
-        return self._compiled.run(build, DecodePass(regions, leaves), tokens)
+        decode = DecodePass(regions, [segment.bank.buffers.own for segment in segments])
+        return build(regions, tokens) if self._states else self._compiled.run(build, decode, tokens)
 
     @cached_property
     def _layers(self) -> list[nn.Module]:
@@ -223,14 +217,13 @@ class SlotRows:
         """Build the pass of the rows in these slots over tokens (n, width), of which counts[i] are row i's own, and add these to
         the rows' lengths. Returns logits (n, width, vocabulary), or what `part`, a part of the model, returns."""
         width = tokens.shape[1]
-        tokens = _padded(tokens, width if self._states else self._shapes.width(width))
+        tokens = padded(tokens, width if self._states else self._shapes.width(width))
         regions = regions_of(segments, lengths_of(segments), counts, tokens.shape[1], self._shapes)
         self._states.begin(rows_of(segments), None)
         outputs = self._build(segments, regions, tokens, part)
         logits = self._logits(segments, counts, outputs)
-        outputs = logits if part is None else outputs
         add_tokens(segments, counts)
-        return outputs[:, :width]
+        return (logits if part is None else outputs)[:, :width]
 
     def _build(
         self, segments: Sequence[Segment], regions: Sequence[Region], tokens: mx.array, part: nn.Module | None = None
