@@ -24,7 +24,15 @@ from trouper.engine.kv.head_rows import HeadRows
 from trouper.engine.kv.kv_layout import Layout, dealt, layout_of
 from trouper.engine.kv.model_caches import slot_caches, state_slots, view
 from trouper.engine.kv.pass_segments import (
-    Segment, add_tokens, batch, begin, finish, lengths_of, padded, regions_of, rows_of,
+    Segment,
+    add_tokens,
+    batch,
+    begin,
+    finish,
+    lengths_of,
+    padded,
+    regions_of,
+    rows_of,
 )  # fmt: skip
 from trouper.engine.kv.pass_shapes import EXACT, Shapes
 from trouper.engine.kv.quantized_kv import KvFormat
