@@ -7,7 +7,6 @@ from operator import attrgetter
 from typing import Any
 
 import attrs
-import mlx.core as mx
 import numpy as np
 
 from trouper.engine.kv.banks import Bank
@@ -92,8 +91,3 @@ def add_tokens(segments: Sequence[Segment], tokens: Ints) -> None:
     for segment in segments:
         lengths = segment.lengths
         lengths += tokens[segment.range]
-
-
-def padded(tokens: mx.array, width: int) -> mx.array:
-    """Pad tokens (n, any) to (n, width)."""
-    return mx.pad(tokens, [(0, 0), (0, width - tokens.shape[1])]) if width > tokens.shape[1] else tokens

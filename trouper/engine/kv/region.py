@@ -112,3 +112,8 @@ class Region:
         steps = np.arange(self.width, dtype=np.int32)
         kept = (steps < self.counts[:, None]) & (steps >= self.counts[:, None] - ring)
         return np.where(kept, (self.lengths[:, None] + steps) % ring, ring).astype(np.int32)
+
+
+def padded(tokens: mx.array, width: int) -> mx.array:
+    """Pad tokens (n, any) to (n, width)."""
+    return mx.pad(tokens, [(0, 0), (0, width - tokens.shape[1])]) if width > tokens.shape[1] else tokens

@@ -23,22 +23,12 @@ from trouper.engine.kv.draft_rows import DraftRows
 from trouper.engine.kv.head_rows import HeadRows
 from trouper.engine.kv.kv_layout import Layout, dealt, layout_of
 from trouper.engine.kv.model_caches import slot_caches, state_slots, view
-from trouper.engine.kv.pass_segments import (
-    Segment,
-    add_tokens,
-    batch,
-    begin,
-    finish,
-    lengths_of,
-    padded,
-    regions_of,
-    rows_of,
-)  # fmt: skip
+from trouper.engine.kv.pass_segments import Segment, add_tokens, batch, begin, finish, lengths_of, regions_of, rows_of
 from trouper.engine.kv.pass_shapes import EXACT, Shapes
 from trouper.engine.kv.quantized_kv import KvFormat
 from trouper.engine.kv.recorded_calls import layers_with_cache, recorded_calls
 from trouper.engine.kv.recurrent_state import StateRows
-from trouper.engine.kv.region import Ints, Region
+from trouper.engine.kv.region import Ints, Region, padded
 from trouper.engine.kv.slot_buffers import ALL, SlotBuffers
 from trouper.engine.platform.eager_eval import copied, start_eval
 from trouper.engine.pooling import body_of
