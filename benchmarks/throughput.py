@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rich.console import Console
 
@@ -46,8 +46,9 @@ def model_of(shape: str, bits: int, tokenizer: str | None) -> Path:
 class Loop:
     """A process of a loop, which loads the model once. That of the engine ends after each measurement: it keeps buffers and threads."""
 
-    def __init__(self, name: str, model: Path) -> None:
-        self.name = name
+    def __init__(self, name: str, model: Path, log: IO[str]) -> None:
+        """`log`: gets what the process says on stderr. A pipe that nobody reads would be full some day."""
+        self.name, self._log = name, log
         self._command = [sys.executable, "-m", "benchmarks.bare", name, str(model)]
         self._environment = os.environ if name == "engine" else OTHERS | os.environ
         self._process: subprocess.Popen[str] | None = None
@@ -55,19 +56,20 @@ class Loop:
     def measure(self, streams: int, prompt: int, tokens: int) -> Row:
         if self._process is None:
             self._process = subprocess.Popen(
-                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True,
                 env=self._environment,
             )  # fmt: skip
         process = self._process
-        assert process.stdin and process.stdout and process.stderr
+        assert process.stdin and process.stdout
         process.stdin.write(f"{streams} {prompt} {tokens}\n")
         process.stdin.flush()
         if line := process.stdout.readline():
             if self.name == "engine":
                 self.close()
             return dict(json.loads(line))
-        self._process = None
-        return {"error": process.stderr.read().strip().splitlines()[-1]}
+        self.close()
+        self._log.seek(0)
+        return {"error": self._log.read().strip().splitlines()[-1]}
 
     def close(self) -> None:
         if self._process is not None:
@@ -140,7 +142,11 @@ def main() -> None:
         model = Path(chosen.model) if chosen.model else model_of(name, int(bits or 16), chosen.tokenizer)
         with ExitStack() as stack:
             opened: dict[str, servers.Server] = {}
-            loops = {name: Loop(name, model) for name in chosen.subjects if name in LOOPS}
+            loops = {
+                name: Loop(name, model, stack.enter_context(tempfile.TemporaryFile("w+")))
+                for name in chosen.subjects
+                if name in LOOPS
+            }
             for running in loops.values():
                 stack.callback(running.close)
             if "http" in chosen.subjects:

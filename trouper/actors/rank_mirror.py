@@ -22,9 +22,8 @@ async def mirror_plans(plans: trio.MemoryReceiveChannel[Plan], mirrored: trio.Me
     """Pass each plan on, in order. `mirrored` has the room of `plans`, so a full channel is a bug, not a wait."""
     with mirrored:
         async for plan in plans:
-            with suppress(
-                trio.BrokenResourceError
-            ):  # The stepper has ended: by a crash, which it raises itself, or as all do.
+            # The stepper may have ended: by a crash, which it raises itself, or as all do.
+            with suppress(trio.BrokenResourceError):
                 mirrored.send_nowait(plan)
 
 

@@ -76,8 +76,8 @@ def _verify(engine: StepEngine, rows: tuple[RowId, ...]) -> None:
         _run(engine, Plan(0, decode=rows, drafts=(tokens,) * len(rows)))
         tokens *= 2
     engine.proposals.given = {}
-    for name in engine.proposals.names:
-        for tokens in (1, min(2, engine.max_draft)) if name != "ngram" else ():
+    for name in engine.proposals.with_passes:
+        for tokens in range(1, min(2, engine.max_draft) + 1):
             _run(engine, Plan(0, decode=rows, drafts=(tokens,) * len(rows), proposers=(name,) * len(rows)))
 
 

@@ -44,7 +44,7 @@ def scaled_dot_product_attention(
     mask = options.pop("mask", None)
     if not isinstance(keys, Parts):
         if (calls := getattr(_recording, "calls", None)) is not None:
-            arrays = [part.arrays()[0] if isinstance(part, WholeBuffer) else part for part in (keys, values)]
+            arrays = [part.view() if isinstance(part, WholeBuffer) else part for part in (keys, values)]
             calls.append(AttentionCall(queries, arrays[0], arrays[1], {**options, "mask": mask}))
         return _attend(queries, keys, values, cache, mask=mask, **options)
     masks = mask.of_banks if isinstance(mask, Parts) else [None] * len(keys.ranges)
@@ -67,8 +67,8 @@ def _attend(queries: mx.array, keys: Any, values: Any, cache: Any, *, mask: Any,
     if isinstance(keys, WholeBuffer):
         if mask is None and supports(queries, keys, values, options):
             return attend(queries, keys, values, options)
-        (keys, visible), (values, _) = keys.arrays(), values.arrays()
-        mask = visible[:, None] if mask is None else mask
+        mask = keys.mask()[:, None] if mask is None else mask
+        keys, values = keys.view(), values.view()
     shared = heads // keys.shape[1] if isinstance(keys, mx.array) else 1
     if (
         shared == 1

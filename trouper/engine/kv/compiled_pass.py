@@ -6,8 +6,8 @@ buffers and lengths (`decode_attention.py`). Its structure is then the number of
 
 - The first pass of a structure is an ordinary one. It shows which arrays of its regions the model reads: the compiled function
   gets these as inputs. The second one soon after is compiled: a structure that lasts for one step is not worth that.
-- While the function is traced, regions have arrays and nothing else (`TracedRegion`). A model that needs more - a window, a ring, a
-  mask - fails there, and runs as before.
+- While the function is traced, regions have arrays and nothing else (`TracedRegion`). A model that needs more - a window, a
+  ring that takes drafts, a mask - fails there, and runs as before.
 - The function gets buffers and returns them. Nobody else may hold the old ones when the pass is evaluated, or each write would copy a buffer.
 """
 
@@ -26,7 +26,6 @@ from trouper.engine.platform.error_text import line_of
 
 MAX_COMPILED = 32
 """Maximum number of compiled structures. Each keeps the traced graph, about 1 MB for 28 layers."""
-
 MAX_SEEN = 4
 """Maximum number of structures that are remembered before one of them recurs."""
 
@@ -39,10 +38,10 @@ class TracedRegion(Region):
     """Region of a decode pass while it is traced: its arrays are inputs, and it has no lengths on the host, from which `Region`
     computes them."""
 
-    def __init__(self, stop: int, width: int, arrays: dict[Name, mx.array]) -> None:
-        self.start, self.stop, self.width, self.room = 0, stop, width, 0
-        self.level = self.causal = self.copied = self.singly = False
-        self.by_length = True
+    def __init__(self, traced: Region, arrays: dict[Name, mx.array]) -> None:
+        self.start, self.stop, self.width, self.room = 0, traced.stop, traced.width, 0
+        self.level = self.causal = self.copied = False
+        self.singly, self.by_length = traced.singly, True
         self._flat_indices = {name: array for name, array in arrays.items() if isinstance(name, tuple)}
         self.__dict__ |= {name: array for name, array in arrays.items() if isinstance(name, str)}
 
@@ -161,7 +160,7 @@ def _traced(names: list[list[Name]], call: list[tuple[Build, DecodePass]]) -> Tr
         [(build, decode)] = call
         decode.put([list(parts) for parts in buffers])
         regions = [
-            TracedRegion(region.stop, region.width, dict(zip(known, values, strict=True)))
+            TracedRegion(region, dict(zip(known, values, strict=True)))
             for region, known, values in zip(decode.regions, names, arrays, strict=True)
         ]
         return build(regions, tokens), [leaf.buffers for leaf in decode.caches]

@@ -38,9 +38,10 @@ class WholeBuffer:
 
     buffer: mx.array
     region: Region
-    arrays: Callable[[], tuple[mx.array, mx.array]]
-    """Computes what a cache gives where there is no such kernel: the view (n, heads, keys, dim) of the rows, and the mask (n, width,
-    keys) for it."""
+    view: Callable[[], mx.array]
+    mask: Callable[[], mx.array]
+    """Compute what a cache gives where there is no such kernel: the view (n, heads, keys, dim) of the rows of the pass, and the mask (n,
+    width, keys) for it."""
     ring: int = 0
     window: int = 0
     """See `Heads`."""

@@ -18,7 +18,7 @@ from trouper.engine.kv.banks import Bank, Banks
 from trouper.engine.kv.model_caches import view
 from trouper.engine.kv.pass_segments import Segment, begin, finish, regions_of, rows_of
 from trouper.engine.kv.pass_shapes import Shapes
-from trouper.engine.kv.region import Ints
+from trouper.engine.kv.region import Ints, padded
 from trouper.engine.platform.eager_eval import start_eval
 from trouper.protocol.plans import RowId
 
@@ -131,10 +131,7 @@ class DraftRows:
         """Build the pass over tokens (n, width), of which counts[i] are row i's own, and add these to the lengths. Returns logits (n, at
         least width, vocabulary)."""
         rows, width = rows_of(segments), self._shapes.width(tokens.shape[1])
-        padding = width - tokens.shape[1]
-        inputs = [mx.pad(tokens, [(0, 0), (0, padding)])]
-        if before is not None:
-            inputs.append(mx.pad(before, [(0, 0), (0, padding), (0, 0)]))
+        inputs = [padded(part, width) for part in (tokens, before) if part is not None]
         lengths = np.array([self.lengths[row] for row in rows], np.int32)
         regions = regions_of(segments, lengths, counts, width, self._shapes)
         caches = begin(segments, regions, lambda buffers: buffers.draft_caches[self._cache_index])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -37,16 +38,19 @@ class FullSlots(SlotCache):
     def keys_and_values(self) -> tuple[Any, Any]:
         """(n, heads, keys, dim) views of the rows of the pass, in the cache's dtype; or the whole buffers (`Region.by_length`)."""
         if self.region.by_length and self.kernel_reads:
-            return self._for_kernel(0), self._for_kernel(1)
+            return self._for_kernel(self.buffers[0]), self._for_kernel(self.buffers[1])
         keys, values = self._of_region()
         return (mx.contiguous(keys), mx.contiguous(values)) if self.region.copied else (keys, values)
 
-    def _for_kernel(self, index: int) -> WholeBuffer:
-        return WholeBuffer(self.buffers[index], self.region, lambda: (self._of_region()[index], self.region.mask()))
+    def _for_kernel(self, buffer: mx.array) -> WholeBuffer:
+        return WholeBuffer(buffer, self.region, partial(self._view, buffer), self.region.mask)
 
     def _of_region(self) -> list[mx.array]:
-        rows, tokens = slice(self.region.start, self.region.stop), slice(0, self.region.keys)
-        return [buffer[rows, :, tokens] for buffer in self.buffers]
+        return [self._view(buffer) for buffer in self.buffers]
+
+    def _view(self, buffer: mx.array) -> mx.array:
+        """(n, heads, keys, any dim) view of the rows of the pass."""
+        return buffer[self.region.start : self.region.stop, :, : self.region.keys]
 
     def read(self, slot: int, start: int, stop: int) -> list[mx.array]:
         """(heads, stop - start, dim) views of each buffer. The caller copies them, and starts the copies, before a buffer changes."""

@@ -107,7 +107,7 @@ class Shapes:
             return self.width(tokens)
         return 1 + (1 << (tokens - 2).bit_length()) if tokens > 2 else tokens
 
-    def by_length(self, rows: int, tokens: int, width: int = 1) -> bool:
+    def by_length(self, rows: int, tokens: int, width: int) -> bool:
         """Whether `width` tokens of each row, of up to `tokens` in all, get attention by their lengths."""
         few = width <= MAX_KERNEL_WIDTH and rows * width * tokens <= MAX_KERNEL_SCORES
         return self.length_kernel and (width == 1 or few)

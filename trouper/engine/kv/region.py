@@ -114,6 +114,7 @@ class Region:
         return np.where(kept, (self.lengths[:, None] + steps) % ring, ring).astype(np.int32)
 
 
-def padded(tokens: mx.array, width: int) -> mx.array:
-    """Pad tokens (n, any) to (n, width)."""
-    return mx.pad(tokens, [(0, 0), (0, width - tokens.shape[1])]) if width > tokens.shape[1] else tokens
+def padded(array: mx.array, width: int) -> mx.array:
+    """Pad tokens (n, any), or what belongs to each (n, any, dim), to (n, width) or (n, width, dim)."""
+    missing = width - array.shape[1]
+    return mx.pad(array, [(0, 0), (0, missing), *[(0, 0)] * (array.ndim - 2)]) if missing else array

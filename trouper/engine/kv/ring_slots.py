@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -61,10 +62,10 @@ class RingSlots(SlotCache):
         return self.region.width <= 1 + self.ring - self.window
 
     def keys_and_values(self) -> tuple[Any, Any]:
-        """(n, heads, keys, dim): the ring, or for a wide pass the ring before it and the new tokens; or the whole buffers, for a token
-        of each row (`Region.by_length`)."""
+        """(n, heads, keys, dim): the ring, or for a wide pass the ring before it and the new tokens. Where attention is by lengths, the
+        whole buffers."""
         if self._by_length:
-            return self._for_kernel(0), self._for_kernel(1)
+            return self._for_kernel(self.buffers[0]), self._for_kernel(self.buffers[1])
         return self._fetched or self._ring_contents()
 
     @property
@@ -72,11 +73,9 @@ class RingSlots(SlotCache):
         """Whether attention by lengths knows which of the ring's tokens are visible: padding behind drafts is not among them."""
         return self.region.by_length and self.region.width == 1
 
-    def _for_kernel(self, index: int) -> WholeBuffer:
-        def arrays() -> tuple[mx.array, mx.array]:
-            return self._ring_contents()[index], self._visible(self.window)
-
-        return WholeBuffer(self.buffers[index], self.region, arrays, self.ring, self.window)
+    def _for_kernel(self, buffer: mx.array) -> WholeBuffer:
+        view, visible = partial(self._view, buffer), partial(self._visible, self.window)
+        return WholeBuffer(buffer, self.region, view, visible, ring=self.ring, window=self.window)
 
     def snapshot(self, slot: int, length: int) -> list[mx.array]:
         """Copy (last min(length, window) tokens, heads, dim) of each buffer, oldest first. At most `slack` tokens after
@@ -100,9 +99,12 @@ class RingSlots(SlotCache):
         return min(self.ring, self.region.longest - (0 if self._fits else self.region.width))
 
     def _ring_contents(self) -> tuple[mx.array, mx.array]:
-        rows, tokens = slice(self.region.start, self.region.stop), slice(0, self._ring_tokens())
-        keys, values = (buffer[rows, :, tokens] for buffer in self.buffers)
+        keys, values = map(self._view, self.buffers)
         return keys, values
+
+    def _view(self, buffer: mx.array) -> mx.array:
+        """(n, heads, ring tokens, dim) view of the rows of the pass."""
+        return buffer[self.region.start : self.region.stop, :, : self._ring_tokens()]
 
     def make_mask(
         self,

@@ -54,8 +54,9 @@ class DraftProposals:
         )
 
     @property
-    def names(self) -> Sequence[ProposerName]:
-        return [*self._proposers]
+    def with_passes(self) -> Sequence[ProposerName]:
+        """Names of the proposers that run passes of their own."""
+        return [name for name in self._proposers if name != "ngram"]
 
     def wants(self, *, ngrams: bool) -> bool:
         """Whether a row is to be opened. `ngrams`: whether it may draft from its own text."""
@@ -89,7 +90,7 @@ class DraftProposals:
         rows that it does not name. Rows without a draft are left out."""
         self._feed_proposers()
         if self.given:
-            return {**self.given}
+            return dict(self.given)
         names = names or {}
         drafts: dict[RowId, list[int]] = {}
         for name, proposer in self._proposers.items():
