@@ -14,7 +14,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import trio
 from rich.console import Console
@@ -45,25 +45,49 @@ async def _together(port: int, first: int, count: int, tokens: int) -> list[Stre
     return streams
 
 
-def client(port: int, first: int, count: int, tokens: int) -> None:
-    """One process of clients: prints tokens and the seconds that they took."""
-    began, used = time.perf_counter(), time.process_time()
-    done = trio.run(_together, port, first, count, tokens)
-    seconds = time.perf_counter() - began
-    times = [(one.times, one.tokens) for one in done]
-    print(json.dumps({"seconds": seconds, "cpu_share": (time.process_time() - used) / seconds, "times": times}))
+def client() -> None:
+    """One process of clients: for each line `PORT FIRST COUNT TOKENS` that it reads it prints tokens and the seconds that they took."""
+    for line in sys.stdin:
+        began, used = time.perf_counter(), time.process_time()
+        done = trio.run(_together, *map(int, line.split()))
+        seconds = time.perf_counter() - began
+        times = [(one.times, one.tokens) for one in done]
+        report = {"seconds": seconds, "cpu_share": (time.process_time() - used) / seconds, "times": times}
+        print(json.dumps(report), flush=True)
 
 
-def measure(server: servers.Server, streams: int, tokens: int, clients: int, seed: int) -> Row:
-    share = [streams // clients + (k < streams % clients) for k in range(clients)]
+class Clients:
+    """Processes of clients, which wait for work: to start one takes seconds on some machines, longer than what is measured."""
+
+    def __init__(self, processes: int) -> None:
+        command = [sys.executable, "-m", "benchmarks.edge", "--client"]
+        self._running = [
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            for _ in range(processes)
+        ]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._running:
+            process.communicate()
+
+    def together(self, port: int, streams: int, tokens: int, seed: int) -> list[Row]:
+        """What each process reports that had a part of the streams."""
+        count = len(self._running)
+        parts = [(process, streams // count + (k < streams % count)) for k, process in enumerate(self._running)]
+        working = [(process, part) for process, part in parts if part]
+        for k, (process, part) in enumerate(working):
+            assert process.stdin
+            process.stdin.write(f"{port} {seed + 1000 * k} {part} {tokens}\n")
+            process.stdin.flush()
+        return [json.loads(process.stdout.readline()) for process, _ in working if process.stdout]
+
+
+def measure(server: servers.Server, streams: int, tokens: int, clients: Clients, seed: int) -> Row:
     before, began = thread_cpu_s(server.process.pid), time.perf_counter()
-    command = [sys.executable, "-m", "benchmarks.edge", "--client", str(server.port)]
-    running = [
-        subprocess.Popen([*command, str(seed + 1000 * k), str(count), str(tokens)], stdout=subprocess.PIPE, text=True)
-        for k, count in enumerate(share)
-        if count
-    ]
-    reports = [json.loads(process.communicate()[0]) for process in running]
+    reports = clients.together(server.port, streams, tokens, seed)
     seconds = time.perf_counter() - began
     after = thread_cpu_s(server.process.pid)
     used = {thread: after[thread] - before.get(thread, 0.0) for thread in after}
@@ -78,8 +102,8 @@ def measure(server: servers.Server, streams: int, tokens: int, clients: int, see
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["--client"]:
-        client(*map(int, sys.argv[2:]))
+    if sys.argv[1:] == ["--client"]:
+        client()
         return
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32, 128])
@@ -94,12 +118,11 @@ def main() -> None:
         Console(),
         list[Row](),
     )
-    with servers.trouper(model, "--completion-batch-size", "128", "--max-queue-size", "1024") as server:
-        measure(server, max(chosen.streams), 16, chosen.clients, 1)
+    flags = ("--completion-batch-size", "128", "--max-queue-size", "1024")
+    with Clients(chosen.clients) as clients, servers.trouper(model, *flags) as server:
+        measure(server, max(chosen.streams), 16, clients, 1)
         for streams in chosen.streams:
-            rounds = [
-                measure(server, streams, chosen.tokens, chosen.clients, 7 * n + streams) for n in range(chosen.rounds)
-            ]
+            rounds = [measure(server, streams, chosen.tokens, clients, 7 * n + streams) for n in range(chosen.rounds)]
             row = {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
             made.append(row)
             console.print({key: round(value, 3) if isinstance(value, float) else value for key, value in row.items()})

@@ -22,10 +22,11 @@ from math import isfinite
 from pathlib import Path
 from typing import IO, Any
 
+import attrs
 from rich.console import Console
 
 from benchmarks import paired, servers
-from benchmarks.edge import measure
+from benchmarks.edge import Clients, measure
 
 Row = dict[str, Any]
 OTHERS = {"MLX_MAX_OPS_PER_BUFFER": "100", "MLX_MAX_MB_PER_BUFFER": "1000"}
@@ -77,23 +78,28 @@ class Loop:
             self._process = None
 
 
-def round_of(
-    loops: dict[str, Loop], opened: dict[str, servers.Server], chosen: argparse.Namespace, streams: int, seed: int
-) -> Row:
+@attrs.frozen
+class Subjects:
+    loops: dict[str, Loop]
+    opened: dict[str, servers.Server]
+    clients: Clients
+
+
+def round_of(subjects: Subjects, chosen: argparse.Namespace, streams: int, seed: int) -> Row:
     row: Row = {}
     for name in chosen.subjects:
         if name in LOOPS:
-            found = loops[name].measure(streams, chosen.prompt, chosen.tokens)
+            found = subjects.loops[name].measure(streams, chosen.prompt, chosen.tokens)
             row[name] = found.get("tokens_per_s", found.get("error"))
             continue
-        found = measure(opened[name], streams, chosen.tokens, min(chosen.clients, streams), seed)
+        found = measure(subjects.opened[name], streams, chosen.tokens, subjects.clients, seed)
         row[name] = found["decode_tokens_per_s"]
         if name == "http":
             row |= {key: found[key] for key in ("loop_us_per_token", "client_share")}
     if chosen.busy:
         with busy_core():
-            for name, server in opened.items():
-                found = measure(server, streams, chosen.tokens, min(chosen.clients, streams), seed)
+            for name, server in subjects.opened.items():
+                found = measure(server, streams, chosen.tokens, subjects.clients, seed)
                 row[f"{name}, one core busy"] = found["decode_tokens_per_s"]
     return row
 
@@ -155,10 +161,11 @@ def main() -> None:
             if "mlx_lm" in chosen.subjects:
                 flags = ("--decode-concurrency", "128", "--prompt-concurrency", "8")
                 opened["mlx_lm"] = stack.enter_context(servers.mlx_lm(model, *flags, environment=OTHERS))
+            subjects = Subjects(loops, opened, stack.enter_context(Clients(chosen.clients)))
             for server in opened.values():
-                measure(server, max(chosen.streams), 16, chosen.clients, 1)
+                measure(server, max(chosen.streams), 16, subjects.clients, 1)
             for streams in chosen.streams:
-                rounds = [round_of(loops, opened, chosen, streams, 100 * n + streams) for n in range(chosen.rounds)]
+                rounds = [round_of(subjects, chosen, streams, 100 * n + streams) for n in range(chosen.rounds)]
                 made.append({"shape": shape, "streams": streams, **summary(rounds)})
                 console.print({k: round(v, 3) if isinstance(v, float) else v for k, v in made[-1].items()})
                 if chosen.json:
