@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+from openai.resources.batches import Batches
 from openai.resources.chat.completions import Completions as Chat
 from openai.resources.completions import Completions
 from openai.resources.embeddings import Embeddings
 from openai.resources.responses import Responses
 
 from trouper.web.anthropic import messages
+from trouper.web.batches import batch_schemas
 from trouper.web.http.request_body import Body
 from trouper.web.http.request_schema import among, components_of, schema_of
 from trouper.web.openai import chat_completions, completions, embeddings, infill, rerank
@@ -96,6 +98,7 @@ TABLES = (
     Table("/v1/embeddings", embeddings.EmbeddingRequest, Embeddings.create),
     Table("/v1/rerank", rerank.RerankRequest, None),
     Table("/v1/score", rerank.ScoreRequest, None),
+    Table("/v1/batches", batch_schemas.BatchRequest, Batches.create),
     Table("/v1/messages", messages.MessagesRequest, None),
 )
 

@@ -10,6 +10,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import trio
 
@@ -40,8 +42,10 @@ async def generated(url: str, *flags: str) -> subprocess.CompletedProcess[bytes]
 async def generated_here(*flags: str, strict: bool = True) -> subprocess.CompletedProcess[bytes]:
     """With the fake engine, and a key, so that it is seen who is let in without one. A server that is not strict takes what
     its description does not allow."""
-    async with serving(FakeEngine(token_at=brief), SETTINGS, api_key=(KEY,), strict=strict) as served:
-        return await generated(served.base_url.removesuffix("/v1"), *flags)
+    with TemporaryDirectory() as directory:
+        settings: dict[str, Any] = {"api_key": (KEY,), "strict": strict, "batch_dir": Path(directory)}
+        async with serving(FakeEngine(token_at=brief), SETTINGS, **settings) as served:
+            return await generated(served.base_url.removesuffix("/v1"), *flags)
 
 
 async def main() -> int:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 from jsonschema import Draft202012Validator
 
 from tests.fakes import FakeEngine, Ranking
+from tests.web.batching import request, started, strict
 from tests.web.serving import Served, ask, exchange, get, post, serving
 from trouper.web.http.openapi import BEYOND_SCHEMA
 
@@ -39,8 +42,8 @@ def validator(document: Json, schema: Json) -> Draft202012Validator:
 def schemas(document: Json) -> Iterator[Json]:
     yield from document["components"]["schemas"].values()
     for _, _, operation in operations(document):
-        if "requestBody" in operation:
-            yield operation["requestBody"]["content"]["application/json"]["schema"]
+        for content in operation.get("requestBody", {"content": {}})["content"].values():
+            yield content["schema"]
         for response in operation["responses"].values():
             for content in response["content"].values():
                 yield content["schema"]
@@ -76,8 +79,8 @@ async def test_each_example_is_valid_and_answered_as_described() -> None:
         for method, path, operation in operations(document):
             if method != "POST" or "requestBody" not in operation:
                 continue
-            content = operation["requestBody"]["content"]["application/json"]
-            for example in content["examples"].values():
+            content = operation["requestBody"]["content"].get("application/json", {})
+            for example in content.get("examples", {}).values():
                 validator(document, content["schema"]).validate(example["value"])
                 await check_answers(served, document, path, example["value"])
                 seen += 1
@@ -224,19 +227,22 @@ async def test_parts_of_content_are_described_as_they_are_read(holder: str) -> N
     assert allowed
 
 
-async def test_the_rest_answers_as_described() -> None:
-    async with serving() as served:
+async def test_the_rest_answers_as_described(tmp_path: Path) -> None:
+    async with serving(batch_dir=tmp_path) as served:
         document = await described(served)
+        batch = await trio.to_thread.run_sync(lambda: started(strict(served.base_url), [request("a")]))
         _, made = await ask(served, {"input": "x", "max_output_tokens": 2}, "/v1/responses")
         checked = set[str]()
         for method, path, operation in operations(document):
             if method == "GET" and "application/json" in operation["responses"]["200"]["content"]:
                 named = path.replace("{model}", "fake").replace("{response_id}", made["id"])
+                named = named.replace("{file_id}", batch.input_file_id).replace("{batch_id}", batch.id)
                 status, headers, body = await exchange(served, get(named))
                 assert (status, headers["content-type"]) == (200, "application/json")
                 content = operation["responses"]["200"]["content"]["application/json"]
                 validator(document, content["schema"]).validate(json.loads(body))
                 checked.add(path)
+        assert checked >= {"/v1/files", "/v1/files/{file_id}", "/v1/batches", "/v1/batches/{batch_id}"}
         assert checked >= {"/health", "/v1/models", "/v1/models/{model}", "/v1/responses/{response_id}"}
         status, _, body = await exchange(served, get("/v1/models/none"))
         error = document["paths"]["/v1/models/{model}"]["get"]["responses"]["404"]["content"]["application/json"]

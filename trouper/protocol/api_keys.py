@@ -36,9 +36,10 @@ class ApiKey:
 
 @attrs.frozen
 class Keys:
-    """Digests of the accepted keys, and the priority of each; without any, every request is accepted."""
+    """Digests of the accepted keys, the priority and the identity of each; without any, every request is accepted."""
 
     _priorities: Mapping[bytes, int]
+    _identities: Mapping[bytes, str] = attrs.field(factory=dict)
 
     @classmethod
     def of(cls, settings: ServerSettings) -> Keys:
@@ -51,7 +52,10 @@ class Keys:
                 message = f"{FILE_FLAG} {settings.api_key_file} holds no key; write one a line into it"
                 raise SettingsInvalid(message, FILE_FLAG)
             keys += file_keys
-        return cls({_digest(key.key): key.priority for key in keys})
+        return cls(
+            {_digest(key.key): key.priority for key in keys},
+            {_digest(key.key): f"name:{key.name}" if key.name else f"key:{_digest(key.key).hex()}" for key in keys},
+        )
 
     @property
     def needed(self) -> bool:
@@ -65,6 +69,16 @@ class Keys:
         """Return the default priority of a request's key."""
         given = _given(authorization, api_key)
         return 0 if given is None else self._priorities.get(_digest(given), 0)
+
+    def identity_of(self, authorization: str | None, api_key: str | None) -> str:
+        """Return what stands for a request's key where the key itself must not be stored: its name, so that a key may be replaced by
+        another one of this name, or its digest. Empty for a request without an accepted key."""
+        given = _given(authorization, api_key)
+        return "" if given is None else self._identities.get(_digest(given), "")
+
+    def accepts(self, identity: str) -> bool:
+        """Whether requests that were accepted with this identity once would be accepted now."""
+        return not self.needed or identity in self._identities.values()
 
     def problem(self, path: str, authorization: str | None, api_key: str | None) -> Problem | None:
         """Return the reason to refuse the request, or None."""

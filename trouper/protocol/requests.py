@@ -14,6 +14,9 @@ Speculation = Literal["auto", "ngram", "draft_model", "mtp", "off"]
 """What drafts a row's next tokens: its own n-grams, the draft model, whichever of them pays, or nothing."""
 MIN_PRIORITY, MAX_PRIORITY = -(2**31), 2**31 - 1
 """Bounds of `Generate.priority` that clients may send: 32 bits, which every client's integers hold."""
+BATCH_PRIORITY = MAX_PRIORITY + 1
+"""Priority of requests of batches, behind all that clients may send. Such a request waits without a limit, so it does not become overdue, and
+takes no room in the queue from others."""
 
 
 @attrs.frozen

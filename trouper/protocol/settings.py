@@ -197,6 +197,15 @@ class ServerSettings:
     )
     stored_responses_bytes: ByteSize = size(ByteSize("64MB"), "Most that they may take.")
     stored_responses_ttl_s: float = setting(86400.0, "Those that nobody used for so long are forgotten.", 0)
+    batch_dir: Path | None = setting(
+        None, "Directory of files and batches. Default: in the user's cache directory.", directory=True
+    )
+    no_batches: bool = setting(False, "Serve neither /v1/files nor /v1/batches.")
+    batch_rows: int = setting(
+        8, "Requests of batches that run at a time, when no other request needs their rows.", 1, 4096
+    )
+    batch_max_bytes: ByteSize = size(ByteSize("10GB"), "Most that files and batches take on disk.")
+    max_file_bytes: ByteSize = size(ByteSize("200MB"), "Larger files are refused (413).")
     strict: bool = setting(
         False,
         "Refuse every parameter and path that the API does not have, and lengths beyond the context. Default: what an answer "
@@ -217,3 +226,8 @@ class ServerSettings:
                 f"--host {self.host} lets other machines in: give --api-key (or TROUPER_API_KEY, --api-key-file), "
                 "or --allow-no-key if anybody may use the model"
             )
+
+    @property
+    def batches_dir(self) -> Path | None:
+        """The directory of files and batches; None if there are none."""
+        return None if self.no_batches else Path(self.batch_dir or default_cache_dir() / "batches")

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import trio
 from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, ConnectionState, HTTPScope
-from quart import Response, request
+from quart import Request, Response, request
 from quart_trio import QuartTrio
 from quart_trio.asgi import TrioASGIHTTPConnection
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge, RequestTimeout
@@ -25,11 +25,15 @@ from trouper.protocol.settings import ServerSettings
 from trouper.web.anthropic.errors import anthropic_error, is_anthropic
 from trouper.web.anthropic.message_schemas import COMPONENTS as ANTHROPIC
 from trouper.web.anthropic.routes import Anthropic
+from trouper.web.batches.batch_schemas import COMPONENTS as BATCHES
+from trouper.web.batches.batching import Batching
+from trouper.web.batches.file_upload import UploadBody
 from trouper.web.http.body_parsing import too_large
 from trouper.web.http.cors import Cors
 from trouper.web.http.endpoints import Endpoint
 from trouper.web.http.meant_paths import is_ollama, meant_path, not_found
 from trouper.web.http.pages import Pages
+from trouper.web.http.same_origin import UPLOADS
 from trouper.web.live.site import Site
 from trouper.web.metrics.collector import Metrics
 from trouper.web.metrics.metrics_endpoint import Scrapes
@@ -48,6 +52,7 @@ from trouper.web.service import Service, as_json
 from trouper.web.streaming.step_delivery import StepDelivery
 
 log = logging.getLogger("trouper.web")
+KEY_REMOVED = http_problem(401, "the API key that created this batch is not accepted any more", "invalid_api_key")
 
 
 class HTTPConnection(TrioASGIHTTPConnection):
@@ -58,6 +63,19 @@ class HTTPConnection(TrioASGIHTTPConnection):
     answers. The last write is followed by events that cancel the handler; without the shield the connection would never
     learn that it is idle again.
     """
+
+    def _create_request_from_scope(self, send: ASGISendCallable) -> Request:
+        created = super()._create_request_from_scope(send)
+        if created.method == "POST" and created.path == UPLOADS:
+            created.body = UploadBody()
+        return created
+
+    async def handle_messages(  # type: ignore[override] # As Quart-Trio's own.
+        self, nursery: trio.Nursery, request: Request, receive: ASGIReceiveCallable
+    ) -> None:
+        if isinstance(request.body, UploadBody):
+            receive = request.body.bounded(receive)
+        await super().handle_messages(nursery, request, receive)
 
     async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         async def finish(message: Any) -> None:
@@ -94,6 +112,8 @@ class App(QuartTrio):
     asgi_http_class = HTTPConnection
     delivery: StepDelivery
     """Writes the text of streams where the server lends its writers; its `run` must run there."""
+    batching: Batching | None
+    """Files and batches; the `run` of its worker must run where the server does."""
 
 
 def create_app(
@@ -107,18 +127,15 @@ def create_app(
     `SettingsInvalid` for a bad key file."""
     if isinstance(models, Runtime):
         models = OneModel(models, settings.served_model_name)
-    app = App("trouper", static_folder=None)
-    app.config["MAX_CONTENT_LENGTH"] = settings.max_body_bytes
-    app.config["BODY_TIMEOUT"] = settings.body_timeout_s
-    app.config["RESPONSE_TIMEOUT"] = None
-    app.config["STRICT"] = settings.strict
-    app.url_map.converters["response"] = ResponseId
+    app = _configured(App("trouper", static_folder=None), settings)
     keys = Keys.of(settings)
     metrics = Metrics(models.entries)
     request_log = RequestLog(metrics.requests.observe, log_record, *observers)
     service = Service(models, settings, background, request_log, keys)
     app.delivery = service.delivery
     service.ignored, service.malformed_calls = metrics.ignored, metrics.malformed_calls
+    directory = settings.batches_dir
+    app.batching = metrics.batching = None if directory is None else Batching(service, app, directory)
     edge, dialects = (
         HttpEdge(service, keys, metrics),
         (OpenAi(service), Reranking(service), Responses(service), Anthropic(service)),
@@ -129,12 +146,22 @@ def create_app(
     app.register_error_handler(RequestFailed, edge.failed)
     app.register_error_handler(Exception, edge.crashed)
     site = Site(service, keys)
-    groups = (*dialects, Replica(service), edge, Scrapes(metrics), site)
+    batching = () if app.batching is None else (app.batching,)
+    groups = (*dialects, *batching, Replica(service), edge, Scrapes(metrics), site)
     described = [endpoint for group in groups for endpoint in group.endpoints()]
-    components = OPENAI | response_schemas.COMPONENTS | ANTHROPIC
+    components = OPENAI | response_schemas.COMPONENTS | ANTHROPIC | BATCHES
     for endpoint in Pages(service, keys, described, components).endpoints:
         app.add_url_rule(endpoint.path, endpoint.name, endpoint.handler, methods=[endpoint.method])
     app.add_url_rule(f"{ASSETS}<digest>/<name>", "site_file", site.file, methods=["GET"])
+    return app
+
+
+def _configured(app: App, settings: ServerSettings) -> App:
+    app.config["MAX_CONTENT_LENGTH"] = settings.max_body_bytes
+    app.config["BODY_TIMEOUT"] = settings.body_timeout_s
+    app.config["RESPONSE_TIMEOUT"] = None
+    app.config["STRICT"] = settings.strict
+    app.url_map.converters["response"] = ResponseId
     return app
 
 
@@ -162,6 +189,8 @@ class HttpEdge:
 
     async def let_in(self) -> Response | None:
         CURRENT_REQUEST.set(self._service.request_id)
+        if (owner := self._service.batch_owner) is not None:
+            return None if self._keys.accepts(owner) else self._refused(KEY_REMOVED)
         if (problem := self._cors.problem(request)) is not None:
             return self._refused(problem)
         if (preflight := self._cors.preflight(request)) is not None:
@@ -178,7 +207,8 @@ class HttpEdge:
 
     async def sign(self, response: Response) -> Response:
         path = request.url_rule.rule if request.url_rule is not None else ""
-        self._metrics.responded(request.method if path else "", path, response.status_code)
+        if self._service.batch_owner is None:
+            self._metrics.responded(request.method if path else "", path, response.status_code)
         if not self._service.submitted:
             log_response(request.method, request.path, response.status_code)
         response.headers["X-Request-Id"] = self._service.request_id
@@ -216,7 +246,9 @@ class HttpEdge:
         )
 
     async def health(self) -> Response:
-        return as_json(health_body(self._service.models.entries()))
+        batching = self._metrics.batching
+        batches = {} if batching is None else {"batches": batching.health()}
+        return as_json(health_body(self._service.models.entries()) | batches)
 
     async def livez(self) -> Response:
         return as_json({"status": "alive"})

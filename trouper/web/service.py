@@ -24,7 +24,7 @@ from trouper.protocol.api_keys import NO_KEYS, Keys
 from trouper.protocol.names import NO_ALIASES
 from trouper.protocol.problems import RequestFailed, bad_request
 from trouper.protocol.record import Reason, RequestRecord
-from trouper.protocol.requests import Generate, ignored_parts
+from trouper.protocol.requests import BATCH_PRIORITY, Generate, Timeouts, ignored_parts
 from trouper.protocol.settings import ServerSettings
 from trouper.web.http.current_request import CurrentRequest
 from trouper.web.http.field_types import HUGE
@@ -90,6 +90,11 @@ class Service(CurrentRequest):
         self._tool_support = ToolSupport(self)
         self.malformed_calls = MalformedCalls()
         self.aliases = ModelAliases(models, NO_ALIASES if settings.strict else settings.model_alias)
+
+    @property
+    def key_identity(self) -> str:
+        """What stands for the key of this request (`Keys.identity_of`)."""
+        return self._keys.identity_of(request.headers.get("Authorization"), request.headers.get("X-Api-Key"))
 
     @property
     def has_background(self) -> bool:
@@ -159,9 +164,12 @@ class Service(CurrentRequest):
 
     async def submit(self, served: Served, generates: Sequence[Generate], priority: int | None) -> list[Answer]:
         """Submit the requests: admission comes before a response exists. Admitted answers are closed with the HTTP
-        request, however it ends. `priority` None: that of the API key."""
+        request, however it ends. `priority` None: that of the API key. Lines of batches come last, and wait without a limit."""
         if priority is None:
             priority = self._keys.priority_of(request.headers.get("Authorization"), request.headers.get("X-Api-Key"))
+        if self.batch_owner is not None:
+            priority = BATCH_PRIORITY
+            generates = [attrs.evolve(generate, timeouts=Timeouts()) for generate in generates]
         self._name_parts(generates)
         clamped = not self.settings.strict
         generates = [

@@ -170,7 +170,7 @@ class Core:
             self._handover.refuse(sequence, now)
             return
         free_rows = self._settings.rows - len(self._batch.rows)
-        if len(self._queue) >= self._settings.max_queue_size + free_rows:
+        if self._queue.is_full_for(client.request, self._settings.max_queue_size + free_rows):
             self._counters.add(requests_errored=1)
             sequence.fail(queue_full(self._settings.max_queue_size))
             return

@@ -1,7 +1,8 @@
 """The waiting queue: sequences without a row, by priority, then by arrival; preempted ones before all others of their priority.
 
 Lower priorities go first, so a sequence could wait for ever while others of a lower number arrive. Therefore a sequence that has waited
-longer than `max_wait_s` is overdue: it goes before all that are not, and overdue sequences go in the order of their arrival.
+longer than `max_wait_s` is overdue: it goes before all that are not, and overdue sequences go in the order of their arrival. Those of
+batches never become overdue: nobody waits for them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from trouper.actors.scheduling.crash_attribution import Blame
 from trouper.actors.scheduling.crash_isolation import may_enter
 from trouper.actors.scheduling.running_batch import RunningBatch
 from trouper.actors.scheduling.sequence import Sequence
+from trouper.protocol.requests import BATCH_PRIORITY, Generate
 
 
 class WaitingQueue:
@@ -27,6 +29,11 @@ class WaitingQueue:
 
     def __len__(self) -> int:
         return sum(map(len, self._classes.values()))
+
+    def is_full_for(self, request: Generate, size: int) -> bool:
+        """Whether a request is one too many. Requests of batches take no room from others, and their number is bounded where they come
+        from."""
+        return request.priority != BATCH_PRIORITY and len(self) - len(self._classes.get(BATCH_PRIORITY, ())) >= size
 
     def __iter__(self) -> Iterator[Sequence]:
         """By priority, whoever is overdue."""
@@ -68,7 +75,8 @@ class WaitingQueue:
         if len(self._classes) < 2 or not self._max_wait_s:
             return waiting
         for sequence in waiting:
-            sequence.overdue |= now - sequence.queued_at > self._max_wait_s
+            waits = sequence.request.priority != BATCH_PRIORITY
+            sequence.overdue |= waits and now - sequence.queued_at > self._max_wait_s
         return sorted(waiting, key=lambda sequence: (not sequence.overdue, sequence.overdue and sequence.arrived_at))
 
     def first(self, now: float) -> Sequence | None:

@@ -25,6 +25,9 @@ LARGE_BODY = 2**17
 LARGE_AT_ONCE = 2
 """Number of large bodies that are parsed at a time. Parsing holds the GIL, so more threads would only wait for one
 another."""
+BATCH_OWNER = "trouper.batch_owner"
+"""Key in the state of a request that is a line of a batch. Its value is the identity of the API key that made the batch. No client can
+set it: the state is not part of what is sent."""
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
@@ -49,6 +52,11 @@ class CurrentRequest:
             given = request.headers.get("X-Request-Id", "")
             state["request_id"] = given if REQUEST_ID.fullmatch(given) else uuid4().hex
         return cast("str", state["request_id"])
+
+    @property
+    def batch_owner(self) -> str | None:
+        """Identity of the key for which this request runs as a line of a batch; None: it is no such line."""
+        return cast("str | None", self._state.get(BATCH_OWNER))
 
     @property
     def submitted(self) -> bool:

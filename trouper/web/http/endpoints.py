@@ -35,6 +35,8 @@ class Endpoint:
     tag: str
     description: str = ""
     request: type[Body] | None = None
+    form: Json | None = None
+    """Schema of a body that is a form (multipart/form-data)."""
     query: Mapping[str, Json] = attrs.field(factory=dict)
     """Parameters of the query; all are optional."""
     answer: Json
@@ -73,7 +75,7 @@ class Endpoint:
     def statuses(self) -> tuple[int, ...]:
         """The error statuses."""
         codes = {*self.also}
-        if self.request is not None:
+        if self.request is not None or self.form is not None:
             codes |= {400, 404, 408, 413, 415, 500}
         if self.path_parameters:
             codes |= {404}

@@ -11,12 +11,16 @@ import re
 
 ENDPOINTS = (
     r"chat/completions|completions|embeddings|rerank|score|messages(?:/count_tokens)?|models(?:/.+)?"
+    r"|files(?:/[^/]+(?:/content)?)?|batches(?:/[^/]+(?:/cancel)?)?"
     r"|responses(?:/[^/]+(?:/(?:cancel|input_items))?)?|requests/[^/]+/cancel"
 )
 """Endpoints below /v1."""
 BASES = r"(?:/(?:v1|openai|anthropic|api(?=/v1/)))*"
 """What base URLs of other servers end with."""
-BELOW_V1 = re.compile(rf"{BASES}(?:/(?:chat/completions|completions|embeddings|messages)(?:/v1)?)?/({ENDPOINTS})")
+BELOW_V1 = re.compile(
+    rf"{BASES}(?:/(?:chat/completions|completions|embeddings|messages(?!/batches))(?:/v1)?)?/({ENDPOINTS})"
+)
+"""Anthropic's own batches, below /messages, are none of OpenAI's."""
 AT_ROOT = re.compile(
     r"(?:/v1)*(/(?:tokenize|detokenize|infill|health|livez|readyz|metrics|server_info|openapi\.json|docs))"
 )

@@ -31,6 +31,7 @@ BEYOND_SCHEMA: Mapping[str, str] = {
     "infill_not_supported": "a suffix for a model that was not trained to fill in the middle",
     "unequal_texts": "as many of one text as of the other are needed, unless there is one of the first",
     "rerank_not_supported": "a rerank by a model without single tokens for yes and no",
+    "file_in_use": "deleting the input file of a batch that has not ended",
     "no_chat_template": "messages for a model without a chat template",
 }
 """Codes of a 400 that a body may get although it follows the schema."""
@@ -132,6 +133,9 @@ def _operation(endpoint: Endpoint, context: DocumentContext) -> Json:
         operation["parameters"] = [*_path_parameters(endpoint), *_query(endpoint)]
     if endpoint.request is not None:
         operation["requestBody"] = _body(endpoint, schema_of(endpoint.request, strict=context.strict))
+    if endpoint.form is not None:
+        content = {"multipart/form-data": {"schema": endpoint.form}}
+        operation["requestBody"] = {"required": True, "content": content}
     if context.keyed and not endpoint.open:
         operation["security"] = [{name: []} for name in SECURITY]
     return operation

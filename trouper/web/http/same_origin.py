@@ -24,6 +24,8 @@ from trouper.protocol.problems import Problem
 from trouper.protocol.settings import ServerSettings
 
 JSON = re.compile(r"application/(?:[\w.!#$&^-]+\+)?json", re.IGNORECASE | re.ASCII)
+FORM, UPLOADS = "multipart/form-data", "/v1/files"
+"""The one endpoint that takes a form. A browser that sends neither header could store a file there, and no more."""
 CHANGES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 CROSSES = frozenset({"cross-site", "same-site"})
 """Values of Sec-Fetch-Site. A site is no origin: other ports of this machine are same-site."""
@@ -148,7 +150,7 @@ def _body(head: Head) -> Problem | None:
     if head.method not in CHANGES or not head.has_body:
         return None
     essence = (head.content_type or "").partition(";")[0].strip()
-    if JSON.fullmatch(essence):
+    if JSON.fullmatch(essence) or (essence.lower() == FORM and head.target.endswith(UPLOADS)):
         return None
     given = f"not {_shown(essence)}" if essence else "and nothing says so"
     message = f"the body must be JSON, {given}: send `Content-Type: application/json` (with curl: -H 'Content-Type: application/json')"

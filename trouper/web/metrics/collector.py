@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 import attrs
 import trio
@@ -15,6 +16,7 @@ from prometheus_client.registry import Collector
 from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.served_models import ModelEntry
 from trouper.protocol.version import VERSION
+from trouper.web.metrics.batch_metrics import BATCH_METRICS
 from trouper.web.metrics.metric import MetricFamily, ModelScrape
 from trouper.web.metrics.request_metrics import RequestCounts
 from trouper.web.metrics.trouper_metrics import TROUPER_METRICS, TROUPER_REQUEST_METRICS
@@ -60,6 +62,7 @@ ALL = (
     RESPONSES,
     IGNORED,
     MALFORMED,
+    *BATCH_METRICS,
 )
 """All metrics, except those of the process, which the client library names."""
 
@@ -74,6 +77,16 @@ class FamilyCollector(Collector):
         return self.families
 
 
+class BatchMetrics(Protocol):
+    """What shows files and batches."""
+
+    def health(self) -> dict[str, Any]:
+        """What /health shows."""
+
+    def metrics(self) -> Iterator[Metric]:
+        """Metric families, those of `BATCH_METRICS`."""
+
+
 class Metrics(Collector):
     """The metrics of the app, in no registry, so that the registry of an embedding program is not touched."""
 
@@ -82,6 +95,7 @@ class Metrics(Collector):
         self.requests = RequestCounts()
         self.ignored = IgnoredNames()
         self.malformed_calls = MalformedCalls()
+        self.batching: BatchMetrics | None = None
         self._responses: Counter[tuple[str, str, str]] = Counter()
         self._version = VERSION
         self._process = ProcessCollector(registry=None)
@@ -118,6 +132,8 @@ class Metrics(Collector):
         yield RESPONSES.family(self._responses.items())
         yield IGNORED.family(((name,), count) for name, count in self.ignored.counts.items())
         yield MALFORMED.family(self.malformed_calls.counts.items())
+        if self.batching is not None:
+            yield from self.batching.metrics()
         yield from self._process.collect()
 
 

@@ -44,7 +44,9 @@ HEALTH = full(
         "tool_parser": TEXT,
         "reasoning_parser": TEXT,
         "adapted_messages": {"type": "object", "additionalProperties": TEXT},
-    }
+        "batches": OBJECT,
+    },
+    optional=("batches",),
 )
 
 

@@ -1,0 +1,120 @@
+"""/v1/batches: create, list, describe and cancel batches. A batch is seen only by requests with the key that made it."""
+
+from __future__ import annotations
+
+from functools import partial
+from uuid import uuid4
+
+import trio
+from quart import Response, request
+
+from trouper.protocol.problems import Problem, RequestFailed, bad_request
+from trouper.web.batches.batch_record import Batch, BatchSpec
+from trouper.web.batches.batch_schemas import BatchRequest, list_of, page_body, parse_batch, window_s
+from trouper.web.batches.batch_storage import BatchStorage
+from trouper.web.batches.batch_worker import BatchWorker, now
+from trouper.web.batches.stored_files import new_file_id
+from trouper.web.http.endpoints import Endpoint
+from trouper.web.http.query_parameters import Query
+from trouper.web.http.request_body import refuse
+from trouper.web.http.request_schema import TEXT, Json, ref
+from trouper.web.service import Service, as_json
+
+MAX_PAGE, DEFAULT_PAGE = 100, 20
+PAGE_QUERY: Json = {
+    "limit": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": DEFAULT_PAGE},
+    "after": TEXT,
+}
+
+
+class Batches:
+    """The handlers."""
+
+    def __init__(self, service: Service, storage: BatchStorage, worker: BatchWorker) -> None:
+        self._service, self._storage, self._worker = service, storage, worker
+
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        endpoint = partial(Endpoint, tag="Batches", also=(503,))
+        return (
+            endpoint(
+                method="POST",
+                path="/v1/batches",
+                handler=self.create,
+                summary="Answer the requests of a file, when nobody else asks",
+                request=BatchRequest,
+                answer=ref("Batch"),
+            ),
+            endpoint(
+                method="GET",
+                path="/v1/batches",
+                handler=self.list,
+                summary="The batches of this key, the newest first",
+                query=PAGE_QUERY,
+                answer=list_of("Batch"),
+                also=(400, 404, 503),
+            ),
+            endpoint(
+                method="GET",
+                path="/v1/batches/<batch_id>",
+                handler=self.get,
+                summary="One of them",
+                answer=ref("Batch"),
+            ),
+            endpoint(
+                method="POST",
+                path="/v1/batches/<batch_id>/cancel",
+                handler=self.cancel,
+                summary="Cancel it",
+                description="What is answered until then is in its output file.",
+                answer=ref("Batch"),
+            ),
+        )
+
+    async def create(self) -> Response:
+        parsed = await self._service.read(parse_batch)
+        if not self._worker.runs:
+            message = "this server runs no batches: the program that it is part of did not start them"
+            raise RequestFailed(Problem(503, message, "server_error", None, "batches_unavailable"))
+        await self._storage.open(create=False)
+        owner = self._service.key_identity
+        file = self._storage.files.get(parsed.input_file_id, owner, "input_file_id")
+        if file.purpose != "batch":
+            message = f"input_file_id: the purpose of this file is {file.purpose}, not batch"
+            raise bad_request(message, "input_file_id", "invalid_value")
+        created_at = now()
+        spec = BatchSpec(
+            id=f"batch_{uuid4().hex}",
+            endpoint=parsed.endpoint,
+            input_file_id=file.id,
+            completion_window=parsed.completion_window,
+            created_at=created_at,
+            expires_at=created_at + window_s(parsed.completion_window),
+            metadata=parsed.metadata,
+            owner=owner,
+            output_file_id=new_file_id(),
+            error_file_id=new_file_id(),
+        )
+        with trio.CancelScope(shield=True):
+            batch = await trio.to_thread.run_sync(self._storage.create, spec)
+        self._worker.start(batch)
+        return as_json(batch.body())
+
+    async def _batch(self, batch_id: str) -> Batch:
+        await self._storage.open(create=False)
+        return self._storage.batch(batch_id, self._service.key_identity)
+
+    async def list(self) -> Response:
+        query = Query(request.args, tuple(PAGE_QUERY), refuse)
+        limit = query.number("limit", DEFAULT_PAGE, 1, MAX_PAGE)
+        await self._storage.open(create=False)
+        owner = self._service.key_identity
+        bodies = [batch.body() for batch in self._storage.batches.values() if batch.spec.owner == owner]
+        return as_json(page_body(bodies[::-1], query.given("after"), limit))
+
+    async def get(self, batch_id: str) -> Response:
+        return as_json((await self._batch(batch_id)).body())
+
+    async def cancel(self, batch_id: str) -> Response:
+        batch = await self._batch(batch_id)
+        await self._worker.cancel(batch)
+        return as_json(batch.body())

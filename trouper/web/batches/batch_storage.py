@@ -1,0 +1,166 @@
+"""The directory of files and batches (--batch-dir): one server at a time owns it.
+
+The owner holds a lock on the file `lock`, which the system releases however the process ends. Nothing is created before a client
+uploads the first file, so a server that is never used for batches leaves no directory behind.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import trio
+
+from trouper.protocol.problems import Problem, RequestFailed
+from trouper.web.batches import durable_files
+from trouper.web.batches.batch_record import RESULT, SPEC, Batch, BatchResult, BatchSpec
+from trouper.web.batches.stored_files import FileStore
+
+log = logging.getLogger("trouper.batches")
+MAX_ENDED = 10_000
+"""Number of ended batches that are remembered; the oldest are forgotten at a start. Their files stay."""
+RETRY_S = 5.0
+"""Time until a directory that another server has, or that cannot be read, is tried again."""
+
+
+class BatchStorage:
+    """Files and batches on disk, and their index in memory."""
+
+    def __init__(self, directory: Path, max_bytes: int) -> None:
+        """`max_bytes`: bound on what all files and logs take."""
+        self.directory, self.max_bytes = directory, max_bytes
+        self.files = FileStore(directory / "files")
+        self.batches: dict[str, Batch] = {}
+        """By id, the oldest first."""
+        self.opened = trio.Event()
+        self.problem = ""
+        """Why the directory cannot be used; empty if it can."""
+        self._opening = trio.Lock()
+        self._lock_fd = -1
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of files and logs."""
+        return self.files.total_bytes + sum(batch.log.bytes for batch in self.batches.values() if not batch.ended)
+
+    @property
+    def room(self) -> int:
+        return max(0, self.max_bytes - self.bytes)
+
+    async def open(self, *, create: bool) -> bool:
+        """Take the directory, unless that is done. Returns whether it is there; `create` makes it. Raises `RequestFailed` (503) if
+        another server has it, or it cannot be read."""
+        async with self._opening:
+            if not self.opened.is_set() and (create or self.directory.exists()):
+                await self._open()
+        return self.opened.is_set()
+
+    async def _open(self) -> None:
+        try:
+            await trio.to_thread.run_sync(self._take)
+            await trio.to_thread.run_sync(self._load)
+        except BlockingIOError:
+            self.problem = f"another server uses {self.directory}; give this one another --batch-dir"
+        except OSError as error:
+            self.problem = f"{self.directory} cannot be used: {error.strerror or error}; see --batch-dir"
+        else:
+            self.problem = ""
+            self.opened.set()
+            return
+        self.close()
+        problem = Problem(503, self.problem, "server_error", None, "batches_unavailable", retry_after_s=5)
+        raise RequestFailed(problem)
+
+    async def open_when_possible(self) -> None:
+        """Return when the directory is open. One that another server has is tried again: that server may be about to end."""
+        known = ""
+        while not self.opened.is_set():
+            try:
+                if not await self.open(create=False):
+                    await self.opened.wait()
+            except RequestFailed as failed:
+                if known != (known := failed.problem.message):
+                    log.warning("batches: %s", known)
+                with trio.move_on_after(RETRY_S):
+                    await self.opened.wait()
+
+    def _take(self) -> None:
+        durable_files.make_directory(self.directory)
+        if self._lock_fd < 0:
+            self._lock_fd = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT, durable_files.FILE_MODE)
+        fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def close(self) -> None:
+        """Leave the directory to others."""
+        for batch in self.batches.values():
+            batch.log.close()
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    # -- batches -----------------------------------------------------------------------------------
+
+    def _load(self) -> None:
+        self.files.load()
+        durable_files.make_directory(self._batch_directory)
+        found = sorted(self._found(), key=lambda batch: (batch.spec.created_at, batch.spec.id))
+        ended = [batch for batch in found if batch.ended]
+        for batch in ended[:-MAX_ENDED]:
+            shutil.rmtree(batch.directory, ignore_errors=True)
+            found.remove(batch)
+        self.batches = {batch.spec.id: batch for batch in found}
+
+    @property
+    def _batch_directory(self) -> Path:
+        return self.directory / "batches"
+
+    def _found(self) -> Iterator[Batch]:
+        for directory in self._batch_directory.iterdir():
+            try:
+                batch = Batch.of(msgspec.json.decode((directory / SPEC).read_bytes(), type=BatchSpec), directory)
+                if (directory / RESULT).exists():
+                    batch.result = msgspec.json.decode((directory / RESULT).read_bytes(), type=BatchResult)
+                    batch.log.path.unlink(missing_ok=True)
+                else:
+                    batch.replay()
+            except FileNotFoundError:
+                shutil.rmtree(directory, ignore_errors=True)  # Its client was not told that it was created.
+            except (OSError, msgspec.MsgspecError) as error:
+                log.warning("batches: %s cannot be read and is left alone: %s", directory, error)
+            else:
+                yield batch
+
+    def create(self, spec: BatchSpec) -> Batch:
+        """Create a batch durably. Runs in a thread; raises `OSError`."""
+        directory = self._batch_directory / spec.id
+        durable_files.make_directory(directory)
+        durable_files.write(directory / SPEC, [msgspec.json.encode(spec)])
+        durable_files.sync_directory(self._batch_directory)
+        batch = Batch.of(spec, directory)
+        batch.replay()
+        self.batches[spec.id] = batch
+        return batch
+
+    def finish(self, batch: Batch, result: BatchResult) -> None:
+        """Write the result; the log is not needed after it. Runs in a thread; raises `OSError`."""
+        durable_files.write(batch.directory / RESULT, [msgspec.json.encode(result)])
+        batch.result = result
+        batch.log.close()
+        batch.log.path.unlink(missing_ok=True)
+
+    def batch(self, batch_id: str, owner: str) -> Batch:
+        """Return a batch of this owner. Raises `RequestFailed` (404), also for the batch of another owner."""
+        batch = self.batches.get(batch_id)
+        if batch is None or batch.spec.owner != owner:
+            message = f"no batch has the id {batch_id[:80]!r}; GET /v1/batches lists yours"
+            raise RequestFailed(Problem(404, message, "invalid_request_error", None, "batch_not_found"))
+        return batch
+
+    def reads(self, file_id: str) -> bool:
+        """Whether a batch that has not ended needs this file."""
+        return any(batch.spec.input_file_id == file_id for batch in self.batches.values() if not batch.ended)

@@ -1,0 +1,277 @@
+"""Runs batches: one task for each, and as many requests of all of them at a time as --batch-rows allows.
+
+A request of a batch has the lowest priority, so it enters the model's batch of rows only when no other request waits. Requests of several
+batches take turns. What ends a request decides what becomes of it:
+
+- Any response but those below is its answer, an error of the client's making too.
+- 429 and 503 are no answers: the request runs again later, until the batch expires.
+- A request during which the engine stopped, or the process was killed, runs again, but at most MAX_ATTEMPTS times.
+- Cancelled (the server leaves, the batch is cancelled or expires): the attempt does not count.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from uuid import uuid4
+
+import attrs
+import msgspec
+import trio
+
+from trouper.actors.runtime.supervision import innermost
+from trouper.protocol.problems import RequestFailed
+from trouper.web.batches.answer_log import BatchRecord
+from trouper.web.batches.batch_record import Batch
+from trouper.web.batches.batch_storage import RETRY_S, BatchStorage
+from trouper.web.batches.input_lines import InputLines, LineError, LinesInvalid, validated
+from trouper.web.batches.line_runner import LineResponse, LineRunner
+from trouper.web.batches.stored_files import StoredFile
+
+log = logging.getLogger("trouper.batches")
+MAX_ATTEMPTS = 3
+"""How often a request may begin without coming to an end."""
+CRASHED = "engine_stopped"
+"""Code of a response that counts as an attempt: the engine stopped while the request ran, perhaps because of it."""
+AGAIN_S, MAX_AGAIN_S = 0.5, 30.0
+"""Time until a request that was refused for the moment runs again; it doubles each time."""
+OUTCOMES = ("completed", "failed", "again")
+
+
+class _ErrorCode(msgspec.Struct):
+    code: str | None = None
+
+
+class _ErrorBody(msgspec.Struct):
+    error: _ErrorCode | None = None
+
+
+@attrs.define
+class BatchCounts:
+    """What the worker has done since the server's start."""
+
+    running: int = 0
+    """Requests that run now."""
+    outcomes: Counter[str] = attrs.field(factory=lambda: Counter(dict.fromkeys(OUTCOMES, 0)))
+
+
+class BatchWorker:
+    """Runs what is in the storage."""
+
+    def __init__(
+        self,
+        storage: BatchStorage,
+        runner: LineRunner,
+        rows: int,
+        max_line_bytes: int,
+        *,
+        check_model: Callable[[str], object],
+    ) -> None:
+        """`check_model` raises `RequestFailed` for a model that is not served."""
+        self.counts = BatchCounts()
+        self._storage, self._runner, self._max_line_bytes = storage, runner, max_line_bytes
+        self._check_model = check_model
+        self._slots = trio.Semaphore(rows)
+        self._validating = trio.CapacityLimiter(1)
+        self._nursery: trio.Nursery | None = None
+
+    @property
+    def runs(self) -> bool:
+        """Whether batches are run: `run` is where the server is."""
+        return self._nursery is not None
+
+    async def run(self) -> None:
+        """Resume what an earlier process has left, then run what is created. Runs until it is cancelled."""
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                await self._storage.open_when_possible()
+                for batch in [batch for batch in self._storage.batches.values() if not batch.ended]:
+                    self.start(batch)
+                await trio.sleep_forever()
+        finally:
+            self._nursery = None
+            self._storage.close()
+
+    def start(self, batch: Batch) -> None:
+        """Run a batch, once."""
+        if self._nursery is not None and not batch.started:
+            batch.started = True
+            self._nursery.start_soon(self._run, batch)
+
+    async def _run(self, batch: Batch) -> None:
+        """Run a batch to its end, whatever happens to the disk."""
+        while not batch.ended:
+            try:
+                await self._process(batch)
+            except* OSError as errors:
+                log.warning("batch %s waits for its disk: %s", batch.spec.id, innermost(errors))
+            except* Exception:
+                log.exception("batch %s is stuck; the others go on, and a restart tries it again", batch.spec.id)
+            if not batch.ended:
+                await trio.sleep(RETRY_S)
+
+    async def _process(self, batch: Batch) -> None:
+        try:
+            lines = await self._validated(batch)
+        except LinesInvalid as invalid:
+            await self._fail(batch, invalid.errors)
+            return
+        batch.total = len(lines)
+        if batch.status == "validating":
+            await batch.record(BatchRecord(status="in_progress", at=now()))
+        if batch.status == "in_progress":
+            await self._run_lines(batch, lines)
+        await self._finish(batch, lines)
+
+    async def _fail(self, batch: Batch, errors: list[LineError]) -> None:
+        result = batch.result_of("failed", now(), errors)
+        await trio.to_thread.run_sync(self._storage.finish, batch, result)
+
+    async def _validated(self, batch: Batch) -> InputLines:
+        path = self._storage.files.path(batch.spec.input_file_id)
+        check = partial(validated, path, batch.spec.endpoint, self._max_line_bytes)
+        try:
+            lines = await trio.to_thread.run_sync(check, limiter=self._validating)
+        except FileNotFoundError:
+            message = f"the file {batch.spec.input_file_id} is no longer there"
+            raise LinesInvalid([LineError("input_file_missing", message, param="input_file_id")]) from None
+        errors = []
+        for model, line in lines.models.items() if batch.status == "validating" else ():
+            try:
+                self._check_model(model)
+            except RequestFailed as failed:
+                message = f"line {line}: {failed.problem.message}"
+                errors.append(LineError("model_not_found", message, line, "body.model"))
+        if errors:
+            raise LinesInvalid(errors)
+        return lines
+
+    # -- requests ----------------------------------------------------------------------------------
+
+    async def _run_lines(self, batch: Batch, lines: InputLines) -> None:
+        """Run the requests that have no answer, until all have one, the batch is cancelled, or it expires."""
+        with trio.CancelScope(deadline=trio.current_time() + batch.spec.expires_at - time.time()) as batch.scope:
+            async with trio.open_nursery() as nursery:
+                for number in batch.unanswered():
+                    await self._slots.acquire()
+                    nursery.start_soon(self._run_line, batch, lines, number)
+
+    async def _run_line(self, batch: Batch, lines: InputLines, number: int) -> None:
+        self.counts.running += 1
+        try:
+            again_s = AGAIN_S
+            while not await self._attempt(batch, lines, number):
+                self.counts.outcomes["again"] += 1
+                await trio.sleep(again_s)
+                again_s = min(2 * again_s, MAX_AGAIN_S)
+        finally:
+            self.counts.running -= 1
+            self._slots.release()
+
+    async def _attempt(self, batch: Batch, lines: InputLines, number: int) -> bool:
+        """Run a request once. Returns whether it has an answer now."""
+        line = await trio.to_thread.run_sync(lines.read, number)
+        request_id = uuid4().hex
+        if batch.progress.attempts.get(number, 0) >= MAX_ATTEMPTS:
+            message = f"the request was run {MAX_ATTEMPTS} times, and each time the server ended before its answer"
+            output = _error_output(request_id, line.custom_id, "request_crashes_server", message)
+            await self._answer(batch, BatchRecord(answer=number, ok=False, output=output))
+            return True
+        await batch.record(BatchRecord(attempt=number))
+        try:
+            body, owner = bytes(line.body), batch.spec.owner
+            response = await self._runner.run(batch.spec.endpoint, body, request_id, owner)
+        except trio.Cancelled:
+            await batch.record(BatchRecord(returned=number))  # Shielded: an append completes.
+            raise
+        if response.status in (429, 503):
+            await batch.record(BatchRecord(returned=number))
+            return False
+        if response.status == 500 and _code_of(response) == CRASHED:
+            return False
+        output = _output(request_id, line.custom_id, response)
+        await self._answer(batch, BatchRecord(answer=number, ok=response.status < 400, output=output))
+        return True
+
+    async def _answer(self, batch: Batch, record: BatchRecord) -> None:
+        await batch.record(record)
+        self.counts.outcomes["completed" if record.ok else "failed"] += 1
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    async def _finish(self, batch: Batch, lines: InputLines) -> None:
+        """Write the files and the result. After a kill in the middle, the next start writes the same again."""
+        cancelled = batch.status == "cancelling"
+        if batch.status == "in_progress":
+            await batch.record(BatchRecord(status="finalizing", at=now()))
+        expired = not cancelled and len(batch.progress.answered) < batch.total
+        if expired:
+            missing = [*batch.unanswered()]
+            records = await trio.to_thread.run_sync(_expired, lines, missing)
+            await batch.record(*records)
+        status = "cancelled" if cancelled else "expired" if expired else "completed"
+        result = batch.result_of(status, now())
+        await trio.to_thread.run_sync(self._write_files, batch, result.has_output, result.has_errors)
+        await trio.to_thread.run_sync(self._storage.finish, batch, result)
+
+    def _write_files(self, batch: Batch, has_output: bool, has_errors: bool) -> None:
+        spec = batch.spec
+        for there, ok, file_id in ((has_output, True, spec.output_file_id), (has_errors, False, spec.error_file_id)):
+            if there:
+                file = StoredFile(
+                    id=file_id,
+                    filename=f"{spec.id}_{'output' if ok else 'error'}.jsonl",
+                    bytes=0,
+                    purpose="batch_output",
+                    created_at=now(),
+                    owner=spec.owner,
+                )
+                self._storage.files.put(file, batch.log.outputs(ok=ok))
+
+    async def cancel(self, batch: Batch) -> None:
+        """Cancel a batch: no request of it runs any more. Raises `OSError`."""
+        if batch.status not in ("validating", "in_progress"):
+            return
+        await batch.record(BatchRecord(status="cancelling", at=now()))
+        if batch.scope is not None:
+            batch.scope.cancel(reason="the batch was cancelled")
+
+
+def _expired(lines: InputLines, numbers: list[int]) -> list[BatchRecord]:
+    """Errors of requests for which there was no time. Runs in a thread; raises `OSError`."""
+    message = "the batch expired before this request had its answer"
+    return [
+        BatchRecord(answer=number, ok=False, output=_error_output(uuid4().hex, custom_id, "batch_expired", message))
+        for number, custom_id in lines.custom_ids(iter(numbers))
+    ]
+
+
+def _output(request_id: str, custom_id: str, response: LineResponse) -> msgspec.Raw:
+    answer = {"status_code": response.status, "request_id": request_id, "body": msgspec.Raw(response.body)}
+    return _line(request_id, custom_id, answer, None)
+
+
+def _error_output(request_id: str, custom_id: str, code: str, message: str) -> msgspec.Raw:
+    return _line(request_id, custom_id, None, {"code": code, "message": message})
+
+
+def _line(request_id: str, custom_id: str, response: object, error: object) -> msgspec.Raw:
+    line = {"id": f"batch_req_{request_id}", "custom_id": custom_id, "response": response, "error": error}
+    return msgspec.Raw(msgspec.json.encode(line))
+
+
+def _code_of(response: LineResponse) -> str | None:
+    try:
+        error = msgspec.json.decode(response.body, type=_ErrorBody).error
+    except msgspec.MsgspecError:
+        return None
+    return error.code if error is not None else None
+
+
+def now() -> int:
+    """The current time in Unix seconds."""
+    return int(time.time())

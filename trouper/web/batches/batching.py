@@ -1,0 +1,60 @@
+"""Files and batches of one app: storage, worker and handlers, and what health and metrics show of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.core import Metric
+
+from trouper.web.batches.batch_record import STATUSES
+from trouper.web.batches.batch_routes import Batches
+from trouper.web.batches.batch_storage import BatchStorage
+from trouper.web.batches.batch_worker import BatchWorker
+from trouper.web.batches.file_routes import Files
+from trouper.web.batches.line_runner import Asgi, LineRunner
+from trouper.web.http.endpoints import Endpoint
+from trouper.web.metrics.batch_metrics import ANSWERED, BYTES, COUNT, RUNNING
+from trouper.web.service import Service
+
+
+class Batching:
+    """Files and batches in one directory."""
+
+    def __init__(self, service: Service, app: Asgi, directory: Path) -> None:
+        settings = service.settings
+        self.storage = BatchStorage(directory, settings.batch_max_bytes)
+        self.worker = BatchWorker(
+            self.storage,
+            LineRunner(app),
+            settings.batch_rows,
+            settings.max_body_bytes,
+            check_model=lambda name: service.listed(service.aliases.resolved(name)),
+        )
+        self._groups = (Files(service, self.storage), Batches(service, self.storage, self.worker))
+
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        return tuple(endpoint for group in self._groups for endpoint in group.endpoints())
+
+    def health(self) -> dict[str, Any]:
+        """What /health shows."""
+        return {
+            "statuses": self._statuses(),
+            "requests_running": self.worker.counts.running,
+            "requests": dict(self.worker.counts.outcomes),
+            "files": len(self.storage.files),
+            "bytes": self.storage.bytes,
+            "problem": self.storage.problem,
+        }
+
+    def _statuses(self) -> dict[str, int]:
+        found = Counter(batch.status for batch in self.storage.batches.values())
+        return {status: found[status] for status in STATUSES}
+
+    def metrics(self) -> Iterator[Metric]:
+        yield COUNT.family(((status,), count) for status, count in self._statuses().items())
+        yield RUNNING.family([((), self.worker.counts.running)])
+        yield ANSWERED.family(((outcome,), count) for outcome, count in self.worker.counts.outcomes.items())
+        yield BYTES.family([((), self.storage.bytes)])

@@ -1,0 +1,195 @@
+"""/v1/files: upload, list, describe, download and delete files. A file is seen only by requests with the key that made it."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from io import FileIO
+from typing import cast
+
+import trio
+from quart import Response, request
+
+from trouper.protocol.problems import Problem, RequestFailed, bad_request
+from trouper.web.batches.batch_schemas import FILE_DELETED, UPLOAD_FORM, list_of, page_body
+from trouper.web.batches.batch_storage import BatchStorage
+from trouper.web.batches.file_upload import UploadBody, UploadForm
+from trouper.web.batches.stored_files import PURPOSES, StoredFile, Upload
+from trouper.web.http.endpoints import Endpoint
+from trouper.web.http.leniency import ReadPast
+from trouper.web.http.query_parameters import Query
+from trouper.web.http.request_body import refuse
+from trouper.web.http.request_schema import TEXT, Json, ref
+from trouper.web.service import Service, as_json
+from trouper.web.streaming.passive_body import PassiveBody
+
+MAX_PAGE = 10_000
+CHUNK = 2**18
+PAGE_QUERY: Json = {
+    "limit": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": MAX_PAGE},
+    "order": {"enum": ["asc", "desc"], "default": "desc"},
+    "after": TEXT,
+    "purpose": {"enum": list(PURPOSES)},
+}
+FORM = "multipart/form-data"
+
+
+class Files:
+    """The handlers."""
+
+    def __init__(self, service: Service, storage: BatchStorage) -> None:
+        self._service, self._storage = service, storage
+
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        endpoint = partial(Endpoint, tag="Batches", also=(503,))
+        return (
+            endpoint(
+                method="POST",
+                path="/v1/files",
+                handler=self.upload,
+                summary="Store a file of requests for a batch",
+                form=UPLOAD_FORM,
+                answer=ref("File"),
+            ),
+            endpoint(
+                method="GET",
+                path="/v1/files",
+                handler=self.list,
+                summary="The files of this key",
+                query=PAGE_QUERY,
+                answer=list_of("File"),
+                also=(400, 404, 503),
+            ),
+            *self._of_one(),
+        )
+
+    def _of_one(self) -> tuple[Endpoint, ...]:
+        endpoint = partial(Endpoint, tag="Batches", also=(503,))
+        return (
+            endpoint(
+                method="GET",
+                path="/v1/files/<file_id>",
+                handler=self.get,
+                summary="One of them",
+                answer=ref("File"),
+            ),
+            endpoint(
+                method="GET",
+                path="/v1/files/<file_id>/content",
+                handler=self.content,
+                summary="What is in it",
+                answer={"type": "string", "format": "binary"},
+                content_type="application/octet-stream",
+            ),
+            endpoint(
+                method="DELETE",
+                path="/v1/files/<file_id>",
+                handler=self.delete,
+                summary="Delete it",
+                description="The input of a batch can be deleted when the batch has ended.",
+                answer=FILE_DELETED,
+                also=(400, 503),
+            ),
+        )
+
+    async def upload(self) -> Response:
+        boundary = request.mimetype_params.get("boundary", "")
+        if request.mimetype != FORM or not boundary:
+            message = f"a file is sent as a form: {FORM}, with the fields file and purpose"
+            raise RequestFailed(Problem(415, message, "invalid_request_error", None, "unsupported_media_type"))
+        await self._storage.open(create=True)
+        settings = self._service.settings
+        form = UploadForm(boundary, self._storage.files, self._storage.room, settings.max_file_bytes)
+        owner = self._service.key_identity
+        try:
+            await form.receive(cast("UploadBody", request.body), settings.body_timeout_s)
+            upload = self._checked(form)
+            with trio.CancelScope(shield=True):
+                file = await trio.to_thread.run_sync(self._keep, upload, form.filename, owner)
+        finally:
+            if form.upload is not None:
+                form.upload.abort()
+        return as_json(file.body())
+
+    def _checked(self, form: UploadForm) -> Upload:
+        """Check the fields. Raises `RequestFailed` (400)."""
+        purpose = form.fields.pop("purpose", None)
+        if purpose is None:
+            raise bad_request("purpose is required", "purpose", "missing_required_parameter")
+        if purpose != b"batch":
+            raise bad_request("purpose must be batch: files are for batches only", "purpose", "invalid_value")
+        report = self._service.report
+        for name in form.fields:
+            if isinstance(report, ReadPast) and not name.startswith("expires_after"):
+                report.skip(name)
+            else:
+                message = f"{name[:80]!r} is not supported here; leave it out"
+                raise bad_request(message, name[:80], "unsupported_parameter")
+        if form.upload is None:
+            raise bad_request("file is required", "file", "missing_required_parameter")
+        return form.upload
+
+    def _keep(self, upload: Upload, filename: str, owner: str) -> StoredFile:
+        upload.commit()
+        file = StoredFile(
+            id=upload.id,
+            filename=filename,
+            bytes=upload.size,
+            purpose="batch",
+            created_at=int(time.time()),
+            owner=owner,
+        )
+        self._storage.files.add(file)
+        return file
+
+    async def list(self) -> Response:
+        # Without a parameter that is not known, this would be another page.
+        query = Query(request.args, tuple(PAGE_QUERY), refuse)
+        limit = query.number("limit", MAX_PAGE, 1, MAX_PAGE)
+        order, purpose = query.given("order") or "desc", query.given("purpose")
+        if order not in ("asc", "desc"):
+            raise bad_request("order must be asc or desc", "order", "invalid_value")
+        if purpose is not None and purpose not in PURPOSES:
+            raise bad_request(f"purpose must be one of {', '.join(PURPOSES)}", "purpose", "invalid_value")
+        await self._storage.open(create=False)
+        files = self._storage.files.of(self._service.key_identity)
+        bodies = [file.body() for file in files if purpose in (None, file.purpose)]
+        return as_json(page_body(bodies if order == "asc" else bodies[::-1], query.given("after"), limit))
+
+    async def _file(self, file_id: str) -> StoredFile:
+        await self._storage.open(create=False)
+        return self._storage.files.get(file_id, self._service.key_identity)
+
+    async def get(self, file_id: str) -> Response:
+        return as_json((await self._file(file_id)).body())
+
+    async def content(self, file_id: str) -> Response:
+        file = await self._file(file_id)
+        path = self._storage.files.path(file.id)
+        opened = await trio.to_thread.run_sync(partial(FileIO, path))
+        self._service.at_end(opened.close)
+        response = Response(FileBody(opened), content_type="application/octet-stream")
+        response.headers["Content-Length"] = str(file.bytes)
+        response.timeout = None
+        return response
+
+    async def delete(self, file_id: str) -> Response:
+        file = await self._file(file_id)
+        if self._storage.reads(file.id):
+            message = "a batch that has not ended reads this file; cancel the batch, or wait for its end"
+            raise bad_request(message, None, "file_in_use")
+        await trio.to_thread.run_sync(self._storage.files.remove, file)
+        return as_json({"id": file.id, "object": "file", "deleted": True})
+
+
+class FileBody(PassiveBody):
+    """The content of a file, a chunk at a time. It belongs to the request, which closes it."""
+
+    def __init__(self, file: FileIO) -> None:
+        self._file = file
+
+    async def __anext__(self) -> bytes:
+        data = await trio.to_thread.run_sync(self._file.read, CHUNK)
+        if not data:
+            raise StopAsyncIteration
+        return data

@@ -1,0 +1,149 @@
+"""The upload of a file: a form that goes to disk as it arrives, whatever its size.
+
+Quart would collect the body in memory, bounded by --max-body-bytes. An `UploadBody` instead takes from the connection only what its reader
+has room for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import trio
+from quart_trio.wrappers.request import TrioBody
+from werkzeug.exceptions import RequestEntityTooLarge, RequestTimeout
+from werkzeug.sansio.multipart import Data, Field, File, MultipartDecoder, NeedData
+
+from trouper.protocol.problems import Problem, RequestFailed, bad_request
+from trouper.web.batches.stored_files import FileStore, Upload
+
+MAX_BUFFERED = 2**20
+"""Bytes of a body that wait for their reader."""
+SLICE = 2**16
+MAX_HEAD = 2**18
+"""Bytes of the form beside the file that are held at a time."""
+MAX_FIELD = 2**10
+MAX_PARTS = 16
+INVALID = "invalid_form"
+
+
+class UploadBody(TrioBody):
+    """A body of any length, of which little is in memory."""
+
+    def __init__(self) -> None:
+        super().__init__(None, None)
+        self._room = trio.Event()
+
+    def bounded(self, receive: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[Any]]:
+        """Return a `receive` that waits until the reader has room for more."""
+
+        async def wait_and_receive() -> Any:
+            while len(self._data) > MAX_BUFFERED:
+                await self._room.wait()
+            return await receive()
+
+        return wait_and_receive
+
+    async def __anext__(self) -> bytes:
+        data = await super().__anext__()
+        self._room.set()
+        self._room = trio.Event()
+        return data
+
+
+class UploadForm:
+    """The form while it is received."""
+
+    def __init__(self, boundary: str, files: FileStore, room: int, max_file_bytes: int) -> None:
+        """`room`: bytes that are left for all files."""
+        self._decoder = MultipartDecoder(boundary.encode(), MAX_HEAD, max_parts=MAX_PARTS)
+        self._files, self._room, self._max_file_bytes = files, room, max_file_bytes
+        self._field: str | None = None
+        self.fields: dict[str, bytes] = {}
+        self.filename = ""
+        self.upload: Upload | None = None
+        self._pending = bytearray()
+        self._ended = False
+
+    async def receive(self, body: UploadBody, timeout_s: float) -> None:
+        """Read the body to its end. A client that sends nothing for `timeout_s` is too slow. Raises `RequestFailed` (400, 413), werkzeug's
+        408, and `OSError`."""
+        chunks = aiter(body)
+        while True:
+            with trio.move_on_after(timeout_s) as waiting:
+                try:
+                    chunk = await anext(chunks)
+                except StopAsyncIteration:
+                    break
+            if waiting.cancelled_caught:
+                raise RequestTimeout
+            for start in range(0, len(chunk), SLICE):
+                await self._take(chunk[start : start + SLICE])
+        if not self._ended:
+            raise bad_request("the form ends in the middle", None, INVALID)
+        if self.upload is not None:
+            await self._flush(self.upload)
+
+    async def _take(self, data: bytes) -> None:
+        try:
+            self._decoder.receive_data(data)
+            while not isinstance(event := self._decoder.next_event(), NeedData):
+                await self._handle(event)
+                if self._ended:
+                    return
+        except (ValueError, UnicodeDecodeError, RequestEntityTooLarge) as error:
+            raise bad_request(f"the form cannot be read: {error}", None, INVALID) from None
+
+    async def _handle(self, event: object) -> None:
+        match event:
+            case Field(name=name):
+                self._begin_field(name)
+            case File(name=name, filename=filename):
+                await self._begin_file(name, filename)
+            case Data(data=data, more_data=more):
+                await self._add(data)
+                if not more:
+                    self._field = None
+                    self._ended = self._decoder.state.name == "EPILOGUE"
+
+    def _begin_field(self, name: str | None) -> None:
+        if not name or name in self.fields or name == "file":
+            message = "file must be a file, with a name" if name == "file" else "a field has no name, or is given twice"
+            raise bad_request(message, name or None, INVALID)
+        self._field, self.fields[name] = name, b""
+
+    async def _begin_file(self, name: str | None, filename: str) -> None:
+        if name != "file" or self.upload is not None:
+            raise bad_request("send one file, in the field `file`", name, INVALID)
+        self.filename = filename[:255]
+        self.upload = await trio.to_thread.run_sync(self._files.begin)
+
+    async def _add(self, data: bytes) -> None:
+        if self._field is not None:
+            self.fields[self._field] += data
+            if len(self.fields[self._field]) > MAX_FIELD:
+                raise bad_request(f"{self._field[:80]} is too long", self._field[:80], INVALID)
+        elif self.upload is not None:
+            self._pending += data
+            self._check_size(self.upload.size + len(self._pending))
+            if len(self._pending) >= MAX_BUFFERED:
+                await self._flush(self.upload)
+
+    def _check_size(self, size: int) -> None:
+        if size > self._max_file_bytes:
+            raise too_large(
+                f"the file is larger than {self._max_file_bytes} bytes (--max-file-bytes)", "file_too_large"
+            )
+        if size > self._room:
+            message = (
+                "there is no room for the file: delete others, or start the server with a larger --batch-max-bytes"
+            )
+            raise too_large(message, "no_room_for_file")
+
+    async def _flush(self, upload: Upload) -> None:
+        pending, self._pending = self._pending, bytearray()
+        await trio.to_thread.run_sync(upload.write, memoryview(pending))
+
+
+def too_large(message: str, code: str) -> RequestFailed:
+    return RequestFailed(Problem(413, message, "invalid_request_error", "file", code))

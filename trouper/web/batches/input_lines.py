@@ -1,0 +1,186 @@
+"""The lines of a batch's input file: one request each, validated before any of them runs.
+
+What is checked here fails the batch: it could not be run as it is, and its author should hear of it at once. A body's parameters are
+checked when its line runs, by the code of its endpoint, since they depend on the model; a refused line gets its answer in the error file.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import attrs
+import msgspec
+
+BatchEndpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
+ENDPOINTS: tuple[BatchEndpoint, ...] = get_args(BatchEndpoint)
+MAX_LINES = 50_000
+"""Maximum number of requests of a batch, as in OpenAI's API."""
+MAX_ERRORS = 100
+"""Number of errors after which validation ends: a file with more is of another kind."""
+MAX_ID_CHARS = 512
+FAULT = re.compile(r"(.*) - at `\$\.?(.*)`")
+"""A refusal of msgspec, and the path in it."""
+
+
+class LineBody(msgspec.Struct):
+    """What validation reads of a body."""
+
+    model: str | None = None
+    stream: bool | None = None
+    background: bool | None = None
+
+
+class InputLine(msgspec.Struct):
+    """A line as validation reads it."""
+
+    custom_id: str
+    method: str
+    url: str
+    body: LineBody
+
+
+class RunLine(msgspec.Struct):
+    """A line as the runner reads it."""
+
+    custom_id: str
+    body: msgspec.Raw
+
+
+@attrs.frozen
+class LineError:
+    """What is wrong with a line, or with the file if `line` is None. Lines count from 1."""
+
+    code: str
+    message: str
+    line: int | None = None
+    param: str | None = None
+
+    def body(self) -> dict[str, Any]:
+        return {"code": self.code, "message": self.message, "param": self.param, "line": self.line}
+
+
+class LinesInvalid(Exception):
+    """The file cannot be run."""
+
+    def __init__(self, errors: list[LineError]) -> None:
+        super().__init__(f"{len(errors)} errors")
+        self.errors = errors
+
+
+@attrs.frozen(eq=False)
+class InputLines:
+    """Where each request of a file is. Requests are numbered from 0, whatever blank lines there are."""
+
+    path: Path
+    offsets: array[int]
+    sizes: array[int]
+    models: dict[str, int]
+    """Each model that is named, and the first line that does."""
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def read(self, number: int) -> RunLine:
+        """Read a request. Runs in a thread; raises `OSError`."""
+        with self.path.open("rb") as file:
+            file.seek(self.offsets[number])
+            return msgspec.json.decode(file.read(self.sizes[number]), type=RunLine)
+
+    def custom_ids(self, numbers: Iterator[int]) -> Iterator[tuple[int, str]]:
+        """Yield the `custom_id` of requests. Runs in a thread; raises `OSError`."""
+        for number in numbers:
+            yield number, self.read(number).custom_id
+
+
+class _Validation:
+    """The state of one pass over a file."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
+        self._first_lines: dict[str, int] = {}
+        """The line of each `custom_id`."""
+        self._decoder = msgspec.json.Decoder(InputLine)
+        self.models: dict[str, int] = {}
+
+    def error(self, line: int, data: bytes) -> LineError | None:
+        """Check a line."""
+        try:
+            parsed = self._decoder.decode(data)
+        except msgspec.ValidationError as error:
+            return _misfit(error, line)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            return LineError("invalid_json_line", f"line {line} is not a JSON object: {error}", line)
+        problem = self._method(parsed, line) or self._id(parsed.custom_id, line) or self._body(parsed.body, line)
+        if problem is None and parsed.body.model is not None:
+            self.models.setdefault(parsed.body.model, line)
+        return problem
+
+    def _method(self, parsed: InputLine, line: int) -> LineError | None:
+        if parsed.method != "POST":
+            return LineError("invalid_method", f"line {line}: method must be POST", line, "method")
+        if parsed.url != self._endpoint:
+            message = f"line {line}: url must be {self._endpoint}, the endpoint of the batch, not {parsed.url[:80]!r}"
+            return LineError("mismatched_endpoint", message, line, "url")
+        return None
+
+    def _id(self, custom_id: str, line: int) -> LineError | None:
+        if not 0 < len(custom_id) <= MAX_ID_CHARS:
+            message = f"line {line}: custom_id must have 1 to {MAX_ID_CHARS} characters"
+            return LineError("invalid_custom_id", message, line, "custom_id")
+        first = self._first_lines.setdefault(custom_id, line)
+        if first != line:
+            message = f"line {line}: custom_id {custom_id[:80]!r} is that of line {first}; each needs its own"
+            return LineError("duplicate_custom_id", message, line, "custom_id")
+        return None
+
+    @staticmethod
+    def _body(body: LineBody, line: int) -> LineError | None:
+        for name in ("stream", "background"):
+            if getattr(body, name):
+                message = f"line {line}: body.{name} is not supported in a batch; leave it out"
+                return LineError("unsupported_parameter", message, line, f"body.{name}")
+        return None
+
+
+def _misfit(error: msgspec.ValidationError, line: int) -> LineError:
+    """Name the parameter that msgspec refuses."""
+    message, param = str(error), None
+    if match := FAULT.fullmatch(message):
+        message, param = match.groups()
+    if missing := re.search(r"missing required field `(\w+)`", message):
+        param = f"{param}.{missing[1]}" if param else missing[1]
+        return LineError("missing_required_parameter", f"line {line}: {param} is required", line, param)
+    where = f"{param} is invalid: " if param else ""
+    return LineError("invalid_type", f"line {line}: {where}{message}", line, param)
+
+
+def validated(path: Path, endpoint: str, max_line_bytes: int) -> InputLines:
+    """Check all lines of a file. Runs in a thread. Raises `LinesInvalid` with what is wrong, and `OSError`."""
+    check, errors = _Validation(endpoint), list[LineError]()
+    offsets, sizes = array("Q"), array("L")
+    with path.open("rb") as file:
+        offset, number = 0, 0
+        while data := file.readline(max_line_bytes + 1):
+            number += 1
+            if len(data) > max_line_bytes:
+                message = f"line {number} is longer than {max_line_bytes} bytes (--max-body-bytes)"
+                raise LinesInvalid([*errors, LineError("line_too_large", message, number)])
+            if data.strip():
+                if (problem := check.error(number, data)) is not None:
+                    errors.append(problem)
+                offsets.append(offset)
+                sizes.append(len(data))
+            offset += len(data)
+            if len(offsets) > MAX_LINES:
+                errors.append(LineError("too_many_tasks", f"the file has more than {MAX_LINES} requests; split it"))
+            if len(errors) >= MAX_ERRORS or len(offsets) > MAX_LINES:
+                break
+    if not offsets:
+        errors.append(LineError("empty_file", "the file has no requests; write one JSON object a line"))
+    if errors:
+        raise LinesInvalid(errors)
+    return InputLines(path, offsets, sizes, check.models)

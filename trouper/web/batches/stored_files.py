@@ -1,0 +1,156 @@
+"""Files on disk: the input of batches that clients upload, and the output that batches leave.
+
+A file is two files: `ID` with the content and `ID.json` with its description. The description is written last and removed first, so
+a file without one does not exist and is swept at the next start.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+from uuid import uuid4
+
+import attrs
+import msgspec
+
+from trouper.protocol.problems import Problem, RequestFailed
+from trouper.web.batches import durable_files
+
+Purpose = Literal["batch", "batch_output"]
+PURPOSES: tuple[Purpose, ...] = ("batch", "batch_output")
+
+
+class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
+    """The description of a file."""
+
+    id: str
+    filename: str
+    bytes: int
+    purpose: Purpose
+    created_at: int
+    """Unix seconds."""
+    owner: str = ""
+    """Identity of the API key that made it: only requests with this key see it. Empty: made without a key."""
+
+    def body(self) -> dict[str, Any]:
+        """The file as OpenAI's API describes it."""
+        return {
+            "id": self.id,
+            "object": "file",
+            "bytes": self.bytes,
+            "created_at": self.created_at,
+            "expires_at": None,
+            "filename": self.filename,
+            "purpose": self.purpose,
+            "status": "processed",
+            "status_details": None,
+        }
+
+
+@attrs.define(eq=False)
+class Upload:
+    """A file that is being received. Its methods run in threads."""
+
+    id: str
+    path: Path
+    _fd: int
+    size: int = 0
+    """Bytes that were received."""
+
+    def write(self, data: memoryview) -> None:
+        """Raises `OSError`."""
+        durable_files.write_all(self._fd, data)
+        self.size += len(data)
+
+    def abort(self) -> None:
+        """Drop what was received, unless it has its name already."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+            durable_files.part_of(self.path).unlink(missing_ok=True)
+
+    def commit(self) -> None:
+        """Give the content its name, durably. Raises `OSError`."""
+        fd, self._fd = self._fd, -1
+        durable_files.commit(fd, self.path)
+
+
+class FileStore:
+    """The files in one directory. Methods that touch the disk run in threads and raise `OSError`; the index is in memory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._files: dict[str, StoredFile] = {}
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of the content of all files."""
+        return sum(file.bytes for file in self._files.values())
+
+    def load(self) -> None:
+        """Read what an earlier process has left, and remove what it left half written."""
+        durable_files.make_directory(self._directory)
+        durable_files.sweep_parts(self._directory)
+        found = [decoded for path in self._directory.glob("*.json") if (decoded := _read(path)) is not None]
+        self._files = {file.id: file for file in sorted(found, key=lambda file: (file.created_at, file.id))}
+        for path in self._directory.iterdir():
+            if path.name.removesuffix(".json") not in self._files:
+                path.unlink(missing_ok=True)
+
+    def begin(self) -> Upload:
+        """Begin a file of a client."""
+        identifier = new_file_id()
+        path = self._directory / identifier
+        return Upload(identifier, path, durable_files.create(durable_files.part_of(path)))
+
+    def add(self, file: StoredFile) -> None:
+        """Write the description of a file whose content is there: from now on it exists."""
+        durable_files.write(self._directory / f"{file.id}.json", [msgspec.json.encode(file)])
+        self._files[file.id] = file
+
+    def put(self, file: StoredFile, parts: Iterable[bytes]) -> StoredFile:
+        """Write a file of the server's own, replacing one of the same id. Returns the description, with the size."""
+        size = durable_files.write(self.path(file.id), parts)
+        complete = msgspec.structs.replace(file, bytes=size)
+        self.add(complete)
+        return complete
+
+    def remove(self, file: StoredFile) -> None:
+        self._files.pop(file.id, None)
+        (self._directory / f"{file.id}.json").unlink(missing_ok=True)
+        self.path(file.id).unlink(missing_ok=True)
+        durable_files.sync_directory(self._directory)
+
+    def path(self, file_id: str) -> Path:
+        """Path of a file's content."""
+        return self._directory / file_id
+
+    def get(self, file_id: str, owner: str, param: str | None = None) -> StoredFile:
+        """Return a file of this owner. Raises `RequestFailed` (404), also for the file of another owner."""
+        file = self._files.get(file_id)
+        if file is None or file.owner != owner:
+            message = f"no file has the id {file_id[:80]!r}; GET /v1/files lists yours"
+            raise RequestFailed(Problem(404, message, "invalid_request_error", param, "file_not_found"))
+        return file
+
+    def of(self, owner: str) -> Sequence[StoredFile]:
+        """The files of an owner, the oldest first."""
+        return [file for file in self._files.values() if file.owner == owner]
+
+
+def new_file_id() -> str:
+    return f"file-{uuid4().hex}"
+
+
+def _read(path: Path) -> StoredFile | None:
+    """Read a description. None if it is damaged or its content is missing."""
+    try:
+        file = msgspec.json.decode(path.read_bytes(), type=StoredFile)
+        return file if path.with_name(file.id).stat().st_size == file.bytes else None
+    except (OSError, msgspec.MsgspecError):
+        return None
