@@ -17,6 +17,7 @@ from trouper.protocol.health import MemoryStatus
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.problems import Problem
 from trouper.protocol.replies import Failed
+from trouper.protocol.requests import BATCH_PRIORITY, MAX_PRIORITY
 from trouper.protocol.setting_fields import ByteSize
 from trouper.protocol.settings import Settings
 from trouper.protocol.watch import Watch
@@ -220,6 +221,32 @@ def test_without_the_bound_the_lower_one_waits() -> None:
     for client in busy.clients:
         client.aborted = True
     finish(busy)
+
+
+def test_requests_of_batches_never_become_overdue() -> None:
+    busy = world(None, completion_batch_size=1, priority_max_wait_s=0.05)
+    ask(busy, max_tokens=2)
+    [batch] = ask(busy, max_tokens=2, priority=BATCH_PRIORITY)
+    for _ in range(40):
+        ask(busy, max_tokens=2, priority=MAX_PRIORITY)
+        run(busy)
+    assert not batch.tokens
+    for client in busy.clients[2:]:
+        client.aborted = True
+    finish(busy)
+    assert len(batch.tokens) == 2
+
+
+def test_requests_of_batches_take_no_room_in_the_queue_and_are_not_refused() -> None:
+    full = world(None, completion_batch_size=1, max_queue_size=2)
+    ask(full)
+    run(full)
+    batches = ask(full, 3, priority=BATCH_PRIORITY)
+    clients = ask(full, 3)
+    late = ask(full, 1, priority=BATCH_PRIORITY)
+    assert [client.terminal == [] for client in (*batches, *clients, *late)] == [True] * 5 + [False, True]
+    assert (problem := problem_of(clients[-1])) is not None and problem.code == "queue_full"
+    finish(full)
 
 
 @pytest.mark.parametrize("streams", [0, 3])
