@@ -21,6 +21,7 @@ from tests.arithmetic import CLOSE
 from tests.families import END, build, save
 from tests.family_configs import Config
 from trouper import Answer, Generate, Runtime, Sampling, Settings, TokenPrompt, run_runtime
+from trouper.actors.scheduling.cache_namespace import NO_SCOPE
 from trouper.engine import host
 from trouper.engine.kv.kv_layout import kv_layout
 from trouper.engine.kv.quantized_kv import PLAIN
@@ -30,6 +31,7 @@ from trouper.protocol.health import DirectoryStats, SchedulerStats
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.plans import Plan
 from trouper.protocol.replies import TokenLogprobs
+from trouper.protocol.requests import CacheScope
 
 GREEDY = Sampling(temperature=0)
 BLOCK, SNAPSHOT = 16, 32
@@ -68,6 +70,7 @@ class Ask:
     sampling: Sampling = GREEDY
     tokens: int = TOKENS
     salt: str = ""
+    scope: CacheScope = NO_SCOPE
 
     def request(self) -> Generate:
         return Generate(
@@ -78,6 +81,7 @@ class Ask:
             ignore_eos=True,
             logprobs=3,
             cache_salt=self.salt,
+            cache_scope=self.scope,
         )
 
 
@@ -192,7 +196,7 @@ COLD: dict[tuple[Any, ...], Heard] = {}
 
 async def cold(tiny: Tiny, asks: Sequence[Ask], **settings: Any) -> list[Heard]:
     """What each is answered alone, without a cache. Salts do not matter."""
-    plain = [attrs.evolve(ask, salt="") for ask in asks]
+    plain = [attrs.evolve(ask, salt="", scope=NO_SCOPE) for ask in asks]
     names = [(tiny.path, *settings.items(), ask) for ask in plain]
     missing = [(name, ask) for name, ask in zip(names, plain, strict=True) if name not in COLD]
     if missing:

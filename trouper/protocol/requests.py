@@ -69,6 +69,16 @@ class Timeouts:
 
 
 @attrs.frozen(kw_only=True)
+class CacheScope:
+    """What the server itself keeps cached blocks apart by, beside the client's `cache_salt`. No client can choose a value of it."""
+
+    group: str = ""
+    """Group of API keys whose requests share cached prompts."""
+    adapter: str = ""
+    """Adapter that the row's keys and values were computed with."""
+
+
+@attrs.frozen(kw_only=True)
 class Generate:
     """A request to answer one prompt. Several choices or prompts are several requests.
 
@@ -106,6 +116,8 @@ class Generate:
     """Names of the embedding program's logits processors that change the row's logits, in order."""
     cache_salt: str = ""
     """Salt of the prefix cache. Prompts share cached blocks only with prompts of the same salt."""
+    cache_scope: CacheScope = CacheScope()
+    """Prompts share cached blocks only with prompts of the same scope and the same salt."""
     priority: int = 0
     """Lower is scheduled first, as in vLLM."""
     timeouts: Timeouts | None = None

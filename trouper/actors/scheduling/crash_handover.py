@@ -42,7 +42,8 @@ class CrashHandover:
                 continue
             if sequence.started:
                 self.recovery.note_resumed()
-            sequence.chain = self.cache.chain(bytes(sequence.chain.tokens), sequence.request.cache_salt)
+            tokens, request = bytes(sequence.chain.tokens), sequence.request
+            sequence.chain = self.cache.chain(tokens, request.cache_salt, request.cache_scope)
             self.queue.append(sequence)
 
     def refuse(self, sequence: Sequence, now: float) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Iterable
 import attrs
 
 from trouper.actors.scheduling.block_keys import Chain
+from trouper.actors.scheduling.cache_namespace import NO_SCOPE
 from trouper.actors.scheduling.eviction import Sizes
 from trouper.actors.scheduling.found_prefix import Found
 from trouper.actors.scheduling.prefix_tree import Match, PrefixTree
@@ -33,6 +34,7 @@ from trouper.protocol.health import CacheStats
 from trouper.protocol.kv import KvLayout
 from trouper.protocol.model import ModelCard
 from trouper.protocol.plans import BlockId, Load, Restore, Store
+from trouper.protocol.requests import CacheScope
 from trouper.protocol.settings import Settings
 
 
@@ -67,8 +69,8 @@ class PrefixCache:
 
     # -- lookup ----------------------------------------------------------------------------------
 
-    def chain(self, tokens: bytes, salt: str) -> Chain:
-        return self.tree.chain(tokens, salt)
+    def chain(self, tokens: bytes, salt: str, scope: CacheScope = NO_SCOPE) -> Chain:
+        return self.tree.chain(tokens, salt, scope)
 
     def nothing(self, chain: Chain) -> Found:
         """Result of a lookup for a prompt that must be computed from its first token on."""

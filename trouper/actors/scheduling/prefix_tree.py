@@ -12,11 +12,13 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from trouper.actors.scheduling.block_keys import Chain, Digest, sha256
+from trouper.actors.scheduling.cache_namespace import NO_SCOPE, root_of
 from trouper.actors.scheduling.eviction import Eviction, Sizes
 from trouper.actors.scheduling.pending_nodes import PendingNodes
 from trouper.actors.scheduling.tree_node import Node
 from trouper.protocol.blocks import TOKEN_BYTES, BlockRef
 from trouper.protocol.plans import BlockId
+from trouper.protocol.requests import CacheScope
 
 
 class Match(NamedTuple):
@@ -41,16 +43,16 @@ class PrefixTree:
         self._roots: dict[bytes, Node] = {}
         self._pending = PendingNodes()
 
-    def root(self, salt: str = "") -> Node:
-        """Root of the texts with this salt. Texts of different salts never share a node."""
-        key = self._digest(self.namespace + salt.encode())
+    def root(self, salt: str = "", scope: CacheScope = NO_SCOPE) -> Node:
+        """Root of the texts with this salt and scope. Texts of different ones never share a node."""
+        key = self._digest(self.namespace + root_of(salt, scope))
         if key not in self._roots:
             self._roots[key] = Node(key, None, b"", 0, pins=1)
             self._link_pending(self._roots[key])
         return self._roots[key]
 
-    def chain(self, tokens: bytes, salt: str = "") -> Chain:
-        return Chain(self.root(salt), tokens, self.sizes.block_size, self._digest)
+    def chain(self, tokens: bytes, salt: str = "", scope: CacheScope = NO_SCOPE) -> Chain:
+        return Chain(self.root(salt, scope), tokens, self.sizes.block_size, self._digest)
 
     def nodes(self) -> Iterator[Node]:
         """All nodes, for checks and displays."""
