@@ -5,12 +5,12 @@ from __future__ import annotations
 import attrs
 
 from trouper.engine.loading import checkpoint, tokenizer
-from trouper.engine.loading.context import context_length
 from trouper.engine.loading.model_source import resolve
 from trouper.engine.loading.template_probe import TOOL
 from trouper.engine.loading.tokenizer import HubTokenizer
 from trouper.protocol.problems import RequestFailed
 from trouper.protocol.settings import Settings
+from trouper.storage.context import context_length
 
 QUESTION = {"role": "user", "content": "hello"}
 

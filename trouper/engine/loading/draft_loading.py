@@ -16,7 +16,6 @@ from trouper.engine.kv.model_caches import flatten, guessed, slot_caches
 from trouper.engine.kv.quantized_kv import PLAIN
 from trouper.engine.kv.recurrent_state import StateSlots
 from trouper.engine.loading import bundled_model, checkpoint, precision
-from trouper.engine.loading.context import context_length
 from trouper.engine.loading.model_source import resolve
 from trouper.engine.loading.tokenizer import HubTokenizer
 from trouper.engine.loading.weights import count_logits, evaluate, opened
@@ -28,6 +27,7 @@ from trouper.protocol.loading import LoadWatch
 from trouper.protocol.names import DRAFT_FLAG, EMBEDDED
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import Settings
+from trouper.storage.context import context_length
 
 
 @attrs.frozen(eq=False)

@@ -17,7 +17,6 @@ from trouper.engine.distributed.rank_group import ALONE, RankGroup
 from trouper.engine.kv.kv_layout import kv_layout
 from trouper.engine.kv.quantized_kv import KvFormat
 from trouper.engine.loading import bundled_model, checkpoint, lora_adapter, precision, tokenizer
-from trouper.engine.loading.context import context_length
 from trouper.engine.loading.draft_loading import Draft, FoundDraft, find_draft, load_draft
 from trouper.engine.loading.head_loading import Drafters, load_head
 from trouper.engine.loading.head_weights import HeadWeights
@@ -35,6 +34,8 @@ from trouper.protocol.model import ModelCard
 from trouper.protocol.output_formats import NONE
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import Settings
+from trouper.storage.checkpoint_files import read_json
+from trouper.storage.context import context_length
 
 
 @attrs.frozen(eq=False)
@@ -208,7 +209,7 @@ def weights_bytes(settings: Settings) -> int:
 
 def _generation_config(directory: Path) -> dict[str, Any]:
     path = directory / "generation_config.json"
-    return checkpoint.read_json(path) if path.exists() else {}
+    return read_json(path) if path.exists() else {}
 
 
 def _shard(model: nn.Module, config: dict[str, Any], directory: Path, settings: Settings, group: RankGroup) -> None:
