@@ -15,12 +15,13 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from tests.arithmetic import cpu_only
 from tests.families import FAMILIES, build, prompts, reference, save, write_json
-from trouper.engine.loading import bundled_model, checkpoint, context, precision
+from trouper.engine.loading import bundled_model, checkpoint, precision
 from trouper.engine.loading.model_loading import EvaluatedModel, load
 from trouper.engine.platform import device
 from trouper.protocol.loading import Loading
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import Settings
+from trouper.storage import context
 
 PROMPT = prompts()[1]
 on_cpu = pytest.mark.skipif(not device.is_cpu(), reason="elsewhere the checkpoint's own precision is kept")

@@ -85,5 +85,5 @@ def _float32_bytes(name: str, tensor: dict[str, Any], group_size: int) -> int:
     values and biases count as 0."""
     if tensor["dtype"] in PACKED or name.endswith(".biases"):
         return 0
-    values = math.prod(tensor["shape"])
-    return 4 * values * (group_size if name.endswith(".scales") else 1)
+    values: int = math.prod(tensor["shape"])
+    return 4 * values * (int(group_size) if name.endswith(".scales") else 1)
