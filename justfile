@@ -159,6 +159,10 @@ ranks-restarts ranks="3" kills="3" words="600" *model: _setup
 kill-loop kills="10" *flags: _setup
     @.venv/bin/python -m tests.kill_loop "$@"
 
+# Kill a server that runs a batch of REQUESTS N times; with `--real` it is one with the embedded model. Each request has one answer, none two
+batch-kill kills="20" requests="1000" *flags: _setup
+    @.venv/bin/python -m tests.batch_kill "$@"
+
 # N times: ten clients with retries and a prompt that crashes the model, beside 16 streams. Who is hurt, and how long it is not ready
 crash-loop rounds="5": _setup
     @.venv/bin/python -m tests.crash "$@"

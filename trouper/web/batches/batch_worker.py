@@ -5,7 +5,8 @@ batches take turns. What ends a request decides what becomes of it:
 
 - Any response but those below is its answer, an error of the client's making too.
 - 429 and 503 are no answers: the request runs again later, until the batch expires.
-- A request during which the engine stopped, or the process was killed, runs again, but at most MAX_ATTEMPTS times.
+- A request during which the engine stopped, or the process was killed, runs again, but at most MAX_ATTEMPTS times. After a kill those
+  that ran run first, one at a time: so the one that kills is found, and the others get their answers.
 - Cancelled (the server leaves, the batch is cancelled or expires): the attempt does not count.
 """
 
@@ -15,6 +16,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from uuid import uuid4
 
@@ -74,7 +76,9 @@ class BatchWorker:
         self.counts = BatchCounts()
         self._storage, self._runner, self._max_line_bytes = storage, runner, max_line_bytes
         self._check_model = check_model
-        self._slots = trio.Semaphore(rows)
+        self._rows, self._slots = rows, trio.Semaphore(rows)
+        self._exclusive = trio.Lock()
+        """Held by the task that takes all slots, for two would wait for one another."""
         self._validating = trio.CapacityLimiter(1)
         self._nursery: trio.Nursery | None = None
 
@@ -155,13 +159,24 @@ class BatchWorker:
     async def _run_lines(self, batch: Batch, lines: InputLines) -> None:
         """Run the requests that have no answer, until all have one, the batch is cancelled, or it expires."""
         with trio.CancelScope(deadline=trio.current_time() + batch.spec.expires_at - time.time()) as batch.scope:
+            for number in [number for number in batch.unanswered() if batch.progress.attempts.get(number)]:
+                await self._run_alone(batch, lines, number)
             async with trio.open_nursery() as nursery:
                 for number in batch.unanswered():
                     await self._slots.acquire()
                     nursery.start_soon(self._run_line, batch, lines, number)
 
+    async def _run_alone(self, batch: Batch, lines: InputLines, number: int) -> None:
+        """Run a request that ran when the process was killed, without another request of a batch beside it. So the one that kills it is
+        found, and those that only ran beside it get their answers."""
+        async with self._exclusive:
+            with ExitStack() as slots:
+                for _ in range(self._rows):
+                    await self._slots.acquire()
+                    slots.callback(self._slots.release)
+                await self._attempt(batch, lines, number)
+
     async def _run_line(self, batch: Batch, lines: InputLines, number: int) -> None:
-        self.counts.running += 1
         try:
             again_s = AGAIN_S
             while not await self._attempt(batch, lines, number):
@@ -169,7 +184,6 @@ class BatchWorker:
                 await trio.sleep(again_s)
                 again_s = min(2 * again_s, MAX_AGAIN_S)
         finally:
-            self.counts.running -= 1
             self._slots.release()
 
     async def _attempt(self, batch: Batch, lines: InputLines, number: int) -> bool:
@@ -182,12 +196,15 @@ class BatchWorker:
             await self._answer(batch, BatchRecord(answer=number, ok=False, output=output))
             return True
         await batch.record(BatchRecord(attempt=number))
+        self.counts.running += 1
         try:
             body, owner = bytes(line.body), batch.spec.owner
             response = await self._runner.run(batch.spec.endpoint, body, request_id, owner)
         except trio.Cancelled:
             await batch.record(BatchRecord(returned=number))  # Shielded: an append completes.
             raise
+        finally:
+            self.counts.running -= 1
         if response.status in (429, 503):
             await batch.record(BatchRecord(returned=number))
             return False
