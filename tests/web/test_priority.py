@@ -9,7 +9,8 @@ import pytest
 
 from tests.web.serving import exchange, post, serving
 from trouper import Answer, Generate, Runtime, ServerSettings, SettingsInvalid
-from trouper.protocol.api_keys import ApiKey, Keys, keys_in
+from trouper.protocol.api_keys import Keys, keys_in
+from trouper.protocol.key_options import ApiKey
 from trouper.protocol.requests import MAX_PRIORITY, MIN_PRIORITY
 
 MESSAGES = [{"role": "user", "content": "a"}]
@@ -96,7 +97,7 @@ def test_lines_of_a_key_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("sk-secret prio=5", "line 2: unknown option 'prio'; there are priority and name"),
+        ("sk-secret prio=5", "line 2: unknown option 'prio'; there are priority, name"),
         ("sk-secret priority=5 colour=red", "line 2: unknown option 'colour'"),
         ("sk-secret priority=", "line 2: priority must be an integer .*, not ''"),
         ("sk-secret priority=high", "line 2: priority must be an integer .*, not 'high'"),

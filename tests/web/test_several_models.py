@@ -14,14 +14,17 @@ from tests.fakes import FakeEngine
 from tests.web.scraping import scrape
 from tests.web.serving import Served, ask, eventually, exchange, get, post, serving_manager
 from tests.web.test_logs import Log, log
+from trouper import ServerSettings
 
 __all__ = ["log"]
 LOADING_S = 0.2
 
 
 @asynccontextmanager
-async def serving_several(*models: str, world: World | None = None) -> AsyncIterator[Served]:
-    async with manager_of(*models, world=world) as (manager, _), serving_manager(manager) as port:
+async def serving_several(
+    *models: str, world: World | None = None, server: ServerSettings | None = None
+) -> AsyncIterator[Served]:
+    async with manager_of(*models, world=world) as (manager, _), serving_manager(manager, server) as port:
         runtime = manager.entries()[0].runtime
         assert runtime is not None
         yield Served(port, runtime, FakeEngine(), trio.Event())

@@ -91,11 +91,12 @@ def client_of(command: Command) -> Command:
 
 
 def _key(keys: tuple[str, ...], path: Path | None) -> str | None:
-    """Return the first of the keys: any of them is accepted."""
+    """Return the first of the keys, of a file the first with the most rights."""
     try:
         if keys:
             return sendable(keys[0], "--api-key")
-        return None if path is None else next((key.key for key in keys_in(path)), None)
+        found = () if path is None else tuple(keys_in(path))
+        return max(found, key=lambda key: len(key.rights)).key if found else None
     except SettingsInvalid as invalid:
         refuse(str(invalid))
 

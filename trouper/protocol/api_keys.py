@@ -3,82 +3,89 @@
 from __future__ import annotations
 
 import hmac
-import re
 from collections.abc import Iterator, Mapping
-from hashlib import sha256
 from pathlib import Path
 
 import attrs
 
+from trouper.protocol.key_options import (
+    ALL_RIGHTS,
+    ANYBODY,
+    FILE_FLAG,
+    SHARED,
+    ApiKey,
+    digest_of,
+    key_with,
+    require_one_client_a_name,
+    split_options,
+)
 from trouper.protocol.problems import Problem, SettingsInvalid
-from trouper.protocol.requests import MAX_PRIORITY, MIN_PRIORITY
 from trouper.protocol.settings import ServerSettings
 
-FILE_FLAG = "--api-key-file"
 OPEN_PATHS = frozenset({"/", "/health", "/livez", "/readyz", "/metrics", "/openapi.json", "/docs"})
 ASSETS = "/live/"
 """The live page's files; they hold no data."""
-OPTION = re.compile(r"(.*\S)\s+([A-Za-z_-]+)=(\S*)")
-"""A line whose last word is an option. A key may itself have blanks."""
-OPTIONS = ("priority", "name")
-
-
-@attrs.frozen
-class ApiKey:
-    """A key of the file, with the options of its line."""
-
-    key: str = attrs.field(repr=False)
-    priority: int = 0
-    """Priority of requests with this key that send none."""
-    name: str = ""
-    """A label for the readers of the file."""
 
 
 @attrs.frozen
 class Keys:
-    """Digests of the accepted keys, the priority and the identity of each; without any, every request is accepted."""
+    """The accepted keys by their digests; without any, every request is accepted."""
 
-    _priorities: Mapping[bytes, int]
-    _identities: Mapping[bytes, str] = attrs.field(factory=dict)
+    _keys: Mapping[bytes, ApiKey]
+    restricted: bool = False
+    """Whether there is a key file: then metrics, and details of health, are for keys with a right to them."""
 
     @classmethod
     def of(cls, settings: ServerSettings) -> Keys:
         """Read the keys from the settings. Raises `SettingsInvalid` if a key cannot be sent, or the key file cannot be
         read or holds no key."""
-        keys = [ApiKey(sendable(key, "--api-key")) for key in settings.api_key]
+        keys = [ApiKey(sendable(key, "--api-key"), rights=ALL_RIGHTS, cache=SHARED) for key in settings.api_key]
         if settings.api_key_file is not None:
             file_keys = [*keys_in(settings.api_key_file)]
             if not file_keys:
                 message = f"{FILE_FLAG} {settings.api_key_file} holds no key; write one a line into it"
                 raise SettingsInvalid(message, FILE_FLAG)
+            require_one_client_a_name(file_keys)
             keys += file_keys
-        return cls(
-            {_digest(key.key): key.priority for key in keys},
-            {_digest(key.key): f"name:{key.name}" if key.name else f"key:{_digest(key.key).hex()}" for key in keys},
-        )
+        return cls({digest_of(key.key): key for key in keys}, settings.api_key_file is not None)
 
     @property
     def needed(self) -> bool:
-        return bool(self._priorities)
+        return bool(self._keys)
+
+    def all(self) -> tuple[ApiKey, ...]:
+        return tuple(self._keys.values())
+
+    def find(self, authorization: str | None, api_key: str | None) -> ApiKey | None:
+        """Return the key of a request: `ANYBODY` if no key is needed, None if the request has none that is accepted."""
+        if not self.needed:
+            return ANYBODY
+        given = _given(authorization, api_key)
+        return self._keys[digest_of(given)] if given is not None and self._known(given) else None
+
+    def of_identity(self, identity: str) -> ApiKey | None:
+        """Return a key of this identity, by which a batch knows its owner."""
+        if not self.needed:
+            return ANYBODY
+        return next((key for key in self._keys.values() if key.identity == identity), None)
 
     def let_in(self, authorization: str | None, api_key: str | None) -> bool:
-        given = _given(authorization, api_key)
-        return not self.needed or (given is not None and self._known(given))
+        return self.find(authorization, api_key) is not None
 
     def priority_of(self, authorization: str | None, api_key: str | None) -> int:
         """Return the default priority of a request's key."""
-        given = _given(authorization, api_key)
-        return 0 if given is None else self._priorities.get(_digest(given), 0)
+        key = self.find(authorization, api_key)
+        return 0 if key is None else key.priority
 
     def identity_of(self, authorization: str | None, api_key: str | None) -> str:
         """Return what stands for a request's key where the key itself must not be stored: its name, so that a key may be replaced by
         another one of this name, or its digest. Empty for a request without an accepted key."""
-        given = _given(authorization, api_key)
-        return "" if given is None else self._identities.get(_digest(given), "")
+        key = self.find(authorization, api_key)
+        return "" if key is None or key is ANYBODY else key.identity
 
     def accepts(self, identity: str) -> bool:
         """Whether requests that were accepted with this identity once would be accepted now."""
-        return not self.needed or identity in self._identities.values()
+        return self.of_identity(identity) is not None
 
     def problem(self, path: str, authorization: str | None, api_key: str | None) -> Problem | None:
         """Return the reason to refuse the request, or None."""
@@ -90,15 +97,11 @@ class Keys:
 
     def _known(self, key: str) -> bool:
         """Whether the key is accepted. In constant time: every digest is compared, whether or not one matched."""
-        digest = _digest(key)
-        return sum(hmac.compare_digest(digest, known) for known in self._priorities) > 0
+        digest = digest_of(key)
+        return sum(hmac.compare_digest(digest, known) for known in self._keys) > 0
 
 
 NO_KEYS = Keys({})
-
-
-def _digest(key: str) -> bytes:
-    return sha256(key.encode("utf-8", "surrogatepass")).digest()
 
 
 def _given(authorization: str | None, api_key: str | None) -> str | None:
@@ -134,21 +137,11 @@ def keys_in(path: Path) -> Iterator[ApiKey]:
         raise SettingsInvalid(message, FILE_FLAG) from None
     for number, line in enumerate(lines, 1):
         if line.strip():
-            yield _key_of(line.strip(), path, f"{FILE_FLAG} {path}, line {number}")
+            yield _key_of(line.strip(), number, path)
 
 
-def _key_of(line: str, path: Path, where: str) -> ApiKey:
+def _key_of(line: str, number: int, path: Path) -> ApiKey:
     """Parse a line: a key, and options behind it. Messages do not contain the key."""
-    options: dict[str, str] = {}
-    while match := OPTION.fullmatch(line):
-        line, name, value = match.groups()
-        if name not in OPTIONS:
-            raise SettingsInvalid(f"{where}: unknown option {name!r}; there are {' and '.join(OPTIONS)}", FILE_FLAG)
-        if name in options:
-            raise SettingsInvalid(f"{where}: {name} is given twice", FILE_FLAG)
-        options[name] = value
-    key, priority = sendable(line, FILE_FLAG, path), options.get("priority", "0")
-    if not re.fullmatch(r"-?\d{1,10}", priority) or not MIN_PRIORITY <= int(priority) <= MAX_PRIORITY:
-        message = f"{where}: priority must be an integer of at least {MIN_PRIORITY} and at most {MAX_PRIORITY}"
-        raise SettingsInvalid(f"{message}, not {priority!r}", FILE_FLAG)
-    return ApiKey(key, int(priority), options.get("name", ""))
+    where = f"{FILE_FLAG} {path}, line {number}"
+    key, options = split_options(line, where)
+    return key_with(sendable(key, FILE_FLAG, path), options, number, where)

@@ -168,7 +168,7 @@ class ServerSettings:
     port: int = setting(8000, "Port to listen on; 0 takes a free one.", 0, 65535)
     api_key: tuple[str, ...] = setting((), "Key that clients must send. Or TROUPER_API_KEY.", repeat=True, secret=True)
     api_key_file: Path | None = setting(
-        None, "File with one key a line, and perhaps options behind it: priority=5 name=batch."
+        None, "File with one key a line, and perhaps options behind it: name=batch models=small priority=5."
     )
     allow_no_key: bool = setting(False, "Listen beyond loopback although anybody may then use the model.")
     allowed_hosts: tuple[str, ...] = entries(

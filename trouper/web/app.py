@@ -19,6 +19,7 @@ from werkzeug.routing import BaseConverter
 from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.served_models import Models, OneModel
 from trouper.protocol.api_keys import ASSETS, Keys
+from trouper.protocol.key_options import ApiKey
 from trouper.protocol.logs import CURRENT_REQUEST
 from trouper.protocol.problems import Problem, RequestFailed
 from trouper.protocol.settings import ServerSettings
@@ -34,6 +35,7 @@ from trouper.web.http.endpoints import Endpoint
 from trouper.web.http.meant_paths import is_ollama, meant_path, not_found
 from trouper.web.http.pages import Pages
 from trouper.web.http.same_origin import UPLOADS
+from trouper.web.keys.endpoint_rights import access_of, missing_right
 from trouper.web.live.site import Site
 from trouper.web.metrics.collector import Metrics
 from trouper.web.metrics.metrics_endpoint import Scrapes
@@ -52,6 +54,8 @@ from trouper.web.service import Service, as_json
 from trouper.web.streaming.step_delivery import StepDelivery
 
 log = logging.getLogger("trouper.web")
+CLOSED = "/v1/"
+"""Stands for a path that needs a key."""
 KEY_REMOVED = http_problem(401, "the API key that created this batch is not accepted any more", "invalid_api_key")
 
 
@@ -190,14 +194,28 @@ class HttpEdge:
     async def let_in(self) -> Response | None:
         CURRENT_REQUEST.set(self._service.request_id)
         if (owner := self._service.batch_owner) is not None:
-            return None if self._keys.accepts(owner) else self._refused(KEY_REMOVED)
+            problem = KEY_REMOVED if (key := self._keys.of_identity(owner)) is None else self._missing_right(key)
+            return None if problem is None else self._refused(problem)
         if (problem := self._cors.problem(request)) is not None:
             return self._refused(problem)
         if (preflight := self._cors.preflight(request)) is not None:
             return preflight
-        headers = request.headers
-        problem = self._keys.problem(request.path, headers.get("Authorization"), headers.get("X-Api-Key"))
+        problem = self._key_problem()
         return None if problem is None else self._refused(problem)
+
+    def _key_problem(self) -> Problem | None:
+        """Return the reason to refuse the key of a request, or None. Without a key file every key has every right."""
+        headers, rule = request.headers, request.url_rule
+        authorization, api_key = headers.get("Authorization"), headers.get("X-Api-Key")
+        closed = self._keys.restricted and rule is not None and access_of(rule.rule) != "open"
+        path = CLOSED if closed else request.path
+        if (problem := self._keys.problem(path, authorization, api_key)) is not None or not closed:
+            return problem
+        key = self._keys.find(authorization, api_key)
+        return None if key is None else self._missing_right(key)
+
+    def _missing_right(self, key: ApiKey) -> Problem | None:
+        return None if request.url_rule is None else missing_right(request.url_rule.rule, key)
 
     def _refused(self, problem: Problem) -> Response:
         """Format a refusal in the dialect of the path."""
@@ -248,7 +266,9 @@ class HttpEdge:
     async def health(self) -> Response:
         batching = self._metrics.batching
         batches = {} if batching is None else {"batches": batching.health()}
-        return as_json(health_body(self._service.models.entries()) | batches)
+        body = health_body(self._service.models.entries()) | batches
+        detailed = not self._keys.restricted or self._service.has_right("observability")
+        return as_json(body if detailed else {"status": body["status"]})
 
     async def livez(self) -> Response:
         return as_json({"status": "alive"})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
@@ -21,21 +20,24 @@ from trouper.actors.runtime.answer import Answer
 from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.served_models import ModelEntry, Models, model_not_found
 from trouper.protocol.api_keys import NO_KEYS, Keys
+from trouper.protocol.key_options import ANYBODY
 from trouper.protocol.names import NO_ALIASES
 from trouper.protocol.problems import RequestFailed, bad_request
 from trouper.protocol.record import Reason, RequestRecord
 from trouper.protocol.requests import BATCH_PRIORITY, Generate, Timeouts, ignored_parts
 from trouper.protocol.settings import ServerSettings
-from trouper.web.http.current_request import CurrentRequest
 from trouper.web.http.field_types import HUGE
 from trouper.web.http.guard import WRITER
 from trouper.web.http.socket_writer import SocketWriter
+from trouper.web.keys.current_key import CurrentKey
+from trouper.web.keys.key_priority import priority_with
 from trouper.web.model_aliases import ModelAliases
 from trouper.web.observability.malformed_calls import MalformedCalls
 from trouper.web.observability.request_log import RequestLog, RequestOrigin
 from trouper.web.output.dialect import Dialect
 from trouper.web.output.output_parser import OutputParser
 from trouper.web.output.tool_calls import Tools
+from trouper.web.running_answers import RunningAnswers
 from trouper.web.streaming.response_streams import EventStream, collect_all, is_long
 from trouper.web.streaming.step_delivery import StepDelivery
 from trouper.web.tool_support import ToolSupport
@@ -68,7 +70,7 @@ def context_of(runtime: Runtime) -> int:
     return min(context_length, runtime.settings.max_kv_size or context_length)
 
 
-class Service(CurrentRequest):
+class Service(CurrentKey):
     """The app's access to models, answers and the request at hand. There is one for the app; most methods need a
     request context."""
 
@@ -80,21 +82,16 @@ class Service(CurrentRequest):
         request_log: RequestLog | None = None,
         keys: Keys = NO_KEYS,
     ) -> None:
-        super().__init__(settings)
+        super().__init__(settings, keys)
         self.models = models
-        self._background, self._keys = background, keys
+        self._background = background
         self.request_log = request_log or RequestLog()
-        self._running: dict[str, set[Answer]] = {}
+        self._running = RunningAnswers()
         self.delivery = StepDelivery()
         """Runs where `serve_http` does: a nursery of another program would not end before it."""
         self._tool_support = ToolSupport(self)
         self.malformed_calls = MalformedCalls()
         self.aliases = ModelAliases(models, NO_ALIASES if settings.strict else settings.model_alias)
-
-    @property
-    def key_identity(self) -> str:
-        """What stands for the key of this request (`Keys.identity_of`)."""
-        return self._keys.identity_of(request.headers.get("Authorization"), request.headers.get("X-Api-Key"))
 
     @property
     def has_background(self) -> bool:
@@ -113,6 +110,7 @@ class Service(CurrentRequest):
         None is the default model. Raises `RequestFailed` (404, 503)."""
         model = None if model is None else self.aliases.resolved(model)
         origin = self._origin(model)
+        model = origin.model if model is None else model
         try:
             lease = await self.models.lease(model)
         except RequestFailed as failed:
@@ -126,7 +124,7 @@ class Service(CurrentRequest):
 
     def _origin(self, model: str | None) -> RequestOrigin:
         """Collect what the request log needs to know of this request. Raises `RequestFailed` (404)."""
-        named = self.models.entries()[0] if model is None else self.listed(model)
+        named = self.listed(model)
         headers = request.headers
         trace = _bounded_header(headers.get("traceparent", "")), _bounded_header(headers.get("tracestate", ""))
         return RequestOrigin(named.names[0], request.path, trio.current_time(), *trace)
@@ -141,12 +139,17 @@ class Service(CurrentRequest):
         )
         self.request_log.note(origin, record)
 
-    def listed(self, model: str) -> ModelEntry:
-        """Return the entry of a model. Raises `RequestFailed` (404)."""
-        listed = self.models.entries()
-        found = next((entry for entry in listed if model in entry.names), None)
+    def entries(self) -> Sequence[ModelEntry]:
+        """The models that the key of this request may use, its default first."""
+        key = self.key or ANYBODY
+        return [entry for entry in self.models.entries() if key.may_use(entry.names)]
+
+    def listed(self, model: str | None) -> ModelEntry:
+        """Return the entry of a model; None: the default. Raises `RequestFailed` (404), also for a model that the key may not use."""
+        listed = self.entries()
+        found = next((entry for entry in listed if model is None or model in entry.names), None)
         if found is None:
-            raise model_not_found(model, listed)
+            raise model_not_found(model or "", listed)
         return found
 
     def omits_tools(self, tools: Tools, served: Served) -> bool:
@@ -165,15 +168,20 @@ class Service(CurrentRequest):
     async def submit(self, served: Served, generates: Sequence[Generate], priority: int | None) -> list[Answer]:
         """Submit the requests: admission comes before a response exists. Admitted answers are closed with the HTTP
         request, however it ends. `priority` None: that of the API key. Lines of batches come last, and wait without a limit."""
-        if priority is None:
-            priority = self._keys.priority_of(request.headers.get("Authorization"), request.headers.get("X-Api-Key"))
+        key = self.key or ANYBODY
+        priority = priority_with(key, priority)
         if self.batch_owner is not None:
             priority = BATCH_PRIORITY
             generates = [attrs.evolve(generate, timeouts=Timeouts()) for generate in generates]
         self._name_parts(generates)
         clamped = not self.settings.strict
         generates = [
-            attrs.evolve(generate, priority=priority, as_room_allows=clamped or generate.as_room_allows)
+            attrs.evolve(
+                generate,
+                priority=priority,
+                cache_scope=attrs.evolve(generate.cache_scope, group=key.cache_group),
+                as_room_allows=clamped or generate.as_room_allows,
+            )
             for generate in generates
         ]
         return [await self._submit(served, generate) for generate in generates]
@@ -181,9 +189,7 @@ class Service(CurrentRequest):
     async def _submit(self, served: Served, generate: Generate) -> Answer:
         self._state["submitted"] = True
         answer = await served.runtime.submit(generate, partial(self.request_log.note, served.origin))
-        running = self._running.setdefault(self.request_id, set())
-        running.add(answer)
-        self.at_end(self._ended, self.request_id, answer)
+        self.at_end(self._running.add(self.key_identity, self.request_id, answer))
         if (generate.max_tokens or HUGE) < HUGE and answer.accepted.max_tokens < (generate.max_tokens or 0):
             self._clamped()
         return answer
@@ -203,20 +209,10 @@ class Service(CurrentRequest):
             self.read_past.skip("max_tokens")
             self.note_ignored()
 
-    def _ended(self, request_id: str, answer: Answer) -> None:
-        answer.close()
-        running = self._running[request_id]
-        running.discard(answer)
-        if not running:
-            del self._running[request_id]
-
     def cancel(self, request_id: str) -> bool:
-        """Cancel the answers of a request, given the id of its X-Request-Id header or of its response body. Clients
-        that wait for these answers get an error."""
-        found = self._running.get(request_id) or self._running.get(re.split("[-_]", request_id, maxsplit=1)[-1])
-        for answer in found or ():
-            answer.cancel()
-        return found is not None
+        """Cancel the answers of a request of this key (of any, with `admin`), given the id of its X-Request-Id header or of its response
+        body. Clients that wait for these answers get an error."""
+        return self._running.cancel(request_id, None if self.has_right("admin") else self.key_identity)
 
     async def respond(self, dialect: Dialect, answers: Sequence[Answer], *, stream: bool) -> Response:
         if not stream:

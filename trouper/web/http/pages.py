@@ -62,7 +62,7 @@ class Pages:
         return as_json(await trio.to_thread.run_sync(document, self.endpoints, components, self._context()))
 
     def _context(self) -> DocumentContext:
-        listed = self._service.models.entries()
+        listed = self._service.entries()
         closed = (
             self._known() and not self._service.aliases.patterns
         )  # Otherwise the names are private, or not the only ones.
@@ -70,7 +70,7 @@ class Pages:
         loaded = [entry.runtime for entry in listed if entry.runtime is not None]
         context = DocumentContext(version=VERSION, keyed=self._keys.needed, models=names, strict=self._strict)
         embedders = [embedder for runtime in loaded if (embedder := runtime.model.embedding) is not None]
-        if len(loaded) < len(listed):  # The bounds of models that are not loaded are unknown.
+        if not loaded or len(loaded) < len(listed):  # The bounds of models that are not loaded are unknown.
             return context
         return attrs.evolve(
             context,

@@ -35,7 +35,7 @@ class Replica:
         )
 
     async def server_info(self) -> Response:
-        first = self._service.models.entries()[0]
+        first = self._service.listed(None)
         name = first.names[0]
         body: dict[str, str | int] = {"served_model_name": name, "model_path": name, "version": VERSION}
         if first.runtime is not None:

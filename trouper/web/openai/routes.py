@@ -247,7 +247,7 @@ class OpenAi:
         return as_json({"id": request_id, "object": "request.cancelled", "cancelled": True})
 
     async def models(self) -> Response:
-        return as_json(listing_body(self._service.models.entries()))
+        return as_json(listing_body(self._service.entries()))
 
     async def model(self, model: str) -> Response:
         return as_json(listed_body(self._service.listed(model)))

@@ -1,0 +1,157 @@
+"""An API key with its options, and the parsing of a line of --api-key-file: `KEY name=batch models=small,big:* priority=5`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from hashlib import sha256
+from typing import Any, Literal, get_args
+
+import attrs
+
+from trouper.protocol.problems import SettingsInvalid
+from trouper.protocol.requests import MAX_PRIORITY, MIN_PRIORITY
+
+FILE_FLAG = "--api-key-file"
+Right = Literal["inference", "observability", "admin"]
+"""inference: ask models. observability: the live page, metrics, details of health, the usage of all keys. admin: what changes the server,
+and cancelling requests of other keys."""
+ALL_RIGHTS: frozenset[Right] = frozenset(get_args(Right))
+FILE_RIGHTS: frozenset[Right] = frozenset({"inference"})
+"""Rights of a key of the file whose line does not say otherwise."""
+OWN, SHARED = "own", "shared"
+OPTION = re.compile(r"(.*\S)\s+([A-Za-z_-]+)=(\S*)")
+"""A line whose last word is an option. A key may itself have blanks."""
+NAME = re.compile(r"[\w.:@-]{1,64}", re.ASCII)
+
+
+def digest_of(key: str) -> bytes:
+    return sha256(key.encode("utf-8", "surrogatepass")).digest()
+
+
+@attrs.frozen
+class ApiKey:
+    """A key of the file, with the options of its line."""
+
+    key: str = attrs.field(repr=False)
+    priority: int = 0
+    """Priority of requests with this key that send none."""
+    name: str = ""
+    """What errors, metrics and logs call it. Keys of one name are one client: a key can be replaced without losing anything."""
+    models: tuple[str, ...] = ()
+    """Names, or patterns, of the models that it may use; empty: all."""
+    min_priority: int | None = None
+    """The most urgent priority that its requests may send; lower is scheduled first."""
+    rights: frozenset[Right] = FILE_RIGHTS
+    cache: str = OWN
+    """own: cached prompts are shared with no other key; shared: with all other keys that say so; else with keys of the same word."""
+    line: int = attrs.field(default=0, eq=False)
+    """Line of the file; 0: the key is not of the file."""
+
+    @property
+    def identity(self) -> str:
+        """What stands for the key where it must not be stored itself: its name, or its digest."""
+        return f"name:{self.name}" if self.name else f"key:{digest_of(self.key).hex()}"
+
+    @property
+    def label(self) -> str:
+        """What errors and metrics call the key."""
+        return self.name or (f"line-{self.line}" if self.line else "api-key")
+
+    @property
+    def cache_group(self) -> str:
+        """Group of the cache scope. A group of the file cannot be an identity: it begins otherwise."""
+        return {OWN: self.identity, SHARED: ""}.get(self.cache, f"group:{self.cache}")
+
+    def may_use(self, names: Sequence[str]) -> bool:
+        """Whether the key may use a model of these names."""
+        return not self.models or any(fnmatchcase(name, pattern) for name in names for pattern in self.models)
+
+
+ANYBODY = ApiKey("", rights=ALL_RIGHTS, cache=SHARED)
+"""Stands for clients of a server without keys."""
+
+
+def _integer(low: int, high: int) -> Callable[[str, str], int]:
+    def parse(name: str, text: str) -> int:
+        if not re.fullmatch(r"-?\d{1,13}", text) or not low <= int(text) <= high:
+            raise ValueError(f"{name} must be an integer of at least {low} and at most {high}, not {text!r}")
+        return int(text)
+
+    return parse
+
+
+def _flag(name: str, text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError(f"{name} must be true or false, not {text!r}")
+    return text == "true"
+
+
+def _word(name: str, text: str) -> str:
+    if not NAME.fullmatch(text):
+        raise ValueError(f"{name} must be letters, digits and . : @ - _, at most 64, not {text!r}")
+    return text
+
+
+def _names(name: str, text: str) -> tuple[str, ...]:
+    models = tuple(model for model in text.split(",") if model)
+    if not models:
+        raise ValueError(f"{name} must be names of models, parted by commas; leave it out for all")
+    return models
+
+
+OPTIONS: Mapping[str, Callable[[str, str], Any]] = {
+    "priority": _integer(MIN_PRIORITY, MAX_PRIORITY),
+    "name": _word,
+    "models": _names,
+    "min_priority": _integer(MIN_PRIORITY, MAX_PRIORITY),
+    "cache": _word,
+    "inference": _flag,
+    "observability": _flag,
+    "admin": _flag,
+}
+
+
+def split_options(line: str, where: str) -> tuple[str, dict[str, Any]]:
+    """Split a line into the key and its options. Raises `SettingsInvalid`, whose message does not contain the key."""
+    options: dict[str, Any] = {}
+    while match := OPTION.fullmatch(line):
+        line, name, value = match.groups()
+        if name not in OPTIONS:
+            message = f"{where}: unknown option {name!r}; there are {', '.join([*OPTIONS][:-1])} and {[*OPTIONS][-1]}"
+            raise SettingsInvalid(message, FILE_FLAG)
+        if name in options:
+            raise SettingsInvalid(f"{where}: {name} is given twice", FILE_FLAG)
+        try:
+            options[name] = OPTIONS[name](name, value)
+        except ValueError as wrong:
+            raise SettingsInvalid(f"{where}: {wrong}", FILE_FLAG) from None
+    return line, options
+
+
+def key_with(key: str, options: Mapping[str, Any], number: int, where: str) -> ApiKey:
+    """Make a key of its options. Raises `SettingsInvalid`."""
+    more = {name: value for name, value in options.items() if name not in ALL_RIGHTS}
+    rights = frozenset(right for right in get_args(Right) if options.get(right, right in FILE_RIGHTS))
+    found = ApiKey(key, rights=rights, line=number, **more)
+    if found.min_priority is not None and "priority" not in options:
+        found = attrs.evolve(found, priority=max(0, found.min_priority))
+    if found.min_priority is not None and found.priority < found.min_priority:
+        raise SettingsInvalid(
+            f"{where}: priority {found.priority} is below min_priority {found.min_priority}; raise it", FILE_FLAG
+        )
+    return found
+
+
+def require_one_client_a_name(keys: Sequence[ApiKey]) -> None:
+    """Keys of one name are one client. Raises `SettingsInvalid` if their options differ."""
+    named: dict[str, ApiKey] = {}
+    for key in keys:
+        first = named.setdefault(key.name, key) if key.name else key
+        if attrs.evolve(first, key="") != attrs.evolve(key, key=""):
+            raise SettingsInvalid(
+                f"{FILE_FLAG}: lines {first.line} and {key.line} have the name {key.name} and different options; "
+                "keys of one name are one client: give both the same options, or different names",
+                FILE_FLAG,
+            )

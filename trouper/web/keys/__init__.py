@@ -1,0 +1,1 @@
+"""API keys at work: which right an endpoint needs."""

@@ -1,0 +1,66 @@
+"""Which right each endpoint needs. A route that is missing here needs `admin`; a test checks that none is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from trouper.protocol.key_options import ApiKey, Right
+from trouper.protocol.problems import Problem
+
+Access = Right | Literal["key", "open"]
+"""key: any accepted key. open: no key."""
+ENDPOINT_ACCESS: Mapping[str, Access] = {
+    "/": "open",
+    "/live/<digest>/<name>": "open",
+    "/livez": "open",
+    "/readyz": "open",
+    "/health": "open",
+    "/openapi.json": "open",
+    "/docs": "open",
+    "/metrics": "observability",
+    "/v1/live": "observability",
+    "/server_info": "key",
+    "/v1/models": "key",
+    "/v1/models/<path:model>": "key",
+    "/v1/chat/completions": "inference",
+    "/v1/completions": "inference",
+    "/infill": "inference",
+    "/v1/embeddings": "inference",
+    "/v1/rerank": "inference",
+    "/v1/score": "inference",
+    "/tokenize": "inference",
+    "/detokenize": "inference",
+    "/v1/messages": "inference",
+    "/v1/messages/count_tokens": "inference",
+    "/v1/requests/<request_id>/cancel": "inference",
+    "/v1/responses": "inference",
+    "/v1/responses/input_tokens": "inference",
+    "/v1/responses/<response:response_id>": "inference",
+    "/v1/responses/<response:response_id>/cancel": "inference",
+    "/v1/responses/<response:response_id>/input_items": "inference",
+    "/v1/files": "inference",
+    "/v1/files/<file_id>": "inference",
+    "/v1/files/<file_id>/content": "inference",
+    "/v1/batches": "inference",
+    "/v1/batches/<batch_id>": "inference",
+    "/v1/batches/<batch_id>/cancel": "inference",
+}
+"""By the router's path. /health is open, but shows its details to keys with `observability` only."""
+
+
+def access_of(path: str) -> Access:
+    """Return what a route needs."""
+    return ENDPOINT_ACCESS.get(path, "admin")
+
+
+def missing_right(path: str, key: ApiKey) -> Problem | None:
+    """Return the reason to refuse a key at a route, or None."""
+    access = access_of(path)
+    if access in ("key", "open") or access in key.rights:
+        return None
+    message = (
+        f"the API key {key.label!r} has no right to {access}, which {path} needs; whoever runs the server gives it by "
+        f"{access}=true in --api-key-file"
+    )
+    return Problem(403, message, "permission_error", None, "missing_right")
