@@ -123,6 +123,10 @@ lint-packaging: _setup
 certificates: _setup
     @.venv/bin/python -m tests.certificates
 
+# HOURS of mixed load on real servers, of every endpoint: fails by slopes of memory, descriptors, tasks, files, latency and hit rate; `--out DIRECTORY`
+soak hours *flags: _setup
+    @.venv/bin/python -m tests.soak "$@"
+
 # Simulated worlds with seeds 0 to N-1 under a virtual clock
 sim worlds="100" *flags: _setup
     @.venv/bin/python -m tests.sim "$@"

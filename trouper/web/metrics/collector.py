@@ -35,6 +35,7 @@ WAITING = MetricFamily(
     ("model_name",),
 )
 BUILD = MetricFamily("gauge", "trouper_build_info", "Which version serves.", ("version",))
+TASKS = MetricFamily("gauge", "trouper_tasks", "Tasks of the event loop: actors, connections, requests.", ())
 RESPONSES = MetricFamily(
     "counter",
     "trouper_http_responses_total",
@@ -59,6 +60,7 @@ ALL = (
     LOADED,
     WAITING,
     BUILD,
+    TASKS,
     RESPONSES,
     IGNORED,
     MALFORMED,
@@ -129,6 +131,7 @@ class Metrics(Collector):
         yield LOADED.family(((entry.names[0],), int(entry.state == "ready")) for entry in listed)
         yield WAITING.family(((entry.names[0],), entry.waiting) for entry in listed)
         yield BUILD.family([((self._version,), 1)])
+        yield TASKS.family([((), trio.lowlevel.current_statistics().tasks_living)])
         yield RESPONSES.family(self._responses.items())
         yield IGNORED.family(((name,), count) for name, count in self.ignored.counts.items())
         yield MALFORMED.family(self.malformed_calls.counts.items())
