@@ -34,7 +34,8 @@ from tests.soak.wishes import Question, questions
 
 @attrs.frozen
 class Shape:
-    """How a soak is played. A cycle has a turn of each server. `churn`: the small model changes after so many cycles."""
+    """How a soak is played. A cycle has a turn of each server. `churn`: the small model changes after so many cycles.
+    `fewest`: so many answers are compared, however long that takes."""
 
     seconds: float
     one_rank_s: float = 90.0
@@ -44,6 +45,7 @@ class Shape:
     prompts: int = 8
     churn: int = 6
     sample_s: float = 5.0
+    fewest: int = 0
     tiny: bool = False
     seed: int = 0
 
@@ -96,7 +98,7 @@ async def play(
         sampler = Sampler(groups, now, sink)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(sampler.run, shape.sample_s)
-            while now() < shape.seconds:
+            while now() < shape.seconds or tally.checked < shape.fewest:
                 watch(
                     now() / shape.seconds,
                     f"{tally.checked} answers, {len(tally.wrong)} wrong, {len(tally.errors)} errors",
@@ -157,7 +159,9 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("soak-out"))
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # So that the servers end, too.
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # So that the servers end, too: Trio knows what to do with it.
     shape = Shape(arguments.hours * 3600, seed=arguments.seed)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, disable=not sys.stdout.isatty()) as bars:

@@ -65,10 +65,14 @@ class Models:
         """Of a server with all but the split one."""
         named = {LARGE: self.large, SMALL: str(self.small), OTHER: str(self.other)}
         flags = [flag for path in named.values() for flag in ("--model", path)]
-        return flags + [flag for name, path in named.items() for flag in ("--served-model-name", f"{name}={path}")]
+        flags += [flag for name, path in named.items() for flag in ("--served-model-name", f"{name}={path}")]
+        return flags + self._checked()
 
     def split_flags(self) -> list[str]:
-        return ["--model", str(self.split), "--served-model-name", SPLIT]
+        return ["--model", str(self.split), "--served-model-name", SPLIT, *self._checked()]
+
+    def _checked(self) -> list[str]:
+        return [] if self.large == EMBEDDED else ["--self-check", "off"]
 
 
 @attrs.frozen
