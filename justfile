@@ -171,6 +171,10 @@ batch-kill kills="20" requests="1000" *flags: _setup
 crash-loop rounds="5": _setup
     @.venv/bin/python -m tests.crash "$@"
 
+# Load, unload, sleep and wake a model CYCLES times while another one streams: the slope of memory, the longest gap, lost requests
+model-cycles cycles="200": _setup
+    @.venv/bin/python -m tests.model_cycles "$@"
+
 # Simulated worlds in which requests, or companies of them, crash the engine
 sim-crashes worlds="100" *flags: _setup
     @.venv/bin/python -m tests.sim.crashes "$@"

@@ -8,6 +8,7 @@ import trio
 
 from trouper.actors.graph import run_graph
 from trouper.actors.ranks.leader import Leader
+from trouper.actors.runtime.load_progress import LoadProgress
 from trouper.actors.runtime.model_manager import ModelManager, run_model_manager
 from trouper.actors.runtime.runtime import Runtime
 from trouper.protocol.loading import LoadWatch, nobody_watches
@@ -51,11 +52,17 @@ async def run_models(
     from trouper.engine.host import MlxEngine, weights_room
     from trouper.engine.loading.model_loading import weights_bytes
 
+    progress = LoadProgress()
+
     async def start(model_settings: Settings, *, task_status: trio.TaskStatus[Runtime]) -> None:
         await run_graph(
             model_settings,
-            MlxEngine(model_settings, watch, {} if ranks is not None else logits_processors or {}),
-            graphs=len(settings),
+            MlxEngine(
+                model_settings,
+                progress.watching(model_settings.model, watch),
+                {} if ranks is not None else logits_processors or {},
+            ),
+            graphs=min(len(settings), server.max_loaded_models or len(settings)),
             ranks=ranks,
             task_status=task_status,
         )
@@ -65,11 +72,6 @@ async def run_models(
 
     room = weights_room() if server.model_memory is None else server.model_memory
     await run_model_manager(
-        settings,
-        server.served_model_name,
-        start,
-        measure,
-        budget_bytes=room,
-        default_name=EMBEDDED,
-        task_status=task_status,
-    )
+        settings, server.served_model_name, start, measure, room, default_name=EMBEDDED, max_models=server.max_loaded_models,
+        ttl_s=server.model_ttl_s, progress=progress, task_status=task_status,
+    )  # fmt: skip

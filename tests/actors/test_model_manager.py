@@ -66,7 +66,13 @@ class World:
 
 @asynccontextmanager
 async def manager_of(
-    *models: str, room: int = 70, aliases: tuple[str, ...] = (), world: World | None = None, **settings: float
+    *models: str,
+    room: int = 70,
+    aliases: tuple[str, ...] = (),
+    world: World | None = None,
+    max_models: int | None = None,
+    ttl_s: float = 0.0,
+    **settings: float,
 ) -> AsyncIterator[tuple[ModelManager, World]]:
     if world is None:
         world = World()
@@ -76,7 +82,17 @@ async def manager_of(
     async def measure(one: Settings) -> int:
         return WEIGHTS[one.model or ""]
 
-    run = partial(run_model_manager, each, aliases, world.start, measure, room, default_name="none")
+    run = partial(
+        run_model_manager,
+        each,
+        aliases,
+        world.start,
+        measure,
+        room,
+        default_name="none",
+        max_models=max_models,
+        ttl_s=ttl_s,
+    )
     async with trio.open_nursery() as nursery:
         start: ModelManager = await nursery.start(lambda *, task_status: run(task_status=task_status))
         await wait_all_tasks_blocked()

@@ -181,6 +181,8 @@ class Two:
     """A loaded model and one that is not."""
 
     runtime: Runtime
+    draining: bool = False
+    control: None = None
 
     @property
     def finished(self) -> trio.Event:

@@ -14,6 +14,7 @@ import attrs
 import mlx.core as mx
 import trio
 
+from trouper import heap
 from trouper.engine import FAST_BLAS
 from trouper.engine.distributed import rank_group
 from trouper.engine.kv.pass_shapes import CHUNK_STEP
@@ -83,6 +84,7 @@ class MlxEngine:
             self._loaded = None
             gc.collect()
             mx.clear_cache()
+            heap.give_back()
 
     async def join(self, invitation: bytes) -> Joined:
         """Join the other ranks. The whole process waits until all ranks have joined (see `rank_group`)."""

@@ -192,6 +192,12 @@ class ServerSettings:
     model_memory: ByteSize | None = size(
         None, "Memory for the weights of several models. Default: 0.7 of the device's."
     )
+    max_loaded_models: int | None = setting(
+        None, "Models that may be loaded at a time. Default: as many as --model-memory has room for.", 1
+    )
+    model_ttl_s: float = setting(
+        0.0, "A model that nobody used for so long goes to sleep until the next request; 0: never.", 0
+    )
     stored_responses: int = setting(
         1000, "Responses kept in memory for previous_response_id and GET /v1/responses/ID; 0: none.", 0
     )

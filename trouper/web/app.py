@@ -40,12 +40,13 @@ from trouper.web.live.site import Site
 from trouper.web.metrics.collector import Metrics
 from trouper.web.metrics.metrics_endpoint import Scrapes
 from trouper.web.observability.access_log import log_record, log_response
-from trouper.web.observability.health_report import HEALTH, READY, STATUS, health_body
+from trouper.web.observability.health_report import HEALTH, READY, STATUS, health_body, none_loaded
 from trouper.web.observability.ignored_names import HEADER
 from trouper.web.observability.replica_info import Replica
 from trouper.web.observability.request_log import RequestLog, RequestObserver
 from trouper.web.openai.answer_schemas import COMPONENTS as OPENAI
 from trouper.web.openai.errors import error_response, http_problem
+from trouper.web.openai.model_operations import ModelOperations
 from trouper.web.openai.rerank_routes import Reranking
 from trouper.web.openai.routes import OpenAi
 from trouper.web.responses import schemas as response_schemas
@@ -142,7 +143,7 @@ def create_app(
     app.batching = metrics.batching = None if directory is None else Batching(service, app, directory)
     edge, dialects = (
         HttpEdge(service, keys, metrics),
-        (OpenAi(service), Reranking(service), Responses(service), Anthropic(service)),
+        (OpenAi(service), Reranking(service), ModelOperations(service), Responses(service), Anthropic(service)),
     )
     app.before_request(edge.let_in)
     app.after_request(edge.sign)
@@ -266,7 +267,7 @@ class HttpEdge:
     async def health(self) -> Response:
         batching = self._metrics.batching
         batches = {} if batching is None else {"batches": batching.health()}
-        body = health_body(self._service.models.entries()) | batches
+        body = health_body(self._service.models.entries(), draining=self._service.models.draining) | batches
         detailed = not self._keys.restricted or self._service.has_right("observability")
         return as_json(body if detailed else {"status": body["status"]})
 
@@ -278,5 +279,6 @@ class HttpEdge:
         loaded = [entry.runtime.health() for entry in self._service.models.entries() if entry.runtime is not None]
         health = next((health for health in loaded if not health.ready), loaded[0] if loaded else None)
         if health is None:
-            return as_json({"status": "draining", "detail": "no model is loaded"}, 503)
+            draining = self._service.models.draining
+            return as_json(none_loaded(draining=draining), 503 if draining else 200)
         return as_json({"status": health.status, "detail": health.detail}, 200 if health.ready else 503)

@@ -13,9 +13,11 @@ from typing import Protocol
 
 import trio
 
-from trouper.actors.runtime.model_unloading import ManagedModel, has_room, next_to_unload
+from trouper.actors.runtime.load_progress import LoadProgress
+from trouper.actors.runtime.model_control import ModelControl
+from trouper.actors.runtime.model_unloading import AWAY, LoadLimits, ManagedModel, has_room, loaded, next_to_unload
 from trouper.actors.runtime.runtime import Runtime
-from trouper.actors.runtime.served_models import Lease, ModelEntry, model_not_found
+from trouper.actors.runtime.served_models import Lease, ModelEntry, State, model_not_found
 from trouper.actors.runtime.supervision import innermost
 from trouper.protocol.names import names_of, require_names
 from trouper.protocol.problems import DRAINING, ActorFailed, ModelUnusable, Problem, RequestFailed
@@ -43,19 +45,32 @@ class ModelManager:
         models: Sequence[ManagedModel],
         start: StartGraph,
         measure: Callable[[Settings], Awaitable[int]],
-        budget_bytes: int,
+        *,
+        limits: LoadLimits,
+        progress: LoadProgress,
     ) -> None:
-        self._nursery, self._models = nursery, tuple(models)
-        self._start, self._measure, self._budget_bytes = start, measure, budget_bytes
+        self._nursery, self.models = nursery, tuple(models)
+        self._start, self._measure, self.limits, self._progress = start, measure, limits, progress
+        self.control = ModelControl(self)
         self._loader = trio.StrictFIFOLock()
-        self._changed = trio.Event()
+        self.changed = trio.Event()
+        """Set, and replaced, when the state of any model changes."""
         self.draining = False
         self.finished = trio.Event()
 
     def entries(self) -> Sequence[ModelEntry]:
-        return tuple(
-            ModelEntry(model.names, model.state, model.runtime, model.waiting, model.problem) for model in self._models
-        )
+        return tuple(self._entry(model) for model in self.models)
+
+    def _entry(self, model: ManagedModel) -> ModelEntry:
+        progress = self._progress.of(model.settings.model) if model.state == "loading" else None
+        return ModelEntry(
+            model.names, model.state, model.runtime, model.waiting, model.problem,
+            pinned=model.pinned, ttl_s=model.ttl_s, weights_bytes=model.weights_bytes, progress=progress,
+        )  # fmt: skip
+
+    def start_soon(self, work: Callable[..., Awaitable[None]], *arguments: object) -> None:
+        """Run `work` until the manager ends."""
+        self._nursery.start_soon(work, *arguments)
 
     def listed(self) -> Sequence[ModelEntry]:
         """Former name of `entries`."""
@@ -63,7 +78,7 @@ class ModelManager:
 
     async def lease(self, name: str | None) -> Lease:
         """Wait until the model is loaded, or has room to be loaded (--queue-timeout-s), and return a lease on it."""
-        model = self._find(name)
+        model = self.find(name)
         model.leases += 1
         model.waiting += 1
         try:
@@ -77,22 +92,23 @@ class ModelManager:
         return Lease(model.names[0], model.runtime, lambda: self._release(model))
 
     async def _wait_until_ready(self, model: ManagedModel) -> None:
-        self._refuse_if_draining()
+        self.refuse_if_draining()
         while model.state != "ready":
             self._request_load(model)
-            await self._changed.wait()
-            self._refuse_if_draining()
+            await self.changed.wait()
+            self.refuse_if_draining()
             if model.problem is not None:
                 raise RequestFailed(model.problem)
 
-    def _refuse_if_draining(self) -> None:
+    def refuse_if_draining(self) -> None:
         if self.draining:
             raise RequestFailed(DRAINING)
 
-    def _find(self, name: str | None) -> ManagedModel:
+    def find(self, name: str | None) -> ManagedModel:
+        """Return the model of a name; None: the default. Raises `RequestFailed` (404)."""
         if name is None:
-            return self._models[0]
-        found = next((model for model in self._models if name in model.names), None)
+            return self.models[0]
+        found = next((model for model in self.models if name in model.names), None)
         if found is None:
             raise model_not_found(name, self.entries())
         return found
@@ -100,18 +116,19 @@ class ModelManager:
     def _release(self, model: ManagedModel) -> None:
         model.leases -= 1
         model.used_at = trio.current_time()
-        self._notify()
+        self.notify()
 
-    def _notify(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
+    def notify(self) -> None:
+        """Wake those who wait for a change of any model."""
+        self.changed.set()
+        self.changed = trio.Event()
 
     # -- loading ---------------------------------------------------------------------------------
 
     def _request_load(self, model: ManagedModel) -> None:
         """Start loading in a separate task, which continues when the client aborts. Raises the problem of the last attempt if that
         was recent."""
-        if model.state != "unloaded":
+        if model.state not in AWAY:
             return
         if model.problem is not None and trio.current_time() < model.unusable_until:
             raise RequestFailed(model.problem)
@@ -130,12 +147,12 @@ class ModelManager:
         finally:
             if model.state != "ready":
                 model.state = "unloaded"
-            self._notify()
+            self.notify()
 
     async def load(self, model: ManagedModel) -> None:
         """Load a model; one at a time. Raises `ModelUnusable`, or `RequestFailed` (503) if there is no room for it."""
         async with self._loader:
-            if len(self._models) > 1:
+            if len(self.models) > 1:
                 model.weights_bytes = await self._measure(model.settings)
                 await self._make_room(model)
             model.state, model.ended = "loading", trio.Event()
@@ -159,7 +176,7 @@ class ModelManager:
         try:
             await self._start(model.settings, task_status=task_status)
         except* ActorFailed as failed:
-            if len(self._models) == 1:
+            if len(self.models) == 1:
                 raise
             log.warning("%s ends, the other models go on: %s", model.names[0], innermost(failed))
             model.problem = Problem(
@@ -167,47 +184,54 @@ class ModelManager:
             )
             model.unusable_until = trio.current_time() + RETRY_S
         finally:
-            model.state, model.runtime = "unloaded", None
+            model.state, model.runtime = model.away_as, None
+            model.away_as = "unloaded"
             model.ended.set()
-            self._notify()
+            self.notify()
 
     async def _make_room(self, model: ManagedModel) -> None:
         """Unload idle models until `model` fits. Raises `RequestFailed` (503) when the others were in use for --queue-timeout-s."""
         limit_s = model.settings.queue_timeout_s or float("inf")
         with trio.move_on_after(limit_s):
             while not self._has_room(model):
-                idle = next_to_unload(self._models)
+                idle = next_to_unload(self.models)
                 if idle is not None:
-                    await self._unload(idle)
+                    await self.unload(idle)
                 else:
-                    await self._changed.wait()
+                    await self.changed.wait()
             return
         message = f"{model.names[0]} is not loaded, and the other models were in use for {limit_s:g} s (--model-memory)"
         raise RequestFailed(Problem(503, message, "server_error", "model", code="no_memory_for_model", retry_after_s=5))
 
     def _has_room(self, model: ManagedModel) -> bool:
-        return has_room(self._models, model, self._budget_bytes)
+        return has_room([other for other in loaded(self.models) if other is not model], model, self.limits)
 
-    async def _unload(self, model: ManagedModel) -> None:
-        log.info("unloading %s to make room", model.names[0])
+    async def unload(self, model: ManagedModel, after: State = "unloaded", *, at_once: bool = False) -> None:
+        """End the graph of a model, which has then written its blocks to disk and freed its memory. `at_once`: end its requests, too."""
         assert model.runtime is not None, "it is ready"
-        model.state = "unloading"
-        await model.runtime.drain(UNLOAD_S)
+        model.state, model.away_as = "unloading", after
+        self.notify()
+        await model.runtime.drain(0 if at_once else UNLOAD_S)
         await model.ended.wait()
-        self._notify()
+        log.info("%s is %s", model.names[0], after)
+        self.notify()
 
     async def load_what_fits(self) -> None:
         """Load the models after the first, in order, as long as no other must be unloaded for them."""
-        for model in self._models[1:]:
-            model.weights_bytes = await self._measured(model)
+        for model in self.models[1:]:
+            model.weights_bytes = await self._measured_or_none(model)
             if model.state == "unloaded" and model.weights_bytes and self._has_room(model):
                 model.state = "waiting"
                 await self._load_or_note_problem(model)
 
-    async def _measured(self, model: ManagedModel) -> int:
+    async def measured(self, model: ManagedModel) -> int:
+        """Bytes of a model's weights. Raises `ModelUnusable`."""
+        return await self._measure(model.settings)
+
+    async def _measured_or_none(self, model: ManagedModel) -> int:
         """Bytes of a model's weights; 0 if it cannot be loaded, in which case a request for it gets the reason."""
         try:
-            return await self._measure(model.settings)
+            return await self.measured(model)
         except ModelUnusable as unusable:
             log.warning("%s: %s", model.names[0], unusable)
             return 0
@@ -217,14 +241,14 @@ class ModelManager:
     async def drain(self, timeout_s: float) -> bool:
         """Drain all models, each with `Runtime.drain`."""
         self.draining = True
-        self._notify()
+        self.notify()
         finished = []
 
         async def drain_graph(runtime: Runtime) -> None:
             finished.append(await runtime.drain(timeout_s))
 
         async with trio.open_nursery() as nursery:
-            for model in self._models:
+            for model in self.models:
                 if model.runtime is not None:
                     nursery.start_soon(drain_graph, model.runtime)
         self.finished.set()
@@ -239,20 +263,27 @@ async def run_model_manager(
     budget_bytes: int,
     *,
     default_name: str,
+    max_models: int | None = None,
+    ttl_s: float = 0.0,
+    progress: LoadProgress | None = None,
     task_status: trio.TaskStatus[ModelManager],
 ) -> None:
     """Load the first model, return the model manager to the starter, load the others that fit; end when it was drained. `measure`
-    returns the bytes of a model's weights; `default_name` is the name of the model whose settings name none. Raises `ModelUnusable`, and
+    returns the bytes of a model's weights; `default_name` is the name of the model whose settings name none; `progress` is what `start` notes. Raises `ModelUnusable`, and
     `SettingsInvalid` for a name without effect."""
     require_names([each.model or default_name for each in settings], aliases)
     async with trio.open_nursery() as nursery:
         models = [
-            ManagedModel(model_settings, names_of(model_settings.model or default_name, aliases, default=index == 0))
+            ManagedModel(
+                model_settings, names_of(model_settings.model or default_name, aliases, default=index == 0), ttl_s=ttl_s
+            )
             for index, model_settings in enumerate(settings)
         ]
-        manager = ModelManager(nursery, models, start, measure, budget_bytes)
+        limits = LoadLimits(budget_bytes, max_models)
+        manager = ModelManager(nursery, models, start, measure, limits=limits, progress=progress or LoadProgress())
         await manager.load(models[0])
         task_status.started(manager)
         nursery.start_soon(manager.load_what_fits)
+        nursery.start_soon(manager.control.put_idle_to_sleep)
         await manager.finished.wait()
         nursery.cancel_scope.cancel()

@@ -1,4 +1,4 @@
-"""The state of a managed model, and which model is unloaded when another one needs its memory: the least recently used idle one."""
+"""The state of a managed model, what fits beside others, and which model is unloaded when another one needs its memory: the least recently used idle one."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.served_models import State
 from trouper.protocol.problems import Problem
 from trouper.protocol.settings import Settings
+
+AWAY = ("unloaded", "asleep")
+"""States of a model whose weights are not in memory."""
 
 
 @attrs.define(eq=False)
@@ -33,21 +36,67 @@ class ManagedModel:
     """Problem of the last attempt to load the model."""
     unusable_until: float = -inf
     """Time until which the model is not loaded again."""
+    pinned: bool = False
+    """Whether the model is never unloaded."""
+    ttl_s: float = 0.0
+    """Time without requests after which the model goes to sleep; 0: never."""
+    away_as: State = "unloaded"
+    """State once the model's graph has ended."""
     ended: trio.Event = attrs.field(factory=trio.Event)
     """Set when the model's graph has ended."""
 
+    @property
+    def running(self) -> int:
+        """Number of requests that have the model."""
+        return self.leases - self.waiting
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the model may be unloaded without disturbing anybody."""
+        return self.state == "ready" and not self.leases and not self.pinned
+
+
+@attrs.frozen
+class LoadLimits:
+    """What may be loaded at a time."""
+
+    weights_bytes: int
+    """Bytes of all weights (--model-memory)."""
+    max_models: int | None = None
+    """Number of models (--max-loaded-models)."""
+
+
+def has_room(others: Sequence[ManagedModel], new: ManagedModel, limits: LoadLimits) -> bool:
+    """Whether a model fits beside others. A single model may be of any size; loading fails if the machine has no room."""
+    if limits.max_models is not None and len(others) >= limits.max_models:
+        return False
+    return not others or sum(other.weights_bytes for other in others) + new.weights_bytes <= limits.weights_bytes
+
 
 def loaded(models: Sequence[ManagedModel]) -> list[ManagedModel]:
-    return [model for model in models if model.state == "ready"]
+    """The models whose weights are in memory, those among them that are being unloaded."""
+    return [model for model in models if model.runtime is not None]
 
 
-def has_room(models: Sequence[ManagedModel], new: ManagedModel, budget_bytes: int) -> bool:
-    """Whether a model fits beside the loaded ones. A single model may be of any size; loading fails if the machine has no room."""
-    others = loaded(models)
-    return not others or sum(other.weights_bytes for other in others) + new.weights_bytes <= budget_bytes
+def lacking_room(models: Sequence[ManagedModel], new: ManagedModel, limits: LoadLimits) -> str:
+    """Why a model would not fit although all idle ones made room; "" if it would."""
+    held = [model for model in loaded(models) if model is not new and not model.is_idle]
+    if has_room(held, new, limits):
+        return ""
+    used = sum(model.weights_bytes for model in held)
+    holders = ", ".join(f"{model.names[0]} ({'pinned' if model.pinned else 'in use'})" for model in held)
+    if limits.max_models is not None and len(held) >= limits.max_models:
+        return (
+            f"{new.names[0]} would be one more than {limits.max_models} loaded models (--max-loaded-models): {holders}"
+        )
+    free = max(0, limits.weights_bytes - used)
+    return (
+        f"{new.names[0]} needs {new.weights_bytes / 1e9:.2f} GB for its weights, and {free / 1e9:.2f} of "
+        f"{limits.weights_bytes / 1e9:.2f} GB (--model-memory) are free or idle: unload {holders}"
+    )
 
 
 def next_to_unload(models: Sequence[ManagedModel]) -> ManagedModel | None:
-    """The loaded model without a lease that was used least recently; None if all are in use."""
-    idle = [model for model in loaded(models) if not model.leases]
+    """The idle model that was used least recently; None if all are pinned or in use."""
+    idle = [model for model in models if model.is_idle]
     return min(idle, key=lambda model: model.used_at) if idle else None

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import attrs
 import trio
 
 from trouper.actors.runtime.runtime import Runtime
+from trouper.protocol.loading import Loading
 from trouper.protocol.names import names_of, require_names
 from trouper.protocol.problems import Problem, RequestFailed
 
-State = Literal["unloaded", "waiting", "loading", "ready", "unloading"]
+if TYPE_CHECKING:
+    from trouper.actors.runtime.model_control import ModelControl
+
+State = Literal["unloaded", "asleep", "waiting", "loading", "ready", "unloading"]
 
 
 @attrs.frozen(eq=False)
@@ -40,6 +44,14 @@ class ModelEntry:
     """Number of requests that wait until the model is loaded."""
     problem: Problem | None = None
     """Problem of the last attempt to load the model."""
+    pinned: bool = False
+    """Whether the model is never unloaded."""
+    ttl_s: float = 0.0
+    """Time without requests after which the model goes to sleep; 0: never."""
+    weights_bytes: int = 0
+    """Bytes of the weights in memory; 0 while they are unknown."""
+    progress: Loading | None = None
+    """Progress of loading, while the model is loaded."""
 
 
 class Models(Protocol):
@@ -48,6 +60,14 @@ class Models(Protocol):
     @property
     def finished(self) -> trio.Event:
         """Set when all were drained."""
+
+    @property
+    def draining(self) -> bool:
+        """Whether no more requests are taken."""
+
+    @property
+    def control(self) -> ModelControl | None:
+        """Loads and unloads models on demand; None: the only model is that of an embedding program."""
 
     def entries(self) -> Sequence[ModelEntry]:
         """All models that clients may request, the default first."""
@@ -67,6 +87,14 @@ class OneModel:
     @property
     def finished(self) -> trio.Event:
         return self._runtime.finished
+
+    @property
+    def draining(self) -> bool:
+        return self._runtime.draining
+
+    @property
+    def control(self) -> None:
+        return None
 
     def entries(self) -> Sequence[ModelEntry]:
         return (self._entry,)

@@ -42,6 +42,7 @@ REASONS = {
     403: "A web page asks that may not, or the Host is none that the server answers to (--cors-origins, --allowed-hosts).",
     404: "What is asked for is not here: a model, or something by its id.",
     408: "The body did not arrive in time.",
+    409: "The state of what is asked for does not allow it: a pinned model, or one that cannot be unloaded.",
     413: "The body is too large.",
     415: "The body's Content-Type is not JSON, or its Content-Encoding neither gzip nor zstd.",
     422: "It makes the engine crash, also when it runs alone (request_crashes_engine), or cannot be prepared (intake_failed).",
@@ -50,6 +51,7 @@ REASONS = {
     500: "The server failed.",
     503: "The server drains, restarts, or had no room in time.",
     504: "A time limit was met before the answer was complete.",
+    507: "The weights do not fit beside the models that are pinned or in use.",
 }
 
 

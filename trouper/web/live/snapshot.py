@@ -62,7 +62,7 @@ ONLY_LOADED = (
 MODEL = open_object(
     {
         "name": TEXT,
-        "state": {"enum": ["unloaded", "waiting", "loading", "ready", "unloading"]},
+        "state": {"enum": ["unloaded", "asleep", "waiting", "loading", "ready", "unloading"]},
         "problem": TEXT,
         "status": TEXT,
         "detail": TEXT,

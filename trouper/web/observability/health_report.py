@@ -50,13 +50,18 @@ HEALTH = full(
 )
 
 
-def health_body(listed: Sequence[ModelEntry]) -> dict[str, Any]:
+def health_body(listed: Sequence[ModelEntry], *, draining: bool) -> dict[str, Any]:
     """The default model's health (of another, while that one is not loaded), and with several models that of each."""
     loaded = [_model_body(entry.runtime) for entry in listed if entry.runtime is not None]
-    body: dict[str, Any] = loaded[0] if loaded else {"status": "draining", "detail": "no model is loaded"}
+    body: dict[str, Any] = loaded[0] if loaded else none_loaded(draining=draining)
     if len(listed) > 1:
         body["models"] = {entry.names[0]: _entry_body(entry) for entry in listed}
     return body
+
+
+def none_loaded(*, draining: bool) -> dict[str, str]:
+    """The status of a server without a loaded model, which loads one at the next request unless it is `draining`."""
+    return {"status": "draining" if draining else "ok", "detail": "no model is loaded"}
 
 
 def _entry_body(entry: ModelEntry) -> dict[str, Any]:

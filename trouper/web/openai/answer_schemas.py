@@ -129,13 +129,17 @@ MODEL_BODY = full(
         "max_input_tokens": COUNT,
         "max_tokens": COUNT,
         "tool_calls": FLAG,
+        "weights_bytes": COUNT,
         "loaded": FLAG,
+        "state": {"enum": ["unloaded", "asleep", "waiting", "loading", "ready", "unloading"]},
+        "pinned": FLAG,
+        "ttl_s": {"type": "number"},
         "type": {"const": "model"},
         "display_name": TEXT,
         "created_at": TEXT | {"format": "date-time"},
         "lifecycle": {"const": "active"},
     },
-    optional=("max_model_len", "max_input_tokens", "max_tokens", "tool_calls"),
+    optional=("max_model_len", "max_input_tokens", "max_tokens", "tool_calls", "weights_bytes"),
 )
 MODELS = full(
     {

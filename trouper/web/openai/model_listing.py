@@ -21,7 +21,10 @@ def listed_body(listed: ModelEntry) -> dict[str, Any]:
         sizes |= {"tool_calls": can_call_tools(listed.runtime.tokenizer)}
     openai = {"id": name, "object": "model", "created": created, "owned_by": "trouper"}
     anthropic = {"type": "model", "display_name": name, "created_at": _rfc_3339(created), "lifecycle": "active"}
-    return openai | sizes | {"loaded": listed.state == "ready"} | anthropic
+    if listed.weights_bytes:
+        sizes["weights_bytes"] = listed.weights_bytes
+    state = {"loaded": listed.state == "ready", "state": listed.state, "pinned": listed.pinned, "ttl_s": listed.ttl_s}
+    return openai | sizes | state | anthropic
 
 
 def listing_body(entries: Sequence[ModelEntry]) -> dict[str, Any]:

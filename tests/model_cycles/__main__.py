@@ -1,0 +1,41 @@
+"""`python -m tests.model_cycles [CYCLES]`: figures of load, unload, sleep and wake in a loop under load of another model."""
+
+# ruff: noqa: T201 - what it prints is what it is for
+from __future__ import annotations
+
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from tests.model_cycles.cycles import Seen, run_cycles
+
+WARM = 20
+"""Cycles after which memory is compared: caches of libraries have filled by then."""
+
+
+def report(index: int, seen: Seen) -> None:
+    if index % 20 == 19:
+        print(
+            f"{index + 1}: {seen.resident_bytes[-1] / 1e6:.1f} MB resident, {seen.active_bytes[-1] / 1e6:.2f} MB of MLX",
+            flush=True,
+        )
+
+
+def main(count: int) -> int:
+    with tempfile.TemporaryDirectory() as directory:
+        seen = trio.run(partial(run_cycles, Path(directory), count, report))
+    slope, error = seen.slope(seen.resident_bytes[min(WARM, count // 2) :])
+    gaps = sorted(seen.gaps_s)
+    print(
+        f"{count} cycles: resident memory {slope / 1e3:+.2f} kB a cycle, standard error {error / 1e3:.2f}; {seen.answers} answers of the "
+        f"model that comes and goes, {seen.streams} streams of the other, {seen.lost} lost; gaps between its tokens: median "
+        f"{gaps[len(gaps) // 2] * 1e3:.1f} ms, 99.9 % {gaps[int(len(gaps) * 0.999)] * 1e3:.1f} ms, longest {gaps[-1] * 1e3:.0f} ms"
+    )
+    return int(seen.lost > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 200))

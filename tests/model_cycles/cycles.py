@@ -1,0 +1,111 @@
+"""One model is loaded, unloaded, put to sleep and woken again and again, while another one streams: what memory does, and the
+streams' longest gap. Through the model manager and real engines, without HTTP."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+
+import attrs
+import mlx.core as mx
+import trio
+
+from tests.families import save
+from trouper import Generate, ModelManager, Runtime, Sampling, ServerSettings, Settings, TokenPrompt, heap, run_models
+from trouper.actors.runtime.model_control import Operation
+
+STREAMS = 2
+TOKENS = 200
+
+
+@attrs.define
+class Seen:
+    """What was measured."""
+
+    resident_bytes: list[int] = attrs.field(factory=list)
+    """After each cycle."""
+    active_bytes: list[int] = attrs.field(factory=list)
+    gaps_s: list[float] = attrs.field(factory=list)
+    """Each pause between two tokens of the other model's streams."""
+    streams: int = 0
+    answers: int = 0
+    """Requests of the model that comes and goes, each with all its tokens."""
+    lost: int = 0
+
+    def slope(self, values: list[int]) -> tuple[float, float]:
+        """Bytes a cycle by least squares, and its standard error."""
+        fit = statistics.linear_regression(range(len(values)), values)
+        mean = statistics.fmean(range(len(values)))
+        rest = sum((value - fit.slope * index - fit.intercept) ** 2 for index, value in enumerate(values))
+        spread = sum((index - mean) ** 2 for index in range(len(values)))
+        return fit.slope, (rest / max(1, len(values) - 2) / spread) ** 0.5
+
+
+async def tokens(runtime: Runtime, count: int, gap: Callable[[float], None] = lambda _: None) -> int:
+    wish = Generate(
+        request_id="a", prompt=TokenPrompt((1, 28, 30, 34, 40)), max_tokens=count, ignore_eos=True,
+        sampling=Sampling(temperature=0),
+    )  # fmt: skip
+    got, last = 0, 0.0
+    with await runtime.submit(wish) as answer:
+        async for delta in answer:
+            now = trio.current_time()
+            if got:
+                gap(now - last)
+            got, last = got + len(delta.tokens), now
+    return got
+
+
+async def stream(manager: ModelManager, name: str, seen: Seen) -> None:
+    """A client of the other model, until cancelled."""
+    while True:
+        lease = await manager.lease(name)
+        try:
+            got = await tokens(lease.runtime, TOKENS, seen.gaps_s.append)
+        finally:
+            lease.release()
+        seen.streams += 1
+        seen.lost += got != TOKENS
+
+
+async def succeeded(operation: Operation) -> None:
+    await operation.done.wait()
+    assert operation.problem is None, operation.problem
+
+
+async def cycle(manager: ModelManager, name: str, seen: Seen) -> None:
+    for sleeps in (False, True):
+        await succeeded(manager.control.load(name))
+        lease = await manager.lease(name)
+        got = await tokens(lease.runtime, 8)
+        lease.release()
+        seen.answers += got == 8
+        seen.lost += got != 8
+        await succeeded(manager.control.unload(name, sleep=sleeps))
+
+
+async def run_cycles(directory: Path, count: int, report: Callable[[int, Seen], None] = lambda *_: None) -> Seen:
+    """`count` cycles: load, unload, load (of what was unloaded), sleep; each next load wakes it."""
+    models = [str(save(family, directory / family)) for family in ("llama", "qwen3")]
+    settings = [Settings(model=model, ssd_cache_dir=directory / "cache") for model in models]
+    seen = Seen()
+    async with trio.open_nursery() as nursery:
+        manager: ModelManager = await nursery.start(run_models, settings, ServerSettings())
+        while manager.entries()[1].state != "ready":  # noqa: ASYNC110 - it announces itself to requests only
+            await trio.sleep(0.01)
+        await succeeded(manager.control.unload(models[1]))
+        async with trio.open_nursery() as clients:
+            for _ in range(STREAMS):
+                clients.start_soon(stream, manager, models[0], seen)
+            for index in range(count):
+                await cycle(manager, models[1], seen)
+                gc.collect()
+                heap.give_back()
+                seen.resident_bytes.append(heap.resident_bytes())
+                seen.active_bytes.append(mx.get_active_memory())
+                report(index, seen)
+            clients.cancel_scope.cancel()
+        assert await manager.drain(10)
+    return seen

@@ -1,0 +1,93 @@
+"""POST /v1/models/load and its like over real sockets, and the list through the official client."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import trio
+
+from tests.actors.test_model_manager import manager_of
+from tests.web.serving import Served, ask, exchange, get, post, serving, serving_manager
+from tests.web.test_several_models import serving_several
+from trouper import ServerSettings
+
+
+async def operate(served: Served, name: str, **body: Any) -> tuple[int, Any]:
+    return await ask(served, body, f"/v1/models/{name}")
+
+
+def events_of(body: bytes) -> list[tuple[str, Any]]:
+    text = body.decode()
+    names = [line.removeprefix("event: ") for line in text.splitlines() if line.startswith("event: ")]
+    data = [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line.startswith("data: ")]
+    return list(zip(names, data, strict=True))
+
+
+async def test_sleep_wake_unload_load_and_what_is_listed() -> None:
+    async with serving_several("small", "middle") as served:
+        for name, state in (("sleep", "asleep"), ("wake", "ready"), ("unload", "unloaded"), ("load", "ready")):
+            status, body = await operate(served, name, model="middle")
+            assert (status, body["state"], body["loaded"]) == (200, state, state == "ready"), name
+        status, body = await operate(served, "load", model="middle", pinned=True, ttl_s=60)
+        assert (status, body["pinned"], body["ttl_s"], body["weights_bytes"]) == (200, True, 60, 20)
+        status, body = await operate(served, "unload", model="middle")
+        assert (status, body["error"]["code"]) == (409, "model_pinned")
+        status, body = await operate(served, "pin", model="middle", pinned=False)
+        assert (status, body["pinned"]) == (200, False)
+        status, body = await operate(served, "load", model="nobody")
+        assert (status, body["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_a_server_without_a_loaded_model_is_ready() -> None:
+    async with serving_several("small") as served:
+        assert (await operate(served, "sleep"))[0] == 200
+        status, _, body = await exchange(served, get("/readyz"))
+        assert status == 200 and b"no model is loaded" in body
+        assert (await exchange(served, get("/health")))[0] == 200
+        status, answer = await ask(served, {"prompt": "hello", "max_tokens": 3, "ignore_eos": True})
+        assert status == 200 and answer["model"] == "small"
+
+
+async def test_progress_is_streamed_and_so_is_what_failed() -> None:
+    async with serving_several("small", "large", "middle") as served:
+        _, headers, body = await exchange(served, post("/v1/models/load", {"model": "middle", "stream": True}))
+        assert headers["content-type"].startswith("text/event-stream")
+        events = events_of(body)
+        assert {name for name, _ in events[:-1]} == {"progress"}
+        assert [events[0][1]["id"], events[-1][0], events[-1][1]["state"]] == ["middle", "model", "ready"]
+        await operate(served, "pin", model="middle")
+        _, _, body = await exchange(served, post("/v1/models/load", {"model": "large", "stream": True}))
+        name, error = events_of(body)[-1]
+        assert (name, error["error"]["code"]) == ("error", "insufficient_memory")
+
+
+async def test_the_openai_client_lists_models_and_loads_them() -> None:
+    async with manager_of("small", "middle") as (manager, _), serving_manager(manager, ServerSettings(port=0)) as port:
+        client = openai.OpenAI(
+            base_url=f"http://127.0.0.1:{port}/v1", api_key="none", _strict_response_validation=True, max_retries=0
+        )
+
+        def act() -> tuple[list[str], list[Any]]:
+            states = []
+            for path in ("/models/sleep", "/models/load"):
+                model = client.post(path, cast_to=openai.types.Model, body={"model": "middle"})
+                states.append(model.to_dict()["state"])
+            return [model.id for model in client.models.list()], [*states, client.models.retrieve("middle").id]
+
+        with trio.fail_after(60):
+            assert await trio.to_thread.run_sync(act) == (["small", "middle"], ["asleep", "ready", "middle"])
+
+
+async def test_the_model_of_an_embedding_program_is_its_own() -> None:
+    async with serving() as served:
+        assert (await operate(served, "load"))[1]["state"] == "ready"
+        for name in ("unload", "sleep", "pin"):
+            status, body = await operate(served, name)
+            assert (status, body["error"]["code"]) == (409, "model_not_managed")
+
+
+async def test_only_who_has_a_key_operates() -> None:
+    async with serving(api_key=("a-key",)) as served:
+        assert (await operate(served, "unload"))[0] == 401

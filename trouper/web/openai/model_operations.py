@@ -1,0 +1,243 @@
+"""POST /v1/models/load, unload, sleep, wake and pin. An operation goes on when its client leaves."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+import trio
+from msgspec import Meta
+from quart import Response
+
+from trouper.actors.runtime.model_control import ModelControl, Operation
+from trouper.actors.runtime.served_models import ModelEntry
+from trouper.protocol.problems import Problem, RequestFailed
+from trouper.web.http.endpoints import Endpoint
+from trouper.web.http.field_types import Flag, Model
+from trouper.web.http.request_body import Body, Report, refuse, structure
+from trouper.web.http.request_schema import COUNT, TEXT, Json, either, full, ref
+from trouper.web.openai.errors import error_body
+from trouper.web.openai.model_listing import listed_body
+from trouper.web.service import Service, as_events, as_json
+from trouper.web.streaming.passive_body import PassiveBody
+
+TICK_S = 0.2
+"""Interval between events of progress."""
+HEARTBEAT = b": \n\n"
+PROGRESS = full(
+    {"id": TEXT, "state": TEXT, "stage": TEXT, "done": COUNT, "total": COUNT, "unit": TEXT},
+    optional=("stage", "done", "total", "unit"),
+)
+EVENTS: Json = either(PROGRESS, ref("ModelBody"), ref("Error"))
+ENDPOINT = partial(Endpoint, tag="Models", method="POST", answer=ref("ModelBody"), also=(409, 503, 507))
+
+
+class ModelRequest(Body, kw_only=True, frozen=True):
+    """The body of all of these."""
+
+    essential: ClassVar[frozenset[str]] = frozenset({"force", "pinned", "ttl_s", "keep_alive"})
+    model: Model | None = None
+    stream: Flag = False
+
+
+class WakeRequest(ModelRequest, kw_only=True, frozen=True):
+    pass
+
+
+class LoadRequest(ModelRequest, kw_only=True, frozen=True):
+    pinned: Flag | None = None
+    ttl_s: Annotated[float, Meta(ge=0)] | None = None
+
+
+class UnloadRequest(ModelRequest, kw_only=True, frozen=True):
+    force: Flag = False
+
+
+class SleepRequest(ModelRequest, kw_only=True, frozen=True):
+    force: Flag = False
+
+
+class PinRequest(Body, kw_only=True, frozen=True):
+    model: Model | None = None
+    pinned: Flag = True
+
+
+class ModelOperations:
+    """The handlers."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        return (*self._loading(), *self._unloading())
+
+    def _loading(self) -> tuple[Endpoint, ...]:
+        return (
+            ENDPOINT(
+                path="/v1/models/load",
+                handler=self.load,
+                summary="Load a model, or wake it",
+                description="Its memory is planned first: idle models make room, others are not disturbed (507). With `stream` events "
+                "of progress, the last of which is the model or an error.",
+                request=LoadRequest,
+                events=EVENTS,
+                examples={"The default model": {}},
+            ),
+            ENDPOINT(
+                path="/v1/models/wake",
+                handler=self.wake,
+                summary="Load a model that sleeps",
+                request=WakeRequest,
+                events=EVENTS,
+                examples={"The default model": {}},
+            ),
+        )
+
+    def _unloading(self) -> tuple[Endpoint, ...]:
+        return (
+            ENDPOINT(
+                path="/v1/models/unload",
+                handler=self.unload,
+                summary="Unload a model when its requests have ended",
+                description="`force` ends them with an error. The next request for the model loads it again.",
+                request=UnloadRequest,
+                events=EVENTS,
+            ),
+            ENDPOINT(
+                path="/v1/models/sleep",
+                handler=self.sleep,
+                summary="Free a model's memory; its cached blocks stay on disk",
+                request=SleepRequest,
+                events=EVENTS,
+            ),
+            ENDPOINT(
+                path="/v1/models/pin",
+                handler=self.pin,
+                summary="Keep a model from being unloaded, or release it",
+                request=PinRequest,
+            ),
+        )
+
+    async def load(self) -> Response:
+        body = await self._service.read(_parse_load)
+        if self._service.models.control is None and body.pinned is None and body.ttl_s is None:
+            return self._already_loaded(body)
+        operation = self._control().load(self._name(body), pinned=body.pinned, ttl_s=body.ttl_s)
+        return await self._respond(operation, stream=body.stream)
+
+    async def wake(self) -> Response:
+        body = await self._service.read(_parse_wake)
+        if self._service.models.control is None:
+            return self._already_loaded(body)
+        return await self._respond(self._control().load(self._name(body)), stream=body.stream)
+
+    async def unload(self) -> Response:
+        body = await self._service.read(_parse_unload)
+        operation = self._control().unload(self._name(body), force=body.force)
+        return await self._respond(operation, stream=body.stream)
+
+    async def sleep(self) -> Response:
+        body = await self._service.read(_parse_sleep)
+        operation = self._control().unload(self._name(body), force=body.force, sleep=True)
+        return await self._respond(operation, stream=body.stream)
+
+    async def pin(self) -> Response:
+        body = await self._service.read(_parse_pin)
+        name = self._control().pin(self._name(body), pinned=body.pinned)
+        return as_json(listed_body(self._service.listed(name)))
+
+    def _control(self) -> ModelControl:
+        """Return what changes the state of models. The one place to ask whether the request may. Raises `RequestFailed` (409)."""
+        control = self._service.models.control
+        if control is None:
+            message = "the only model is that of the program which embeds the server; load and unload it there"
+            raise RequestFailed(Problem(409, message, code="model_not_managed"))
+        return control
+
+    def _name(self, body: ModelRequest | PinRequest) -> str | None:
+        return None if body.model is None else self._service.aliases.resolved(body.model)
+
+    def _already_loaded(self, body: ModelRequest) -> Response:
+        """Answer for the model of an embedding program. Raises `RequestFailed` (404)."""
+        name = self._name(body)
+        operation = Operation(self._service.models.entries()[0].names[0] if name is None else name)
+        self._service.listed(operation.name)
+        operation.done.set()
+        if body.stream:
+            return as_events(OperationEvents(self._service, operation))
+        return as_json(listed_body(self._service.listed(operation.name)))
+
+    async def _respond(self, operation: Operation, *, stream: bool) -> Response:
+        if stream:
+            return as_events(OperationEvents(self._service, operation))
+        await operation.done.wait()
+        if operation.problem is not None:
+            raise RequestFailed(operation.problem)
+        return as_json(listed_body(self._service.listed(operation.name)))
+
+
+class OperationEvents(PassiveBody):
+    """The events of an operation: `progress` whenever something has changed, then `model` or `error`."""
+
+    def __init__(self, service: Service, operation: Operation) -> None:
+        self._service, self._operation = service, operation
+        self._last: dict[str, Any] = {}
+        self._ended = False
+
+    async def __anext__(self) -> bytes:
+        if self._ended:
+            raise StopAsyncIteration
+        body = progress_body(self._service.listed(self._operation.name))
+        if not self._last:
+            self._last = body
+            return _event("progress", body)
+        with trio.move_on_after(self._service.settings.heartbeat_s):
+            while not self._operation.done.is_set():
+                body = progress_body(self._service.listed(self._operation.name))
+                if body != self._last:
+                    self._last = body
+                    return _event("progress", body)
+                with trio.move_on_after(TICK_S):
+                    await self._operation.done.wait()
+            return self._last_event()
+        return HEARTBEAT
+
+    def _last_event(self) -> bytes:
+        self._ended = True
+        if (problem := self._operation.problem) is not None:
+            return _event("error", error_body(problem))
+        return _event("model", listed_body(self._service.listed(self._operation.name)))
+
+
+def progress_body(entry: ModelEntry) -> dict[str, Any]:
+    """Format the state of a model, and how far the present stage of loading is, in bytes or steps."""
+    body: dict[str, Any] = {"id": entry.names[0], "state": entry.state}
+    if (loading := entry.progress) is None:
+        return body
+    amounts = {"done": loading.done_bytes, "total": loading.total_bytes, "unit": loading.unit}
+    return body | {"stage": loading.stage} | amounts
+
+
+def _event(name: str, data: Any) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(data))
+
+
+def _parse_load(body: Json, report: Report = refuse) -> LoadRequest:
+    return structure(body, LoadRequest, report)
+
+
+def _parse_wake(body: Json, report: Report = refuse) -> WakeRequest:
+    return structure(body, WakeRequest, report)
+
+
+def _parse_unload(body: Json, report: Report = refuse) -> UnloadRequest:
+    return structure(body, UnloadRequest, report)
+
+
+def _parse_sleep(body: Json, report: Report = refuse) -> SleepRequest:
+    return structure(body, SleepRequest, report)
+
+
+def _parse_pin(body: Json, report: Report = refuse) -> PinRequest:
+    return structure(body, PinRequest, report)
