@@ -118,10 +118,12 @@ async def test_a_model_that_nobody_uses_goes_to_sleep(autojump_clock: object) ->
         assert states(manager) == ["asleep", "ready"], "pinned"
 
 
-async def test_what_cannot_be_loaded_says_why(autojump_clock: object) -> None:
-    async with manager_of("small", "broken") as (manager, _):
+async def test_what_cannot_be_loaded_says_why_and_is_tried_again_on_demand(autojump_clock: object) -> None:
+    async with manager_of("small", "broken") as (manager, world):
         for _ in range(2):
             assert await done(manager.control.load("broken")) == "model_unusable"
+        world.repaired = True
+        assert await done(manager.control.load("broken")) == ""
         with pytest.raises(RequestFailed, match="not served"):
             manager.control.load("nobody")
         await done(manager.control.load("small"))

@@ -40,6 +40,8 @@ class World:
     may_load: trio.Event = attrs.field(factory=trio.Event)
     crashing: set[str] = attrs.field(factory=set)
     """Models whose engine crashes at each step, whatever it computes."""
+    repaired: bool = False
+    """Whether the broken model can be loaded."""
 
     async def start(self, settings: Settings, /, *, task_status: trio.TaskStatus[Runtime]) -> None:
         name = settings.model or "none"
@@ -53,7 +55,7 @@ class World:
         class Engine(FakeEngine):
             async def load(self) -> LoadedModel:
                 await world.may_load.wait()
-                if name == "broken":
+                if name == "broken" and not world.repaired:
                     raise ModelUnusable("no weights")
                 world.events.append(f"+{name}")
                 return LoadedModel(attrs.evolve(card(), id=name, weights_bytes=WEIGHTS[name]), self.tokenizer)
