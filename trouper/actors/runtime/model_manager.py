@@ -184,8 +184,10 @@ class ModelManager:
             )
             model.unusable_until = trio.current_time() + RETRY_S
         finally:
-            model.state, model.runtime = model.away_as, None
-            model.away_as = "unloaded"
+            model.runtime = None
+            # If it could not be loaded, the reason is noted first: until then nobody is to try again.
+            if model.state != "loading":
+                model.state, model.away_as = model.away_as, "unloaded"
             model.ended.set()
             self.notify()
 
