@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -88,6 +89,18 @@ async def test_the_model_of_an_embedding_program_is_its_own() -> None:
             assert (status, body["error"]["code"]) == (409, "model_not_managed")
 
 
-async def test_only_who_has_a_key_operates() -> None:
-    async with serving(api_key=("a-key",)) as served:
-        assert (await operate(served, "unload"))[0] == 401
+async def test_only_admins_operate_and_on_the_models_of_their_list_only(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("sk-plain\nsk-admin name=boss admin=true models=middle\n")
+    async with serving_several("small", "middle", server=ServerSettings(port=0, api_key_file=file)) as served:
+        for key, model, expected in (
+            ("sk-wrong", "middle", (401, "invalid_api_key")),
+            ("sk-plain", "middle", (403, "missing_right")),
+            ("sk-admin", "small", (404, "model_not_found")),
+        ):
+            for name in ("load", "wake", "unload", "sleep", "pin"):
+                body = {"model": model}
+                status, answer = await ask(served, body, f"/v1/models/{name}", f"Authorization: Bearer {key}\r\n")
+                assert (status, answer["error"]["code"]) == expected
+        status, answer = await ask(served, {}, "/v1/models/sleep", "Authorization: Bearer sk-admin\r\n")
+        assert (status, answer["id"], answer["state"]) == (200, "middle", "asleep"), "the default model of the key"

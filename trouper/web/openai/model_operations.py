@@ -1,4 +1,7 @@
-"""POST /v1/models/load, unload, sleep, wake and pin. An operation goes on when its client leaves."""
+"""POST /v1/models/load, unload, sleep, wake and pin. An operation goes on when its client leaves.
+
+A key needs the right `admin` for them, and a model of its list.
+"""
 
 from __future__ import annotations
 
@@ -148,21 +151,21 @@ class ModelOperations:
         return as_json(listed_body(self._service.listed(name)))
 
     def _control(self) -> ModelControl:
-        """Return what changes the state of models. The one place to ask whether the request may. Raises `RequestFailed` (409)."""
+        """Return what changes the state of models. Raises `RequestFailed` (409)."""
         control = self._service.models.control
         if control is None:
             message = "the only model is that of the program which embeds the server; load and unload it there"
             raise RequestFailed(Problem(409, message, code="model_not_managed"))
         return control
 
-    def _name(self, body: ModelRequest | PinRequest) -> str | None:
-        return None if body.model is None else self._service.aliases.resolved(body.model)
+    def _name(self, body: ModelRequest | PinRequest) -> str:
+        """Return the name of the model. Raises `RequestFailed` (404), also for a model that the key may not use."""
+        name = None if body.model is None else self._service.aliases.resolved(body.model)
+        return self._service.listed(name).names[0]
 
     def _already_loaded(self, body: ModelRequest) -> Response:
         """Answer for the model of an embedding program. Raises `RequestFailed` (404)."""
-        name = self._name(body)
-        operation = Operation(self._service.models.entries()[0].names[0] if name is None else name)
-        self._service.listed(operation.name)
+        operation = Operation(self._name(body))
         operation.done.set()
         if body.stream:
             return as_events(OperationEvents(self._service, operation))
