@@ -99,6 +99,10 @@ bench-first-token *flags: _setup
 bench-rerank *flags: _setup
     @.venv/bin/python -m benchmarks.rerank "$@"
 
+# What a running batch costs an online stream: first token and time between tokens, with and without, in turns
+bench-batches *flags: _setup
+    @.venv/bin/python -m benchmarks.batches "$@"
+
 # The server beside the bare loop, BatchGenerator and mlx_lm.server on this device: shapes of 0.6B, 4B and an MoE; `--shapes 0.6b --streams 1 8`
 bench-device *flags: _setup
     @.venv/bin/python -m benchmarks.throughput "$@"
