@@ -131,6 +131,10 @@ certificates: _setup
 soak hours *flags: _setup
     @.venv/bin/python -m tests.soak "$@"
 
+# SEEDS of combined faults on real servers (SIGKILL, SIGSTOP, disk full or slow, clock moved, descriptor limit, a lost rank), and every promise after each; `just chaos 500 FIRST`
+chaos *flags: _setup
+    @.venv/bin/python -m tests.chaos "$@"
+
 # Simulated worlds with seeds 0 to N-1 under a virtual clock
 sim worlds="100" *flags: _setup
     @.venv/bin/python -m tests.sim "$@"

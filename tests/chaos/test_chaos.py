@@ -1,0 +1,61 @@
+"""A few seeds, and that a broken promise is seen."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+from typing import Any
+
+from tests.chaos.__main__ import campaign
+from tests.chaos.faults import KINDS, Fault, drawn
+from tests.chaos.playing import judged
+from tests.soak.client import CHAT, Ask, Heard
+from tests.soak.wishes import Question
+
+STREAMED = Question("first", Ask(CHAT, {"stream": True}), [["abcd", "stop"]])
+WHOLE = Question("first", Ask(CHAT, {}), [["abcd", "stop"]])
+KILLED, SLOW = [Fault("killed", 0, 0)], [Fault("disk slow", 0, 0, 0.1)]
+
+
+def test_two_seeds_on_a_real_server_break_no_promise() -> None:
+    with campaign(count=1, ranks=False) as played:
+        for seed in (6, 9):
+            played.seed(seed, ranks=False)
+    assert played.broken == {}
+    assert played.outcomes["right"] > 5
+
+
+def test_every_kind_of_fault_is_drawn_alone_and_with_others() -> None:
+    drawn_faults = [drawn(Random(seed)) for seed in range(100)]
+    assert {fault.kind for faults in drawn_faults for fault in faults} == set(KINDS)
+    assert {len(faults) for faults in drawn_faults} == {1, 2, 3}
+    assert drawn(Random(5)) == drawn(Random(5))
+
+
+def streamed(*texts: str, end: bool) -> Heard:
+    events: list[dict[str, Any]] = [
+        {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]} for text in texts
+    ]
+    if end:
+        events.append({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+    body = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events)
+    return Heard(200, body + (b"data: [DONE]\n\n" if end else b""))
+
+
+class TestJudged:
+    def test_right_and_wrong_streams(self) -> None:
+        assert judged(STREAMED, streamed("ab", "cd", end=True), ()) == ("right", "")
+        assert "wrong" in judged(STREAMED, streamed("ab", "ce", end=True), KILLED)[1]
+        assert "wrong" in judged(STREAMED, streamed("ab", end=True), KILLED)[1], "a part as if it were the whole"
+
+    def test_a_cut_stream_is_forgiven_where_something_was_killed_and_its_text_was_right(self) -> None:
+        assert judged(STREAMED, streamed("ab", end=False), KILLED) == ("cut", "")
+        assert "nothing was killed" in judged(STREAMED, streamed("ab", end=False), SLOW)[1]
+        assert "no part" in judged(STREAMED, streamed("ax", end=False), KILLED)[1]
+        assert "nothing was killed" in judged(WHOLE, Heard(0), SLOW)[1]
+
+    def test_errors(self) -> None:
+        error = Heard(503, b'{"error": {"message": "it leaves", "code": "draining"}}')
+        assert judged(WHOLE, error, KILLED) == ("error draining", "")
+        assert "nothing explains" in judged(WHOLE, error, SLOW)[1]
+        assert "without a message" in judged(WHOLE, Heard(500, b"oops"), KILLED)[1]
