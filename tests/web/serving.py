@@ -61,6 +61,7 @@ async def serving(
     engine: FakeEngine | None = None,
     settings: dict[str, Any] | None = None,
     observers: Sequence[RequestObserver] = (),
+    clock: Callable[[], float] = trio.current_time,
     **server: Any,
 ) -> AsyncIterator[Served]:
     """Shut down at the end, which must end by itself and leave no task and no file behind. It takes well under two
@@ -71,9 +72,8 @@ async def serving(
     async with trio.open_nursery() as nursery:
         chosen = Settings(**{"no_ssd": True, "gather_ms": 0} | (settings or {}))
         runtime: Runtime = await nursery.start(partial(run_runtime, chosen, engine=engine))
-        start = partial(
-            serve_http, runtime, ServerSettings(**{"port": 0} | server), shutdown=shutdown, observers=observers
-        )
+        chosen_server = ServerSettings(**{"port": 0} | server)
+        start = partial(serve_http, runtime, chosen_server, shutdown=shutdown, observers=observers, clock=clock)
         [url] = await nursery.start(start)
         yield Served(int(url.rsplit(":", 1)[1]), runtime, engine, shutdown)
         with trio.fail_after(SHUTDOWN_S):

@@ -191,6 +191,8 @@ async def test_a_key_cancels_its_own_requests_only(tmp_path: Path) -> None:
     ("line", "said"),
     [
         ("sk-secret admin=yes", "line 1: admin must be true or false, not 'yes'"),
+        ("sk-secret tokens_per_minute=0", "line 1: tokens_per_minute must be an integer of at least 1"),
+        ("sk-secret name=line-7", "line 1: name must be letters"),
         ("sk-secret models=,", "line 1: models must be names"),
         ("sk-secret name=a/b", "line 1: name must be letters"),
         ("sk-secret min_priority=3 priority=1", "line 1: priority 1 is below min_priority 3"),
@@ -209,3 +211,45 @@ def test_keys_of_one_name_are_one_client(tmp_path: Path) -> None:
     assert old is not None and new is not None and other is not None
     assert old.cache_group == new.cache_group != other.cache_group
     assert other.label == "line-3" and "sk-x" not in other.identity
+
+
+def known(keys: Keys, *names: str) -> list[bool]:
+    return [keys.let_in(None, name) for name in names]
+
+
+def test_a_changed_file_is_read_again_and_a_wrong_one_changes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = key_file(tmp_path, "sk-one\n")
+    keys = Keys.of(ServerSettings(api_key_file=file, api_key=("sk-flag",)))
+    keys.reload(0)
+    (tmp_path / "next").write_text("sk-two admin=true\n")
+    (tmp_path / "next").rename(file)
+    keys.reload(0.5)
+    assert known(keys, "sk-one", "sk-two", "sk-flag") == [True, False, True], "it is looked at once a second"
+    keys.reload(1)
+    assert known(keys, "sk-one", "sk-two", "sk-flag") == [False, True, True]
+    for now, text in enumerate(("sk-three colour=red\n", "", "sk-four admin=maybe\n"), 2):
+        file.write_text(text)
+        caplog.clear()
+        keys.reload(now)
+        keys.reload(now + 0.999)
+        assert known(keys, "sk-two", "sk-three", "sk-four") == [True, False, False]
+        assert caplog.text.count("the keys stay as they were") == 1 and "sk-" not in caplog.text
+    file.unlink()
+    keys.reload(9)
+    assert known(keys, "sk-two") == [True]
+    file.write_text("sk-five\n")
+    keys.reload(10)
+    assert known(keys, "sk-two", "sk-five") == [False, True]
+
+
+async def test_a_server_takes_new_keys_while_it_runs(tmp_path: Path) -> None:
+    file = key_file(tmp_path, "sk-old\n")
+    async with serving(FakeEngine(), api_key_file=file) as served:
+        assert (await exchange(served, get("/v1/models", bearer("sk-old"))))[0] == 200
+        file.write_text("sk-other\n")
+        with trio.fail_after(60):
+            while (await exchange(served, get("/v1/models", bearer("sk-other"))))[0] != 200:
+                await trio.sleep(0.05)
+        assert (await exchange(served, get("/v1/models", bearer("sk-old"))))[0] == 401

@@ -72,7 +72,8 @@ class Intake:
 
     async def _prepare(self, submission: Submission, lane: Lane | None) -> None:
         try:
-            message = await self._prepared(submission, lane)
+            prepared = await self._prepared(submission, lane)
+            message = None if prepared is None else prepared.admitted()
         except RequestFailed as refused:
             submission.fail(refused.problem)
         except (trio.Cancelled, KeyboardInterrupt, SystemExit):

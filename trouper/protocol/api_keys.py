@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hmac
+import logging
 from collections.abc import Iterator, Mapping
+from math import inf
 from pathlib import Path
 
 import attrs
@@ -22,24 +24,44 @@ from trouper.protocol.key_options import (
 from trouper.protocol.problems import Problem, SettingsInvalid
 from trouper.protocol.settings import ServerSettings
 
+log = logging.getLogger("trouper.web")
+RELOAD_S = 1.0
+FileState = tuple[int, int, int] | None
 OPEN_PATHS = frozenset({"/", "/health", "/livez", "/readyz", "/metrics", "/openapi.json", "/docs"})
 ASSETS = "/live/"
 """The live page's files; they hold no data."""
 
 
-@attrs.frozen
+def _state_of(path: Path | None) -> FileState:
+    """Return what differs when a file was written or replaced; None if there is none."""
+    try:
+        stat = None if path is None else path.stat()
+    except OSError:
+        return None
+    return None if stat is None else (stat.st_mtime_ns, stat.st_ino, stat.st_size)
+
+
+@attrs.define(eq=False)
 class Keys:
-    """The accepted keys by their digests; without any, every request is accepted."""
+    """The accepted keys by their digests; without any, every request is accepted. The file is read again when it changes."""
 
     _keys: Mapping[bytes, ApiKey]
     restricted: bool = False
     """Whether there is a key file: then metrics, and details of health, are for keys with a right to them."""
+    _settings: ServerSettings | None = None
+    _read: FileState = None
+    """State of the file when it was read last."""
+    _looked_at: float = -inf
 
     @classmethod
     def of(cls, settings: ServerSettings) -> Keys:
         """Read the keys from the settings. Raises `SettingsInvalid` if a key cannot be sent, or the key file cannot be
         read or holds no key."""
-        keys = [ApiKey(sendable(key, "--api-key"), rights=ALL_RIGHTS, cache=SHARED) for key in settings.api_key]
+        keys = [
+            ApiKey(sendable(key, "--api-key"), rights=ALL_RIGHTS, cache=SHARED, line=-index)
+            for index, key in enumerate(settings.api_key)
+        ]
+        read = _state_of(settings.api_key_file)
         if settings.api_key_file is not None:
             file_keys = [*keys_in(settings.api_key_file)]
             if not file_keys:
@@ -47,14 +69,32 @@ class Keys:
                 raise SettingsInvalid(message, FILE_FLAG)
             require_one_client_a_name(file_keys)
             keys += file_keys
-        return cls({digest_of(key.key): key for key in keys}, settings.api_key_file is not None)
+        return cls({digest_of(key.key): key for key in keys}, settings.api_key_file is not None, settings, read)
+
+    def reload(self, now: float) -> None:
+        """Read the file again if it has changed; it is looked at once in RELOAD_S. A wrong file is logged and leaves the keys as they
+        are. Requests that run are not affected. `now` in seconds."""
+        if self._settings is None or not self.restricted or now - self._looked_at < RELOAD_S:
+            return
+        self._looked_at = now
+        if (state := _state_of(self._settings.api_key_file)) == self._read:
+            return
+        self._read = state
+        try:
+            keys = Keys.of(self._settings)
+        except SettingsInvalid as wrong:
+            log.warning("the keys stay as they were: %s", wrong)
+            return
+        self._keys = keys._keys
+        log.info("%s was read again: %d keys", FILE_FLAG, len(self._keys))
 
     @property
     def needed(self) -> bool:
         return bool(self._keys)
 
     def all(self) -> tuple[ApiKey, ...]:
-        return tuple(self._keys.values())
+        """Return the accepted keys; `ANYBODY` if none is needed."""
+        return tuple(self._keys.values()) or (ANYBODY,)
 
     def find(self, authorization: str | None, api_key: str | None) -> ApiKey | None:
         """Return the key of a request: `ANYBODY` if no key is needed, None if the request has none that is accepted."""

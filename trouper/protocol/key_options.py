@@ -24,6 +24,9 @@ OWN, SHARED = "own", "shared"
 OPTION = re.compile(r"(.*\S)\s+([A-Za-z_-]+)=(\S*)")
 """A line whose last word is an option. A key may itself have blanks."""
 NAME = re.compile(r"[\w.:@-]{1,64}", re.ASCII)
+RESERVED = re.compile(r"line-.*|api-key.*|anybody")
+"""Names that stand for keys without one."""
+MAX_LIMIT = 10**12
 
 
 def digest_of(key: str) -> bytes:
@@ -43,11 +46,14 @@ class ApiKey:
     """Names, or patterns, of the models that it may use; empty: all."""
     min_priority: int | None = None
     """The most urgent priority that its requests may send; lower is scheduled first."""
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    """Bound on tokens of prompts and answers together."""
     rights: frozenset[Right] = FILE_RIGHTS
     cache: str = OWN
     """own: cached prompts are shared with no other key; shared: with all other keys that say so; else with keys of the same word."""
     line: int = attrs.field(default=0, eq=False)
-    """Line of the file; 0: the key is not of the file."""
+    """Line of the file. Keys of --api-key have 0, -1, -2."""
 
     @property
     def identity(self) -> str:
@@ -57,7 +63,7 @@ class ApiKey:
     @property
     def label(self) -> str:
         """What errors and metrics call the key."""
-        return self.name or (f"line-{self.line}" if self.line else "api-key")
+        return self.name or (f"line-{self.line}" if self.line > 0 else f"api-key{self.line or ''}")
 
     @property
     def cache_group(self) -> str:
@@ -69,7 +75,7 @@ class ApiKey:
         return not self.models or any(fnmatchcase(name, pattern) for name in names for pattern in self.models)
 
 
-ANYBODY = ApiKey("", rights=ALL_RIGHTS, cache=SHARED)
+ANYBODY = ApiKey("", name="anybody", rights=ALL_RIGHTS, cache=SHARED)
 """Stands for clients of a server without keys."""
 
 
@@ -89,8 +95,10 @@ def _flag(name: str, text: str) -> bool:
 
 
 def _word(name: str, text: str) -> str:
-    if not NAME.fullmatch(text):
-        raise ValueError(f"{name} must be letters, digits and . : @ - _, at most 64, not {text!r}")
+    if not NAME.fullmatch(text) or RESERVED.fullmatch(text):
+        raise ValueError(
+            f"{name} must be letters, digits and . : @ - _, at most 64, and no line-, api-key or anybody; not {text!r}"
+        )
     return text
 
 
@@ -106,6 +114,8 @@ OPTIONS: Mapping[str, Callable[[str, str], Any]] = {
     "name": _word,
     "models": _names,
     "min_priority": _integer(MIN_PRIORITY, MAX_PRIORITY),
+    "requests_per_minute": _integer(1, MAX_LIMIT),
+    "tokens_per_minute": _integer(1, MAX_LIMIT),
     "cache": _word,
     "inference": _flag,
     "observability": _flag,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, cast
@@ -36,6 +36,7 @@ from trouper.web.http.meant_paths import is_ollama, meant_path, not_found
 from trouper.web.http.pages import Pages
 from trouper.web.http.same_origin import UPLOADS
 from trouper.web.keys.endpoint_rights import access_of, missing_right
+from trouper.web.keys.usage_routes import UsageOfKeys
 from trouper.web.live.site import Site
 from trouper.web.metrics.collector import Metrics
 from trouper.web.metrics.metrics_endpoint import Scrapes
@@ -126,9 +127,10 @@ def create_app(
     settings: ServerSettings,
     background: trio.Nursery | None = None,
     observers: Sequence[RequestObserver] = (),
+    clock: Callable[[], float] = trio.current_time,
 ) -> App:
     """Build the app with the whole API. `background` runs work that outlives its connection; without a nursery, such
-    requests are refused. `observers` are called with the record of each request that has ended. Raises
+    requests are refused. `observers` are called with the record of each request that has ended. `clock` gives the seconds of keys' limits. Raises
     `SettingsInvalid` for a bad key file."""
     if isinstance(models, Runtime):
         models = OneModel(models, settings.served_model_name)
@@ -136,7 +138,8 @@ def create_app(
     keys = Keys.of(settings)
     metrics = Metrics(models.entries)
     request_log = RequestLog(metrics.requests.observe, log_record, *observers)
-    service = Service(models, settings, background, request_log, keys)
+    service = Service(models, settings, background, request_log, keys, clock=clock)
+    metrics.accounts = partial(service.accounts.listed, keys)
     app.delivery = service.delivery
     service.ignored, service.malformed_calls = metrics.ignored, metrics.malformed_calls
     directory = settings.batches_dir
@@ -152,7 +155,7 @@ def create_app(
     app.register_error_handler(Exception, edge.crashed)
     site = Site(service, keys)
     batching = () if app.batching is None else (app.batching,)
-    groups = (*dialects, *batching, Replica(service), edge, Scrapes(metrics), site)
+    groups = (*dialects, *batching, Replica(service), UsageOfKeys(service), edge, Scrapes(metrics), site)
     described = [endpoint for group in groups for endpoint in group.endpoints()]
     components = OPENAI | response_schemas.COMPONENTS | ANTHROPIC | BATCHES
     for endpoint in Pages(service, keys, described, components).endpoints:
@@ -194,6 +197,7 @@ class HttpEdge:
 
     async def let_in(self) -> Response | None:
         CURRENT_REQUEST.set(self._service.request_id)
+        self._keys.reload(trio.current_time())
         if (owner := self._service.batch_owner) is not None:
             problem = KEY_REMOVED if (key := self._keys.of_identity(owner)) is None else self._missing_right(key)
             return None if problem is None else self._refused(problem)
@@ -235,6 +239,8 @@ class HttpEdge:
             response.headers[HEADER] = names
         if is_anthropic(request.path):
             response.headers["Request-Id"] = self._service.request_id
+        for name, value in self._service.limit_headers():
+            response.headers[name] = value
         self._cors.sign(request, response)
         return response
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 
@@ -40,16 +40,17 @@ async def serve_http(
     *,
     shutdown: trio.Event,
     observers: Sequence[RequestObserver] = (),
+    clock: Callable[[], float] = trio.current_time,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve until `shutdown`, then end within two seconds. Starts with the URLs; raises `SettingsInvalid` for a taken
-    port, a key that cannot be sent, a name without effect. `observers`: as for `create_app`."""
+    port, a key that cannot be sent, a name without effect. `observers`, `clock`: as for `create_app`."""
     listeners = await _listen(settings)
     with ExitStack() as owned:
         for listener in listeners:
             owned.callback(listener.socket.close)
         async with trio.open_nursery() as background:
-            app = create_app(models, settings, background, observers)
+            app = create_app(models, settings, background, observers, clock)
             background.start_soon(app.delivery.run)
             if app.batching is not None:
                 background.start_soon(app.batching.worker.run)

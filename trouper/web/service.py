@@ -81,8 +81,10 @@ class Service(CurrentKey):
         background: trio.Nursery | None = None,
         request_log: RequestLog | None = None,
         keys: Keys = NO_KEYS,
+        *,
+        clock: Callable[[], float] = trio.current_time,
     ) -> None:
-        super().__init__(settings, keys)
+        super().__init__(settings, keys, clock)
         self.models = models
         self._background = background
         self.request_log = request_log or RequestLog()
@@ -170,6 +172,7 @@ class Service(CurrentKey):
         request, however it ends. `priority` None: that of the API key. Lines of batches come last, and wait without a limit."""
         key = self.key or ANYBODY
         priority = priority_with(key, priority)
+        self.account(served.name)
         if self.batch_owner is not None:
             priority = BATCH_PRIORITY
             generates = [attrs.evolve(generate, timeouts=Timeouts()) for generate in generates]
@@ -188,7 +191,13 @@ class Service(CurrentKey):
 
     async def _submit(self, served: Served, generate: Generate) -> Answer:
         self._state["submitted"] = True
-        answer = await served.runtime.submit(generate, partial(self.request_log.note, served.origin))
+        reservation = self.account(served.name).reserve(served.name)
+
+        def ended(record: RequestRecord) -> None:
+            reservation.end(record)
+            self.request_log.note(served.origin, record)
+
+        answer = await served.runtime.submit(generate, ended, reservation.admit)
         self.at_end(self._running.add(self.key_identity, self.request_id, answer))
         if (generate.max_tokens or HUGE) < HUGE and answer.accepted.max_tokens < (generate.max_tokens or 0):
             self._clamped()

@@ -8,7 +8,7 @@ import trio
 from trouper.actors.runtime.answer import Answer, Ended
 from trouper.actors.runtime.channels import Channels
 from trouper.actors.runtime.prompt_tokenizing import check_characters, is_short, tokens_of
-from trouper.actors.runtime.submission import Submission, open_submission
+from trouper.actors.runtime.submission import Admit, Submission, open_submission
 from trouper.actors.runtime.time_limits import TimeLimits, default_timeouts
 from trouper.actors.runtime.watches import Health, Watches
 from trouper.actors.runtime.worker_lanes import Lanes
@@ -38,10 +38,10 @@ class Runtime:
     _lanes: Lanes = attrs.field(factory=Lanes)
     """Threads for prompts that are tokenized without being answered."""
 
-    async def submit(self, request: Generate, ended: Ended | None = None) -> Answer:
+    async def submit(self, request: Generate, ended: Ended | None = None, admit: Admit | None = None) -> Answer:
         """Admit a request. Returns once it is in the queue; raises `RequestFailed` (400, 429, 503) before that. `ended` is
-        called exactly once, however it ends, also if it is refused."""
-        submission, replies = open_submission(request, self.settings)
+        called exactly once, however it ends, also if it is refused. `admit` is asked once its prompt is tokenized."""
+        submission, replies = open_submission(request, self.settings, admit)
         timeouts = request.timeouts or default_timeouts(self.settings)
         limits = TimeLimits(timeouts, trio.current_time(), submission.progress)
         answer = Answer(request.request_id, Accepted((), 0), replies, limits, ended=ended, arrivals=submission.arrivals)

@@ -25,6 +25,11 @@ class Arrivals:
     """Whether the channel took a Delta since `Submission.aborted` was last asked: then it is open, and need not be looked at."""
 
 
+Admit = Callable[[int, int, bool], int]
+"""Decides whether a request may enter the queue, given the tokens of its prompt, the most of its answer, and whether the request named that
+length. Returns the most tokens that the answer may have; raises `RequestFailed`."""
+
+
 @attrs.frozen(eq=False)
 class Submission:
     """A request and the sending end of its replies. The actor that holds it is its owner: it sends exactly one terminal event,
@@ -44,6 +49,14 @@ class Submission:
     progress: Watch[Progress] = attrs.field(factory=lambda: Watch(Progress()))
     """Beside the channel, since only the latest counts and a chunk need not wake the client."""
     arrivals: Arrivals = attrs.field(factory=Arrivals)
+    admit: Admit | None = None
+
+    def admitted(self) -> Submission:
+        """Return the prepared request as `admit` lets it enter. Raises `RequestFailed`."""
+        if self.admit is None:
+            return self
+        named = self.request.max_tokens is not None
+        return attrs.evolve(self, max_tokens=self.admit(len(self.prompt), self.max_tokens, named))
 
     @property
     def aborted(self) -> bool:
@@ -86,8 +99,10 @@ class Submission:
         self.end(Failed(problem))
 
 
-def open_submission(request: Generate, settings: Settings) -> tuple[Submission, trio.MemoryReceiveChannel[Reply]]:
+def open_submission(
+    request: Generate, settings: Settings, admit: Admit | None = None
+) -> tuple[Submission, trio.MemoryReceiveChannel[Reply]]:
     """Open a submission. The capacity of its channel is a contract: at most one Delta a token, and the other replies."""
     max_tokens = request.max_tokens or settings.max_kv_size or 2**31
     replies, answer = trio.open_memory_channel[Reply](max_tokens + REPLIES_BEYOND_TOKENS)
-    return Submission(request, replies), answer
+    return Submission(request, replies, admit=admit), answer

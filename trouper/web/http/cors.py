@@ -14,7 +14,9 @@ from trouper.protocol.settings import ServerSettings
 from trouper.web.http.same_origin import Head, Policy, decide
 
 METHODS = "GET, HEAD, POST, DELETE"
-EXPOSED = "X-Request-Id, Request-Id, Retry-After, X-Trouper-Ignored"
+EXPOSED = "X-Request-Id, Request-Id, Retry-After, X-Trouper-Ignored, " + ", ".join(
+    f"x-ratelimit-{what}-{of}" for of in ("requests", "tokens") for what in ("limit", "remaining", "reset")
+)
 """Response headers that clients read; a page can read no others."""
 REMEMBERED_S = 600
 HEADER_NAMES = re.compile(r"[\w!#$%&'*+.^`|~, -]{1,4096}", re.ASCII)

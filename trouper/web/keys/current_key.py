@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import cast
+
+import trio
 from quart import has_request_context, request
 
 from trouper.protocol.api_keys import Keys
 from trouper.protocol.key_options import ANYBODY, ApiKey, Right
 from trouper.protocol.settings import ServerSettings
 from trouper.web.http.current_request import CurrentRequest
+from trouper.web.keys.key_limits import KeyAccount, KeyAccounts
 
 
 class CurrentKey(CurrentRequest):
     """Access to the key of the request at hand, and to the request. There is one object for the app."""
 
-    def __init__(self, settings: ServerSettings, keys: Keys) -> None:
+    def __init__(self, settings: ServerSettings, keys: Keys, clock: Callable[[], float] = trio.current_time) -> None:
+        """`clock`: seconds, for the limits of keys."""
         super().__init__(settings)
-        self._keys = keys
+        self.keys = keys
+        self.accounts = KeyAccounts(clock)
 
     @property
     def key(self) -> ApiKey | None:
@@ -23,8 +30,8 @@ class CurrentKey(CurrentRequest):
         if not has_request_context():
             return ANYBODY
         if self.batch_owner is not None:
-            return self._keys.of_identity(self.batch_owner)
-        return self._keys.find(request.headers.get("Authorization"), request.headers.get("X-Api-Key"))
+            return self.keys.of_identity(self.batch_owner)
+        return self.keys.find(request.headers.get("Authorization"), request.headers.get("X-Api-Key"))
 
     @property
     def key_identity(self) -> str:
@@ -35,3 +42,16 @@ class CurrentKey(CurrentRequest):
     def has_right(self, right: Right) -> bool:
         key = self.key
         return key is not None and right in key.rights
+
+    def account(self, model: str) -> KeyAccount:
+        """Return the account of this request's key, after counting the request once. Raises `RequestFailed` (429)."""
+        state = self._state
+        if "account" not in state:
+            state["account"] = account = self.accounts.of(self.key or ANYBODY)
+            account.begin(model)
+        return cast("KeyAccount", state["account"])
+
+    def limit_headers(self) -> list[tuple[str, str]]:
+        """Return the headers that tell a client its limits, of a request that asked a model."""
+        account = cast("KeyAccount | None", self._state.get("account"))
+        return [] if account is None else [*account.headers()]

@@ -21,6 +21,7 @@ ENDPOINT_ACCESS: Mapping[str, Access] = {
     "/metrics": "observability",
     "/v1/live": "observability",
     "/server_info": "key",
+    "/v1/usage": "key",
     "/v1/models": "key",
     "/v1/models/<path:model>": "key",
     "/v1/models/load": "admin",

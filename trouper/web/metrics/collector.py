@@ -16,7 +16,9 @@ from prometheus_client.registry import Collector
 from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.served_models import ModelEntry
 from trouper.protocol.version import VERSION
+from trouper.web.keys.key_limits import KeyAccount
 from trouper.web.metrics.batch_metrics import BATCH_METRICS
+from trouper.web.metrics.key_metrics import KEY_METRICS, key_metrics
 from trouper.web.metrics.metric import MetricFamily, ModelScrape
 from trouper.web.metrics.request_metrics import RequestCounts
 from trouper.web.metrics.trouper_metrics import TROUPER_METRICS, TROUPER_REQUEST_METRICS
@@ -65,6 +67,7 @@ ALL = (
     IGNORED,
     MALFORMED,
     *BATCH_METRICS,
+    *(family for family, _ in KEY_METRICS),
 )
 """All metrics, except those of the process, which the client library names."""
 
@@ -98,6 +101,7 @@ class Metrics(Collector):
         self.ignored = IgnoredNames()
         self.malformed_calls = MalformedCalls()
         self.batching: BatchMetrics | None = None
+        self.accounts: Callable[[], Sequence[KeyAccount]] = tuple
         self._responses: Counter[tuple[str, str, str]] = Counter()
         self._version = VERSION
         self._process = ProcessCollector(registry=None)
@@ -135,6 +139,7 @@ class Metrics(Collector):
         yield RESPONSES.family(self._responses.items())
         yield IGNORED.family(((name,), count) for name, count in self.ignored.counts.items())
         yield MALFORMED.family(self.malformed_calls.counts.items())
+        yield from key_metrics(self.accounts)
         if self.batching is not None:
             yield from self.batching.metrics()
         yield from self._process.collect()

@@ -1,0 +1,182 @@
+"""Limits of keys and their usage: 50 clients by real sockets, against a clock that runs fast."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.fakes import FakeEngine
+from tests.web.serving import Served, exchange, get, pace, post, serving
+from tests.web.test_key_rights import CHAT, bearer, key_file
+from trouper import RequestFailed
+from trouper.protocol.key_options import ApiKey
+from trouper.protocol.record import RequestRecord
+from trouper.web.keys.key_limits import WINDOW_S, KeyAccounts
+
+CLIENTS, REQUESTS = 50, 8
+SPEED = 60.0
+LIMIT, REQUEST_LIMIT = 600, 30
+
+
+@attrs.define
+class FastClock:
+    """Seconds pass SPEED times as fast as they do."""
+
+    def __call__(self) -> float:
+        return trio.current_time() * SPEED
+
+
+@attrs.frozen
+class Spent:
+    """An answer, and when its request was sent and had ended."""
+
+    began: float
+    ended: float
+    tokens: int
+
+
+def most_in_a_minute(answers: list[Spent], amount: Callable[[Spent], int]) -> int:
+    """The largest sum of answers that began and ended within one minute, whichever minute that is."""
+    return max(
+        sum(amount(other) for other in answers if first.began <= other.began and other.ended < first.began + WINDOW_S)
+        for first in answers
+    )
+
+
+async def test_limits_hold_to_a_token_under_50_clients(tmp_path: Path) -> None:
+    """What was used in any minute is never above the limit, and near to it: clients take what there is."""
+    file = key_file(tmp_path, f"sk-tokens tokens_per_minute={LIMIT}\nsk-requests requests_per_minute={REQUEST_LIMIT}\n")
+    clock, chance = FastClock(), random.Random(7)
+    answers: dict[str, list[Spent]] = {"sk-tokens": [], "sk-requests": []}
+    refused: list[tuple[int, dict[str, str], Any]] = []
+    async with serving(FakeEngine(before_step=pace), api_key_file=file, clock=clock) as served:
+
+        async def client(key: str, lengths: list[int]) -> None:
+            for length in lengths:
+                began = clock()
+                body = {"prompt": "x" * length, "max_tokens": 40, "ignore_eos": length % 2 == 0}
+                status, headers, data = await exchange(served, post("/v1/completions", body, bearer(key)))
+                if status == 429:
+                    refused.append((status, headers, json.loads(data)))
+                    await trio.sleep(chance.random())
+                    continue
+                assert status == 200, data
+                answers[key].append(Spent(began, clock(), json.loads(data)["usage"]["total_tokens"]))
+
+        async with trio.open_nursery() as nursery:
+            for number in range(CLIENTS):
+                key = ("sk-tokens", "sk-requests")[number % 2]
+                nursery.start_soon(client, key, [chance.randrange(1, 60) for _ in range(REQUESTS)])
+    used = most_in_a_minute(answers["sk-tokens"], lambda one: one.tokens)
+    assert LIMIT * 0.6 < used <= LIMIT
+    counted = most_in_a_minute(answers["sk-requests"], lambda one: 1)
+    assert REQUEST_LIMIT * 0.6 < counted <= REQUEST_LIMIT
+    assert refused
+    for _, headers, body in refused:
+        name = body["error"]["param"]
+        assert name in ("tokens_per_minute", "requests_per_minute")
+        assert body["error"]["code"] == "rate_limit_exceeded" and 1 <= int(headers["retry-after"]) <= WINDOW_S
+        assert f"x-ratelimit-limit-{name.partition('_')[0]}" in headers
+
+
+async def test_a_request_that_no_minute_can_hold_is_refused_for_good(tmp_path: Path) -> None:
+    file = key_file(tmp_path, "sk-a name=alice tokens_per_minute=100\n")
+    async with serving(FakeEngine(), api_key_file=file) as served:
+        ask = post("/v1/completions", {"prompt": "hello", "max_tokens": 99}, bearer("sk-a"))
+        status, headers, data = await exchange(served, ask)
+        error = json.loads(data)["error"]
+        assert (status, error["param"], error["code"]) == (400, "max_tokens", "tokens_per_minute_exceeded")
+        assert "retry-after" not in headers and "'alice'" in error["message"]
+        for expected in (200, 429):
+            chat = {"messages": CHAT["messages"], "ignore_eos": True}
+            ask = post("/v1/chat/completions", chat, bearer("sk-a"))
+            status, headers, data = await exchange(served, ask)
+            assert status == expected, data
+            assert headers["x-ratelimit-remaining-tokens"] == "0"
+        status, _, data = await exchange(served, post("/v1/messages", CHAT, bearer("sk-a")))
+        said = json.loads(data)
+        assert (status, said["error"]["type"]) == (429, "rate_limit_error") and "tokens_per_minute" in str(said)
+
+
+async def used(served: Served, key: str) -> dict[str, dict[str, Any]]:
+    status, _, data = await exchange(served, get("/v1/usage", bearer(key)))
+    assert status == 200
+    return {one["key"]: one for one in json.loads(data)["data"]}
+
+
+async def test_usage_is_told_by_key_and_model(tmp_path: Path) -> None:
+    file = key_file(tmp_path, "sk-a name=alice\nsk-b name=bob\nsk-old name=bob\nsk-w name=watcher observability=true\n")
+    async with serving(FakeEngine(), api_key_file=file) as served:
+        for key, prompt in (("sk-a", "x" * 300), ("sk-a", "x" * 300), ("sk-b", "abc"), ("sk-old", "abcd")):
+            body = {"prompt": prompt, "max_tokens": 5, "ignore_eos": True, "n": 1}
+            assert (await exchange(served, post("/v1/completions", body, bearer(key))))[0] == 200
+        alice = (await used(served, "sk-a"))["alice"]
+        [of_model] = alice["models"]
+        assert {name: alice[name] for name in of_model if name != "model"} == {
+            name: count for name, count in of_model.items() if name != "model"
+        }
+        assert (alice["requests"], alice["prompt_tokens"], alice["completion_tokens"]) == (2, 600, 10)
+        assert 0 < alice["cached_tokens"] < 300
+        assert (await used(served, "sk-b")).keys() == (await used(served, "sk-old")).keys() == {"bob"}
+        every = await used(served, "sk-w")
+        assert every["alice"] == alice and every["bob"]["requests"] == 2
+        status, _, data = await exchange(served, get("/metrics", bearer("sk-w")))
+        assert status == 200
+        assert f'trouper_key_prompt_tokens_total{{key="alice",model_name="{of_model["model"]}"}} 600.0' in data.decode()
+
+
+def record(prompt: int, generated: int) -> RequestRecord:
+    return RequestRecord(
+        request_id="", reason="stop", prompt_tokens=prompt, generated_tokens=generated, arrived_at=0, ended_at=0
+    )
+
+
+@given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 60), st.floats(0, 50), st.floats(0, 100)), max_size=60))
+def test_no_minute_has_more_than_the_limit(asked: list[tuple[int, int, float, float]]) -> None:
+    """Whenever requests come and however long they run: what ran within any minute is within the limit."""
+    now, limit = 0.0, 100
+    account = KeyAccounts(lambda: now).of(ApiKey("k", tokens_per_minute=limit))
+    running: list[tuple[float, float, int, Callable[[], None]]] = []
+    spent: list[Spent] = []
+
+    def end_until(time: float) -> None:
+        nonlocal now
+        for one in sorted(running, key=lambda one: one[0]):
+            if one[0] <= time:
+                now = one[0]
+                one[3]()
+                spent.append(Spent(one[1], one[0], one[2]))
+                running.remove(one)
+        now = time
+
+    for prompt, most, pause, lasts in asked:
+        end_until(now + pause)
+        reservation = account.reserve("m")
+        try:
+            reservation.admit(prompt, most, True)
+        except RequestFailed:
+            continue
+        answer = record(prompt, most // 2)
+        running.append((now + lasts, now, prompt + most // 2, lambda one=reservation, answer=answer: one.end(answer)))  # type: ignore[misc]
+    end_until(now + 200)
+    assert account.tokens.taken() == 0
+    for last in spent:
+        within = [one for one in spent if one.ended > last.ended - WINDOW_S and one.began <= last.ended]
+        older = [one for one in within if one.began > last.ended]
+        assert not older and sum(one.tokens for one in within if one.began <= last.began) <= limit
+
+
+def test_an_aborted_request_reserves_nothing() -> None:
+    account = KeyAccounts(lambda: 0.0).of(ApiKey("k", tokens_per_minute=100))
+    reservation = account.reserve("m")
+    reservation.end(record(0, 0))
+    assert reservation.admit(50, 50, True) == 50
+    assert account.tokens.taken() == 0

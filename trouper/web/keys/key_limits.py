@@ -1,0 +1,182 @@
+"""Requests and tokens a minute of a key, and what it has used since the server started.
+
+A request reserves its prompt and the longest answer it may have before it enters the queue. What it reserved counts in full while it
+runs; when it ends, what it used takes that place and counts for another minute. So whatever minute one looks at, the tokens of all
+requests that ran in it are within the limit.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from math import ceil
+
+import attrs
+
+from trouper.protocol.api_keys import Keys
+from trouper.protocol.key_options import ApiKey
+from trouper.protocol.problems import Problem, RequestFailed, bad_request
+from trouper.protocol.record import RequestRecord
+
+WINDOW_S = 60.0
+REQUESTS, TOKENS = "requests_per_minute", "tokens_per_minute"
+
+
+@attrs.define(eq=False)
+class SlidingWindow:
+    """An amount that is held by what runs, or was used within the last WINDOW_S."""
+
+    _clock: Callable[[], float]
+    _held: int = 0
+    _used: int = 0
+    _past: deque[tuple[float, int]] = attrs.field(factory=deque)
+    """Time and amount of what has ended."""
+
+    def taken(self) -> int:
+        """Return what counts now."""
+        now = self._clock()
+        while self._past and now - self._past[0][0] >= WINDOW_S:
+            self._used -= self._past.popleft()[1]
+        return self._held + self._used
+
+    def hold(self, amount: int) -> None:
+        self._held += amount
+
+    def settle(self, held: int, used: int) -> None:
+        """Let `held` go; `used` of it counts for WINDOW_S from now on."""
+        self._held -= held
+        if used:
+            self._used += used
+            self._past.append((self._clock(), used))
+
+    def wait_s(self, amount: int, limit: int) -> float:
+        """Return the seconds until `amount` fits, if nothing else is taken; 0: it fits now. A second, if that depends on what runs."""
+        over = self.taken() + amount - limit
+        if over <= 0:
+            return 0.0
+        for at, used in self._past:
+            over -= used
+            if over <= 0:
+                return max(at + WINDOW_S - self._clock(), 0.001)
+        return 1.0
+
+
+@attrs.define
+class Usage:
+    """What a key has used of one model."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+
+@attrs.define(eq=False)
+class KeyAccount:
+    """One client's windows and usage. `key` is the latest of its name."""
+
+    key: ApiKey
+    requests: SlidingWindow
+    tokens: SlidingWindow
+    usage: dict[str, Usage] = attrs.field(factory=dict)
+    """By model."""
+
+    def begin(self, model: str) -> None:
+        """Count a request. Raises `RequestFailed` (429) if the minute has no room for it."""
+        limit = self.key.requests_per_minute
+        if limit is not None:
+            self._require(REQUESTS, self.requests, 1, limit)
+        self.requests.settle(0, 1)
+        self.usage.setdefault(model, Usage()).requests += 1
+
+    def reserve(self, model: str) -> Reservation:
+        return Reservation(self, model)
+
+    def require(self, tokens: int, limit: int) -> None:
+        """Raises `RequestFailed` (429) if the minute has no room for so many tokens."""
+        self._require(TOKENS, self.tokens, tokens, limit)
+
+    def _require(self, name: str, window: SlidingWindow, amount: int, limit: int) -> None:
+        if wait_s := window.wait_s(amount, limit):
+            message = (
+                f"the API key {self.key.label!r} may use {limit} {name.replace('_', ' ')} ({name}); "
+                f"{window.taken()} are used or reserved and {amount} more are asked for: try again in {ceil(wait_s)} s"
+            )
+            raise RequestFailed(Problem(429, message, "rate_limit_error", name, "rate_limit_exceeded", ceil(wait_s)))
+
+    def headers(self) -> Iterator[tuple[str, str]]:
+        """Yield the headers by which OpenAI's API tells a client its limits."""
+        for name, window, limit in (
+            ("requests", self.requests, self.key.requests_per_minute),
+            ("tokens", self.tokens, self.key.tokens_per_minute),
+        ):
+            if limit is not None:
+                yield f"x-ratelimit-limit-{name}", str(limit)
+                yield f"x-ratelimit-remaining-{name}", str(max(0, limit - window.taken()))
+                yield f"x-ratelimit-reset-{name}", f"{window.wait_s(limit, limit):.3f}s"
+
+
+@attrs.define(eq=False)
+class Reservation:
+    """The tokens of one prompt and its answer, from its admission to its end."""
+
+    _account: KeyAccount
+    _model: str
+    _held: int = 0
+    _ended: bool = False
+
+    def admit(self, prompt_tokens: int, max_tokens: int, named: bool) -> int:
+        """Reserve the tokens of a prompt and its answer. Returns the most tokens that the answer may have: `max_tokens`, or less if the
+        request did not name it and no minute could hold it. Raises `RequestFailed`: 429 if this minute has no room, 400 if none has."""
+        limit = self._account.key.tokens_per_minute
+        if limit is None or self._ended:
+            return max_tokens
+        if not named:
+            max_tokens = max(1, min(max_tokens, limit - prompt_tokens))
+        tokens = prompt_tokens + max_tokens
+        if tokens > limit:
+            raise bad_request(
+                f"{prompt_tokens} tokens of prompt and {max_tokens} of answer are more than the {limit} tokens a minute of the API key "
+                f"{self._account.key.label!r} ({TOKENS}): lower max_tokens, or shorten the prompt",
+                "max_tokens",
+                "tokens_per_minute_exceeded",
+            )
+        self._account.require(tokens, limit)
+        self._account.tokens.hold(tokens)
+        self._held = tokens
+        return max_tokens
+
+    def end(self, record: RequestRecord) -> None:
+        """Correct the reservation to what was used. Called once, however the request ends."""
+        self._ended = True
+        if record.reason == "refused":
+            self._account.tokens.settle(self._held, 0)
+            return
+        used = record.prompt_tokens + record.generated_tokens
+        self._account.tokens.settle(self._held, used)
+        usage = self._account.usage.setdefault(self._model, Usage())
+        usage.prompt_tokens += record.prompt_tokens
+        usage.cached_tokens += record.cached_tokens
+        usage.completion_tokens += record.generated_tokens
+
+
+class KeyAccounts:
+    """The accounts of all clients, by identity. `clock` gives seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._accounts: dict[str, KeyAccount] = {}
+
+    def of(self, key: ApiKey) -> KeyAccount:
+        account = self._accounts.get(key.identity)
+        if account is None:
+            account = KeyAccount(key, SlidingWindow(self._clock), SlidingWindow(self._clock))
+            self._accounts[key.identity] = account
+        account.key = key
+        return account
+
+    def listed(self, keys: Keys) -> list[KeyAccount]:
+        """Return the accounts of these keys, each client once; accounts of keys that are gone are dropped."""
+        wanted = dict.fromkeys(key.identity for key in keys.all())
+        self._accounts = {name: account for name, account in self._accounts.items() if name in wanted}
+        return [self._accounts[name] for name in wanted if name in self._accounts]
