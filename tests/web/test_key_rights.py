@@ -250,6 +250,6 @@ async def test_a_server_takes_new_keys_while_it_runs(tmp_path: Path) -> None:
         assert (await exchange(served, get("/v1/models", bearer("sk-old"))))[0] == 200
         file.write_text("sk-other\n")
         with trio.fail_after(60):
-            while (await exchange(served, get("/v1/models", bearer("sk-other"))))[0] != 200:
+            while (await exchange(served, get("/v1/models", bearer("sk-other"))))[0] != 200:  # noqa: ASYNC110
                 await trio.sleep(0.05)
         assert (await exchange(served, get("/v1/models", bearer("sk-old"))))[0] == 401

@@ -51,7 +51,7 @@ class Keys:
     _settings: ServerSettings | None = None
     _read: FileState = None
     """State of the file when it was read last."""
-    _looked_at: float = -inf
+    _checked_at: float = -inf
 
     @classmethod
     def of(cls, settings: ServerSettings) -> Keys:
@@ -74,9 +74,9 @@ class Keys:
     def reload(self, now: float) -> None:
         """Read the file again if it has changed; it is looked at once in RELOAD_S. A wrong file is logged and leaves the keys as they
         are. Requests that run are not affected. `now` in seconds."""
-        if self._settings is None or not self.restricted or now - self._looked_at < RELOAD_S:
+        if self._settings is None or not self.restricted or now - self._checked_at < RELOAD_S:
             return
-        self._looked_at = now
+        self._checked_at = now
         if (state := _state_of(self._settings.api_key_file)) == self._read:
             return
         self._read = state

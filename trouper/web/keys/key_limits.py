@@ -62,7 +62,7 @@ class SlidingWindow:
 
 
 @attrs.define
-class Usage:
+class ModelUsage:
     """What a key has used of one model."""
 
     requests: int = 0
@@ -78,7 +78,7 @@ class KeyAccount:
     key: ApiKey
     requests: SlidingWindow
     tokens: SlidingWindow
-    usage: dict[str, Usage] = attrs.field(factory=dict)
+    usage: dict[str, ModelUsage] = attrs.field(factory=dict)
     """By model."""
 
     def begin(self, model: str) -> None:
@@ -87,7 +87,7 @@ class KeyAccount:
         if limit is not None:
             self._require(REQUESTS, self.requests, 1, limit)
         self.requests.settle(0, 1)
-        self.usage.setdefault(model, Usage()).requests += 1
+        self.usage.setdefault(model, ModelUsage()).requests += 1
 
     def reserve(self, model: str) -> Reservation:
         return Reservation(self, model)
@@ -102,7 +102,8 @@ class KeyAccount:
                 f"the API key {self.key.label!r} may use {limit} {name.replace('_', ' ')} ({name}); "
                 f"{window.taken()} are used or reserved and {amount} more are asked for: try again in {ceil(wait_s)} s"
             )
-            raise RequestFailed(Problem(429, message, "rate_limit_error", name, "rate_limit_exceeded", ceil(wait_s)))
+            problem = Problem(429, message, "rate_limit_error", name, "rate_limit_exceeded")
+            raise RequestFailed(attrs.evolve(problem, retry_after_s=ceil(wait_s)))
 
     def headers(self) -> Iterator[tuple[str, str]]:
         """Yield the headers by which OpenAI's API tells a client its limits."""
@@ -154,7 +155,7 @@ class Reservation:
             return
         used = record.prompt_tokens + record.generated_tokens
         self._account.tokens.settle(self._held, used)
-        usage = self._account.usage.setdefault(self._model, Usage())
+        usage = self._account.usage.setdefault(self._model, ModelUsage())
         usage.prompt_tokens += record.prompt_tokens
         usage.cached_tokens += record.cached_tokens
         usage.completion_tokens += record.generated_tokens
@@ -177,6 +178,6 @@ class KeyAccounts:
 
     def listed(self, keys: Keys) -> list[KeyAccount]:
         """Return the accounts of these keys, each client once; accounts of keys that are gone are dropped."""
-        wanted = dict.fromkeys(key.identity for key in keys.all())
-        self._accounts = {name: account for name, account in self._accounts.items() if name in wanted}
-        return [self._accounts[name] for name in wanted if name in self._accounts]
+        identities = dict.fromkeys(key.identity for key in keys.all())
+        self._accounts = {name: account for name, account in self._accounts.items() if name in identities}
+        return [self._accounts[name] for name in identities if name in self._accounts]

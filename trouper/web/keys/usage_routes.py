@@ -8,10 +8,10 @@ from quart import Response
 from trouper.protocol.key_options import ANYBODY
 from trouper.web.http.endpoints import Endpoint
 from trouper.web.http.request_schema import COUNT, TEXT, Json, array, closed
-from trouper.web.keys.key_limits import KeyAccount, Usage
+from trouper.web.keys.key_limits import KeyAccount, ModelUsage
 from trouper.web.service import Service, as_json
 
-COUNTS: Json = dict.fromkeys((field.name for field in attrs.fields(Usage)), COUNT)
+COUNTS: Json = dict.fromkeys((field.name for field in attrs.fields(ModelUsage)), COUNT)
 MODEL_USAGE = closed({"model": TEXT} | COUNTS, "model", *COUNTS)
 KEY_USAGE = closed({"key": TEXT} | COUNTS | {"models": array(MODEL_USAGE)}, "key", *COUNTS, "models")
 USAGE = closed({"object": {"const": "list"}, "data": array(KEY_USAGE)}, "object", "data")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client.core import Metric
 
-from trouper.web.keys.key_limits import KeyAccount, Usage
+from trouper.web.keys.key_limits import KeyAccount, ModelUsage
 from trouper.web.metrics.metric import MetricFamily
 
 LABELS = ("key", "model_name")
@@ -30,5 +30,5 @@ def key_metrics(accounts: Callable[[], Sequence[KeyAccount]]) -> Iterator[Metric
         )
 
 
-def _used(account: KeyAccount) -> list[tuple[str, Usage]]:
+def _used(account: KeyAccount) -> list[tuple[str, ModelUsage]]:
     return sorted(account.usage.items())
