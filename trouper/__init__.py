@@ -30,7 +30,15 @@ if TYPE_CHECKING:
     from trouper.protocol.model import Engine, MemoryStats, ModelCard, Tokenizer
     from trouper.protocol.problems import ModelUnusable, Problem, RequestFailed, SettingsInvalid
     from trouper.protocol.replies import Accepted, Delta, Embedded, Failed, Finished, Scored, Started, TokenLogprobs
-    from trouper.protocol.requests import ChatPrompt, Generate, InfillPrompt, TextPrompt, Timeouts, TokenPrompt
+    from trouper.protocol.requests import (
+        CacheScope,
+        ChatPrompt,
+        Generate,
+        InfillPrompt,
+        TextPrompt,
+        Timeouts,
+        TokenPrompt,
+    )
     from trouper.protocol.sampling import Sampling
     from trouper.protocol.setting_fields import ByteSize
     from trouper.protocol.settings import ServerSettings, Settings
@@ -38,11 +46,49 @@ if TYPE_CHECKING:
 
 __version__ = VERSION
 __all__ = [
-    "Accepted", "Answer", "BatchStats", "ByteSize", "Capabilities", "ChannelStats", "ChatPrompt", "Delta", "Embedded",
-    "Engine", "Failed", "Finished", "Generate", "Grammar", "Health", "InfillPrompt", "Lease", "LoadWatch", "Loading", "LogitsProcessor", "MemoryStats",
-    "ModelCard", "ModelEntry", "ModelManager", "ModelUnusable", "Problem", "RequestFailed", "Runtime", "Sampling",
-    "Scored", "SelfCheck", "ServerSettings", "Settings", "SettingsInvalid", "Started", "TextPrompt", "Timeouts",
-    "TokenLogprobs", "TokenPrompt", "Tokenizer", "run_models", "run_runtime",
+    "Accepted",
+    "Answer",
+    "BatchStats",
+    "ByteSize",
+    "CacheScope",
+    "Capabilities",
+    "ChannelStats",
+    "ChatPrompt",
+    "Delta",
+    "Embedded",
+    "Engine",
+    "Failed",
+    "Finished",
+    "Generate",
+    "Grammar",
+    "Health",
+    "InfillPrompt",
+    "Lease",
+    "LoadWatch",
+    "Loading",
+    "LogitsProcessor",
+    "MemoryStats",
+    "ModelCard",
+    "ModelEntry",
+    "ModelManager",
+    "ModelUnusable",
+    "Problem",
+    "RequestFailed",
+    "Runtime",
+    "Sampling",
+    "Scored",
+    "SelfCheck",
+    "ServerSettings",
+    "Settings",
+    "SettingsInvalid",
+    "Started",
+    "TextPrompt",
+    "Timeouts",
+    "TokenLogprobs",
+    "TokenPrompt",
+    "Tokenizer",
+    "run_models",
+    "run_runtime",
 ]  # fmt: skip
 _HOMES = {
     "trouper.actors.runtime.answer": ("Answer",),
@@ -68,7 +114,15 @@ _HOMES = {
         "Started",
         "TokenLogprobs",
     ),
-    "trouper.protocol.requests": ("ChatPrompt", "Generate", "InfillPrompt", "TextPrompt", "Timeouts", "TokenPrompt"),
+    "trouper.protocol.requests": (
+        "CacheScope",
+        "ChatPrompt",
+        "Generate",
+        "InfillPrompt",
+        "TextPrompt",
+        "Timeouts",
+        "TokenPrompt",
+    ),
     "trouper.protocol.sampling": ("Sampling",),
     "trouper.protocol.setting_fields": ("ByteSize",),
     "trouper.protocol.settings": ("ServerSettings", "Settings"),

@@ -41,7 +41,8 @@ class Runtime:
     async def submit(self, request: Generate, ended: Ended | None = None, admit: Admit | None = None) -> Answer:
         """Admit a request. Returns once it is in the queue; raises `RequestFailed` (400, 429, 503) before that. `ended` is
         called exactly once, however it ends, also if it is refused. `admit` is asked once its prompt is tokenized."""
-        submission, replies = open_submission(request, self.settings, admit)
+        submission, replies = open_submission(request, self.settings)
+        submission = attrs.evolve(submission, admit=admit)
         timeouts = request.timeouts or default_timeouts(self.settings)
         limits = TimeLimits(timeouts, trio.current_time(), submission.progress)
         answer = Answer(request.request_id, Accepted((), 0), replies, limits, ended=ended, arrivals=submission.arrivals)

@@ -99,10 +99,8 @@ class Submission:
         self.end(Failed(problem))
 
 
-def open_submission(
-    request: Generate, settings: Settings, admit: Admit | None = None
-) -> tuple[Submission, trio.MemoryReceiveChannel[Reply]]:
+def open_submission(request: Generate, settings: Settings) -> tuple[Submission, trio.MemoryReceiveChannel[Reply]]:
     """Open a submission. The capacity of its channel is a contract: at most one Delta a token, and the other replies."""
     max_tokens = request.max_tokens or settings.max_kv_size or 2**31
     replies, answer = trio.open_memory_channel[Reply](max_tokens + REPLIES_BEYOND_TOKENS)
-    return Submission(request, replies, admit=admit), answer
+    return Submission(request, replies), answer
