@@ -22,17 +22,19 @@ from trouper.protocol.key_options import ApiKey
 from trouper.protocol.record import RequestRecord
 from trouper.web.keys.key_limits import WINDOW_S, KeyAccounts
 
-CLIENTS, REQUESTS = 50, 8
-SPEED = 60.0
+CLIENTS, REQUESTS = 50, 7
+STEP_S = 0.4
 LIMIT, REQUEST_LIMIT = 600, 30
 
 
 @attrs.define
 class FastClock:
-    """Seconds pass SPEED times as fast as they do."""
+    """Time passes with each response, however busy the machine is."""
+
+    now: float = 0.0
 
     def __call__(self) -> float:
-        return trio.current_time() * SPEED
+        return self.now
 
 
 @attrs.frozen
@@ -65,9 +67,9 @@ async def test_limits_hold_to_a_token_under_50_clients(tmp_path: Path) -> None:
                 began = clock()
                 body = {"prompt": "x" * length, "max_tokens": 40, "ignore_eos": length % 2 == 0}
                 status, headers, data = await exchange(served, post("/v1/completions", body, bearer(key)))
+                clock.now += STEP_S
                 if status == 429:
                     refused.append((status, headers, json.loads(data)))
-                    await trio.sleep(chance.random())
                     continue
                 assert status == 200, data
                 answers[key].append(Spent(began, clock(), json.loads(data)["usage"]["total_tokens"]))
@@ -76,8 +78,8 @@ async def test_limits_hold_to_a_token_under_50_clients(tmp_path: Path) -> None:
             for number in range(CLIENTS):
                 key = ("sk-tokens", "sk-requests")[number % 2]
                 nursery.start_soon(client, key, [chance.randrange(1, 60) for _ in range(REQUESTS)])
-    assert 0 < most_in_a_minute(answers["sk-tokens"], lambda one: one.tokens) <= LIMIT
-    assert 0 < most_in_a_minute(answers["sk-requests"], lambda one: 1) <= REQUEST_LIMIT
+    assert LIMIT / 2 < most_in_a_minute(answers["sk-tokens"], lambda one: one.tokens) <= LIMIT
+    assert REQUEST_LIMIT / 2 < most_in_a_minute(answers["sk-requests"], lambda one: 1) <= REQUEST_LIMIT
     assert {body["error"]["param"] for *_, body in refused} == {"tokens_per_minute", "requests_per_minute"}
     for _, headers, body in refused:
         name = body["error"]["param"]
