@@ -237,6 +237,20 @@ def test_requests_of_batches_never_become_overdue() -> None:
     assert len(batch.tokens) == 2
 
 
+@pytest.mark.parametrize(("rows", "batches"), [(1, 1), (2, 1), (4, 3)])
+def test_batches_leave_a_row_free(rows: int, batches: int) -> None:
+    busy = world(None, completion_batch_size=rows)
+    ask(busy, 6, max_tokens=30, priority=BATCH_PRIORITY)
+    run(busy, 3)
+    assert len(running(busy)) == batches
+    if rows > 1:
+        ask(busy, 2, max_tokens=30)
+        run(busy)
+        assert "6" in running(busy), "it needs not wait"
+        assert len(running(busy)) == rows
+    finish(busy)
+
+
 def test_requests_of_batches_take_no_room_in_the_queue_and_are_not_refused() -> None:
     full = world(None, completion_batch_size=1, max_queue_size=2)
     ask(full)

@@ -27,6 +27,7 @@ from trouper.actors.scheduling.waiting_queue import WaitingQueue
 from trouper.protocol.model import ModelCard
 from trouper.protocol.plans import Admit, ProposerName, Restore
 from trouper.protocol.replies import Progress
+from trouper.protocol.requests import BATCH_PRIORITY
 from trouper.protocol.settings import Settings
 
 
@@ -58,7 +59,7 @@ class Admission:
         )
         admits: list[Admit] = []
         for sequence in self.queue.candidates(self.batch, self.blame, idle=idle, now=now) if free else ():
-            if len(admits) == free or not self.kv_memory.admits(sequence):
+            if len(admits) == free or self._is_reserved(sequence) or not self.kv_memory.admits(sequence):
                 break
             found = self._look_up(sequence)
             if found is None:
@@ -70,6 +71,12 @@ class Admission:
             admits.append(self._enter(sequence, found, now))
         self.kv_memory.bound_cache()
         return tuple(admits)
+
+    def _is_reserved(self, sequence: Sequence) -> bool:
+        """Whether the only free row is kept from this sequence: batches leave one row free, so that other requests need not wait for
+        the end of an answer that nobody waits for."""
+        is_last = 1 < self.settings.rows == self.batch.num_rows + 1
+        return is_last and sequence.request.priority == BATCH_PRIORITY
 
     def _look_up(self, sequence: Sequence) -> Found | None:
         """Look a sequence up in the cache. None while it waits."""
