@@ -103,6 +103,10 @@ bench-rerank *flags: _setup
 bench-batches *flags: _setup
     @.venv/bin/python -m benchmarks.batches "$@"
 
+# Rows of several LoRA adapters in one batch, in turns with rows of the base, on one server
+bench-lora *flags: _setup
+    @.venv/bin/python -m benchmarks.lora "$@"
+
 # The server beside the bare loop, BatchGenerator and mlx_lm.server on this device: shapes of 0.6B, 4B and an MoE; `--shapes 0.6b --streams 1 8`
 bench-device *flags: _setup
     @.venv/bin/python -m benchmarks.throughput "$@"

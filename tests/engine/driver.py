@@ -45,6 +45,7 @@ class Request:
     drafts: bool = False
     breakers: Breakers | None = None
     processors: tuple[str, ...] = ()
+    adapter: str = ""
     output_tokens: int = 0
     """The end of `prompt` that the row has sampled before; it resumes."""
 
@@ -212,6 +213,7 @@ def _admit(row: Row) -> Admit:
         drafts=request.drafts,
         breakers=request.breakers,
         logits_processors=request.processors,
+        adapter=request.adapter,
         num_output_tokens=request.output_tokens,
     )
 

@@ -41,8 +41,9 @@ ABSENT = {
     *(one.name for one in (*RANKS, *BANKS, *DRAFTS)),
     "vllm:spec_decode_num_accepted_tokens_per_pos_total",
     "trouper_malformed_calls_total",
+    "trouper_adapter_requests_total",
 }
-"""Of one rank, of banks without rows, of drafts that nobody made, and without calls there is nothing to tell."""
+"""Of one rank, of banks without rows, of drafts that nobody made, and without calls or adapters there is nothing to tell."""
 
 
 def documented() -> dict[str, tuple[str, tuple[str, ...], str]]:

@@ -13,7 +13,7 @@ import attrs
 import click
 from click.shell_completion import CompletionItem
 
-from trouper.protocol.names import EMBEDDED, draft_models, require_aliases, require_names
+from trouper.protocol.names import EMBEDDED, draft_models, require_adapters, require_aliases, require_names
 from trouper.protocol.problems import SettingsInvalid
 from trouper.protocol.settings import ServerSettings, Settings
 
@@ -119,5 +119,6 @@ def all_from(given: Mapping[str, Any]) -> tuple[list[Settings], ServerSettings]:
     models, server = models_from(given), settings_from(ServerSettings, given)
     names = [model.model or EMBEDDED for model in models]
     require_names(names, server.served_model_name)
+    require_adapters(names, server.served_model_name, models[0].adapter)
     require_aliases(names, server.served_model_name, server.model_alias)
     return models, server

@@ -188,7 +188,7 @@ class MlxEngine:
         return StepEngine(
             loaded.model, loaded.card.vocab_size, loaded.kv, grammars, self._group, drafting=drafting,
             capabilities=loaded.card.capabilities, draft_model=None if loaded.draft is None else loaded.draft.model,
-            head=loaded.head, processors=self._processors,
+            head=loaded.head, processors=self._processors, adapters=[adapter.name for adapter in loaded.card.adapters],
         )  # fmt: skip
 
     def _answer(self, engine: StepEngine, plans: Waiting, results: trio.MemorySendChannel[Stepped]) -> None:

@@ -107,6 +107,18 @@ class EmbeddingLayout:
 
 
 @attrs.frozen(kw_only=True)
+class AdapterCard:
+    """Properties of a LoRA adapter of a loaded model."""
+
+    name: str
+    directory: str
+    rank: int
+    """Its greatest rank in any layer."""
+    fingerprint: str
+    """Hash of its files' content, as hex. KV depends on it."""
+
+
+@attrs.frozen(kw_only=True)
 class ModelCard:
     """Properties of a loaded model."""
 
@@ -142,6 +154,8 @@ class ModelCard:
     """Whether rows draft by prompt lookup where the request and the settings do not say."""
     logits_processors: tuple[str, ...] = ()
     """Names of the embedding program's logits processors."""
+    adapters: tuple[AdapterCard, ...] = ()
+    """LoRA adapters that requests may name."""
     draft_model: str | None = None
     """Name of the draft model, as --draft-model says it; None: there is none."""
     no_mtp: str = NO_HEAD
@@ -152,6 +166,10 @@ class ModelCard:
     """Name of the format in which the model writes reasoning."""
     adapted_messages: tuple[tuple[str, str], ...] = ()
     """Changes of messages that the chat template needs, each by name and as text for a person."""
+
+    def adapter(self, name: str) -> AdapterCard | None:
+        """The adapter of that name; None: there is none."""
+        return next((adapter for adapter in self.adapters if adapter.name == name), None)
 
     @property
     def batching(self) -> str:

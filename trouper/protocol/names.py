@@ -15,6 +15,7 @@ ANY_NAME = ("*",)
 """Aliases of a server with one model that was given none: clients that insist on a name of their own get an answer."""
 NO_ALIASES = ("off",)
 DRAFT_FLAG = "--draft-model"
+ADAPTER_FLAG = "--adapter"
 
 
 def names_of(model: str, aliases: Sequence[str], *, default: bool) -> tuple[str, ...]:
@@ -97,3 +98,29 @@ def draft_models(models: Sequence[str], given: Sequence[str]) -> dict[str, str]:
                 DRAFT_FLAG,
             )
     return drafts
+
+
+def adapters_of(given: Sequence[str]) -> dict[str, str]:
+    """The directory of each adapter, by its name. `given`: what --adapter says. Raises `SettingsInvalid`."""
+    adapters: dict[str, str] = {}
+    for text in given:
+        name, _, directory = text.partition("=")
+        if not name.strip() or ":" in name or not directory.strip():
+            raise SettingsInvalid(
+                f"{ADAPTER_FLAG} {text!r} is not NAME=DIR; give a name without a colon, and a directory", ADAPTER_FLAG
+            )
+        if name in adapters:
+            raise SettingsInvalid(
+                f"{ADAPTER_FLAG} {name} is given twice; give each adapter a name of its own", ADAPTER_FLAG
+            )
+        adapters[name] = directory
+    return adapters
+
+
+def require_adapters(models: Sequence[str], names: Sequence[str], given: Sequence[str]) -> None:
+    """Raises `SettingsInvalid` for an adapter that no request could name. `models`, `names`: what --model and --served-model-name say."""
+    if given and len(models) > 1:
+        raise SettingsInvalid(f"{ADAPTER_FLAG} is for one model: give one --model with it", ADAPTER_FLAG)
+    taken = {*models, *(_parted(name)[0] for name in names)}
+    if name := next((name for name in adapters_of(given) if name in taken), None):
+        raise SettingsInvalid(f"{ADAPTER_FLAG} {name} has the name of the model; give it another", ADAPTER_FLAG)

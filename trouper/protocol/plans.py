@@ -122,6 +122,8 @@ class Admit:
     """Sequence breakers of a row with DRY."""
     logits_processors: tuple[str, ...] = ()
     """Names of the embedding program's functions that change the row's logits, in order."""
+    adapter: str = ""
+    """Name of the row's LoRA adapter; "": none."""
     num_output_tokens: int = 0
     """Trailing tokens of `prompt` that the row has sampled already. They count as output wherever prompt and output are
     distinguished: the position that keys the next draw, penalties, `min_tokens`, the grammar, the thinking limit."""

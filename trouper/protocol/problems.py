@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
 
 
@@ -66,3 +68,10 @@ def queue_full(size: int) -> Problem:
         code="queue_full",
         retry_after_s=1,
     )
+
+
+def adapter_not_found(adapter: str, model: str, known: Sequence[str]) -> RequestFailed:
+    """The 404 for an adapter that the model does not have."""
+    names = ", ".join(map(repr, known)) or "none"
+    message = f"{model!r} has no adapter {adapter!r}; it has {names} (--adapter NAME=DIR)"
+    return RequestFailed(Problem(404, message, "invalid_request_error", "model", "adapter_not_found"))

@@ -19,6 +19,8 @@ class RequestRecord:
     """Id of the request. Further choices of one response have a number appended: "id-1"."""
     model: str = ""
     """Name of the model as clients address it."""
+    adapter: str = ""
+    """Name of its LoRA adapter; "": none."""
     endpoint: str = ""
     """Path of the HTTP request, without the query."""
     reason: Reason

@@ -114,6 +114,8 @@ class Generate:
     """Speculation for this request; None: as in the settings. It changes the duration of an answer, never its tokens."""
     logits_processors: tuple[str, ...] = ()
     """Names of the embedding program's logits processors that change the row's logits, in order."""
+    adapter: str = ""
+    """Name of the LoRA adapter that answers; "": the model itself."""
     cache_salt: str = ""
     """Salt of the prefix cache. Prompts share cached blocks only with prompts of the same salt."""
     cache_scope: CacheScope = CacheScope()

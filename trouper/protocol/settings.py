@@ -7,6 +7,7 @@ from pathlib import Path
 import attrs
 
 from trouper.protocol.hosts import host_pattern, is_loopback, origin_pattern
+from trouper.protocol.names import ADAPTER_FLAG, adapters_of
 from trouper.protocol.output_formats import REASONING_PARSERS, TOOL_PARSERS, require_together
 from trouper.protocol.problems import SettingsInvalid
 from trouper.protocol.setting_fields import ByteSize, entries, setting, size
@@ -30,6 +31,13 @@ class Settings:
         directory=True,
     )
     adapter_path: str | None = setting(None, "Directory of LoRA adapters to apply to the model.", directory=True)
+    adapter: tuple[str, ...] = setting(
+        (),
+        "NAME=DIR: a LoRA adapter that requests choose, as the model MODEL:NAME or NAME; PEFT's files or mlx-lm's. Several may run in "
+        "one batch.",
+        repeat=True,
+        directory=True,
+    )
     draft_model: str | None = setting(
         None,
         "Directory or hub id of a smaller model with the same vocabulary, which drafts for the rows of --model; MODEL=DIR-OR-ID "
@@ -143,6 +151,10 @@ class Settings:
     def __attrs_post_init__(self) -> None:
         if self.model is not None and not self.model.strip():
             raise SettingsInvalid("--model is empty; give a directory or a hub id, or leave the flag out", "--model")
+        if adapters_of(self.adapter) and self.adapter_path is not None:
+            raise SettingsInvalid(
+                f"{ADAPTER_FLAG} and --adapter-path exclude each other; name all adapters by {ADAPTER_FLAG}"
+            )
         require_together(self.tool_parser, self.reasoning_parser)
         if self.speculation == "draft_model" and self.draft_model is None:
             raise SettingsInvalid("--speculation draft_model needs --draft-model; give one, or --speculation auto")

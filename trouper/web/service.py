@@ -26,6 +26,7 @@ from trouper.protocol.problems import RequestFailed, bad_request
 from trouper.protocol.record import Reason, RequestRecord
 from trouper.protocol.requests import BATCH_PRIORITY, Generate, Timeouts, ignored_parts
 from trouper.protocol.settings import ServerSettings
+from trouper.web import adapter_names
 from trouper.web.http.field_types import HUGE
 from trouper.web.http.guard import WRITER
 from trouper.web.http.socket_writer import SocketWriter
@@ -55,8 +56,13 @@ class Served:
 
     @property
     def name(self) -> str:
-        """The model's name in the API."""
-        return self.origin.model
+        """The model's name in the API, and that of its adapter."""
+        return f"{self.origin.model}:{self.adapter}" if self.adapter else self.origin.model
+
+    @property
+    def adapter(self) -> str:
+        """Name of the LoRA adapter that answers; "": the model itself."""
+        return self.origin.adapter
 
     @property
     def fingerprint(self) -> str:
@@ -107,11 +113,12 @@ class Service(CurrentKey):
 
     # -- models ------------------------------------------------------------------------------------
 
-    async def served(self, model: str | None) -> Served:
+    async def served(self, model: str | None, adapter: str | None = None) -> Served:
         """Lease the model of that name, or the one that answers to it (--model-alias), for as long as this request lasts;
-        None is the default model. Raises `RequestFailed` (404, 503)."""
+        None is the default model. `adapter`: a LoRA adapter of it, if the name has none. Raises `RequestFailed` (404, 503)."""
+        model, named = adapter_names.split(model, self.entries())
         model = None if model is None else self.aliases.resolved(model)
-        origin = self._origin(model)
+        origin = self._origin(model, named, adapter)
         model = origin.model if model is None else model
         try:
             lease = await self.models.lease(model)
@@ -124,12 +131,13 @@ class Service(CurrentKey):
         self.at_end(lease.release)
         return Served(lease.runtime, origin)
 
-    def _origin(self, model: str | None) -> RequestOrigin:
+    def _origin(self, model: str | None, named: str, adapter: str | None) -> RequestOrigin:
         """Collect what the request log needs to know of this request. Raises `RequestFailed` (404)."""
-        named = self.listed(model)
+        entry = self.listed(model)
         headers = request.headers
         trace = _bounded_header(headers.get("traceparent", "")), _bounded_header(headers.get("tracestate", ""))
-        return RequestOrigin(named.names[0], request.path, trio.current_time(), *trace)
+        adapter = adapter_names.agreed(named, adapter, entry)
+        return RequestOrigin(entry.names[0], request.path, trio.current_time(), *trace, adapter)
 
     def _unserved(self, origin: RequestOrigin, reason: Reason, code: str) -> None:
         """Log a request that ended while it waited for its model, or that was refused because no model of that name
@@ -184,6 +192,7 @@ class Service(CurrentKey):
                 priority=priority,
                 cache_scope=attrs.evolve(generate.cache_scope, group=key.cache_group),
                 as_room_allows=clamped or generate.as_room_allows,
+                adapter=served.adapter,
             )
             for generate in generates
         ]

@@ -19,7 +19,7 @@ from trouper.actors.runtime.model_unloading import AWAY, LoadLimits, ManagedMode
 from trouper.actors.runtime.runtime import Runtime
 from trouper.actors.runtime.served_models import Lease, ModelEntry, State, model_not_found
 from trouper.actors.runtime.supervision import innermost
-from trouper.protocol.names import names_of, require_names
+from trouper.protocol.names import adapters_of, names_of, require_names
 from trouper.protocol.problems import DRAINING, ActorFailed, ModelUnusable, Problem, RequestFailed
 from trouper.protocol.settings import Settings
 
@@ -66,6 +66,7 @@ class ModelManager:
         return ModelEntry(
             model.names, model.state, model.runtime, model.waiting, model.problem,
             pinned=model.pinned, ttl_s=model.ttl_s, weights_bytes=model.weights_bytes, progress=progress,
+            adapters=tuple(adapters_of(model.settings.adapter)),
         )  # fmt: skip
 
     def start_soon(self, work: Callable[..., Awaitable[None]], *arguments: object) -> None:

@@ -52,6 +52,8 @@ class ModelEntry:
     """Bytes of the weights in memory; 0 while they are unknown."""
     progress: Loading | None = None
     """Progress of loading, while the model is loaded."""
+    adapters: tuple[str, ...] = ()
+    """Names of its LoRA adapters."""
 
 
 class Models(Protocol):
@@ -81,7 +83,12 @@ class OneModel:
 
     def __init__(self, runtime: Runtime, aliases: Sequence[str] = ()) -> None:
         require_names((runtime.model.id,), aliases)
-        self._entry = ModelEntry(names_of(runtime.model.id, aliases, default=True), "ready", runtime)
+        self._entry = ModelEntry(
+            names_of(runtime.model.id, aliases, default=True),
+            "ready",
+            runtime,
+            adapters=tuple(adapter.name for adapter in runtime.model.adapters),
+        )
         self._runtime = runtime
 
     @property

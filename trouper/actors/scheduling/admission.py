@@ -141,6 +141,7 @@ class Admission:
             thinking=sequence.client.thinking,
             breakers=sequence.client.breakers,
             logits_processors=request.logits_processors,
+            adapter=request.adapter,
             embed=embedding.pooling if embedding is not None and request.embed else None,
             drafts="ngram" in sequence.records,
             num_output_tokens=sequence.num_resumed_tokens,

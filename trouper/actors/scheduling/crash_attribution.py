@@ -260,7 +260,7 @@ def digests(client: PreparedRequest, tokens: bytes) -> tuple[Content, bytes]:
         sampling.greedy, sampling.top_p < 1, sampling.top_k > 0, sampling.min_p > 0, sampling.penalized,
         sampling.typical_p < 1, sampling.xtc_probability > 0, sampling.dry, request.logits_processors,
         bool(sampling.logit_bias), request.logprobs, request.logprob_tokens, request.prompt_logprobs, request.embed, request.grammar,
-        request.min_tokens > 0, client.thinking is not None,
+        request.min_tokens > 0, client.thinking is not None, request.adapter,
     )  # fmt: skip
     digest = blake2b(tokens, digest_size=16)
     digest.update(repr(kinds).encode())

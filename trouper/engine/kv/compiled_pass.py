@@ -20,7 +20,7 @@ from typing import Any
 import attrs
 import mlx.core as mx
 
-from trouper.engine.kv.region import Name, Region
+from trouper.engine.kv.region import ADAPTERS, Name, Region
 from trouper.engine.kv.slot_cache import SlotCache
 from trouper.engine.platform.error_text import line_of
 
@@ -43,7 +43,8 @@ class TracedRegion(Region):
         self.level = self.causal = self.copied = False
         self.singly, self.by_length = traced.singly, True
         self._flat_indices = {name: array for name, array in arrays.items() if isinstance(name, tuple)}
-        self.__dict__ |= {name: array for name, array in arrays.items() if isinstance(name, str)}
+        self.__dict__ |= {name: array for name, array in arrays.items() if isinstance(name, str) and name != ADAPTERS}
+        self.adapters = None if traced.adapters is None else traced.adapters.traced(arrays[ADAPTERS])
 
     def __getattr__(self, name: str) -> Any:
         """Called for what is no input, and for what others are computed from."""
@@ -65,7 +66,8 @@ class DecodePass:
             if not region.by_length or not all(leaf.has_room(region.stop, region.room) for leaf in leaves):
                 return None
         shapes = (tuple(buffer.shape for leaf in leaves for buffer in leaf.buffers) for leaves in self.leaves)
-        return (*(region.stop for region in self.regions), self.regions[0].width, *shapes)
+        adapted = self.regions[-1].adapters is not None
+        return adapted, (*(region.stop for region in self.regions), self.regions[0].width, *shapes)
 
     @property
     def caches(self) -> list[SlotCache]:

@@ -25,6 +25,7 @@ import numpy as np
 from mlx_lm.models.cache import ArraysCache, KVCache
 
 from trouper.engine.kv.region import Ints
+from trouper.engine.lora.row_adapters import RowAdapters, applied
 
 CACHE, MASK = "cache", "mask"
 """Names of parameters of mlx-lm's layers."""
@@ -97,6 +98,8 @@ class Picked:
     counts: Ints | None
     num_rows: int
     recorded_width: int
+    adapters: RowAdapters | None = None
+    """Adapters of these rows, with which repeated calls compute, too."""
 
     def of(self, array: mx.array) -> mx.array:
         """The part of an argument: (m, width, ...), or (m, ...) of one without tokens."""
@@ -185,7 +188,8 @@ class RecordedStates:
         for call in self.calls if picked.width else ():
             if picked.counts is not None:
                 states.lengths = mx.array(picked.counts)
-            call.repeat(states, picked)
+            with applied(picked.adapters):
+                call.repeat(states, picked)
         return list(states.cache)
 
     @property
@@ -237,6 +241,7 @@ class Recording:
 
     num_rows: int
     width: int
+    adapters: RowAdapters | None = None
 
     def picked(self, rows: Ints, counts: Ints, partition: Partition = each_alone) -> Iterator[Picked]:
         """Group rows (m,), ascending, whose states are wanted after counts[i] tokens each."""
@@ -250,4 +255,5 @@ class Recording:
                 counts=None if (of_group == width).all() else of_group,
                 num_rows=self.num_rows,
                 recorded_width=self.width,
+                adapters=None if self.adapters is None else self.adapters.picked(rows[indices]),
             )

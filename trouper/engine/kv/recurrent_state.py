@@ -20,6 +20,7 @@ from trouper.engine.kv.recorded_calls import (
     keeps_padding_out,
 )
 from trouper.engine.kv.region import Ints
+from trouper.engine.lora.row_adapters import RowAdapters
 from trouper.protocol.plans import RowId
 
 STEPS_BACK = 2
@@ -225,12 +226,12 @@ class StateRows:
         """A step decoded one token of each decoding row."""
         self._verified.append(None)
 
-    def verified(self, lengths: Ints, counts: Ints, width: int) -> None:
+    def verified(self, lengths: Ints, counts: Ints, width: int, adapters: RowAdapters | None = None) -> None:
         """A step verified counts[i] tokens of each decoding row, in a recorded pass of `width`. lengths: (n,) before it."""
         if self._caches:
             layers = [cache.recorded() for cache in self._caches]
             taken_in = counts if self._pads else np.full_like(counts, width)
-            recording = Recording(len(lengths), width)
+            recording = Recording(len(lengths), width, adapters)
             self._verified.append(VerifiedPass(list(self._decoding), lengths, taken_in, layers, recording))
 
     def keep_tokens(self, kept: Ints) -> None:

@@ -9,12 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trouper.engine.kv.pass_shapes import EXACT, Shapes
+from trouper.engine.lora.row_adapters import RowAdapters
 
 Ints = NDArray[np.int32]
 PROPERTIES = ("offset", "after", "positions", "clamped_positions", "last")
 """Arrays of a region that are properties."""
+ADAPTERS = "adapters"
+"""The name of the indices of the rows' adapters."""
 Name = str | tuple[int, int, int]
-"""What tells apart the arrays of a region: one of `PROPERTIES`, or the arguments of `flat_indices`."""
+"""What tells apart the arrays of a region: one of `PROPERTIES`, `ADAPTERS`, or the arguments of `flat_indices`."""
 
 
 class Region:
@@ -39,6 +42,9 @@ class Region:
 
     singly: the tokens are drafts, each of which must come out as if it had been fed alone.
     """
+
+    adapters: RowAdapters | None = None
+    """The adapters of the rows, in the region that has all of them. None: no row has one."""
 
     def __init__(
         self, start: int, lengths: Ints, counts: Ints, width: int, shapes: Shapes = EXACT, *, singly: bool = False
@@ -101,10 +107,14 @@ class Region:
 
     def arrays_read(self) -> list[Name]:
         """Names of the arrays that were read."""
-        return [*(name for name in PROPERTIES if name in self.__dict__), *self._flat_indices]
+        adapters = () if self.adapters is None else (ADAPTERS,)
+        return [*(name for name in PROPERTIES if name in self.__dict__), *adapters, *self._flat_indices]
 
     def array(self, name: Name) -> mx.array:
         """The array of that name."""
+        if name == ADAPTERS:
+            assert self.adapters is not None, "passes with adapters have structures of their own"
+            return self.adapters.indices
         return getattr(self, name) if isinstance(name, str) else self.flat_indices(*name)
 
     def _ring_positions(self, ring: int) -> Ints:

@@ -42,8 +42,8 @@ class Rows(Protocol):
         """Heed the bound in this step: buffers that could exceed it, if they grew by as much as rows may need and as much to spare,
         have no room to spare. Comes after rows are dropped and before others are admitted."""
 
-    def open(self, row: RowId, tokens: int = 0) -> None:
-        """Add a prefilling row without KV, which will have `tokens` tokens when it decodes."""
+    def open(self, row: RowId, tokens: int = 0, adapter: int = 0) -> None:
+        """Add a prefilling row without KV, which will have `tokens` tokens when it decodes. `adapter`: index of its adapter, 0 without."""
 
     def prefill(self, chunks: Mapping[RowId, Sequence[int]]) -> mx.array | None:
         """Run these tokens of prefilling rows without sampling. Returns a small array that is ready when the prefill is done."""

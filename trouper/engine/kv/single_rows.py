@@ -12,6 +12,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
 from trouper.engine.kv.region import Ints
+from trouper.engine.lora.row_adapters import AdapterRows, applied
 from trouper.engine.platform.eager_eval import start_eval
 from trouper.engine.pooling import body_of
 from trouper.protocol.kv import BankStats
@@ -26,6 +27,7 @@ class SingleRows:
         self._caches: dict[RowId, list[Any]] = {}
         self._lengths: dict[RowId, int] = {}
         self._decoding: list[RowId] = []
+        self._adapters = AdapterRows(model)
 
     @property
     def decoding(self) -> Sequence[RowId]:
@@ -47,7 +49,8 @@ class SingleRows:
     def move_outgrown(self) -> None:
         """Do nothing: each row has caches of its own."""
 
-    def open(self, row: RowId, tokens: int = 0) -> None:  # noqa: ARG002  The caches grow.
+    def open(self, row: RowId, tokens: int = 0, adapter: int = 0) -> None:  # noqa: ARG002  The caches grow.
+        self._adapters.open(row, adapter)
         self._caches[row] = make_prompt_cache(self._model)
         self._lengths[row] = 0
 
@@ -66,7 +69,8 @@ class SingleRows:
     def hidden(self, row: RowId, tokens: Sequence[int]) -> mx.array:
         assert self._body is not None, "this model gives no embeddings"
         self._lengths[row] += len(tokens)
-        states: mx.array = self._body(mx.array([tokens]), cache=self._caches[row])
+        with applied(self._adapters.of([row])):
+            states: mx.array = self._body(mx.array([tokens]), cache=self._caches[row])
         return states[0]
 
     @cached_property
@@ -94,12 +98,14 @@ class SingleRows:
 
     def _forward(self, row: RowId, tokens: mx.array) -> mx.array:
         self._lengths[row] += tokens.shape[1]
-        logits: mx.array = self._model(tokens, cache=self._caches[row])
+        with applied(self._adapters.of([row])):
+            logits: mx.array = self._model(tokens, cache=self._caches[row])
         return logits
 
     def drop(self, rows: Sequence[RowId]) -> None:
         for row in rows:
             del self._caches[row], self._lengths[row]
+        self._adapters.drop(rows)
         self._decoding = [row for row in self._decoding if row in self._caches]
 
     def lengths(self) -> dict[RowId, int]:

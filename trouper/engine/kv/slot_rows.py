@@ -30,6 +30,7 @@ from trouper.engine.kv.recorded_calls import layers_with_cache, recorded_calls
 from trouper.engine.kv.recurrent_state import StateRows
 from trouper.engine.kv.region import Ints, Region, padded
 from trouper.engine.kv.slot_buffers import ALL, SlotBuffers
+from trouper.engine.lora.row_adapters import AdapterRows, applied
 from trouper.engine.platform.eager_eval import copied, start_eval
 from trouper.engine.pooling import body_of
 from trouper.protocol.capabilities import Capabilities
@@ -51,7 +52,7 @@ class SlotRows:
             shapes = attrs.evolve(shapes, length_kernel=False)
         self._model, self._shapes, self._slack = model, shapes, slack
         self._prefill_together = capabilities.allows("prefill_together")
-        self._adapted = adapted(model)
+        self._adapted, self._adapters = adapted(model), AdapterRows(model)
         drafters = [drafter for drafter in (draft, head) if drafter is not None]
         self._layout = layout = cache(partial(layout_of, model, kv, *drafters))
         states = state_slots(model)
@@ -106,7 +107,8 @@ class SlotRows:
     def bound(self, bound: KvBound | None) -> None:
         self._banks.set_spares(spares=bound is None or self.nbytes + 2 * bound.needed_bytes <= bound.limit_bytes)
 
-    def open(self, row: RowId, tokens: int = 0) -> None:
+    def open(self, row: RowId, tokens: int = 0, adapter: int = 0) -> None:
+        self._adapters.open(row, adapter)
         self._banks.open(row, tokens)
         self._states.open(row)
 
@@ -124,6 +126,7 @@ class SlotRows:
         if rows:
             self._banks.drop(rows)
             self._states.drop(rows)
+            self._adapters.drop(rows)
 
     # -- passes ----------------------------------------------------------------------------------
 
@@ -165,7 +168,7 @@ class SlotRows:
 
     def decode(self, tokens: mx.array) -> mx.array:
         segments, counts = batch(self._banks), np.ones(tokens.shape[0], np.int32)
-        regions = regions_of(segments, lengths_of(segments), counts, 1, self._shapes)
+        regions = self._regions(segments, counts, 1)
         self._states.begin(rows_of(segments), None)
         logits = self._logits(segments, counts, self._of_decoding(segments, regions, tokens[:, None]))
         add_tokens(segments, counts)
@@ -174,15 +177,20 @@ class SlotRows:
 
     def verify(self, tokens: mx.array, counts: Ints) -> mx.array:
         segments, width = batch(self._banks), tokens.shape[1]
-        before = lengths_of(segments)
         tokens = padded(tokens, width if self._states else self._shapes.drafted_width(width))
-        regions = regions_of(segments, before, counts, tokens.shape[1], self._shapes, singly=True)
+        regions = self._regions(segments, counts, tokens.shape[1], singly=True)
         self._states.begin(rows_of(segments), counts)
         with recorded_calls(self._layers):
             logits = self._logits(segments, counts, self._of_decoding(segments, regions, tokens))
-        self._states.verified(before, counts, width)
+        self._states.verified(lengths_of(segments), counts, width, regions[-1].adapters)
         add_tokens(segments, np.ones_like(counts))
         return logits[:, :width]
+
+    def _regions(self, segments: Sequence[Segment], counts: Ints, width: int, *, singly: bool = False) -> list[Region]:
+        """Regions of a pass, with the adapters of its rows."""
+        regions = regions_of(segments, lengths_of(segments), counts, width, self._shapes, singly=singly)
+        regions[-1].adapters = self._adapters.of(rows_of(segments), gathered=regions[0].by_length)
+        return regions
 
     def _of_decoding(self, segments: Sequence[Segment], regions: Sequence[Region], tokens: mx.array) -> mx.array:
         """The pass over tokens (n, width) of all decoding rows, compiled if it can be."""
@@ -201,22 +209,17 @@ class SlotRows:
 
     def _forward_alone(self, row: RowId, tokens: Sequence[int], part: nn.Module | None = None) -> mx.array:
         bank = self._banks[row]
-        inputs = mx.array(np.array([tokens], np.int32))
         segment = Segment(bank, bank.slots.slot(row), slice(0, 1))
-        return self._forward([segment], inputs, np.array([len(tokens)], np.int32), part)
+        return self._forward([segment], mx.array([tokens]), np.array([len(tokens)], np.int32), part)
 
     def _forward(
-        self,
-        segments: Sequence[Segment],
-        tokens: mx.array,
-        counts: Ints,
-        part: nn.Module | None = None,
+        self, segments: Sequence[Segment], tokens: mx.array, counts: Ints, part: nn.Module | None = None
     ) -> mx.array:
         """Build the pass of the rows in these slots over tokens (n, width), of which counts[i] are row i's own, and add these to
         the rows' lengths. Returns logits (n, width, vocabulary), or what `part`, a part of the model, returns."""
         width = tokens.shape[1]
         tokens = padded(tokens, width if self._states else self._shapes.width(width))
-        regions = regions_of(segments, lengths_of(segments), counts, tokens.shape[1], self._shapes)
+        regions = self._regions(segments, counts, tokens.shape[1])
         self._states.begin(rows_of(segments), None)
         outputs = self._build(segments, regions, tokens, part)
         logits = self._logits(segments, counts, outputs)
@@ -228,7 +231,7 @@ class SlotRows:
     ) -> mx.array:
         """Build the pass over tokens (n, width) in the slots of these regions. With an MTP head it returns hidden states."""
         caches = begin(segments, regions)
-        with self._adapted.during(regions[-1]):
+        with self._adapted.during(regions[-1]), applied(regions[-1].adapters):
             outputs: mx.array = (part or self._target)(tokens, cache=[view(cache) for cache in caches])
         self._states.finish()
         finish(segments)

@@ -17,6 +17,8 @@ from trouper.engine.distributed.rank_group import ALONE, RankGroup
 from trouper.engine.kv.kv_layout import kv_layout
 from trouper.engine.kv.quantized_kv import KvFormat
 from trouper.engine.loading import bundled_model, checkpoint, lora_adapter, precision, tokenizer
+from trouper.engine.loading.adapter_files import find_adapter
+from trouper.engine.loading.adapter_loading import find_adapters, load_adapters, require_applied
 from trouper.engine.loading.draft_loading import Draft, FoundDraft, find_draft, load_draft
 from trouper.engine.loading.head_loading import Drafters, load_head
 from trouper.engine.loading.head_weights import HeadWeights
@@ -31,6 +33,7 @@ from trouper.engine.spec_decode.mtp_head import MtpHead
 from trouper.protocol.capabilities import Capabilities
 from trouper.protocol.loading import LoadWatch, nobody_watches, stage
 from trouper.protocol.model import ModelCard
+from trouper.protocol.names import adapters_of
 from trouper.protocol.output_formats import NONE
 from trouper.protocol.problems import ModelUnusable
 from trouper.protocol.settings import Settings
@@ -77,19 +80,23 @@ def load(
     name = settings.model or bundled_model.NAME
     found, hub_tokenizer = _checked(settings, report, watch, group)
     directory = found.directory
+    found_adapters = find_adapters(settings, group)
     found_draft = find_draft(settings, found, hub_tokenizer, report, watch, group=group)
     head_weights = HeadWeights()
     model, config = _prepared(directory, settings, report, group, head_weights)
     evaluate(model, directory, stage(watch, name, "loading the weights"))
     if group.size > 1:
         _require_same(found, group)
+    adapters = load_adapters(found_adapters, model, report)
     candidate = _candidate(model, config, found, settings)
     capabilities, check = self_check(candidate, settings, group, report, stage(watch, name, STAGE, "steps"))
     head = load_head(head_weights, candidate, capabilities, settings, report=report, watch=watch)
+    require_applied(adapters, model, capabilities, head.module)
     drafters = Drafters(_loaded_draft(found_draft, candidate, capabilities, watch, group), head)
     card = attrs.evolve(
         _card(settings, found, candidate, capabilities, drafters),
         ranks=group.size,
+        adapters=adapters,
         cache_bytes=min(group.gather(_cache_bytes(settings, model, drafters, group))),
         self_check=check,
         **_found_formats(hub_tokenizer),
@@ -100,14 +107,9 @@ def load(
             card, fingerprint=_fingerprint(found, drafters, settings, group, report=report, progress=progress)
         )
     return EvaluatedModel(
-        model=model,
-        card=card,
-        tokenizer=hub_tokenizer.with_grammars(card.vocab_size),
-        directory=directory,
-        config=config,
-        kv=candidate.kv,
-        drafters=drafters,
-    )
+        model=model, card=card, tokenizer=hub_tokenizer.with_grammars(card.vocab_size), directory=directory, config=config,
+        kv=candidate.kv, drafters=drafters,
+    )  # fmt: skip
 
 
 def _loaded_draft(
@@ -201,10 +203,11 @@ def _prepared(
 
 
 def weights_bytes(settings: Settings) -> int:
-    """Compute the size of the loaded weights, those of a draft model among them. Downloads what is missing. Raises
+    """Compute the size of the loaded weights, those of a draft model and of adapters among them. Downloads what is missing. Raises
     `ModelUnusable`."""
     models = [settings.model] if settings.draft_model is None else [settings.model, settings.draft_model]
-    return sum(checkpoint.inspect(resolve(model, lambda _: None)).loaded_bytes for model in models)
+    adapters = sum(find_adapter(name, path).nbytes for name, path in adapters_of(settings.adapter).items())
+    return adapters + sum(checkpoint.inspect(resolve(model, lambda _: None)).loaded_bytes for model in models)
 
 
 def _generation_config(directory: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
 from trouper.engine.loading.head_weights import HeadWeights, classes_without_head
+from trouper.engine.lora.lora_layers import adapter_bytes
 from trouper.engine.platform.error_text import line_of
 from trouper.protocol.problems import ModelUnusable
 
@@ -37,8 +38,8 @@ def opened(directory: Path, found: HeadWeights | None = None) -> tuple[nn.Module
 
 
 def bytes_of(model: nn.Module) -> int:
-    """Bytes of all parameters."""
-    return sum(parameter.nbytes for _, parameter in tree_flatten(model.parameters()))
+    """Bytes of all parameters, and of adapters beside them."""
+    return adapter_bytes(model) + sum(parameter.nbytes for _, parameter in tree_flatten(model.parameters()))
 
 
 def evaluate(model: nn.Module, directory: Path, progress: Callable[[int, int], None]) -> None:

@@ -138,6 +138,8 @@ class ModelRequestCounts:
     reasons: Counter[str] = attrs.field(factory=lambda: Counter(stop=0, length=0, abort=0, error=0))
     problems: Counter[tuple[str, str]] = attrs.field(factory=lambda: Counter(dict.fromkeys(EXPECTED, 0)))
     """Counts by (reason, code)."""
+    adapters: Counter[str] = attrs.field(factory=Counter)
+    """Counts by LoRA adapter, of requests that named one."""
     disk_tokens: int = 0
 
     def add(self, record: RequestRecord) -> None:
@@ -146,6 +148,8 @@ class ModelRequestCounts:
         if record.reason == "refused":
             return
         self.reasons[record.reason] += 1
+        if record.adapter:
+            self.adapters[record.adapter] += 1
         self.disk_tokens += record.disk_tokens
         for measure in MEASURES:
             value = measure.of(record)

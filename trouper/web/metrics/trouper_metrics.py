@@ -94,6 +94,10 @@ def _problems(counts: ModelRequestCounts) -> Iterable[Labelled]:
     return [(which, count) for which, count in counts.problems.items()]
 
 
+def _adapters(counts: ModelRequestCounts) -> Iterable[Labelled]:
+    return [((adapter,), count) for adapter, count in counts.adapters.items()]
+
+
 SERVING: tuple[ModelMetric[ModelScrape], ...] = (
     ModelMetric("gauge", "trouper_ready", "1 while the model makes progress.", lambda seen: int(seen.health.ready)),
     ModelMetric("gauge", "trouper_rows", "Rows that may decode together.", lambda seen: seen.runtime.settings.rows),
@@ -248,6 +252,13 @@ TROUPER_REQUEST_METRICS: tuple[ModelMetric[ModelRequestCounts], ...] = (
         "Problems that ended requests: refused (before they were accepted), error, abort; by their code.",
         _problems,
         ("reason", "code"),
+    ),
+    ModelMetric(
+        "counter",
+        "trouper_adapter_requests_total",
+        "Requests that have ended, by the LoRA adapter that they named (--adapter).",
+        _adapters,
+        ("adapter",),
     ),
     ModelMetric(
         "counter",

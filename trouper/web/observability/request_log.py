@@ -27,6 +27,8 @@ class RequestOrigin:
     """trio.current_time() when the model was requested, which may have had to be loaded first."""
     traceparent: str
     tracestate: str
+    adapter: str = ""
+    """Name of the LoRA adapter that answers; "": the model itself."""
 
 
 class RequestLog:
@@ -43,6 +45,7 @@ class RequestLog:
         complete = attrs.evolve(
             record,
             model=origin.model,
+            adapter=origin.adapter,
             endpoint=origin.endpoint,
             arrived_at=origin.at,
             unix_offset=time.time() - trio.current_time(),

@@ -123,6 +123,9 @@ MODEL_BODY = full(
     {
         "id": TEXT,
         "object": {"const": "model"},
+        "parent": TEXT,
+        "root": TEXT,
+        "rank": COUNT,
         "created": COUNT,
         "owned_by": TEXT,
         "max_model_len": COUNT,
@@ -139,7 +142,7 @@ MODEL_BODY = full(
         "created_at": TEXT | {"format": "date-time"},
         "lifecycle": {"const": "active"},
     },
-    optional=("max_model_len", "max_input_tokens", "max_tokens", "tool_calls", "weights_bytes"),
+    optional=("parent", "root", "rank", "max_model_len", "max_input_tokens", "max_tokens", "tool_calls", "weights_bytes"),
 )
 MODELS = full(
     {

@@ -11,14 +11,19 @@ from trouper.web.service import context_of
 from trouper.web.tool_support import can_call_tools
 
 
-def listed_body(listed: ModelEntry) -> dict[str, Any]:
-    """Format a model. Fields that are unknown before the model is loaded are left out; its date is the epoch then, as both APIs allow."""
+def listed_body(listed: ModelEntry, adapter: str = "") -> dict[str, Any]:
+    """Format a model, or one of its adapters, whose `parent` is the model and whose `root` is its directory, as in vLLM. Fields that
+    are unknown before the model is loaded are left out; its date is the epoch then, as both APIs allow."""
     name, created = listed.names[0], 0
     sizes: dict[str, Any] = {}
     if listed.runtime is not None:
         created, context = listed.runtime.model.created, context_of(listed.runtime)
         sizes = {"max_model_len": context, "max_input_tokens": context, "max_tokens": context}
         sizes |= {"tool_calls": can_call_tools(listed.runtime.tokenizer)}
+        if (card := listed.runtime.model.adapter(adapter)) is not None:
+            sizes |= {"root": card.directory, "rank": card.rank}
+    if adapter:
+        sizes["parent"], name = name, f"{name}:{adapter}"
     openai = {"id": name, "object": "model", "created": created, "owned_by": "trouper"}
     anthropic = {"type": "model", "display_name": name, "created_at": _rfc_3339(created), "lifecycle": "active"}
     if listed.weights_bytes:
@@ -29,7 +34,7 @@ def listed_body(listed: ModelEntry) -> dict[str, Any]:
 
 def listing_body(entries: Sequence[ModelEntry]) -> dict[str, Any]:
     """Format all models, which are one page."""
-    listed = [listed_body(entry) for entry in entries]
+    listed = [listed_body(entry, adapter) for entry in entries for adapter in ("", *entry.adapters)]
     ends = {"first_id": listed[0]["id"], "last_id": listed[-1]["id"]} if listed else {"first_id": None, "last_id": None}
     return {"object": "list", "data": listed, "has_more": False} | ends
 

@@ -82,6 +82,7 @@ class SamplingParameters(FurtherSampling, kw_only=True, frozen=True):
 
     essential: ClassVar[frozenset[str]] = NOT_SKIPPED
     model: Model | None = None
+    adapters: Model | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] = 1.0
     top_p: TopP = 1.0
     top_k: Annotated[int, Meta(ge=-1, le=HUGE)] = 0

@@ -8,6 +8,7 @@ from quart import Response
 
 from trouper.actors.runtime.answer import Answer
 from trouper.protocol.requests import InfillPrompt, TextPrompt
+from trouper.web import adapter_names
 from trouper.web.http.body_parsing import called
 from trouper.web.http.endpoints import GENERATES, Endpoint
 from trouper.web.http.request_schema import either, ref
@@ -159,7 +160,7 @@ class OpenAi:
 
     async def chat(self) -> Response:
         parsed = await self._service.read(parse_chat)
-        served = await self._service.served(parsed.model)
+        served = await self._service.served(parsed.model, parsed.adapters)
         if self._service.omits_tools(parsed.parsed_tools, served):
             parsed = without_tools(parsed)
         seed = served.runtime.settings.seed
@@ -173,7 +174,7 @@ class OpenAi:
 
     async def completions(self) -> Response:
         parsed = await self._service.read(parse_completion)
-        served = await self._service.served(parsed.model)
+        served = await self._service.served(parsed.model, parsed.adapters)
         seed = served.runtime.settings.seed
         generates = await self._service.run_off_loop(completion_to_generate, parsed, self._service.request_id, seed)
         extras = Extras.of(parsed, stream_options(parsed), parsed.candidates)
@@ -201,7 +202,7 @@ class OpenAi:
 
     async def infill(self) -> Response:
         parsed = await self._service.read(infill.parse_infill)
-        served = await self._service.served(parsed.model)
+        served = await self._service.served(parsed.model, parsed.adapters)
         seed = served.runtime.settings.seed
         generate = infill.infill_to_generate(parsed, self._service.request_id, seed)
         with called({"suffix": "input_suffix", "prompt": "input_prefix"}):
@@ -250,4 +251,5 @@ class OpenAi:
         return as_json(listing_body(self._service.entries()))
 
     async def model(self, model: str) -> Response:
-        return as_json(listed_body(self._service.listed(model)))
+        base, adapter = adapter_names.split(model, self._service.entries())
+        return as_json(listed_body(self._service.listed(base or model), adapter))

@@ -159,7 +159,7 @@ class Responses:
         self, resolved: ResolvedRequest, items: Sequence[Json]
     ) -> tuple[Served, ResolvedRequest, Generate]:
         """Lease the model and build the request for it; tools that it cannot call are omitted. Raises `RequestFailed` (400, 404)."""
-        served = await self._service.served(resolved.request.model)
+        served = await self._service.served(resolved.request.model, resolved.request.adapters)
         if self._service.omits_tools(resolved.tools, served):
             resolved = attrs.evolve(resolved, tools=Tools())
         messages = messages_of(resolved.request.instructions, items, resolved.tools)

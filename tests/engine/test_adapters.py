@@ -1,0 +1,194 @@
+"""Rows of several LoRA adapters in one batch say what each adapter says alone, fused into the model by mlx-lm itself."""
+
+from __future__ import annotations
+
+import json
+import random
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import attrs
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx import nn
+from mlx.utils import tree_flatten, tree_unflatten
+from mlx_lm.tuner.lora import LoRALinear
+
+from tests.adapters import flags, fused, layers_of, save_adapter
+from tests.engine.driver import Driver, Request
+from tests.engine.test_drafts import foretelling
+from tests.families import build, prompts, reference, save
+from tests.family_configs import VOCABULARY
+from trouper.engine.loading.adapter_files import find_adapter, read_adapter
+from trouper.engine.loading.model_loading import EvaluatedModel, load
+from trouper.engine.lora.lora_layers import LowRank, install
+from trouper.engine.lora.row_adapters import CurrentAdapters, RowAdapters
+from trouper.engine.step import StepEngine
+from trouper.protocol.problems import ModelUnusable
+from trouper.protocol.settings import Settings
+
+FAMILIES = ["llama", "qwen3", "gemma3_text", "qwen3_5"]
+NAMES = ("one", "two", "three")
+TOKENS = 12
+PROMPTS = prompts((3, 17, 40, 70))
+
+
+@attrs.frozen
+class Made:
+    base: Path
+    adapters: tuple[Path, ...]
+    loaded: EvaluatedModel
+
+
+@cache
+def made(family: str) -> Made:
+    """A model with three adapters of different ranks, whose files PEFT wrote for one of them."""
+    directory = Path(mkdtemp())
+    base, model = save(family, directory / "base"), build(family)
+    for number, name in enumerate(NAMES):
+        save_adapter(model, directory / name, number, rank=number + 2)
+    peft = save_adapter(model, directory / "peft" / "two", 1, form="peft", rank=3)
+    given = (directory / "one", peft, directory / "three")
+    settings = Settings(model=str(base), adapter=flags(given), no_ssd=True, self_check="off")
+    return Made(base, tuple(directory / name for name in NAMES), load(settings, lambda _: None))
+
+
+@cache
+def said_alone(family: str, adapter: int | None) -> list[list[int]]:
+    """What each prompt is answered by the fused model."""
+    setup = made(family)
+    model = fused(setup.base, None if adapter is None else setup.adapters[adapter])
+    return [reference(model, prompt, TOKENS) for prompt in PROMPTS]
+
+
+def engine_of(family: str, **more: Any) -> StepEngine:
+    loaded = made(family).loaded
+    return StepEngine(loaded.model, VOCABULARY, capabilities=loaded.card.capabilities, adapters=NAMES, **more)
+
+
+def mixed() -> list[Request]:
+    """Each prompt, with each adapter and without."""
+    names = ("", *NAMES)
+    return [
+        Request(prompt, TOKENS, adapter=names[(index + index // 4) % 4])
+        for index, prompt in enumerate([*PROMPTS, *PROMPTS, *PROMPTS])
+    ]
+
+
+def expected(family: str, requests: list[Request]) -> list[list[int]]:
+    return [
+        said_alone(family, NAMES.index(request.adapter) if request.adapter else None)[index % len(PROMPTS)]
+        for index, request in enumerate(requests)
+    ]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_mixed_rows_say_what_each_adapter_says_alone(family: str) -> None:
+    requests = [attrs.evolve(request, join=index % 5) for index, request in enumerate(mixed())]
+    rows = Driver(engine_of(family), 16).play(requests)
+    wanted = expected(family, requests)
+    assert [row.tokens for row in rows] == wanted
+    assert len({tuple(answer) for answer in wanted}) > len(wanted) // 2, "adapters change what is said"
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_5"])
+def test_drafts_change_nothing(family: str) -> None:
+    """Also where a state takes back what wrong drafts have added: the repeated layers have their rows' adapters, too. Drafts of a prompt
+    are what its last row says, so those of rows with other adapters are wrong."""
+    requests = [attrs.evolve(request, drafts=True) for request in mixed()]
+    wanted = expected(family, requests)
+    drafting = foretelling([*zip(requests, wanted, strict=True)], random.Random(1), 3)
+    driver = Driver(engine_of(family, drafting=drafting), 16, allow=lambda _: 3)
+    rows = driver.play(requests)
+    assert 0 < sum(right for _, _, right in driver.drafted) < sum(tokens for _, tokens, _ in driver.drafted)
+    assert [row.tokens[:TOKENS] for row in rows] == wanted
+
+
+def quantized() -> nn.Module:
+    model = build("llama")
+    nn.quantize(model, 32, 8)
+    return model
+
+
+def test_quantized_layers() -> None:
+    """Their adapters are not quantized: compared with mlx-lm's own LoRA layers, since fusing would quantize the sum again."""
+    dice, model, other = np.random.RandomState(5), quantized(), quantized()
+    parts = {
+        path: LowRank(mx.array(dice.randn(inputs, 4) / inputs**0.5), mx.array(dice.randn(4, outputs) * 0.2))
+        for path, (inputs, outputs) in layers_of(model).items()
+    }
+    install(model, [parts])
+    modules = dict(other.named_modules())
+    layers = []
+    for path, part in parts.items():
+        layer = LoRALinear.from_base(modules[path], r=4, scale=1.0)
+        layer.lora_a, layer.lora_b = part.a.astype(mx.float32), part.b.astype(mx.float32)
+        layers.append((path, layer))
+    plain = [reference(quantized(), prompt, TOKENS) for prompt in PROMPTS]
+    other.update_modules(tree_unflatten(layers))
+    other.eval()
+    adapted = [reference(other, prompt, TOKENS) for prompt in PROMPTS]
+    engine = StepEngine(model, VOCABULARY, adapters=["one"])
+    requests = [Request(prompt, TOKENS, adapter=name) for prompt in PROMPTS for name in ("one", "")]
+    answers = [row.tokens for row in Driver(engine, 16).play(requests)]
+    assert answers[::2] == adapted
+    assert answers[1::2] == plain
+    assert plain != adapted
+
+
+def test_a_traced_pass_gets_indices_as_input() -> None:
+    current, rows = CurrentAdapters(), np.array([1, 1], np.int32)
+    assert RowAdapters(current, rows).single == 1
+    gathered = RowAdapters(current, rows, gathered=True)
+    assert gathered.single is None
+    x, a, b = mx.ones((2, 1, 4)), mx.arange(24).reshape(3, 4, 2) * 0.1, mx.ones((3, 2, 5))
+    traced = mx.compile(lambda indices: gathered.traced(indices).product(x, a, b))
+    for indices in ([1, 2], [2, 0]):
+        wanted = mx.stack([x[row] @ a[index] @ b[index] for row, index in enumerate(indices)])
+        assert mx.allclose(traced(mx.array(indices, mx.uint32)), wanted)
+
+
+def test_memory_of_adapters_counts() -> None:
+    model = build("llama")
+    setup = made("llama")
+    assert setup.loaded.card.weights_bytes > sum(array.nbytes for _, array in tree_flatten(model.parameters()))
+    assert [card.rank for card in setup.loaded.card.adapters] == [2, 3, 4]
+    assert len({card.fingerprint for card in setup.loaded.card.adapters}) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"use_dora": True}, "DoRA"),
+        ({"bias": "all"}, "bias all"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save replaces lm_head"),
+        ({"peft_type": "IA3"}, "IA3 is no LoRA"),
+    ],
+)
+def test_what_is_no_plain_lora_is_refused_by_name(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    directory = save_adapter(build("llama"), tmp_path / "it", 1, form="peft")
+    config = directory / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | change))
+    with pytest.raises(ModelUnusable, match=message):
+        find_adapter("it", str(directory))
+
+
+def test_another_models_adapter_is_refused(tmp_path: Path) -> None:
+    found = find_adapter("it", str(save_adapter(build("llama"), tmp_path / "it", 1)))
+    with pytest.raises(ModelUnusable, match=r"has no layer|outputs of"):
+        read_adapter(found, build("qwen3_moe"))
+    with pytest.raises(ModelUnusable, match="has no adapter; give the directory"):
+        find_adapter("it", str(tmp_path))
+
+
+def test_experts_are_refused_by_name(tmp_path: Path) -> None:
+    model = build("qwen3_moe")
+    path = next(path for path, layer in model.named_modules() if type(layer).__name__ == "SwitchLinear")
+    directory = save_adapter(model, tmp_path / "it", 1)
+    weights = {f"{path}.lora_a": mx.zeros((2, 4, 8)), f"{path}.lora_b": mx.zeros((2, 8, 4))}
+    mx.save_safetensors(str(directory / "adapters.safetensors"), weights)
+    with pytest.raises(ModelUnusable, match="is a SwitchLinear, and only linear layers"):
+        read_adapter(find_adapter("it", str(directory)), model)

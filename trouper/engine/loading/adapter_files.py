@@ -1,0 +1,161 @@
+"""Files of LoRA adapters (--adapter NAME=DIR), as PEFT writes them and as mlx-lm does: read, and matched with the layers of a model."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import mlx.core as mx
+from mlx import nn
+
+from trouper.engine.lora.lora_layers import KINDS, LowRank, sizes_of
+from trouper.engine.platform.error_text import line_of
+from trouper.protocol.problems import ModelUnusable
+
+CONFIG = "adapter_config.json"
+PEFT_WEIGHTS, MLX_WEIGHTS = "adapter_model.safetensors", "adapters.safetensors"
+PEFT_NAME = re.compile(r"(?:base_model\.model\.)?(?P<layer>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight")
+MLX_NAME = re.compile(r"(?P<layer>.+)\.lora_(?P<side>[ab])")
+FUSE = "merge it into a model of its own, or serve it with --adapter-path"
+"""Remedy for what is no plain LoRA."""
+
+
+@attrs.frozen(eq=False)
+class FoundAdapter:
+    """An adapter whose files are there. `weights`: the file of its matrices."""
+
+    name: str
+    directory: Path
+    config: Mapping[str, Any]
+    weights: Path
+
+    @property
+    def is_peft(self) -> bool:
+        return self.weights.name == PEFT_WEIGHTS
+
+    @property
+    def files(self) -> tuple[Path, Path]:
+        return self.directory / CONFIG, self.weights
+
+    @property
+    def nbytes(self) -> int:
+        return self.weights.stat().st_size
+
+    def unusable(self, what: str, remedy: str = "") -> ModelUnusable:
+        """The error that names the adapter."""
+        text = f"--adapter {self.name}={self.directory}: {what}"
+        return ModelUnusable(text, remedy) if remedy else ModelUnusable(text)
+
+
+def find_adapter(name: str, path: str) -> FoundAdapter:
+    """Check the files of an adapter before the model is loaded. Raises `ModelUnusable`."""
+    directory = Path(path)
+    weights = next((directory / file for file in (PEFT_WEIGHTS, MLX_WEIGHTS) if (directory / file).is_file()), None)
+    if weights is None or not (directory / CONFIG).is_file():
+        raise ModelUnusable(
+            f"--adapter {name}={path} has no adapter",
+            f"give the directory that holds {CONFIG} and {PEFT_WEIGHTS} (PEFT) or {MLX_WEIGHTS} (mlx-lm)",
+        )
+    try:
+        config = json.loads((directory / CONFIG).read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelUnusable(f"--adapter {name}={path}: {CONFIG} cannot be read: {line_of(error)}") from error
+    found = FoundAdapter(name, directory, config if isinstance(config, dict) else {}, weights)
+    for what in _not_plain(found):
+        raise found.unusable(what, FUSE)
+    return found
+
+
+def _not_plain(found: FoundAdapter) -> Iterator[str]:
+    """Yield what the config says that low-rank products cannot do."""
+    config = found.config
+    if not found.is_peft:
+        if (kind := config.get("fine_tune_type", "lora")) != "lora":
+            yield f"fine_tune_type {kind} is no LoRA"
+        return
+    if (kind := str(config.get("peft_type", "LORA")).upper()) != "LORA":
+        yield f"peft_type {kind} is no LoRA"
+    if config.get("use_dora"):
+        yield "DoRA (use_dora) scales whole weights"
+    if config.get("bias", "none") != "none":
+        yield f"bias {config['bias']} changes biases"
+    if config.get("modules_to_save"):
+        yield f"modules_to_save replaces {', '.join(map(str, config['modules_to_save']))}"
+    if config.get("fan_in_fan_out"):
+        yield "fan_in_fan_out is of layers that mlx-lm's models do not have"
+
+
+def read_adapter(found: FoundAdapter, model: nn.Module) -> dict[str, LowRank]:
+    """Read an adapter, lazily, by the paths of the model's layers. Raises `ModelUnusable`."""
+    try:
+        weights = mx.load(str(found.weights))
+    except Exception as error:  # any bytes may be in the file: whatever it raises, they are no adapter
+        raise found.unusable(f"{found.weights.name} cannot be read: {line_of(error)}") from error
+    assert isinstance(weights, dict)
+    sides: dict[str, dict[str, mx.array]] = defaultdict(dict)
+    for name, array in weights.items():
+        match = (PEFT_NAME if found.is_peft else MLX_NAME).fullmatch(name)
+        if match is None:
+            raise found.unusable(f"{name} is no LoRA of a linear layer", FUSE)
+        side = match["side"].lower()
+        sides[match["layer"]][side] = array.T if found.is_peft and array.ndim == 2 else array
+    modules = {path: module for path, module in model.named_modules() if path}
+    read = {}
+    for layer, pair in sides.items():
+        path = _path_of(layer, modules)
+        if path is None:
+            raise found.unusable(f"the model has no layer {layer}", "give an adapter of this very model")
+        if len(pair) != 2:
+            raise found.unusable(f"{layer} has one of its two matrices only")
+        read[path] = _low_rank(found, layer, modules[path], pair["a"], pair["b"])
+    if not read:
+        raise found.unusable(f"{found.weights.name} is empty")
+    return read
+
+
+def _path_of(layer: str, modules: Mapping[str, nn.Module]) -> str | None:
+    """Find the model's own path of a layer. A checkpoint's names and mlx-lm's may differ in what comes before `layers`."""
+    if layer in modules:
+        return layer
+    _, dot, tail = layer.partition("layers.")
+    ends = [path for path in modules if dot and path.endswith(f".layers.{tail}")]
+    return ends[0] if len(ends) == 1 else None
+
+
+def _low_rank(found: FoundAdapter, layer: str, module: nn.Module, a: mx.array, b: mx.array) -> LowRank:
+    if type(module) not in KINDS:
+        raise found.unusable(
+            f"{layer} is a {type(module).__name__}, and only linear layers may be adapted by request", FUSE
+        )
+    inputs, outputs = sizes_of(module)
+    if a.ndim != 2 or b.ndim != 2 or a.shape != (inputs, b.shape[0]) or b.shape[1] != outputs:
+        raise found.unusable(
+            f"{layer} has {outputs} outputs of {inputs} inputs, and the adapter's matrices are {a.shape} and {b.shape}",
+            "give an adapter of this very model",
+        )
+    return LowRank(a, b.astype(mx.float32) * _scale(found, layer, a.shape[1]))
+
+
+def _scale(found: FoundAdapter, layer: str, rank: int) -> float:
+    """The factor of the product. Raises `ModelUnusable`."""
+    try:
+        if not found.is_peft:
+            return float(found.config["lora_parameters"]["scale"])
+        alpha = _by_pattern(found.config.get("alpha_pattern"), layer, found.config.get("lora_alpha", 8))
+        return float(alpha) / (math.sqrt(rank) if found.config.get("use_rslora") else rank)
+    except (KeyError, TypeError, ValueError) as error:
+        raise found.unusable(f"{CONFIG} gives no scale: {line_of(error)}") from error
+
+
+def _by_pattern(patterns: Any, layer: str, otherwise: Any) -> Any:
+    """The value of the first pattern that matches the end of a layer's name, as PEFT looks it up."""
+    for pattern, value in (patterns or {}).items():
+        if re.fullmatch(rf"(?:.*\.)?(?:{pattern})", layer):
+            return value
+    return otherwise

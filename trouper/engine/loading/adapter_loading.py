@@ -1,0 +1,81 @@
+"""The adapters of a model (--adapter): found before its weights are read, then given to its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from mlx import nn
+
+from trouper.engine.distributed.rank_group import RankGroup
+from trouper.engine.loading.adapter_files import FUSE, FoundAdapter, find_adapter, read_adapter
+from trouper.engine.lora.lora_layers import adapted_layers, adapter_bytes, install, layers_not_reached
+from trouper.engine.platform.error_text import line_of
+from trouper.protocol.capabilities import Capabilities
+from trouper.protocol.model import AdapterCard
+from trouper.protocol.names import adapters_of
+from trouper.protocol.problems import ModelUnusable
+from trouper.protocol.settings import Settings
+from trouper.storage.cache_fingerprint import file_digest, namespace
+
+
+def find_adapters(settings: Settings, group: RankGroup) -> list[FoundAdapter]:
+    """Check the files of the adapters. Raises `ModelUnusable`."""
+    if settings.adapter and group.size > 1:
+        raise ModelUnusable(
+            "--adapter is for one rank: a model that is split over several has no adapters by request",
+            "serve one adapter for all requests with --adapter-path, or use one rank",
+        )
+    return [find_adapter(name, path) for name, path in adapters_of(settings.adapter).items()]
+
+
+def load_adapters(
+    found: Sequence[FoundAdapter], model: nn.Module, report: Callable[[str], None]
+) -> tuple[AdapterCard, ...]:
+    """Give the model's layers the adapters, of which the first has index 1. Rows without one compute what they computed before. Raises
+    `ModelUnusable`."""
+    if not found:
+        return ()
+    read = [read_adapter(adapter, model) for adapter in found]
+    install(model, read)
+    cards = tuple(
+        AdapterCard(
+            name=adapter.name,
+            directory=str(adapter.directory),
+            rank=max(part.a.shape[1] for part in parts.values()),
+            fingerprint=_fingerprint(adapter),
+        )
+        for adapter, parts in zip(found, read, strict=True)
+    )
+    ranks = ", ".join(f"{card.name} (rank {card.rank})" for card in cards)
+    report(f"adapters: {ranks}; {adapter_bytes(model) / 2**20:.0f} MiB in {len(adapted_layers(model))} layers")
+    return cards
+
+
+def require_applied(
+    adapters: Sequence[AdapterCard], model: nn.Module, capabilities: Capabilities, head: nn.Module | None
+) -> None:
+    """Check that every layer with adapters applies them to the rows of a pass. `head`: an MTP head, which reads the layer that makes logits
+    outside of the model's passes. Raises `ModelUnusable`."""
+    if not adapters:
+        return
+    outside = [path for path in adapted_layers(model) if "layers." not in path]
+    if head is not None and outside:
+        raise ModelUnusable(
+            f"--adapter adapts {outside[0]}, which the model's MTP head shares", "give --speculation ngram, or off"
+        )
+    try:
+        missed = layers_not_reached(model, 2 if capabilities.allows("batch") else 1)
+    except Exception as error:  # any architecture's code: whatever it raises, it cannot run with adapters
+        raise ModelUnusable(
+            f"--adapter: this model cannot run with adapters by request: {line_of(error)}", FUSE
+        ) from error
+    if missed:
+        raise ModelUnusable(f"--adapter: the model does not call its layer {missed[0]}, which is adapted", FUSE)
+
+
+def _fingerprint(adapter: FoundAdapter) -> str:
+    """Hash the content of the files, which KV depends on. Raises `ModelUnusable`."""
+    try:
+        return namespace({path.name: file_digest(path, None) for path in adapter.files})
+    except OSError as error:
+        raise adapter.unusable(f"its files cannot be read again: {line_of(error)}") from error

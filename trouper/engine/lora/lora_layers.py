@@ -1,0 +1,138 @@
+"""Linear layers with the matrices of several adapters: a layer of the base gets a subclass of its class, and keeps its weights.
+
+Its path, its parameters and its identity stay what they were, so nothing else that knows the layer has to know of adapters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx_lm.models.cache import make_prompt_cache
+
+from trouper.engine.lora.row_adapters import CurrentAdapters, RowAdapters, applied, current_adapters
+
+
+@attrs.frozen(eq=False)
+class LowRank:
+    """What one adapter adds to one layer: x A B. a: (inputs, rank), b: (rank, outputs), its scale included."""
+
+    a: mx.array
+    b: mx.array
+
+
+@attrs.frozen(eq=False)
+class StackedAdapters:
+    """The matrices of all adapters for one layer, of which index 0 has zeros. a: (1 + adapters, inputs, rank), b: (1 + adapters, rank,
+    outputs), where the greatest rank counts."""
+
+    current: CurrentAdapters
+    a: mx.array
+    b: mx.array
+
+    def added(self, x: mx.array) -> mx.array | None:
+        """What the rows' adapters add for the layer's input; None: no row has one."""
+        adapters = self.current.adapters
+        return None if adapters is None else adapters.product(x, self.a, self.b)
+
+    @property
+    def nbytes(self) -> int:
+        return self.a.nbytes + self.b.nbytes
+
+
+class LoraLinear(nn.Linear):
+    """A linear layer with adapters."""
+
+    adapters: StackedAdapters
+
+    def __call__(self, x: mx.array) -> mx.array:
+        out: mx.array = super().__call__(x)
+        added = self.adapters.added(x)
+        return out if added is None else out + added
+
+
+class LoraQuantizedLinear(nn.QuantizedLinear):
+    """A quantized linear layer with adapters, which are not quantized."""
+
+    adapters: StackedAdapters
+
+    def __call__(self, x: mx.array) -> mx.array:
+        out: mx.array = super().__call__(x)
+        added = self.adapters.added(x)
+        return out if added is None else out + added
+
+
+KINDS: dict[type[nn.Module], type[nn.Module]] = {nn.Linear: LoraLinear, nn.QuantizedLinear: LoraQuantizedLinear}
+"""Layers that may have adapters, and their subclasses."""
+
+
+def sizes_of(layer: nn.Module) -> tuple[int, int]:
+    """Number of inputs and outputs of a layer of `KINDS`."""
+    outputs, inputs = layer.weight.shape
+    return (inputs * 32 // layer.bits if isinstance(layer, nn.QuantizedLinear) else inputs), outputs
+
+
+def install(model: nn.Module, adapters: Sequence[Mapping[str, LowRank]]) -> None:
+    """Give the layers of the model the matrices of these adapters, by the layers' paths. They are evaluated. The first adapter has index
+    1."""
+    modules = dict(model.named_modules())
+    current = current_adapters(model)
+    for path in dict.fromkeys(path for adapter in adapters for path in adapter):
+        layer: Any = modules[path]
+        dtype = layer.scales.dtype if isinstance(layer, nn.QuantizedLinear) else layer.weight.dtype
+        stacked = _stacked(current, [adapter.get(path) for adapter in adapters], sizes_of(layer), dtype)
+        mx.eval(stacked.a, stacked.b)
+        layer.adapters = stacked
+        layer.__class__ = KINDS[type(layer)]
+
+
+def _stacked(
+    current: CurrentAdapters, parts: Sequence[LowRank | None], sizes: tuple[int, int], dtype: mx.Dtype
+) -> StackedAdapters:
+    (inputs, outputs), rank = sizes, max(part.a.shape[1] for part in parts if part is not None)
+    nothing = LowRank(mx.zeros((inputs, 0)), mx.zeros((0, outputs)))
+    given = [nothing, *(part or nothing for part in parts)]
+    a = mx.stack([mx.pad(part.a.astype(dtype), [(0, 0), (0, rank - part.a.shape[1])]) for part in given])
+    b = mx.stack([mx.pad(part.b.astype(dtype), [(0, rank - part.b.shape[0]), (0, 0)]) for part in given])
+    return StackedAdapters(current, a, b)
+
+
+def adapted_layers(model: nn.Module) -> dict[str, Any]:
+    """The layers with adapters, by their paths."""
+    return {path: layer for path, layer in model.named_modules() if type(layer) in KINDS.values()}
+
+
+def adapter_bytes(model: nn.Module) -> int:
+    """Bytes of the matrices of all adapters, padded to the greatest rank of each layer."""
+    return sum(layer.adapters.nbytes for layer in adapted_layers(model).values())
+
+
+class TriedAdapters(RowAdapters):
+    """Adapters of a pass that is built to see which layers run, and over what."""
+
+    WIDTH = 3
+
+    def __init__(self, current: CurrentAdapters, rows: int) -> None:
+        super().__init__(current, np.ones(rows, np.int32), gathered=True)
+        self.seen: set[int] = set()
+        """Ids of the matrices that were read."""
+
+    def product(self, x: mx.array, a: mx.array, b: mx.array) -> mx.array:
+        rows = len(self._rows)
+        if x.shape[0] not in (rows, rows * self.WIDTH):
+            raise ValueError(f"a layer gets {x.shape[0]} rows of a pass over {rows}")
+        self.seen.add(id(a))
+        return super().product(x, a, b)
+
+
+def layers_not_reached(model: nn.Module, rows: int) -> list[str]:
+    """Build a pass over `rows` rows with adapters; evaluate nothing. Returns the paths of layers whose adapters took no part, because the model
+    reads their weights in another way. May raise whatever a model's code raises."""
+    tried = TriedAdapters(current_adapters(model), rows)
+    with applied(tried):
+        model(mx.zeros((rows, TriedAdapters.WIDTH), mx.int32), cache=make_prompt_cache(model))
+    return [path for path, layer in adapted_layers(model).items() if id(layer.adapters.a) not in tried.seen]
