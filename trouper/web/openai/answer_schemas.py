@@ -142,7 +142,16 @@ MODEL_BODY = full(
         "created_at": TEXT | {"format": "date-time"},
         "lifecycle": {"const": "active"},
     },
-    optional=("parent", "root", "rank", "max_model_len", "max_input_tokens", "max_tokens", "tool_calls", "weights_bytes"),
+    optional=(
+        "parent",
+        "root",
+        "rank",
+        "max_model_len",
+        "max_input_tokens",
+        "max_tokens",
+        "tool_calls",
+        "weights_bytes",
+    ),
 )
 MODELS = full(
     {
