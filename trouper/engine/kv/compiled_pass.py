@@ -66,8 +66,8 @@ class DecodePass:
             if not region.by_length or not all(leaf.has_room(region.stop, region.room) for leaf in leaves):
                 return None
         shapes = (tuple(buffer.shape for leaf in leaves for buffer in leaf.buffers) for leaves in self.leaves)
-        adapted = self.regions[-1].adapters is not None
-        return adapted, (*(region.stop for region in self.regions), self.regions[0].width, *shapes)
+        adapted = () if self.regions[-1].adapters is None else ("adapters",)
+        return (*(region.stop for region in self.regions), self.regions[0].width, *shapes, *adapted)
 
     @property
     def caches(self) -> list[SlotCache]:
