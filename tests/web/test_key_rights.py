@@ -253,3 +253,33 @@ async def test_a_server_takes_new_keys_while_it_runs(tmp_path: Path) -> None:
             while (await exchange(served, get("/v1/models", bearer("sk-other"))))[0] != 200:  # noqa: ASYNC110
                 await trio.sleep(0.05)
         assert (await exchange(served, get("/v1/models", bearer("sk-old"))))[0] == 401
+
+
+async def test_a_key_sees_its_own_responses_only(tmp_path: Path) -> None:
+    """Neither one that has ended, nor one that runs, nor an item of one."""
+    async with serving(api_key_file=key_file(tmp_path)) as served:
+
+        async def response(key: str, body: dict[str, Any]) -> tuple[int, Any]:
+            status, _, data = await exchange(served, post("/v1/responses", {"input": "a", **body}, bearer(key)))
+            return status, json.loads(data)
+
+        short, long = {"max_output_tokens": 1}, {"max_output_tokens": 4000, "background": True}
+        for body in (short, long):
+            status, created = await response("sk-plain", body)
+            assert status == 200, created
+            path = f"/v1/responses/{created['id']}"
+            for ask in (get(path), get(f"{path}/input_items"), post(f"{path}/cancel", b"")):
+                foreign = ask.replace(b"\r\n", f"\r\n{bearer('sk-red')}".encode(), 1)
+                assert (await exchange(served, foreign))[0] == 404, ask
+            delete = f"DELETE {path} HTTP/1.1\r\nHost: localhost\r\n"
+            assert (await exchange(served, f"{delete}{bearer('sk-admin')}\r\n".encode()))[0] == 404
+            status, said = await response("sk-red", short | {"previous_response_id": created["id"]})
+            assert (status, said["error"]["code"]) == (404, "previous_response_not_found")
+            for item in created["output"]:
+                reference = [{"type": "item_reference", "id": item["id"]}]
+                assert (await response("sk-red", short | {"input": reference}))[0] >= 400
+                assert (await response("sk-plain", short | {"input": reference}))[0] == 200
+            assert (await exchange(served, get(path, bearer("sk-plain"))))[0] == 200
+            if body is short:
+                assert (await response("sk-plain", short | {"previous_response_id": created["id"]}))[0] == 200
+        assert (await exchange(served, post(f"{path}/cancel", b"", bearer("sk-plain"))))[0] == 200

@@ -28,6 +28,8 @@ class Turn:
     size: int = 0
     holders: int = 0
     """Number of stored responses and later turns that need this turn."""
+    owner: str = ""
+    """Identity of the API key of the response."""
 
     def all_items(self) -> list[Json]:
         """Return the items of the whole conversation."""
@@ -49,13 +51,17 @@ class StoredResponse:
     before: Turn | None
     log: EventLog | None
     """The events of the response, if it ran in the background and was streamed."""
+    owner: str = ""
+    """Identity of the API key that created it. No other key sees it."""
     turn: Turn = attrs.field(init=False)
     used_s: float = 0.0
 
     def __attrs_post_init__(self) -> None:
         items = (*self.input, *self.body["output"])
         events = 0 if self.log is None else self.log.size
-        self.turn = Turn(items, self.before, len(msgspec.json.encode((self.body, self.input))) + events)
+        self.turn = Turn(
+            items, self.before, len(msgspec.json.encode((self.body, self.input))) + events, owner=self.owner
+        )
 
     @property
     def id(self) -> str:
@@ -63,13 +69,21 @@ class StoredResponse:
 
 
 class ResponseStore:
-    def __init__(self, settings: ServerSettings, clock: Callable[[], float] = trio.current_time) -> None:
+    """The store of all keys. `owner` returns the identity of the key that asks: it finds only what it has created itself."""
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        clock: Callable[[], float] = trio.current_time,
+        owner: Callable[[], str] = str,
+    ) -> None:
+        self._owner = owner
         self._max_count, self._max_bytes = settings.stored_responses, settings.stored_responses_bytes
         self._ttl_s, self._clock = settings.stored_responses_ttl_s, clock
         self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
         """Responses by id, the least recently used first."""
-        self._items: dict[str, list[Json]] = {}
-        """Items by id. Clients may repeat an id: the first item counts."""
+        self._items: dict[tuple[str, str], list[Json]] = {}
+        """Items by owner and id. Clients may repeat an id: the first item counts."""
         self.bytes = 0
 
     def __len__(self) -> int:
@@ -85,6 +99,8 @@ class ResponseStore:
     def find(self, response_id: str) -> StoredResponse | None:
         self._trim()
         stored = self._responses.get(response_id)
+        if stored is not None and stored.owner != self._owner():
+            return None
         if stored is not None:
             stored.used_s = self._clock()
             self._responses.move_to_end(response_id)
@@ -109,7 +125,7 @@ class ResponseStore:
 
     def item(self, item_id: str) -> Json | None:
         self._trim()
-        found = self._items.get(item_id)
+        found = self._items.get((self._owner(), item_id))
         return found[0] if found else None
 
     def _trim(self) -> None:
@@ -127,7 +143,7 @@ class ResponseStore:
                 return
             self.bytes += turn.size
             for item in turn.items:
-                self._items.setdefault(item["id"], []).append(item)
+                self._items.setdefault((turn.owner, item["id"]), []).append(item)
             turn = turn.before
 
     def _release(self, turn: Turn | None) -> None:
@@ -137,11 +153,11 @@ class ResponseStore:
                 return
             self.bytes -= turn.size
             for item in turn.items:
-                self._forget(item)
+                self._forget(turn.owner, item)
             turn = turn.before
 
-    def _forget(self, item: Json) -> None:
-        same = self._items[item["id"]]
+    def _forget(self, owner: str, item: Json) -> None:
+        same = self._items[owner, item["id"]]
         same.remove(item)
         if not same:
-            del self._items[item["id"]]
+            del self._items[owner, item["id"]]

@@ -16,13 +16,14 @@ from trouper.web.http.endpoints import GENERATES, Endpoint
 from trouper.web.http.field_types import HUGE
 from trouper.web.http.query_parameters import Query
 from trouper.web.http.request_body import refuse
-from trouper.web.http.request_schema import FLAG, TEXT, ref
+from trouper.web.http.request_schema import ref
 from trouper.web.output.dialect import COMMENT, Json
 from trouper.web.output.tool_calls import Tools
 from trouper.web.responses.conversation_item import new_id
 from trouper.web.responses.items import check_outputs, items_of, messages_of, page_of
 from trouper.web.responses.response_events import ResponseDialect
 from trouper.web.responses.response_fields import head_of
+from trouper.web.responses.response_queries import DEFAULT_PAGE, MAX_PAGE, PAGE_QUERY, REPLAY_QUERY
 from trouper.web.responses.response_request import (
     ResolvedRequest,
     ResponseRequest,
@@ -38,17 +39,6 @@ from trouper.web.streaming.event_log import EventLog, Replay
 PARAMS = {"messages": "input", "prompt": "input", "max_tokens": "max_output_tokens"}
 """The runtime's names of parameters, and the names in this API."""
 CONTINUABLE = ("completed", "incomplete")
-MAX_PAGE, DEFAULT_PAGE = 100, 20
-REPLAY_QUERY: Json = {
-    "stream": FLAG,
-    "starting_after": {"type": "integer", "minimum": 0, "maximum": HUGE},
-    "include_obfuscation": {"enum": [False]},
-}
-PAGE_QUERY: Json = {
-    "limit": {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": DEFAULT_PAGE},
-    "order": {"enum": ["asc", "desc"], "default": "desc"},
-    "after": TEXT,
-}
 
 
 class Responses:
@@ -56,7 +46,7 @@ class Responses:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._store = ResponseStore(service.settings)
+        self._store = ResponseStore(service.settings, owner=lambda: service.key_identity)
         self._live: dict[str, Live] = {}
 
     def endpoints(self) -> tuple[Endpoint, ...]:
@@ -176,7 +166,7 @@ class Responses:
         if response_id is None:
             return None
         name = "previous_response_id"
-        if response_id in self._live and self._live[response_id].stored:
+        if self._running(response_id) is not None:
             raise bad_request(f"response {response_id!r} has not ended yet", name, "previous_response_not_ended")
         stored = self._store.get(response_id, name, "previous_response_not_found")
         status = stored.body["status"]
@@ -213,7 +203,15 @@ class Responses:
         head = head_of(resolved, response_id, served.name, stored=stored)
         ended = partial(self._ended, response_id, before)
         dialect = ResponseDialect(head, tokenizer, parser, answer, ended=ended, log=log)
-        live = Live(dialect=dialect, answer=answer, input=items, background=parsed.background, stored=stored, log=log)
+        live = Live(
+            dialect=dialect,
+            answer=answer,
+            input=items,
+            background=parsed.background,
+            stored=stored,
+            log=log,
+            owner=self._service.key_identity,
+        )
         self._live[response_id] = live
         self._service.at_end(self._forget, response_id)
         return live
@@ -233,7 +231,7 @@ class Responses:
         """Move a running response to the store. A response that was deleted meanwhile is dropped."""
         live = self._live.pop(response_id, None)
         if live is not None and live.stored:
-            self._store.add(StoredResponse(live.dialect.response(), live.input, before, live.log))
+            self._store.add(StoredResponse(live.dialect.response(), live.input, before, live.log, live.owner))
 
     def _forget(self, response_id: str) -> None:
         """Drop a running response whose client disconnected before the end: nobody will ask for it."""
@@ -242,8 +240,13 @@ class Responses:
     # -- the others ------------------------------------------------------------------------------------
 
     def _running(self, response_id: str) -> Live | None:
-        live = self._live.get(response_id)
+        live = self._own(response_id)
         return live if live is not None and live.stored else None
+
+    def _own(self, response_id: str) -> Live | None:
+        """Return a running response of this key."""
+        live = self._live.get(response_id)
+        return live if live is not None and live.owner == self._service.key_identity else None
 
     async def get(self, response_id: str) -> Response:
         query = Query(request.args, ("stream", "starting_after", "include_obfuscation"), self._service.report)
@@ -275,7 +278,7 @@ class Responses:
         """Cancel a running response, in the background or streamed. A background response that has ended stays as it
         is."""
         Query(request.args, (), self._service.report)
-        live = self._live.get(response_id)
+        live = self._own(response_id)
         if live is not None:
             live.dialect.cancel()
             return as_json(live.dialect.response())

@@ -24,6 +24,8 @@ class Live:
     background: bool
     stored: bool
     log: EventLog | None
+    owner: str
+    """Identity of the API key that created it."""
 
 
 async def run(live: Live) -> None:
