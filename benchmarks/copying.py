@@ -98,6 +98,8 @@ def save_copying(name: str, directory: Path) -> Path:
     after[VOCABULARY - 1] = WALK
     after[2 : TEXT + 1] = mx.arange(1, TEXT)
     after[1] = TEXT
+    after[0], after[WALK - 1] = TEXT + 1, 0  # Each token is followed by one: of two the first would always be said.
+    assert len(set(after.tolist())) == VOCABULARY, "two tokens would follow the same one"
     weights[head] = weights[embedding][after] / LOUD
     directory.mkdir(parents=True)
     mx.save_safetensors(str(directory / "model.safetensors"), weights, {"format": "mlx"})

@@ -32,7 +32,8 @@ from trouper.engine.kv.rows import rows_for
 from trouper.engine.kv.slot_rows import SlotRows
 from trouper.engine.step import StepEngine
 from trouper.engine.warm_up import warm_up
-from trouper.protocol.plans import RowId
+from trouper.protocol.plans import Admit, Chunk, Plan, RowId
+from trouper.protocol.sampling import Sampling
 
 BY_LENGTH = attrs.evolve(ROUNDED, first_bank=8, shared_tokens=32, length_kernel=True)
 TRIAL = decode_attention.computes
@@ -118,6 +119,23 @@ def test_a_pass_that_verifies_drafts_is_compiled() -> None:
     driver = test_drafts.play("llama", greedy_requests("llama"), "compiled", shapes=ONE_BANK)
     passes = compiled(driver.engine)._compiled
     assert {width_of(structure) for structure, each in passes.items() if not each.fault} > {1}
+
+
+@pytest.mark.parametrize(("name", "shapes"), [("llama", ONE_BANK), ("llama", ROUNDED), ("qwen3_next", ONE_BANK)])
+def test_the_first_two_passes_of_a_kind_are_said_to_prepare(name: str, shapes: Shapes) -> None:
+    """Also those that are never compiled: attention with masks, recurrent states."""
+    engine = StepEngine(model_of(name), VOCABULARY, shapes=shapes)
+    row = RowId(0)
+    first = Admit(row, np.arange(1, 6, dtype="<i4").tobytes(), Sampling(temperature=0.0))
+    engine.collect(engine.launch(Plan(0, admit=(first,), prefill=(Chunk(row, 5),))))
+    said = [engine.collect(engine.launch(Plan(step, decode=(row,)))).preparing for step in range(1, 5)]
+    assert said == [True, False, False, False]  # The first one was in the step of the prompt's end.
+
+
+def test_a_device_that_prepares_nothing_never_says_so() -> None:
+    driver = Driver(StepEngine(model_of("llama"), VOCABULARY))
+    driver.play([Request([5, 6, 7], 12)])
+    assert not driver.engine._rows.preparing
 
 
 @pytest.mark.parametrize("name", ["gpt_oss", "gemma3_text"])

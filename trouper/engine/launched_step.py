@@ -37,5 +37,7 @@ class Launched:
     """Positions of the drafts that the step verifies. The number of accepted drafts is known when the tokens are read."""
     draft_s: float = 0.0
     """Seconds that the proposers took."""
+    preparing: bool = False
+    """Whether the device prepared kernels or a graph for the pass."""
     stepped: Stepped | None = None
     """The result, once the step was read."""

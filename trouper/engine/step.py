@@ -135,6 +135,7 @@ class StepEngine:
             launched.draft_s = time.perf_counter() - began
             launched.tokens, launched.logprobs = self._decode(alone) if spans is None else self._verify(spans)
             launched.rows, launched.failed = self._sampling.members, self._sampling.failed
+            launched.preparing = self._rows.preparing
             expected = {*plan.decode, *(chunk.row for chunk in plan.prefill)}
             assert expected.issuperset(launched.rows), "a row decodes that the plan does not name"
         launched.banks = self._rows.bank_stats() if plan.report_banks else None
@@ -264,7 +265,7 @@ class StepEngine:
             failed=launched.failed + self._follow(rows, tokens),
             matched=self.proposals.matched(launched.rows) if launched.plan.watch else (),
             prompt_logprobs=scores, embedded=embedded, drafted=drafted,
-            draft_s=launched.draft_s, banks=launched.banks,
+            draft_s=launched.draft_s, banks=launched.banks, preparing=launched.preparing or self._rows.preparing,
         )  # fmt: skip
         return stepped if launched.plan.digest is None else self._digests.settle(stepped, launched.order)
 

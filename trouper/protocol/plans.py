@@ -248,6 +248,9 @@ class Stepped:
     """(row, tokens drafted, tokens of those accepted), for rows that had drafts."""
     draft_s: float = 0.0
     """Seconds of `seconds` that proposers took before the step's own pass was built."""
+    preparing: bool = False
+    """Whether the device prepared kernels or a graph for this step, or, meanwhile, for the next one, so that `seconds` says nothing of
+    later steps."""
     matched: tuple[tuple[RowId, int], ...] = ()
     """If the plan has `watch`: (row, number of its last tokens that occurred before, or that such an occurrence predicted), for
     rows that have something to draft."""

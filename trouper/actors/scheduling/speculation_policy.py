@@ -153,7 +153,8 @@ class Speculation:
         for row, matched in stepped.matched:
             if row in rows and (record := rows[row].records.get("ngram")) is not None:
                 record.repeats(matched)
-        if plan.decode and not plan.prefill and not plan.admit and stepped.seconds > 0:
+        alone = plan.decode and not plan.prefill and not plan.admit
+        if alone and stepped.seconds > 0 and not stepped.preparing:
             self._measure(plan, stepped)
         parks = not plan.drafts and any(row.records for row in rows.values())
         if parks and plan.decode:

@@ -31,6 +31,10 @@ class Rows(Protocol):
     def order(self) -> Sequence[RowId]:
         """All rows; decoding rows come first."""
 
+    @property
+    def preparing(self) -> bool:
+        """Whether the device prepared kernels or a graph for the last pass of decoding rows."""
+
     def make_room(self, lengths: Sequence[int]) -> None:
         """Make room for more rows, which will have this many tokens, at once: buffers that grow for each row would be copied each
         time."""

@@ -22,6 +22,8 @@ from trouper.protocol.plans import KvBound, RowId
 class SingleRows:
     """Rows with the model's own caches, each of which runs in its own pass. No KV is stored or restored."""
 
+    preparing = False
+
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._caches: dict[RowId, list[Any]] = {}

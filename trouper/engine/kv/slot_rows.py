@@ -57,7 +57,7 @@ class SlotRows:
         self._layout = layout = cache(partial(layout_of, model, kv, *drafters))
         states = state_slots(model)
         self._states = StateRows(states, shapes)
-        self._compiled = CompiledPasses()
+        self._compiled = CompiledPasses(counting=shapes.rounded)
 
         # No reference to `self`: a cycle would keep all KV until a garbage collection.
         def make_buffers() -> SlotBuffers:
@@ -194,9 +194,12 @@ class SlotRows:
 
     def _of_decoding(self, segments: Sequence[Segment], regions: Sequence[Region], tokens: mx.array) -> mx.array:
         """The pass over tokens (n, width) of all decoding rows, compiled if it can be."""
-        build = partial(self._build, segments)
         decode = DecodePass(regions, [segment.bank.buffers.own for segment in segments])
-        return build(regions, tokens) if self._states else self._compiled.run(build, decode, tokens)
+        return self._compiled.run(partial(self._build, segments), decode, tokens, may_compile=not self._states)
+
+    @property
+    def preparing(self) -> bool:
+        return self._compiled.preparing
 
     @cached_property
     def _layers(self) -> list[nn.Module]:
