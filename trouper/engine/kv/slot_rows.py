@@ -46,25 +46,23 @@ class SlotRows:
         self, model: nn.Module, capabilities: Capabilities, kv: KvFormat, slack: int = 0, shapes: Shapes = EXACT,
         *, draft: nn.Module | None = None, head: Any = None,
     ) -> None:  # fmt: skip
-        """`slack`: number of tokens that rings hold beyond their window. `draft`: the draft model; it and `head`, the MTP head, have full
-        slots only."""
-        if not capabilities.allows("banks"):  # The model may compute with keys, so it gets arrays.
-            shapes = attrs.evolve(shapes, length_kernel=False)
+        """`slack`: tokens that rings hold beyond their window. `draft`, the draft model, and `head`, the MTP head, have full slots."""
+        several = capabilities.allows("banks")  # If not, the model may compute with keys, so it gets arrays.
+        shapes = attrs.evolve(shapes, length_kernel=shapes.length_kernel and several)
         self._model, self._shapes, self._slack = model, shapes, slack
         self._prefill_together = capabilities.allows("prefill_together")
         self._adapted, self._adapters = adapted(model), AdapterRows(model)
         drafters = [drafter for drafter in (draft, head) if drafter is not None]
         self._layout = layout = cache(partial(layout_of, model, kv, *drafters))
         states = state_slots(model)
-        self._states = StateRows(states, shapes)
-        self._compiled = CompiledPasses(counting=shapes.rounded)
+        self._states, self._compiled = StateRows(states, shapes), CompiledPasses(counting=shapes.rounded)
 
         # No reference to `self`: a cycle would keep all KV until a garbage collection.
         def make_buffers() -> SlotBuffers:
             own = slot_caches(model, kv, slack, states)
             return SlotBuffers(own, layout, shapes, [slot_caches(drafter, kv) for drafter in drafters])
 
-        if several := capabilities.allows("banks"):
+        if several:
             attention_seam.install(model, *drafters)
         self._banks = Banks(make_buffers, shapes, several=several)
         self.draft = None if draft is None else DraftRows(draft, self._banks, shapes)
@@ -194,8 +192,8 @@ class SlotRows:
 
     def _of_decoding(self, segments: Sequence[Segment], regions: Sequence[Region], tokens: mx.array) -> mx.array:
         """The pass over tokens (n, width) of all decoding rows, compiled if it can be."""
-        decode = DecodePass(regions, [segment.bank.buffers.own for segment in segments])
-        return self._compiled.run(partial(self._build, segments), decode, tokens, may_compile=not self._states)
+        build, own = partial(self._build, segments), [segment.bank.buffers.own for segment in segments]
+        return self._compiled.run(build, DecodePass(regions, own), tokens, may_compile=not self._states)
 
     @property
     def preparing(self) -> bool:
